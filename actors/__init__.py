@@ -1,0 +1,1 @@
+"""The actors: one loop each, around the pure core."""

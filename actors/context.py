@@ -1,0 +1,93 @@
+"""What a process needs to know to be one actor of one job; made by the launcher, read by everything in actors/."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_bus.bus import Bus
+from areal_bus.config import Config
+from areal_bus.journal import Journal
+from areal_bus.messages import Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Identity and surroundings of one actor. Serialised as one JSON line on the actor's standard input."""
+
+    role: str  # Role
+    index: int  # 0, 1, 2, ... among its role
+    incarnation: int
+    rank: int  # of the supervisor that started it, for people
+    job: str  # id of the job: messages of another are refused
+    head: str  # endpoint of the head's ROUTER; for the head itself: where to listen
+    address: str  # IP address of the named interface, for tcp and for collectives
+    interface: str  # its name, for gloo and NCCL
+    device: str  # "cpu" or "cuda"
+    n_generators: int
+    n_rewards: int
+    n_learners: int
+    run_folder: str  # holds config.json, the journal, samples, checkpoints
+    config_folder: str  # where the user's own modules and relative data paths are found
+    model_folder: str  # resolved model: a folder, or a Hugging Face id
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}.{self.incarnation}"
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.run_folder)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Context":
+        return Context(**json.loads(text))
+
+    def config(self) -> Config:
+        """The resolved config that was saved with the run."""
+        return Config.model_validate_json((self.folder / "config.json").read_text())
+
+    def journal(self, config: Config) -> Journal:
+        folder = Path(config.journal.dir) if config.journal.dir else self.folder / "journal"
+        return Journal(folder, role=self.role, index=self.index, incarnation=self.incarnation)
+
+    def find_user_modules(self) -> None:
+        """The user's modules are found from the config's folder first."""
+        if self.config_folder not in sys.path:
+            sys.path.insert(0, self.config_folder)
+
+
+class Pulse:
+    """What the next heartbeat says; the actor's loop sets it, the bus thread reads it."""
+
+    def __init__(self) -> None:
+        self.progress = 0
+        self.version: int | None = None
+        self.note = "starting"
+
+    def beat(self) -> Heartbeat:
+        return Heartbeat(progress=self.progress, version=self.version, note=self.note)
+
+
+def open_bus(context: Context, config: Config, pulse: Pulse, *, listen: str = "") -> Bus:
+    """The bus of an actor other than the head: connected to the head, heartbeats running."""
+    bus = Bus(
+        context.name,
+        job=context.job,
+        listen=listen,
+        heartbeat=pulse.beat,
+        heartbeat_to="head",
+        heartbeat_s=config.bus.heartbeat_s,
+        inbox_bytes=config.bus.inbox_mib << 20,
+    )
+    bus.connect("head", context.head)
+    return bus
+
+
+def dump(value: Any) -> str:
+    """Compact JSON with characters as they are."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,171 @@
+"""Rows of the data, from a task, a JSON-lines file or a Hugging Face data set; knows nothing of their order of use.
+
+A row that comes from here is JSON-able and has "question" and "answer" as text, whatever its fields were named.
+"""
+
+import importlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from actors.data.tasks import Row, make_problems
+from areal_bus.config import Config, DataConfig
+from areal_bus.errors import ConfigError
+
+DEFAULT_SUBSETS = {"openai/gsm8k": "main", "gsm8k": "main"}  # data sets that have no default of their own
+
+
+class Placed(NamedTuple):
+    """A row, and where it comes from, for whoever has to correct it."""
+
+    where: str  # FILE:LINE, "DATASET SPLIT[ROW]", or the generated task's row
+    row: Row
+
+
+def load_rows(config: Config, config_folder: str | Path) -> list[Row]:
+    """The rows to train on. Raises ConfigError when there are none, or one is malformed."""
+    return [row for _, row in place_rows(config, config_folder)]
+
+
+def load_problems(config: Config, config_folder: str | Path) -> list[Row]:
+    """The problems to evaluate on: evaluate.path (of a Hugging Face id its "test" split), else the held-out ones.
+
+    An empty list when the config has none. Raises ConfigError as load_rows does.
+    """
+    return [row for _, row in place_problems(config, config_folder)]
+
+
+def place_rows(config: Config, config_folder: str | Path) -> list[Placed]:
+    """The rows of load_rows with their places."""
+    data = config.data
+    if data.task:
+        rows = place_task(make_problems(data, seed=config.run.seed).train, f"data.task = {data.task!r}, row")
+    else:
+        rows = read_placed(data.path, data, config_folder, split=data.split)
+    return rows[: data.limit]
+
+
+def place_problems(config: Config, config_folder: str | Path) -> list[Placed]:
+    """The problems of load_problems with their places."""
+    data = config.data
+    if config.evaluate.path:
+        rows = read_placed(config.evaluate.path, data, config_folder, split="test")
+    elif data.task:
+        rows = place_task(
+            make_problems(data, seed=config.run.seed).held_out, f"data.task = {data.task!r}, held-out row"
+        )
+    else:
+        return []
+    return rows[: config.evaluate.limit]
+
+
+def place_task(rows: Iterable[Row], name: str) -> list[Placed]:
+    return [Placed(f"{name} {number}", row) for number, row in enumerate(rows)]
+
+
+def check_data(config: Config, config_folder: str | Path) -> None:
+    """Raises ConfigError when the data of this config cannot be used; reads all of it."""
+    load_rows(config, config_folder)
+    if config.evaluate.before or config.evaluate.after:
+        load_problems(config, config_folder)
+
+
+def read_rows(path: str, data: DataConfig, config_folder: str | Path, *, split: str) -> list[Row]:
+    """All rows of a JSON-lines file or of a Hugging Face data set ("owner/name" or "owner/name:subset")."""
+    return [row for _, row in read_placed(path, data, config_folder, split=split)]
+
+
+def read_placed(path: str, data: DataConfig, config_folder: str | Path, *, split: str) -> list[Placed]:
+    """The rows of read_rows with their places."""
+    file = find_file(path, config_folder)
+    raw = read_lines(file) if file else read_hub(path, split=split)
+    rows = [Placed(where, complete_row(row, data, where)) for where, row in raw]
+    if not rows:
+        raise ConfigError(f"data must have at least one row: {file or path} has none")
+    return rows
+
+
+def find_file(path: str, config_folder: str | Path) -> Path | None:
+    """The file at `path`, relative to the config's folder or the working directory; None for a Hugging Face id."""
+    places = [Path(config_folder) / path, Path.cwd() / path]
+    for place in places:
+        if place.is_file():
+            return place
+        if place.is_dir():
+            raise ConfigError(f"data must be a JSON-lines file or a Hugging Face id: {place} is a folder")
+    if Path(path).suffix or path.startswith(("/", ".", "~")) or path.count("/") > 1:
+        tried = " and ".join(dict.fromkeys(str(place) for place in places))
+        raise ConfigError(f"there is no data file {path!r}: looked for {tried}")
+    return None
+
+
+def read_lines(file: Path) -> Iterator[tuple[str, Any]]:
+    """(where, value) of each line that is not blank. Raises ConfigError at the first that is no JSON."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"data must be readable UTF-8 text: {file}: {error}") from error
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: U+2028 may stand inside a string
+        if line.strip():
+            try:
+                yield f"{file}:{number}", json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"each line of data must be one JSON object: {file}:{number}: {error}") from error
+
+
+def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
+    """(where, row) of each row of a Hugging Face data set; needs the `datasets` library."""
+    name, _, subset = path.partition(":")
+    subset = subset or DEFAULT_SUBSETS.get(name, "")
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        raise ConfigError(
+            f"{path!r} is no file here, and a Hugging Face data set needs the datasets library: pip install datasets "
+            "(or give the path of a JSON-lines file)"
+        ) from error
+    try:
+        rows: Iterable[Any] = datasets.load_dataset(name, subset or None, split=split)
+    except Exception as error:  # the library raises many kinds: no such set, subset or split, no network, no rights
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"cannot load split {split!r} of the Hugging Face data set {path!r}: {reason}") from error
+    for number, row in enumerate(rows):
+        yield f"{path} {split}[{number}]", row
+
+
+def complete_row(row: Any, data: DataConfig, where: str) -> Row:
+    """The row with "question" and "answer" as text, taken from data.question_key and data.answer_key."""
+    if not isinstance(row, dict):
+        raise ConfigError(f"each line of data must be one JSON object: {where} is a {type(row).__name__}")
+    question = take_text(row, data.question_key, "data.question_key", where)
+    answer = take_text(row, data.answer_key, "data.answer_key", where)
+    whole = {**row, "question": question, "answer": answer}
+    try:
+        json.dumps(whole, ensure_ascii=False).encode("utf-8")  # as the row goes out with its prompts
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"text of a row must be whole Unicode: {where} has the lone surrogate {error.object[error.start]!r}"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a row of data must hold JSON values only: {where}: {error}") from error
+    return whole
+
+
+def take_text(row: Row, key: str, setting: str, where: str) -> str:
+    value = row.get(key)
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if key in row:
+        raise ConfigError(f"field {key!r} of a row must be text or a number, not empty: {where} has {shorten(value)}")
+    raise ConfigError(
+        f"each row of data must have the field {key!r}: {where} has only {', '.join(map(repr, row)) or 'none'}; "
+        f"set {setting} to the one that is meant"
+    )
+
+
+def shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,73 @@
+"""Which trajectory goes to which reward, and when again; a plain state machine that knows no socket and no clock.
+
+A trajectory is kept from its last token until the head has its scored form. It is sent again when its reward is gone or
+nobody has acknowledged it for a while: reward actors are stateless, and the head takes each sample once (I4).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from areal_bus.messages import Directory, Trajectory
+
+Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
+
+
+@dataclass(slots=True)
+class Kept:
+    """One trajectory, whom it went to last, and how often."""
+
+    trajectory: Trajectory
+    reward: str = ""
+    n_sent: int = 0
+    resend_at: float = 0.0
+
+
+class Delivery:
+    """Trajectories that the head has not acknowledged."""
+
+    def __init__(self, resend_s: float) -> None:
+        self._resend_s = resend_s
+        self._rewards: dict[str, str] = {}  # name -> endpoint
+        self._kept: dict[Key, Kept] = {}
+
+    @property
+    def n_kept(self) -> int:
+        return len(self._kept)
+
+    def directory(self, message: Directory) -> tuple[dict[str, str], list[str]]:
+        """Rewards to connect to (name -> endpoint), and names to let go."""
+        listed = dict(zip(message.names, message.endpoints, strict=True))
+        now = {name: endpoint for name, endpoint in listed.items() if name.startswith("reward-")}
+        new = {name: endpoint for name, endpoint in now.items() if self._rewards.get(name) != endpoint}
+        gone = [name for name in self._rewards if name not in now]
+        self._rewards = now
+        for kept in self._kept.values():
+            if kept.reward and (kept.reward in new or kept.reward not in now):
+                kept.resend_at = 0.0  # whoever had it is gone
+        return new, gone
+
+    def add(self, trajectory: Trajectory) -> None:
+        t = trajectory
+        self._kept[t.evaluation, t.uid, t.attempt, t.sample] = Kept(t)
+
+    def due(self, now: float) -> Iterator[tuple[str, Trajectory, bool]]:
+        """What to send now: the reward, the trajectory, and whether it leaves for the first time."""
+        names = sorted(self._rewards)
+        if not names:
+            return
+        for kept in self._kept.values():
+            if kept.n_sent and now < kept.resend_at:
+                continue
+            kept.reward = names[(kept.trajectory.uid + kept.n_sent) % len(names)]
+            kept.n_sent += 1
+            kept.resend_at = now + self._resend_s
+            yield kept.reward, kept.trajectory, kept.n_sent == 1
+
+    def ack(self, key: Key) -> None:
+        """The head has it, or wants it no more."""
+        self._kept.pop(key, None)
+
+    def forget(self, evaluation: str, uid: int, attempt: int) -> None:
+        """Nothing of this group is wanted any more."""
+        for key in [key for key in self._kept if key[:3] == (evaluation, uid, attempt)]:
+            del self._kept[key]

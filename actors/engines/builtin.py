@@ -1,0 +1,278 @@
+"""Continuous batching over a Hugging Face causal LM, in the caller's thread; knows requests and weights, no bus.
+
+Every live request has a row of the key-value cache (`slots`). A step gives each one token: rows that are cached decode
+their last token, the others (new ones, and after `recompute` all) are computed whole (`prefill`). Cached rows come
+first. The version is stamped where the token is made (I5).
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from actors.engines import limits
+from actors.engines.prefill import Pack, plan
+from actors.engines.protocol import Completion, Request
+from actors.engines.sampling import Uniforms, sample
+from actors.engines.slots import DecodeView, FillView, Slots
+from areal_bus.errors import EngineError
+from areal_bus.messages import Finish
+
+Key = tuple[str, int, int, int, int]
+
+
+@dataclass(slots=True)
+class Row:
+    """One live request."""
+
+    request: Request
+    prompt: tuple[int, ...]
+    uniforms: Uniforms
+    filled: int  # version that computed the keys and values of its prompt
+    cached: bool = False  # all but its last token are in the cache
+    sampled: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    spans: list[list[int]] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.sampled)
+
+    @property
+    def last(self) -> int:
+        return self.sampled[-1] if self.sampled else self.prompt[-1]
+
+    def add(self, token: int, logp: float, version: int) -> None:
+        self.sampled.append(token)
+        self.logps.append(logp)
+        if self.spans and self.spans[-1][0] == version:
+            self.spans[-1][1] += 1
+        else:
+            self.spans.append([version, 1])
+
+    def completion(self, finish: Finish) -> Completion:
+        return Completion(self.request.key, self.sampled, self.logps, self.spans, str(finish))
+
+
+class BuiltinEngine:
+    """An `Engine` over a model in this process; `version` is that of the weights it already has, None for none."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        stop_ids: frozenset[int],
+        n_slots: int,
+        on_update: Literal["recompute", "keep"] = "recompute",
+        version: int | None = None,
+        prefill_tokens: int | None = None,
+    ) -> None:
+        """Raises EngineError for a kind of model that it cannot run."""
+        limits.check_supported(model.config)
+        self._model = model.eval().requires_grad_(False)
+        self._parameters = dict(model.named_parameters())
+        first = next(iter(self._parameters.values()))
+        self._device, self._dtype = first.device, first.dtype
+        self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)
+        self._stop_ids, self._on_update = stop_ids, on_update
+        self._slots = Slots(n_slots)
+        self._rows: list[Row] = []
+        self._waiting: deque[Request] = deque()
+        self._keys: set[Key] = set()  # of both
+        self._version = version
+        self._n_tokens = 0
+
+    @property
+    def version(self) -> int | None:
+        return self._version
+
+    @property
+    def n_live(self) -> int:
+        return len(self._rows) + len(self._waiting)
+
+    @property
+    def n_tokens(self) -> int:
+        return self._n_tokens
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
+        total, most = len(request.ids) + request.max_new_tokens, limits.most_tokens(self._model.config)
+        window, vocabulary = limits.window(self._model.config), self._model.get_input_embeddings().num_embeddings
+        rules = [
+            (not request.ids, "a prompt has at least one token"),
+            (request.max_new_tokens < 1, f"at least one new token is asked for, not {request.max_new_tokens}"),
+            (request.temperature < 0, f"a temperature is 0 or more, not {request.temperature}"),
+            (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
+            (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
+             f"{request.max_new_tokens}"),
+            (window is not None and total > window, f"sliding attention is not supported beyond its window of {window} "
+             f"tokens; prompt and budget are {total}"),
+            (any(not 0 <= token < vocabulary for token in request.ids), f"token ids are below {vocabulary}"),
+            (request.key in self._keys, f"keys are unique among live requests: {request.key}"),
+        ]  # fmt: skip
+        for broken, sentence in rules:
+            if broken:
+                raise EngineError(sentence)
+        self._waiting.append(request)
+        self._keys.add(request.key)
+
+    @torch.inference_mode()
+    def step(self) -> list[Completion]:
+        """One token for every row; what ended with it. Nothing without weights."""
+        if self._version is None:
+            return []
+        self._admit(self._version)
+        if not self._rows:
+            return []
+        rows = self._rows
+        tokens, logps = sample(
+            self._logits(self._version),
+            temperatures=[row.request.temperature for row in rows],
+            top_ps=[row.request.top_p for row in rows],
+            uniforms=[row.uniforms.at(row.length) for row in rows],
+        )
+        for row, token, logp in zip(rows, tokens, logps, strict=True):
+            row.add(token, logp, self._version)
+        self._n_tokens += len(rows)
+        return self._collect()
+
+    @torch.inference_mode()
+    def abort(self, key: Key) -> Completion | None:
+        """Forget a request; what it had so far, or None when it is not live."""
+        for request in self._waiting:
+            if request.key == key:
+                self._waiting.remove(request)
+                self._keys.remove(key)
+                return Completion(key, [], [], [], str(Finish.ABORT))
+        for index, row in enumerate(self._rows):
+            if row.request.key == key:
+                self._free(index)
+                return row.completion(Finish.ABORT)
+        return None
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Name -> live weight; a tied weight once."""
+        return {name: parameter.data for name, parameter in self._parameters.items()}
+
+    def update(self, version: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Swap in all weights: by pointer when they are on the model's device, else by copy.
+
+        Returns tensors free to be received into. Raises EngineError, with nothing changed, when names or shapes differ.
+        """
+        self._check(tensors)
+        free = {}
+        for name, parameter in self._parameters.items():
+            new = tensors[name]
+            if new.device == parameter.device:
+                free[name], parameter.data = parameter.data, new
+            else:
+                parameter.data.copy_(new)
+                free[name] = new
+        self._version = version
+        if self._on_update == "recompute":
+            for row in self._rows:
+                row.cached = False
+        return free
+
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors.keys() != self._parameters.keys():
+            odd = sorted(tensors.keys() ^ self._parameters.keys())
+            raise EngineError(f"an update brings every weight of the model and no other: {len(odd)} differ ({odd[0]})")
+        for name, parameter in self._parameters.items():
+            new = tensors[name]
+            if new.shape != parameter.shape or new.dtype != parameter.dtype:
+                raise EngineError(
+                    f"an update keeps shapes and types: {name} is {tuple(parameter.shape)} {parameter.dtype}, "
+                    f"not {tuple(new.shape)} {new.dtype}"
+                )
+
+    def _admit(self, version: int) -> None:
+        """Waiting requests take the free rows; one whose prompt a row holds, by these weights, copies it."""
+        n_free = min(self._slots.n_slots - len(self._rows), len(self._waiting))
+        if n_free == 0:
+            return
+        holders = {row.prompt: at for at, row in enumerate(self._rows) if row.cached and row.filled == version}
+        new = [self._row(self._waiting.popleft(), version) for _ in range(n_free)]
+        for row in new:
+            row.cached = row.prompt in holders
+        new.sort(key=lambda row: not row.cached)  # cached rows come first
+        for row in new:
+            if row.cached:
+                self._slots.copy(holders[row.prompt], len(self._rows), row.length - 1)
+            self._rows.append(row)
+
+    def _row(self, request: Request, version: int) -> Row:
+        return Row(request, tuple(request.ids), Uniforms(request.seed), filled=version)
+
+    def _logits(self, version: int) -> Tensor:
+        """(n, V) for the next token of every row."""
+        n_cached = sum(row.cached for row in self._rows)
+        self._slots.reserve(max(row.length for row in self._rows), n_cached)
+        parts = [self._decode(n_cached)] if n_cached else []
+        order = list(range(n_cached))
+        fresh = self._rows[n_cached:]
+        for pack in plan(((n_cached + i, row.prompt, row.sampled) for i, row in enumerate(fresh)), self._budget):
+            parts.append(self._fill(pack))
+            order.extend(pack.rows)
+        for row in fresh:
+            row.cached, row.filled = True, version
+        logits_nV = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if order == list(range(len(order))):
+            return logits_nV
+        return logits_nV[torch.tensor(order, device=self._device).argsort()]
+
+    def _decode(self, n: int) -> Tensor:
+        rows = self._rows[:n]
+        positions = [row.length - 1 for row in rows]
+        longest = max(positions) + 1
+        position_n1 = torch.tensor(positions, device=self._device)[:, None]
+        mask = None
+        if min(positions) + 1 < longest:
+            unseen_nL = torch.arange(longest, device=self._device) > position_n1
+            mask = torch.zeros(n, longest, dtype=self._dtype, device=self._device)
+            mask = mask.masked_fill_(unseen_nL, torch.finfo(self._dtype).min)[:, None, None]
+        view = DecodeView(self._slots, position_n1[:, 0], longest)
+        return self._forward([[row.last] for row in rows], position_n1, mask, view, 1)[:, 0]
+
+    def _fill(self, pack: Pack) -> Tensor:
+        mask = pack.mask(self._dtype, self._device)
+        positions = torch.tensor([pack.positions], device=self._device)
+        last = torch.tensor(pack.last, device=self._device)
+        return self._forward([pack.ids], positions, mask, FillView(self._slots, pack.pieces), last)[0]
+
+    def _forward(self, ids: list[list[int]], positions: Tensor, mask: Tensor | None, view: Any, keep: Any) -> Tensor:
+        logits: Tensor = self._model(
+            input_ids=torch.tensor(ids, device=self._device),
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=view,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits
+        return logits
+
+    def _collect(self) -> list[Completion]:
+        """Take out the rows that ended, in the order of the rows."""
+        done = []
+        for index in reversed(range(len(self._rows))):
+            row = self._rows[index]
+            if row.sampled[-1] in self._stop_ids:
+                done.append(row.completion(Finish.STOP))
+            elif len(row.sampled) >= row.request.max_new_tokens:
+                done.append(row.completion(Finish.LENGTH))
+            else:
+                continue
+            self._free(index)
+        return done[::-1]
+
+    def _free(self, index: int) -> None:
+        """The last row moves into the place of one that ended, so that live rows stay together."""
+        last = len(self._rows) - 1
+        self._keys.remove(self._rows[index].request.key)
+        if index != last and self._rows[last].cached:
+            self._slots.copy(last, index, self._rows[last].length - 1)
+        self._rows[index] = self._rows[last]
+        self._rows.pop()

@@ -1,0 +1,66 @@
+"""What a generator asks of an inference engine; knows nothing of the bus, of the ring or of rewards."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion to sample."""
+
+    key: tuple[str, int, int, int, int]  # (evaluation, uid, attempt, sample, turn): unique among live requests
+    ids: Sequence[int]  # tokens so far, given and sampled
+    seed: tuple[int, ...]  # every sampled token is a function of the logits, this seed and its position
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came of a request."""
+
+    key: tuple[str, int, int, int, int]
+    ids: list[int]  # sampled tokens, the stop token included
+    logps: list[float]  # log-prob of each under the version stamped on it, at the request's temperature
+    spans: list[list[int]]  # [[version, n_tokens], ...], stamped at the decode step (I5)
+    finish: str  # messages.Finish
+
+
+class Engine(Protocol):
+    """Continuous batching over weights that may change between two tokens.
+
+    The caller's thread does everything: `step` is one decode step for all live requests (with prefill of what is new),
+    `update` happens between two steps, so a running sample goes on under the new weights.
+    """
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights held; None before the first update."""
+
+    @property
+    def n_live(self) -> int:
+        """Requests submitted and not yet returned."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens sampled so far, over all requests."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises EngineError when prompt and budget exceed what the model holds."""
+
+    def step(self) -> list[Completion]:
+        """One decode step; the completions that ended with it. An engine without weights decodes nothing."""
+
+    def abort(self, key: tuple[str, int, int, int, int]) -> Completion | None:
+        """Forget a request; what it had so far (finish "abort"), or None when it is not live."""
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Name -> tensor of the live weights (shapes and dtypes are those a push must bring)."""
+
+    def update(self, version: int, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Swap in new weights, all names at once; running requests go on by `on_update` (recompute or keep).
+
+        Returns the tensors that were live before, free to be received into.
+        """

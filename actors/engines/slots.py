@@ -1,0 +1,103 @@
+"""Keys and values of the live sequences, a row each; knows layers and positions, not requests or weights.
+
+Shapes: S slots, H key-value heads, C capacity (positions), D head width. Rows 0 .. n-1 are the live ones. The two views
+are what a transformers model gets as `past_key_values`: one writes whole packed sequences, the other one token a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+STEP = 64  # capacity grows and shrinks by multiples of this many positions
+
+
+class Slots:
+    """Preallocated keys and values, (S, H, C, D) a layer; C follows the longest live sequence."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.n_slots = n_slots
+        self.capacity = STEP
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def reserve(self, length: int, n_live: int) -> None:
+        """Room for `length` positions, what the first `n_live` rows hold kept; trimmed when four times too large."""
+        if length <= self.capacity < 4 * max(length, STEP):
+            return
+        self.capacity = _round(length * 5 // 4)
+        for index, (keys, values) in self._layers.items():
+            self._layers[index] = (self._resized(keys, n_live), self._resized(values, n_live))
+
+    def layer(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer; made like those given (.., H, T, D) when first asked for."""
+        if index not in self._layers:
+            self._layers[index] = (self._new(keys), self._new(values))
+        return self._layers[index]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first `length` positions of one row to another."""
+        for keys, values in self._layers.values():
+            keys[target, :, :length] = keys[source, :, :length]
+            values[target, :, :length] = values[source, :, :length]
+
+    def _new(self, like: Tensor) -> Tensor:
+        # zeros, for a masked cell still enters a product with weight 0, and 0 * NaN is NaN
+        return like.new_zeros(self.n_slots, like.shape[1], self.capacity, like.shape[3])
+
+    def _resized(self, old: Tensor, n_live: int) -> Tensor:
+        new, kept = self._new(old), min(self.capacity, old.shape[2])
+        new[:n_live, :, :kept] = old[:n_live, :, :kept]
+        return new
+
+
+def _round(length: int) -> int:
+    return -(-length // STEP) * STEP
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens begin .. end of a packed sequence are positions start .. of these rows."""
+
+    rows: list[int]
+    begin: int
+    end: int
+    start: int
+
+
+class FillView(Cache):
+    """Writes the pieces of one packed forward into their rows; attention sees the packed sequence itself."""
+
+    def __init__(self, slots: Slots, pieces: Sequence[Piece]) -> None:
+        super().__init__(layers=[])
+        self._slots, self._pieces = slots, pieces
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self._slots.layer(layer_idx, key_states, value_states)
+        for piece in self._pieces:
+            stop = piece.start + piece.end - piece.begin
+            keys[piece.rows, :, piece.start : stop] = key_states[0, :, piece.begin : piece.end]
+            values[piece.rows, :, piece.start : stop] = value_states[0, :, piece.begin : piece.end]
+        return key_states, value_states
+
+
+class DecodeView(Cache):
+    """Writes one token of rows 0 .. n-1 at its position; attention sees the rows up to the longest."""
+
+    def __init__(self, slots: Slots, position_n: Tensor, longest: int) -> None:
+        super().__init__(layers=[])
+        self._slots, self._position_n, self._longest = slots, position_n, longest
+        self._row_n = torch.arange(len(position_n), device=position_n.device)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self._slots.layer(layer_idx, key_states, value_states)
+        keys[self._row_n, :, self._position_n] = key_states[:, :, 0]
+        values[self._row_n, :, self._position_n] = value_states[:, :, 0]
+        n = len(self._row_n)
+        return keys[:n, :, : self._longest], values[:n, :, : self._longest]

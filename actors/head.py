@@ -1,0 +1,195 @@
+"""The head's shell: a bus, a clock, a journal and a terminal around the pure `areal_bus.head.Head`.
+
+Consumes scored trajectories and finished updates; waits for messages; produces prompts, batch shards and versions.
+It imports no torch: it answers while the learner computes.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from actors.context import Context, dump
+from actors.data.loading import load_problems, load_rows
+from actors.data.order import Order
+from actors.data.source import RowSource
+from actors.progress import Progress, clock, comparison
+from actors.samples import SampleFile
+from areal_bus import messages as m
+from areal_bus.bus import Bus
+from areal_bus.config import Config
+from areal_bus.effects import Effect, End, Keep, Record, Send
+from areal_bus.effects import Progress as Shown
+from areal_bus.errors import ActorFailed, ConfigError
+from areal_bus.head import Head
+from areal_bus.journal import Event, Journal
+from areal_bus.rules import HeadRules
+from areal_bus.staleness import StalenessPolicy
+
+TICK_S = 0.1
+
+
+def run(context: Context) -> None:
+    """Serve until the run has ended. Raises ActorFailed when it ended badly."""
+    config = context.config()
+    journal = context.journal(config)
+    shell = Shell(context, config, journal)
+    bus = Bus(
+        "head",
+        job=context.job,
+        listen=context.head,
+        heartbeat=shell.beat,
+        heartbeat_s=config.bus.heartbeat_s,
+        inbox_bytes=config.bus.inbox_mib << 20,
+    )
+    try:
+        shell.serve(bus)
+    finally:
+        bus.close(linger_s=2.0)
+        journal.close(**({} if shell.end is None else {"code": shell.end.code, "reason": shell.end.sentence}))
+    if shell.end is not None and shell.end.code:
+        raise ActorFailed(shell.end.sentence)
+
+
+class Shell:
+    """Carries out what the head decides."""
+
+    def __init__(self, context: Context, config: Config, journal: Journal) -> None:
+        self.config = config
+        self.folder = Path(context.run_folder)
+        self.journal = journal
+        self.end: End | None = None
+        self.began = time.monotonic()
+        self.max_lag: int | None = None  # of trained tokens; None while there are none
+        self.samples = SampleFile(self.folder, tokens=config.journal.tokens) if config.journal.samples else None
+        self.progress = Progress(total_steps=config.run.total_train_steps)
+        rows = load_rows(config, context.config_folder)
+        evaluates = config.evaluate.before or config.evaluate.after
+        problems = load_problems(config, context.config_folder) if evaluates else []
+        self._save_problems(problems)
+        order = Order(
+            len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs
+        )
+        check_data(config, order)
+        self.head = Head(rules_of(context, config, problems), RowSource(rows, order), now=time.monotonic())
+
+    def beat(self) -> m.HeadBeat:
+        """The published clock, repeated to everybody; called on the bus thread."""
+        return m.HeadBeat(term=0, version=self.head.gate.v)
+
+    def serve(self, bus: Bus) -> None:
+        """Messages in, effects out, until the end."""
+        next_tick = time.monotonic()
+        while self.end is None:
+            self.journal.mark("wait")
+            got = bus.receive(max(0.001, next_tick - time.monotonic()))
+            self.journal.mark("decide")
+            now = time.monotonic()
+            if got is not None:
+                self._carry_out(bus, self.head.on(*got, now))
+            if now >= next_tick:
+                self._carry_out(bus, self.head.tick(now))
+                next_tick = now + TICK_S
+        self._summarize()
+
+    def _carry_out(self, bus: Bus, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                bus.send(effect.to, effect.message)
+            elif isinstance(effect, Record):
+                self._watch_lag(effect)
+                self.journal.write(effect.event, **effect.fields)
+                if effect.event is Event.FAILED:  # the actor names itself; what follows from it is no news
+                    self.progress.mute()
+            elif isinstance(effect, Keep):
+                if self.samples is not None:
+                    self.samples.keep(effect)
+            elif isinstance(effect, Shown):
+                self.progress.on(effect.kind, effect.fields)
+            else:
+                self.end = effect
+
+    def _watch_lag(self, record: Record) -> None:
+        if record.event is Event.UPDATE and "lag_max" in record.fields:
+            self.max_lag = max(self.max_lag or 0, int(record.fields["lag_max"]))
+
+    def _save_problems(self, problems: list[dict[str, Any]]) -> None:
+        """The evaluation's problems in their order, so that tools.evaluate can ask the same."""
+        if problems:
+            folder = self.folder / "evaluation"
+            folder.mkdir(exist_ok=True)
+            lines = "".join(dump(row) + "\n" for row in problems)
+            (folder / "problems.jsonl").write_text(lines, encoding="utf-8")
+
+    def _summarize(self) -> None:
+        """The end, for people and for tools."""
+        if self.end is None:
+            return
+        results = self.head.results
+        finished = self.head.finished.get(0)
+        seconds = time.monotonic() - self.began
+        summary = {
+            "code": self.end.code,
+            "sentence": self.end.sentence,
+            "versions": self.head.gate.u,
+            "eta": self.head.gate.eta,
+            "seconds": round(seconds, 3),
+            "max_trained_token_lag": self.max_lag,
+            "evaluations": {name: evaluation.figures() for name, evaluation in results.items()},
+            "checkpoint": finished.checkpoint if finished else "",
+            "model": finished.model if finished else "",
+        }
+        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        if self.samples is not None:
+            self.samples.close()
+        if self.end.code:
+            return
+        for line in self._report(seconds):
+            self.progress.say(line)
+
+    def _report(self, seconds: float) -> list[str]:
+        head, results = self.head, self.head.results
+        age = f"oldest trained token {self.max_lag} behind" if self.max_lag is not None else "no token was trained"
+        lines = ["", f"done: {head.gate.u} versions in {clock(seconds)}, {age} (eta {head.gate.eta})"]
+        for name in ("before", "after"):
+            if name in results and results[name].accuracy is not None:
+                lines.append(f"held-out accuracy {name}: {results[name].accuracy:.3f}")
+        if "before" in results and "after" in results:
+            lines.extend(comparison(results["before"], results["after"]))
+        finished = head.finished.get(0)
+        if finished is not None and finished.model:
+            lines.append(f"model: {finished.model}")
+        lines.append(f"run: {self.folder}   (python -m tools.samples {self.folder} shows what the model wrote)")
+        return lines
+
+
+def check_data(config: Config, order: Order) -> None:
+    """Raises ConfigError when no batch can ever be full, and short ones are not wanted."""
+    data = config.data
+    if data.drop_last and order.total is not None and order.total < data.batch_size:
+        raise ConfigError(
+            f"no batch can ever be full: data.batch_size is {data.batch_size}, and data.total_train_epochs passes give "
+            f"{order.total} prompts; lower data.batch_size or set data.drop_last = false"
+        )
+
+
+def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -> HeadRules:
+    """What of the config the head decides by."""
+    return HeadRules(
+        batch_size=config.data.batch_size,
+        eta=config.rollout.max_head_offpolicyness,
+        policy=StalenessPolicy(config.rollout.staleness_policy),
+        n_samples=config.gconfig.n_samples,
+        total_steps=config.run.total_train_steps,
+        n_generators=context.n_generators,
+        n_rewards=context.n_rewards,
+        n_learners=context.n_learners,
+        silent_s=config.bus.silent_s,
+        assemble_s=config.launch.timeout_s,
+        push_timeout_s=config.weights.timeout_s,
+        drop_last=config.data.drop_last,
+        evaluate_before=config.evaluate.before,
+        evaluate_after=config.evaluate.after,
+        evaluate_samples=config.evaluate.n_samples,
+        problems=tuple(dump(row) for row in problems),
+    )

@@ -1,0 +1,1 @@
+"""Models as folders, and how they load."""

@@ -1,0 +1,196 @@
+"""From a model's name to its tokenizer and weights; knows nothing of versions, engines or training.
+
+`check_model_path` is for the launcher and needs no torch, so this module imports torch and transformers by use only.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from actors.models.scratch import is_scratch_folder
+from areal_bus.errors import ConfigError
+
+HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
+PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transformers' names for one class
+
+
+def check_model_path(path: str, search: Path) -> str:
+    """The model as an absolute folder, or the Hugging Face id that it is.
+
+    A relative folder is looked for in the working directory, then in `search` (the config's folder). Raises ConfigError
+    when there is no such folder, or no configuration or whole weights in it (a scratch folder needs no weights).
+    """
+    given = Path(path).expanduser()
+    places = [given] if given.is_absolute() else [Path.cwd() / given, search / given]
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        if HUB_ID.match(path) and given.parts[0] not in {"models", "..", "."}:
+            return path
+        tried = " and ".join(str(place) for place in places)
+        raise ConfigError(
+            f"model.path must be a model folder or a Hugging Face id (owner/name): nothing is at {tried}{_hint(path)}"
+        )
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"a model folder holds config.json: {folder} has none{_hint(path)}")
+    if not is_scratch_folder(folder):
+        _check_weights(folder, path)
+    return str(folder.resolve())
+
+
+def _check_weights(folder: Path, path: str) -> None:
+    """Raises ConfigError when a weight file is missing or one that the index names is."""
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"a model folder holds its weights as *.safetensors: {folder} has none; download or convert them first"
+            f"{_hint(path)}"
+        )
+    for part in _parts(folder):
+        try:
+            with safe_open(folder / part, framework="np"):  # reads the header, and that the file is as long as it says
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(
+                f"weights must be whole safetensors files: {folder / part}: {_first(error)}; download or convert it "
+                f"again{_hint(path)}"
+            ) from None
+
+
+def _parts(folder: Path) -> list[str]:
+    """Names of the files that hold the weights. Raises ConfigError when one is missing."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return ["model.safetensors"] if (folder / "model.safetensors").is_file() else []
+    try:
+        parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"the index of the weights must be JSON with a weight_map: {index}: {error!r}") from None
+    missing = [part for part in parts if not (folder / part).is_file()]
+    if missing:
+        raise ConfigError(f"all {len(parts)} parts of the weights must be there: {folder} lacks {missing[0]}")
+    return parts
+
+
+def _hint(path: str) -> str:
+    return "; `make model` brings SmolLM2" if "smollm2" in path.lower() else ""
+
+
+def load_tokenizer(path: str) -> Any:
+    """The transformers tokenizer of the model. Raises ConfigError when there is none."""
+    try:
+        return _tokenizer_class(path).from_pretrained(path, **_where(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"a model comes with its tokenizer: {path} has none that loads ({_first(error)})") from error
+
+
+def _tokenizer_class(path: str) -> Any:
+    """AutoTokenizer, which brings torch; for a plain Llama folder the class that it would find, which does not."""
+    import transformers
+
+    if (Path(path) / "tokenizer.json").is_file() and _json(path, "config.json").get("model_type") == "llama":
+        settings = _json(path, "tokenizer_config.json")
+        if settings.get("tokenizer_class") in PLAIN_TOKENIZERS and "auto_map" not in settings:
+            return transformers.PreTrainedTokenizerFast
+    return transformers.AutoTokenizer
+
+
+def max_positions(path: str) -> int | None:
+    """Longest sequence that the model's config.json allows; None where it does not say. No torch."""
+    if Path(path).is_dir():
+        config = _json(path, "config.json")
+    else:
+        from transformers.utils.hub import cached_file
+
+        try:
+            file = cached_file(path, "config.json")
+        except OSError as error:
+            raise ConfigError(f"model.path must be a model of the hub: {path}: {_first(error)}") from error
+        config = _json(str(Path(str(file)).parent), "config.json")
+    config = config.get("text_config") or config
+    most = config.get("max_position_embeddings")
+    return most if isinstance(most, int) else None
+
+
+def _json(folder: str, name: str) -> dict[str, Any]:
+    """An object from a model's folder, {} when the file is not there. Raises ConfigError when it is no object."""
+    file = Path(folder) / name
+    try:
+        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name} of a model must be a JSON object: {file}: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} of a model must be a JSON object: {file} holds a {type(value).__name__}")
+    return value
+
+
+def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = None) -> Any:
+    """The causal LM with its weights, in eval mode; `random_seed`: random weights instead, the same for the same seed.
+
+    `dtype` is a name ("float32", "bfloat16"). Tied weights are one parameter: `named_parameters()` has it once. Raises
+    ConfigError when the model does not load.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    _quiet()
+    model: Any
+    try:
+        if random_seed is None:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), **_where(path))
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(random_seed)
+                model = _structure(path, dtype)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"model.path must load as a causal language model: {path}: {_first(error)}") from error
+    return model.to(device).eval()
+
+
+def empty_model(path: str, dtype: str, device: str) -> Any:
+    """The structure with memory for the weights and nothing in it: for a generator, whose weights all come by push."""
+    import torch
+    from transformers.initialization import no_init_weights
+
+    _quiet()
+    try:
+        with torch.device(device), no_init_weights():
+            model = _structure(path, dtype)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path must load as a causal language model: {path}: {_first(error)}") from error
+    model.tie_weights()
+    return model.to(device).eval()
+
+
+def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token that ends a completion: of the generation config, of the model and of the tokenizer."""
+    found: set[int] = set()
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        found.update([value] if isinstance(value, int) else value or [])
+    return frozenset(found)
+
+
+def _structure(path: str, dtype: str) -> Any:
+    """The model of a configuration, its weights as the caller's contexts make them."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path, **_where(path))
+    return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
+
+
+def _where(path: str) -> dict[str, bool]:
+    """A folder is never looked up on the hub."""
+    return {"local_files_only": True} if Path(path).is_dir() else {}
+
+
+def _quiet() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _first(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

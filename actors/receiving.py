@@ -1,0 +1,90 @@
+"""New weights arrive in a side thread while the engine decodes; knows no engine and no message but PushBegin."""
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from areal_bus.errors import PushFailed
+from areal_bus.messages import PushBegin
+from areal_bus.weights import Member
+
+Forms = Mapping[str, tuple[Sequence[int], str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Verified weights, to be swapped in."""
+
+    begin: PushBegin
+    tensors: dict[str, Any]
+    digest: str
+    receive_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A push that did not complete here."""
+
+    begin: PushBegin
+    error: str
+
+
+class Receiving:
+    """One push at a time: a newer one ends the one under way. `wake` is called from the thread when there is news."""
+
+    def __init__(self, member: Member, expect: Forms, wake: Callable[[], None]) -> None:
+        self._member, self._expect, self._wake = member, expect, wake
+        self._outcomes: queue.SimpleQueue[Received | Broken | Exception] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._next: PushBegin | None = None
+        self.spare: Mapping[str, Any] | None = None  # tensors to receive into
+
+    def begin(self, begin: PushBegin) -> None:
+        """Take part in this push, as soon as the one before has ended."""
+        self._next = begin
+        if self._thread is None:
+            self._start()
+        else:
+            self._member.cancel()
+
+    def take(self) -> Received | Broken | None:
+        """What came of a push since the last call, if anything. Raises what ended the thread otherwise."""
+        try:
+            outcome = self._outcomes.get_nowait()
+        except queue.Empty:
+            return None
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if isinstance(outcome, Exception):
+            raise outcome
+        if self._next is not None:
+            self._start()
+        return outcome
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._next = None
+        if self._thread is not None:
+            self._member.cancel()
+            self._thread.join()
+        self._member.close()
+
+    def _start(self) -> None:
+        begin, self._next = self._next, None
+        into, self.spare = self.spare, None  # the thread's alone from here on
+        self._thread = threading.Thread(target=self._receive, args=(begin, into), name="weights", daemon=True)
+        self._thread.start()
+
+    def _receive(self, begin: PushBegin, into: Mapping[str, Any] | None) -> None:
+        try:
+            tensors, digest, receive_s = self._member.receive(begin, into, expect=self._expect)
+            self._outcomes.put(Received(begin, tensors, digest, receive_s))
+        except PushFailed as error:
+            self._outcomes.put(Broken(begin, str(error)))
+        except Exception as error:  # noqa: BLE001  raised again in `take`, on the actor's own thread
+            self._outcomes.put(error)
+        finally:
+            self._wake()

@@ -1,0 +1,197 @@
+"""The reward actor: consumes trajectories, waits for one, unblocked by generators, produces scored trajectories.
+
+It keeps no state but the scores under way: whatever is lost with it is sent again by its generator, and the head
+drops what it has already. Imports without torch.
+"""
+
+import os
+import socket
+
+from loguru import logger
+
+from actors.context import Context, Pulse, open_bus
+from actors.rewards.workers import Verdict, WorkerPool
+from areal_bus.bus import Bus
+from areal_bus.config import Config
+from areal_bus.journal import Event, Journal
+from areal_bus.messages import Cancel, Failure, Join, Message, Ready, Scored, Stop, Trajectory, VerdictStatus
+
+IDLE_S = 0.5  # longest wait for a message when nothing is being scored
+BUSY_S = 0.01  # longest wait for a verdict before messages are looked at
+BACKLOG_BYTES = 64 << 20  # trajectories held here; beyond it they wait in the bus, and then at their senders (I9)
+
+Key = tuple[str, int, int, int]  # (evaluation, uid, sample, attempt)
+
+
+def run(context: Context) -> None:
+    """Score trajectories until the head says Stop. Raises ConfigError when the reward function does not load."""
+    config = context.config()
+    journal = context.journal(config)
+    pulse = Pulse()
+    bus = open_bus(context, config, pulse, listen=listen_endpoint(context))
+    try:
+        reason = score_until_stop(context, config, journal, pulse, bus)
+    except Exception as error:
+        journal.write(Event.FAILED, error=f"{type(error).__name__}: {error}")
+        bus.send("head", Failure(error=f"{type(error).__name__}: {error}"))
+        raise
+    else:
+        journal.close(reason=reason)
+    finally:
+        bus.close()
+
+
+def score_until_stop(context: Context, config: Config, journal: Journal, pulse: Pulse, bus: Bus) -> str:
+    reward = config.reward
+    with WorkerPool(
+        reward.function, context.config_folder, n_workers=reward.workers, timeout_s=reward.timeout_s
+    ) as pool:
+        bus.send("head", join(context, bus.endpoint))
+        loop = RewardLoop(bus, pool, journal, pulse, capacity=reward.workers)
+        while loop.stopped is None:
+            loop.turn()
+        return loop.stopped
+
+
+def listen_endpoint(context: Context) -> str:
+    """Beside the head's socket file on one host; a free port of the named interface between hosts."""
+    if context.head.startswith("ipc://"):
+        return f"{context.head.rpartition('/')[0]}/{context.name}"
+    return f"tcp://{context.address}:0"
+
+
+def join(context: Context, endpoint: str) -> Join:
+    return Join(
+        name=context.name,
+        role=context.role,
+        index=context.index,
+        incarnation=context.incarnation,
+        endpoint=endpoint,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+    )
+
+
+class RewardLoop:
+    """Between the bus and the pool: each turn takes messages in, scores, and sends verdicts out."""
+
+    def __init__(self, bus: Bus, pool: WorkerPool, journal: Journal, pulse: Pulse, *, capacity: int) -> None:
+        self.stopped: str | None = None  # why, once the head has said so
+        self._bus = bus
+        self._pool = pool
+        self._journal = journal
+        self._pulse = pulse
+        self._capacity = capacity
+        self._announced = False  # Ready was sent
+        self._at_work: dict[Key, Trajectory] = {}
+        self._n_bytes = 0  # of those
+
+    def turn(self) -> None:
+        self._take_messages()
+        self._journal.mark("score" if self._at_work else "idle")
+        starting = not self._pool.ready
+        for verdict in self._pool.poll(BUSY_S if self._at_work or starting else 0.0):
+            self._conclude(verdict)
+        if not self._announced and self._pool.ready:
+            self._announced = True
+            self._bus.send("head", Ready(capacity=self._capacity))
+        self._pulse.note = self._say()
+
+    def _say(self) -> str:
+        if not self._announced:
+            return "waits for its workers to load the reward function"
+        return f"scores {len(self._at_work)}" if self._at_work else "waits for a trajectory"
+
+    def _take_messages(self) -> None:
+        """All that is there; waits for the first one when there is nothing else to do."""
+        patience_s = IDLE_S if self._announced and not self._at_work else 0.0
+        while self._n_bytes < BACKLOG_BYTES and self.stopped is None:
+            self._journal.mark("idle" if patience_s else "bus")
+            received = self._bus.receive(patience_s)
+            if received is None:
+                return
+            self._journal.mark("bus")
+            self._on(*received)
+            patience_s = 0.0
+
+    def _on(self, sender: str, message: Message) -> None:
+        if isinstance(message, Trajectory):
+            self._submit(message)
+        elif isinstance(message, Cancel):
+            self._forget(message)
+        elif isinstance(message, Stop):
+            self.stopped = message.reason
+        else:
+            logger.debug("a reward has no use for {} from {}", type(message).__name__, sender)
+
+    def _submit(self, trajectory: Trajectory) -> None:
+        """Score it, unless that very one is being scored: a generator sends again what was not acknowledged."""
+        key = (trajectory.evaluation, trajectory.uid, trajectory.sample, trajectory.attempt)
+        if key in self._at_work:
+            return
+        self._at_work[key] = trajectory
+        self._n_bytes += weight(trajectory)
+        self._pool.submit(key, prompt=trajectory.prompt_text, completion=trajectory.text, row=trajectory.row)
+
+    def _forget(self, cancel: Cancel) -> None:
+        """The group is refunded: what waits of it needs no verdict (one of them may hang as the last one did)."""
+        unwanted = {key for key in self._at_work if key[0] == "" and (key[1], key[3]) == (cancel.uid, cancel.attempt)}
+        for key in unwanted.intersection(self._pool.forget(unwanted)):
+            self._n_bytes -= weight(self._at_work.pop(key))
+
+    def _conclude(self, verdict: Verdict) -> None:
+        self._journal.mark("bus")
+        trajectory = self._at_work.pop(verdict.key)
+        self._n_bytes -= weight(trajectory)
+        self._bus.send("head", scored(trajectory, verdict))
+        self._pulse.progress += 1
+        journal_score(self._journal, trajectory, verdict)
+
+
+def weight(trajectory: Trajectory) -> int:
+    """Bytes, nearly: text counts its characters."""
+    return (
+        len(trajectory.ids)
+        + len(trajectory.logps)
+        + len(trajectory.prompt_text)
+        + len(trajectory.text)
+        + len(trajectory.row)
+    )
+
+
+def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
+    return Scored(
+        status=verdict.status,
+        reward=verdict.reward,
+        correct=verdict.correct,
+        error=verdict.error,
+        score_s=verdict.score_s,
+        uid=trajectory.uid,
+        sample=trajectory.sample,
+        attempt=trajectory.attempt,
+        evaluation=trajectory.evaluation,
+        generator=trajectory.generator,
+        finish=trajectory.finish,
+        segments=trajectory.segments,
+        spans=trajectory.spans,
+        seconds=trajectory.seconds,
+        ids=trajectory.ids,
+        logps=trajectory.logps,
+        prompt_text=trajectory.prompt_text,
+        text=trajectory.text,
+    )
+
+
+def journal_score(journal: Journal, trajectory: Trajectory, verdict: Verdict) -> None:
+    """A line has a reward or an error, never both (I10)."""
+    outcome = {"reward": verdict.reward} if verdict.status == VerdictStatus.VALUE else {"error": verdict.error[:500]}
+    journal.write(
+        Event.SCORE,
+        uid=trajectory.uid,
+        sample=trajectory.sample,
+        attempt=trajectory.attempt,
+        evaluation=trajectory.evaluation,
+        status=str(verdict.status),
+        score_s=round(verdict.score_s, 6),
+        **outcome,
+    )

@@ -1,0 +1,37 @@
+"""How the pool and its workers write to each other: a length (4 bytes, little-endian), then one JSON object.
+
+Both sides cap what they send and what they accept; a frame over the cap raises ValueError.
+"""
+
+import json
+import struct
+from typing import Any
+
+LENGTH = struct.Struct("<I")
+REQUEST_BYTES = 16 << 20  # a prompt, a completion and a row
+REPLY_BYTES = 64 << 10  # a verdict
+
+
+def pack(record: dict[str, Any], *, cap_bytes: int) -> bytes:
+    body = json.dumps(record, separators=(",", ":")).encode()
+    if len(body) > cap_bytes:
+        raise ValueError(f"a frame must be at most {cap_bytes} bytes: this one has {len(body)}")
+    return LENGTH.pack(len(body)) + body
+
+
+def unpack(buffer: bytearray, *, cap_bytes: int) -> dict[str, Any] | None:
+    """Take the first frame out of `buffer`; None while it is not whole. Raises ValueError on what is no frame."""
+    if len(buffer) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack_from(buffer)
+    if length > cap_bytes:
+        raise ValueError(f"a frame must be at most {cap_bytes} bytes: this one claims {length}")
+    end = LENGTH.size + length
+    if len(buffer) < end:
+        return None
+    body = bytes(buffer[LENGTH.size : end])
+    del buffer[:end]
+    record = json.loads(body)
+    if not isinstance(record, dict):
+        raise ValueError(f"a frame must hold one JSON object: this one holds a {type(record).__name__}")
+    return record

@@ -1,0 +1,76 @@
+"""From the name of a reward function to the function; knows nothing of what it computes."""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.rewards.protocol import RewardFunction
+from actors.rewards.workers import WorkerPool
+from areal_bus.errors import ConfigError
+
+if TYPE_CHECKING:  # workers import this module, and do without the settings
+    from areal_bus.config import Config
+
+BUILT_IN = {
+    "exact": "actors.rewards.exact:score",
+    "sums": "actors.rewards.sums:score",
+    "reverse": "actors.rewards.reverse:score",
+    "math": "actors.rewards.mathematics:score",
+}
+
+
+def load_reward(name: str, folder: str | Path) -> RewardFunction:
+    """The reward function of that name: a built-in one, or "module:function" with the module found in `folder` first.
+
+    Raises ConfigError with the module, the attribute and the cause. The user's module runs in this process.
+    """
+    module_name, separator, attribute = BUILT_IN.get(name, name).partition(":")
+    if not (separator and module_name and attribute):
+        known = ", ".join(f'"{known}"' for known in BUILT_IN)
+        raise ConfigError(f'reward.function must be {known} or "module:function": it is {name!r}')
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"reward.function {name!r} must import: module {module_name!r} did not ({cause}); looked in {folder} first"
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        found = "has no such name" if function is None else f"has a {type(function).__name__} there"
+        raise ConfigError(
+            f"reward.function {name!r} must name a function: module {module_name!r} ({module.__file__}) {found}"
+        )
+    check_signature(function, name)
+    reward: RewardFunction = function
+    return reward
+
+
+def check_signature(function: object, name: str) -> None:
+    try:
+        signature = inspect.signature(function)  # type: ignore[arg-type]
+    except ValueError:  # some functions written in C have none
+        return
+    try:
+        signature.bind("", "", {})
+    except TypeError as error:
+        raise ConfigError(
+            f"reward.function {name!r} must take (prompt, completion, row): it is {attribute_of(name)}{signature}"
+        ) from error
+
+
+def attribute_of(name: str) -> str:
+    return name.rpartition(":")[2]
+
+
+def check_reward(config: "Config", config_folder: str | Path) -> None:
+    """Raises ConfigError when the configured function does not load: tried in a worker process, not in this one."""
+    with WorkerPool(
+        config.reward.function, config_folder, n_workers=1, timeout_s=config.reward.timeout_s, max_failed_starts=1
+    ) as pool:
+        while not pool.ready:
+            pool.poll(timeout_s=1.0)

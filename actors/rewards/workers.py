@@ -1,0 +1,238 @@
+"""A pool of processes that run a reward function, each score under a deadline; knows no bus and no trajectory.
+
+A thread cannot be stopped and a signal does not interrupt C code: at the deadline the worker's whole process group is
+killed, and a fresh worker takes its place. The pool never waits but in `poll`. Use it from the one thread that made
+it: its workers die with that thread.
+"""
+
+import math
+import selectors
+import time
+from collections import deque
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from actors.rewards.child import Child, ChildLost
+from actors.rewards.framing import REQUEST_BYTES, pack
+from areal_bus.errors import ConfigError
+from areal_bus.messages import VerdictStatus
+
+START_S = 60.0  # for a worker to load the function, imports of the user's module included
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one score. `reward` and `correct` mean something only when status is "value" (I10)."""
+
+    key: Any  # as submitted
+    status: VerdictStatus
+    reward: float
+    correct: bool | None
+    error: str  # the text of a timeout or error, else ""
+    score_s: float  # from the request to a worker until its verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One score to compute."""
+
+    key: Hashable
+    frame: bytes
+
+
+class Worker:
+    """A child with what it is doing: it starts, then is ready; it is busy while it has a task."""
+
+    def __init__(self, selector: selectors.BaseSelector, order: bytes) -> None:
+        self.child = Child(selector, self)
+        self.ready = False
+        self.task: Task | None = None
+        self.since = time.monotonic()  # start of the process, then of the task
+        self.child.send(order)
+
+    def begin(self, task: Task) -> None:
+        self.task = task
+        self.since = time.monotonic()
+        self.child.send(task.frame)
+
+    @property
+    def under_way(self) -> bool:
+        return not self.ready or self.task is not None
+
+
+class WorkerPool:
+    """Scores in, verdicts out, in the order they end. A context manager: nothing of it outlives the block."""
+
+    def __init__(
+        self, function: str, folder: str | Path, *, n_workers: int, timeout_s: float, max_failed_starts: int = 3
+    ) -> None:
+        """`function` and `folder` as in load_reward. The workers start at once; `ready` says when they are up."""
+        self._order = pack({"function": function, "folder": str(folder)}, cap_bytes=REQUEST_BYTES)
+        self._function = function
+        self._timeout_s = timeout_s
+        self._max_failed_starts = max_failed_starts
+        self._failed_starts = 0  # in a row
+        self._selector = selectors.DefaultSelector()
+        self._waiting: deque[Task] = deque()
+        self._verdicts: list[Verdict] = []
+        self._killed: list[Child] = []  # not reaped yet
+        self._workers = [Worker(self._selector, self._order) for _ in range(n_workers)]
+
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def ready(self) -> bool:
+        """Every worker has loaded the function."""
+        return all(worker.ready for worker in self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers, which are those of their process groups, too."""
+        return [worker.child.pid for worker in self._workers]
+
+    @property
+    def n_unfinished(self) -> int:
+        """Scores submitted whose verdicts `poll` has not returned."""
+        return len(self._waiting) + len(self._verdicts) + sum(worker.task is not None for worker in self._workers)
+
+    def submit(self, key: Hashable, *, prompt: str, completion: str, row: str) -> None:
+        """Queue a score; `row` is a JSON object. A request over the limit gets an error for a verdict."""
+        request = {"prompt": prompt, "completion": completion, "row": row}
+        try:
+            task = Task(key, pack(request, cap_bytes=REQUEST_BYTES))
+        except ValueError as error:
+            self._verdicts.append(Verdict(key, VerdictStatus.ERROR, 0.0, None, str(error), 0.0))
+            return
+        self._waiting.append(task)
+        self._assign()
+
+    def forget(self, keys: Collection[Hashable]) -> list[Hashable]:
+        """Drop what no worker has begun yet; the keys that were dropped. They get no verdict."""
+        dropped = [task.key for task in self._waiting if task.key in keys]
+        self._waiting = deque(task for task in self._waiting if task.key not in keys)
+        return dropped
+
+    def poll(self, timeout_s: float) -> list[Verdict]:
+        """Verdicts that are there, waiting at most `timeout_s` for something to happen; perhaps none.
+
+        Raises ConfigError when workers do not start, several times in a row.
+        """
+        for selected, events in self._selector.select(self._patience(timeout_s)):
+            worker: Worker = selected.data
+            if worker not in self._workers:  # replaced in this very round
+                continue
+            if events & selectors.EVENT_WRITE:
+                worker.child.flush()
+            if events & selectors.EVENT_READ:
+                self._receive(worker)
+        self._keep_deadlines()
+        self._assign()
+        self._killed = [child for child in self._killed if not child.ended]
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
+
+    def close(self) -> None:
+        """Kill every worker with all it started, and forget what was not scored."""
+        for worker in self._workers:
+            self._kill(worker)
+        for child in self._killed:
+            child.reap()
+        self._workers, self._killed = [], []
+        self._waiting.clear()
+        self._selector.close()
+
+    def _assign(self) -> None:
+        """Give waiting tasks to idle workers."""
+        for worker in self._workers:
+            if self._waiting and not worker.under_way:
+                worker.begin(self._waiting.popleft())
+
+    def _receive(self, worker: Worker) -> None:
+        try:
+            for record in worker.child.receive():
+                if worker.ready:
+                    self._take_verdict(worker, record)
+                else:
+                    self._take_start(worker, record)
+                    return  # a worker writes nothing else before its first task
+        except ChildLost as lost:
+            self._lose(worker, str(lost))
+        except (ValueError, KeyError, TypeError) as error:
+            self._lose(worker, f"it wrote what is no verdict: {error}")
+
+    def _take_start(self, worker: Worker, record: dict[str, Any]) -> None:
+        if "broken" in record:
+            self._fail_start(worker, str(record["broken"]))
+        elif record == {"ready": True}:
+            worker.ready, self._failed_starts = True, 0
+        else:
+            raise ValueError("a worker's first frame must say that it is ready or broken")
+
+    def _take_verdict(self, worker: Worker, record: dict[str, Any]) -> None:
+        if worker.task is None:
+            raise ValueError("nobody asked for one")
+        status, reward = VerdictStatus(record["status"]), float(record.get("reward", 0.0))
+        if not math.isfinite(reward):
+            raise ValueError(f"its reward is {reward}")
+        self._conclude(worker, status, reward, record.get("correct"), str(record.get("error", "")))
+
+    def _conclude(self, worker: Worker, status: VerdictStatus, reward: float, correct: bool | None, error: str) -> None:
+        if worker.task is not None:
+            score_s = time.monotonic() - worker.since
+            self._verdicts.append(Verdict(worker.task.key, status, reward, correct, error, score_s))
+            worker.task = None
+
+    def _patience(self, timeout_s: float) -> float:
+        """How long `poll` may wait: until the next deadline at most."""
+        if self._verdicts:
+            return 0.0
+        deadlines = [worker.since + self._allowed_s(worker) for worker in self._workers if worker.under_way]
+        return max(0.0, min([timeout_s, *(deadline - time.monotonic() for deadline in deadlines)]))
+
+    def _allowed_s(self, worker: Worker) -> float:
+        return self._timeout_s if worker.ready else START_S
+
+    def _keep_deadlines(self) -> None:
+        now = time.monotonic()
+        late = [
+            worker for worker in self._workers if worker.under_way and now - worker.since >= self._allowed_s(worker)
+        ]
+        for worker in late:
+            if worker.ready:
+                self._conclude(worker, VerdictStatus.TIMEOUT, 0.0, None, f"no score within {self._timeout_s:g} s")
+                self._replace(worker)
+            else:
+                self._fail_start(
+                    worker, f"reward.function {self._function!r} must load within {START_S:g} s: it did not"
+                )
+
+    def _lose(self, worker: Worker, reason: str) -> None:
+        """A worker ended by itself, or talks nonsense."""
+        if worker.ready:
+            self._conclude(worker, VerdictStatus.ERROR, 0.0, None, f"the worker process is lost: {reason}")
+            self._replace(worker)
+        else:
+            self._fail_start(
+                worker, f"reward.function {self._function!r} must load: its worker process did not: {reason}"
+            )
+
+    def _fail_start(self, worker: Worker, sentence: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= self._max_failed_starts:
+            raise ConfigError(sentence)
+        self._replace(worker)
+
+    def _replace(self, worker: Worker) -> None:
+        self._kill(worker)
+        self._workers[self._workers.index(worker)] = Worker(self._selector, self._order)
+
+    def _kill(self, worker: Worker) -> None:
+        worker.child.kill()
+        self._killed.append(worker.child)

@@ -1,0 +1,87 @@
+"""The samples of a run, kept for people beside the journal; knows only what it is handed."""
+
+import array
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from areal_bus.effects import Keep
+
+
+class SampleFile:
+    """Appends a JSON line a sample to RUN/samples/samples.jsonl, and one to tokens.jsonl (fields: docs/journal.md)."""
+
+    def __init__(self, run_folder: Path, *, tokens: bool = False) -> None:
+        folder = run_folder / "samples"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = _append(folder / "samples.jsonl")
+        self._tokens = _append(folder / "tokens.jsonl") if tokens else None
+
+    def keep(self, effect: Keep) -> None:
+        _write(self._file, as_line(effect))
+        if self._tokens is not None:
+            _write(self._tokens, as_tokens(effect))
+
+    def close(self) -> None:
+        os.close(self._file)
+        if self._tokens is not None:
+            os.close(self._tokens)
+
+
+def as_line(effect: Keep) -> dict[str, Any]:
+    """One sample, flat but for its spans."""
+    s = effect.scored
+    has_value = s.status == "value"
+    return {
+        "kind": "evaluation" if s.evaluation else "train",
+        "evaluation": s.evaluation,
+        "step": effect.step,
+        "version": effect.clock,
+        "uid": s.uid,
+        "sample": s.sample,
+        "attempt": s.attempt,
+        "generator": s.generator,
+        "prompt": s.prompt_text,
+        "completion": s.text,
+        "reward": s.reward if has_value else None,
+        "correct": s.correct,
+        "status": s.status,
+        "error": s.error,
+        "finish": s.finish,
+        "versions": s.spans,
+        "n_tokens": s.n_sampled,
+        "n_masked": effect.n_masked,
+    }
+
+
+def as_tokens(effect: Keep) -> dict[str, Any]:
+    """The tokens of one sample: all ids, and of the sampled ones log-prob and version."""
+    s = effect.scored
+    return {
+        "evaluation": s.evaluation,
+        "uid": s.uid,
+        "sample": s.sample,
+        "attempt": s.attempt,
+        "segments": s.segments,
+        "versions": s.spans,
+        "ids": _numbers("i", s.ids),
+        "logps": [float(f"{logp:.9g}") for logp in _numbers("f", s.logps)],  # 9 digits name a float32
+    }
+
+
+def _numbers(kind: str, raw: bytes) -> list[Any]:
+    """Little-endian int32 ("i") or float32 ("f") as plain numbers."""
+    numbers = array.array(kind, raw)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def _append(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+
+def _write(file: int, line: dict[str, Any]) -> None:
+    os.write(file, json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")

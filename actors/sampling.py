@@ -1,0 +1,146 @@
+"""Groups become trajectories: episodes over an engine; knows no bus, no reward and no weights."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actors.context import dump
+from actors.engines.protocol import Completion, Engine, Request
+from actors.workflows.driver import Asked, EpisodeRun
+from actors.workflows.protocol import Workflow
+from areal_bus.config import Config
+from areal_bus.errors import ConfigError, PromptTooLong
+from areal_bus.journal import Event, Journal
+from areal_bus.messages import Prompt, Refund, Trajectory, Unsampled
+
+Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
+Outcome = Trajectory | Unsampled
+
+
+@dataclass(slots=True)
+class Live:
+    """One sample under way."""
+
+    run: EpisodeRun
+    row: dict[str, Any]
+    seed: tuple[int, ...]
+    began: float  # monotonic
+
+
+class Sampling:
+    """Owns the live episodes of one generator."""
+
+    def __init__(
+        self, engine: Engine, workflow: Workflow, tokenizer: Any, config: Config, *, name: str, journal: Journal
+    ) -> None:
+        self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
+        self._config, self._name, self._journal = config, name, journal
+        self._live: dict[Key, Live] = {}
+
+    @property
+    def n_live(self) -> int:
+        return len(self._live)
+
+    def begin(self, prompt: Prompt) -> Iterator[Outcome]:
+        """Start the samples of a group; yields what ended at once (a group that cannot be sampled, once)."""
+        row = json.loads(prompt.row)
+        for sample in prompt.samples:
+            key = (prompt.evaluation, prompt.uid, prompt.attempt, sample)
+            run = EpisodeRun(self._workflow, row, self._tokenizer)
+            seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
+            self._live[key] = Live(run, row, seed, time.monotonic())
+            evaluation = {"evaluation": prompt.evaluation} if prompt.evaluation else {}
+            self._journal.write(Event.REQUEST, uid=prompt.uid, sample=sample, attempt=prompt.attempt, **evaluation)
+            outcome = self._advance(key, None)
+            if outcome is not None:
+                yield outcome
+            if isinstance(outcome, Unsampled):
+                return
+
+    def step(self) -> Iterator[Outcome]:
+        """One decode step of the engine; yields what ended with it."""
+        for completion in self._engine.step():
+            key = completion.key[:4]
+            if key in self._live:  # a sibling's failure may have ended it just now
+                outcome = self._advance(key, completion)
+                if outcome is not None:
+                    yield outcome
+
+    def cancel(self, evaluation: str, uid: int, attempt: int) -> None:
+        """End every sample of a group; nothing of it is wanted."""
+        for key in [key for key in self._live if key[:3] == (evaluation, uid, attempt)]:
+            live = self._live.pop(key)
+            if live.run.n_turns:
+                self._engine.abort((*key, live.run.n_turns - 1))
+            live.run.close()
+
+    def _advance(self, key: Key, completion: Completion | None) -> Outcome | None:
+        """Let the episode go on; its trajectory when it has ended, and why not when it cannot."""
+        live = self._live[key]
+        try:
+            asked = live.run.start() if completion is None else live.run.answer(completion)
+            if asked is None:
+                return self._finish(key)
+            self._engine.submit(self._request(key, live, asked))
+        except ConfigError:
+            raise  # the whole run is set up wrongly
+        except Exception as error:  # noqa: BLE001  the user's code: the group is refunded with the text (I3)
+            reason = Refund.PROMPT_TOO_LONG if isinstance(error, PromptTooLong) else Refund.SAMPLING_ERROR
+            self.cancel(*key[:3])
+            text = str(error) if reason == Refund.PROMPT_TOO_LONG else f"{type(error).__name__}: {error}"
+            return Unsampled(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text[:2000])
+        return None
+
+    def _request(self, key: Key, live: Live, asked: Asked) -> Request:
+        gconfig = self._config.gconfig
+        return Request(
+            key=(*key, live.run.n_turns - 1),
+            ids=asked.ids,
+            seed=live.seed,
+            max_new_tokens=asked.max_new_tokens or gconfig.max_new_tokens,
+            temperature=self._config.evaluate.temperature if key[0] else gconfig.temperature,
+            top_p=gconfig.top_p,
+        )
+
+    def _finish(self, key: Key) -> Trajectory:
+        live = self._live.pop(key)
+        run, (evaluation, uid, attempt, sample) = live.run, key
+        assert run.episode is not None
+        self._journal.write(
+            Event.COMPLETION,
+            uid=uid,
+            sample=sample,
+            attempt=attempt,
+            **({"evaluation": evaluation} if evaluation else {}),
+            n_tokens=len(run.logps),
+            finish=run.finish,
+            versions=[number for span in run.spans for number in span],
+        )
+        return Trajectory(
+            uid=uid,
+            sample=sample,
+            attempt=attempt,
+            evaluation=evaluation,
+            generator=self._name,
+            finish=run.finish,
+            segments=run.segments,
+            spans=run.spans,
+            seconds=time.monotonic() - live.began,
+            ids=np.asarray(run.ids, dtype="<i4").tobytes(),
+            logps=np.asarray(run.logps, dtype="<f4").tobytes(),
+            prompt_text=run.prompt_text(),
+            text=run.episode.text,
+            row=dump({**live.row, **run.episode.row}),
+        )
+
+
+def evaluation_number(evaluation: str) -> int:
+    """0 for training; another number for each evaluation, so that their seeds never meet."""
+    if not evaluation:
+        return 0
+    return 1 + int.from_bytes(hashlib.blake2b(evaluation.encode(), digest_size=7).digest(), "little")

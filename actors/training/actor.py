@@ -1,0 +1,259 @@
+"""PPOActor: a batch in, an updated policy and the step's figures out; knows nothing of messages or pushes."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from loguru import logger
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from actors.context import Pulse
+from actors.training.advantages import group_advantages, normalize
+from actors.training.batch import Batch
+from actors.training.evidence import save_batch
+from actors.training.figures import Figures, count
+from actors.training.objectives import Terms, decoupled_ppo, mismatch, ppo
+from actors.training.packing import pack
+from actors.training.policy import Policy, whole
+from actors.training.row import Piece, n_rows
+from actors.training.schedule import learning_rate
+from actors.training.watch import Watch
+from areal_bus.config import Config
+from areal_bus.errors import ImpossibleEvent, NonFinite
+from areal_bus.journal import Event, Journal
+
+Publish = Callable[[int, dict[str, float]], None]
+
+
+class PPOActor:
+    """The policy, its optimizer and its clock: `version` = updates finished."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        *,
+        journal: Journal,
+        pulse: Pulse,
+        folder: Path,
+        publish: Publish = lambda version, stats: None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`publish(version, stats)` is called at the end of every update, `tick()` between micro-batches; what either
+        raises ends the step. `folder` is the run's.
+        """
+        self.policy = policy
+        self.version = 0
+        self._config = config
+        self._settings = config.actor
+        self._ranks = policy.ranks
+        self._journal = journal
+        self._pulse = pulse
+        self._folder = folder
+        self._publish = publish
+        self._tick = tick
+        self._watch = Watch(self._warn)
+        self._n_applied = 0  # optimizer steps of the update under way
+        self.optimizer = torch.optim.AdamW(
+            list(policy.parameters().values()),
+            lr=config.actor.lr,
+            betas=(config.actor.adam_beta1, config.actor.adam_beta2),
+            eps=config.actor.adam_eps,
+            weight_decay=config.actor.weight_decay,
+        )
+
+    def compute_advantages_and_returns(self, batch: Batch) -> Batch:
+        """Fill in advantages and signals and, where needed, the proximal log-probs; returns the same batch.
+
+        The proximal log-probs are those of the parameters just before the update. With one minibatch the update's own
+        forward has exactly those parameters, so it gives them and no forward is spent here.
+        """
+        with self._journal.span("prox"):
+            batch.advantages, batch.signal = group_advantages(
+                torch.tensor([item.reward for item in batch.items], dtype=torch.float64),
+                torch.tensor([item.group for item in batch.items], dtype=torch.int64),
+                kind=self._settings.advantage,
+            )
+            if self._settings.normalize_batch:
+                weights = torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64)
+                batch.advantages = normalize(batch.advantages, weights, batch.signal, self._ranks.sum)
+            if self._settings.recompute_logprobs and self._settings.ppo_n_minibatches > 1:
+                self._compute_prox(batch)
+        return batch
+
+    def ppo_update(self, batch: Batch) -> dict[str, float]:
+        """One training step: an optimizer step for each minibatch that has a token to train; returns its figures.
+
+        Raises ImpossibleEvent for a batch of another version (each batch is trained once, I4) and NonFinite, with the
+        batch saved, when a loss or gradient is not finite: that minibatch is not applied and nothing is published. The
+        minibatches before it are applied and stay so: afterwards the weights are no version (`check_whole`).
+        """
+        self.check_whole()
+        if batch.clock != self.version:
+            raise ImpossibleEvent(
+                f"a batch is trained once, at the version it was taken at: clock {batch.clock}, version {self.version}"
+            )
+        began = time.monotonic()
+        figures = count(batch)
+        rate = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        norms = [
+            norm for members in self._minibatches(batch) if (norm := self._step(batch, members, figures)) is not None
+        ]
+        figures.reduce(self._ranks)
+        self._watch.look(batch, figures, eta=self._config.rollout.max_head_offpolicyness)
+        stats = figures.flat() | {"lr": rate, "n_optimizer_steps": float(len(norms))}
+        if norms:
+            stats["grad_norm"] = sum(norms) / len(norms)
+        stats["update_s"] = time.monotonic() - began
+        self._n_applied = 0
+        self.version += 1
+        self._publish(self.version, stats)
+        return stats
+
+    def check_whole(self) -> None:
+        """Raises ImpossibleEvent once an update broke off with a part of it applied: such weights are no version."""
+        if self._n_applied:
+            raise ImpossibleEvent(
+                f"only whole updates are trained on, pushed and kept: the one of version {self.version} broke off "
+                f"after {self._n_applied} optimizer steps"
+            )
+
+    def _minibatches(self, batch: Batch) -> list[list[int]]:
+        """Item indices to compute, by minibatch: whole groups dealt in turn; items that train nothing are left out."""
+        if batch.advantages is None or batch.signal is None:
+            raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
+        n = self._settings.ppo_n_minibatches
+        turn = {group: (i + self._ranks.index) % n for i, group in enumerate(batch.groups)}
+        parts: list[list[int]] = [[] for _ in range(n)]
+        for index, (item, has_signal) in enumerate(zip(batch.items, batch.signal.tolist(), strict=True)):
+            if has_signal and item.n_trained:
+                parts[turn[item.group]].append(index)
+        return parts
+
+    def _step(self, batch: Batch, members: list[int], figures: Figures) -> float | None:
+        """Gradient and optimizer step of one minibatch; the gradient's norm, or None without a token to train."""
+        (n_tokens,) = self._ranks.sum([float(sum(batch.items[i].n_trained for i in members))])
+        if not n_tokens:
+            return None
+        with self._journal.span("backward"):
+            self.optimizer.zero_grad()
+            loss = 0.0
+            for indices in self._micro_batches(batch, members):
+                loss += self._backward(batch, indices, n_tokens, figures)
+                self._beat()
+        with self._journal.span("optimizer"):
+            grads = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
+            norm_tensor = whole(get_total_norm(grads))
+            norm = float(norm_tensor)
+            (total,) = self._ranks.sum([loss])
+            if not (math.isfinite(norm) and math.isfinite(total)):
+                self._refuse(batch, loss=total, norm=norm)
+            clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
+            self._n_applied += 1
+            self.optimizer.step()
+        return norm
+
+    def _backward(self, batch: Batch, indices: list[int], n_tokens: float, figures: Figures) -> float:
+        """Add one micro-batch's gradient of (sum of token losses) / n_tokens; that share of the loss is returned."""
+        if not indices:
+            self.policy.idle_pass()
+            return 0.0
+        items = [batch.items[i] for i in indices]
+        theta_N, entropy_N = self.policy.logprobs(_pieces(batch, indices), entropy=True)
+        device = theta_N.device
+        behav_N = torch.cat([item.behav_K[item.trained_K] for item in items]).to(device)
+        known = all(i in batch.prox for i in indices)
+        prox_N = torch.cat([batch.prox[i] for i in indices]).to(device) if known else theta_N.detach()
+        advantages = self._advantages(batch, indices).to(device)
+        terms = self._objective(theta_N, prox_N, behav_N, advantages)
+        loss = terms.loss_N.sum() / n_tokens
+        loss.backward()  # type: ignore[no-untyped-call]
+        if known or not self._n_applied:  # else theta has gone from the sampler by this update's own steps as well
+            figures.add(mismatch(theta_N.detach(), prox_N, behav_N))
+        sums = figures.sums
+        sums.entropy += float(entropy_N.sum()) if entropy_N is not None else 0.0
+        sums.clipped += float(terms.clipped_N.sum())
+        sums.loss += float(loss.detach()) * n_tokens
+        return float(loss.detach())
+
+    def _objective(self, theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, advantage_N: Tensor) -> Terms:
+        settings = self._settings
+        if settings.use_decoupled_loss:
+            cap = settings.behav_imp_weight_cap
+            return decoupled_ppo(theta_N, prox_N, behav_N, advantage_N, eps_clip=settings.eps_clip, cap=cap)
+        anchor_N = prox_N if settings.recompute_logprobs else behav_N
+        return ppo(theta_N, anchor_N, advantage_N, eps_clip=settings.eps_clip)
+
+    def _advantages(self, batch: Batch, indices: Sequence[int]) -> Tensor:
+        if batch.advantages is None:
+            raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
+        counts = torch.tensor([batch.items[i].n_trained for i in indices])
+        return batch.advantages[torch.tensor(indices)].repeat_interleave(counts)
+
+    def _compute_prox(self, batch: Batch) -> None:
+        members = [i for part in self._minibatches(batch) for i in part]
+        with torch.no_grad():
+            for indices in self._micro_batches(batch, members):
+                if not indices:
+                    self.policy.idle_pass()
+                    continue
+                logp_N, _ = self.policy.logprobs(_pieces(batch, indices))
+                counts = [batch.items[i].n_trained for i in indices]
+                batch.prox.update(zip(indices, torch.split(logp_N.cpu(), counts), strict=True))
+                self._beat()
+
+    def _micro_batches(self, batch: Batch, members: list[int]) -> list[list[int]]:
+        """Item indices by micro-batch, as many on every rank: an empty one is an idle pass.
+
+        A group stays together, so that its prompt is read once, unless it is over the budget.
+        """
+        capacity = self._config.learner.max_tokens_per_mb
+        units: list[tuple[list[int], int]] = []  # (items, tokens)
+        for group in dict.fromkeys(batch.items[i].group for i in members):
+            together = [i for i in members if batch.items[i].group == group]
+            tokens = n_rows(_pieces(batch, together))
+            if self.policy.packed and tokens <= capacity:
+                units.append((together, tokens))
+            else:
+                units += [([i], n_rows(_pieces(batch, [i]))) for i in together]
+        parts = pack([tokens for _, tokens in units], capacity=capacity)
+        (most,) = self._ranks.max([float(len(parts))])
+        chosen = [sorted((i for unit in part for i in units[unit][0]), key=_longest_first(batch)) for part in parts]
+        return chosen + [[] for _ in range(int(most) - len(parts))]
+
+    def _beat(self) -> None:
+        self._pulse.progress += 1
+        self._tick()
+
+    def _refuse(self, batch: Batch, *, loss: float, norm: float) -> NoReturn:
+        sentence = f"loss and gradient must be finite: loss {loss}, gradient norm {norm} at version {self.version}"
+        folder = self._folder / "nonfinite" / f"step-{batch.step:06d}" / f"rank-{self._ranks.index}"
+        save_batch(folder, batch, reason=sentence)
+        applied = (
+            f"{self._n_applied} of {self._settings.ppo_n_minibatches} minibatches were applied before it, so these "
+            "weights are neither pushed nor kept"
+            if self._n_applied
+            else "nothing was applied"
+        )
+        raise NonFinite(f"{sentence}; {applied}; the batch is in {folder}")
+
+    def _warn(self, sentence: str) -> None:
+        if self._ranks.index == 0:
+            logger.warning(sentence)
+            self._journal.write(Event.NOTE, text=sentence)
+
+
+def _pieces(batch: Batch, indices: Sequence[int]) -> list[Piece]:
+    items = [batch.items[i] for i in indices]
+    return [Piece(item.ids_T, item.places_K[item.trained_K], family=item.group) for item in items]
+
+
+def _longest_first(batch: Batch) -> Callable[[int], int]:
+    """Equal lengths side by side: attention takes them in one call."""
+    return lambda i: -len(batch.items[i].ids_T)

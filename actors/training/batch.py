@@ -1,0 +1,138 @@
+"""A rank's share of a batch as tensors, with the staleness mask applied; knows nothing of models or messages' way.
+
+Shapes: T tokens of a trajectory (given and sampled), K of them sampled.
+"""
+
+import array
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import ShardItem
+from areal_bus.staleness import StalenessPolicy, runs_under
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One trajectory. A sampled token that is not trained stays as context only (I2)."""
+
+    uid: int
+    sample: int
+    group: int  # index within the whole batch, over all ranks
+    reward: float
+    correct: bool | None
+    finish: str
+    text: str  # for people
+    ids_T: Tensor  # int64
+    places_K: Tensor  # int64: where in ids_T the sampled tokens lie
+    behav_K: Tensor  # float32: log-probs under the version stamped on each
+    trained_K: Tensor  # bool: young enough
+    lags_K: Tensor  # int64: clock - version
+
+    @property
+    def n_trained(self) -> int:
+        return int(self.trained_K.sum())
+
+    @property
+    def n_sampled(self) -> int:
+        return len(self.places_K)
+
+
+@dataclass(slots=True)
+class Batch:
+    """A rank's share: whole groups. Advantages and proximal log-probs are there once they are computed."""
+
+    step: int
+    clock: int  # c: updates finished when the batch was taken
+    n_groups: int  # of the whole batch, over all ranks
+    items: list[Item]
+    advantages: Tensor | None = None  # (n_items,) float32
+    signal: Tensor | None = None  # (n_items,) bool: False in groups whose rewards are all equal
+    prox: dict[int, Tensor] = field(default_factory=dict)  # item index -> (n_trained,) log-probs, detached
+
+    @property
+    def groups(self) -> list[int]:
+        """Indices of this rank's groups, ascending."""
+        return sorted({item.group for item in self.items})
+
+
+def build(
+    shard: Iterable[ShardItem],
+    *,
+    step: int,
+    clock: int,
+    n_groups: int,
+    eta: int,
+    policy: StalenessPolicy = StalenessPolicy.MASK,
+    n_samples: int | None = None,
+) -> Batch:
+    """The batch of a rank's share, in the order of (group, sample).
+
+    Raises ImpossibleEvent when an item contradicts itself (I5) or its policy (I2), or a group is not whole (I8).
+    """
+    ordered = sorted(shard, key=lambda item: (item.group, item.sample))
+    items = [_item(item, clock=clock, eta=eta, policy=policy) for item in ordered]
+    sizes: dict[int, int] = {}
+    for item in items:
+        sizes[item.group] = sizes.get(item.group, 0) + 1
+    short = {group: n for group, n in sizes.items() if n_samples is not None and n != n_samples}
+    if short:
+        raise ImpossibleEvent(f"a rank trains whole groups of {n_samples} samples: step {step} brought {short}")
+    return Batch(step=step, clock=clock, n_groups=n_groups, items=items)
+
+
+def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> Item:
+    ids = numbers("i", item.ids)
+    places = _places(item.segments)
+    try:
+        runs = runs_under(policy, item.spans, clock, eta)
+    except ValueError as error:
+        raise ImpossibleEvent(f"uid {item.uid} sample {item.sample}: {error}") from None
+    behav = numbers("f", item.logps)
+    n_given_and_sampled = sum(given + sampled for given, sampled in item.segments)
+    if not len(places) == len(behav) == sum(n for n, _ in runs) or len(ids) != n_given_and_sampled:
+        raise ImpossibleEvent(
+            f"segments, spans, ids and log-probs must agree: uid {item.uid} sample {item.sample} has {len(places)} "
+            f"sampled tokens in segments, {sum(n for n, _ in runs)} in spans, {len(behav)} log-probs, {len(ids)} ids"
+        )
+    if places and places[0] == 0:
+        raise ImpossibleEvent(f"a sampled token follows a given one: uid {item.uid} sample {item.sample} has no prompt")
+    trained = [trained for n, trained in runs for _ in range(n)]
+    lags = [clock - version for version, n in item.spans for _ in range(n)]
+    return Item(
+        uid=item.uid,
+        sample=item.sample,
+        group=item.group,
+        reward=item.reward,
+        correct=item.correct,
+        finish=item.finish,
+        text=item.text,
+        ids_T=torch.tensor(ids, dtype=torch.int64),
+        places_K=torch.tensor(places, dtype=torch.int64),
+        behav_K=torch.tensor(behav, dtype=torch.float32),
+        trained_K=torch.tensor(trained, dtype=torch.bool),
+        lags_K=torch.tensor(lags, dtype=torch.int64),
+    )
+
+
+def _places(segments: Sequence[Sequence[int]]) -> list[int]:
+    places: list[int] = []
+    at = 0
+    for n_given, n_sampled in segments:
+        at += n_given
+        places.extend(range(at, at + n_sampled))
+        at += n_sampled
+    return places
+
+
+def numbers(kind: str, raw: bytes) -> Sequence[float]:
+    """Little-endian int32 ("i") or float32 ("f") bytes as numbers."""
+    values = array.array(kind)
+    values.frombytes(raw)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()

@@ -1,0 +1,137 @@
+"""The policy as log-probs: a packed forward of a Hugging Face causal LM; knows nothing of advantages or steps.
+
+Shapes: S tokens of a packed row, N wanted tokens of it, V words.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from actors.training import attention
+from actors.training.ranks import Ranks
+from actors.training.row import Piece, lay_out
+from areal_bus.errors import ConfigError
+
+
+class Policy:
+    """A causal LM on one device, sharded by FSDP2 when there is more than one learner rank.
+
+    Parameters, gradients and optimizer state are float32: most updates are smaller than half a step of bfloat16, which
+    would lose them. `dtype` is the type of compute, and of the weights that others get (pushes, exports).
+    """
+
+    def __init__(
+        self,
+        model: Any,  # a transformers PreTrainedModel; its classes are not typed
+        *,
+        ranks: Ranks,
+        device: str,
+        temperature: float,
+        dtype: str = "float32",
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        """Raises ValueError for a model that is not in float32."""
+        found = {parameter.dtype for parameter in model.parameters()}
+        if found != {torch.float32}:
+            raise ValueError(f"a policy keeps its parameters in float32: the model has {sorted(map(str, found))}")
+        self.ranks = ranks
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.device = torch.device(device)
+        self.temperature = temperature
+        self.model = model.to(self.device)
+        self.packed = attention.supports(model.config) and model.config._attn_implementation == "sdpa"
+        if self.packed:
+            self.model.set_attn_implementation(attention.NAME)
+        self.model.eval()  # no dropout: log-probs must be those of the sampler
+        if gradient_checkpointing:
+            self._checkpoint_activations()
+        if ranks.size > 1:
+            shard(self.model, self.dtype)
+
+    def _checkpoint_activations(self) -> None:
+        dropouts = {
+            key: value
+            for key, value in self.model.config.to_dict().items()
+            if "dropout" in key and value not in (0, None)
+        }
+        if dropouts:
+            raise ConfigError(
+                f"learner.gradient_checkpointing needs a model without dropout, this one has {dropouts}: set it to 0 "
+                "in its config.json, or learner.gradient_checkpointing = false"
+            )
+        self.model.train()  # transformers checkpoints activations in training mode only
+        self.model.activation_checkpointing_enable({"use_reentrant": False})
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Name -> live parameter, tied ones once; DTensors when sharded."""
+        return dict(self.model.named_parameters())
+
+    def _compute(self) -> AbstractContextManager[object]:
+        """Where a forward is of type `dtype`: FSDP2 casts by its own policy, a single rank by autocast."""
+        if self.ranks.size > 1 or self.dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def logprobs(self, pieces: Sequence[Piece], *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """(logp_N, entropy_N) of the wanted tokens of all pieces in order, float32, at the policy's temperature.
+
+        The pieces are packed into one row; each is read as if alone, but a family's prompt only once where the model
+        allows it (`packed`). The entropy carries no gradient.
+        """
+        row = lay_out(pieces, share=self.packed)
+        with self._compute():
+            output = self.model(
+                input_ids=row.ids_S.unsqueeze(0).to(self.device),
+                position_ids=row.positions_S.unsqueeze(0).to(self.device),
+                use_cache=False,  # with a cache transformers would not see that the row is packed
+                logits_to_keep=row.wanted_N.to(self.device),
+                **({"packing": attention.Packing.of(row, self.device)} if self.packed else {}),
+            )
+        return _taken(output.logits[0].float() / self.temperature, row.targets_N.to(self.device), entropy=entropy)
+
+    def idle_pass(self) -> None:
+        """A forward and backward pass with no effect, so that this rank takes part in the others' collectives."""
+        piece = Piece(ids_T=torch.zeros(2, dtype=torch.int64), places_K=torch.ones(1, dtype=torch.int64))
+        logp_N, _ = self.logprobs([piece])
+        if torch.is_grad_enabled():
+            (logp_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+
+
+def _taken(logits_NV: Tensor, targets_N: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    total_N = torch.logsumexp(logits_NV, dim=-1)
+    logp_N = logits_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1) - total_N
+    if not entropy:
+        return logp_N, None
+    with torch.no_grad():
+        share_NV = torch.exp(logits_NV - total_N.unsqueeze(1))
+        entropy_N = total_N - torch.einsum("nv,nv->n", share_NV, logits_NV)
+    return logp_N, entropy_N
+
+
+def shard(model: Any, dtype: torch.dtype) -> None:
+    """FSDP2 over the default process group: a unit a decoder layer, the rest (with tied embeddings) in the root.
+
+    Shards are float32, gathered ones of `dtype`. Gradients are summed over the ranks in float32, not averaged: a loss
+    is divided by the global number of tokens beforehand.
+    """
+    mixed = MixedPrecisionPolicy() if dtype is torch.float32 else MixedPrecisionPolicy(dtype, torch.float32)
+    layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
+    if not layers:
+        raise ConfigError(f"several learners need a model made of decoder layers: {type(model).__name__} has none")
+    for layer in layers:
+        fully_shard(layer, mp_policy=mixed)
+    fully_shard(model, mp_policy=mixed)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of a shard (a collective when sharded), else the tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,106 @@
+"""Rollout: a rank's share of the next batch, as the head hands it out; knows nothing of how samples are made."""
+
+from collections.abc import Callable, Iterator
+
+from actors.context import Pulse
+from actors.training.batch import Batch, build
+from actors.training.letterbox import Letterbox
+from areal_bus.errors import ConfigError, ImpossibleEvent
+from areal_bus.journal import Journal
+from areal_bus.messages import BatchRequest, Message, NoBatch, ShardEnd, ShardItem
+from areal_bus.staleness import StalenessPolicy
+
+
+class Rollout:
+    """Batches of one run, in order. Asynchronous or not is the gate's matter (eta), not the loop's."""
+
+    def __init__(
+        self,
+        send: Callable[[Message], None],
+        letterbox: Letterbox,
+        *,
+        journal: Journal,
+        pulse: Pulse,
+        eta: int,
+        n_samples: int,
+        version: Callable[[], int],
+        policy: StalenessPolicy = StalenessPolicy.MASK,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`send` reaches the head; `version` counts updates finished; `look` is called every second of a wait."""
+        self._send = send
+        self._letterbox = letterbox
+        self._journal = journal
+        self._pulse = pulse
+        self._eta = eta
+        self._n_samples = n_samples
+        self._version = version
+        self._policy = policy
+        self._look = look
+        self._step = 0
+        self.ended = False  # there will be no further batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Every batch until the run or its data ends."""
+        while (batch := self.prepare_batch()) is not None:
+            yield batch
+
+    def prepare_batch(self) -> Batch | None:
+        """Ask for the next batch and wait for it; None when there will be none.
+
+        Raises StopRun, ImpossibleEvent, and ConfigError while the last batch is not trained.
+        """
+        self.check_trained()
+        if self.ended:
+            return None
+        with self._journal.span("wait_batch"):
+            self._pulse.note = f"waits for the batch of step {self._step}"
+            self._send(BatchRequest(step=self._step))
+            end, items = self._collect()
+            if end is None:
+                self.ended = True
+                return None
+            batch = build(
+                items,
+                step=end.step,
+                clock=end.clock,
+                n_groups=end.n_groups,
+                eta=self._eta,
+                policy=self._policy,
+                n_samples=self._n_samples,
+            )
+        self._pulse.note = f"trains step {self._step}"
+        self.ended = end.last
+        self._step += 1
+        return batch
+
+    def check_trained(self) -> None:
+        """Raises ConfigError when a batch was taken and not trained: the head counts on an update for each."""
+        if self._version() < self._step:
+            raise ConfigError(
+                "each batch is trained by actor.ppo_update before the next is asked for, and none can be skipped: the "
+                f"learner.loop took the batch of step {self._step - 1} and made no update of it"
+            )
+
+    def _collect(self) -> tuple[ShardEnd | None, list[ShardItem]]:
+        items: list[ShardItem] = []
+        while True:
+            message = self._letterbox.take(look=self._look_around)
+            if not isinstance(message, ShardItem | ShardEnd | NoBatch):
+                continue
+            if message.step != self._step:
+                raise ImpossibleEvent(f"batches come in order: waited for step {self._step}, got step {message.step}")
+            if isinstance(message, NoBatch):
+                return None, []
+            if isinstance(message, ShardItem):
+                items.append(message)
+                continue
+            if len(items) != message.n_items:
+                raise ImpossibleEvent(
+                    f"a share comes whole: step {self._step} announced {message.n_items} items, {len(items)} came"
+                )
+            return message, items
+
+    def _look_around(self) -> None:
+        self._journal.mark("wait_batch")
+        self._look()

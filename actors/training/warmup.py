@@ -1,0 +1,108 @@
+"""Supervised warm-up on a task's own demonstrations, before version 0; knows nothing of rewards or of the ring."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from actors.context import Pulse
+from actors.training.packing import pack
+from actors.training.policy import Policy
+from actors.training.row import Piece
+from actors.workflows.prompting import fill, prompt_ids
+from actors.workflows.protocol import Row
+from areal_bus.config import DataConfig, WarmupConfig
+from areal_bus.errors import ConfigError, NonFinite
+from areal_bus.journal import Event, Journal
+
+MAX_GRAD_NORM = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A prompt's tokens and the completion to imitate, its end-of-text token included."""
+
+    prompt: Sequence[int]
+    completion: Sequence[int]
+
+    def piece(self) -> Piece:
+        ids_T = torch.tensor([*self.prompt, *self.completion], dtype=torch.int64)
+        return Piece(ids_T=ids_T, places_K=torch.arange(len(self.prompt), len(ids_T)))
+
+
+def demonstrate(rows: Sequence[Row], tokenizer: Any, data: DataConfig) -> list[Demonstration]:
+    """What the rows demonstrate: the prompt as a workflow of one turn asks it, the answer, the end-of-text token."""
+    return [
+        Demonstration(
+            prompt=prompt_ids(fill(data.prompt, row, data.question_key), data, tokenizer),
+            completion=[
+                *tokenizer(row["demonstration"], add_special_tokens=False)["input_ids"],
+                tokenizer.eos_token_id,
+            ],
+        )
+        for row in rows
+        if row.get("demonstration")
+    ]
+
+
+def warm_up(
+    policy: Policy,
+    demonstrations: Sequence[Demonstration],
+    settings: WarmupConfig,
+    *,
+    seed: int,
+    capacity: int,
+    journal: Journal,
+    pulse: Pulse,
+    tick: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """`settings.steps` AdamW steps on the mean log-prob of the completions' tokens; returns the loss of each.
+
+    Every rank draws the same batches by `seed` and takes its share of each. `tick` is called every step. Raises
+    NonFinite for a loss that is not finite, ConfigError without demonstrations.
+    """
+    if not demonstrations:
+        raise ConfigError("learner.warmup needs demonstrations: the data has none; set learner.warmup.steps = 0")
+    draw = random.Random(f"warmup {seed}")
+    optimizer = torch.optim.AdamW(list(policy.parameters().values()), lr=settings.lr, weight_decay=0.0)
+    order: list[int] = []
+    losses: list[float] = []
+    for step in range(settings.steps):
+        while len(order) < settings.batch_size:
+            order += draw.sample(range(len(demonstrations)), len(demonstrations))
+        chosen, order = order[: settings.batch_size], order[settings.batch_size :]
+        share = [demonstrations[i].piece() for i in chosen[policy.ranks.index :: policy.ranks.size]]
+        optimizer.zero_grad()
+        losses.append(_gradient(policy, share, capacity=capacity))
+        if not math.isfinite(losses[-1]):
+            raise NonFinite(f"a warm-up loss must be finite: {losses[-1]} at step {step}; lower learner.warmup.lr")
+        clip_grad_norm_(policy.parameters().values(), MAX_GRAD_NORM)
+        optimizer.step()
+        pulse.progress += 1
+        pulse.note = f"warm-up step {step + 1} of {settings.steps}, loss {losses[-1]:.3f}"
+        if policy.ranks.index == 0:
+            journal.write(Event.WARMUP, step=step, loss=losses[-1])
+        journal.mark("warmup")
+        tick()
+    return losses
+
+
+def _gradient(policy: Policy, pieces: list[Piece], *, capacity: int) -> float:
+    """Add the gradient of the mean token loss over all ranks' pieces; that loss is returned."""
+    (n_tokens,) = policy.ranks.sum([float(sum(len(piece.places_K) for piece in pieces))])
+    parts = pack([piece.n_read for piece in pieces], capacity=capacity)
+    (most,) = policy.ranks.max([float(len(parts))])
+    total = 0.0
+    for part in parts:
+        logp_N, _ = policy.logprobs([pieces[i] for i in part])
+        loss = -logp_N.sum() / n_tokens
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    for _ in range(int(most) - len(parts)):
+        policy.idle_pass()
+    (mean,) = policy.ranks.sum([total])
+    return mean

@@ -1,0 +1,1 @@
+"""How a row of data becomes an episode."""

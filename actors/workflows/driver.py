@@ -1,0 +1,109 @@
+"""Runs one episode step by step, without an event loop: the workflow asks, the caller samples and answers.
+
+Knows nothing of engines, the bus or the ring. It keeps what a trajectory is made of: all tokens in order, and the
+log-probs and version spans of the sampled ones.
+"""
+
+from collections.abc import Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actors.engines.protocol import Completion
+from actors.workflows.protocol import Episode, Row, Turn, Workflow
+from areal_bus.errors import WorkflowError
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an episode waits for: a completion of `ids`, of at most `max_new_tokens` (None: as configured)."""
+
+    ids: list[int]
+    max_new_tokens: int | None
+
+    def __await__(self) -> Generator["Asked", Turn, Turn]:
+        return (yield self)
+
+
+class Asker:
+    """The `Ask` of one episode."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    async def __call__(self, ids: Sequence[int], *, max_new_tokens: int | None = None) -> Turn:
+        return await Asked(list(ids), max_new_tokens)
+
+
+class EpisodeRun:
+    """One sample on its way: `start`, then `answer` with each completion, until `episode` is there."""
+
+    def __init__(self, workflow: Workflow, row: Row, tokenizer: Any) -> None:
+        self.ids: list[int] = []  # given and sampled
+        self.logps: list[float] = []  # of the sampled
+        self.spans: list[list[int]] = []  # over the sampled
+        self.segments: list[list[int]] = []  # [n_given, n_sampled] a turn
+        self.finish = ""
+        self.episode: Episode | None = None
+        self._tokenizer = tokenizer
+        self._coroutine: Coroutine[Any, Any, Episode] = workflow.episode(row, Asker(tokenizer))
+
+    @property
+    def n_turns(self) -> int:
+        return len(self.segments)
+
+    def start(self) -> Asked | None:
+        """The first thing asked. Raises what the workflow raises, and WorkflowError when it breaks a rule."""
+        return self._send(None)
+
+    def answer(self, completion: Completion) -> Asked | None:
+        """Record a completion and go on: the next thing asked, or None when the episode has ended."""
+        self.segments[-1][1] = len(completion.ids)
+        self.ids.extend(completion.ids)
+        self.logps.extend(completion.logps)
+        for version, n in completion.spans:
+            if self.spans and self.spans[-1][0] == version:
+                self.spans[-1][1] += n
+            else:
+                self.spans.append([version, n])
+        self.finish = completion.finish
+        text = self._tokenizer.decode(completion.ids, skip_special_tokens=True)
+        return self._send(Turn(completion.ids, text, completion.finish))
+
+    def prompt_text(self) -> str:
+        """What the episode said its prompt was, else the decoded first prompt."""
+        said = self.episode.prompt_text if self.episode else ""
+        return said or str(self._tokenizer.decode(self.ids[: self.segments[0][0]]))
+
+    def close(self) -> None:
+        """Let the workflow's `finally` run; nothing of it is wanted any more."""
+        self._coroutine.close()
+
+    def _send(self, turn: Turn | None) -> Asked | None:
+        try:
+            asked = self._coroutine.send(turn)
+        except StopIteration as end:
+            self._end(end.value)
+            return None
+        if not isinstance(asked, Asked):
+            raise WorkflowError(f"a workflow awaits ask(...) and nothing else; it awaited {type(asked).__name__}")
+        n_before = len(self.ids)
+        if asked.ids[:n_before] != self.ids:
+            raise WorkflowError(
+                f"the tokens of a call begin with all {n_before} tokens before it: they differ at token "
+                f"{_first_difference(asked.ids, self.ids)}"
+            )
+        self.segments.append([len(asked.ids) - n_before, 0])
+        self.ids = list(asked.ids)
+        return asked
+
+    def _end(self, value: Any) -> None:
+        if not isinstance(value, Episode):
+            raise WorkflowError(f"an episode ends with an Episode; it returned {type(value).__name__}")
+        if not self.logps:
+            raise WorkflowError("an episode samples at least one token; it asked for none")
+        self.episode = value
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

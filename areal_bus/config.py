@@ -1,0 +1,386 @@
+"""The one typed tree of settings, a frozen class a section; imports without torch and knows no process.
+
+Order of precedence: the TOML file (with one level of `extends`), then AREAL_BUS_SECTION__KEY in the environment, then
+--set section.key=value. `areal_bus/settings.py` reads and merges them; the cross-checks are in `check` below.
+"""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from areal_bus.errors import ConfigError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+    )
+
+
+class RunConfig(Section):
+    name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
+    """Name of the run's folder; empty: the config file's name. A number is added when the folder exists."""
+    folder: Path = Path("runs")
+    """Where run folders lie, relative to the working directory."""
+    seed: int = Field(1, ge=0)
+    """Seed of data order, sampling, initial weights and everything else that draws."""
+    total_train_steps: int = Field(10, ge=1)
+    """Training steps (batches, so versions) of the whole run."""
+
+
+class LaunchConfig(Section):
+    bootstrap: Literal["mpi", "env"] = "mpi"
+    """How ranks find each other: "mpi" (one exchange, then idle) or "env" (rank and size from the environment)."""
+    rendezvous: str = ""
+    """For "env": where rank 0 listens, "tcp://HOST:PORT" or "ipc://PATH"; empty: an ipc path of this job."""
+    timeout_s: float = Field(300.0, gt=0)
+    """The ring must be complete within this time after the ranks met."""
+    grace_s: float = Field(5.0, gt=0, le=60)
+    """Time that actors get to end by themselves before they are killed."""
+
+
+class TopologyConfig(Section):
+    ranks: int | None = Field(None, ge=1)
+    """Ranks the file is written for: --dry-run uses it, a start with another number is refused. Empty: any."""
+    learners: int = Field(1, ge=1)
+    """Learner ranks (FSDP2 over them when more than one). The head is a further process beside learner 0."""
+    rewards: int = Field(1, ge=1)
+    """Reward actors."""
+    generators: int | None = Field(None, ge=1)
+    """Generator actors; empty: all ranks that are left."""
+    reward: Literal["rank", "beside"] = "rank"
+    """"rank": a reward actor has a rank of its own; "beside": it runs as a further child of a generator's rank."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Ranks (GPUs) of one generator: the first runs it, the others hold their GPU for it. One host."""
+    ranks_per_host: int = Field(8, ge=1)
+    """For --dry-run: ranks on one host, filled in order."""
+    gpus_per_host: int = Field(0, ge=0)
+    """GPUs on one host; 0: everything runs on CPU."""
+
+
+class BusConfig(Section):
+    transport: Literal["auto", "ipc", "tcp"] = "auto"
+    """"ipc" on one host, "tcp" between hosts; "auto" chooses by the hosts found."""
+    interface: str = ""
+    """Network interface (name or address) for tcp and collectives. One host: loopback when empty. Never "*"."""
+    port: int = Field(0, ge=0, le=65535)
+    """tcp port of the head; 0: a free one."""
+    heartbeat_s: float = Field(1.0, gt=0)
+    """Interval of heartbeats, both ways."""
+    silent_s: float = Field(60.0, gt=0)
+    """An actor that has been silent this long is taken for dead and its leases go to others."""
+    inbox_mib: int = Field(256, ge=1)
+    """Bytes a process holds unread before it stops reading from its sockets."""
+    resend_s: float = Field(120.0, gt=0)
+    """A trajectory without acknowledgement for this long is sent again, to another reward if there is one."""
+
+
+class ScratchConfig(Section):
+    characters: str = Field("abcdefghijklmnopqrstuvwxyz >", min_length=2)
+    """The vocabulary: one token a character (padding and end of text are added)."""
+    hidden_size: int = Field(128, ge=8)
+    """Width."""
+    layers: int = Field(3, ge=1)
+    """Decoder layers."""
+    heads: int = Field(4, ge=1)
+    """Attention heads."""
+    max_positions: int = Field(64, ge=8)
+    """Longest sequence."""
+
+
+class ModelConfig(Section):
+    path: str = ""
+    """Folder (config.json, tokenizer, safetensors) or Hugging Face id; empty with [model.scratch]."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of compute and of the weights sampled with and exported; learners keep float32. Float32 is faster on CPU."""
+    scratch: ScratchConfig | None = None
+    """A small Llama-type character model with random weights instead of a folder."""
+
+
+class DataConfig(Section):
+    task: Literal["", "sums", "reverse"] = ""
+    """A generated task instead of a file: "sums" (a + b) or "reverse" (letters backwards)."""
+    path: str = ""
+    """JSON-lines file (relative to the config's folder or the working directory) or a Hugging Face data set id."""
+    split: str = "train"
+    """Split of a Hugging Face data set."""
+    question_key: str = "question"
+    """Field of a row that holds the question."""
+    answer_key: str = "answer"
+    """Field of a row that holds the answer."""
+    prompt: str = "{question}"
+    """What the model is asked, with {question} and other fields of the row filled in."""
+    chat_template: bool = True
+    """Wrap the prompt as a user message by the tokenizer's chat template."""
+    system: str | None = None
+    """System message; empty string: none at all; unset: whatever the template does by default."""
+    batch_size: int = Field(8, ge=1)
+    """B: prompts (groups) in a batch."""
+    total_train_epochs: int | None = Field(None, ge=1)
+    """Passes through the data after which the run ends, if its steps have not ended it before. Unset: no limit."""
+    drop_last: bool = False
+    """At the end of the last pass: refund a remainder below B instead of training a short batch."""
+    shuffle: bool = True
+    """A new seeded order in each pass."""
+    limit: int | None = Field(None, ge=1)
+    """Use only the first rows."""
+    max_prompt_tokens: int = Field(512, ge=1)
+    """A longer prompt is refused at the start, never cut; your own workflow's is refunded as prompt_too_long."""
+    largest: int = Field(9, ge=1)
+    """Task "sums": the largest summand (from 0). Task "reverse": the most letters (from 3)."""
+    held_out: int = Field(20, ge=0)
+    """Generated tasks: problems held out for the evaluation (both orders of a sum together)."""
+
+
+class WorkflowConfig(Section):
+    function: str = "single_turn"
+    """How a row becomes an episode: "single_turn" or "module:Class", found from the config's folder."""
+
+
+class RolloutConfig(Section):
+    engine: Literal["builtin"] = "builtin"
+    """Who samples: "builtin" runs in the generator, on CPU or one GPU."""
+    max_head_offpolicyness: int = Field(1, ge=0)
+    """eta: how many versions a trained token may be behind. 0 is the synchronous algorithm."""
+    staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
+    """Beyond eta: "mask" trains no older token, "hold" waits, "drop" samples again, "paper" trains all ages."""
+    max_concurrent_rollouts: int = Field(32, ge=1)
+    """Samples one generator decodes at once (its slots)."""
+    on_update: Literal["recompute", "keep"] = "recompute"
+    """Running samples at new weights: prefill again, or keep the old keys and values."""
+
+
+class GenerationConfig(Section):
+    n_samples: int = Field(8, ge=1)
+    """Samples of one prompt: its group."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Tokens sampled at most in one completion."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the learner's log-probs use the same."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus of the sampling; log-probs stay those of the whole distribution."""
+
+
+class RewardConfig(Section):
+    function: str = "exact"
+    """"exact", "sums", "reverse", "math" or "module:function", found from the config's folder."""
+    timeout_s: float = Field(10.0, gt=0)
+    """One score must be there by then, or it is a timeout (never a 0)."""
+    workers: int = Field(1, ge=1)
+    """Worker processes of one reward actor."""
+
+
+class ActorConfig(Section):
+    advantage: Literal["grpo", "rloo"] = "grpo"
+    """Baseline: the group's mean over its deviation, or the mean of the others (leave one out)."""
+    normalize_batch: bool = False
+    """Normalise advantages once more over the whole batch (the paper's set-up)."""
+    use_decoupled_loss: bool = True
+    """Decoupled PPO (paper, eq. 5): clip around the proximal policy, weigh by prox/behav, always."""
+    recompute_logprobs: bool = True
+    """Compute the proximal log-probs with the parameters just before the update."""
+    behav_imp_weight_cap: float | None = Field(None, gt=0)
+    """Clamp the weight prox/behav to at most this. Unset: not clamped."""
+    eps_clip: float = Field(0.2, gt=0)
+    """Clipping range of the ratio."""
+    ppo_n_minibatches: int = Field(1, ge=1)
+    """Optimizer steps in one training step, over equal parts of the batch."""
+    lr: float = Field(2e-5, gt=0)
+    """Peak learning rate of AdamW."""
+    lr_warmup_steps: int = Field(0, ge=0)
+    """Linear warm-up, in training steps."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up, down to 0 at total_train_steps."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW's first decay."""
+    adam_beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW's second decay."""
+    adam_eps: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled to this norm when they are larger."""
+
+
+class WarmupConfig(Section):
+    steps: int = Field(0, ge=0)
+    """Supervised steps on the data's own demonstrations before version 0; 0: none."""
+    batch_size: int = Field(64, ge=1)
+    """Demonstrations in one of them."""
+    lr: float = Field(3e-3, gt=0)
+    """Their learning rate."""
+
+
+class LearnerConfig(Section):
+    loop: str = "ppo"
+    """The training loop: "ppo" or "module:function", found from the config's folder."""
+    max_tokens_per_mb: int = Field(4096, ge=1)
+    """Token budget of a packed micro-batch."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    warmup: WarmupConfig = WarmupConfig()
+    """Supervised warm-up."""
+
+
+class WeightsConfig(Section):
+    bucket_mib: int = Field(64, ge=1)
+    """Size of one broadcast."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Deadline of a whole push; a member that misses it is fenced and caught up later."""
+    staging: Literal["auto", "host", "device"] = "auto"
+    """Where a generator receives; "auto": on its device when it computes on one, else in host memory."""
+
+
+class CheckpointConfig(Section):
+    every_steps: int = Field(0, ge=0)
+    """Checkpoint after every so many steps (1: version 0, too); 0: only at the end."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints kept; older ones are removed after a newer one is whole."""
+    at_end: bool = True
+    """Checkpoint and export the final model."""
+
+
+class EvaluateConfig(Section):
+    before: bool = False
+    """Score version 0 on the held-out problems."""
+    after: bool = False
+    """Score the final version on them."""
+    path: str = ""
+    """File of problems (as data.path); empty: the generated task's held-out ones."""
+    limit: int | None = Field(None, ge=1)
+    """Use only the first problems."""
+    n_samples: int = Field(8, ge=1)
+    """Answers a problem."""
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of those answers."""
+
+
+class JournalConfig(Section):
+    dir: str = ""
+    """Node-local folder for the journal; empty: in the run's folder."""
+    samples: bool = True
+    """Keep every trained and evaluated sample (text, reward, spans) beside the journal."""
+    tokens: bool = False
+    """Keep the token ids and log-probs of those samples, too: `tools.audit --recompute` checks them."""
+
+
+class Config(Section):
+    run: RunConfig = RunConfig()
+    launch: LaunchConfig = LaunchConfig()
+    topology: TopologyConfig = TopologyConfig()
+    bus: BusConfig = BusConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    workflow: WorkflowConfig = WorkflowConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    gconfig: GenerationConfig = GenerationConfig()
+    reward: RewardConfig = RewardConfig()
+    actor: ActorConfig = ActorConfig()
+    learner: LearnerConfig = LearnerConfig()
+    weights: WeightsConfig = WeightsConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    journal: JournalConfig = JournalConfig()
+
+
+Rule = tuple[bool, str]  # (whether it is broken, what to change)
+
+RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc://\S.*")
+
+
+def check(config: Config) -> None:
+    """All rules that span two keys, or that a pattern cannot say. Raises ConfigError with what to change."""
+    for broken, sentence in [*_sources(config), *_training(config), *_ring(config)]:
+        if broken:
+            raise ConfigError(sentence)
+
+
+def _sources(c: Config) -> list[Rule]:
+    """Of model, data and prompts."""
+    builds_prompts = c.workflow.function == WorkflowConfig().function or c.learner.warmup.steps > 0
+    return [
+        (not c.model.path and c.model.scratch is None, "a model is needed: set model.path, or add [model.scratch]"),
+        (
+            bool(c.model.path) and c.model.scratch is not None,
+            f"one model only: remove model.path ({c.model.path!r}) or [model.scratch]",
+        ),
+        (not c.data.task and not c.data.path, 'data is needed: set data.path, or data.task = "sums"'),
+        (bool(c.data.task and c.data.path), "one data source only: remove data.task or data.path"),
+        (
+            c.data.chat_template and c.model.scratch is not None and builds_prompts,
+            "data.chat_template = true needs a tokenizer that has one, and that of [model.scratch] has none: set "
+            "data.chat_template = false",
+        ),
+        (
+            (c.evaluate.before or c.evaluate.after) and not c.evaluate.path and not (c.data.task and c.data.held_out),
+            "evaluate.before and evaluate.after need problems: set evaluate.path (or data.task with data.held_out)",
+        ),
+        (
+            c.learner.warmup.steps > 0 and not c.data.task,
+            "learner.warmup needs demonstrations, which only the generated tasks have: set learner.warmup.steps = 0",
+        ),
+    ]
+
+
+def _training(c: Config) -> list[Rule]:
+    """Of groups, batches and the loss."""
+    return [
+        (
+            c.actor.use_decoupled_loss and not c.actor.recompute_logprobs,
+            "actor.use_decoupled_loss needs the proximal log-probs: set actor.recompute_logprobs = true "
+            "(or actor.use_decoupled_loss = false)",
+        ),
+        (
+            c.gconfig.n_samples < 2,
+            f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}",
+        ),
+        (
+            c.actor.ppo_n_minibatches > c.data.batch_size,
+            f"actor.ppo_n_minibatches ({c.actor.ppo_n_minibatches}) must not exceed data.batch_size "
+            f"({c.data.batch_size}): a minibatch holds whole groups",
+        ),
+        (
+            c.rollout.max_concurrent_rollouts < c.gconfig.n_samples,
+            f"rollout.max_concurrent_rollouts ({c.rollout.max_concurrent_rollouts}) must hold one group: at least "
+            f"gconfig.n_samples ({c.gconfig.n_samples})",
+        ),
+    ]
+
+
+def _ring(c: Config) -> list[Rule]:
+    """Of how processes meet, and of what they leave behind."""
+    meet = c.launch.rendezvous
+    port = int(meet.rpartition(":")[2]) if RENDEZVOUS.fullmatch(meet) and meet.startswith("tcp") else 1
+    return [
+        (
+            c.bus.interface in {"*", "0.0.0.0", "::"},
+            f"bus.interface must name one interface, {c.bus.interface!r} means all: set for example bus.interface = "
+            '"lo" or "eth0"',
+        ),
+        (
+            meet.startswith(("tcp://*", "tcp://0.0.0.0", "tcp://[::]")),
+            f"launch.rendezvous must name one interface, {meet!r} means all: set for example launch.rendezvous = "
+            '"tcp://10.0.0.1:29500"',
+        ),
+        (
+            bool(meet) and (not RENDEZVOUS.fullmatch(meet) or not 1 <= port <= 65535),
+            f'launch.rendezvous must be "tcp://HOST:PORT" (a port from 1 to 65535) or "ipc://PATH": it is {meet!r}',
+        ),
+        (
+            c.run.name in {".", "..", "latest"},
+            f"run.name must be a folder's name of its own: {c.run.name!r} means another; set for example run.name = "
+            '"first"',
+        ),
+        (
+            c.bus.silent_s < 3 * c.bus.heartbeat_s,
+            f"bus.silent_s ({c.bus.silent_s:g}) must span at least three heartbeats: set it to "
+            f"{3 * c.bus.heartbeat_s:g} or more, or lower bus.heartbeat_s ({c.bus.heartbeat_s:g})",
+        ),
+        (
+            c.journal.tokens and not c.journal.samples,
+            "journal.tokens keeps the tokens of kept samples: set journal.samples = true (or journal.tokens = false)",
+        ),
+    ]

@@ -1,0 +1,49 @@
+"""Errors by what a caller can do about them: the rule comes first in every text, the values after it."""
+
+
+class ArealBusError(Exception):
+    """Everything this project raises on purpose."""
+
+
+class ConfigError(ArealBusError):
+    """The user's input cannot run as it stands; the text says what to change. Exit code 2."""
+
+
+class GateShut(ArealBusError):
+    """No credit is left: ask again after a publish or a refund."""
+
+
+class ImpossibleEvent(ArealBusError):
+    """An event that the rules exclude (a result nobody was asked for, a clock going back): refuse and journal it."""
+
+
+class WireError(ArealBusError):
+    """Bytes that are no message of this job: drop, count and name the peer once."""
+
+
+class PushFailed(ArealBusError):
+    """A weight push did not complete: fence the member and let the clock go on."""
+
+
+class NonFinite(ArealBusError):
+    """A loss or gradient is not finite: nothing is pushed or kept of it; the batch is saved and the run stops."""
+
+
+class EngineError(ArealBusError):
+    """The inference engine cannot serve this request (for example, a prompt over its limit)."""
+
+
+class PromptTooLong(EngineError):
+    """A prompt is over data.max_prompt_tokens: refund it, never cut it."""
+
+
+class WorkflowError(ArealBusError):
+    """A workflow broke a rule of its protocol: refund the group and show the sentence."""
+
+
+class CheckpointError(ArealBusError):
+    """A checkpoint is missing, torn or not what its manifest says."""
+
+
+class ActorFailed(ArealBusError):
+    """An actor of this job ended with an error: the job ends and names it."""

@@ -1,0 +1,89 @@
+"""One evaluation: fixed problems, n samples each, outside the gate and never trained; knows no actor and no clock."""
+
+from dataclasses import dataclass, field
+
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import Scored, VerdictStatus
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """Problems wait, are leased to a holder, and end with their last verdict. An error is counted, never a 0 (I10)."""
+
+    name: str
+    version: int
+    n_samples: int
+    rows: list[str]  # JSON objects; uid = index
+    waiting: list[int] = field(default_factory=list)
+    leased: dict[int, str] = field(default_factory=dict)  # uid -> holder
+    attempts: dict[int, int] = field(default_factory=dict)
+    scored: dict[tuple[int, int], Scored] = field(default_factory=dict)  # (uid, sample) -> verdict
+    failed: dict[int, str] = field(default_factory=dict)  # uid -> why it could not be sampled
+
+    def __post_init__(self) -> None:
+        self.waiting = list(range(len(self.rows)))
+
+    @property
+    def is_over(self) -> bool:
+        return not self.waiting and not self.leased
+
+    def lease(self, holder: str) -> int:
+        """The next problem goes to `holder`."""
+        uid = self.waiting.pop(0)
+        self.leased[uid] = holder
+        self.attempts[uid] = self.attempts.get(uid, -1) + 1
+        return uid
+
+    def missing(self, uid: int) -> list[int]:
+        return [i for i in range(self.n_samples) if (uid, i) not in self.scored]
+
+    def lose(self, holder: str) -> None:
+        """`holder` is gone: its problems wait again."""
+        lost = [uid for uid, name in self.leased.items() if name == holder]
+        for uid in lost:
+            del self.leased[uid]
+        self.waiting = sorted({*self.waiting, *lost})
+
+    def deliver(self, scored: Scored) -> None:
+        """A verdict of an open problem's current attempt counts once."""
+        self._check(scored.uid, scored.attempt)
+        if (scored.uid, scored.sample) in self.scored or not 0 <= scored.sample < self.n_samples:
+            raise ImpossibleEvent(f"each sample of an evaluation is scored once; got {scored.uid}/{scored.sample}")
+        self.scored[scored.uid, scored.sample] = scored
+        if not self.missing(scored.uid):
+            del self.leased[scored.uid]
+
+    def fail(self, uid: int, attempt: int, error: str) -> None:
+        """The problem cannot be sampled."""
+        self._check(uid, attempt)
+        del self.leased[uid]
+        self.failed[uid] = error
+
+    def _check(self, uid: int, attempt: int) -> None:
+        if uid not in self.leased or attempt != self.attempts[uid]:
+            raise ImpossibleEvent(f"a verdict needs a leased problem; {self.name} {uid} attempt {attempt} is not")
+
+    @property
+    def values(self) -> list[Scored]:
+        return [s for s in self.scored.values() if s.status == VerdictStatus.VALUE]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right answers among those the task judged; None when it has no yes or no."""
+        judged = [s.correct for s in self.values if s.correct is not None]
+        return sum(judged) / len(judged) if judged else None
+
+    @property
+    def reward(self) -> float | None:
+        return sum(s.reward for s in self.values) / len(self.values) if self.values else None
+
+    def figures(self) -> dict[str, str | int | float | None]:
+        """What the journal and people get."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "n": len(self.scored),
+            "n_failed": len(self.scored) - len(self.values) + len(self.failed),
+            "accuracy": self.accuracy,
+            "reward": self.reward,
+        }

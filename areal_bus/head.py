@@ -1,0 +1,285 @@
+"""The head's decisions: events in, effects out; knows no socket, clock, file or thread.
+
+It joins the pure parts into the loop of docs/design.md. Rollouts lead prompts to batches, publishing leads updates to
+generators; here are the members, the learner's requests, the phases of a run and its end.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from areal_bus import messages as m
+from areal_bus.batches import Batches
+from areal_bus.effects import Effect, Effects
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.evaluation import Evaluation
+from areal_bus.gate import Gate
+from areal_bus.journal import Event
+from areal_bus.membership import Member, Membership, Standing
+from areal_bus.messages import Refund, Role
+from areal_bus.publishing import Publishing
+from areal_bus.rollouts import Rollouts
+from areal_bus.rules import HeadRules, Phase, Source
+from areal_bus.supply import Supply
+
+Handler = Callable[[Member, Any], None]
+
+
+class Head:
+    """`on` for a message, `tick` for the time: both return the effects to carry out, in order."""
+
+    def __init__(self, rules: HeadRules, source: Source, *, now: float) -> None:
+        self.rules = rules
+        self.phase = Phase.ASSEMBLING
+        self.results: dict[str, Evaluation] = {}
+        self.finished: dict[int, m.Finished] = {}  # learner rank -> what it wrote
+        self._effects = Effects()
+        self.gate = Gate(batch_size=rules.batch_size, eta=rules.eta, policy=rules.policy)
+        self.members = Membership(silent_s=rules.silent_s)
+        self.publishing = Publishing(self.gate, self.members, self._effects, timeout_s=rules.push_timeout_s)
+        self.supply = Supply(source, max_reissues=rules.max_reissues)
+        self.rollouts = Rollouts(rules, self.supply, self.gate, self.members, self._effects)
+        self.batches = Batches(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
+        self._requests: set[int] = set()  # learner ranks that wait for the next batch
+        self._began = now
+        self._handlers: dict[type, Handler] = {
+            m.Ready: self._on_ready,
+            m.Heartbeat: self._on_heartbeat,
+            m.Sampled: self.rollouts.sampled,
+            m.Unsampled: self.rollouts.unsampled,
+            m.Scored: lambda _, message: self.rollouts.scored(message),
+            m.BatchRequest: self._on_batch_request,
+            m.UpdateDone: self._on_update_done,
+            m.Finished: self._on_finished,
+            m.Failure: self._on_failure,
+            m.PushDone: self.publishing.done,
+            m.PushBroken: self.publishing.broken,
+        }
+
+    def on(self, sender: str, message: m.Message, now: float) -> list[Effect]:
+        """One message from `sender`; what the rules exclude is refused and journalled, never absorbed."""
+        try:
+            if isinstance(message, m.Join):
+                self._on_join(sender, message, now)
+            else:
+                member, is_back = self._heard(sender, now)
+                if isinstance(message, m.Heartbeat) and not is_back:
+                    self._on_heartbeat(member, message)
+                    return self._effects.take()  # nothing follows from it
+                handler = self._handlers.get(type(message))
+                if handler is None:
+                    raise ImpossibleEvent(f"the head takes no {type(message).__name__}")
+                handler(member, message)
+        except ImpossibleEvent as error:
+            self._refuse(sender, message, str(error))
+        return self._settle(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time has passed: silences and deadlines."""
+        for member in self.members.silent(now):
+            self._lose(member, f"silent for {self.rules.silent_s:g} s")
+        self.publishing.pushes.expire(now)
+        if self.phase is Phase.ASSEMBLING and now - self._began > self.rules.assemble_s:
+            awaited = self.members.awaited(self._wanted)
+            self._end(1, f"the ring must be complete within {self.rules.assemble_s:g} s; {awaited}")
+        return self._settle(now)
+
+    # members
+
+    def _heard(self, sender: str, now: float) -> tuple[Member, bool]:
+        """A sign of life, and whether one taken for dead is back: what it held went to others, its work ends (I4)."""
+        known = self.members.by_name.get(sender)
+        was_dead = known is not None and known.standing is Standing.DEAD
+        lost = sorted({lease[:3] for lease in known.leased}) if known is not None and was_dead else []
+        member = self.members.heard(sender, now)
+        if was_dead:
+            self._effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
+            for evaluation, uid, attempt in lost:
+                if not evaluation:
+                    self._effects.send(sender, m.Cancel(uid, attempt))
+            self._send_directory()
+        return member, was_dead
+
+    def _on_join(self, sender: str, message: m.Join, now: float) -> None:
+        if sender != message.name:
+            raise ImpossibleEvent(f"a member speaks for itself; {sender} claims to be {message.name}")
+        before = set(self.members.by_name)
+        member = self.members.join(message, now)
+        for name in before - set(self.members.by_name):
+            self._forget(name)
+        if member.name not in before:
+            self._effects.record(Event.JOINED, name=member.name, host=message.host, pid=message.pid)
+        self._send_directory()
+
+    def _on_ready(self, member: Member, message: m.Ready) -> None:
+        if member.ready:
+            return
+        self.members.ready(member.name, message.capacity)
+        self._effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why="ready")
+
+    def _on_heartbeat(self, member: Member, message: m.Heartbeat) -> None:
+        if member.note != message.note and self.phase is Phase.ASSEMBLING:
+            self._effects.progress("note", name=member.name, text=message.note)
+        member.progress, member.note = message.progress, message.note
+
+    def _lose(self, member: Member, why: str) -> None:
+        self._effects.record(Event.MEMBER, name=member.name, state="dead", why=why)
+        self._effects.progress("warning", text=f"{member.name} is taken for dead: {why}")
+        self._forget(member.name)
+        if member.role is Role.LEARNER:
+            self._end(1, f"{member.name} is taken for dead: {why}")
+        if member.role is Role.REWARD:
+            self._send_directory()
+
+    def _forget(self, name: str) -> None:
+        self.rollouts.lose(name)
+        self.publishing.pushes.lose(name)
+
+    def _send_directory(self) -> None:
+        """Who listens where, to those who connect."""
+        listening = [member for member in self.members.alive() if member.endpoint]
+        directory = m.Directory([x.name for x in listening], [x.endpoint for x in listening])
+        for member in self.members.alive():
+            if member.role in (Role.GENERATOR, Role.LEARNER):
+                self._effects.send(member.name, directory)
+
+    @property
+    def _wanted(self) -> dict[Role, int]:
+        rules = self.rules
+        return {Role.LEARNER: rules.n_learners, Role.REWARD: rules.n_rewards, Role.GENERATOR: rules.n_generators}
+
+    # the learner
+
+    def _on_batch_request(self, member: Member, message: m.BatchRequest) -> None:
+        if message.step != self.gate.w:
+            raise ImpossibleEvent(f"batch {self.gate.w} is next; {member.name} asks for {message.step}")
+        self._requests.add(member.index)
+
+    def _on_update_done(self, member: Member, message: m.UpdateDone) -> None:
+        if member.index != 0:
+            raise ImpossibleEvent(f"learner 0 finishes updates; got one of {member.name}")
+        if message.version > 0:  # version 0 is what the learner starts with
+            self.gate.finish_update(message.version)
+            self.rollouts.ledger.trained(message.version - 1)
+            clock = {"version": message.version, "u": self.gate.u}
+            self._effects.record(Event.UPDATE, **clock, digest=message.digest, **message.stats)
+            self._effects.progress("step", version=message.version, v=self.gate.v, **message.stats)
+        self.publishing.snapshot(message.version, message.digest)
+
+    def _on_finished(self, member: Member, message: m.Finished) -> None:
+        self.finished[member.index] = message
+
+    def _on_failure(self, member: Member, message: m.Failure) -> None:
+        """Its supervisor ends the job and names it; here it is only written down."""
+        self._effects.record(Event.FAILED, name=member.name, error=message.error[:500])
+
+    # what follows from the state, whatever happened
+
+    def _settle(self, now: float) -> list[Effect]:
+        """Do everything that the rules now allow, and hand over the effects."""
+        if self.phase is not Phase.STOPPING:
+            hopeless = self.publishing.settle(now)
+            if hopeless is not None:
+                self._end(1, hopeless)
+            self._advance()
+            self._drop_too_old()
+            if self.phase is not Phase.ASSEMBLING:
+                self.rollouts.lease_all(admitting=self.phase in (Phase.BEFORE, Phase.TRAINING))
+            self._serve_requests()
+            self._give_up_on_refunds()
+        return self._effects.take()
+
+    def _advance(self) -> None:
+        """From phase to phase."""
+        if self.phase is Phase.ASSEMBLING and self._is_complete():
+            self._enter(Phase.BEFORE, evaluation="before" if self.rules.evaluate_before else None)
+        if self.phase is Phase.BEFORE and self._evaluation_is_over():
+            self._enter(Phase.TRAINING)
+        if self.phase is Phase.TRAINING and self._is_trained():
+            self.rollouts.refund_all(Refund.END_OF_DATA if self.supply.is_exhausted else Refund.END_OF_RUN)
+            self._enter(Phase.CLOSING)
+        if self.phase is Phase.CLOSING and self.gate.v == self.gate.u and self._may_evaluate():
+            self._enter(Phase.AFTER, evaluation="after" if self.rules.evaluate_after else None)
+        if self.phase is Phase.AFTER and self._evaluation_is_over() and len(self.finished) == self.rules.n_learners:
+            self._end(0, "done")
+
+    def _enter(self, phase: Phase, *, evaluation: str | None = None) -> None:
+        self.phase = phase
+        self._effects.progress("phase", phase=str(phase))
+        if evaluation is not None:
+            self.rollouts.evaluate(evaluation)
+
+    def _is_complete(self) -> bool:
+        """All learners, and one of each other kind (all generators when eta is 0: their shares are fixed)."""
+        return (
+            len(self.rollouts.fed()) >= (self.rules.n_generators if self.rules.eta == 0 else 1)
+            and bool(self.members.of(Role.REWARD, Standing.HEALTHY))
+            and len(self.members.of(Role.LEARNER, Standing.HEALTHY)) == self.rules.n_learners
+        )
+
+    def _is_trained(self) -> bool:
+        if self.gate.u >= self.rules.total_steps:
+            return True
+        return self.supply.is_exhausted and self.gate.u == self.gate.w and not self.rollouts.ledger.n_live
+
+    def _may_evaluate(self) -> bool:
+        """Somebody holds the last version, or nobody need."""
+        return not self.rules.evaluate_after or bool(self.rollouts.fed())
+
+    def _evaluation_is_over(self) -> bool:
+        evaluation = self.rollouts.close_evaluation()
+        if evaluation is not None:
+            self.results[evaluation.name] = evaluation
+            figures = evaluation.figures()
+            self._effects.record(Event.EVALUATION, **figures)
+            self._effects.progress("evaluation", **figures)
+        return self.rollouts.evaluation is None
+
+    @property
+    def _wants_batch(self) -> bool:
+        """Every learner rank waits for the next batch, and no update is under way."""
+        return (
+            self.phase is Phase.TRAINING and len(self._requests) == self.rules.n_learners and self.gate.w == self.gate.u
+        )
+
+    def _drop_too_old(self) -> None:
+        """Groups that would now be taken and are too old leave first; their rows are leased again at once."""
+        while self._wants_batch and (entry := self.batches.too_old()) is not None:
+            self.rollouts.refund(entry, Refund.TOO_OLD)
+
+    def _serve_requests(self) -> None:
+        """A batch for the learner that waits, or the news that there is none."""
+        learners = self.members.of(Role.LEARNER, Standing.HEALTHY) if self._requests else []
+        if self._wants_batch and len(learners) == self.rules.n_learners:
+            if self.batches.is_at_the_end and self.rules.drop_last and not self._fills_a_batch:
+                self.rollouts.refund_all(Refund.END_OF_DATA)
+            n_groups = self.batches.n_next()
+            if n_groups:
+                self.batches.hand_out(n_groups, learners)
+                self._requests.clear()
+        elif self.phase in (Phase.CLOSING, Phase.AFTER):
+            for learner in learners:
+                if learner.index in self._requests:
+                    self._effects.send(learner.name, m.NoBatch(self.gate.w))
+            self._requests.clear()
+
+    @property
+    def _fills_a_batch(self) -> bool:
+        return len(self.rollouts.ledger.ready) >= self.rules.batch_size
+
+    def _give_up_on_refunds(self) -> None:
+        """No spin when nothing can be trained (I11)."""
+        limit = max(3 * self.rules.batch_size, 16)
+        if self.rollouts.refunds_in_a_row >= limit:
+            self._end(1, f"{limit} prompts in a row ended without a reward; the last one: {self.rollouts.last_error}")
+
+    def _end(self, code: int, sentence: str) -> None:
+        if self.phase is Phase.STOPPING:
+            return
+        self._enter(Phase.STOPPING)
+        for member in self.members.alive():
+            self._effects.send(member.name, m.Stop(sentence))
+        self._effects.end(code, sentence)
+
+    def _refuse(self, sender: str, message: m.Message, why: str) -> None:
+        ids = {name: getattr(message, name) for name in ("uid", "sample", "attempt") if hasattr(message, name)}
+        self._effects.record(Event.REFUSED, what=type(message).__name__, sender=sender, why=why, **ids)

@@ -1,0 +1,226 @@
+"""Every admitted prompt and where it is: leases, attempts, duplicates and conservation; knows no clock and no socket.
+
+A prompt is in exactly one state (I3): leased -> scoring -> ready -> training -> trained, with queued for a lost lease
+and refunded(reason) as the way out. A result counts once, for the attempt that is open (I4, I6).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import heappop, heappush
+
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import Refund, Scored
+
+
+class State(StrEnum):
+    LEASED = "leased"
+    QUEUED = "queued"
+    SCORING = "scoring"
+    READY = "ready"
+    TRAINING = "training"
+    TRAINED = "trained"
+    REFUNDED = "refunded"
+
+
+LIVE = (State.LEASED, State.QUEUED, State.SCORING, State.READY)
+
+
+@dataclass(slots=True)
+class Entry:
+    """One admitted prompt: a group of n samples."""
+
+    uid: int
+    born: int
+    n_samples: int
+    holder: str | None
+    attempt: int = 0
+    state: State = State.LEASED
+    sampled: set[int] = field(default_factory=set)  # left the generator, in this attempt or an earlier one
+    scored: dict[int, Scored] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[int]:
+        """Samples without a verdict."""
+        return [i for i in range(self.n_samples) if i not in self.scored]
+
+
+class Oldest:
+    """Entries by (born, uid), oldest first: O(log n) to add and to take, one that left is passed over later."""
+
+    def __init__(self) -> None:
+        self._order: list[tuple[int, int]] = []
+        self._entries: dict[int, Entry] = {}
+        self.born: Counter[int] = Counter()  # version -> entries born at it
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        self._entries[entry.uid] = entry
+        self.born[entry.born] += 1
+        heappush(self._order, (entry.born, entry.uid))
+
+    def first(self) -> Entry | None:
+        """The oldest of all, which stays."""
+        while self._order:
+            entry = self._entries.get(self._order[0][1])
+            if entry is not None:
+                return entry
+            heappop(self._order)
+        return None
+
+    def pop(self) -> Entry:
+        """The oldest of all. Raises ImpossibleEvent when there is none."""
+        entry = self.first()
+        if entry is None:
+            raise ImpossibleEvent("only what is there can be taken; nothing is")
+        heappop(self._order)
+        self.discard(entry.uid)
+        return entry
+
+    def discard(self, uid: int) -> Entry | None:
+        """This one leaves, if it is here."""
+        entry = self._entries.pop(uid, None)
+        if entry is not None:
+            self.born[entry.born] -= 1
+            if not self.born[entry.born]:
+                del self.born[entry.born]
+        return entry
+
+
+class Ledger:
+    """The only owner of prompts' states. Raises ImpossibleEvent on what the rules exclude, and changes nothing then."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Entry] = {}  # uid -> entry, in order of admission, until trained or refunded
+        self.next_uid = 0
+        self.counts: Counter[State] = Counter()
+        self.refunds: Counter[Refund] = Counter()
+        self.ready = Oldest()  # whole groups with a value each
+        self.queued = Oldest()  # whose lease was lost
+        self._training: dict[int, list[Entry]] = {}
+
+    # admission and leases
+
+    def admit(self, *, born: int, n_samples: int, holder: str) -> Entry:
+        """A new prompt, leased to `holder` in the same act."""
+        entry = Entry(self.next_uid, born, n_samples, holder)
+        self.next_uid += 1
+        self.open[entry.uid] = entry
+        self.counts[State.LEASED] += 1
+        return entry
+
+    def lose(self, holder: str) -> list[Entry]:
+        """`holder` is gone: what it sampled or kept until its verdict waits for another lease."""
+        lost = [e for e in self.open.values() if e.holder == holder and e.state in (State.LEASED, State.SCORING)]
+        for entry in lost:
+            self._requeue(entry)
+        return lost
+
+    def lease(self, uid: int, holder: str) -> Entry:
+        """Lease a queued prompt again, under the next attempt."""
+        entry = self.queued.discard(uid)
+        if entry is None:
+            raise ImpossibleEvent(f"only a queued prompt is leased again; prompt {uid} is not queued")
+        entry.attempt += 1
+        entry.holder = holder
+        entry.sampled = set(entry.scored)
+        self._move(entry, State.LEASED)
+        return entry
+
+    # results
+
+    def sampled(self, uid: int, sample: int, attempt: int) -> Entry:
+        """One sample left its generator."""
+        entry = self._of(uid, attempt)
+        if sample in entry.sampled or not 0 <= sample < entry.n_samples:
+            raise ImpossibleEvent(f"each of the {entry.n_samples} samples is made once; got sample {sample} again")
+        entry.sampled.add(sample)
+        if entry.state is State.LEASED and len(entry.sampled) == entry.n_samples:
+            self._move(entry, State.SCORING)
+        return entry
+
+    def deliver(self, scored: Scored) -> Entry:
+        """One verdict. The group is READY with its last one."""
+        entry = self._of(scored.uid, scored.attempt)
+        if not 0 <= scored.sample < entry.n_samples:
+            raise ImpossibleEvent(f"prompt {scored.uid} has samples 0..{entry.n_samples - 1}; got {scored.sample}")
+        if scored.sample in entry.scored:  # I4
+            raise ImpossibleEvent(f"a sample is scored once; sample {scored.sample} of prompt {scored.uid} was before")
+        entry.scored[scored.sample] = scored
+        entry.sampled.add(scored.sample)
+        if len(entry.scored) == entry.n_samples:  # I8
+            self.ready.add(entry)
+            self._move(entry, State.READY)
+        elif entry.state is State.LEASED and len(entry.sampled) == entry.n_samples:
+            self._move(entry, State.SCORING)
+        return entry
+
+    # the ways out
+
+    @property
+    def n_live(self) -> int:
+        counts = self.counts
+        return counts[State.LEASED] + counts[State.QUEUED] + counts[State.SCORING] + counts[State.READY]
+
+    def take(self, n_prompts: int, batch: int) -> list[Entry]:
+        """The n oldest ready groups, by (born, uid), become `batch`."""
+        if not 0 < n_prompts <= len(self.ready):
+            raise ImpossibleEvent(f"{len(self.ready)} groups are ready; {n_prompts} were asked for")
+        taken = [self.ready.pop() for _ in range(n_prompts)]
+        for entry in taken:
+            self._move(entry, State.TRAINING)
+        self._training[batch] = taken
+        return taken
+
+    def trained(self, batch: int) -> list[Entry]:
+        """The update of `batch` is finished."""
+        done = self._training.pop(batch, None)
+        if done is None:
+            raise ImpossibleEvent(f"batch {batch} is not in training; {sorted(self._training)} are")
+        for entry in done:
+            self._move(entry, State.TRAINED)
+            del self.open[entry.uid]
+        return done
+
+    def refund(self, uid: int, reason: Refund) -> Entry:
+        """A live prompt leaves untrained."""
+        entry = self.open.get(uid)
+        if entry is None or entry.state not in LIVE:
+            raise ImpossibleEvent(f"only a live prompt is refunded; prompt {uid} is not")
+        self.ready.discard(uid)
+        self.queued.discard(uid)
+        self._move(entry, State.REFUNDED)
+        self.refunds[reason] += 1
+        del self.open[uid]
+        return entry
+
+    def live(self) -> Iterable[Entry]:
+        """All live prompts, oldest first."""
+        return [entry for entry in self.open.values() if entry.state in LIVE]
+
+    # inside
+
+    def _of(self, uid: int, attempt: int) -> Entry:
+        """The open entry that a result of this attempt belongs to (I6)."""
+        entry = self.open.get(uid)
+        if entry is None:
+            known = "is closed" if 0 <= uid < self.next_uid else "was never admitted"
+            raise ImpossibleEvent(f"a result needs an open prompt; prompt {uid} {known}")
+        if attempt != entry.attempt or entry.state is State.QUEUED:
+            raise ImpossibleEvent(f"prompt {uid} is at attempt {entry.attempt} ({entry.state}); got attempt {attempt}")
+        if entry.state in (State.READY, State.TRAINING):
+            raise ImpossibleEvent(f"prompt {uid} is {entry.state}: its results are complete")
+        return entry
+
+    def _requeue(self, entry: Entry) -> None:
+        entry.holder = None
+        self.queued.add(entry)
+        self._move(entry, State.QUEUED)
+
+    def _move(self, entry: Entry, state: State) -> None:
+        self.counts[entry.state] -= 1
+        self.counts[state] += 1
+        entry.state = state

@@ -1,0 +1,333 @@
+"""Every record that crosses a process; knows nothing of sockets, encodings or clocks.
+
+Arrays travel as raw little-endian bytes: token ids are int32, log-probs float32. A field marked `frame()` goes on the
+wire as a frame of its own; all others go into the small header.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+PROTOCOL = 2  # raised with every change of a record here
+
+
+def frame(kind: str) -> Any:
+    """A dataclass field that travels as a raw frame; kind is "int32", "float32" or "text" (UTF-8)."""
+    return dataclasses.field(metadata={"frame": kind})
+
+
+class Role(StrEnum):
+    HEAD = "head"
+    GENERATOR = "generator"
+    REWARD = "reward"
+    LEARNER = "learner"
+
+
+class Finish(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class VerdictStatus(StrEnum):
+    """I10: a timeout or an error is never a number."""
+
+    VALUE = "value"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+class Refund(StrEnum):
+    """Why an admitted prompt left the ring without being trained."""
+
+    REWARD_TIMEOUT = "reward_timeout"
+    REWARD_ERROR = "reward_error"
+    SAMPLING_ERROR = "sampling_error"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    TOO_OLD = "too_old"  # policy `drop`: over eta versions old when it would have been trained
+    END_OF_DATA = "end_of_data"
+    END_OF_RUN = "end_of_run"
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """An actor is up and asks to belong to the ring."""
+
+    name: str  # "generator-0.1": role, index among its role, incarnation
+    role: str  # Role
+    index: int  # 0, 1, 2, ... among its role
+    incarnation: int  # 0 at first, +1 with every restart
+    endpoint: str  # where it listens: a reward's ROUTER, a learner's TCPStore "host:port"; "" for a generator
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A generator can receive weights, a reward can score, a learner holds version 0."""
+
+    capacity: int  # samples it works on at once; 0 for a learner
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """I am alive; `progress` moves when I do."""
+
+    progress: int  # tokens, scores or micro-batches so far
+    version: int | None  # weights held; None before the first push (always None for a reward)
+    note: str  # what it does or waits for, for people
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBeat:
+    """The head's own heartbeat: the published clock, repeated."""
+
+    term: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Where the reward actors listen now."""
+
+    names: list[str]
+    endpoints: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Leave to sample one group. Only the gate issues it."""
+
+    uid: int  # 0, 1, 2, ... in order of admission; evaluation prompts count on their own
+    attempt: int  # 0 at first, +1 each time it is leased again
+    born: int  # version the head last knew its generator to hold when it leased the prompt first
+    samples: list[int]  # which of the group's n samples to make
+    evaluation: str  # "" for training; else the name of the evaluation, whose samples are never trained
+    row: str = frame("text")  # JSON object: one row of the data
+    more: bool = False  # eta = 0: further prompts of the same share follow at once; decode when the last one is here
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One sample: all its tokens, and for the sampled ones their log-probs and versions."""
+
+    uid: int
+    sample: int
+    attempt: int
+    evaluation: str
+    generator: str  # name of the member that made it
+    finish: str  # Finish of the last completion
+    segments: list[list[int]]  # [[n_given, n_sampled], ...] in order; one pair for a single turn
+    spans: list[list[int]]  # [[version, n_tokens], ...] over the sampled tokens, in order
+    seconds: float  # from submission to the last token
+    ids: bytes = frame("int32")  # (T,) given and sampled tokens
+    logps: bytes = frame("float32")  # (n_sampled,) log-prob of each sampled token under the version stamped on it
+    prompt_text: str = frame("text")
+    text: str = frame("text")  # what the reward reads: the completion (all turns)
+    row: str = frame("text")  # JSON object: the data row, so that a reward needs no state
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A trajectory with its verdict. `reward` and `correct` mean something only when status is "value"."""
+
+    status: str  # VerdictStatus
+    reward: float
+    correct: bool | None  # the task's own yes or no, where it has one
+    error: str  # the text of a timeout or error, else ""
+    score_s: float
+    uid: int
+    sample: int
+    attempt: int
+    evaluation: str
+    generator: str
+    finish: str
+    segments: list[list[int]]
+    spans: list[list[int]]
+    seconds: float
+    ids: bytes = frame("int32")
+    logps: bytes = frame("float32")
+    prompt_text: str = frame("text")
+    text: str = frame("text")
+
+    @property
+    def n_sampled(self) -> int:
+        return sum(n for _, n in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A sample left its generator for a reward: its slot is free again."""
+
+    uid: int
+    sample: int
+    attempt: int
+    evaluation: str
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsampled:
+    """A generator cannot make this group (a workflow raised, a prompt is over the limit)."""
+
+    uid: int
+    attempt: int
+    evaluation: str
+    reason: str  # Refund
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The head has the scored form: the generator may forget the trajectory."""
+
+    uid: int
+    sample: int
+    attempt: int
+    evaluation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop sampling this attempt; nothing of it is wanted any more."""
+
+    uid: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A learner rank is ready for the batch of this step (0, 1, 2, ...)."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardItem:
+    """One trajectory of a rank's share of a batch. `clock` is c: updates finished when the batch was taken."""
+
+    step: int
+    clock: int
+    group: int  # index of its group within the batch, over all ranks
+    n_groups: int  # groups in the whole batch, over all ranks
+    uid: int
+    sample: int
+    reward: float
+    correct: bool | None
+    finish: str
+    segments: list[list[int]]
+    spans: list[list[int]]
+    ids: bytes = frame("int32")
+    logps: bytes = frame("float32")
+    text: str = frame("text")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEnd:
+    """The rank has its whole share. n_items = 0 is a share, too: the rank still takes part in the step."""
+
+    step: int
+    clock: int
+    n_items: int
+    n_groups: int
+    last: bool  # no further batch will come
+
+
+@dataclass(frozen=True, slots=True)
+class NoBatch:
+    """There will be no batch for this step: the run or its data has ended."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateDone:
+    """An update is finished and its weights are snapshot: version = updates finished so far. Rank 0 only."""
+
+    version: int
+    stats: dict[str, float]  # the step's figures, flat
+    digest: str  # of the snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PushBegin:
+    """Take part in a push of `version`: learner rank 0 is the root, members follow in this order."""
+
+    push: int  # 0, 1, 2, ...
+    version: int
+    view: int  # membership view: the same number means the same group, kept from last time
+    members: list[str]
+    store: str  # "host:port" of the TCPStore at learner rank 0
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PushDone:
+    """This member (or the root) completed its part: weights verified and, for a member, swapped in."""
+
+    push: int
+    version: int
+    digest: str  # of what it holds now
+    receive_s: float
+    stall_s: float  # decoding stood still for so long at the swap
+
+
+@dataclass(frozen=True, slots=True)
+class PushBroken:
+    """This member (or the root) could not complete its part."""
+
+    push: int
+    version: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A learner rank has ended its loop and written what it had to write."""
+
+    checkpoint: str  # folder of the last checkpoint, "" if none
+    model: str  # folder of the exported model, "" if none
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An actor is about to end with an error."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End now, cleanly."""
+
+    reason: str
+
+
+Message = (
+    Join
+    | Ready
+    | Heartbeat
+    | HeadBeat
+    | Directory
+    | Prompt
+    | Trajectory
+    | Scored
+    | Sampled
+    | Unsampled
+    | Ack
+    | Cancel
+    | BatchRequest
+    | ShardItem
+    | ShardEnd
+    | NoBatch
+    | UpdateDone
+    | PushBegin
+    | PushDone
+    | PushBroken
+    | Finished
+    | Failure
+    | Stop
+)

@@ -1,0 +1,112 @@
+"""How versions reach the generators: which push is next, who completed it, what is published; knows no tensors.
+
+The newest update goes to every ready generator; a late one gets the published version by a catch-up push. One push is
+in flight at most. A digest that differs is a broken push (I5); only a completed one makes a generator HEALTHY (I7).
+"""
+
+from areal_bus import messages as m
+from areal_bus.effects import Effects
+from areal_bus.gate import Gate
+from areal_bus.journal import Event
+from areal_bus.membership import Member, Membership, Standing
+from areal_bus.messages import Role
+from areal_bus.pushes import Push, Pushes
+
+
+class Publishing:
+    """Owns the pushes and the digests of the versions that may still be pushed."""
+
+    def __init__(self, gate: Gate, members: Membership, effects: Effects, *, timeout_s: float) -> None:
+        self.gate = gate
+        self.members = members
+        self.effects = effects
+        self.pushes = Pushes(timeout_s=timeout_s)
+        self._digests: dict[int, str] = {}
+
+    def snapshot(self, version: int, digest: str) -> None:
+        """Learner 0 holds `version` ready for pushes."""
+        self._digests[version] = digest
+
+    def done(self, member: Member, message: m.PushDone) -> None:
+        """A member (or the root) completed its part. Raises ImpossibleEvent for a push that is not in flight."""
+        if message.digest != self._digests.get(message.version):  # I5
+            self.broken(member, m.PushBroken(message.push, message.version, "what it holds has another digest"))
+            return
+        self.pushes.done(message.push, member.name)
+        if member.role is Role.GENERATOR:
+            self.members.holds(member.name, message.version)
+            self.effects.record(
+                Event.MEMBER,
+                name=member.name,
+                state=str(member.standing),
+                why=f"holds version {message.version}",
+                version=message.version,
+            )
+
+    def broken(self, member: Member, message: m.PushBroken) -> None:
+        """A member (or the root) could not complete its part."""
+        self.pushes.broken(message.push, member.name, message.error)
+        self.effects.record(
+            Event.PUSH_BROKEN, push=message.push, version=message.version, name=member.name, error=message.error
+        )
+        self.effects.progress("warning", text=f"push of version {message.version}: {member.name}: {message.error}")
+
+    def settle(self, now: float) -> str | None:
+        """Close the push that is over and begin the next. Returns why the job cannot go on, if it cannot."""
+        push = self.pushes.current
+        if push is not None and push.is_over:
+            self._finish(push)
+            hopeless = self.pushes.hopeless()
+            if hopeless is not None:
+                error = push.broken.get(hopeless, "no answer")
+                return f"{hopeless} missed {self.pushes.patience} pushes in a row; the last error: {error}"
+        if self.pushes.current is None:
+            self._begin(now)
+        return None
+
+    def _finish(self, push: Push) -> None:
+        self.pushes.finish()
+        for name in push.missing:
+            if name in self.members.by_name:
+                self.members.fence(name)
+        if not push.catch_up:
+            self._publish(push.version, n_members=len(push.members) - len(push.missing))
+
+    def _publish(self, version: int, *, n_members: int) -> None:
+        """Credits return, whoever is behind is fenced, the clock goes on (I11)."""
+        self.gate.publish(version)
+        for old in [v for v in self._digests if v < version]:
+            del self._digests[old]
+        for member in self.members.of(Role.GENERATOR, Standing.HEALTHY):
+            if member.version is None or member.version < version:  # I7
+                self.members.fence(member.name)
+        self.effects.record(Event.PUBLISH, version=version, v=self.gate.v, members=n_members)
+
+    def _begin(self, now: float) -> None:
+        version = self.gate.u
+        behind = version > self.gate.v
+        standings = (Standing.STALE, Standing.HEALTHY) if behind else (Standing.STALE,)
+        names = [member.name for member in self.members.of(Role.GENERATOR, *standings)]
+        if version not in self._digests or not (names or behind):
+            return
+        root = next((x for x in self.members.of(Role.LEARNER, Standing.HEALTHY) if x.index == 0), None)
+        if root is None:
+            return
+        if names:
+            push = self.pushes.begin(version=version, root=root.name, members=names, catch_up=not behind, now=now)
+            self._announce(push, root.endpoint)
+        else:
+            self._publish(version, n_members=0)
+
+    def _announce(self, push: Push, store: str) -> None:
+        begin = m.PushBegin(push.id, push.version, push.view, push.members, store, self.pushes.timeout_s)
+        for name in (push.root, *push.members):
+            self.effects.send(name, begin)
+        self.effects.record(
+            Event.PUSH,
+            push=push.id,
+            version=push.version,
+            view=push.view,
+            n_members=len(push.members),
+            catch_up=push.catch_up,
+        )

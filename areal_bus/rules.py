@@ -1,0 +1,58 @@
+"""What the head decides by, and where its prompts come from; knows no decision itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from areal_bus.staleness import StalenessPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRules:
+    """What of the config the head decides by."""
+
+    batch_size: int  # B
+    eta: int
+    n_samples: int
+    total_steps: int
+    n_generators: int
+    n_rewards: int
+    n_learners: int
+    silent_s: float
+    assemble_s: float
+    push_timeout_s: float
+    policy: StalenessPolicy = StalenessPolicy.MASK
+    max_reissues: int = 3  # policy `drop`: how often a row is issued again
+    drop_last: bool = False
+    evaluate_before: bool = False
+    evaluate_after: bool = False
+    evaluate_samples: int = 8
+    problems: Sequence[str] = field(default_factory=tuple)  # JSON objects
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One row of the data, drawn in order."""
+
+    row: int
+    epoch: int
+    text: str  # JSON object
+
+
+class Source(Protocol):
+    """The prompts of the run in their order."""
+
+    def draw(self) -> Drawn | None:
+        """The next row; None when the data has ended."""
+
+
+class Phase(StrEnum):
+    """Where the run is."""
+
+    ASSEMBLING = "assembling"
+    BEFORE = "evaluating before"
+    TRAINING = "training"
+    CLOSING = "closing"  # the last version is on its way to the generators
+    AFTER = "evaluating after"
+    STOPPING = "stopping"

@@ -1,0 +1,192 @@
+"""What one schedule is made of: sizes, lengths, speeds and faults, all drawn from one seed; knows no ring."""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from areal_bus.messages import Role
+from areal_bus.rules import Drawn, HeadRules
+from areal_bus.staleness import StalenessPolicy
+
+
+class Tail(StrEnum):
+    """Distribution of a sample's tokens."""
+
+    UNIFORM = "uniform"
+    LOG_NORMAL = "log-normal"  # shape: sigma of the logarithm
+    PARETO = "pareto"  # shape: alpha
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a sample: `scale` is the mean (uniform), the median (log-normal) or the least (Pareto)."""
+
+    tail: Tail
+    scale: float
+    shape: float
+    cap: int  # the longest allowed, as gconfig.max_new_tokens
+
+    def draw(self, rng: random.Random) -> int:
+        if self.tail is Tail.UNIFORM:
+            tokens = rng.uniform(1, 2 * self.scale)
+        elif self.tail is Tail.LOG_NORMAL:
+            tokens = self.scale * rng.lognormvariate(0.0, self.shape)
+        else:
+            tokens = self.scale * rng.paretovariate(self.shape)
+        return max(1, min(self.cap, int(tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something happens to an actor at `at_s` and is over after `for_s`."""
+
+    kind: str  # "crash" (a new incarnation comes), "stop" (SIGSTOP, SIGCONT), "cut" (nothing passes to or from it)
+    role: Role
+    index: int
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One schedule's world. Seconds are virtual."""
+
+    seed: int
+    policy: StalenessPolicy
+    batch_size: int
+    eta: int
+    n_samples: int
+    total_steps: int
+    n_generators: int = 2
+    n_rewards: int = 1
+    n_learners: int = 1
+    capacity: int = 8  # samples a generator decodes at once
+    lengths: Lengths = Lengths(Tail.UNIFORM, 6.0, 0.0, 60)
+    token_s: float = 1.0
+    interrupts: bool = True  # new weights are swapped in between two tokens; else when the running samples have ended
+    n_rows: int | None = None  # of the data; None: more than are needed
+    drop_last: bool = False
+    n_problems: int = 0  # evaluated before and after
+    update_s: float = 5.0
+    push_s: float = 2.0
+    score_s: float = 1.0
+    link_s: float = 0.2
+    p_error: float = 0.0  # a verdict is an error or a timeout
+    p_unsampled: float = 0.0  # a group cannot be sampled
+    p_lost: float = 0.0  # of the messages that somebody repeats
+    p_twice: float = 0.0
+    p_push_fault: float = 0.0  # a part of a push is slow, fails, or leaves wrong weights
+    faults: tuple[Fault, ...] = ()
+    calm_s: float = 0.0  # no fault from here on
+    joins_s: tuple[float, ...] = ()  # when each generator comes; the last ones may be late
+    heartbeat_s: float = 6.0
+    silent_s: float = 20.0
+    push_timeout_s: float = 25.0
+    resend_s: float = 12.0
+    patience_s: float = 4000.0  # without an update, after calm: everyone waits (I11)
+
+    @property
+    def rules(self) -> HeadRules:
+        return HeadRules(
+            batch_size=self.batch_size,
+            eta=self.eta,
+            n_samples=self.n_samples,
+            total_steps=self.total_steps,
+            n_generators=self.n_generators,
+            n_rewards=self.n_rewards,
+            n_learners=self.n_learners,
+            silent_s=self.silent_s,
+            assemble_s=self.calm_s + 1000.0,
+            push_timeout_s=self.push_timeout_s,
+            policy=self.policy,
+            drop_last=self.drop_last,
+            evaluate_before=self.n_problems > 0,
+            evaluate_after=self.n_problems > 0,
+            evaluate_samples=2,
+            problems=("{}",) * self.n_problems,
+        )
+
+    @property
+    def rejects_all(self) -> bool:
+        """No prompt can ever be trained."""
+        return max(self.p_error, self.p_unsampled) >= 1.0
+
+
+class Numbers:
+    """Rows 0, 1, 2, ... up to a limit."""
+
+    def __init__(self, n_rows: int | None) -> None:
+        self._n_rows = n_rows
+        self.n_drawn = 0
+
+    def draw(self) -> Drawn | None:
+        if self._n_rows is not None and self.n_drawn >= self._n_rows:
+            return None
+        self.n_drawn += 1
+        return Drawn(self.n_drawn - 1, 0, "{}")
+
+
+def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
+    """The schedule of this seed: small, and with faults of every kind in about half of the seeds."""
+    rng = random.Random(seed)
+    policies = tuple(StalenessPolicy)
+    chosen = policies[rng.randrange(len(policies))]
+    n_generators, n_rewards = rng.randint(1, 3), rng.randint(1, 2)
+    rough = rng.random() < 0.5
+    calm_s = rng.uniform(20, 100) if rough else 0.0
+    interrupts = rng.random() < 0.8
+    rejects = 1.0 if rng.random() < 0.02 else 0.0
+    return Scenario(
+        seed=seed,
+        policy=policy or chosen,
+        batch_size=rng.choice((1, 1, 2, 2, 3)),
+        eta=rng.choice((0, 1, 1, 2, 2, 3, 4, 6)),
+        n_samples=rng.choice((1, 1, 2, 2, 3)),
+        total_steps=rng.choice((2, 3, 3, 4, 5, 9)),
+        n_generators=n_generators,
+        n_rewards=n_rewards,
+        n_learners=rng.choice((1, 1, 1, 2)),
+        capacity=rng.choice((1, 3, 8)),
+        lengths=_lengths(rng),
+        interrupts=interrupts,
+        n_rows=rng.randint(1, 14) if rng.random() < 0.25 else None,
+        drop_last=rng.random() < 0.4,
+        n_problems=rng.randint(1, 3) if rng.random() < 0.1 else 0,
+        update_s=rng.choice((0.5, 3.0, 10.0)),
+        push_s=rng.choice((0.5, 2.0, 8.0)),
+        score_s=rng.choice((0.1, 1.0, 5.0)),
+        link_s=rng.choice((0.01, 0.2, 2.0)),
+        p_error=rejects or rng.choice((0.0, 0.0, 0.05, 0.2)),
+        p_unsampled=rng.choice((0.0, 0.0, 0.0, 0.05)),
+        p_lost=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
+        p_twice=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
+        p_push_fault=rng.choice((0.0, 0.1, 0.3)) if rough else 0.0,
+        faults=_faults(rng, n_generators, n_rewards, calm_s) if rough else (),
+        calm_s=calm_s,
+        joins_s=tuple(rng.uniform(0, 3) if rng.random() < 0.8 else rng.uniform(3, 60) for _ in range(n_generators)),
+        heartbeat_s=6.0 if rough else 100.0,
+        silent_s=20.0 if rough else 1000.0,
+        push_timeout_s=25.0 if interrupts else 500.0,
+    )
+
+
+def _lengths(rng: random.Random) -> Lengths:
+    return rng.choice(
+        (
+            Lengths(Tail.UNIFORM, 6.0, 0.0, 60),
+            Lengths(Tail.LOG_NORMAL, 5.0, 1.0, 120),
+            Lengths(Tail.PARETO, 2.0, 1.2, 200),
+        )
+    )
+
+
+def _faults(rng: random.Random, n_generators: int, n_rewards: int, calm_s: float) -> tuple[Fault, ...]:
+    """Some, each over before calm; long enough at times that an actor is taken for dead."""
+    faults = []
+    for _ in range(rng.randint(0, 4)):
+        role = Role.GENERATOR if rng.random() < 0.7 else Role.REWARD
+        index = rng.randrange(n_generators if role is Role.GENERATOR else n_rewards)
+        at_s = rng.uniform(0, calm_s)
+        for_s = min(rng.choice((2.0, 10.0, 30.0, 60.0)), calm_s - at_s)
+        faults.append(Fault(rng.choice(("crash", "stop", "cut")), role, index, at_s, for_s))
+    return tuple(sorted(faults, key=lambda fault: fault.at_s))

@@ -1,0 +1,243 @@
+"""Watches a simulated ring and checks the invariants by its own count, against what truly happened to every token.
+
+It believes no counter of the head: it recounts from the journal's lines, and takes versions and rewards from the
+actors that made them.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from areal_bus import messages as m
+from areal_bus.effects import Effect, Record, Send
+from areal_bus.head import Head
+from areal_bus.journal import Event
+from areal_bus.simulation.generator import Generator
+from areal_bus.simulation.reward import Reward
+from areal_bus.simulation.scenario import Scenario
+from areal_bus.staleness import StalenessPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that did not hold."""
+
+    invariant: str  # "I1" .. "I12"
+    what: str
+    at_s: float
+    uid: int | None = None
+
+    def __str__(self) -> str:
+        about = "" if self.uid is None else f" (prompt {self.uid})"
+        return f"{self.invariant} at {self.at_s:.2f} s{about}: {self.what}"
+
+
+@dataclass(slots=True)
+class Followed:
+    """One admitted prompt, as the witness knows it."""
+
+    born: int
+    row: tuple[int, int]  # epoch, row
+    attempt: int = 0
+    state: str = "live"  # live, training, trained, refunded
+    accepted: dict[int, int] = field(default_factory=dict)  # sample -> attempt whose verdict counted
+    n_received: int = 0  # tokens
+    n_accounted: int = 0  # trained, masked or dropped
+
+
+class Witness:
+    """`see` gets every effect of the head, `trained` every trajectory a learner rank trains."""
+
+    def __init__(self, scenario: Scenario, head: Head) -> None:
+        self.scenario = scenario
+        self.head = head
+        self.violations: list[Violation] = []
+        self.n_checks: Counter[str] = Counter()
+        self.generators: dict[str, Generator] = {}
+        self.rewards: list[Reward] = []
+        self.prompts: dict[int, Followed] = {}
+        self.now = 0.0
+        self.u = self.v = 0
+        self.n_live = 0
+        self._taken: dict[int, set[int]] = {}  # batch -> its prompts, until published
+        self._update_of: dict[int, set[int]] = {}  # batch -> its prompts, until trained
+        self._rows: dict[tuple[int, int], str] = {}  # (epoch, row) -> open, trained, refunded, again
+        self._groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
+        self.samples_trained: set[tuple[int, int]] = set()
+        self._handlers = {
+            Event.ADMIT: self._on_admit,
+            Event.LEASE: self._on_lease,
+            Event.SCORED: self._on_scored,
+            Event.REFUND: self._on_refund,
+            Event.BATCH: self._on_batch,
+            Event.TRAJECTORY: self._on_trajectory,
+            Event.UPDATE: self._on_update,
+            Event.PUBLISH: self._on_publish,
+        }
+
+    def see(self, effect: Effect) -> None:
+        if isinstance(effect, Record):
+            handler = self._handlers.get(effect.event)
+            if handler is not None:
+                handler(effect.fields)
+        elif isinstance(effect, Send) and isinstance(effect.message, m.ShardItem):
+            self._on_shard_item(effect.message)
+
+    def check(self, invariant: str, holds: bool, what: str, uid: int | None = None) -> None:
+        self.n_checks[invariant] += 1
+        if not holds:
+            self.violations.append(Violation(invariant, what, self.now, uid))
+
+    # prompts
+
+    def _on_admit(self, line: dict[str, Any]) -> None:
+        uid, scenario = line["uid"], self.scenario
+        self.n_live += 1
+        in_training = sum(len(prompts) for prompts in self._taken.values())
+        limit = (scenario.eta + 1) * scenario.batch_size
+        backlog = self.n_live + in_training
+        self.check("I1", backlog <= limit, f"{self.n_live} live + {in_training} in training over {limit}", uid)
+        told = line["live"] + line["in_training"]
+        self.check("I1", told == backlog, f"the journal says {told} live or in training, there are {backlog}", uid)
+        row = (line["epoch"], line["row"])
+        known = self._rows.get(row)
+        self.check("I4", known == ("again" if line["issue"] else None), f"row {row} is issued while it is {known}", uid)
+        self._rows[row] = "open"
+        self.check("I3", uid == len(self.prompts), f"prompt {uid} follows {len(self.prompts) - 1}", uid)
+        self.prompts[uid] = Followed(line["born"], row)
+        self._count()
+
+    def _on_lease(self, line: dict[str, Any]) -> None:
+        uid, holder = line["uid"], line["holder"]
+        prompt = self.prompts[uid]
+        prompt.attempt = line["attempt"]
+        version = self.generators[holder].version
+        fresh = version is not None and version >= max(self.v, prompt.born)
+        self.check("I7", fresh, f"{holder} holds {version} when {self.v} is published, born {prompt.born}", uid)
+        member = self.head.members.by_name[holder]
+        batch = self.scenario.batch_size * self.scenario.n_samples  # at eta = 0 shares take no heed of slots
+        room = max(self.scenario.capacity, self.scenario.n_samples if self.scenario.eta else batch)
+        self.check("I9", member.load <= room, f"{holder} was given {member.load} samples at once, it has {room}", uid)
+
+    def _on_scored(self, line: dict[str, Any]) -> None:
+        if line.get("evaluation"):
+            return
+        uid, sample = line["uid"], line["sample"]
+        prompt = self.prompts.get(uid)
+        if prompt is None:
+            self.check("I3", False, "a result was taken for a prompt never admitted", uid)
+            return
+        self.check("I6", line["attempt"] == prompt.attempt, f"a result of attempt {line['attempt']} counted", uid)
+        self.check("I4", sample not in prompt.accepted, f"sample {sample} counted twice", uid)
+        self.check("I3", prompt.state == "live", f"a result counted when it was {prompt.state}", uid)
+        prompt.accepted[sample] = line["attempt"] if line["status"] == "value" else -1
+        prompt.n_received += line["n_tokens"]
+
+    def _on_refund(self, line: dict[str, Any]) -> None:
+        uid = line["uid"]
+        prompt = self.prompts[uid]
+        self.check("I3", prompt.state == "live", f"refunded when it was {prompt.state}", uid)
+        prompt.state = "refunded"
+        prompt.n_accounted += line["n_tokens_dropped"]
+        self.n_live -= 1
+        self._rows[prompt.row] = "again" if line["again"] else "refunded"
+        told = line["n_tokens_dropped"]
+        self.check("I12", told == prompt.n_received, f"{told} tokens dropped of {prompt.n_received} received", uid)
+        self._count()
+
+    # batches
+
+    def _on_batch(self, line: dict[str, Any]) -> None:
+        self.check("I6", line["clock"] == self.u, f"batch at clock {line['clock']}, {self.u} updates are finished")
+        full = line["n_groups"] == self.scenario.batch_size
+        short = line["short"] and 0 < line["n_groups"] < self.scenario.batch_size
+        self.check("I8", full or short, f"a batch of {line['n_groups']} groups")
+        if line["short"]:
+            self.check("I8", self.n_live == line["n_groups"], f"a short batch while {self.n_live} prompts live")
+        self._taken[line["step"]] = set()
+        self._update_of[line["step"]] = self._taken[line["step"]].copy()
+
+    def _on_shard_item(self, item: m.ShardItem) -> None:
+        uid, sample = item.uid, item.sample
+        prompt = self.prompts[uid]
+        self._groups.setdefault(item.step, {}).setdefault(uid, set()).add(sample)
+        attempt = prompt.accepted.get(sample, -1)
+        key = ("", uid, attempt, sample)
+        stamped = next((g.stamped[key] for g in self.generators.values() if key in g.stamped), None)
+        self.check("I5", item.spans == stamped, f"spans {item.spans} were stamped {stamped}", uid)
+        versions = [version for version, _ in item.spans]
+        grows = versions == sorted(versions) and prompt.born <= versions[0] and versions[-1] <= item.clock
+        self.check("I5", grows, f"versions {versions}, born {prompt.born}, clock {item.clock}", uid)
+        given = any(item.reward in reward.values.get((uid, sample, attempt), ()) for reward in self.rewards)
+        self.check("I10", given, f"reward {item.reward} was never given", uid)
+
+    def trained(self, item: m.ShardItem, runs: list[tuple[int, bool]]) -> None:
+        """A learner rank trains these runs of tokens."""
+        scenario, uid, clock = self.scenario, item.uid, item.clock
+        self.check("I4", (uid, item.sample) not in self.samples_trained, f"sample {item.sample} is trained again", uid)
+        self.samples_trained.add((uid, item.sample))
+        lags = [clock - version for (version, _), (_, trained) in zip(item.spans, runs, strict=True) if trained]
+        policy = scenario.policy
+        if policy is StalenessPolicy.PAPER:
+            self.check("I2", len(lags) == len(runs), "paper trains every token", uid)
+            return
+        self.check("I2", max(lags, default=0) <= scenario.eta, f"trained tokens lag {max(lags, default=0)}", uid)
+        if policy is not StalenessPolicy.MASK:
+            age = clock - self.prompts[uid].born
+            self.check("I2", age <= scenario.eta and len(lags) == len(runs), f"trained at c - born = {age}", uid)
+
+    def _on_trajectory(self, line: dict[str, Any]) -> None:
+        uid, step = line["uid"], line["step"]
+        prompt = self.prompts[uid]
+        prompt.n_accounted += line["n_tokens"]
+        if prompt.state != "training":
+            self.check("I3", prompt.state == "live", f"taken when it was {prompt.state}", uid)
+            prompt.state = "training"
+            self.n_live -= 1
+            self._taken[step].add(uid)
+            self._update_of[step].add(uid)
+            samples = self._groups.get(step, {}).get(uid, set())
+            whole = samples == set(range(self.scenario.n_samples))
+            self.check("I8", whole, f"its group has samples {sorted(samples)}", uid)
+
+    # the clock
+
+    def _on_update(self, line: dict[str, Any]) -> None:
+        self.check("I6", line["version"] == self.u + 1, f"update {line['version']} after {self.u}")
+        self.u = line["version"]
+        for uid in self._update_of.pop(self.u - 1, ()):
+            prompt = self.prompts[uid]
+            prompt.state = "trained"
+            known = self._rows[prompt.row]
+            self.check("I4", known == "open", f"row {prompt.row} was {known} when it was trained", uid)
+            self._rows[prompt.row] = "trained"
+            even = prompt.n_accounted == prompt.n_received
+            self.check("I12", even, f"{prompt.n_accounted} tokens of {prompt.n_received} accounted for", uid)
+        self._groups.pop(self.u - 1, None)
+        self._count()
+
+    def _on_publish(self, line: dict[str, Any]) -> None:
+        self.check("I6", self.v <= line["version"] <= self.u, f"{line['version']} published after {self.v}")
+        self.v = line["version"]
+        for batch in [batch for batch in self._taken if batch < self.v]:
+            del self._taken[batch]
+
+    def _count(self) -> None:
+        """The head's own counts, between two of its lines."""
+        ledger = self.head.rollouts.ledger
+        total = sum(ledger.counts.values())
+        self.check("I3", total == ledger.next_uid, f"states hold {total} prompts of {ledger.next_uid}")
+
+    def end(self) -> None:
+        """After an orderly run nothing is open."""
+        for uid, prompt in self.prompts.items():
+            closed = prompt.state in ("trained", "refunded")
+            self.check("I3", closed, f"it is {prompt.state} at the end", uid)
+        closed_states = {"trained", "refunded"}
+        if self.u >= self.scenario.total_steps:
+            closed_states.add("again")  # the steps ended before its turn came: as with rows never drawn
+        for row, state in self._rows.items():
+            self.check("I4", state in closed_states, f"row {row} is {state} at the end")
+        gate, ledger = self.head.gate, self.head.rollouts.ledger
+        idle = gate.is_idle and not ledger.n_live
+        self.check("I3", idle, f"{gate.live} live, {gate.in_training} in training, {ledger.n_live} in the ledger")

@@ -1,0 +1,116 @@
+"""A virtual clock, processes that stop, crash and come back, and links that lose, repeat, delay and reorder.
+
+Two kinds of messages. Those that somebody repeats or whose loss a deadline heals may be lost, doubled and reordered.
+All others travel as over one ZeroMQ connection: late, but in order and once; a cut holds them back until it heals.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from areal_bus import messages as m
+
+HEAD = "head"
+REPEATED = {m.Trajectory, m.Scored, m.Sampled, m.Ack, m.Heartbeat, m.PushBegin, m.PushDone, m.PushBroken}
+
+
+class Node(Protocol):
+    """A process that takes messages."""
+
+    def receive(self, sender: str, message: m.Message) -> None: ...
+
+
+class World:
+    """`at` runs an act later; `send` brings a message to a node, if that still lives; `tell` keeps the story."""
+
+    def __init__(
+        self, rng: random.Random, *, link_s: float, p_lost: float, p_twice: float, calm_s: float, keeps_story: bool
+    ) -> None:
+        self.rng = rng
+        self.now = 0.0
+        self.nodes: dict[str, Node] = {}
+        self.story: list[tuple[float, str, object]] | None = [] if keeps_story else None
+        self._link_s = link_s
+        self._p_lost = p_lost
+        self._p_twice = p_twice
+        self._calm_s = calm_s
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._n_events = 0
+        self._arrives: dict[tuple[str, str], float] = {}  # latest arrival on a link, so that order holds
+        self._cut: dict[str, float] = {}  # actor -> when its links heal
+        self._stopped: dict[str, float] = {}  # actor -> when it goes on
+
+    @property
+    def n_events(self) -> int:
+        return self._n_events
+
+    def at(self, when: float, act: Callable[..., None], *args: Any) -> None:
+        self._n_events += 1
+        heapq.heappush(self._events, (when, self._n_events, act, args))
+
+    def step(self) -> None:
+        """The next event."""
+        self.now, _, act, args = heapq.heappop(self._events)
+        act(*args)
+
+    def tell(self, what: str, about: object) -> None:
+        if self.story is not None:
+            self.story.append((self.now, what, about))
+
+    # processes
+
+    def timer(self, name: str, delay: float, act: Callable[..., None], *args: Any) -> None:
+        """An act of a process: not while it is stopped, never once it is gone."""
+        self.at(self.now + delay, self._act, name, act, args)
+
+    def _act(self, name: str, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if name not in self.nodes:
+            return
+        goes_on = self._stopped.get(name, 0.0)
+        if goes_on > self.now:
+            self.at(goes_on, self._act, name, act, args)
+        else:
+            act(*args)
+
+    def stop(self, name: str, for_s: float) -> None:
+        self._stopped[name] = max(self._stopped.get(name, 0.0), self.now + for_s)
+
+    def cut(self, name: str, for_s: float) -> None:
+        self._cut[name] = max(self._cut.get(name, 0.0), self.now + for_s)
+
+    def crash(self, name: str) -> None:
+        self.nodes.pop(name, None)
+
+    # links
+
+    def send(self, sender: str, to: str, message: m.Message, *, is_sure: bool = False) -> None:
+        """What a process sends; a message that is sure is never lost."""
+        now, rng = self.now, self.rng
+        arrives = now + 2.0 * rng.random() * self._link_s
+        is_rough = now < self._calm_s
+        heals = max(self._cut.get(sender, 0.0), self._cut.get(to, 0.0)) if self._cut else 0.0
+        is_repeated = type(message) in REPEATED
+        if is_repeated and not is_sure:
+            if heals > now or (is_rough and rng.random() < self._p_lost):
+                self.tell(f"{sender} -> {to} lost", message)
+                return
+        else:
+            link = (sender, to)
+            arrives = max(arrives, heals, self._arrives.get(link, 0.0))
+            self._arrives[link] = arrives
+        self.at(arrives, self._arrive, sender, to, message)
+        if is_rough and (to == HEAD or is_repeated) and rng.random() < self._p_twice:
+            self.at(arrives + rng.expovariate(1.0) * 5.0, self._arrive, sender, to, message)
+
+    def _arrive(self, sender: str, to: str, message: m.Message) -> None:
+        node = self.nodes.get(to)
+        if node is None:
+            self.tell(f"{sender} -> {to} is gone", message)
+            return
+        goes_on = self._stopped.get(to, 0.0)
+        if goes_on > self.now:
+            self.at(goes_on, self._arrive, sender, to, message)
+            return
+        self.tell(f"{sender} -> {to}", message)
+        node.receive(sender, message)

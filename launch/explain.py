@@ -1,0 +1,86 @@
+"""Settings for people: one key explained, all keys as a page, a whole Config as TOML; knows only the types."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from areal_bus.config import Config
+from areal_bus.errors import ConfigError
+from areal_bus.settings import bounds, fields, kind, nearest, section_of
+
+HEADER = """# Settings
+
+Generated from `areal_bus/config.py` by `python -m launch.configdoc`; do not edit.
+
+Precedence, highest first: `--set actor.lr=1e-5`, the environment (`AREAL_BUS_ACTOR__LR=1e-5`), the TOML file, and the
+file it names with `extends = "base.toml"` (one level). The resolved settings are saved with the run as `config.json`.
+`--explain KEY` prints one entry of this page.
+"""
+
+
+def explain(key: str) -> str:
+    """Type, default, limits and meaning of a key, or of all keys of a section. Raises ConfigError for no such key."""
+    known = fields()
+    chosen = {name: field for name, field in known.items() if name == key or name.startswith(f"{key}.")}
+    if not chosen:
+        raise ConfigError(f"unknown key {key}{nearest(key)}")
+    return "\n".join(f"{name}: {shape(field)}\n    {field.description or ''}" for name, field in chosen.items())
+
+
+def shape(field: Any) -> str:
+    limits = bounds(field)
+    return f"{kind(field.annotation)}{', ' + limits if limits else ''}; default {default(field)}"
+
+
+def default(field: Any) -> str:
+    if field.default is PydanticUndefined:
+        return "none, it must be set"
+    return toml_value(field.default)
+
+
+def toml_value(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def page() -> str:
+    """docs/config.md."""
+    parts = [HEADER]
+    for name, field in Config.model_fields.items():
+        section = section_of(field.annotation)
+        if section is not None:
+            parts.append(table(name, section))
+    return "\n".join(parts)
+
+
+def table(name: str, section: type[BaseModel]) -> str:
+    lines = [f"## [{name}]", "", "| key | type | default | what |", "|---|---|---|---|"]
+    for key, field in fields(section).items():
+        limits = bounds(field)
+        types = f"{kind(field.annotation)}{', ' + limits if limits else ''}"
+        cells = (f"`{key}`", types, f"`{default(field)}`", " ".join((field.description or "").split()))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def as_toml(config: Config) -> str:
+    """The whole Config as TOML, every key with its value; unset keys as comments."""
+    lines: list[str] = []
+    for name in Config.model_fields:
+        lines += [*section_lines(name, getattr(config, name)), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def section_lines(name: str, section: BaseModel) -> list[str]:
+    lines, inner = [f"[{name}]"], []
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        if isinstance(value, BaseModel):
+            inner += section_lines(f"{name}.{key}", value)
+        else:
+            lines.append(f"# {key} is unset" if value is None else f"{key} = {toml_value(value)}")
+    return lines + inner

@@ -1,0 +1,71 @@
+"""The command line: read the settings, check them against the ranks, then run this rank or print and end.
+
+Every rank runs this. A fault in the settings shows on all ranks alike, so rank 0 alone speaks and all end with 2.
+"""
+
+import argparse
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from areal_bus.config import Config
+from areal_bus.errors import ConfigError
+from areal_bus.settings import load
+from launch.bootstrap import rank_and_size
+from launch.dry_run import dry_run
+from launch.explain import explain
+from launch.rank import refuse, run
+from launch.topology import check_count, least_ranks
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 an actor or the start failed, 2 the input cannot run, 128 + N ended by signal N."""
+    options = parser().parse_args(arguments)
+    rank, size = rank_and_size()
+    try:
+        if options.explain:
+            return say(rank, explain(options.explain))
+        if options.config is None:
+            raise ConfigError("a config file is needed: python -m areal_bus.launch configs/demo.toml")
+        config = load(options.config, options.set)
+        if options.dry_run:
+            return say(rank, dry_run(config, Path(options.config), size if size > 1 else None))
+        check_size(config, size, options.config)
+    except ConfigError as error:
+        return refuse(rank, error)
+    return run(config, Path(options.config))
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="areal_bus.launch",
+        description="Train a language model: mpirun -np 4 python -m areal_bus.launch configs/demo.toml",
+    )
+    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the settings; docs/config.md has all keys")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
+    parser.add_argument("--dry-run", action="store_true", help="print ranks, GPUs, memory and settings; start nothing")
+    parser.add_argument("--explain", metavar="KEY", help="print what a setting (or a section) means")
+    return parser
+
+
+def say(rank: int, text: str) -> int:
+    if rank == 0:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends us quietly
+        print(text)
+    return 0
+
+
+def check_size(config: Config, size: int, file: str) -> None:
+    """Raises ConfigError unless there are as many ranks as the topology takes."""
+    least = least_ranks(config.topology)
+    if size == 1 and least > 1:
+        raise ConfigError(
+            f"this topology takes {'exactly' if config.topology.ranks else 'at least'} {least} ranks, and none were "
+            f"started together: run mpirun -np {least} python -m areal_bus.launch {file}"
+        )
+    check_count(config.topology, size)
+    if config.topology.tensor_parallel > 1:
+        raise ConfigError(
+            f'rollout.engine = "{config.rollout.engine}" computes on one GPU: topology.tensor_parallel is '
+            f"{config.topology.tensor_parallel}; set it to 1 (--dry-run plans with more)"
+        )

@@ -1,0 +1,149 @@
+"""One rank's life: meet the others, plan, let rank 0 prepare, start this rank's actors, wait for them."""
+
+import json
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from actors.context import Context
+from areal_bus.config import Config
+from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.messages import Role
+from launch.bootstrap import Bootstrap, open_bootstrap, rank_and_size
+from launch.endpoint import Endpoint, open_endpoint, transport
+from launch.interfaces import Facts, choose, here
+from launch.prepare import prepare_apart
+from launch.supervise import Supervisor
+from launch.topology import Place, counts, plan
+
+SPEAK_FIRST_S = 2.0
+
+
+def run(config: Config, file: Path) -> int:
+    """Exit code of this rank; 0 when its actors and, with MPI, all other ranks have ended well."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))
+    try:
+        bootstrap, code = join(config, file)
+    except SystemExit as ended:  # a signal before there was anything to wait for
+        leave(int(ended.code or 0))
+    if code:
+        leave(code)
+    bootstrap.close()
+    return 0
+
+
+def join(config: Config, file: Path) -> tuple[Bootstrap, int]:
+    """Meet the other ranks, then run this rank's actors. Exit code, with the bootstrap still open."""
+    rank, _ = rank_and_size()
+    try:
+        bootstrap = open_bootstrap(config.launch)
+        facts = [Facts(**json.loads(part)) for part in bootstrap.allgather(json.dumps(asdict(here())).encode())]
+        places = plan(config.topology, [fact.host for fact in facts])
+        addresses = choose(config.bus.interface, facts)
+        transport(config.bus, facts)
+    except ArealBusError as error:
+        leave(refuse(rank, error))
+    return bootstrap, play(config, file, bootstrap, facts=facts, places=places, addresses=addresses)
+
+
+def play(
+    config: Config,
+    file: Path,
+    bootstrap: Bootstrap,
+    *,
+    facts: Sequence[Facts],
+    places: Sequence[Place],
+    addresses: Sequence[tuple[str, str]],
+) -> int:
+    """Start the actors of this rank and wait for them. Exit code."""
+    rank = bootstrap.rank
+    endpoints: list[Endpoint] = []
+    supervisor = Supervisor(rank=rank, grace_s=config.launch.grace_s, at_end=lambda: remove(endpoints))
+    try:
+        answer: dict[str, Any] = {}
+        if rank == 0:
+            answer = prepared(config, file, endpoints, facts=facts, address=addresses[0][1])
+        start = json.loads(bootstrap.allgather(json.dumps(answer).encode())[0])
+        if "code" in start:
+            time.sleep(SPEAK_FIRST_S if rank else 0)
+            return int(start["code"])
+        for context in contexts(config, file, places[rank], len(places), addresses[rank], start):
+            supervisor.start(context, places[rank].gpus if context.device == "cuda" else ())
+        return supervisor.wait()
+    except ArealBusError as error:  # a rank did not come: each rank names whom it misses
+        print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
+        supervisor.end()
+        return 1
+    finally:
+        remove(endpoints)
+
+
+def prepared(
+    config: Config, file: Path, endpoints: list[Endpoint], *, facts: Sequence[Facts], address: str
+) -> dict[str, Any]:
+    """Rank 0's part, as what all ranks need to know: the run and the head's endpoint, or the exit code.
+
+    The endpoint is put into `endpoints` as soon as it is there, so that it goes away whatever comes.
+    """
+    try:
+        endpoint = open_endpoint(config.bus, facts, address)
+        endpoints.append(endpoint)
+        return asdict(prepare_apart(config, file)) | {"job": uuid.uuid4().hex[:12], "head": endpoint.url}
+    except ArealBusError as error:
+        return {"code": refuse(0, error)}
+
+
+def contexts(
+    config: Config, file: Path, place: Place, size: int, address: tuple[str, str], start: dict[str, Any]
+) -> list[Context]:
+    """What each actor of this rank is told."""
+    n = counts(config.topology, size)
+    on_gpu = {Role.LEARNER, Role.GENERATOR} if place.gpus else set()
+    return [
+        Context(
+            role=str(seat.role),
+            index=seat.index,
+            incarnation=0,
+            rank=place.rank,
+            job=start["job"],
+            head=start["head"],
+            address=address[1],
+            interface=address[0],
+            device="cuda" if seat.role in on_gpu else "cpu",
+            n_generators=n.generators,
+            n_rewards=n.rewards,
+            n_learners=n.learners,
+            run_folder=start["run_folder"],
+            config_folder=str(file.resolve().parent),
+            model_folder=start["model_folder"],
+        )
+        for seat in place.seats
+    ]
+
+
+def refuse(rank: int, error: ArealBusError) -> int:
+    """One sentence, by rank 0 alone; 2 for the user's input, 1 for anything else."""
+    if rank == 0:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(SPEAK_FIRST_S)  # mpirun ends all at the first exit: that must be the rank that spoke
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def remove(endpoints: list[Endpoint]) -> None:
+    for endpoint in endpoints:
+        endpoint.remove()
+
+
+def leave(code: int) -> NoReturn:
+    """End without MPI_Finalize, which would wait for the others: so mpirun ends the job."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,133 @@
+"""The bus between two real ends over ipc and tcp."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import zmq
+
+from areal_bus.bus import Bus
+from areal_bus.errors import ConfigError
+from areal_bus.messages import Ack, HeadBeat, Message, Stop, Trajectory
+
+JOB = "job-1"
+
+
+def ack(n: int) -> Ack:
+    return Ack(uid=n, sample=0, attempt=0, evaluation="")
+
+
+def trajectory(n_bytes: int) -> Trajectory:
+    return Trajectory(
+        uid=1, sample=0, attempt=0, evaluation="", generator="g", finish="stop", segments=[[1, 1]], spans=[[0, 1]],
+        seconds=0.5, ids=b"\0" * n_bytes, logps=b"\0" * 4, prompt_text="p", text="é", row="{}",
+    )  # fmt: skip
+
+
+def next_of(bus: Bus) -> tuple[str, Message]:
+    got = bus.receive(10)
+    if got is None:
+        raise TimeoutError("no message within 10 s")
+    return got
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_messages_arrive_in_order_both_ways(tmp_path: Path, transport: str) -> None:
+    listen = f"ipc://{tmp_path}/s" if transport == "ipc" else "tcp://127.0.0.1:0"
+    head = Bus("head", job=JOB, listen=listen)
+    actor = Bus("generator-0.0", job=JOB)
+    actor.connect("head", head.endpoint)
+    for n in range(3000):
+        actor.send("head", ack(n))
+    assert [next_of(head) for _ in range(3000)] == [("generator-0.0", ack(n)) for n in range(3000)]
+    for n in range(3000):
+        head.send("generator-0.0", ack(n))
+    assert [next_of(actor) for _ in range(3000)] == [("head", ack(n)) for n in range(3000)]
+    actor.close()
+    head.close()
+
+
+def test_heartbeats_go_out_while_the_loop_is_busy(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    beats = iter(range(10**6))
+    actor = Bus("g", job=JOB, heartbeat=lambda: HeadBeat(term=0, version=next(beats)), heartbeat_to="head",
+                heartbeat_s=0.01)  # fmt: skip
+    actor.connect("head", head.endpoint)
+    assert [next_of(head)[1] for _ in range(3)] == [HeadBeat(term=0, version=n) for n in range(3)]
+    actor.close()
+    head.close()
+
+
+def test_a_full_inbox_stops_reading_and_loses_nothing(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", inbox_bytes=1 << 20)
+    actor = Bus("g", job=JOB)
+    actor.connect("head", head.endpoint)
+    for _ in range(100):
+        actor.send("head", trajectory(400_000))
+    actor.send("head", Stop("last"))
+    got = [next_of(head)[1] for _ in range(101)]
+    assert head._received <= 100 * 400_000 + (1 << 20)
+    assert got[-1] == Stop("last")
+    assert all(m == trajectory(400_000) for m in got[:-1])
+    actor.close()
+    head.close()
+
+
+def test_an_unread_inbox_stays_under_its_cap(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", inbox_bytes=1 << 20)
+    actor = Bus("g", job=JOB)
+    probe = Bus("probe", job=JOB)
+    actor.connect("head", head.endpoint)
+    for _ in range(50):
+        actor.send("head", trajectory(400_000))
+    next_of(head)
+    probe.connect("head", head.endpoint)
+    assert head._received - head._consumed <= (1 << 20) + 400_000 + 1000
+    for bus in (actor, probe, head):
+        bus.close(0)
+
+
+def test_foreign_bytes_are_refused_and_counted(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.IDENTITY, b"stranger")
+    stranger.connect(head.endpoint)
+    for frames in ([b"garbage"], [b""], [os.urandom(100), b"x"], [b"\x80"]):
+        stranger.send_multipart(frames)
+    actor = Bus("g", job="another job")
+    actor.connect("head", head.endpoint)
+    actor.send("head", ack(1))
+    friend = Bus("friend", job=JOB)
+    friend.connect("head", head.endpoint)
+    while head.refused.total() < 5:
+        friend.send("head", ack(1))
+        assert next_of(head) == ("friend", ack(1))
+    assert head.refused == {"stranger": 4, "g": 1}
+    stranger.close(0)
+    context.term()
+    for bus in (actor, friend, head):
+        bus.close()
+
+
+def test_a_message_to_nobody_is_counted(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    head.send("nobody", ack(1))
+    head.close()
+    assert head.undelivered == {"nobody": 1}
+
+
+def test_a_taken_port_says_which_key_to_change() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=r"bus\.port"):
+            Bus("head", job=JOB, listen=f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_wake_ends_a_wait(tmp_path: Path) -> None:
+    bus = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    bus.wake()
+    assert bus.receive(None) is None
+    bus.close()

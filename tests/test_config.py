@@ -1,0 +1,173 @@
+"""Settings: where values come from, and what is said when they cannot be used."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from areal_bus.config import Config
+from areal_bus.errors import ConfigError
+from areal_bus.settings import fields, load
+from launch.configdoc import DOC
+from launch.explain import as_toml, explain, page
+
+CONFIGS = sorted(p for p in (Path(__file__).parents[1] / "configs").glob("*.toml") if p.name != "paper.toml")
+SMALL = '[model]\npath = "m"\n[data]\ntask = "sums"\n'
+
+
+def write(folder: Path, text: str, name: str = "c.toml") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def refusal(file: Path, *overrides: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(file, overrides, environ)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda p: p.name)
+def test_every_config_that_we_ship_loads(file: Path) -> None:
+    load(file, (), {})
+
+
+def test_set_wins_over_the_environment_over_the_file_over_its_base(tmp_path: Path) -> None:
+    write(tmp_path, SMALL + "[actor]\nlr = 1.0\neps_clip = 0.1\nweight_decay = 0.1\nadam_eps = 0.1\n", "base.toml")
+    file = write(tmp_path, 'extends = "base.toml"\n[actor]\neps_clip = 0.2\nweight_decay = 0.2\nadam_eps = 0.2\n')
+    environ = {"AREAL_BUS_ACTOR__WEIGHT_DECAY": "0.3", "AREAL_BUS_ACTOR__ADAM_EPS": "0.3", "AREAL_BUS_OTHER": "x"}
+    actor = load(file, ["actor.adam_eps=0.4"], environ).actor
+    assert (actor.lr, actor.eps_clip, actor.weight_decay, actor.adam_eps) == (1.0, 0.2, 0.3, 0.4)
+
+
+def test_a_bare_word_is_text_where_text_is_wanted_even_if_it_looks_like_a_number(tmp_path: Path) -> None:
+    config = load(write(tmp_path, SMALL), ["run.name=007", "reward.function=my:score", "data.system='x y'"], {})
+    assert (config.run.name, config.reward.function, config.data.system) == ("007", "my:score", "x y")
+
+
+def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
+    assert load(write(tmp_path, SMALL), [], {"AREAL_BUS_LEARNER__WARMUP__STEPS": "7"}).learner.warmup.steps == 7
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor.lrr=1", "unknown key actor.lrr (--set actor.lrr=1): the nearest is actor.lr"),
+        ("gconfig.batch_size=1", "the nearest is data.batch_size"),
+        ("actr.lr=1", "the nearest is actor.lr"),
+        ("actor.lr=-1", "actor.lr must be a number, above 0: it is -1 (--set actor.lr=-1)"),
+        ("actor.lr=inf", "actor.lr must be a number, above 0"),
+        ("actor.adam_beta1=1.0", "at least 0 and below 1: it is 1.0"),
+        ("data.batch_size=2.5", "data.batch_size must be a whole number, at least 1: it is 2.5"),
+        ("data.batch_size=four", 'must be a whole number, at least 1: it is "four"'),
+        ("data.shuffle=1", "data.shuffle must be true or false: it is 1"),
+        ("actor.advantage=gae", 'actor.advantage must be one of "grpo", "rloo": it is "gae"'),
+        ("run.name=a/b", "run.name must be a string, matching"),
+        ("run.name=..", "run.name must be a folder's name of its own"),
+        ("model=7", "--set takes section.key=value"),
+        ("bus.interface=*", "bus.interface must name one interface"),
+        ("launch.rendezvous=tcp://*:5", "launch.rendezvous must name one interface"),
+        ("launch.rendezvous=foo", 'launch.rendezvous must be "tcp://HOST:PORT"'),
+        ("launch.rendezvous=tcp://host", "or \"ipc://PATH\": it is 'tcp://host'"),
+        ("launch.rendezvous=tcp://host:70000", "a port from 1 to 65535"),
+        ("launch.rendezvous=ipc://", 'launch.rendezvous must be "tcp://HOST:PORT"'),
+        ("actor.recompute_logprobs=false", "actor.use_decoupled_loss needs the proximal log-probs"),
+        ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
+        ("bus.silent_s=1.5", "bus.silent_s (1.5) must span at least three heartbeats"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, override: str, said: str) -> None:
+    sentence = refusal(write(tmp_path, SMALL), override)
+    assert said in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[model\n", "valid TOML"),
+        ("[model]\npath = 3\n", "model.path must be a string: it is 3"),
+        ("model = 3\n", "model must be a section: it is 3"),
+        ('[modle]\npath = "m"\n', "unknown key modle"),
+        ('[data]\ntask = "sums"\n', "a model is needed"),
+        ('[model]\npath = "m"\n', "data is needed"),
+        ('extends = "none.toml"\n', "none.toml is not there"),
+        ("extends = 3\n", "extends must be the name of one TOML file"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_fault(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refusal(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("address", ["tcp://node-1.cluster:29500", "tcp://[fe80::1]:5", "ipc:///tmp/a b", ""])
+def test_ranks_may_meet_at_a_host_and_port_or_at_a_path(tmp_path: Path, address: str) -> None:
+    config = load(write(tmp_path, SMALL), [f"launch.rendezvous={address}"] if address else [], {})
+    assert config.launch.rendezvous == address
+
+
+def test_a_scratch_model_has_no_chat_template(tmp_path: Path) -> None:
+    file = write(tmp_path, '[model.scratch]\n[data]\ntask = "sums"\n')
+    assert "that of [model.scratch] has none: set data.chat_template = false" in refusal(file)
+    load(file, ["data.chat_template=false"], {})
+    load(file, ["workflow.function=mine:Flow"], {})
+
+
+def test_malformed_toml_is_refused_with_its_line(tmp_path: Path) -> None:
+    assert "at line 5" in refusal(write(tmp_path, SMALL + "lr = = 3\n"))
+
+
+def test_a_missing_file_is_refused_with_the_one_that_may_be_meant(tmp_path: Path) -> None:
+    write(tmp_path, SMALL, "demo.toml")
+    assert f"did you mean {tmp_path / 'demo.toml'}?" in refusal(tmp_path / "dmeo.toml")
+
+
+def test_extends_goes_one_level_deep(tmp_path: Path) -> None:
+    write(tmp_path, SMALL, "a.toml")
+    write(tmp_path, 'extends = "a.toml"\n', "b.toml")
+    assert "extends goes one level deep" in refusal(write(tmp_path, 'extends = "b.toml"\n'))
+
+
+def test_the_environment_is_checked_like_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, SMALL)
+    assert "(AREAL_BUS_ACTOR__LRR): the nearest is actor.lr" in refusal(file, AREAL_BUS_ACTOR__LRR="1")
+
+
+def test_the_saved_config_is_the_config(tmp_path: Path) -> None:
+    config = load(write(tmp_path, SMALL), ["topology.generators=3"], {})
+    assert Config.model_validate_json(config.model_dump_json()) == config
+
+
+def test_the_printed_config_is_toml_that_loads_to_the_same(tmp_path: Path) -> None:
+    for file in CONFIGS:
+        config = load(file, (), {})
+        assert load(write(tmp_path, as_toml(config)), (), {}) == config
+
+
+def test_every_key_explains_itself() -> None:
+    for key, field in fields().items():
+        assert field.description, f"{key} has no doc line"
+        assert key in explain(key)
+
+
+def test_explain_gives_type_limits_default_and_meaning() -> None:
+    assert explain("actor.lr") == "actor.lr: a number, above 0; default 2e-05\n    Peak learning rate of AdamW."
+
+
+def test_explain_names_the_nearest_key() -> None:
+    with pytest.raises(ConfigError, match=r"the nearest is actor\.lr"):
+        explain("actor.lrr")
+
+
+def test_the_settings_page_is_up_to_date() -> None:
+    assert DOC.read_text() == page(), "run python -m launch.configdoc"
+
+
+def test_settings_load_without_torch() -> None:
+    code = "import sys, launch.main, launch.rank; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
+
+
+def test_our_files_set_only_what_exists() -> None:
+    for file in CONFIGS:
+        assert set(tomllib.loads(file.read_text())) <= {"extends", *Config.model_fields}

@@ -1,0 +1,73 @@
+"""Sampling: uniforms by position, and the inverse of the distribution."""
+
+import torch
+
+from actors.engines.prefill import plan
+from actors.engines.sampling import Uniforms, invert, nucleus, sample
+
+
+def draw(
+    logits: torch.Tensor, *, temperature: float = 1.0, top_p: float = 1.0, n: int = 4000
+) -> tuple[torch.Tensor, list[float]]:
+    rows = logits.expand(n, -1)
+    uniforms = [Uniforms((1, 2)).at(i) for i in range(n)]
+    tokens, logps = sample(rows, temperatures=[temperature] * n, top_ps=[top_p] * n, uniforms=uniforms)
+    return torch.tensor(tokens), logps
+
+
+def test_uniforms_are_a_function_of_seed_and_position() -> None:
+    assert Uniforms((1, 23)).at(4) == Uniforms((1, 23)).at(4)
+    numbers = {Uniforms(seed).at(i) for seed in [(1, 23), (12, 3), (1, 2, 3), ()] for i in range(100)}
+    assert len(numbers) == 400
+    assert all(0 <= u < 1 for u in numbers)
+    assert abs(sum(numbers) / 400 - 0.5) < 0.05
+    assert Uniforms((5,)).at(9) == 0.6976866279687468  # the same in every process and on every machine
+
+
+def test_sampled_shares_are_the_probabilities_at_the_temperature() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    for temperature in (0.5, 1.0, 2.0):
+        expected = torch.softmax(logits / temperature, -1)
+        tokens, logps = draw(logits, temperature=temperature)
+        shares = torch.bincount(tokens, minlength=4) / len(tokens)
+        assert (shares - expected).abs().max() < 0.03
+        assert abs(logps[0] - expected.log()[tokens[0]].item()) < 1e-6
+
+
+def test_top_p_takes_the_nucleus_and_records_whole_log_probs() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    tokens, logps = draw(logits, top_p=0.7)
+    assert set(tokens.tolist()) == {0, 1}
+    assert abs((tokens == 0).float().mean().item() - 0.625) < 0.03
+    assert all(abs(logp - logits[token].item()) < 1e-6 for token, logp in zip(tokens.tolist(), logps, strict=True))
+    kept = nucleus(torch.tensor([[0.05, 0.5, 0.3, 0.15]]), torch.tensor([0.5]))
+    assert kept.tolist() == [[0.0, 0.5, 0.0, 0.0]]
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    tokens, logps = draw(torch.tensor([0.0, 3.0, 1.0]), temperature=0.0, n=5)
+    assert tokens.tolist() == [1] * 5
+    assert abs(logps[0] - torch.log_softmax(torch.tensor([0.0, 3.0, 1.0]), -1)[1].item()) < 1e-6
+
+
+def test_no_token_of_weight_zero_is_ever_taken() -> None:
+    weight = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.3, 0.0, 0.0]])
+    assert invert(weight, torch.tensor([0.0, 1.0 - 2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)).tolist() == [
+        1,
+        1,
+        0,
+    ]
+
+
+def test_a_plan_keeps_to_the_budget_and_shares_each_prompt() -> None:
+    a, b = (1, 2, 3, 4), (5, 6)
+    packs = plan([(0, a, [7]), (1, b, []), (2, a, [8, 9]), (3, b, []), (4, a, [1] * 8)], budget=12)
+    assert [pack.ids for pack in packs] == [[1, 2, 3, 4, 7, 8, 9], [1, 2, 3, 4] + [1] * 8, [5, 6]]
+    assert [pack.rows for pack in packs] == [[0, 2], [4], [1, 3]]
+    assert packs[0].positions == [0, 1, 2, 3, 4, 4, 5]
+    assert packs[0].last == [4, 6]
+    mask = packs[0].mask(torch.float32, torch.device("cpu"))
+    assert mask is not None
+    sees = (mask[0, 0] == 0).int().tolist()
+    assert sees[5] == [1, 1, 1, 1, 0, 1, 0]  # the prompt and itself, not its sibling
+    assert packs[1].mask(torch.float32, torch.device("cpu")) is None  # plain causal

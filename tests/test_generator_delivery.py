@@ -1,0 +1,62 @@
+"""Trajectories reach a reward and are kept until acknowledged."""
+
+from actors.delivery import Delivery
+from areal_bus.messages import Directory, Trajectory
+
+
+def trajectory(uid: int, sample: int = 0, attempt: int = 0, evaluation: str = "") -> Trajectory:
+    return Trajectory(
+        uid, sample, attempt, evaluation, "generator-0.0", "stop", [[1, 1]], [[0, 1]], 0.1, b"", b"", "", "", "{}"
+    )
+
+
+def due(delivery: Delivery, now: float) -> list[tuple[str, int, bool]]:
+    return [(reward, t.uid, first) for reward, t, first in delivery.due(now)]
+
+
+def rewards(*names: str) -> Directory:
+    return Directory(list(names), [f"ipc://{name}" for name in names])
+
+
+def test_trajectories_wait_for_a_reward_and_go_round() -> None:
+    delivery = Delivery(resend_s=10)
+    for uid in range(3):
+        delivery.add(trajectory(uid))
+    assert due(delivery, 0.0) == []
+    new, gone = delivery.directory(rewards("reward-0.0", "learner-0.0", "reward-1.0"))
+    assert (new, gone) == ({"reward-0.0": "ipc://reward-0.0", "reward-1.0": "ipc://reward-1.0"}, [])
+    assert due(delivery, 0.0) == [("reward-0.0", 0, True), ("reward-1.0", 1, True), ("reward-0.0", 2, True)]
+    assert due(delivery, 9.9) == []
+
+
+def test_what_nobody_acknowledges_goes_to_another_reward() -> None:
+    delivery = Delivery(resend_s=10)
+    delivery.directory(rewards("reward-0.0", "reward-1.0"))
+    delivery.add(trajectory(0))
+    delivery.add(trajectory(1))
+    due(delivery, 0.0)
+    delivery.ack(("", 1, 0, 0))
+    assert due(delivery, 10.0) == [("reward-1.0", 0, False)]
+    assert due(delivery, 20.0) == [("reward-0.0", 0, False)]
+    delivery.ack(("", 0, 0, 0))
+    assert delivery.n_kept == 0
+    assert due(delivery, 99.0) == []
+
+
+def test_what_a_dead_reward_had_is_sent_again_at_once() -> None:
+    delivery = Delivery(resend_s=10)
+    delivery.directory(rewards("reward-0.0", "reward-1.0"))
+    delivery.add(trajectory(0))
+    delivery.add(trajectory(1))
+    due(delivery, 0.0)
+    new, gone = delivery.directory(rewards("reward-0.1", "reward-1.0"))
+    assert (list(new), gone) == (["reward-0.1"], ["reward-0.0"])
+    assert due(delivery, 0.1) == [("reward-1.0", 0, False)]
+
+
+def test_a_refunded_group_is_forgotten_and_an_evaluation_of_its_number_is_not() -> None:
+    delivery = Delivery(resend_s=10)
+    for t in [trajectory(0), trajectory(0, sample=1), trajectory(0, attempt=1), trajectory(0, evaluation="before")]:
+        delivery.add(t)
+    delivery.forget("", 0, 0)
+    assert delivery.n_kept == 2

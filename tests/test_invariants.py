@@ -1,0 +1,271 @@
+"""I1 to I12 over seeded schedules of whole rings, under every policy, with faults of every kind.
+
+Each invariant is also broken on purpose in the head (a rule left out), to see that the witness would notice.
+`make soak-staleness` runs a million of these schedules.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from areal_bus import batches, gate, ledger, membership, rollouts
+from areal_bus.messages import VerdictStatus
+from areal_bus.publishing import Publishing
+from areal_bus.rollouts import Rollouts
+from areal_bus.simulation.ring import Outcome, Ring
+from areal_bus.simulation.scenario import draw
+from areal_bus.staleness import StalenessPolicy
+
+N_SCHEDULES = 400  # a policy
+
+
+class Slice:
+    """Outcomes of the default slice: checks and violations by invariant."""
+
+    def __init__(self) -> None:
+        self.n_checks: Counter[str] = Counter()
+        self.violations: list[tuple[int, str, str]] = []  # seed, policy, text
+        self.n_done: Counter[str] = Counter()  # by policy
+        self.reasons: Counter[str] = Counter()
+        for policy in StalenessPolicy:
+            for seed in range(N_SCHEDULES):
+                ring = Ring(draw(seed, policy))
+                self._add(seed, policy, ring, ring.run())
+
+    def _add(self, seed: int, policy: StalenessPolicy, ring: Ring, outcome: Outcome) -> None:
+        self.n_checks += ring.witness.n_checks
+        self.violations += [(seed, str(policy), str(violation)) for violation in outcome.violations]
+        self.n_done[policy] += outcome.end is not None and outcome.end.code == 0
+        self.reasons += Counter({str(reason): n for reason, n in ring.head.rollouts.ledger.refunds.items()})
+
+    def of(self, invariant: str) -> list[tuple[int, str, str]]:
+        """What broke it; `python -m tools.staleness replay SEED --policy P` tells the story."""
+        if self.n_checks[invariant] == 0:
+            raise LookupError(f"{invariant} was never checked")
+        return [found for found in self.violations if found[2].startswith(f"{invariant} ")]
+
+
+@pytest.fixture(scope="module")
+def schedules() -> Slice:
+    return Slice()
+
+
+Sabotage = Callable[[pytest.MonkeyPatch], None]
+
+
+def first_break(monkeypatch: pytest.MonkeyPatch, sabotage: Sabotage, *, policy: StalenessPolicy | None = None) -> str:
+    """Break the head's rule and run schedules until one violates something: which invariant."""
+    with monkeypatch.context() as patch:
+        sabotage(patch)
+        for seed in range(600):
+            outcome = Ring(draw(seed, policy)).run()
+            if outcome.violations:
+                return outcome.violations[0].invariant
+    return "none"
+
+
+def test_I1_backlog(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not schedules.of("I1")
+
+    def credits_return_early(patch: pytest.MonkeyPatch) -> None:
+        take = gate.Gate.take
+
+        def wrong(self: Any, borns: Any) -> int:
+            clock = take(self, borns)
+            self.in_training = 0
+            self._taken.clear()
+            return clock
+
+        patch.setattr(gate.Gate, "take", wrong)
+
+    assert first_break(monkeypatch, credits_return_early) == "I1"
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+def test_I2_age(schedules: Slice, monkeypatch: pytest.MonkeyPatch, policy: StalenessPolicy) -> None:
+    assert not schedules.of("I2")
+
+    def trains_everything(patch: pytest.MonkeyPatch) -> None:
+        runs = lambda *args: [(n, True) for _, n in args[1]]  # noqa: E731
+        patch.setattr("areal_bus.simulation.learner.runs_under", runs)
+        patch.setattr(batches, "runs_under", runs)
+        patch.setattr(gate.Gate, "may_take", lambda *_: True)
+        patch.setattr(gate.Gate, "is_too_old", lambda *_: False)
+        patch.setattr(gate, "StalenessPolicy", Deaf)
+
+    expected = "none" if policy is StalenessPolicy.PAPER else "I2"
+    assert first_break(monkeypatch, trains_everything, policy=policy) == expected
+
+
+class Deaf:
+    """Policies that no gate is of."""
+
+    HOLD = DROP = MASK = PAPER = None
+
+
+def test_I3_conservation(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not schedules.of("I3")
+
+    def forgets_a_count(patch: pytest.MonkeyPatch) -> None:
+        def wrong(self: Any, entry: Any, state: Any) -> None:
+            if state is not ledger.State.REFUNDED:
+                self.counts[entry.state] -= 1
+            self.counts[state] += 1
+            entry.state = state
+
+        patch.setattr(ledger.Ledger, "_move", wrong)
+
+    assert first_break(monkeypatch, forgets_a_count) == "I3"
+
+
+def test_I4_exactly_once(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not schedules.of("I4")
+
+    def counts_results_twice(patch: pytest.MonkeyPatch) -> None:
+        deliver = ledger.Ledger.deliver
+
+        def wrong(self: Any, scored: Any) -> Any:
+            entry = self.open.get(scored.uid)
+            if entry is not None and scored.sample in entry.scored and entry.state is ledger.State.LEASED:
+                return entry
+            return deliver(self, scored)
+
+        patch.setattr(ledger.Ledger, "deliver", wrong)
+
+    assert first_break(monkeypatch, counts_results_twice) in ("I4", "I6")
+
+
+def test_I5_version_truth(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not schedules.of("I5")
+
+    def restamps(patch: pytest.MonkeyPatch) -> None:
+        item = batches.item
+
+        def wrong(scored: Any, **more: Any) -> Any:
+            made = item(scored, **more)
+            spans = [[made.spans[-1][0], sum(n for _, n in made.spans)]]  # as of the last swap
+            return type(made)(**{name: getattr(made, name) for name in made.__slots__} | {"spans": spans})
+
+        patch.setattr(batches, "item", wrong)
+
+    assert first_break(monkeypatch, restamps) == "I5"
+
+
+def test_I6_one_clock(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not schedules.of("I6")
+
+    def takes_older_attempts(patch: pytest.MonkeyPatch) -> None:
+        of = ledger.Ledger._of
+
+        def wrong(self: Any, uid: int, attempt: int) -> Any:
+            entry = self.open.get(uid)
+            return of(self, uid, entry.attempt if entry is not None else attempt)
+
+        patch.setattr(ledger.Ledger, "_of", wrong)
+
+    assert first_break(monkeypatch, takes_older_attempts) in ("I5", "I6")
+
+
+def test_I7_born_fresh(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not schedules.of("I7")
+
+    def feeds_whoever_is_there(patch: pytest.MonkeyPatch) -> None:
+        alive = (membership.Standing.STALE, membership.Standing.HEALTHY)
+        patch.setattr(
+            Rollouts,
+            "fed",
+            lambda self: [x for x in self.members.of(rollouts.Role.GENERATOR, *alive) if x.version is not None],
+        )
+
+    assert first_break(monkeypatch, feeds_whoever_is_there) == "I7"
+
+
+def test_I8_groups(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not schedules.of("I8")
+
+    def trains_what_is_there(patch: pytest.MonkeyPatch) -> None:
+        deliver = ledger.Ledger.deliver
+
+        def wrong(self: Any, scored: Any) -> Any:
+            entry = deliver(self, scored)
+            if entry.state in (ledger.State.LEASED, ledger.State.SCORING) and not self.counts[ledger.State.READY]:
+                self.ready.add(entry)
+                self._move(entry, ledger.State.READY)
+            return entry
+
+        patch.setattr(ledger.Ledger, "deliver", wrong)
+
+    assert first_break(monkeypatch, trains_what_is_there) == "I8"
+
+
+def test_I9_back_pressure(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a generator is given has a bound, too: its slots. Queues in bytes are the bus's (tests/test_bus.py)."""
+    assert not schedules.of("I9")
+
+    def gives_without_looking(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(rollouts, "_fits", lambda *_: True)
+
+    assert first_break(monkeypatch, gives_without_looking) == "I9"
+
+
+def test_I10_reward_truth(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not schedules.of("I10")
+    assert schedules.reasons["reward_error"] > 100
+    assert schedules.reasons["reward_timeout"] > 100
+
+    def scores_errors_zero(patch: pytest.MonkeyPatch) -> None:
+        scored = Rollouts.scored
+
+        def wrong(self: Any, message: Any) -> None:
+            fields = {name: getattr(message, name) for name in message.__slots__}
+            if message.status != VerdictStatus.VALUE:
+                fields |= {"status": "value", "reward": 0.0}
+            scored(self, type(message)(**fields))
+
+        patch.setattr(Rollouts, "scored", wrong)
+
+    assert first_break(monkeypatch, scores_errors_zero) == "I10"
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+def test_I11_liveness(schedules: Slice, monkeypatch: pytest.MonkeyPatch, policy: StalenessPolicy) -> None:
+    """When faults stop, updates go on to the end of the run, or the job ends with a sentence that says why."""
+    assert not [found for found in schedules.of("I11") if found[1] == policy]
+    assert schedules.n_done[policy] > 0.9 * N_SCHEDULES
+
+    def nobody_catches_up(patch: pytest.MonkeyPatch) -> None:
+        begin = Publishing._begin
+
+        def wrong(self: Any, now: float) -> None:
+            if self.gate.u > self.gate.v or self.gate.v == 0:
+                begin(self, now)
+
+        patch.setattr(Publishing, "_begin", wrong)
+
+    assert first_break(monkeypatch, nobody_catches_up, policy=policy) == "I11"
+
+
+def test_I12_accounting(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not schedules.of("I12")
+
+    def loses_partial_groups(patch: pytest.MonkeyPatch) -> None:
+        lose = ledger.Ledger._requeue
+
+        def wrong(self: Any, entry: Any) -> None:
+            entry.scored.clear()
+            lose(self, entry)
+
+        patch.setattr(ledger.Ledger, "_requeue", wrong)
+
+    assert first_break(monkeypatch, loses_partial_groups) in ("I4", "I12")
+
+
+def test_the_slice_meets_what_it_is_about(schedules: Slice) -> None:
+    """Masks, drops, refusals: a slice without them would prove little."""
+    assert not schedules.violations
+    assert schedules.reasons["too_old"] > 10
+    assert schedules.reasons["sampling_error"] > 30
+    assert schedules.reasons["end_of_data"] > 30
+    assert min(schedules.n_checks[f"I{i}"] for i in range(1, 13)) > 1000

@@ -1,0 +1,104 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_bus import journal
+from areal_bus.journal import Event, Journal
+from tools import run
+
+ROOT = Path(__file__).parents[1]
+
+
+class Clock:
+    """Monotonic time that a test moves by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return 1e9 + self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    moved = Clock()
+    monkeypatch.setattr(journal, "time", moved)
+    return moved
+
+
+def test_every_line_says_who_wrote_it_and_counts_without_gaps(tmp_path: Path) -> None:
+    book = Journal(tmp_path, role="generator", index=2, incarnation=1, term=4)
+    book.write(Event.NOTE, text='a "quoted" line\nand another')
+    book.close()
+    lines = [json.loads(line) for line in (tmp_path / "generator-2.1.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["start", "note", "spans", "end"]
+    assert [line["seq"] for line in lines] == [0, 1, 2, 3]
+    assert {(line["role"], line["rank"], line["inc"], line["term"]) for line in lines} == {("generator", 2, 1, 4)}
+    assert lines[0]["schema"] == journal.SCHEMA
+    assert lines[0]["pid"] == os.getpid()
+    assert lines[1]["text"] == 'a "quoted" line\nand another'
+
+
+def test_labels_sum_to_the_wall_time(tmp_path: Path, clock: Clock) -> None:
+    book = Journal(tmp_path, role="learner", index=0, incarnation=0)
+    clock.now += 0.25
+    book.mark("wait")
+    clock.now += 3.0
+    with book.span("train"):
+        clock.now += 2.0
+        with book.span("push"):
+            clock.now += 0.5
+        clock.now += 1.0
+    clock.now += 0.125
+    book.close()
+    lines = list(run.lines(book.path))
+    spent: dict[str, float] = {}
+    for line in lines:
+        for key, seconds in line.items():
+            if key.startswith("s_"):
+                spent[key] = spent.get(key, 0.0) + seconds
+    assert spent == pytest.approx({"s_start": 0.25, "s_wait": 3.125, "s_train": 3.0, "s_push": 0.5})
+    assert lines[-1]["wall_s"] == pytest.approx(sum(spent.values()))
+
+
+def test_spans_are_written_about_once_a_second(tmp_path: Path, clock: Clock) -> None:
+    book = Journal(tmp_path, role="reward", index=0, incarnation=0)
+    for label in ["score", "wait"] * 50:
+        clock.now += 0.1
+        book.mark(label)
+    assert 9 <= len(list(run.lines(book.path, "spans"))) <= 10
+
+
+def test_what_was_written_survives_kill_9(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys; from areal_bus.journal import Journal\n"
+        "book = Journal(pathlib.Path(sys.argv[1]), role='reward', index=0, incarnation=0)\n"
+        "for i in range(100): book.write('note', text=str(i))\n"
+        "print('written', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stdin is not None
+    with child.stdout, child.stdin:
+        assert child.stdout.readline() == b"written\n"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert [line["text"] for line in run.lines(tmp_path / "reward-0.0.jsonl", "note")] == [str(i) for i in range(100)]
+
+
+def test_the_schema_page_names_every_event() -> None:
+    page = (ROOT / "docs" / "journal.md").read_text()
+    rows = {name for line in page.splitlines() if line.startswith("|") for name in re.findall(r"\| `(\w+)` \|", line)}
+    assert {str(event) for event in Event} - rows == set()
+    assert f"**{journal.SCHEMA}**" in page

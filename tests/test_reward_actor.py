@@ -1,0 +1,199 @@
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from actors.context import Context
+from actors.reward import listen_endpoint
+from areal_bus.bus import Bus
+from areal_bus.config import Config
+from areal_bus.messages import Cancel, Failure, HeadBeat, Heartbeat, Join, Message, Ready, Scored, Stop, Trajectory
+
+JOB = "test-job"
+USER_MODULE = """
+import time
+def score(prompt, completion, row):
+    if completion == "slow":
+        time.sleep(0.5)
+    if completion == "hangs":
+        time.sleep(3600)
+    if completion == "raises":
+        raise RuntimeError("no")
+    return row["value"]
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ab") as name:  # short: the path of a socket has at most 107 characters
+        (Path(name) / "own_actor_rewards.py").write_text(USER_MODULE)
+        yield Path(name)
+
+
+def context_of(folder: Path, **changes: object) -> Context:
+    standard = Context(
+        role="reward", index=0, incarnation=0, rank=1, job=JOB, head=f"ipc://{folder}/head", address="127.0.0.1",
+        interface="lo", device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder=str(folder),
+        config_folder=str(folder), model_folder="",
+    )  # fmt: skip
+    return replace(standard, **changes)
+
+
+def trajectory(uid: int, text: str, *, attempt: int = 0) -> Trajectory:
+    return Trajectory(
+        uid=uid, sample=2, attempt=attempt, evaluation="", generator="generator-0.0", finish="stop",
+        segments=[[2, 1]], spans=[[3, 1]], seconds=0.25, ids=b"\1\0\0\0\2\0\0\0\3\0\0\0", logps=b"\0\0\0\0",
+        prompt_text="asked", text=text, row=json.dumps({"value": uid / 10}),
+    )  # fmt: skip
+
+
+class Ring:
+    """A head and a generator for one real reward actor."""
+
+    def __init__(self, folder: Path, context: Context, head: Bus, generator: Bus, process: subprocess.Popen) -> None:
+        self.folder, self.context, self.head, self.generator, self.process = folder, context, head, generator, process
+
+    def next(self, kind: type[Message]) -> Message:
+        """The head's next message of that kind."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            received = self.head.receive(1.0)
+            if received and isinstance(received[1], kind):
+                assert received[0] == self.context.name
+                return received[1]
+        raise AssertionError(f"no {kind.__name__} came")
+
+    def up(self) -> Join:
+        """Wait until it is ready, and connect the generator to it."""
+        join = self.next(Join)
+        self.next(Ready)
+        self.generator.connect(join.name, join.endpoint)
+        return join
+
+    def score(self, *trajectories: Trajectory) -> None:
+        for one in trajectories:
+            self.generator.send(self.context.name, one)
+
+    def stop(self) -> int:
+        self.head.send(self.context.name, Stop(reason="the test is over"))
+        return self.process.wait(10)
+
+    def journal(self) -> list[dict]:
+        lines = (self.folder / "journal" / "reward-0.0.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def ring_of(folder: Path, *, function: str = "own_actor_rewards:score", tcp: bool = False) -> Iterator[Ring]:
+    config = Config.model_validate({"reward": {"function": function, "timeout_s": 1.0}, "bus": {"heartbeat_s": 0.1}})
+    (folder / "config.json").write_text(config.model_dump_json())
+    listen = "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/head"
+    head = Bus("head", job=JOB, listen=listen, heartbeat=lambda: HeadBeat(term=0, version=0), heartbeat_s=0.1)
+    generator = Bus("generator-0.0", job=JOB)
+    context = context_of(folder, head=head.endpoint)
+    process = subprocess.Popen([sys.executable, "-m", "actors.start"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        process.stdin.write(context.to_json().encode() + b"\n")
+        process.stdin.flush()
+        yield Ring(folder, context, head, generator, process)
+    finally:
+        process.kill()
+        process.communicate()
+        generator.close()
+        head.close()
+
+
+def test_trajectories_come_back_scored_whole_and_without_their_row(folder):
+    with ring_of(folder) as ring:
+        join = ring.up()
+        assert (join.role, join.index, join.pid) == ("reward", 0, ring.process.pid)
+        sent = trajectory(7, "fine", attempt=1)
+        ring.score(sent)
+        scored = ring.next(Scored)
+        assert (scored.status, scored.reward, scored.correct, scored.error) == ("value", 0.7, None, "")
+        for field in set(Trajectory.__dataclass_fields__) - {"row"}:
+            assert getattr(scored, field) == getattr(sent, field), field
+
+
+def test_a_hang_and_a_crash_come_back_as_what_they_are_and_the_journal_tells(folder):
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(trajectory(1, "hangs"), trajectory(2, "raises"), trajectory(3, "fine"))
+        verdicts = {scored.uid: scored for scored in (ring.next(Scored) for _ in range(3))}
+        assert {uid: scored.status for uid, scored in verdicts.items()} == {1: "timeout", 2: "error", 3: "value"}
+        assert "RuntimeError: no" in verdicts[2].error
+        assert ring.stop() == 0
+        lines = ring.journal()
+    scores = {line["uid"]: line for line in lines if line["event"] == "score"}
+    assert {uid: line["status"] for uid, line in scores.items()} == {1: "timeout", 2: "error", 3: "value"}
+    assert [uid for uid, line in scores.items() if "reward" in line] == [3]
+    assert scores[1]["score_s"] >= 1.0
+
+
+def test_a_trajectory_sent_again_while_it_is_scored_is_scored_once_and_later_again(folder):
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(
+            trajectory(1, "slow"), trajectory(1, "slow"), trajectory(1, "slow", attempt=1), trajectory(2, "fine")
+        )
+        assert [(one.uid, one.attempt) for one in (ring.next(Scored) for _ in range(3))] == [(1, 0), (1, 1), (2, 0)]
+        ring.score(trajectory(1, "slow"))
+        assert ring.next(Scored).uid == 1
+        assert ring.stop() == 0
+        lines = ring.journal()
+    assert sum(line["event"] == "score" for line in lines) == 4
+
+
+def test_what_waits_of_a_refunded_group_is_not_scored_any_more(folder):
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(trajectory(1, "hangs"), *(replace(trajectory(1, "hangs"), sample=i) for i in range(3, 60)))
+        assert ring.next(Scored).status == "timeout"
+        ring.head.send(ring.context.name, Cancel(uid=1, attempt=0))
+        ring.score(trajectory(2, "fine"))
+        first = ring.next(Scored)
+        last = ring.next(Scored) if first.uid == 1 else first  # one more may have been under way when the news came
+        assert (last.uid, last.status) == (2, "value")
+
+
+def test_every_second_of_a_reward_actor_has_one_label_and_heartbeats_move(folder):
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(trajectory(1, "slow"))
+        ring.next(Scored)
+        assert ring.next(Heartbeat).version is None
+        while ring.next(Heartbeat).progress < 1:
+            pass
+        assert ring.stop() == 0
+        lines = ring.journal()
+    spans = [line for line in lines if line["event"] == "spans"]
+    seconds = {key: sum(line.get(key, 0.0) for line in spans) for key in ("s_start", "s_idle", "s_score", "s_bus")}
+    assert seconds["s_score"] >= 0.45
+    assert sum(seconds.values()) == pytest.approx(lines[-1]["wall_s"], rel=0.01)  # I12
+
+
+def test_a_function_that_does_not_load_ends_the_actor_with_a_sentence_and_code_2(folder):
+    with ring_of(folder, function="own_actor_rewards:missing") as ring:
+        assert "no such name" in ring.next(Failure).error
+        assert ring.process.wait(20) == 2
+        assert b"reward-0" in ring.process.stderr.read()
+
+
+def test_over_tcp_it_listens_on_the_named_interface_only(folder):
+    with ring_of(folder, tcp=True) as ring:
+        assert ring.up().endpoint.startswith("tcp://127.0.0.1:")
+        ring.score(trajectory(5, "fine"))
+        assert ring.next(Scored).reward == 0.5
+        assert ring.stop() == 0
+
+
+def test_every_incarnation_listens_at_a_path_of_its_own(folder):
+    endpoints = {listen_endpoint(context_of(folder, incarnation=n)) for n in range(3)}
+    assert endpoints == {f"ipc://{folder}/reward-0.{n}" for n in range(3)}

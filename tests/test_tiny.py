@@ -1,0 +1,119 @@
+"""The whole ring on two cores: configs/tiny.toml under mpirun, once, and what its run must show."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.replaying import replay_run
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def launch(folder: Path, *changes: str, config: str = "configs/tiny.toml", ranks: int = 4) -> Path:
+    """Run a config as the README does; its run folder."""
+    scripts = Path(sys.executable).parent
+    environment = os.environ | {
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    overrides = [word for change in (f"run.folder='{folder}'", *changes) for word in ("--set", change)]
+    line = [str(scripts / "mpirun"), "-np", str(ranks), "python", "-m", "areal_bus.launch", config, *overrides]
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "output.txt").write_text(done.stdout)
+    return (folder / "latest").resolve()
+
+
+def events(run: Path, actor: str, name: str) -> list[dict[str, Any]]:
+    lines = (run / "journal" / f"{actor}.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["event"] == name]
+
+
+def gain(run: Path) -> float:
+    """Mean reward of the last 10 steps over that of the first 10."""
+    rewards = [update["reward"] for update in events(run, "head-0.0", "update")]
+    return sum(rewards[-10:]) / 10 - sum(rewards[:10]) / 10
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return launch(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.slow
+def test_the_tiny_model_learns(run: Path) -> None:
+    assert gain(run) >= 0.15
+
+
+@pytest.mark.slow
+def test_every_step_is_trained_pushed_and_published(run: Path) -> None:
+    steps = json.loads((run / "config.json").read_text())["run"]["total_train_steps"]
+    assert [update["version"] for update in events(run, "head-0.0", "update")] == list(range(1, steps + 1))
+    assert events(run, "head-0.0", "publish")[-1]["version"] == steps
+    for generator in ("generator-0.0", "generator-1.0"):
+        assert events(run, generator, "pushed")[-1]["version"] == steps
+
+
+@pytest.mark.slow
+def test_no_trained_token_is_over_the_bound(run: Path) -> None:
+    eta = json.loads((run / "config.json").read_text())["rollout"]["max_head_offpolicyness"]
+    assert all(update.get("lag_max", 0) <= eta for update in events(run, "head-0.0", "update"))
+    assert max(update.get("lag_max", 0) for update in events(run, "head-0.0", "update")) > 0
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_and_nothing_trained_twice(run: Path) -> None:
+    admitted = {admit["uid"] for admit in events(run, "head-0.0", "admit")}
+    refunded = {refund["uid"] for refund in events(run, "head-0.0", "refund")}
+    trained = [(line["uid"], line["sample"]) for line in events(run, "head-0.0", "trajectory")]
+    assert len(trained) == len(set(trained))
+    assert {uid for uid, _ in trained} | refunded == admitted
+    assert not {uid for uid, _ in trained} & refunded
+
+
+@pytest.mark.slow
+def test_its_journal_replays_to_the_same_decisions(run: Path) -> None:
+    replay = replay_run(run, n_generators=2)
+    assert replay.head.gate.eta == 1
+    assert replay.head.gate.u == len(events(run, "head-0.0", "update"))
+    assert replay.n_compared > len(events(run, "head-0.0", "scored"))
+
+
+@pytest.mark.slow
+def test_sampler_and_learner_agree_at_the_same_version(run: Path) -> None:
+    first = events(run, "head-0.0", "update")[0]
+    assert first["lag_max"] == 0
+    assert first["mismatch_max"] < 1e-4
+
+
+@pytest.mark.slow
+def test_every_actor_accounts_for_its_time(run: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.breakdown", str(run)], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_the_exported_model_loads_in_plain_transformers(run: Path) -> None:
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        "m = M.from_pretrained(sys.argv[1]); t = T.from_pretrained(sys.argv[1]); "
+        "ids = t('abc>', return_tensors='pt')['input_ids']; "
+        "print(t.decode(m.generate(ids, max_new_tokens=3, do_sample=False)[0]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(run / "model")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.replace(" ", "").startswith("abc>")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_the_tiny_model_learns_with_other_seeds(seed: int, tmp_path: Path) -> None:
+    assert gain(launch(tmp_path, f"run.seed={seed}")) >= 0.15

@@ -1,0 +1,71 @@
+"""A member of weight pushes in a process of its own: reads one JSON order a line, answers with one JSON line each.
+
+An order is {"begin": {...PushBegin}, "expect": {...}, "signal_at": [bucket, signal], "reuse": bool, "prints": bool}:
+the answer tells what was received, or the error.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+
+import torch
+
+from areal_bus.errors import PushFailed
+from areal_bus.landing import Landing
+from areal_bus.messages import PushBegin
+from areal_bus.weights import Member, digest_of
+
+
+def fingerprint(tensor: torch.Tensor) -> list[object]:
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return [list(tensor.shape), str(tensor.dtype), hashlib.sha256(raw).hexdigest()]
+
+
+def signal_at(bucket: int, number: int) -> None:
+    """This process sends itself a signal when that bucket comes down (once)."""
+    real = Landing.land
+    count = 0
+
+    def land(self: Landing, start: int, piece: torch.Tensor) -> None:
+        nonlocal count
+        if count == bucket:
+            os.kill(os.getpid(), number)
+        count += 1
+        real(self, start, piece)
+
+    Landing.land = land  # type: ignore[method-assign, assignment]
+
+
+def main(name: str) -> None:
+    torch.set_num_threads(1)
+    member = Member(name, address="127.0.0.1", interface="lo")
+    spare = None
+    print(json.dumps({"up": name}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order.get("signal_at"):
+            signal_at(*order["signal_at"])
+        began = time.monotonic()
+        try:
+            tensors, digest, seconds = member.receive(
+                PushBegin(**order["begin"]), spare if order.get("reuse") else None, expect=order.get("expect")
+            )
+        except PushFailed as error:
+            answer = {"error": str(error), "seconds": time.monotonic() - began}
+        else:
+            answer = {
+                "digest": digest,
+                "held": digest_of(tensors),
+                "seconds": seconds,
+                "tensors": {key: fingerprint(tensor) for key, tensor in tensors.items()} if order.get("prints") else {},
+                "reused": spare is not None and all(tensors[k] is spare.get(k) for k in tensors),
+            }
+            spare = tensors
+        print(json.dumps(answer), flush=True)
+    member.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

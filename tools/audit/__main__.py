@@ -1,0 +1,60 @@
+"""`python -m tools.audit [RUN]`: reads the command line, and prints what the audit found."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from tools import run, terminal
+from tools.audit import report
+from tools.audit.audit import audit, figures, judge
+from tools.audit.findings import Verdict
+from tools.audit.recomputed import recompute
+
+MORE = """\
+Reads the journal and config.json, nothing else (with --recompute kept tokens and weights, too). Each invariant of
+docs/invariants.md holds, is broken (with the first lines and ids that show it), or is not seen, with why: a running
+job cannot show its end. Exit code 0: none is broken; 1: one is; 2: the folder is no run."""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.audit",
+        description="Check a run against its invariants, by its journal alone.",
+        epilog=MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
+    p.add_argument(
+        "--recompute",
+        action="store_true",
+        help="compute every kept log-prob afresh by the version stamped on it (journal.tokens and every version's "
+        "weights kept: checkpoint.every_steps = 1, a large checkpoint.keep)",
+    )
+    p.add_argument("--json", action="store_true", help="one JSON object on one line")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    where = run.find(args.run)
+    found = audit(where)
+    digests = {version: push.digest for version, push in found.evidence.digests.items()}
+    fresh = recompute(where, found.findings, digests) if args.recompute else None
+    judged, told = judge(found), figures(found)
+    if fresh is not None:
+        judged["I5"] = replace(judged["I5"], why=f"{judged['I5'].why}; {fresh.sentence()}")
+        told["recomputed"] = fresh.told
+    broken = [name for name, judgement in judged.items() if judgement.verdict is Verdict.BROKEN]
+    if args.json:
+        verdicts = {name: asdict(judgement) for name, judgement in judged.items()}
+        print(json.dumps({"run": str(where.folder), "clean": not broken, "verdicts": verdicts, **told}))
+        return 1 if broken else 0
+    print(report.about(told, str(where.folder)), end="\n\n")
+    print("\n".join([*report.verdicts(judged), "", *report.tables(told)]), end="\n\n")
+    print(f"broken: {', '.join(broken)}" if broken else "no invariant is broken")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    terminal.end(main)

@@ -1,0 +1,232 @@
+"""One run audited: its files in the order in which evidence is needed, then the verdicts and the figures."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tools.audit import setup
+from tools.audit.findings import Findings, Judgement, Seen
+from tools.audit.head import Head
+from tools.audit.makers import Evidence, Generator, Learner, Reward
+from tools.audit.prompts import TRAINED, TRAINING
+from tools.audit.reading import File, Handler
+from tools.audit.setup import Setup
+from tools.breakdown import Life
+from tools.run import Run
+
+FIRST, LAST = "generator reward learner", "head"  # the head's account is held against the others'
+
+
+@dataclass(slots=True)
+class Audit:
+    """Everything that came of it."""
+
+    setup: Setup
+    findings: Findings
+    evidence: Evidence
+    head: Head | None  # None when the run has no file of the head
+    n_lines: int
+    files: list[File]
+
+    @property
+    def lives(self) -> list[Life]:
+        return [life for file in self.files for life in file.lives]
+
+    @property
+    def torn(self) -> list[str]:
+        return [file.path.name for file in self.files if file.torn]
+
+
+def audit(run: Run) -> Audit:
+    """Read every journal file once, the heads last."""
+    rules, findings, evidence = setup.read(run.config()), Findings(), Evidence()
+    files, n_lines = [], 0
+    head: Head | None = None
+    paths = run.journals()
+    for path in [p for p in paths if not p.name.startswith(LAST)] + [p for p in paths if p.name.startswith(LAST)]:
+        file = File(path, findings)
+        files.append(file)
+        role = path.name.partition("-")[0]
+        if role == LAST:
+            head = head or Head(rules, file, evidence)
+            handlers = head.handlers()
+        else:
+            handlers = handlers_of(role, file, evidence)
+        n_lines += file.drive(handlers)
+        for life in file.lives:
+            labels(file, life)
+    if head is not None:
+        head.close(ended=ended(head, files))
+    return Audit(rules, findings, evidence, head, n_lines, files)
+
+
+def handlers_of(role: str, file: File, evidence: Evidence) -> dict[str, Handler]:
+    match role:
+        case "generator":
+            return Generator(file, evidence).handlers()
+        case "reward":
+            return Reward(file, evidence).handlers()
+        case "learner":
+            return Learner(file, evidence).handlers()
+    return {}
+
+
+def labels(file: File, life: Life) -> None:
+    """The labels of a process sum to its wall time within 1 % (I12)."""
+    if not life.whole:
+        text = (
+            f"labels sum to the wall time within 1 %: {life.labelled_s:.3f} s of {life.measured_s:.3f} s are labelled"
+        )
+        file.add("I12", text)
+
+
+def ended(head: Head, files: list[File]) -> bool:
+    """Whether the run came to its end, so that nothing may be left open."""
+    if head.end is None or head.lives > 1:
+        return False
+    code = head.end.get("code")
+    failed = any(life.error is not None for file in files for life in file.lives)
+    return code == 0 if code is not None else not failed
+
+
+# verdicts
+
+
+def judge(found: Audit) -> dict[str, Judgement]:
+    """A verdict for each invariant."""
+    seen = Seen()
+    n = found.n_lines
+    seen.counts["journal"] = f"{n:,} lines in {len(found.files)} files"
+    if found.torn:
+        seen.counts["journal"] += f", torn last lines in {', '.join(found.torn)}"
+    seen.counts["I12"] = f"labels of {len(found.lives)} lives"
+    if found.head is None:
+        for name in (f"I{i}" for i in range(1, 13)):
+            seen.missing[name] = "the run has no file of the head"
+    else:
+        _see_safety(found, found.head, seen)
+        _see_others(found, found.head, seen)
+        _see_end(found, found.head, seen)
+    return seen.judge(found.findings)
+
+
+def _see_safety(found: Audit, head: Head, seen: Seen) -> None:
+    """What the head's lines show as far as they go."""
+    rules, clock, prompts = found.setup, head.clock, head.prompts
+    if clock.n_admitted:
+        counts = states(head)
+        seen.counts["I1"] = f"{clock.n_admitted} admissions, at most {clock.most} of {rules.limit} live or in training"
+        seen.counts["I3"] = " + ".join(f"{n} {word}" for word, n in counts.items()) + f" = {clock.n_admitted} admitted"
+    if head.ages.n_trajectories:
+        oldest = max(head.ages.trained, default=0)
+        seen.counts["I2"] = f"{rules.policy}: the oldest trained token is {oldest} behind (eta {rules.eta})"
+        seen.counts["I8"] = f"{head.batches.n} batches of whole groups"
+    if clock.n_updates:
+        seen.counts["I6"] = f"{clock.n_updates} updates, {clock.n_published} published, u {clock.u}, v {clock.v}"
+    if prompts.n_leases:
+        seen.counts["I7"] = f"{prompts.n_leases} leases, {head.n_joined} of them by their generators' own lines"
+    if prompts.n_values + prompts.n_failed:
+        n_scored = f"{prompts.n_values} values, {prompts.n_failed} timeouts and errors"
+        seen.counts["I10"] = f"{n_scored}, {head.n_evaluations} evaluations"
+    if rules.limit is None:
+        seen.missing["I1"] = "config.json does not say B and eta"
+    if rules.eta is None or rules.policy is None:
+        seen.missing["I2"] = "config.json does not say eta and the staleness policy"
+
+
+def _see_others(found: Audit, head: Head, seen: Seen) -> None:
+    """What needs the files of the other actors."""
+    evidence = found.evidence
+    if not evidence.generators:
+        seen.missing["I5"] = "the run has no file of a generator"
+    elif head.ages.n_trajectories:
+        n = f"{evidence.n_completions} completions, {head.ages.n_trajectories} trajectories"
+        seen.counts["I5"] = f"{n}, {evidence.n_digests} digests of {len(evidence.digests)} versions"
+    if not evidence.rewards:
+        seen.missing["I9"] = "the run has no file of a reward"
+    else:
+        seen.counts["I9"] = "every verdict was accepted or refused (bounds in bytes are not in the journal)"
+    tokens = head.tokens
+    seen.counts["I12"] += f", {tokens.received} tokens received"
+    if head.batches.n_without_figures:
+        seen.counts["I12"] += f" ({head.batches.n_without_figures} updates without figures of tokens)"
+
+
+def _see_end(found: Audit, head: Head, seen: Seen) -> None:
+    """What only a run that came to its end can show."""
+    if head.lives > 1:
+        why = f"the head lived {head.lives} times, and no line says from what the second life went on"
+        for name in ("I1", "I3", "I4", "I6", "I9", "I11"):
+            seen.missing[name] = why
+        return
+    if not ended(head, found.files):
+        why = "the run has not ended (running or killed)"
+        if head.end is not None:
+            why = f"the run ended before its time: {head.end.get('reason', 'a process failed')}"
+        seen.missing["I4"] = f"{why}; so far no trajectory is trained twice"
+        seen.missing["I9"] = f"{why}: verdicts may be under way"
+        seen.missing["I11"] = f"{why}; so far u reached {head.clock.u} without a stall"
+        return
+    seen.counts["I4"] = f"{head.ages.n_trajectories} trajectories, {head.prompts.n_reissued} rows drawn again"
+    seen.counts["I11"] = f"u reached {head.clock.u}, everything published, no stall"
+
+
+# figures
+
+
+def states(head: Head) -> dict[str, int]:
+    """Where the admitted prompts are at the last line (I3)."""
+    by_state = Counter(head.prompts.state)
+    return {
+        "trained": by_state[TRAINED],
+        "in training": by_state[TRAINING],
+        "refunded": head.prompts.refunds.total(),
+        "live": len(head.prompts.open),
+    }
+
+
+def figures(found: Audit) -> dict[str, Any]:
+    """Prompts, tokens, lags and lengths, as plain JSON."""
+    head = found.head
+    about = asdict(found.setup) | {"lines": found.n_lines, "files": len(found.files), "torn": found.torn}
+    if head is None:
+        return {"about": about}
+    batches, tokens, ages = head.batches, head.tokens, head.ages
+    never_received = sum(sum(spans[1::2]) for spans in found.evidence.completions.values())
+    return {
+        "about": about,
+        "prompts": {
+            "admitted": head.clock.n_admitted,
+            **{word.replace(" ", "_"): n for word, n in states(head).items()},
+            "refunded_by_reason": dict(head.prompts.refunds),
+            "drawn_again": head.prompts.n_reissued,
+            "refused_messages": dict(head.refused),
+        },
+        "tokens": {
+            "received": tokens.received,
+            "trained": batches.n_trained,
+            "masked": batches.n_masked,
+            "skipped": batches.n_skipped,
+            "without_figures": tokens.in_batches - batches.n_tokens,
+            "dropped": tokens.dropped.total(),
+            "dropped_by_reason": dict(tokens.dropped),
+            "waiting": tokens.waiting,
+            "completed_but_never_received": never_received,
+        },
+        "lag": {
+            "max_trained_token": max(ages.trained, default=None),
+            "trained_tokens": histogram(ages.trained),
+            "masked_tokens": histogram(ages.masked),
+            "trajectories_by_born": histogram(ages.by_born),
+            "trajectories_by_oldest_token": histogram(ages.by_oldest),
+        },
+        "length": {kind: lengths.figures() for kind, lengths in head.lengths.items()}
+        | {
+            "dropped_by_reason": {reason: lengths.figures() for reason, lengths in head.dropped.items()},
+            "dropped_before_a_verdict": head.n_unscored,
+        },
+    }
+
+
+def histogram(counts: Counter[int]) -> dict[str, int]:
+    return {str(lag): counts[lag] for lag in sorted(counts) if counts[lag]}

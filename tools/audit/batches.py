@@ -1,0 +1,132 @@
+"""Batches and what was made of them: whole groups (I8), and tokens that add up to the learner's figures (I12)."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tools.audit.prompts import Prompt, Prompts
+from tools.audit.reading import File, Line
+from tools.audit.setup import Setup
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch: from its line, through its trajectories, to its update."""
+
+    step: int
+    where: str
+    n_groups: int
+    n_trajectories: int
+    groups: dict[int, Prompt] = field(default_factory=dict)
+    samples: dict[int, set[int]] = field(default_factory=dict)
+    n_seen: int = 0
+    n_tokens: int = 0
+    n_masked: int = 0
+
+
+class Batches:
+    """`take` and `trajectory` for the head's lines of a batch, `update` for the figures of its step."""
+
+    def __init__(self, setup: Setup, file: File, prompts: Prompts) -> None:
+        self.setup, self.file, self.prompts = setup, file, prompts
+        self.n = 0
+        self.current: Batch | None = None  # whose trajectory lines are being read
+        self.n_tokens = self.n_masked = self.n_trained = self.n_skipped = 0  # by the figures of the updates
+        self.n_without_figures = 0
+        self._training: deque[Batch] = deque()
+        self._was_short = False
+        self.is_torn = False  # the last batch has not all its lines
+
+    def take(self, line: Line) -> None:
+        self.finish()
+        self.n += 1
+        self.current = Batch(line["step"], self.file.where(), line["n_groups"], line["n_trajectories"])
+        size = self.setup.batch_size
+        if self._was_short:
+            self.file.add("I8", "a short batch is the last: another follows", step=line["step"])
+        if size is not None and (line["n_groups"] < size) != line["short"]:
+            text = f"a batch is short exactly when it has fewer than B = {size} groups: {line['n_groups']}"
+            self.file.add("I8", text, step=line["step"])
+        self._was_short = line["short"]
+
+    def admitted(self, uid: int) -> None:
+        """After a short batch, at the end of the data, nothing is admitted."""
+        if self._was_short:
+            self.file.add("I8", "a short batch is taken at the end of the data: a prompt is admitted after it", uid=uid)
+            self._was_short = False
+
+    def trajectory(self, line: Line) -> Prompt | None:
+        """The prompt that it belongs to; None when it cannot belong to any."""
+        batch, uid, sample = self.current, line["uid"], line["sample"]
+        if batch is None or line["step"] != batch.step:
+            self.file.add("I8", "a trajectory belongs to the batch just named", uid=uid, sample=sample)
+            return None
+        batch.n_seen += 1
+        batch.n_tokens += line["n_tokens"]
+        batch.n_masked += line["n_masked"]
+        prompt = batch.groups.get(uid)
+        if prompt is None:
+            prompt = self.prompts.take(line)
+            if prompt is None:
+                return None
+            batch.groups[uid] = prompt
+            batch.samples[uid] = set()
+        if sample in batch.samples[uid]:
+            self.file.add("I4", "no trajectory is trained twice: it is in this batch before", uid=uid, sample=sample)
+        batch.samples[uid].add(sample)
+        return prompt
+
+    def finish(self, *, torn: bool = False) -> None:
+        """The lines of a batch are over: its groups are whole. A killed head may leave the last one torn."""
+        batch, self.current = self.current, None
+        if batch is None:
+            return
+        self._training.append(batch)
+        if torn and batch.n_seen < batch.n_trajectories:
+            self.is_torn = True
+            return
+        if batch.n_seen != batch.n_trajectories or len(batch.groups) != batch.n_groups:
+            text = (
+                f"a batch has the groups that its line says: {len(batch.groups)} of {batch.n_groups}, "
+                f"{batch.n_seen} of {batch.n_trajectories} trajectories"
+            )
+            self.file.findings.add("I8", batch.where, text, step=batch.step)
+        for uid, samples in batch.samples.items():
+            n = batch.groups[uid].n
+            if len(samples) != n or not all(0 <= sample < n for sample in samples):
+                text = f"a batch holds whole groups: samples {sorted(samples)} of {n}"
+                self.file.findings.add("I8", batch.where, text, step=batch.step, uid=uid)
+
+    def update(self, line: Line) -> None:
+        """Its prompts are trained, and its tokens are what the learner says it trained, masked and skipped (I12)."""
+        self.finish()
+        if not self._training:
+            return  # the clock has said so
+        batch = self._training.popleft()
+        for uid in batch.groups:
+            self.prompts.trained(uid)
+        eta = self.setup.eta
+        oldest = line.get("lag_max")
+        if eta is not None and self.setup.policy != "paper" and oldest is not None and oldest > eta:
+            text = f"no trained token is over eta = {eta} behind: lag_max {oldest:g} by the learner's figures"
+            self.file.add("I2", text, step=batch.step)
+        self._balance(line, batch)
+
+    def _balance(self, line: Line, batch: Batch) -> None:
+        names = ("n_tokens", "n_tokens_trained", "n_tokens_masked", "n_tokens_skipped")
+        if any(name not in line for name in names):
+            self.n_without_figures += 1
+            return
+        n, trained, masked, skipped = (int(line[name]) for name in names)
+        self.n_tokens += n
+        self.n_trained += trained
+        self.n_masked += masked
+        self.n_skipped += skipped
+        if not n == batch.n_tokens == trained + masked + skipped:
+            text = (
+                f"tokens = trained + masked + skipped: the batch has {batch.n_tokens}, the update {n} = "
+                f"{trained} + {masked} + {skipped}"
+            )
+            self.file.add("I12", text, step=batch.step)
+        if masked != batch.n_masked:
+            text = f"masked tokens are those of the batch's lines: {batch.n_masked}, not {masked}"
+            self.file.add("I12", text, step=batch.step)

@@ -1,0 +1,83 @@
+"""What an audit found and how it judges each invariant; knows no rule and no journal."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+KEPT = 5  # findings shown for one invariant; all are counted
+
+NAMES = {
+    "I1": "backlog",
+    "I2": "age",
+    "I3": "conservation",
+    "I4": "exactly once",
+    "I5": "version truth",
+    "I6": "one clock",
+    "I7": "born fresh",
+    "I8": "groups",
+    "I9": "back-pressure",
+    "I10": "reward truth",
+    "I11": "liveness",
+    "I12": "accounting",
+    "journal": "gapless, readable lines",
+}
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    BROKEN = "broken"
+    NOT_SEEN = "not seen"  # the journal cannot show it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken rule: where it shows, whom it concerns, and the rule with its values."""
+
+    where: str  # file:line
+    text: str  # the rule first
+    ids: Mapping[str, int | str]
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects findings by invariant: all are counted, the first few kept."""
+
+    n: Counter[str] = field(default_factory=Counter)
+    first: dict[str, list[Finding]] = field(default_factory=dict)
+
+    def add(self, invariant: str, where: str, text: str, **ids: int | str) -> None:
+        self.n[invariant] += 1
+        kept = self.first.setdefault(invariant, [])
+        if len(kept) < KEPT:
+            kept.append(Finding(where, text, ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict on one invariant, and what it rests on (or why there is none)."""
+
+    verdict: Verdict
+    why: str
+    n_findings: int
+    findings: list[Finding]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the journal showed of each invariant, and what it could not show."""
+
+    counts: dict[str, str] = field(default_factory=dict)  # invariant -> what was checked, for people
+    missing: dict[str, str] = field(default_factory=dict)  # invariant -> why it cannot be judged
+
+    def judge(self, findings: Findings) -> dict[str, Judgement]:
+        """A finding always means broken. What was neither checked nor explained counts as not seen."""
+        return {name: self._judge(name, findings) for name in NAMES}
+
+    def _judge(self, name: str, findings: Findings) -> Judgement:
+        n, first = findings.n[name], findings.first.get(name, [])
+        if n:
+            return Judgement(Verdict.BROKEN, f"{n} time{'s' * (n > 1)}", n, first)
+        if name in self.missing or name not in self.counts:
+            return Judgement(Verdict.NOT_SEEN, self.missing.get(name, "nothing in the journal shows it"), 0, [])
+        return Judgement(Verdict.HOLDS, self.counts[name], 0, [])

@@ -1,0 +1,200 @@
+"""What generators, rewards and learners say of their own work: the evidence that the head's account is held against.
+
+Within one file the order is certain, so what a process held when it did something needs no clock to be known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tools.audit.reading import File, Handler, Line
+
+
+class Score(NamedTuple):
+    """One verdict of a reward actor; `reward` is None unless the status is "value" (I10)."""
+
+    status: str
+    reward: float | None
+    where: str
+    wall: float
+
+
+class Push(NamedTuple):
+    """Weights that a process says it holds."""
+
+    digest: str
+    where: str
+
+
+@dataclass(slots=True)
+class Evidence:
+    """By ids: key(uid, sample, attempt) for samples, (name, uid, attempt) for leases."""
+
+    completions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # training: flat spans
+    n_completions: int = 0  # evaluations included
+    scores: dict[int, Score] = field(default_factory=dict)  # training: the first verdict
+    more_scores: dict[int, list[Score]] = field(default_factory=dict)  # of a sample that was sent twice
+    held: dict[tuple[str, int, int], int] = field(default_factory=dict)  # version held when the first sample began
+    digests: dict[int, Push] = field(default_factory=dict)
+    n_digests: int = 0
+    generators: set[str] = field(default_factory=set)
+    rewards: set[str] = field(default_factory=set)
+
+    def scores_of(self, sample: int) -> list[Score]:
+        first = self.scores.get(sample)
+        return [] if first is None else [first, *self.more_scores.get(sample, [])]
+
+
+def key(uid: int, sample: int, attempt: int) -> int:
+    """The ids of one sample of one attempt as a number."""
+    return uid << 32 | sample << 16 | attempt
+
+
+def grows(versions: Sequence[int]) -> bool:
+    """Flat spans: whole pairs of a version and a count of at least 1, versions never decreasing (I5)."""
+    if len(versions) == 2:
+        return versions[1] >= 1
+    pairs = range(0, len(versions), 2)
+    if len(versions) % 2 or any(versions[i + 1] < 1 for i in pairs):
+        return False
+    return all(versions[i] <= versions[i + 2] for i in pairs[:-1])
+
+
+class Generator:
+    """One life after the other of one generator: what it held, and what it stamped (I5, I7)."""
+
+    def __init__(self, file: File, evidence: Evidence) -> None:
+        self.file, self.evidence = file, evidence
+        self.held: int | None = None  # version of the weights, by its own `pushed` lines
+        self.begun: dict[tuple[str, int, int, int], int] = {}  # live sample -> version held when it began
+        self.pushed: set[int] = set()
+        evidence.generators.add(file.name)
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "start": self.start,
+            "pushed": self.on_pushed,
+            "request": self.on_request,
+            "completion": self.on_completion,
+        }
+
+    def start(self, line: Line) -> None:
+        self.held = None
+        self.begun.clear()
+        self.pushed.clear()
+
+    def on_pushed(self, line: Line) -> None:
+        version = line["version"]
+        if self.held is not None and version < self.held:
+            self.file.add("I6", f"a generator's version never goes back: {version} after {self.held}", version=version)
+        self.held = version
+        self.pushed.add(version)
+        digest(self.file, self.evidence, line)
+
+    def on_request(self, line: Line) -> None:
+        uid, sample, attempt = line["uid"], line["sample"], line["attempt"]
+        if self.held is None:
+            self.file.add("I7", "a generator gets work when it holds weights: it holds none", uid=uid, sample=sample)
+            return
+        evaluation = line.get("evaluation", "")
+        self.begun[evaluation, uid, attempt, sample] = self.held
+        if not evaluation:
+            self.evidence.held.setdefault((self.file.name, uid, attempt), self.held)
+
+    def on_completion(self, line: Line) -> None:
+        uid, sample, attempt, versions = line["uid"], line["sample"], line["attempt"], line["versions"]
+        evaluation = line.get("evaluation", "")
+        began = self.begun.pop((evaluation, uid, attempt, sample), None)
+        evidence = self.evidence
+        evidence.n_completions += 1
+        self._check(versions, line["n_tokens"], began, uid, sample)
+        if evaluation:
+            return
+        known = key(uid, sample, attempt)
+        if known in evidence.completions:
+            self.file.add(
+                "I4",
+                "a sample of one attempt is completed once: it was before",
+                uid=uid,
+                sample=sample,
+                attempt=attempt,
+            )
+        evidence.completions[known] = tuple(versions)
+
+    def _check(self, versions: list[int], n_tokens: int, began: int | None, uid: int, sample: int) -> None:
+        """Stamps are versions that this process held between the sample's request and its end (I5)."""
+        text = None
+        if began is None:
+            text = "a sample ends that was begun: there is no request before it"
+        elif not grows(versions):
+            text = f"versions never decrease along a trajectory: {versions}"
+        elif sum(versions[1::2]) != n_tokens:
+            text = f"every sampled token has one version: {sum(versions[1::2])} stamps, {n_tokens} tokens"
+        elif n_tokens and (versions[0] < began or self.held is None or versions[-2] > self.held):
+            text = f"a token's version is held while it is sampled: {versions}, held {began}..{self.held}"
+        elif not self.pushed.issuperset(versions[::2]):
+            text = f"a version is sampled after its push: {versions}, pushed {sorted(self.pushed)[-5:]}"
+        if text is not None:
+            self.file.add("I5", text, uid=uid, sample=sample)
+
+
+class Reward:
+    """Verdicts (I10): a timeout or an error carries no number."""
+
+    def __init__(self, file: File, evidence: Evidence) -> None:
+        self.file, self.evidence = file, evidence
+        evidence.rewards.add(file.name)
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"score": self.on_score}
+
+    def on_score(self, line: Line) -> None:
+        uid, sample, status = line["uid"], line["sample"], line["status"]
+        reward = line.get("reward")
+        if (status == "value") != isinstance(reward, (int, float)):
+            text = f"a reward is a number exactly when its status is value: {status} has {reward!r}"
+            self.file.add("I10", text, uid=uid, sample=sample)
+        if line.get("evaluation", ""):
+            return
+        known = key(uid, sample, line["attempt"])
+        score = Score(status, reward, self.file.where(), line["wall"])
+        if known in self.evidence.scores:
+            self.evidence.more_scores.setdefault(known, []).append(score)
+        else:
+            self.evidence.scores[known] = score
+
+
+class Learner:
+    """The versions that a learner makes and pushes (I5, I6)."""
+
+    def __init__(self, file: File, evidence: Evidence) -> None:
+        self.file, self.evidence = file, evidence
+        self.version: int | None = None  # of its newest update; None before the first
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"start": self.start, "pushed": self.on_pushed, "step": self.on_step}
+
+    def start(self, line: Line) -> None:
+        self.version = None
+
+    def on_pushed(self, line: Line) -> None:
+        if self.version is not None and line["version"] > self.version:
+            self.file.add("I6", f"a version is pushed after its update: {line['version']}, updates {self.version}")
+        digest(self.file, self.evidence, line)
+
+    def on_step(self, line: Line) -> None:
+        if self.version is not None and line["version"] != self.version + 1:
+            self.file.add("I6", f"each update makes the next version: {line['version']} after {self.version}")
+        self.version = line["version"]
+
+
+def digest(file: File, evidence: Evidence, line: Line) -> None:
+    """All who hold a version hold the same weights (I5)."""
+    version = line["version"]
+    evidence.n_digests += 1
+    known = evidence.digests.setdefault(version, Push(line["digest"], file.where()))
+    if known.digest != line["digest"]:
+        text = (
+            f"a version is one set of weights: digest {line['digest'][:12]} here, {known.digest[:12]} at {known.where}"
+        )
+        file.add("I5", text, version=version)

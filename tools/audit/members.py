@@ -1,0 +1,66 @@
+"""Who belongs, by the head's lines, and which version each generator came to hold (I7); knows no prompt."""
+
+import re
+
+from tools.audit.reading import File, Line
+
+_HOLDS = re.compile(r"holds version (\d+)")
+
+
+class Members:
+    """State and version of each member by name."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.state: dict[str, str] = {}
+        self.version: dict[str, int] = {}  # of generators that completed a push since they were last taken for dead
+
+    def join(self, line: Line) -> list[str]:
+        """A new member. Returns older incarnations, which are gone with it."""
+        name = line["name"]
+        older = [known for known in self.state if _place(known) == _place(name) and known != name]
+        for known in older:
+            self._forget(known)
+        self.state[name] = "joining"
+        return older
+
+    def change(self, line: Line) -> str | None:
+        """A change of state. Returns the name when its bearer is gone."""
+        name, state = line["name"], line["state"]
+        if name not in self.state:
+            self.file.add("I6", f"only who joined is a member: {name} did not")
+        self.state[name] = state
+        version = line.get("version")
+        if version is None and (found := _HOLDS.fullmatch(line["why"])):
+            version = int(found[1])
+        if version is not None:
+            self.version[name] = version
+        if state in ("dead", "left"):
+            self.version.pop(name, None)
+            return str(name)
+        return None
+
+    @property
+    def any_waits(self) -> bool:
+        """Whether a generator is there that could work."""
+        return any(name.startswith("generator-") and s in ("healthy", "stale") for name, s in self.state.items())
+
+    def feed(self, line: Line, v: int) -> int | None:
+        """A lease: its holder holds what is published (I7). Returns the version that it holds."""
+        name, uid = line["holder"], line["uid"]
+        held = self.version.get(name)
+        if held is None or held < v:
+            text = f"a generator that does not hold v = {v} gets no work: {name} holds {held}"
+            self.file.add("I7", text, uid=uid)
+        elif line["attempt"] == 0 and line["born"] != held:
+            self.file.add("I7", f"born is the version its generator holds: {held}, not {line['born']}", uid=uid)
+        return held
+
+    def _forget(self, name: str) -> None:
+        self.state.pop(name, None)
+        self.version.pop(name, None)
+
+
+def _place(name: str) -> str:
+    """Role and rank: generator-0 of generator-0.1."""
+    return name.rpartition(".")[0]

@@ -1,0 +1,102 @@
+"""One journal file, line by line with its numbers; knows how a writer may have been stopped, and no rule of the ring.
+
+A torn last line is what a killed writer leaves and is passed over. A broken line before others, or a gap in `seq`,
+means that lines are lost: that is a finding.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.audit.findings import Findings
+from tools.breakdown import Life, take
+
+Line = dict[str, Any]
+Handler = Callable[[Line], None]
+
+LABELS = frozenset({"start", "spans", "end", "failed"})
+_decode = json.JSONDecoder().raw_decode
+
+
+@dataclass(slots=True)
+class File:
+    """Where the reading of one file is: `where()` names the line for a finding."""
+
+    path: Path
+    findings: Findings
+    number: int = 0
+    torn: bool = False
+    lives: list[Life] = field(default_factory=list)  # seconds by label, for I12
+    last_t: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The process: generator-0.1."""
+        return self.path.name.removesuffix(".jsonl")
+
+    def where(self) -> str:
+        return f"{self.path.name}:{self.number}"
+
+    def add(self, invariant: str, text: str, **ids: int | str) -> None:
+        """A finding at the line just read."""
+        self.findings.add(invariant, self.where(), text, **ids)
+
+    def lines(self) -> Iterator[Line]:
+        """Whole lines in order."""
+        expected = 0
+        broken = 0
+        with self.path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            for number, text in enumerate(file, start=1):
+                if broken:
+                    self.number = broken
+                    self.add("journal", "only the last line may be torn: this one is broken and others follow")
+                    broken = 0
+                line = parse(text)
+                if line is None:
+                    broken = number if text.strip() else 0
+                    continue
+                self.number = number
+                seq = line["seq"]
+                if seq != expected and line["event"] != "start":
+                    self.add("journal", f"seq counts without gaps: {seq} follows {expected - 1}", seq=seq)
+                expected = seq + 1
+                yield line
+        self.torn = bool(broken)
+
+    def drive(self, handlers: dict[str, Handler]) -> int:
+        """Hand each line to the handler of its event. Returns how many lines there are."""
+        n = 0
+        for line in self.lines():
+            n += 1
+            event = line["event"]
+            handler = handlers.get(event)
+            try:
+                self.last_t = float(line["t"])
+                if event in LABELS:
+                    self._label(line)
+                if handler is not None:
+                    handler(line)
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+                self.add("journal", f"a line has the fields of docs/journal.md: {event}: {error!r}")
+        return n
+
+    def _label(self, line: Line) -> None:
+        if line["event"] == "start" or not self.lives:
+            self.lives.append(Life(self.name, began=line["t"], marked=line["t"]))
+        take(self.lives[-1], line)
+
+
+def parse(text: str) -> Line | None:
+    """The JSON object of a whole line with what every line has; None for anything else."""
+    if not text.endswith("\n"):
+        return None
+    try:
+        value, end = _decode(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or text[end:] != "\n":
+        return None
+    whole = isinstance(value.get("seq"), int) and isinstance(value.get("event"), str) and "t" in value
+    return value if whole else None

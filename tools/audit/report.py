@@ -1,0 +1,96 @@
+"""An audit for people: verdicts first, then what became of prompts and tokens."""
+
+from typing import Any
+
+from tools import terminal
+from tools.audit.findings import NAMES, Judgement, Verdict
+
+SHOWN_LAGS = 10
+
+
+def verdicts(judged: dict[str, Judgement]) -> list[str]:
+    """A row an invariant; below one that is broken, where it first shows."""
+    words = {verdict: str(verdict).upper() if verdict is Verdict.BROKEN else str(verdict) for verdict in Verdict}
+    rows = terminal.columns([(name, NAMES[name], words[j.verdict], j.why) for name, j in judged.items()])
+    out = []
+    for row, judgement in zip(rows, judged.values(), strict=True):
+        out.append(row)
+        for finding in judgement.findings:
+            ids = " ".join(f"{name} {value}" for name, value in finding.ids.items())
+            text = f"{finding.where}  {finding.text}" + (f"  ({ids})" if ids else "")
+            out.append(terminal.quote(text, indent="     ", width=10_000))
+        if judgement.n_findings > len(judgement.findings):
+            out.append(f"     and {judgement.n_findings - len(judgement.findings)} more")
+    return out
+
+
+def about(figures: dict[str, Any], name: str) -> str:
+    setup = figures["about"]
+    n = f"{setup['lines']:,} lines of {setup['files']} processes"
+    return (
+        f"{name}: policy {setup['policy']}, eta {setup['eta']}, B {setup['batch_size']}, "
+        f"{setup['n_samples']} samples a prompt; {n}"
+    )
+
+
+def tables(figures: dict[str, Any]) -> list[str]:
+    """Prompts, tokens, lags and lengths."""
+    if "prompts" not in figures:
+        return []
+    prompts, tokens, lag = figures["prompts"], figures["tokens"], figures["lag"]
+    reasons = _counts(prompts["refunded_by_reason"])
+    dropped = _counts(tokens["dropped_by_reason"])
+    lines = [
+        f"prompts   {prompts['admitted']} admitted: {prompts['trained']} trained, {prompts['in_training']} in "
+        f"training, {prompts['live']} live, {prompts['refunded']} refunded{reasons}",
+        f"tokens    {tokens['received']} received: {tokens['trained']} trained, {tokens['masked']} masked, "
+        f"{tokens['skipped']} skipped (no signal), {tokens['dropped']} dropped{dropped}, {tokens['waiting']} waiting",
+    ]
+    if tokens["without_figures"]:
+        lines.append(f"          {tokens['without_figures']} in batches whose update is not there or has no figures")
+    if tokens["completed_but_never_received"]:
+        n = tokens["completed_but_never_received"]
+        lines.append(f"          {n} more were sampled and never received (cancelled, or died with their generator)")
+    if prompts["refused_messages"]:
+        lines.append(f"refused   {_counts(prompts['refused_messages'])[2:-1]}")
+    for title, key in (
+        ("trained tokens", "trained_tokens"),
+        ("masked tokens", "masked_tokens"),
+        ("trajectories by born", "trajectories_by_born"),
+        ("trajectories by oldest token", "trajectories_by_oldest_token"),
+    ):
+        if lag[key]:
+            lines.append(f"lag       {title}: {shares(lag[key])}")
+    return [*lines, "", *_lengths(figures["length"])]
+
+
+def shares(histogram: dict[str, int]) -> str:
+    """Each lag with its share; many of them as the first few and the rest."""
+    total = sum(histogram.values())
+    parts = [f"{lag}: {n / total:.1%}" for lag, n in histogram.items()]
+    if len(parts) > SHOWN_LAGS:
+        rest = sum(list(histogram.values())[SHOWN_LAGS:])
+        parts = [*parts[:SHOWN_LAGS], f"more: {rest / total:.1%}"]
+    return f"{'  '.join(parts)}  (max {list(histogram)[-1]})"
+
+
+def _counts(by_name: dict[str, int]) -> str:
+    return f" ({', '.join(f'{n} {name}' for name, n in sorted(by_name.items()))})" if by_name else ""
+
+
+def _lengths(length: dict[str, Any]) -> list[str]:
+    """Length bias: what was trained and what was dropped against all that was scored."""
+    rows = [("samples", "n", "mean tokens", "median", "p90", "max", "cut at the limit")]
+    kinds = [("scored", length["scored"]), ("trained", length["trained"])]
+    kinds += [(f"dropped ({reason})", told) for reason, told in sorted(length["dropped_by_reason"].items())]
+    for kind, told in kinds:
+        if told["n"]:
+            shown = (f"{told['mean']:.1f}", str(told["median"]), str(told["p90"]), str(told["max"]))
+            rows.append((kind, str(told["n"]), *shown, f"{told['truncated_share']:.1%}"))
+    out = terminal.columns(rows, right=frozenset(range(1, 7)))
+    scored, trained = length["scored"]["mean"], length["trained"]["mean"]
+    if scored and trained:
+        out.append(f"length bias: trained samples are {trained / scored - 1:+.1%} as long as all scored ones")
+    if length["dropped_before_a_verdict"]:
+        out.append(f"{length['dropped_before_a_verdict']} samples were dropped before they had a verdict")
+    return out

@@ -1,0 +1,49 @@
+"""What of a run's config its audit judges by; knows no journal."""
+
+from dataclasses import dataclass
+from typing import Any
+
+POLICIES = ("mask", "hold", "drop", "paper")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """B, eta and the rest; None where the config does not say."""
+
+    batch_size: int | None  # B
+    eta: int | None
+    policy: str | None
+    n_samples: int | None
+    total_steps: int | None
+    push_timeout_s: float | None
+    silent_s: float | None
+
+    @property
+    def limit(self) -> int | None:
+        """Credits in all (I1)."""
+        return None if self.batch_size is None or self.eta is None else (self.eta + 1) * self.batch_size
+
+    @property
+    def patience_s(self) -> float | None:
+        """So long the ring may stand still with nobody at work: every deadline has passed by then (I11)."""
+        deadlines = [s for s in (self.push_timeout_s, self.silent_s) if s is not None]
+        return max(deadlines) + 10.0 if deadlines else None
+
+
+def read(config: dict[str, Any]) -> Setup:
+    """From the resolved config.json, as plain JSON; {} when there is none."""
+
+    def number(section: str, key: str) -> Any:
+        value = config.get(section, {}).get(key)
+        return value if isinstance(value, (int, float)) else None
+
+    policy = config.get("rollout", {}).get("staleness_policy")
+    return Setup(
+        batch_size=number("data", "batch_size"),
+        eta=number("rollout", "max_head_offpolicyness"),
+        policy=policy if policy in POLICIES else None,
+        n_samples=number("gconfig", "n_samples"),
+        total_steps=number("run", "total_train_steps"),
+        push_timeout_s=number("weights", "timeout_s"),
+        silent_s=number("bus", "silent_s"),
+    )

@@ -1,0 +1,50 @@
+"""`python -m tools.bench NAME`: chooses one bench; what a bench runs and measures is its own module's."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+
+from areal_bus.errors import ConfigError
+from tools import terminal
+from tools.bench import demo, eta0, gate
+from tools.bench.protocol import Bench
+
+BENCHES: Mapping[str, Bench] = {"demo": demo.Demo(), "eta0": eta0.Eta0(), "gate": gate.GateBench()}
+
+
+def catalogue() -> str:
+    rows = [(f"  {name}", bench.about) for name, bench in BENCHES.items()]
+    return "\n".join(["benches:", *terminal.columns(rows)])
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.bench",
+        description="Run one bench. Its last line of output is one JSON object; a missing peer is exit code 2.",
+        epilog=catalogue(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("name", nargs="?", metavar="NAME", help="which bench")
+    p.add_argument("--list", action="store_true", help="list the benches and end")
+    p.add_argument("--json", action="store_true", help="nothing but the JSON object on standard output")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if args.list:
+        print(catalogue())
+        return 0
+    if args.name not in BENCHES:
+        asked = "no bench is named" if args.name is None else f"no bench is called {args.name!r}"
+        raise ConfigError(f"{asked}; there are: {', '.join(BENCHES)}")
+    figures = BENCHES[args.name].measure(quiet=args.json)
+    if not args.json:
+        width = max(len(key) for key in figures)
+        print("\n".join(f"{key.ljust(width)}  {value}" for key, value in figures.items()))
+    print(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    terminal.end(main)

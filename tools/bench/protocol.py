@@ -1,0 +1,16 @@
+"""What a bench is: something that runs, and the figures it hands back; knows no bench."""
+
+from typing import Protocol
+
+Figures = dict[str, float | int | str | bool | None]
+
+
+class Bench(Protocol):
+    """One bench. Its figures are measured now or not given at all: no stored figure stands in for a missing peer."""
+
+    @property
+    def about(self) -> str:
+        """One line for the list."""
+
+    def measure(self, *, quiet: bool) -> Figures:
+        """Run it; with `quiet`, what it runs writes to standard error. Raises ConfigError when it cannot run here."""

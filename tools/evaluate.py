@@ -1,0 +1,163 @@
+"""Score a model on a problem file from outside: reads the command line, and leaves the work to a fresh process.
+
+What it resolves is which model and which settings are meant; models, prompts and rewards are `actors/evaluate.py`'s.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+import areal_bus
+from areal_bus import settings
+from areal_bus.config import Config
+from areal_bus.errors import ConfigError
+from tools import run, terminal
+
+ROOT = Path(areal_bus.__file__).parents[1]
+
+MORE = """\
+A run brings its own settings: prompt format, reward, seed, samples and temperature. With them and the problems that the
+run was evaluated on (its evaluation/problems.jsonl, the default of --data) its final model gives the accuracy that the
+run printed. A bare model starts from the defaults, or from --config. On CPU it computes with OMP_NUM_THREADS threads
+(1 when unset, as the ring's generators do: more may change an answer by rounding).
+
+examples:
+  python -m tools.evaluate runs/latest
+  python -m tools.evaluate runs/latest --data my-problems.jsonl --n-samples 4
+  python -m tools.evaluate models/smollm2-135m-instruct --config configs/demo.toml --data my-problems.jsonl
+  python -m tools.evaluate Qwen/Qwen2.5-0.5B-Instruct --data gsm8k.jsonl --reward math --max-new-tokens 300"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.evaluate",
+        description="Score a model on a file of problems, in a fresh process.",
+        epilog=MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("model", metavar="MODEL_OR_RUN", help="model folder, Hugging Face id, or run (its exported model)")
+    p.add_argument("--data", metavar="FILE", help="JSON lines with question and answer (a run: its own problems)")
+    p.add_argument("--config", metavar="FILE", help="settings to start from: a TOML file, or a run's config.json")
+    p.add_argument("--modules", metavar="DIR", help="where my:score is found (as at the run's start)")
+    p.add_argument("--reward", metavar="NAME", help="reward function: exact, sums, reverse, math or module:function")
+    p.add_argument("--n-samples", type=int, metavar="N", help="answers a problem (8)")
+    p.add_argument("--temperature", type=float, metavar="X", help="sampling temperature (1)")
+    p.add_argument("--max-new-tokens", type=int, metavar="N", help="tokens of an answer at most (256)")
+    p.add_argument("--seed", type=int, metavar="N", help="seed of the sampling (1)")
+    p.add_argument(
+        "--evaluation",
+        metavar="NAME",
+        default="after",
+        help="answer with the seeds of this evaluation of a run (after)",
+    )
+    p.add_argument("--limit", type=int, metavar="N", help="only the first N problems")
+    p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute (auto)")
+    p.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    order = resolve(args)
+    line = [sys.executable, "-m", "actors.evaluate"]
+    child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=environment(), check=False)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def environment() -> dict[str, str]:
+    """This one, with our packages first and, as a generator has it, one thread on CPU unless said otherwise."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path}
+
+
+def resolve(args: argparse.Namespace) -> dict[str, Any]:
+    """What the fresh process is told: an Order of actors/evaluate.py. Raises ConfigError."""
+    where = find_run(args.model)
+    data = args.data or (str(where.folder / "evaluation" / "problems.jsonl") if where else None)
+    if data is None:
+        raise ConfigError("problems are needed: give a JSON-lines file with --data FILE")
+    if where and args.data is None and not Path(data).is_file():
+        raise ConfigError(f"problems are needed: the run kept none ({data} is missing); give a file with --data FILE")
+    return {
+        "model": str(exported_model(where)) if where else args.model,
+        "data": data,
+        "config": configure(args, where).model_dump(mode="json"),
+        "folder": args.modules or modules_folder(args, where),
+        "name": args.evaluation,
+        "device": args.device,
+        "json": args.json,
+    }
+
+
+def modules_folder(args: argparse.Namespace, where: run.Run | None) -> str:
+    """Where the user's modules lie: beside the config file, for a run's settings the one that it was started with."""
+    if not args.config:
+        return str(where.origin().get("folder", ".")) if where else "."
+    beside = Path(args.config).parent
+    return str(run.Run(beside).origin().get("folder", beside))
+
+
+def find_run(argument: str) -> run.Run | None:
+    """The run that MODEL_OR_RUN names; None when it names a model."""
+    for folder in (Path(argument), run.LATEST.parent / argument):
+        if folder.is_dir() and run.Run(folder).journals():
+            return run.Run(folder)
+    return None
+
+
+def exported_model(where: run.Run) -> Path:
+    """The run's final model, else that of its newest checkpoint. Raises ConfigError when there is neither."""
+    final = where.folder / "model"
+    found = [final] if final.is_dir() else sorted((where.folder / "checkpoints").glob("step-*/model"))
+    if not found:
+        raise ConfigError(
+            f"a run is evaluated by its exported model: {where.folder} has neither model/ nor a checkpoint (it is not "
+            "so far, or its config says checkpoint.at_end = false)"
+        )
+    return found[-1]
+
+
+def configure(args: argparse.Namespace, where: run.Run | None) -> Config:
+    """The run's settings, or those of --config, or the defaults; over them the options. Raises ConfigError."""
+    if args.config:
+        tree = read_settings(Path(args.config))
+    else:
+        tree = where.config() if where else {}
+    options = [
+        ("--n-samples", "evaluate.n_samples", args.n_samples),
+        ("--temperature", "evaluate.temperature", args.temperature),
+        ("--limit", "evaluate.limit", args.limit),
+        ("--max-new-tokens", "gconfig.max_new_tokens", args.max_new_tokens),
+        ("--reward", "reward.function", args.reward),
+        ("--seed", "run.seed", args.seed),
+    ]
+    given = [option for option in options if option[2] is not None]
+    for origin, key, raw in settings.from_options(args.set):
+        given.append((origin, key, settings.plain_value(key, raw, origin)))
+    for origin, key, value in given:
+        settings.put(tree, key, value, origin)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(settings.sentence(error, {key: origin for origin, key, _ in given}, "settings")) from None
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """A TOML file's settings, or those saved as JSON with a run. Raises ConfigError."""
+    if path.suffix != ".json":
+        return settings.load(path).model_dump(mode="json")
+    if not path.is_file():
+        raise ConfigError(f"--config must be an existing file: {path} is not there")
+    return run.read_object(path)
+
+
+if __name__ == "__main__":
+    terminal.end(main)

@@ -1,0 +1,121 @@
+"""A run's folder on disk, found and read as what its processes wrote; knows the journal's lines, not what they mean."""
+
+import heapq
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_bus.errors import ConfigError
+
+LATEST = Path("runs/latest")
+_JOURNAL = re.compile(r"(?P<role>[a-z_]+)-(?P<rank>\d+)\.(?P<inc>\d+)\.jsonl")
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run folder. Everything is read anew at each call, so a running job is read as far as it has come."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    def config(self) -> Line:
+        """The resolved config as plain JSON; {} when the run has none."""
+        return read_object(self.folder / "config.json")
+
+    def origin(self) -> Line:
+        """Where the run was started from; {} when the run does not say."""
+        return read_object(self.folder / "origin.json")
+
+    def summary(self) -> Line:
+        """What the head wrote at the end; {} when the run has not come so far."""
+        return read_object(self.folder / "summary.json")
+
+    def journals(self) -> list[Path]:
+        """The journal's files, one for each process, ordered by role, index and incarnation."""
+        found = []
+        for path in journal_folder(self.folder).glob("*.jsonl"):
+            if match := _JOURNAL.fullmatch(path.name):
+                found.append((match["role"], int(match["rank"]), int(match["inc"]), path))
+        return [path for *_, path in sorted(found)]
+
+    def events(self, *names: str, role: str | None = None) -> Iterator[Line]:
+        """Lines of all processes in order of wall time (of each file: in its own order); `names` empty: all events."""
+        chosen = [path for path in self.journals() if role is None or path.name.startswith(f"{role}-")]
+        return heapq.merge(*(lines(path, *names) for path in chosen), key=lambda line: float(line.get("wall", 0.0)))
+
+    def samples(self) -> Iterator[Line]:
+        """Every kept sample, in the order of writing."""
+        path = self.folder / "samples" / "samples.jsonl"
+        return _objects(path, ()) if path.is_file() else iter(())
+
+
+def find(argument: str | None) -> Run:
+    """The run that a command line names: a folder, a name below runs/, or (None) the latest. Raises ConfigError."""
+    folder = LATEST if argument is None else Path(argument)
+    if argument is not None and not folder.exists() and (LATEST.parent / argument).is_dir():
+        folder = LATEST.parent / argument
+    if not folder.is_dir():
+        fix = "name a run's folder" if argument is None else "give the path of a run's folder (or its name below runs/)"
+        raise ConfigError(f"a run is a folder with a journal: {folder} does not exist; {fix}")
+    run = Run(folder)
+    if not run.journals():
+        raise ConfigError(f"a run is a folder with a journal: no ROLE-RANK.INC.jsonl lies in {journal_folder(folder)}")
+    return run
+
+
+def journal_folder(folder: Path) -> Path:
+    """Where the run's journal lies: beside its config, or in the folder that its config names."""
+    named = read_object(folder / "config.json").get("journal", {}).get("dir", "")
+    return Path(named) if named else folder / "journal"
+
+
+def lines(path: Path, *names: str) -> Iterator[Line]:
+    """The lines of one process, in order; only those of the named events when any is named (and those parse alone)."""
+    for line in _objects(path, tuple(f'"event":"{name}"'.encode() for name in names)):
+        if not names or line.get("event") in names:
+            yield line
+
+
+def _objects(path: Path, wanted: tuple[bytes, ...]) -> Iterator[Line]:
+    """JSON objects of a JSON-lines file. A torn last line is what a killed writer leaves: it is passed over in silence.
+
+    A broken line with whole lines after it is passed over, too, but named on standard error.
+    """
+    broken: int | None = None
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if broken is not None:
+                print(f"{path}: line {broken} is broken and passed over", file=sys.stderr)
+                broken = None
+            if wanted and raw.endswith(b"}\n") and not any(text in raw for text in wanted):
+                continue
+            try:
+                value = json.loads(raw) if raw.endswith(b"\n") else None
+            except ValueError:
+                value = None
+            if isinstance(value, dict):
+                yield value
+            elif raw.strip():
+                broken = number
+
+
+def read_object(path: Path) -> Line:
+    """A JSON object from a file, {} when there is no such file. Raises ConfigError when it holds something else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} must hold one JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold one JSON object, not a {type(value).__name__}")
+    return value

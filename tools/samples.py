@@ -1,0 +1,190 @@
+"""What the model wrote: prompt, completion, reward, finish reason, version spans and masked tokens of kept samples."""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from areal_bus.errors import ConfigError
+from tools import run, terminal
+from tools.run import Line
+
+MORE = """\
+examples:
+  python -m tools.samples                         a few samples of the latest step of the latest run
+  python -m tools.samples --step 3 --worst        the lowest rewards of step 3
+  python -m tools.samples runs/demo --uid 12      every sample of one prompt (all attempts and steps)
+  python -m tools.samples --evaluation after      what was written in the evaluation "after"
+
+Samples are kept when the config says journal.samples = true."""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.samples",
+        description="Show what the model wrote in a run.",
+        epilog=MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
+    p.add_argument("--step", type=int, metavar="N", help="samples trained in step N = 0, 1, 2, ... (the latest)")
+    p.add_argument("--uid", type=int, metavar="U", help="samples of prompt U only, whatever the step")
+    p.add_argument("--evaluation", metavar="NAME", help="samples of this evaluation instead of trained ones")
+    p.add_argument("--worst", action="store_true", help="lowest reward first; samples without a reward before them")
+    p.add_argument("--n", type=int, metavar="N", help="how many to show (5; with --uid all)")
+    p.add_argument("--json", action="store_true", help="the samples as JSON lines, as they were kept")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if args.n is not None and args.n < 1:
+        raise ConfigError(f"--n must be at least 1: {args.n}")
+    if args.step is not None and args.evaluation is not None:
+        raise ConfigError("--step is for trained samples, --evaluation for others: give one of them")
+    where = run.find(args.run)
+    found, title = select(where.samples(), step=args.step, uid=args.uid, evaluation=args.evaluation)
+    ordered = sorted(found, key=_reward) if args.worst else across_groups(found)
+    limit = args.n or (len(ordered) if args.uid is not None else 5)
+    shown = ordered[:limit]
+    if args.json:
+        for sample in shown:
+            print(json.dumps(sample, ensure_ascii=False))
+        return 0
+    order = ", lowest reward first" if args.worst else ""
+    print(f"{where.folder} ({where.name}): {title}; {len(shown)} of {len(found)} samples{order}")
+    print(f"all {len(found)}: {overview(found)}\n")
+    width = terminal.width()
+    print("\n\n".join(render(sample, width) for sample in shown))
+    return 0
+
+
+def select(
+    samples: Iterable[Line], *, step: int | None = None, uid: int | None = None, evaluation: str | None = None
+) -> tuple[list[Line], str]:
+    """The samples asked for and a title for them; the latest step's when nothing is named.
+
+    One pass that holds no more than the selection. Raises ConfigError, naming what there is, when nothing fits.
+    """
+    if step is None and uid is None and evaluation is None:
+        chosen = latest(samples)
+        if not chosen:
+            raise ConfigError(
+                "no sample is kept in this run: it has trained and evaluated nothing yet, or its config says "
+                "journal.samples = false"
+            )
+        return chosen, _title(chosen, step=None, uid=None)
+    chosen = []
+    steps: set[int] = set()
+    evaluations: dict[str, None] = {}
+    for sample in samples:
+        name = sample["evaluation"]
+        if name:
+            evaluations[name] = None
+        else:
+            steps.add(sample["step"])
+        fits = name == (evaluation or "") and (step is None or sample["step"] == step)
+        if fits and (uid is None or sample["uid"] == uid):
+            chosen.append(sample)
+    if not chosen:
+        asked = {"step": step, "uid": uid, "evaluation": evaluation}
+        wanted = ", ".join(f"--{key} {value}" for key, value in asked.items() if value is not None)
+        trained = f"trained samples of steps {min(steps)} to {max(steps)}" if steps else "no trained sample"
+        raise ConfigError(f"no kept sample fits {wanted}; there are {trained}, evaluations {list(evaluations)}")
+    return chosen, _title(chosen, step=step, uid=uid)
+
+
+def latest(samples: Iterable[Line]) -> list[Line]:
+    """The samples of the last trained step; before there is one, those of the last evaluation."""
+    trained: list[Line] = []
+    evaluated: list[Line] = []
+    for sample in samples:
+        kept = evaluated if sample["evaluation"] else trained
+        if kept and any(kept[0][key] != sample[key] for key in ("evaluation", "step", "version")):
+            kept.clear()
+        kept.append(sample)
+    return trained or evaluated
+
+
+def _title(chosen: list[Line], *, step: int | None, uid: int | None) -> str:
+    first = chosen[0]
+    if first["evaluation"]:
+        title = f'evaluation "{first["evaluation"]}" of version {first["version"]}'
+    elif uid is not None and step is None:
+        title = "trained"
+    else:
+        title = f"step {first['step']}, trained at version {first['version']}"
+    return title if uid is None else f"prompt {uid}, {title}"
+
+
+def across_groups(samples: list[Line]) -> list[Line]:
+    """The first sample of each group, then the second of each, and so on: a few of them show many prompts."""
+    seen: Counter[object] = Counter()
+    ranked = []
+    for place, sample in enumerate(samples):
+        group = (sample["step"], sample["uid"])
+        ranked.append((seen[group], place, sample))
+        seen[group] += 1
+    return [sample for *_, sample in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def _reward(sample: Line) -> float:
+    """Order of --worst; a timeout or error is no number (I10) and comes first."""
+    return float(sample["reward"]) if sample["status"] == "value" else float("-inf")
+
+
+def overview(samples: list[Line]) -> str:
+    """One line on a selection: mean reward, share right, how they ended."""
+    scored = [sample for sample in samples if sample["status"] == "value"]
+    judged = [sample["correct"] for sample in scored if sample["correct"] is not None]
+    parts = []
+    if scored:
+        parts.append(f"mean reward {sum(s['reward'] for s in scored) / len(scored):.3f}")
+    if judged:
+        parts.append(f"{sum(judged)} of {len(judged)} right")
+    parts += [f"{n} {finish}" for finish, n in Counter(str(s["finish"]) for s in samples).most_common()]
+    if unscored := len(samples) - len(scored):
+        parts.append(f"{unscored} without a reward")
+    return ", ".join(parts)
+
+
+def render(sample: Line, width: int) -> str:
+    """One sample as a block of text, at most `width` columns wide."""
+    head = f"-- uid {sample['uid']} sample {sample['sample']} attempt {sample['attempt']}"
+    if sample["evaluation"]:
+        head += f", evaluation {sample['evaluation']}"
+    else:
+        head += f", step {sample['step']}"
+    head += f", {sample['generator']} "
+    verdict = f"{sample['reward']:.3f}" if sample["status"] == "value" else f"none ({sample['status']})"
+    right = {True: " (right)", False: " (wrong)"}.get(sample["correct"], "") if sample["status"] == "value" else ""
+    facts = [
+        f"reward {verdict}{right}",
+        f"finish {sample['finish']}",
+        f"{sample['n_tokens']} tokens, {sample['n_masked']} masked",
+        "versions " + spans(sample),
+    ]
+    body = [
+        head + "-" * max(width - len(head), 2),
+        "prompt",
+        terminal.quote(sample["prompt"], indent="  | ", width=width),
+        "completion",
+        terminal.quote(sample["completion"], indent="  > ", width=width),
+        terminal.quote("   ".join(facts), indent="", width=width),
+    ]
+    return "\n".join(body)
+
+
+def spans(sample: Line) -> str:
+    """Version spans for people: "3 x12, 4 x7 (trained at 4: lag 0 to 1)"."""
+    pairs = sample["versions"]
+    text = ", ".join(f"{version} x{n}" for version, n in pairs) or "none"
+    if sample["evaluation"] or not pairs:
+        return text
+    lags = [sample["version"] - version for version, _ in pairs]
+    lag = str(lags[0]) if min(lags) == max(lags) else f"{min(lags)} to {max(lags)}"
+    return f"{text} (lag {lag})"
+
+
+if __name__ == "__main__":
+    terminal.end(main)

@@ -1,0 +1,121 @@
+"""Seed after seed, over processes: how many schedules and events, and every invariant that did not hold."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from areal_bus.errors import ConfigError
+from areal_bus.simulation.ring import Ring
+from areal_bus.simulation.scenario import draw
+from areal_bus.staleness import StalenessPolicy
+
+CHUNK = 2000  # schedules between two lines of a process
+SHOWN = 20  # violations printed
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of some schedules."""
+
+    schedules: int = 0
+    events: int = 0
+    cpu_s: float = 0.0
+    by_policy: Counter[str] = field(default_factory=Counter)
+    checks: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        """One line of a process."""
+        found = json.loads(line)
+        self.schedules += found["schedules"]
+        self.events += found["events"]
+        self.cpu_s += found["cpu_s"]
+        self.by_policy += Counter(found["by_policy"])
+        self.checks += Counter(found["checks"])
+        self.violations += found["violations"]
+
+    def line(self) -> str:
+        fields = ("schedules", "events", "cpu_s", "by_policy", "checks", "violations")
+        return json.dumps({name: getattr(self, name) for name in fields})
+
+
+def run(*, n: int, first: int, n_jobs: int, as_json: bool) -> int:
+    """All policies in turn, seed by seed. Returns 1 when an invariant did not hold."""
+    if n < 1 or first < 0 or n_jobs < 0:
+        raise ConfigError(f"schedules >= 1, a first seed >= 0 and jobs >= 0; got {n}, {first} and {n_jobs}")
+    jobs = min(n_jobs or os.cpu_count() or 1, n)
+    began = time.monotonic()
+    tally = one_process(n, first) if as_json or jobs == 1 else many_processes(n, first, jobs)
+    if not as_json:
+        for line in report(tally, time.monotonic() - began):
+            print(line)
+    return 1 if tally.violations else 0
+
+
+def one_process(n: int, first: int) -> Tally:
+    """Runs here; a line of figures after every chunk."""
+    whole = Tally()
+    for start in range(first, first + n, CHUNK):
+        tally = Tally()
+        began = time.process_time()
+        for seed in range(start, min(start + CHUNK, first + n)):
+            one(seed, tally)
+        tally.cpu_s = time.process_time() - began
+        print(tally.line(), flush=True)
+        whole.add(tally.line())
+    return whole
+
+
+def one(seed: int, tally: Tally) -> None:
+    policy = list(StalenessPolicy)[seed % len(StalenessPolicy)]
+    ring = Ring(draw(seed, policy))
+    outcome = ring.run()
+    tally.schedules += 1
+    tally.events += outcome.n_events
+    tally.by_policy[str(policy)] += 1
+    tally.checks += ring.witness.n_checks
+    tally.violations += [f"seed {seed}, policy {policy}: {violation}" for violation in outcome.violations]
+
+
+def many_processes(n: int, first: int, jobs: int) -> Tally:
+    """A process a share of the seeds; their lines are read as they come."""
+    bounds = [first + n * i // jobs for i in range(jobs + 1)]
+    line = [sys.executable, "-m", "tools.staleness", "soak", "--json"]
+    workers = [
+        subprocess.Popen([*line, "--first", str(a), "--schedules", str(b - a)], stdout=subprocess.PIPE, text=True)
+        for a, b in itertools.pairwise(bounds)
+    ]
+    tally = Tally()
+    try:
+        for worker in workers:
+            for text in worker.stdout or ():
+                tally.add(text)
+                print(f"{tally.schedules} schedules, {len(tally.violations)} violations", flush=True)
+        codes = [worker.wait() for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+            if worker.stdout is not None:
+                worker.stdout.close()
+    if max(codes) > 1:
+        raise ConfigError(f"every process of the soak must come to its end; they ended with {codes}")
+    return tally
+
+
+def report(tally: Tally, seconds: float) -> list[str]:
+    """For people: the last lines."""
+    shares = ", ".join(f"{policy} {n}" for policy, n in sorted(tally.by_policy.items()))
+    return [
+        *tally.violations[:SHOWN],
+        f"schedules {tally.schedules} ({shares})",
+        f"events {tally.events}, checks {tally.checks.total()}",
+        f"seconds {seconds:.0f}, {tally.schedules / max(tally.cpu_s, 1e-9):.0f} schedules a second and core",
+        f"violations {len(tally.violations)}"
+        + ("; python -m tools.staleness replay SEED --policy P tells the story" if tally.violations else ""),
+    ]
