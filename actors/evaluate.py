@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from actors.context import dump
 from actors.data.loading import read_rows
 from actors.engines.builtin import BuiltinEngine
+from actors.leaving import leave
 from actors.models.loading import check_model_path, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import is_scratch_folder
 from actors.reward import scored
@@ -210,4 +211,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actors.leaving import leave
 from actors.models.loading import load_model
 from areal_bus.config import Config
 from areal_bus.errors import ArealBusError, ConfigError
@@ -180,4 +181,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -24,6 +24,7 @@ from actors.data.loading import load_rows
 from actors.data.order import Order
 from actors.data.source import RowSource
 from actors.engines.builtin import BuiltinEngine
+from actors.leaving import leave
 from actors.models.loading import check_model_path, empty_model, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
@@ -286,4 +287,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

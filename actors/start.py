@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 
 from actors.context import Context
+from actors.leaving import leave
 from areal_bus.errors import ArealBusError, ConfigError
 
 PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent ends
@@ -60,4 +61,4 @@ def report(context: Context, sentence: str, *, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -1,7 +1,6 @@
 """One rank's life: meet the others, plan, let rank 0 prepare, start this rank's actors, wait for them."""
 
 import json
-import os
 import signal
 import sys
 import time
@@ -9,9 +8,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from actors.context import Context
+from actors.leaving import leave
 from areal_bus.config import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Role
@@ -34,7 +34,7 @@ def run(config: Config, file: Path) -> int:
     except SystemExit as ended:  # a signal before there was anything to wait for
         leave(int(ended.code or 0))
     if code:
-        leave(code)
+        leave(code)  # without MPI_Finalize, which would wait for the others: so mpirun ends the job
     bootstrap.close()
     return 0
 
@@ -140,10 +140,3 @@ def refuse(rank: int, error: ArealBusError) -> int:
 def remove(endpoints: list[Endpoint]) -> None:
     for endpoint in endpoints:
         endpoint.remove()
-
-
-def leave(code: int) -> NoReturn:
-    """End without MPI_Finalize, which would wait for the others: so mpirun ends the job."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

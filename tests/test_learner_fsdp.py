@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from actors.leaving import leave
 from actors.training import checkpoint
 from actors.training.actor import PPOActor
 from actors.training.batch import build
@@ -165,3 +166,4 @@ def checkpoint_model(folder: Path) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     rank(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    leave(0)

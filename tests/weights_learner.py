@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
+from actors.leaving import leave
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights import Root, Snapshot, digest_of, join_store, serve_store, take_snapshot
@@ -98,3 +99,4 @@ if __name__ == "__main__":
         fsdp(int(sys.argv[2]), sys.argv[3])
     else:
         cancel()
+    leave(0)

@@ -12,6 +12,7 @@ import time
 
 import torch
 
+from actors.leaving import leave
 from areal_bus.errors import PushFailed
 from areal_bus.landing import Landing
 from areal_bus.messages import PushBegin
@@ -69,3 +70,4 @@ def main(name: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    leave(0)
