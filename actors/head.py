@@ -5,6 +5,9 @@ It imports no torch: it answers while the learner computes.
 """
 
 import json
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,13 @@ from actors.context import Context, dump
 from actors.data.loading import load_problems, load_rows
 from actors.data.order import Order
 from actors.data.source import RowSource
+from actors.frontiers import Frontiers
 from actors.progress import Progress, clock, comparison
 from actors.samples import SampleFile
 from areal_bus import messages as m
 from areal_bus.bus import Bus
 from areal_bus.config import Config
-from areal_bus.effects import Effect, End, Keep, Record, Send
+from areal_bus.effects import Discard, Effect, End, Keep, Record, Save, Send
 from areal_bus.effects import Progress as Shown
 from areal_bus.errors import ActorFailed, ConfigError
 from areal_bus.head import Head
@@ -27,6 +31,8 @@ from areal_bus.rules import HeadRules
 from areal_bus.staleness import StalenessPolicy
 
 TICK_S = 0.1
+FRONTIERS_S = 60.0  # at the end, for what is not on disk yet
+TERM_FILE = "term.json"
 
 
 def run(context: Context) -> None:
@@ -42,6 +48,7 @@ def run(context: Context) -> None:
         heartbeat_s=config.bus.heartbeat_s,
         inbox_bytes=config.bus.inbox_mib << 20,
     )
+    signal.signal(signal.SIGUSR1, lambda *_: shell.drains.set())
     try:
         shell.serve(bus)
     finally:
@@ -71,11 +78,20 @@ class Shell:
             len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs
         )
         check_data(config, order)
-        self.head = Head(rules_of(context, config, problems), RowSource(rows, order), now=time.monotonic())
+        self.frontiers = Frontiers(self.folder / "frontiers")
+        self.head = Head(
+            rules_of(context, config, problems),
+            RowSource(rows, order),
+            now=time.monotonic(),
+            life=context.incarnation,
+            term=next_term(self.folder),
+            frontiers=self.frontiers.load(),
+        )
+        self.drains = threading.Event()  # SIGUSR1 came
 
     def beat(self) -> m.HeadBeat:
         """The published clock, repeated to everybody; called on the bus thread."""
-        return m.HeadBeat(term=0, version=self.head.gate.v)
+        return m.HeadBeat(term=self.head.terms.term, version=self.head.gate.v, life=self.head.life)
 
     def serve(self, bus: Bus) -> None:
         """Messages in, effects out, until the end."""
@@ -88,16 +104,25 @@ class Shell:
             if got is not None:
                 self._carry_out(bus, self.head.on(*got, now))
             if now >= next_tick:
+                for frontier in self.frontiers.saved():
+                    self.head.terms.saved(frontier)
                 self._carry_out(bus, self.head.tick(now))
+                if self.drains.is_set():
+                    self._carry_out(bus, self.head.drain(now))
                 next_tick = now + TICK_S
+        self.frontiers.close(FRONTIERS_S)
         self._summarize()
 
     def _carry_out(self, bus: Bus, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
                 bus.send(effect.to, effect.message)
+            elif isinstance(effect, Save | Discard):
+                self.frontiers.do(effect)
             elif isinstance(effect, Record):
                 self._watch_lag(effect)
+                if effect.event is Event.TERM:
+                    self._begin_term(effect.fields["term"])
                 self.journal.write(effect.event, **effect.fields)
                 if effect.event is Event.FAILED:  # the actor names itself; what follows from it is no news
                     self.progress.mute()
@@ -108,6 +133,11 @@ class Shell:
                 self.progress.on(effect.kind, effect.fields)
             else:
                 self.end = effect
+
+    def _begin_term(self, term: int) -> None:
+        """On disk before anybody hears of it: no two heads begin the same term."""
+        write_whole(self.folder / TERM_FILE, json.dumps({"term": term}) + "\n")
+        self.journal.term = term
 
     def _watch_lag(self, record: Record) -> None:
         if record.event is Event.UPDATE and "lag_max" in record.fields:
@@ -163,6 +193,24 @@ class Shell:
         return lines
 
 
+def next_term(folder: Path) -> int:
+    """The number of the first term of this head's life: 0, or one more than any that a head of this run began."""
+    try:
+        return int(json.loads((folder / TERM_FILE).read_text())["term"]) + 1
+    except FileNotFoundError:
+        return 0
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The old file or the new one, whatever happens."""
+    fresh = path.with_name(f".{path.name}.tmp")
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
 def check_data(config: Config, order: Order) -> None:
     """Raises ConfigError when no batch can ever be full, and short ones are not wanted."""
     data = config.data
@@ -188,6 +236,8 @@ def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -
         assemble_s=config.launch.timeout_s,
         push_timeout_s=config.weights.timeout_s,
         drop_last=config.data.drop_last,
+        checkpoint_every=config.checkpoint.every_steps,
+        checkpoint_keep=config.checkpoint.keep,
         evaluate_before=config.evaluate.before,
         evaluate_after=config.evaluate.after,
         evaluate_samples=config.evaluate.n_samples,

@@ -1,9 +1,11 @@
 """What the head decided, for a shell to carry out; knows nothing of how."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from areal_bus import messages as m
+from areal_bus.frontier import Frontier
 from areal_bus.journal import Event
 
 
@@ -49,7 +51,21 @@ class End:
     sentence: str
 
 
-Effect = Send | Record | Keep | Progress | End
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Effect: write this frontier, whole or not at all; it is one half of a checkpoint."""
+
+    frontier: Frontier
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Effect: the frontiers of these versions are of no use any more."""
+
+    versions: tuple[int, ...]
+
+
+Effect = Send | Record | Keep | Progress | Save | Discard | End
 
 
 class Effects:
@@ -69,6 +85,13 @@ class Effects:
 
     def keep(self, scored: m.Scored, *, step: int | None, clock: int, n_masked: int) -> None:
         self._out.append(Keep(scored, step, clock, n_masked))
+
+    def save(self, frontier: Frontier) -> None:
+        self._out.append(Save(frontier))
+
+    def discard(self, versions: Iterable[int]) -> None:
+        if gone := tuple(versions):
+            self._out.append(Discard(gone))
 
     def end(self, code: int, sentence: str) -> None:
         self._out.append(End(code, sentence))

@@ -19,6 +19,7 @@ class Evaluation:
     attempts: dict[int, int] = field(default_factory=dict)
     scored: dict[tuple[int, int], Scored] = field(default_factory=dict)  # (uid, sample) -> verdict
     failed: dict[int, str] = field(default_factory=dict)  # uid -> why it could not be sampled
+    first_attempt: int = 0
 
     def __post_init__(self) -> None:
         self.waiting = list(range(len(self.rows)))
@@ -31,7 +32,7 @@ class Evaluation:
         """The next problem goes to `holder`."""
         uid = self.waiting.pop(0)
         self.leased[uid] = holder
-        self.attempts[uid] = self.attempts.get(uid, -1) + 1
+        self.attempts[uid] = self.attempts.get(uid, self.first_attempt - 1) + 1
         return uid
 
     def missing(self, uid: int) -> list[int]:
@@ -43,6 +44,12 @@ class Evaluation:
         for uid in lost:
             del self.leased[uid]
         self.waiting = sorted({*self.waiting, *lost})
+
+    def give_back(self, uid: int, attempt: int) -> None:
+        """Its holder will not finish the problem: it waits again."""
+        self._check(uid, attempt)
+        del self.leased[uid]
+        self.waiting = sorted({*self.waiting, uid})
 
     def deliver(self, scored: Scored) -> None:
         """A verdict of an open problem's current attempt counts once."""

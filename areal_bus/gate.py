@@ -27,10 +27,14 @@ class Gate:
         self.batch_size = batch_size
         self.eta = eta
         self.policy = policy
+        self.limit = (eta + 1) * batch_size  # credits in all: prompts that may be live or in training at once
+        self.restart(clock)
+
+    def restart(self, clock: int) -> None:
+        """A term begins at version `clock` with every credit free; who lives on is admitted again."""
         self.u = self.v = self.w = clock
         self.live = 0  # admitted, neither taken nor refunded
         self.in_training = 0  # taken, not yet published
-        self.limit = (eta + 1) * batch_size  # credits in all: prompts that may be live or in training at once
         self._born: dict[int, int] = {}  # version -> live prompts born at it
         self._taken: dict[int, int] = {}  # batch -> its prompts, until its version is published
 

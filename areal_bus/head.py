@@ -4,7 +4,7 @@ It joins the pure parts into the loop of docs/design.md. Rollouts lead prompts t
 generators; here are the members, the learner's requests, the phases of a run and its end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal_bus import messages as m
@@ -12,6 +12,7 @@ from areal_bus.batches import Batches
 from areal_bus.effects import Effect, Effects
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.evaluation import Evaluation
+from areal_bus.frontier import START, Figures, Frontier, take
 from areal_bus.gate import Gate
 from areal_bus.journal import Event
 from areal_bus.membership import Member, Membership, Standing
@@ -20,33 +21,53 @@ from areal_bus.publishing import Publishing
 from areal_bus.rollouts import Rollouts
 from areal_bus.rules import HeadRules, Phase, Source
 from areal_bus.supply import Supply
+from areal_bus.terms import Terms
 
+TELL_AGAIN_S = 2.0
 Handler = Callable[[Member, Any], None]
 
 
 class Head:
     """`on` for a message, `tick` for the time: both return the effects to carry out, in order."""
 
-    def __init__(self, rules: HeadRules, source: Source, *, now: float) -> None:
+    def __init__(
+        self,
+        rules: HeadRules,
+        source: Source,
+        *,
+        now: float,
+        life: int = 0,
+        term: int = 0,
+        frontiers: Mapping[int, Frontier] = START,
+    ) -> None:
+        """A head that comes back (its `life` counts on) begins a new term, at the version of the learner's Begin."""
+        self.life = life
         self.rules = rules
         self.phase = Phase.ASSEMBLING
         self.results: dict[str, Evaluation] = {}
+        self.figures: dict[str, Figures] = {}  # of every evaluation that is over, those before this head's life, too
+        self.is_draining = False
         self.finished: dict[int, m.Finished] = {}  # learner rank -> what it wrote
         self._effects = Effects()
         self.gate = Gate(batch_size=rules.batch_size, eta=rules.eta, policy=rules.policy)
         self.members = Membership(silent_s=rules.silent_s)
-        self.publishing = Publishing(self.gate, self.members, self._effects, timeout_s=rules.push_timeout_s)
+        self.publishing = Publishing(self.gate, self.members, self._effects, timeout_s=rules.push_timeout_s, life=life)
         self.supply = Supply(source, max_reissues=rules.max_reissues)
         self.rollouts = Rollouts(rules, self.supply, self.gate, self.members, self._effects)
         self.batches = Batches(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
-        self._requests: set[int] = set()  # learner ranks that wait for the next batch
-        self._began = now
+        self._requests: dict[int, int] = {}  # learner ranks that wait for a batch -> its step
+        self._began = self._ticked = now
+        self.terms = Terms(term, frontiers, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
+        self._told: dict[str, float] = {}  # stranger -> when it was told to join again
         self._handlers: dict[type, Handler] = {
             m.Ready: self._on_ready,
             m.Heartbeat: self._on_heartbeat,
             m.Sampled: self.rollouts.sampled,
             m.Unsampled: self.rollouts.unsampled,
             m.Scored: lambda _, message: self.rollouts.scored(message),
+            m.Leaving: self._on_leaving,
+            m.Begin: self._on_begin,
+            m.Checkpointed: self._on_checkpointed,
             m.BatchRequest: self._on_batch_request,
             m.UpdateDone: self._on_update_done,
             m.Finished: self._on_finished,
@@ -60,6 +81,8 @@ class Head:
         try:
             if isinstance(message, m.Join):
                 self._on_join(sender, message, now)
+            elif sender not in self.members.by_name:
+                self._answer_stranger(sender, message, now)
             else:
                 member, is_back = self._heard(sender, now)
                 if isinstance(message, m.Heartbeat) and not is_back:
@@ -75,6 +98,9 @@ class Head:
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed: silences and deadlines."""
+        gap_s, self._ticked = now - self._ticked, now
+        if gap_s > self.rules.silent_s / 2:  # it was the head that stood still
+            self.members.slept(gap_s, now)
         for member in self.members.silent(now):
             self._lose(member, f"silent for {self.rules.silent_s:g} s")
         self.publishing.pushes.expire(now)
@@ -83,7 +109,39 @@ class Head:
             self._end(1, f"the ring must be complete within {self.rules.assemble_s:g} s; {awaited}")
         return self._settle(now)
 
+    def drain(self, now: float) -> list[Effect]:
+        """End soon, so that a later start goes on from here: the update under way is finished and checkpointed."""
+        if not self.is_draining and self.phase is not Phase.STOPPING:
+            self.is_draining = True
+            self._effects.progress("note", name="head", text="drains: a checkpoint after this update, then the end")
+            if self.phase in (Phase.ASSEMBLING, Phase.BEFORE):
+                self._end(0, "drained before the first step")
+        return self._settle(now)
+
+    def requeue(self, name: str, now: float) -> list[Effect]:
+        """What this member holds goes to others: it counts as dead until it is heard, and is then STALE (I7)."""
+        member = self.members.by_name.get(name)
+        if member is not None and member.can_be_lost:
+            member.standing = Standing.DEAD
+            self._lose(member, "it stands still", died=False)
+        return self._settle(now)
+
     # members
+
+    def _answer_stranger(self, sender: str, message: m.Message, now: float) -> None:
+        """Somebody this head does not know: of an older incarnation, or from before this head's life."""
+        newer = self.members.replaced_by(sender)
+        if newer is not None:
+            self._effects.send(sender, m.Stop(f"{newer} has taken its place"))  # I6
+        elif now - self._told.get(sender, -TELL_AGAIN_S) >= TELL_AGAIN_S:
+            self._told[sender] = now
+            self._effects.send(sender, m.Rejoin("only a member may speak"))
+        raise ImpossibleEvent(f"only a member may speak; {sender!r} has not joined")
+
+    @property
+    def asking(self) -> frozenset[int]:
+        """Learner ranks that wait for the next batch."""
+        return frozenset(self._requests)
 
     def _heard(self, sender: str, now: float) -> tuple[Member, bool]:
         """A sign of life, and whether one taken for dead is back: what it held went to others, its work ends (I4)."""
@@ -100,15 +158,49 @@ class Head:
         return member, was_dead
 
     def _on_join(self, sender: str, message: m.Join, now: float) -> None:
+        if self.phase is Phase.STOPPING:
+            self._effects.send(sender, m.Stop("the job is over"))
+            raise ImpossibleEvent("nobody joins a job that is over")
         if sender != message.name:
             raise ImpossibleEvent(f"a member speaks for itself; {sender} claims to be {message.name}")
-        before = set(self.members.by_name)
+        before = self.members.of(Role(message.role), index=message.index)
         member = self.members.join(message, now)
-        for name in before - set(self.members.by_name):
-            self._forget(name)
-        if member.name not in before:
+        if all(other is not member for other in before):
+            for other in before:
+                self._forget(other.name, died=other.name != member.name)
             self._effects.record(Event.JOINED, name=member.name, host=message.host, pid=message.pid)
+            if member.role is Role.LEARNER:
+                self._join_crew(member, replaces=bool(before))
         self._send_directory()
+
+    def _join_crew(self, newcomer: Member, *, replaces: bool) -> None:
+        """Learners compute together: when one comes back all do, from the checkpoint."""
+        if not replaces:
+            return
+        self.terms.begun_by = None
+        self._requests.clear()
+        self.finished.clear()
+        for other in self.members.of(Role.LEARNER):
+            if other is not newcomer:
+                self._effects.send(other.name, m.Rejoin(f"{newcomer.name} begins anew"))
+                self._forget(other.name)
+                self.members.expel(other.name)
+
+    def _on_leaving(self, member: Member, message: m.Leaving) -> None:
+        if member.role is not Role.GENERATOR:
+            raise ImpossibleEvent(f"only a generator may leave; {member.name} is none")
+        if not member.leaving:
+            member.leaving = True
+            self._effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why="leaves")
+
+    def _let_go(self) -> None:
+        """Whoever wants no further work and holds none."""
+        for member in [x for x in self.members.of(Role.GENERATOR) if x.leaving]:
+            if not member.leased and not self.rollouts.holds_any(member.name):
+                self._effects.send(member.name, m.Stop("it has left"))
+                self._effects.record(Event.MEMBER, name=member.name, state="left", why="it holds nothing")
+                self._forget(member.name, died=False)
+                self.members.expel(member.name)
 
     def _on_ready(self, member: Member, message: m.Ready) -> None:
         if member.ready:
@@ -121,26 +213,23 @@ class Head:
             self._effects.progress("note", name=member.name, text=message.note)
         member.progress, member.note = message.progress, message.note
 
-    def _lose(self, member: Member, why: str) -> None:
+    def _lose(self, member: Member, why: str, *, died: bool = True) -> None:
         self._effects.record(Event.MEMBER, name=member.name, state="dead", why=why)
         self._effects.progress("warning", text=f"{member.name} is taken for dead: {why}")
-        self._forget(member.name)
-        if member.role is Role.LEARNER:
-            self._end(1, f"{member.name} is taken for dead: {why}")
+        self._forget(member.name, died=died)
         if member.role is Role.REWARD:
             self._send_directory()
 
-    def _forget(self, name: str) -> None:
-        self.rollouts.lose(name)
+    def _forget(self, name: str, *, died: bool = True) -> None:
+        self.rollouts.lose(name, died=died)
         self.publishing.pushes.lose(name)
 
     def _send_directory(self) -> None:
         """Who listens where, to those who connect."""
         listening = [member for member in self.members.alive() if member.endpoint]
-        directory = m.Directory([x.name for x in listening], [x.endpoint for x in listening])
+        directory = m.Directory([x.name for x in listening], [x.endpoint for x in listening], self.life)
         for member in self.members.alive():
-            if member.role in (Role.GENERATOR, Role.LEARNER):
-                self._effects.send(member.name, directory)
+            self._effects.send(member.name, directory)
 
     @property
     def _wanted(self) -> dict[Role, int]:
@@ -149,21 +238,74 @@ class Head:
 
     # the learner
 
+    def _on_begin(self, member: Member, message: m.Begin) -> None:
+        """Learner 0 holds the weights of a checkpoint, or of the model: everything goes on from there."""
+        if member.role is not Role.LEARNER or member.index != 0:
+            raise ImpossibleEvent(f"learner 0 begins a term; got one of {member.name}")
+        if member.name == self.terms.begun_by:
+            raise ImpossibleEvent(f"a learner begins once; {member.name} has begun term {self.terms.term}")
+        frontier = self.terms.begin(message.version) if self.phase is not Phase.STOPPING else None
+        if frontier is None:
+            self._end(1, f"{member.name} begins at version {message.version}, whose frontier is not there")
+            return
+        term = self.terms.term
+        kept = self.rollouts.begin_term(term, frontier)
+        self._effects.discard(self.terms.later_than(message.version))
+        self.publishing.restart(term, message.version, message.digest)
+        self.terms.begun_by = member.name
+        self.figures = dict(frontier.results)
+        self._effects.record(
+            Event.TERM,
+            term=term,
+            version=message.version,
+            next_uid=frontier.next_uid,
+            position=frontier.position,
+            open=list(kept),
+            kept=list(kept.values()),
+        )
+        for generator in self.members.of(Role.GENERATOR):
+            self._effects.send(generator.name, m.Term(term, message.version))
+        self._go_back(message.version)
+
+    def _go_back(self, version: int) -> None:
+        """To the phase that a term at `version` begins in."""
+        if version:
+            self._effects.progress("note", name="head", text=f"term {self.terms.term} begins at version {version}")
+        if self.phase is not Phase.ASSEMBLING:
+            self._begin_phases()
+
+    def _begin_phases(self) -> None:
+        """The ring is complete: evaluate what has not been, then train."""
+        wanted = self.rules.evaluate_before and "before" not in self.figures and self.gate.u == 0
+        self._enter(Phase.BEFORE, evaluation="before" if wanted else None)
+
+    def _on_checkpointed(self, member: Member, message: m.Checkpointed) -> None:
+        self._effects.discard(self.terms.checkpointed(message.version))
+
+    def _capture(self) -> None:
+        """What a term that began at this version would need."""
+        frontier = take(self.gate.u, self.rollouts.ledger, self.supply, self.figures)
+        self.terms.frontiers[frontier.version] = frontier
+        self._effects.save(frontier)
+
     def _on_batch_request(self, member: Member, message: m.BatchRequest) -> None:
-        if message.step != self.gate.w:
+        if self.terms.begun_by is not None and message.step != self.gate.w:
             raise ImpossibleEvent(f"batch {self.gate.w} is next; {member.name} asks for {message.step}")
-        self._requests.add(member.index)
+        self._requests[member.index] = message.step  # before its term begins, perhaps: it may overtake rank 0's word
 
     def _on_update_done(self, member: Member, message: m.UpdateDone) -> None:
         if member.index != 0:
             raise ImpossibleEvent(f"learner 0 finishes updates; got one of {member.name}")
-        if message.version > 0:  # version 0 is what the learner starts with
-            self.gate.finish_update(message.version)
-            self.rollouts.ledger.trained(message.version - 1)
-            clock = {"version": message.version, "u": self.gate.u}
-            self._effects.record(Event.UPDATE, **clock, digest=message.digest, **message.stats)
-            self._effects.progress("step", version=message.version, v=self.gate.v, **message.stats)
+        if member.name != self.terms.begun_by:
+            raise ImpossibleEvent(f"a learner begins before it updates; {member.name} has not")
+        self.gate.finish_update(message.version)
+        self.rollouts.ledger.trained(message.version - 1)
+        clock = {"version": message.version, "u": self.gate.u}
+        self._effects.record(Event.UPDATE, **clock, digest=message.digest, **message.stats)
+        self._effects.progress("step", version=message.version, v=self.gate.v, **message.stats)
         self.publishing.snapshot(message.version, message.digest)
+        if self.terms.is_due(message.version):
+            self._capture()
 
     def _on_finished(self, member: Member, message: m.Finished) -> None:
         self.finished[member.index] = message
@@ -183,7 +325,9 @@ class Head:
             self._advance()
             self._drop_too_old()
             if self.phase is not Phase.ASSEMBLING:
-                self.rollouts.lease_all(admitting=self.phase in (Phase.BEFORE, Phase.TRAINING))
+                admitting = self.phase in (Phase.BEFORE, Phase.TRAINING) and not self.is_draining
+                self.rollouts.lease_all(admitting=admitting)
+            self._let_go()
             self._serve_requests()
             self._give_up_on_refunds()
         return self._effects.take()
@@ -191,15 +335,22 @@ class Head:
     def _advance(self) -> None:
         """From phase to phase."""
         if self.phase is Phase.ASSEMBLING and self._is_complete():
-            self._enter(Phase.BEFORE, evaluation="before" if self.rules.evaluate_before else None)
+            self._begin_phases()
         if self.phase is Phase.BEFORE and self._evaluation_is_over():
             self._enter(Phase.TRAINING)
         if self.phase is Phase.TRAINING and self._is_trained():
             self.rollouts.refund_all(Refund.END_OF_DATA if self.supply.is_exhausted else Refund.END_OF_RUN)
             self._enter(Phase.CLOSING)
+            self._capture()
+        if self.phase is Phase.TRAINING and self.is_draining and self.gate.u == self.gate.w and self.terms.begun_by:
+            self._enter(Phase.CLOSING)
+            self._capture()  # what is open stays open
+        has_finished = len(self.finished) == self.rules.n_learners
+        if self.is_draining and self.phase in (Phase.CLOSING, Phase.AFTER) and has_finished:
+            self._end(0, f"drained at version {self.gate.u}")
         if self.phase is Phase.CLOSING and self.gate.v == self.gate.u and self._may_evaluate():
-            self._enter(Phase.AFTER, evaluation="after" if self.rules.evaluate_after else None)
-        if self.phase is Phase.AFTER and self._evaluation_is_over() and len(self.finished) == self.rules.n_learners:
+            self._enter(Phase.AFTER, evaluation="after" if self.rules.evaluate_after and not self.is_draining else None)
+        if self.phase is Phase.AFTER and self._evaluation_is_over() and has_finished:
             self._end(0, "done")
 
     def _enter(self, phase: Phase, *, evaluation: str | None = None) -> None:
@@ -229,7 +380,7 @@ class Head:
         evaluation = self.rollouts.close_evaluation()
         if evaluation is not None:
             self.results[evaluation.name] = evaluation
-            figures = evaluation.figures()
+            figures = self.figures[evaluation.name] = evaluation.figures()
             self._effects.record(Event.EVALUATION, **figures)
             self._effects.progress("evaluation", **figures)
         return self.rollouts.evaluation is None
@@ -237,9 +388,8 @@ class Head:
     @property
     def _wants_batch(self) -> bool:
         """Every learner rank waits for the next batch, and no update is under way."""
-        return (
-            self.phase is Phase.TRAINING and len(self._requests) == self.rules.n_learners and self.gate.w == self.gate.u
-        )
+        is_asked = list(self._requests.values()) == [self.gate.w] * self.rules.n_learners
+        return self.phase is Phase.TRAINING and is_asked and self.gate.w == self.gate.u
 
     def _drop_too_old(self) -> None:
         """Groups that would now be taken and are too old leave first; their rows are leased again at once."""
@@ -256,10 +406,10 @@ class Head:
             if n_groups:
                 self.batches.hand_out(n_groups, learners)
                 self._requests.clear()
-        elif self.phase in (Phase.CLOSING, Phase.AFTER):
+        elif self.phase in (Phase.CLOSING, Phase.AFTER) and self.terms.begun_by is not None:
             for learner in learners:
                 if learner.index in self._requests:
-                    self._effects.send(learner.name, m.NoBatch(self.gate.w))
+                    self._effects.send(learner.name, m.NoBatch(self.gate.w, self.is_draining))
             self._requests.clear()
 
     @property

@@ -27,6 +27,8 @@ class Event(StrEnum):
     # head: membership
     JOINED = "joined"
     MEMBER = "member"  # a change of state
+    # head: terms
+    TERM = "term"  # a life of the learner begins: where the ledger goes back to, or on from
     # head: prompts
     ADMIT = "admit"
     LEASE = "lease"
@@ -40,6 +42,9 @@ class Event(StrEnum):
     UPDATE = "update"
     PUBLISH = "publish"
     EVALUATION = "evaluation"
+    # head: who waits for whom
+    WAIT = "wait"  # one line a wait of the register, when that changed
+    STALL = "stall"  # nothing, or somebody at work, has not moved for long
     # pushes: head, learner and generator
     PUSH = "push"
     PUSHED = "pushed"

@@ -11,7 +11,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 
 from areal_bus.errors import ImpossibleEvent
-from areal_bus.messages import Refund, Scored
+from areal_bus.messages import ATTEMPTS, Refund, Scored
 
 
 class State(StrEnum):
@@ -39,6 +39,8 @@ class Entry:
     state: State = State.LEASED
     sampled: set[int] = field(default_factory=set)  # left the generator, in this attempt or an earlier one
     scored: dict[int, Scored] = field(default_factory=dict)
+    n_deaths: int = 0  # holders that died while they sampled it
+    alone: bool = False  # leased with nothing else beside it
 
     @property
     def missing(self) -> list[int]:
@@ -94,8 +96,14 @@ class Ledger:
     """The only owner of prompts' states. Raises ImpossibleEvent on what the rules exclude, and changes nothing then."""
 
     def __init__(self) -> None:
+        self.restart(next_uid=0, term=0)
+
+    def restart(self, *, next_uid: int, term: int) -> None:
+        """A term begins with nothing open. Its leases begin at an attempt that no earlier term had."""
         self.open: dict[int, Entry] = {}  # uid -> entry, in order of admission, until trained or refunded
-        self.next_uid = 0
+        self.next_uid = next_uid
+        self.n_before = next_uid  # prompts that an earlier term trained or refunded: no state here
+        self.first_attempt = term * ATTEMPTS
         self.counts: Counter[State] = Counter()
         self.refunds: Counter[Refund] = Counter()
         self.ready = Oldest()  # whole groups with a value each
@@ -106,25 +114,49 @@ class Ledger:
 
     def admit(self, *, born: int, n_samples: int, holder: str) -> Entry:
         """A new prompt, leased to `holder` in the same act."""
-        entry = Entry(self.next_uid, born, n_samples, holder)
+        entry = Entry(self.next_uid, born, n_samples, holder, attempt=self.first_attempt)
         self.next_uid += 1
         self.open[entry.uid] = entry
         self.counts[State.LEASED] += 1
         return entry
 
-    def lose(self, holder: str) -> list[Entry]:
+    def reopen(self, entry: Entry) -> None:
+        """A prompt of an earlier term lives on: leased or scoring as it was, ready when complete, else queued."""
+        if entry.uid in self.open or entry.uid >= self.next_uid:
+            raise ImpossibleEvent(f"prompts 0..{self.next_uid - 1} can be open again, once; got {entry.uid}")
+        self.open[entry.uid] = entry
+        self.n_before -= 1
+        self.counts[entry.state] += 1
+        if not entry.missing:
+            self.ready.add(entry)
+            self._move(entry, State.READY)
+        elif entry.holder is None:
+            self.queued.add(entry)
+            self._move(entry, State.QUEUED)
+
+    def lose(self, holder: str, *, died: bool = True) -> list[Entry]:
         """`holder` is gone: what it sampled or kept until its verdict waits for another lease."""
         lost = [e for e in self.open.values() if e.holder == holder and e.state in (State.LEASED, State.SCORING)]
         for entry in lost:
+            if died and entry.state is State.LEASED:
+                entry.n_deaths += 1
             self._requeue(entry)
         return lost
+
+    def give_back(self, uid: int) -> Entry:
+        """Its holder will not finish it: a leased or scoring prompt waits for another lease."""
+        entry = self.open.get(uid)
+        if entry is None or entry.state not in (State.LEASED, State.SCORING):
+            raise ImpossibleEvent(f"only a leased prompt is given back; prompt {uid} is not")
+        self._requeue(entry)
+        return entry
 
     def lease(self, uid: int, holder: str) -> Entry:
         """Lease a queued prompt again, under the next attempt."""
         entry = self.queued.discard(uid)
         if entry is None:
             raise ImpossibleEvent(f"only a queued prompt is leased again; prompt {uid} is not queued")
-        entry.attempt += 1
+        entry.attempt = max(entry.attempt + 1, self.first_attempt)
         entry.holder = holder
         entry.sampled = set(entry.scored)
         self._move(entry, State.LEASED)
@@ -217,6 +249,7 @@ class Ledger:
 
     def _requeue(self, entry: Entry) -> None:
         entry.holder = None
+        entry.alone = False
         self.queued.add(entry)
         self._move(entry, State.QUEUED)
 

@@ -29,6 +29,7 @@ class Member:
     incarnation: int
     endpoint: str
     heard: float  # monotonic seconds
+    again: int = 0  # times it has joined again
     standing: Standing = Standing.JOINING
     ready: bool = False
     capacity: int = 0  # samples at once
@@ -36,6 +37,8 @@ class Member:
     version: int | None = None  # of the weights it holds
     note: str = ""
     progress: int = 0
+    leaving: bool = False  # it wants no further work
+    alone: bool = False  # it samples a prompt that is run alone
 
     @property
     def load(self) -> int:
@@ -45,7 +48,12 @@ class Member:
     @property
     def room(self) -> int:
         """Samples it may still be given."""
-        return self.capacity - self.load
+        return 0 if self.alone or self.leaving else self.capacity - self.load
+
+    @property
+    def can_be_lost(self) -> bool:
+        """By silence: it holds, or may be given, work."""
+        return self.ready and self.role is not Role.LEARNER and self.standing is not Standing.DEAD
 
     def release(self, evaluation: str, uid: int) -> None:
         """It works on this prompt no more."""
@@ -61,24 +69,41 @@ class Membership:
         self._of_role: dict[Role, list[Member]] = {role: [] for role in Role}  # by index
 
     def join(self, message: Join, now: float) -> Member:
-        """A new member, or the same one asking again. Raises ImpossibleEvent for an older incarnation (I6)."""
+        """A new member; the same one again begins anew. Raises ImpossibleEvent for an older incarnation (I6)."""
         role = Role(message.role)
         if message.name != f"{role}-{message.index}.{message.incarnation}":
             raise ImpossibleEvent(f"a name is ROLE-INDEX.INCARNATION; got {message.name!r}")
-        known = self.by_name.get(message.name)
-        if known is not None:
-            known.heard = now
-            return known
-        for other in [m for m in self.by_name.values() if (m.role, m.index) == (role, message.index)]:
+        for other in self.of(role, index=message.index):
+            if other.name == message.name and other.again >= message.again:
+                other.heard = now
+                return other
             if other.incarnation > message.incarnation:
                 raise ImpossibleEvent(f"{other.name} is newer than {message.name}: an older incarnation stays out")
-            del self.by_name[other.name]
-            self._of_role[role].remove(other)
-        member = Member(message.name, role, message.index, message.incarnation, message.endpoint, now)
+            self.expel(other.name)
+        member = Member(
+            message.name, role, message.index, message.incarnation, message.endpoint, now, again=message.again
+        )
         self.by_name[member.name] = member
         self._of_role[role].append(member)
         self._of_role[role].sort(key=lambda member: member.index)
         return member
+
+    def expel(self, name: str) -> None:
+        """It is no member any more, whatever it says."""
+        member = self.by_name.pop(name)
+        self._of_role[member.role].remove(member)
+
+    def replaced_by(self, name: str) -> str | None:
+        """The newer incarnation of this one, if there is one."""
+        actor, _, incarnation = name.rpartition(".")
+        for other in self.by_name.values():
+            if (
+                other.name.rpartition(".")[0] == actor
+                and incarnation.isdecimal()
+                and other.incarnation > int(incarnation)
+            ):
+                return other.name
+        return None
 
     def heard(self, name: str, now: float) -> Member:
         """Any sign of life. One taken for dead is back, without credit for what it held."""
@@ -119,15 +144,25 @@ class Membership:
         return member
 
     def silent(self, now: float) -> list[Member]:
-        """Members that have just become dead by silence."""
-        lost = [m for m in self.by_name.values() if m.standing is not Standing.DEAD and now - m.heard > self.silent_s]
+        """Generators and rewards that have just become dead by silence.
+
+        A learner computes, or is stopped, for as long as it likes: only its next incarnation replaces it.
+        """
+        lost = [m for m in self.by_name.values() if m.can_be_lost and now - m.heard > self.silent_s]
         for member in lost:
             member.standing = Standing.DEAD
         return lost
 
-    def of(self, role: Role, *standings: Standing) -> list[Member]:
+    def slept(self, gap_s: float, now: float) -> None:
+        """The head itself stood still for so long: nobody was silent meanwhile."""
+        for member in self.by_name.values():
+            member.heard = min(member.heard + gap_s, now)
+
+    def of(self, role: Role, *standings: Standing, index: int | None = None) -> list[Member]:
         """Members of a role, by index; all standings when none is named."""
         found = self._of_role[role]
+        if index is not None:
+            found = [member for member in found if member.index == index]
         return [member for member in found if member.standing in standings] if standings else list(found)
 
     def alive(self) -> Iterable[Member]:

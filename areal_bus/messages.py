@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-PROTOCOL = 2  # raised with every change of a record here
+PROTOCOL = 3  # raised with every change of a record here
+
+ATTEMPTS = 1000  # attempts that a prompt has in one term, so that no two terms' results are ever mixed up
 
 
 def frame(kind: str) -> Any:
@@ -47,6 +49,8 @@ class Refund(StrEnum):
     REWARD_ERROR = "reward_error"
     SAMPLING_ERROR = "sampling_error"
     PROMPT_TOO_LONG = "prompt_too_long"
+    LOST_TIMELINE = "lost_timeline"  # the learner went back to a checkpoint from before; its row is issued again
+    POISON = "poison"  # three generators died with it, the last one alone with it
     TOO_OLD = "too_old"  # policy `drop`: over eta versions old when it would have been trained
     END_OF_DATA = "end_of_data"
     END_OF_RUN = "end_of_run"
@@ -63,6 +67,7 @@ class Join:
     endpoint: str  # where it listens: a reward's ROUTER, a learner's TCPStore "host:port"; "" for a generator
     pid: int
     host: str
+    again: int = 0  # times it was told to rejoin: the same Join twice is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +88,50 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeadBeat:
-    """The head's own heartbeat: the published clock, repeated."""
+    """The head's own heartbeat: the published clock, repeated.
+
+    Who has joined another life of the head than this one does what Rejoin says.
+    """
+
+    term: int
+    version: int
+    life: int = 0  # incarnation of the head
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A new term begins at `version`: what later versions of older terms made is void.
+
+    A generator ends what has such tokens (and says Unsampled(lost_timeline) for it), and decodes no further with
+    weights of such a version.
+    """
 
     term: int
     version: int
 
 
 @dataclass(frozen=True, slots=True)
+class Rejoin:
+    """The head does not know you: forget what you hold of its work, and say Join and Ready again.
+
+    A learner cannot forget: it ends, and comes back from its checkpoint as a new incarnation.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A generator wants no further work: it ends what it has, and the head says Stop then."""
+
+
+@dataclass(frozen=True, slots=True)
 class Directory:
-    """Where the reward actors listen now."""
+    """Where those who listen do so now. Comes after every Join, so that each knows whom it has joined."""
 
     names: list[str]
     endpoints: list[str]
+    life: int = 0  # of the head, as in HeadBeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +139,7 @@ class Prompt:
     """Leave to sample one group. Only the gate issues it."""
 
     uid: int  # 0, 1, 2, ... in order of admission; evaluation prompts count on their own
-    attempt: int  # 0 at first, +1 each time it is leased again
+    attempt: int  # 0 at first, +1 each time it is leased again; a term's own begin at term * ATTEMPTS
     born: int  # version the head last knew its generator to hold when it leased the prompt first
     samples: list[int]  # which of the group's n samples to make
     evaluation: str  # "" for training; else the name of the evaluation, whose samples are never trained
@@ -123,6 +160,7 @@ class Trajectory:
     segments: list[list[int]]  # [[n_given, n_sampled], ...] in order; one pair for a single turn
     spans: list[list[int]]  # [[version, n_tokens], ...] over the sampled tokens, in order
     seconds: float  # from submission to the last token
+    term: int  # its generator's term when it was complete
     ids: bytes = frame("int32")  # (T,) given and sampled tokens
     logps: bytes = frame("float32")  # (n_sampled,) log-prob of each sampled token under the version stamped on it
     prompt_text: str = frame("text")
@@ -148,6 +186,7 @@ class Scored:
     segments: list[list[int]]
     spans: list[list[int]]
     seconds: float
+    term: int
     ids: bytes = frame("int32")
     logps: bytes = frame("float32")
     prompt_text: str = frame("text")
@@ -199,6 +238,22 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """Learner rank 0 begins a term with these weights: the model's (version 0) or those of a checkpoint."""
+
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """The checkpoint of `version` is whole and on disk. Rank 0 only."""
+
+    version: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
 class BatchRequest:
     """A learner rank is ready for the batch of this step (0, 1, 2, ...)."""
 
@@ -238,9 +293,10 @@ class ShardEnd:
 
 @dataclass(frozen=True, slots=True)
 class NoBatch:
-    """There will be no batch for this step: the run or its data has ended."""
+    """There will be no batch for this step: the run or its data has ended, or the job drains."""
 
     step: int
+    drained: bool  # the run goes on later: write a checkpoint whatever the settings say
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +318,8 @@ class PushBegin:
     members: list[str]
     store: str  # "host:port" of the TCPStore at learner rank 0
     timeout_s: float
+    term: int = 0
+    base: int = 0  # version that the term began with: a member that missed Term learns it here
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +369,9 @@ Message = (
     | Ready
     | Heartbeat
     | HeadBeat
+    | Term
+    | Rejoin
+    | Leaving
     | Directory
     | Prompt
     | Trajectory
@@ -319,6 +380,8 @@ Message = (
     | Unsampled
     | Ack
     | Cancel
+    | Begin
+    | Checkpointed
     | BatchRequest
     | ShardItem
     | ShardEnd

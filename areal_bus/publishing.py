@@ -16,12 +16,23 @@ from areal_bus.pushes import Push, Pushes
 class Publishing:
     """Owns the pushes and the digests of the versions that may still be pushed."""
 
-    def __init__(self, gate: Gate, members: Membership, effects: Effects, *, timeout_s: float) -> None:
+    def __init__(self, gate: Gate, members: Membership, effects: Effects, *, timeout_s: float, life: int) -> None:
         self.gate = gate
         self.members = members
         self.effects = effects
-        self.pushes = Pushes(timeout_s=timeout_s)
+        self.pushes = Pushes(timeout_s=timeout_s, life=life)
         self._digests: dict[int, str] = {}
+        self.term = self.base = 0
+
+    def restart(self, term: int, version: int, digest: str) -> None:
+        """A term begins: `version` counts as published, and every generator waits for a catch-up push of it."""
+        self.term, self.base = term, version
+        self.pushes.restart()
+        self._digests = {version: digest}
+        for member in self.members.of(Role.GENERATOR):
+            self.members.fence(member.name)
+            if member.version is not None and member.version > version:
+                member.version = None
 
     def snapshot(self, version: int, digest: str) -> None:
         """Learner 0 holds `version` ready for pushes."""
@@ -99,7 +110,8 @@ class Publishing:
             self._publish(version, n_members=0)
 
     def _announce(self, push: Push, store: str) -> None:
-        begin = m.PushBegin(push.id, push.version, push.view, push.members, store, self.pushes.timeout_s)
+        timeout_s, term, base = self.pushes.timeout_s, self.term, self.base
+        begin = m.PushBegin(push.id, push.version, push.view, push.members, store, timeout_s, term, base)
         for name in (push.root, *push.members):
             self.effects.send(name, begin)
         self.effects.record(

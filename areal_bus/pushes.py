@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from areal_bus.errors import ImpossibleEvent
 
+NUMBERS = 1_000_000  # pushes of one life of the head
+
 
 @dataclass(slots=True)
 class Push:
@@ -36,13 +38,13 @@ class Push:
 class Pushes:
     """Numbers pushes and membership views: the same view number means the same, still working group."""
 
-    def __init__(self, *, timeout_s: float, patience: int = 5) -> None:
+    def __init__(self, *, timeout_s: float, patience: int = 5, life: int = 0) -> None:
+        """No two lives of the head have a number in common, for a push or a view."""
         self.timeout_s = timeout_s
         self.patience = patience
         self.current: Push | None = None
         self.failures: dict[str, int] = {}  # name -> pushes missed in a row
-        self._n_pushes = 0
-        self._n_views = 0
+        self._n_pushes = self._n_views = life * NUMBERS
         self._views: dict[tuple[str, ...], int] = {}
 
     def begin(self, *, version: int, root: str, members: list[str], catch_up: bool, now: float) -> Push:
@@ -69,6 +71,12 @@ class Pushes:
         push.broken[name] = error
         return push
 
+    def restart(self) -> None:
+        """A term begins: no push is in flight and no group is left. Numbers go on."""
+        self.current = None
+        self.failures.clear()
+        self._views.clear()
+
     def lose(self, name: str) -> None:
         """A member died: nobody waits for it, and its views are gone."""
         if self.current and name in {self.current.root, *self.current.members} - self.current.done:
@@ -90,7 +98,7 @@ class Pushes:
         self.current = None
         if push.broken:
             self._views.pop((push.root, *push.members), None)
-            for name in push.missing:
+            for name in push.missing if push.root in push.done else ():  # else it may not be the members' fault
                 self.failures[name] = self.failures.get(name, 0) + 1
         return push
 

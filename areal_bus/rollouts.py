@@ -9,6 +9,7 @@ from areal_bus.batches import check_spans, ids
 from areal_bus.effects import Effects
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.evaluation import Evaluation
+from areal_bus.frontier import Frontier, newest, revive
 from areal_bus.gate import Gate
 from areal_bus.journal import Event
 from areal_bus.ledger import Entry, Ledger, State
@@ -17,6 +18,7 @@ from areal_bus.messages import Refund, Role, Scored, VerdictStatus
 from areal_bus.rules import HeadRules
 from areal_bus.supply import Issue, Supply
 
+LONELY_AFTER = 2  # deaths of its holders after which a prompt is sampled alone
 EXPECTED = (Refund.END_OF_DATA, Refund.END_OF_RUN, Refund.TOO_OLD)  # no sign that something is wrong
 
 
@@ -34,18 +36,71 @@ class Rollouts:
         self.refunds_in_a_row = 0  # without a group that became complete in between
         self._n_complaints = 0
         self.last_error = ""
+        self.term = 0
+        self._bases: list[tuple[int, int]] = []  # (term, version it began with) of every term of this head
+
+    # terms
+
+    def begin_term(self, term: int, frontier: Frontier) -> dict[int, list[int]]:
+        """Go back, or on, to `frontier`. Returns the open prompts and the samples of each whose verdicts are kept.
+
+        What was admitted after it is refunded (lost_timeline): its rows come again as the data's order has them.
+        """
+        known = self.ledger.open
+        self.term = term
+        self._bases.append((term, frontier.version))
+        self.gate.restart(frontier.version)
+        self.ledger.restart(next_uid=frontier.next_uid, term=term)
+        self.supply.restart(position=frontier.position, again=frontier.again)
+        self.refunds_in_a_row = 0
+        self.evaluation = None
+        for prompt in frontier.open:
+            entry = revive(prompt, known.get(prompt.uid), frontier.version)
+            self.gate.admit(entry.born)
+            self.supply.issue(entry.uid, prompt.issue)
+            self.ledger.reopen(entry)
+        self._release(known)
+        return {uid: sorted(entry.scored) for uid, entry in self.ledger.open.items()}
+
+    def _release(self, known: dict[int, Entry]) -> None:
+        """End what was leased and is leased no more."""
+        for uid, before in known.items():
+            now = self.ledger.open.get(uid)
+            was_held = before.state in (State.LEASED, State.SCORING)
+            if before.holder is not None and was_held and (now is None or now.holder != before.holder):
+                self._end_lease(before.holder, uid, before.attempt)
+
+    def _end_lease(self, holder: str, uid: int, attempt: int) -> None:
+        member = self.members.by_name.get(holder)
+        if member is not None:
+            self._free(member, "", uid)
+            self.effects.send(holder, m.Cancel(uid, attempt))
+
+    @staticmethod
+    def _free(member: Member, evaluation: str, uid: int) -> None:
+        member.release(evaluation, uid)
+        member.alone = member.alone and bool(member.leased)
+
+    def _is_void(self, scored: Scored) -> bool:
+        """Whether it was made, in an older term, by a version that a later term does not know."""
+        bases = [version for term, version in self._bases if term > scored.term]
+        return bool(bases) and newest(scored) > min(bases)
 
     # events
 
-    def lose(self, name: str) -> None:
-        """What a lost member held waits for others."""
-        self.ledger.lose(name)
+    def lose(self, name: str, *, died: bool = True) -> None:
+        """What a lost member held waits for others; what three deaths took with them, the last one alone, does not."""
+        alone = {entry.uid for entry in self.ledger.open.values() if entry.holder == name and entry.alone}
+        for entry in self.ledger.lose(name, died=died):
+            if entry.uid in alone and entry.n_deaths > LONELY_AFTER:
+                why = f"{entry.n_deaths} generators died while they sampled it, the last one had nothing else to do"
+                self.refund(entry, Refund.POISON, why)
         if self.evaluation is not None:
             self.evaluation.lose(name)
 
     def sampled(self, member: Member, message: m.Sampled) -> None:
         """A slot is free; the sample itself comes by way of a reward, perhaps sooner than this note."""
-        member.leased.discard((message.evaluation, message.uid, message.attempt, message.sample))
+        self._discard(member, (message.evaluation, message.uid, message.attempt, message.sample))
         entry = None if message.evaluation else self.ledger.open.get(message.uid)
         if entry is not None and entry.state is State.LEASED and message.sample not in entry.sampled:
             self.ledger.sampled(message.uid, message.sample, message.attempt)
@@ -54,19 +109,32 @@ class Rollouts:
     def unsampled(self, member: Member, message: m.Unsampled) -> None:
         """A generator cannot make this group."""
         if message.evaluation:
-            self._open(message.evaluation).fail(message.uid, message.attempt, message.error)
-            member.release(message.evaluation, message.uid)
+            evaluation = self._open(message.evaluation)
+            if message.reason == Refund.LOST_TIMELINE:
+                evaluation.give_back(message.uid, message.attempt)
+            else:
+                evaluation.fail(message.uid, message.attempt, message.error)
+            self._free(member, message.evaluation, message.uid)
             return
         entry = self.ledger.open.get(message.uid)
         if entry is None or entry.attempt != message.attempt or entry.holder != member.name:
             raise ImpossibleEvent(f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}")
+        if message.reason == Refund.LOST_TIMELINE:
+            self.ledger.give_back(entry.uid)
+            self._free(member, "", entry.uid)
+            return
         self.refund(entry, Refund(message.reason), message.error)
+
+    @staticmethod
+    def _discard(member: Member, lease: tuple[str, int, int, int]) -> None:
+        member.leased.discard(lease)
+        member.alone = member.alone and bool(member.leased)
 
     def scored(self, message: Scored) -> None:
         """A verdict. The generator may forget the trajectory whatever becomes of it, and its slot is free."""
         maker = self.members.by_name.get(message.generator)
         if maker is not None:
-            maker.leased.discard((message.evaluation, message.uid, message.attempt, message.sample))
+            self._discard(maker, (message.evaluation, message.uid, message.attempt, message.sample))
             ack = m.Ack(message.uid, message.sample, message.attempt, message.evaluation)
             self.effects.send(message.generator, ack)
         if message.evaluation:
@@ -89,6 +157,12 @@ class Rollouts:
         is_awaited = entry is not None and entry.attempt == message.attempt and message.sample in entry.missing
         if entry is None or not is_awaited or entry.state not in (State.LEASED, State.SCORING):
             return  # the ledger says why
+        if self._is_void(message):
+            holder = entry.holder
+            self.ledger.give_back(entry.uid)
+            if holder is not None:
+                self._end_lease(holder, entry.uid, entry.attempt)
+            raise ImpossibleEvent(f"a sample of term {message.term} is of versions that term {self.term} knows")
         try:
             check_spans(message, born=entry.born, clock=self.gate.u)
         except ImpossibleEvent as error:
@@ -114,8 +188,7 @@ class Rollouts:
             error=error[:500],
         )
         if holder is not None:
-            holder.release("", entry.uid)
-            self.effects.send(holder.name, m.Cancel(entry.uid, entry.attempt))
+            self._end_lease(holder.name, entry.uid, entry.attempt)
         if reason not in EXPECTED:
             self._complain(entry, f"{reason}: {error}" if error else str(reason))
 
@@ -137,10 +210,17 @@ class Rollouts:
 
     # leases
 
+    def holds_any(self, name: str) -> bool:
+        """Whether something that this member samples, or keeps until its verdict, is awaited."""
+        states = (State.LEASED, State.SCORING)
+        if any(entry.holder == name and entry.state in states for entry in self.ledger.open.values()):
+            return True
+        return self.evaluation is not None and name in self.evaluation.leased.values()
+
     def fed(self) -> list[Member]:
         """Generators that may get work: they hold what is published, or newer (I7)."""
         healthy = self.members.of(Role.GENERATOR, Standing.HEALTHY)
-        return [x for x in healthy if x.version is not None and x.version >= self.gate.v]
+        return [x for x in healthy if x.version is not None and x.version >= self.gate.v and not x.leaving]
 
     def lease_all(self, *, admitting: bool) -> None:
         """Give work to the least loaded while there is work, leave and room; at eta = 0 the whole batch in shares."""
@@ -165,10 +245,7 @@ class Rollouts:
             return False
         lost = self.ledger.queued.first()
         if lost is not None:
-            if member.version < lost.born or not _fits(member, len(lost.missing)):  # I5: no token is older than born
-                return False
-            self._lease(self.ledger.lease(lost.uid, member.name), member)
-            return True
+            return self._lease_again(member, lost)
         if self.rules.eta == 0 or not self.gate.may_admit(member.version) or not _fits(member, self.rules.n_samples):
             return False
         issue = self.supply.draw()
@@ -177,13 +254,24 @@ class Rollouts:
         self._lease(self._admit(member, member.version, issue), member)
         return True
 
+    def _lease_again(self, member: Member, lost: Entry) -> bool:
+        """A lost lease; what two deaths have in common is sampled with nothing else beside it."""
+        is_poison = lost.n_deaths >= LONELY_AFTER
+        fits = member.load == 0 if is_poison else _fits(member, len(lost.missing))
+        if member.version is None or member.version < lost.born or not fits:  # I5: no token is older than born
+            return False
+        entry = self.ledger.lease(lost.uid, member.name)
+        entry.alone = member.alone = is_poison
+        self._lease(entry, member)
+        return True
+
     def _lease_shares(self, fed: list[Member]) -> None:
         """eta = 0: all that the gate allows at once, prompt uid to the generator at uid mod n, whatever room it has.
 
         Only when every generator that is ready holds what is published and nothing is being sampled or scored: so who
         samples what, and what is decoded beside it, never depends on time (docs/staleness.md).
         """
-        ready = self.members.of(Role.GENERATOR, Standing.STALE, Standing.HEALTHY)
+        ready = [x for x in self.members.of(Role.GENERATOR, Standing.STALE, Standing.HEALTHY) if not x.leaving]
         is_quiet = self.evaluation is None and self.ledger.n_live == len(self.ledger.ready)
         if not (fed and len(fed) == len(ready) and is_quiet and self.gate.may_admit(self.gate.v)):
             return
@@ -240,7 +328,9 @@ class Rollouts:
     def evaluate(self, name: str) -> None:
         """Open an evaluation of the published version."""
         rules = self.rules
-        self.evaluation = Evaluation(name, self.gate.v, rules.evaluate_samples, list(rules.problems))
+        first = self.term * m.ATTEMPTS
+        problems = list(rules.problems)
+        self.evaluation = Evaluation(name, self.gate.v, rules.evaluate_samples, problems, first_attempt=first)
 
     def close_evaluation(self) -> Evaluation | None:
         """The evaluation when its last verdict is in, else None."""

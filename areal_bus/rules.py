@@ -25,6 +25,8 @@ class HeadRules:
     policy: StalenessPolicy = StalenessPolicy.MASK
     max_reissues: int = 3  # policy `drop`: how often a row is issued again
     drop_last: bool = False
+    checkpoint_every: int = 0  # versions between checkpoints; 0: none but the last
+    checkpoint_keep: int = 1  # checkpoints that stay
     evaluate_before: bool = False
     evaluate_after: bool = False
     evaluate_samples: int = 8
@@ -42,6 +44,8 @@ class Drawn:
 
 class Source(Protocol):
     """The prompts of the run in their order."""
+
+    position: int  # rows drawn so far; set to go back or on
 
     def draw(self) -> Drawn | None:
         """The next row; None when the data has ended."""

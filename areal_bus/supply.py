@@ -4,6 +4,7 @@ It knows no gate, ledger or member: only which row a prompt was made of and how 
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from areal_bus.rules import Drawn, Source
@@ -23,9 +24,24 @@ class Supply:
     def __init__(self, source: Source, *, max_reissues: int) -> None:
         self._source = source
         self._max_reissues = max_reissues
+        self.restart(position=source.position, again=())
+
+    def restart(self, *, position: int, again: Iterable[Issue]) -> None:
+        """Nothing is open; the next new row is that at `position`, after those to issue again."""
+        self._source.position = position
         self._ended = False
-        self._again: deque[Issue] = deque()
+        self._again: deque[Issue] = deque(again)
         self._open: dict[int, Issue] = {}  # uid -> its row
+
+    @property
+    def position(self) -> int:
+        """Rows drawn from the source."""
+        return self._source.position
+
+    @property
+    def waiting(self) -> tuple[Issue, ...]:
+        """Rows to be issued again."""
+        return tuple(self._again)
 
     @property
     def is_exhausted(self) -> bool:

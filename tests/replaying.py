@@ -84,7 +84,7 @@ class Replay:
             case "member" if line["why"].startswith("holds version"):
                 return self._done(line["name"])
             case "push" if self.head.publishing.pushes.current is None:
-                return self._say(self._learners[0], m.UpdateDone(0, {}, "digest of 0"))
+                return self._say(self._learners[0], m.Begin(0, "digest of 0"))
             case "push" | "publish":
                 return self._done(self._learners[0])
             case "sampled":
@@ -159,6 +159,7 @@ class Replay:
             segments=[[1, n]],
             spans=self._spans.get(key, spans) if n and not line.get("evaluation") else spans if n else [],
             seconds=line.get("seconds", 0.0),
+            term=0,
             logps=bytes(4 * n),
             ids=b"",
             prompt_text="",

@@ -134,7 +134,7 @@ def head_with(n_generators: int = 1, **changes: object) -> tuple[Head, list[Effe
         endpoint = "" if role == "generator" else name
         effects += head.on(name, m.Join(name, role, index, 0, endpoint, 1, ""), 0.0)
         effects += head.on(name, m.Ready(4), 0.0)
-    effects += head.on("learner-0.0", m.UpdateDone(0, {}, "digest 0"), 0.0)
+    effects += head.on("learner-0.0", m.Begin(0, "digest 0"), 0.0)
     for name in ("learner-0.0", *(f"generator-{i}.0" for i in range(n_generators))):
         effects += push_done(head, name, 0)
     return head, effects
@@ -150,7 +150,7 @@ def scored(uid: int, sample: int, attempt: int = 0, version: int = 0, generator:
     return m.Scored(
         status="value", reward=1.0, correct=None, error="", score_s=0.0, uid=uid, sample=sample, attempt=attempt,
         evaluation="", generator=generator, finish="stop", segments=[[1, LENGTH]], spans=[[version, LENGTH]],
-        seconds=0.0, ids=b"", logps=bytes(4 * LENGTH), prompt_text="", text="",
+        seconds=0.0, term=0, ids=b"", logps=bytes(4 * LENGTH), prompt_text="", text="",
     )  # fmt: skip
 
 
@@ -209,9 +209,10 @@ def test_a_generator_heard_again_gets_no_credit_for_what_it_lost() -> None:
     head, effects = head_with(n_generators=2)
     lost = [message.uid for to, message in sent(effects, m.Prompt) if to == "generator-0.0"]  # type: ignore[union-attr]
     assert lost
-    for name in ("learner-0.0", "reward-0.0", "generator-1.0"):
-        head.on(name, m.Heartbeat(0, None, ""), 1000.0)
-    head.tick(1000.0)
+    for now in range(0, 1001, 100):
+        for name in ("learner-0.0", "reward-0.0", "generator-1.0"):
+            head.on(name, m.Heartbeat(0, None, ""), float(now))
+        head.tick(float(now))
     assert head.members.by_name["generator-0.0"].standing == "dead"
     back = head.on("generator-0.0", m.Heartbeat(9, 0, ""), 1001.0)
     member = head.members.by_name["generator-0.0"]
@@ -272,7 +273,7 @@ def test_a_batch_needs_every_learner_rank_to_ask() -> None:
                               ("generator-0.0", "generator", 0)]:  # fmt: skip
         head.on(name, m.Join(name, role, index, 0, "", 1, ""), 0.0)
         head.on(name, m.Ready(4), 0.0)
-    head.on("learner-0.0", m.UpdateDone(0, {}, "digest 0"), 0.0)
+    head.on("learner-0.0", m.Begin(0, "digest 0"), 0.0)
     push_done(head, "learner-0.0", 0)
     push_done(head, "generator-0.0", 0)
     head.on("learner-1.0", m.BatchRequest(0), 0.0)

@@ -41,7 +41,7 @@ class Machine(RuleBasedStateMachine):
         return Scored(
             status="value", reward=0.0, correct=None, error="", score_s=0.0, uid=entry.uid, sample=sample,
             attempt=entry.attempt if attempt is None else attempt, evaluation="", generator="g", finish="stop",
-            segments=[[1, 1]], spans=[[version, 1]], seconds=0.0, ids=b"", logps=b"", prompt_text="", text="",
+            segments=[[1, 1]], spans=[[version, 1]], seconds=0.0, term=0, ids=b"", logps=b"", prompt_text="", text="",
         )  # fmt: skip
 
     @rule(choice=CHOICE)

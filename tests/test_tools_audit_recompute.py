@@ -63,7 +63,7 @@ def scored(completion: Completion, prompt: list[int]) -> Scored:
     return Scored(
         status="value", reward=1.0, correct=True, error="", score_s=0.0, uid=uid, sample=sample, attempt=attempt,
         evaluation="", generator="generator-0.0", finish=completion.finish, segments=[[len(prompt), LENGTH]],
-        spans=completion.spans, seconds=1.0, ids=array.array("i", [*prompt, *completion.ids]).tobytes(),
+        spans=completion.spans, seconds=1.0, term=0, ids=array.array("i", [*prompt, *completion.ids]).tobytes(),
         logps=array.array("f", completion.logps).tobytes(), prompt_text="", text="",
     )  # fmt: skip
 

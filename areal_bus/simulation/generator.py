@@ -25,6 +25,7 @@ class Sample:
     began: float = 0.0
     made: int = 0  # tokens that `spans` holds
     spans: list[list[int]] = field(default_factory=list)
+    n_starts: int = 0
 
 
 class Generator:
@@ -33,6 +34,9 @@ class Generator:
     def __init__(self, world: World, scenario: Scenario, name: str, rng: random.Random) -> None:
         self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
         self.version: int | None = None
+        self.term = self.base = 0
+        self._n_joins = 0
+        self._life: int | None = None  # of the head, as it said last
         self.stamped: dict[Key, list[list[int]]] = {}  # what it truly stamped, for the witness
         self._running: dict[Key, Sample] = {}
         self._waiting: deque[Sample] = deque()
@@ -53,9 +57,17 @@ class Generator:
         elif isinstance(message, m.Cancel):
             self._cancel(message)
         elif isinstance(message, m.PushBegin):
+            self._follow_term(message.term, message.base)
             self._begin_push(message)
+        elif isinstance(message, m.Term):
+            self._follow_term(message.term, message.version)
+        elif isinstance(message, m.Rejoin):
+            self._rejoin()
+        elif isinstance(message, m.HeadBeat):
+            self._follow_life(message.life)
         elif isinstance(message, m.Directory):
             self._follow(message)
+            self._follow_life(message.life)
         elif isinstance(message, m.Stop):
             self.world.crash(self.name)
 
@@ -74,11 +86,18 @@ class Generator:
 
     def _fill(self) -> None:
         """Start what has a free slot; without interruption weights that wait go first."""
-        while self._waiting and len(self._running) < self.scenario.capacity and self._arrived is None:
+        while self._can_start:
             sample = self._waiting.popleft()
-            sample.began = self.world.now
+            sample.began = self.world.now - sample.made * self.scenario.token_s
+            sample.n_starts += 1
             self._running[sample.key] = sample
-            self.world.timer(self.name, sample.n_tokens * self.scenario.token_s, self._finish, sample)
+            left_s = (sample.n_tokens - sample.made) * self.scenario.token_s
+            self.world.timer(self.name, left_s, self._finish, sample, sample.n_starts)
+
+    @property
+    def _can_start(self) -> bool:
+        has_room = len(self._running) < self.scenario.capacity
+        return bool(self._waiting) and has_room and self._arrived is None and self.version is not None
 
     def _stamp(self, sample: Sample, n_tokens: int) -> None:
         """Tokens up to n_tokens were made by the version held."""
@@ -89,16 +108,16 @@ class Generator:
                 sample.spans.append([self.version, n_tokens - sample.made])
             sample.made = n_tokens
 
-    def _finish(self, sample: Sample) -> None:
-        if self._running.get(sample.key) is not sample:
-            return  # cancelled
+    def _finish(self, sample: Sample, n_starts: int) -> None:
+        if self._running.get(sample.key) is not sample or sample.n_starts != n_starts:
+            return  # cancelled, or it stood still meanwhile
         self._stamp(sample, sample.n_tokens)
         del self._running[sample.key]
         evaluation, uid, attempt, number = sample.key
         self.stamped[sample.key] = sample.spans
         self._kept[sample.key] = m.Trajectory(
             uid, number, attempt, evaluation, self.name, "stop", [[1, sample.n_tokens]], sample.spans,
-            self.world.now - sample.began, NO_BYTES, bytes(4 * sample.n_tokens), "", "", "",
+            self.world.now - sample.began, self.term, NO_BYTES, bytes(4 * sample.n_tokens), "", "", "",
         )  # fmt: skip
         self._tell(m.Sampled(uid, number, attempt, evaluation, sample.n_tokens))
         self._deliver(sample.key)
@@ -107,14 +126,51 @@ class Generator:
         self._fill()
 
     def _cancel(self, message: m.Cancel) -> None:
-        wanted = ("", message.uid, message.attempt)
-        for held in (self._running, self._kept):
-            for key in [key for key in held if key[:3] == wanted]:
-                del held[key]
-        self._waiting = deque(sample for sample in self._waiting if sample.key[:3] != wanted)
+        self._drop(("", message.uid, message.attempt))
         if not self._running and self._arrived is not None:
             self._swap(self._arrived)
         self._fill()
+
+    # terms
+
+    def _follow_term(self, term: int, base: int) -> None:
+        """What has tokens of versions after `base` ends; weights of such a version make no more."""
+        if term <= self.term:
+            return
+        self._stamp_running()
+        self.term, self.base, self._push, self._arrived = term, base, None, None
+        made = [(key, sample.spans) for key, sample in self._running.items()]
+        kept = [(key, trajectory.spans) for key, trajectory in self._kept.items()]
+        void = sorted({key[:3] for key, spans in made + kept if any(version > base for version, _ in spans)})
+        for group in void:
+            self._drop(group)
+            self._tell(m.Unsampled(group[1], group[2], group[0], m.Refund.LOST_TIMELINE, f"term {term}"))
+        if self.version is not None and self.version > base:
+            self.version = None
+            for sample in self._running.values():  # each goes on where it is once weights are here
+                self._waiting.append(sample)
+            self._running.clear()
+
+    def _follow_life(self, life: int) -> None:
+        is_other, self._life = self._life not in (None, life), life
+        if is_other:
+            self._rejoin()
+
+    def _rejoin(self) -> None:
+        """A head that does not know us: nothing of what we hold counts there."""
+        for group in {key[:3] for key in (*self._running, *self._kept, *(s.key for s in self._waiting))}:
+            self._drop(group)
+        self._push = self._arrived = None
+        self._n_joins += 1
+        index, incarnation = (int(number) for number in self.name.partition("-")[2].split("."))
+        self._tell(m.Join(self.name, m.Role.GENERATOR, index, incarnation, "", 1, "", self._n_joins))
+        self._tell(m.Ready(self.scenario.capacity))
+
+    def _drop(self, group: tuple[str, int, int]) -> None:
+        for held in (self._running, self._kept):
+            for key in [key for key in held if key[:3] == group]:
+                del held[key]
+        self._waiting = deque(sample for sample in self._waiting if sample.key[:3] != group)
 
     # delivery
 
@@ -141,6 +197,11 @@ class Generator:
         self.world.send(self.name, HEAD, message)
 
     # weights
+
+    def _stamp_running(self) -> None:
+        for sample in self._running.values():
+            made = int((self.world.now - sample.began) / self.scenario.token_s)
+            self._stamp(sample, min(made, sample.n_tokens - 1))
 
     def _begin_push(self, begin: m.PushBegin) -> None:
         """A later push takes an earlier one's place; one announced again is none."""
@@ -179,10 +240,8 @@ class Generator:
 
     def _swap(self, begin: m.PushBegin) -> None:
         """Between two tokens: what was made until now is by the old version."""
-        for sample in self._running.values():
-            made = int((self.world.now - sample.began) / self.scenario.token_s)
-            self._stamp(sample, min(made, sample.n_tokens - 1))
+        self._stamp_running()
         self.version, self._push, self._arrived = begin.version, None, None
         self.world.tell(f"{self.name} holds version {begin.version}", None)
-        self._tell(m.PushDone(begin.push, begin.version, f"digest {begin.version}", 0.0, 0.0))
+        self._tell(m.PushDone(begin.push, begin.version, f"digest {begin.version} of {begin.store}", 0.0, 0.0))
         self._fill()

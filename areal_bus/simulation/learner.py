@@ -1,13 +1,17 @@
-"""Learner ranks without a model: they wait for their shares, update together after a while, and ask again.
+"""Learner ranks without a model: they meet, begin at a checkpoint, update together, write checkpoints, push.
 
-A rank trains what the production rule lets it (`runs_under`), and says which runs of tokens those were.
+A rank trains what the production rule lets it (`runs_under`), and says which runs of tokens those were. What a crash
+leaves is `Disk`: checkpoints that were sealed and frontiers that were synced, nothing else.
 """
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from areal_bus import messages as m
 from areal_bus.errors import ImpossibleEvent
+from areal_bus.frontier import START, Frontier
+from areal_bus.messages import Role
 from areal_bus.simulation.scenario import Scenario
 from areal_bus.simulation.world import HEAD, World
 from areal_bus.staleness import runs_under
@@ -15,58 +19,138 @@ from areal_bus.staleness import runs_under
 Trained = Callable[[m.ShardItem, list[tuple[int, bool]]], None]
 
 
+@dataclass(slots=True)
+class Disk:
+    """What is on disk: it outlives everybody."""
+
+    checkpoints: set[int] = field(default_factory=set)
+    frontiers: dict[int, Frontier] = field(default_factory=dict)
+    term: int | None = None  # newest term that was begun
+
+    @property
+    def newest(self) -> int:
+        """The version that a learner begins with."""
+        return max(self.checkpoints & self.frontiers.keys(), default=0)
+
+    @property
+    def whole(self) -> dict[int, Frontier]:
+        """What a head that comes back knows."""
+        return {**START, **self.frontiers}
+
+    def seal(self, version: int, keep: int) -> None:
+        """A checkpoint is whole; those that nobody will go back to make room."""
+        self.checkpoints.add(version)
+        usable = sorted(self.checkpoints & self.frontiers.keys())[-keep:]
+        self.checkpoints = {other for other in self.checkpoints if not usable or other >= usable[0]}
+
+
 class Learners:
-    """All ranks: an update begins when each has its share."""
+    """All ranks of all lives: an update begins when each rank of the present crew has its share."""
 
-    def __init__(self, world: World, scenario: Scenario, rng: random.Random, trained: Trained) -> None:
-        self.world, self.scenario, self.rng, self._trained = world, scenario, rng, trained
-        self.ranks = [Rank(self, f"learner-{i}.0") for i in range(scenario.n_learners)]
-        self._waiting: list[m.ShardEnd] = []
+    def __init__(self, world: World, scenario: Scenario, rng: random.Random, trained: Trained, disk: Disk) -> None:
+        self.world, self.scenario, self.rng, self._trained, self.disk = world, scenario, rng, trained, disk
+        self.restarted: Callable[[int, int], None] = lambda index, incarnation: None
+        self._met: dict[int, Rank] = {}  # ranks that compute together, by index
+        self._waiting: dict[int, m.ShardEnd] = {}
 
-    def has_share(self, end: m.ShardEnd) -> None:
+    def start(self, index: int, incarnation: int) -> "Rank":
+        """A process comes up; rank 0 opens a new meeting, whoever was in the old one is lost to it."""
+        rank = Rank(self, index, incarnation)
+        self.world.nodes[rank.name] = rank
+        self.world.send(rank.name, HEAD, m.Join(rank.name, Role.LEARNER, index, incarnation, rank.name, 1, ""))
+        if index == 0:
+            self._met, self._waiting = {0: rank}, {}
+            self._begin_if_met()
+        return rank
+
+    def meet(self, rank: "Rank", root: str) -> None:
+        """A rank has heard where rank 0 listens."""
+        if 0 in self._met and self._met[0].name == root and root in self.world.nodes and rank.index not in self._met:
+            self._met[rank.index] = rank
+            self._begin_if_met()
+
+    def _begin_if_met(self) -> None:
+        if len(self._met) == self.scenario.n_learners:
+            delay = 1.0 + self.rng.random()
+            self.world.timer(self._met[0].name, delay, self._begin, self._met[0])
+
+    def _begin(self, root: "Rank") -> None:
+        version = self.disk.newest
+        self.disk.checkpoints = {other for other in self.disk.checkpoints if other <= version}
+        for rank in self._crew(root):
+            self.world.send(rank.name, HEAD, m.Ready(0))
+        self.world.send(root.name, HEAD, m.Begin(version, f"digest {version} of {root.name}"))
+        for rank in self._crew(root):
+            rank.begin(version)
+
+    def _crew(self, root: "Rank") -> "list[Rank]":
+        """Those who compute with this root and are there: none when one of them is not."""
+        met = list(self._met.values())
+        is_whole = self._met.get(0) is root and all(self.world.nodes.get(rank.name) is rank for rank in met)
+        return met if is_whole else []
+
+    def has_share(self, rank: "Rank", end: m.ShardEnd) -> None:
         """One rank is ready; the last one starts the update."""
-        self._waiting.append(end)
-        if len(self._waiting) == len(self.ranks):
+        self._waiting[rank.index] = end
+        if len(self._waiting) == self.scenario.n_learners:
             self._waiting.clear()
+            root = self._met[0]
             delay = self.scenario.update_s * (0.5 + self.rng.random())
-            self.world.timer(self.ranks[0].name, delay, self._update, end)
+            self.world.timer(root.name, delay, self._update, root, end)
 
     def train(self, item: m.ShardItem) -> None:
         runs = runs_under(self.scenario.policy, item.spans, item.clock, self.scenario.eta)
         self._trained(item, runs)
 
-    def _update(self, end: m.ShardEnd) -> None:
+    def _update(self, root: "Rank", end: m.ShardEnd) -> None:
         version = end.step + 1
-        root = self.ranks[0].name
-        self.world.send(root, HEAD, m.UpdateDone(version, {}, f"digest {version}"))
-        for rank in self.ranks:
-            rank.go_on(version, ended=end.last)
+        if not self._crew(root):  # a collective breaks
+            return
+        self.world.send(root.name, HEAD, m.UpdateDone(version, {}, f"digest {version} of {root.name}"))
+        every = self.scenario.checkpoint_every
+        if every and version % every == 0:
+            delay = self.scenario.checkpoint_s * self.rng.random()
+            self.world.timer(root.name, delay, self._seal, root, version, end.last)
+        else:
+            self._go_on(root, version, end.last)
 
-    def begin_push(self, begin: m.PushBegin) -> None:
+    def _seal(self, root: "Rank", version: int, ended: bool) -> None:
+        self.disk.seal(version, self.scenario.checkpoint_keep)
+        self.world.send(root.name, HEAD, m.Checkpointed(version, ""))
+        self._go_on(root, version, ended)
+
+    def _go_on(self, root: "Rank", version: int, ended: bool) -> None:
+        for rank in self._crew(root):
+            rank.go_on(version, ended=ended)
+
+    def begin_push(self, rank: "Rank", begin: m.PushBegin) -> None:
         """The root's part."""
         delay = self.scenario.push_s * (0.5 + self.rng.random())
-        self.world.timer(self.ranks[0].name, delay, self._end_push, begin)
+        self.world.timer(rank.name, delay, self._end_push, rank, begin)
 
-    def _end_push(self, begin: m.PushBegin) -> None:
+    def _end_push(self, rank: "Rank", begin: m.PushBegin) -> None:
         if self.world.now < self.scenario.calm_s and self.rng.random() < self.scenario.p_push_fault / 3:
             done: m.Message = m.PushBroken(begin.push, begin.version, "the group broke")
         else:
-            done = m.PushDone(begin.push, begin.version, f"digest {begin.version}", 0.0, 0.0)
-        self.world.send(self.ranks[0].name, HEAD, done)
+            done = m.PushDone(begin.push, begin.version, f"digest {begin.version} of {rank.name}", 0.0, 0.0)
+        self.world.send(rank.name, HEAD, done)
 
 
 class Rank:
-    """One learner rank."""
+    """One incarnation of one learner rank."""
 
-    def __init__(self, learners: Learners, name: str) -> None:
-        self.name = name
+    def __init__(self, learners: Learners, index: int, incarnation: int) -> None:
+        self.index, self.incarnation = index, incarnation
+        self.name = f"{Role.LEARNER}-{index}.{incarnation}"
         self._learners = learners
         self._world = learners.world
-        self._step = 0
+        self._step: int | None = None  # None before it has begun
         self._items: list[m.ShardItem] = []
+        self._life: int | None = None  # of the head, as it said last
 
-    def begin(self) -> None:
-        self._world.send(self.name, HEAD, m.BatchRequest(0))
+    def begin(self, version: int) -> None:
+        self._step = version
+        self._world.send(self.name, HEAD, m.BatchRequest(version))
 
     def receive(self, sender: str, message: m.Message) -> None:
         if isinstance(message, m.ShardItem):
@@ -76,9 +160,27 @@ class Rank:
         elif isinstance(message, m.NoBatch):
             self._world.send(self.name, HEAD, m.Finished("", ""))
         elif isinstance(message, m.PushBegin):
-            self._learners.begin_push(message)
+            self._learners.begin_push(self, message)
+        elif isinstance(message, m.Rejoin):
+            self._come_back()
+        elif isinstance(message, m.HeadBeat | m.Directory):
+            is_other, self._life = self._life not in (None, message.life), message.life
+            if is_other:
+                self._come_back()
+            elif isinstance(message, m.Directory):
+                self._look_for_root(message)
         elif isinstance(message, m.Stop):
             self._world.crash(self.name)
+
+    def _come_back(self) -> None:
+        """It cannot forget: it ends, and begins anew."""
+        self._world.crash(self.name)
+        self._learners.restarted(self.index, self.incarnation + 1)
+
+    def _look_for_root(self, directory: m.Directory) -> None:
+        root = next((name for name in directory.names if name.startswith(f"{Role.LEARNER}-0.")), None)
+        if self.index and self._step is None and root is not None:
+            self._learners.meet(self, root)
 
     def _take_share(self, end: m.ShardEnd) -> None:
         if end.step != self._step or len(self._items) != end.n_items:
@@ -86,7 +188,7 @@ class Rank:
         for item in self._items:
             self._learners.train(item)
         self._items.clear()
-        self._learners.has_share(end)
+        self._learners.has_share(self, end)
 
     def go_on(self, version: int, *, ended: bool) -> None:
         """After an update: the next batch, or the end."""

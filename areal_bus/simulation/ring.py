@@ -2,15 +2,15 @@
 
 import random
 from dataclasses import dataclass
-from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.effects import Effect, End, Record, Send
+from areal_bus.effects import Discard, Effect, End, Record, Save, Send
 from areal_bus.errors import ArealBusError
 from areal_bus.head import Head
+from areal_bus.journal import Event
 from areal_bus.messages import Role
 from areal_bus.simulation.generator import Generator
-from areal_bus.simulation.learner import Learners
+from areal_bus.simulation.learner import Disk, Learners
 from areal_bus.simulation.reward import Reward
 from areal_bus.simulation.scenario import Fault, Numbers, Scenario
 from areal_bus.simulation.witness import Violation, Witness
@@ -44,9 +44,14 @@ class Ring:
             calm_s=scenario.calm_s,
             keeps_story=keeps_story,
         )
+        self.disk = Disk()
+        self._head_class = head_class
         self.head = head_class(scenario.rules, Numbers(scenario.n_rows), now=0.0)
         self.witness = Witness(scenario, self.head)
-        self.learners = Learners(self.world, scenario, self.rng, self.witness.trained)
+        self.learners = Learners(self.world, scenario, self.rng, self.witness.trained, self.disk)
+        self.learners.restarted = lambda index, incarnation: self._come_back(Role.LEARNER, index, incarnation)
+        self._n_heads = 1
+        self._writes_until = 0.0  # the head's thread that writes frontiers is busy until then
         self.end: End | None = None
         self.records: list[tuple[float, Record]] | None = None  # all of them, when somebody sets a list
         self.names: dict[tuple[Role, int], str] = {}  # who is there now
@@ -104,8 +109,8 @@ class Ring:
     def _begin(self) -> None:
         scenario, world = self.scenario, self.world
         world.nodes[HEAD] = self
-        for i, rank in enumerate(self.learners.ranks):
-            world.at(self.rng.uniform(0, 2), self._start_learner, i, rank)
+        for i in range(scenario.n_learners):
+            world.at(self.rng.uniform(0, 2), self._start, Role.LEARNER, i, 0)
         for i in range(scenario.n_rewards):
             world.at(self.rng.uniform(0, 2), self._start, Role.REWARD, i, 0)
         for i in range(scenario.n_generators):
@@ -113,12 +118,25 @@ class Ring:
             world.at(joins_s, self._start, Role.GENERATOR, i, 0)
         for fault in scenario.faults:
             world.at(fault.at_s, self._inflict, fault)
-        world.at(TICK_S, self._tick)
+        world.timer(HEAD, TICK_S, self._tick, self._n_heads)
+        world.at(TICK_S, self._watch)
+
+    def _come_back(self, role: Role, index: int, incarnation: int) -> None:
+        """The supervisor starts it again."""
+        delay = self.rng.uniform(0.5, 3.0)
+        self.names.pop((role, index), None)
+        self.world.at(self.world.now + delay, self._start, role, index, incarnation)
 
     def _start(self, role: Role, index: int, incarnation: int) -> None:
         """A process comes up: Join at once, Ready when it has loaded."""
         name = f"{role}-{index}.{incarnation}"
         world = self.world
+        if role is Role.LEARNER:
+            self.names[role, index] = name
+            world.tell(f"{name} starts", None)
+            self.learners.start(index, incarnation)
+            world.timer(name, self.scenario.heartbeat_s, self._beat, name)
+            return
         if role is Role.GENERATOR:
             generator = Generator(world, self.scenario, name, self.rng)
             self.witness.generators[name] = world.nodes[name] = generator
@@ -132,46 +150,82 @@ class Ring:
         world.timer(name, self.rng.uniform(0, 2), world.send, name, HEAD, m.Ready(self.scenario.capacity))
         world.timer(name, self.scenario.heartbeat_s, self._beat, name)
 
-    def _start_learner(self, index: int, rank: Any) -> None:
-        name, world = rank.name, self.world
-        world.nodes[name] = rank
-        world.send(name, HEAD, m.Join(name, Role.LEARNER, index, 0, name, 1, ""))
-        world.send(name, HEAD, m.Ready(0))
-        if index == 0:
-            world.send(name, HEAD, m.UpdateDone(0, {}, "digest 0"))
-        rank.begin()
-        world.timer(name, self.scenario.heartbeat_s, self._beat, name)
-
     def _beat(self, name: str) -> None:
-        is_learner = name.startswith(Role.LEARNER)  # beside the head; one that is silent ends the job
-        self.world.send(name, HEAD, m.Heartbeat(0, None, ""), is_sure=is_learner)
+        self.world.send(name, HEAD, m.Heartbeat(0, None, ""))
         self.world.timer(name, self.scenario.heartbeat_s, self._beat, name)
 
     # faults
 
     def _inflict(self, fault: Fault) -> None:
+        if fault.role is Role.HEAD:
+            self._inflict_on_head(fault)
+            return
         name = self.names.get((fault.role, fault.index))
         if name is None or name not in self.world.nodes:
             return
         self.world.tell(f"{fault.kind} of {name} for {fault.for_s:.1f} s", None)
         if fault.kind == "crash":
-            self.world.crash(name)
-            incarnation = int(name.rpartition(".")[2]) + 1
-            self.world.at(self.world.now + fault.for_s, self._start, fault.role, fault.index, incarnation)
+            self._crash(fault.role, fault.index, fault.for_s)
         elif fault.kind == "stop":
             self.world.stop(name, fault.for_s)
         else:
             self.world.cut(name, fault.for_s)
+
+    def _crash(self, role: Role, index: int, for_s: float) -> None:
+        """It is gone at once, and comes back as a new incarnation."""
+        name = self.names.pop((role, index), None)
+        if name is not None:
+            self.world.crash(name)
+            incarnation = int(name.rpartition(".")[2]) + 1
+            self.world.at(self.world.now + for_s, self._start, role, index, incarnation)
+
+    def _inflict_on_head(self, fault: Fault) -> None:
+        self.world.tell(f"{fault.kind} of the head for {fault.for_s:.1f} s", None)
+        if HEAD not in self.world.nodes or self.end is not None:
+            return
+        if fault.kind == "stop":
+            self.world.stop(HEAD, fault.for_s)
+        elif fault.kind == "cut":
+            self.world.cut(HEAD, fault.for_s)
+        elif fault.kind == "drain":
+            self.carry_out(self.head.drain(self.world.now))
+        else:
+            self._crash_head(fault.for_s, everybody=fault.kind == "kill")
+
+    def _crash_head(self, for_s: float, *, everybody: bool) -> None:
+        """What it had in memory is lost, and what was not synced."""
+        self.world.crash(HEAD)
+        self._n_heads += 1
+        self.world.at(self.world.now + for_s, self._start_head)
+        for role, index in list(self.names) if everybody else ():
+            self._crash(role, index, for_s + self.rng.uniform(0, 2))
+
+    def _start_head(self) -> None:
+        term = 0 if self.disk.term is None else self.disk.term + 1
+        source = Numbers(self.scenario.n_rows)
+        now = self.world.now
+        self.head = self._head_class(
+            self.scenario.rules, source, now=now, life=self._n_heads - 1, term=term, frontiers=self.disk.whole
+        )
+        self.witness.follow(self.head)
+        self.world.nodes[HEAD] = self
+        self.world.timer(HEAD, TICK_S, self._tick, self._n_heads)
 
     # the head
 
     def receive(self, sender: str, message: m.Message) -> None:
         self.carry_out(self.head.on(sender, message, self.world.now))
 
-    def _tick(self) -> None:
-        self.carry_out(self.head.tick(self.world.now))
+    def _tick(self, n_heads: int) -> None:
+        if n_heads == self._n_heads and self.end is None:
+            self.carry_out(self.head.tick(self.world.now))
+            for name in list(self.names.values()):
+                self.world.send(HEAD, name, m.HeadBeat(self.head.terms.term, self.head.gate.v, self.head.life))
+            self.world.timer(HEAD, TICK_S, self._tick, n_heads)
+
+    def _watch(self) -> None:
         self.stalled = self._stalled()
-        self.world.at(self.world.now + TICK_S, self._tick)
+        self.world.at(self.world.now + TICK_S, self._watch)
 
     def carry_out(self, effects: list[Effect]) -> None:
         witness = self.witness
@@ -180,9 +234,39 @@ class Ring:
             witness.see(effect)
             if isinstance(effect, Send):
                 self.world.send(HEAD, effect.to, effect.message)
+            elif isinstance(effect, Save | Discard):
+                self._write_later(effect)
             elif isinstance(effect, End):
-                self.end = effect
+                self._on_end(effect)
             elif isinstance(effect, Record):
+                if effect.event is Event.TERM:
+                    self.disk.term = effect.fields["term"]
                 self.world.tell(str(effect.event), effect.fields)
                 if self.records is not None:
                     self.records.append((self.world.now, effect))
+
+    def _write_later(self, effect: Save | Discard) -> None:
+        """Its thread writes one after the other; a head that dies first leaves nothing of it."""
+        begins = max(self.world.now, self._writes_until)
+        self._writes_until = begins + self.scenario.frontier_s * self.rng.random()
+        self.world.at(self._writes_until, self._write, effect, self._n_heads)
+
+    def _write(self, effect: Save | Discard, n_heads: int) -> None:
+        if n_heads != self._n_heads:
+            return
+        if isinstance(effect, Save):
+            self.disk.frontiers[effect.frontier.version] = effect.frontier
+            self.head.terms.saved(effect.frontier)
+            return
+        for version in effect.versions:
+            self.disk.frontiers.pop(version, None)
+
+    def _on_end(self, end: End) -> None:
+        """A job that drained is started again, by the same command line."""
+        if not self.head.is_draining or end.code:
+            self.end = end
+            return
+        for _, _, act, args in sorted(self.world.events, key=lambda event: event[:2]):
+            if act == self._write:  # it ends when all is on disk
+                act(*args)
+        self._crash_head(5.0, everybody=True)

@@ -38,9 +38,13 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something happens to an actor at `at_s` and is over after `for_s`."""
+    """Something happens to an actor at `at_s` and is over after `for_s`.
 
-    kind: str  # "crash" (a new incarnation comes), "stop" (SIGSTOP, SIGCONT), "cut" (nothing passes to or from it)
+    "crash": a new incarnation comes; "stop": SIGSTOP and SIGCONT; "cut": nothing passes to or from it; of the head also
+    "kill" (the whole job, which is resumed) and "drain" (it ends by itself, and is resumed).
+    """
+
+    kind: str
     role: Role
     index: int
     at_s: float
@@ -76,6 +80,10 @@ class Scenario:
     p_lost: float = 0.0  # of the messages that somebody repeats
     p_twice: float = 0.0
     p_push_fault: float = 0.0  # a part of a push is slow, fails, or leaves wrong weights
+    checkpoint_every: int = 0
+    checkpoint_keep: int = 1
+    checkpoint_s: float = 2.0  # at most; until then nothing of it is on disk
+    frontier_s: float = 2.0
     faults: tuple[Fault, ...] = ()
     calm_s: float = 0.0  # no fault from here on
     joins_s: tuple[float, ...] = ()  # when each generator comes; the last ones may be late
@@ -100,6 +108,8 @@ class Scenario:
             push_timeout_s=self.push_timeout_s,
             policy=self.policy,
             drop_last=self.drop_last,
+            checkpoint_every=self.checkpoint_every,
+            checkpoint_keep=self.checkpoint_keep,
             evaluate_before=self.n_problems > 0,
             evaluate_after=self.n_problems > 0,
             evaluate_samples=2,
@@ -117,13 +127,13 @@ class Numbers:
 
     def __init__(self, n_rows: int | None) -> None:
         self._n_rows = n_rows
-        self.n_drawn = 0
+        self.position = 0
 
     def draw(self) -> Drawn | None:
-        if self._n_rows is not None and self.n_drawn >= self._n_rows:
+        if self._n_rows is not None and self.position >= self._n_rows:
             return None
-        self.n_drawn += 1
-        return Drawn(self.n_drawn - 1, 0, "{}")
+        self.position += 1
+        return Drawn(self.position - 1, 0, "{}")
 
 
 def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
@@ -131,7 +141,7 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
     rng = random.Random(seed)
     policies = tuple(StalenessPolicy)
     chosen = policies[rng.randrange(len(policies))]
-    n_generators, n_rewards = rng.randint(1, 3), rng.randint(1, 2)
+    n_generators, n_rewards, n_learners = rng.randint(1, 3), rng.randint(1, 2), rng.choice((1, 1, 1, 2))
     rough = rng.random() < 0.5
     calm_s = rng.uniform(20, 100) if rough else 0.0
     interrupts = rng.random() < 0.8
@@ -145,7 +155,7 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
         total_steps=rng.choice((2, 3, 3, 4, 5, 9)),
         n_generators=n_generators,
         n_rewards=n_rewards,
-        n_learners=rng.choice((1, 1, 1, 2)),
+        n_learners=n_learners,
         capacity=rng.choice((1, 3, 8)),
         lengths=_lengths(rng),
         interrupts=interrupts,
@@ -161,7 +171,11 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
         p_lost=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
         p_twice=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
         p_push_fault=rng.choice((0.0, 0.1, 0.3)) if rough else 0.0,
-        faults=_faults(rng, n_generators, n_rewards, calm_s) if rough else (),
+        checkpoint_every=rng.choice((0, 1, 1, 2, 3)),
+        checkpoint_keep=rng.choice((1, 1, 2)),
+        checkpoint_s=rng.choice((0.1, 5.0)),
+        frontier_s=rng.choice((0.1, 5.0, 20.0)),
+        faults=_faults(rng, n_generators, n_rewards, n_learners, calm_s) if rough else (),
         calm_s=calm_s,
         joins_s=tuple(rng.uniform(0, 3) if rng.random() < 0.8 else rng.uniform(3, 60) for _ in range(n_generators)),
         heartbeat_s=6.0 if rough else 100.0,
@@ -180,13 +194,17 @@ def _lengths(rng: random.Random) -> Lengths:
     )
 
 
-def _faults(rng: random.Random, n_generators: int, n_rewards: int, calm_s: float) -> tuple[Fault, ...]:
+KINDS = {Role.HEAD: ("crash", "crash", "stop", "cut", "kill", "drain")}
+
+
+def _faults(rng: random.Random, n_generators: int, n_rewards: int, n_learners: int, calm_s: float) -> tuple[Fault, ...]:
     """Some, each over before calm; long enough at times that an actor is taken for dead."""
     faults = []
+    n_of = {Role.GENERATOR: n_generators, Role.REWARD: n_rewards, Role.LEARNER: n_learners, Role.HEAD: 1}
     for _ in range(rng.randint(0, 4)):
-        role = Role.GENERATOR if rng.random() < 0.7 else Role.REWARD
-        index = rng.randrange(n_generators if role is Role.GENERATOR else n_rewards)
+        role = rng.choices(tuple(n_of), (5, 2, 2, 2))[0]
+        index = rng.randrange(n_of[role])
         at_s = rng.uniform(0, calm_s)
         for_s = min(rng.choice((2.0, 10.0, 30.0, 60.0)), calm_s - at_s)
-        faults.append(Fault(rng.choice(("crash", "stop", "cut")), role, index, at_s, for_s))
+        faults.append(Fault(rng.choice(KINDS.get(role, ("crash", "stop", "cut"))), role, index, at_s, for_s))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))

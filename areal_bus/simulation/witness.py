@@ -41,8 +41,14 @@ class Followed:
     attempt: int = 0
     state: str = "live"  # live, training, trained, refunded
     accepted: dict[int, int] = field(default_factory=dict)  # sample -> attempt whose verdict counted
-    n_received: int = 0  # tokens
+    issue: int = 0  # times its row was issued before
+    batch: int | None = None  # that it was taken in
+    tokens: dict[int, int] = field(default_factory=dict)  # sample -> tokens of the verdict that counted
     n_accounted: int = 0  # trained, masked or dropped
+
+    @property
+    def n_received(self) -> int:
+        return sum(self.tokens.values())
 
 
 class Witness:
@@ -64,7 +70,11 @@ class Witness:
         self._rows: dict[tuple[int, int], str] = {}  # (epoch, row) -> open, trained, refunded, again
         self._groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
         self.samples_trained: set[tuple[int, int]] = set()
+        self.n_terms = 0
+        self.n_undone = 0  # prompts that were trained, and are not in the surviving history
+        self._handed: set[tuple[int, int, int]] = set()  # (step, uid, sample) sent to learners in this term
         self._handlers = {
+            Event.TERM: self._on_term,
             Event.ADMIT: self._on_admit,
             Event.LEASE: self._on_lease,
             Event.SCORED: self._on_scored,
@@ -88,6 +98,52 @@ class Witness:
         if not holds:
             self.violations.append(Violation(invariant, what, self.now, uid))
 
+    def follow(self, head: Head) -> None:
+        """The head came back: this is it now."""
+        self.head = head
+
+    # terms
+
+    def _on_term(self, line: dict[str, Any]) -> None:
+        """The history goes back to a version; what is open there lives again, what was admitted later never was."""
+        version, next_uid = line["version"], line["next_uid"]
+        kept = dict(zip(line["open"], line["kept"], strict=True))
+        self.n_terms += 1
+        self.u = self.v = version
+        self._taken, self._update_of, self._groups, self._handed = {}, {}, {}, set()
+        for uid in [uid for uid in self.prompts if uid >= next_uid]:
+            self._erase(uid)
+        self.check("I3", len(self.prompts) == next_uid, f"uids go back to {next_uid}, {len(self.prompts)} are known")
+        for uid, prompt in self.prompts.items():
+            if uid in kept:
+                self._reopen(uid, prompt, kept[uid], version)
+            else:
+                lost = prompt.batch is not None and prompt.batch >= version
+                self.check("I4", not lost, f"batch {prompt.batch} is undone by a term at {version}", uid)
+                self.check("I3", prompt.state != "live", "it vanished with its term", uid)
+        self.n_live = len(kept)
+
+    def _erase(self, uid: int) -> None:
+        prompt = self.prompts.pop(uid)
+        self.n_undone += prompt.state == "trained"
+        if prompt.issue:
+            self._rows[prompt.row] = "again"
+        else:
+            self._rows.pop(prompt.row, None)
+        self.samples_trained = {sample for sample in self.samples_trained if sample[0] != uid}
+
+    def _reopen(self, uid: int, prompt: Followed, kept: list[int], version: int) -> None:
+        trained = prompt.batch is not None and prompt.batch < version
+        self.check("I4", not trained, f"batch {prompt.batch} has trained it, a term at {version} opens it again", uid)
+        self.n_undone += prompt.state == "trained"
+        known = all(prompt.accepted.get(sample, -1) >= 0 for sample in kept)
+        self.check("I3", known, f"samples {kept} are kept, {sorted(prompt.accepted)} had counted", uid)
+        prompt.state, prompt.batch, prompt.n_accounted = "live", None, 0
+        prompt.accepted = {sample: prompt.accepted[sample] for sample in kept if sample in prompt.accepted}
+        prompt.tokens = {sample: prompt.tokens[sample] for sample in kept if sample in prompt.tokens}
+        self._rows[prompt.row] = "open"
+        self.samples_trained = {sample for sample in self.samples_trained if sample[0] != uid}
+
     # prompts
 
     def _on_admit(self, line: dict[str, Any]) -> None:
@@ -104,7 +160,7 @@ class Witness:
         self.check("I4", known == ("again" if line["issue"] else None), f"row {row} is issued while it is {known}", uid)
         self._rows[row] = "open"
         self.check("I3", uid == len(self.prompts), f"prompt {uid} follows {len(self.prompts) - 1}", uid)
-        self.prompts[uid] = Followed(line["born"], row)
+        self.prompts[uid] = Followed(line["born"], row, issue=line["issue"])
         self._count()
 
     def _on_lease(self, line: dict[str, Any]) -> None:
@@ -131,7 +187,7 @@ class Witness:
         self.check("I4", sample not in prompt.accepted, f"sample {sample} counted twice", uid)
         self.check("I3", prompt.state == "live", f"a result counted when it was {prompt.state}", uid)
         prompt.accepted[sample] = line["attempt"] if line["status"] == "value" else -1
-        prompt.n_received += line["n_tokens"]
+        prompt.tokens[sample] = line["n_tokens"]
 
     def _on_refund(self, line: dict[str, Any]) -> None:
         uid = line["uid"]
@@ -161,6 +217,7 @@ class Witness:
         uid, sample = item.uid, item.sample
         prompt = self.prompts[uid]
         self._groups.setdefault(item.step, {}).setdefault(uid, set()).add(sample)
+        self._handed.add((item.step, uid, sample))
         attempt = prompt.accepted.get(sample, -1)
         key = ("", uid, attempt, sample)
         stamped = next((g.stamped[key] for g in self.generators.values() if key in g.stamped), None)
@@ -174,6 +231,8 @@ class Witness:
     def trained(self, item: m.ShardItem, runs: list[tuple[int, bool]]) -> None:
         """A learner rank trains these runs of tokens."""
         scenario, uid, clock = self.scenario, item.uid, item.clock
+        if (item.step, uid, item.sample) not in self._handed:
+            return  # by a learner that a newer term has replaced
         self.check("I4", (uid, item.sample) not in self.samples_trained, f"sample {item.sample} is trained again", uid)
         self.samples_trained.add((uid, item.sample))
         lags = [clock - version for (version, _), (_, trained) in zip(item.spans, runs, strict=True) if trained]
@@ -192,7 +251,7 @@ class Witness:
         prompt.n_accounted += line["n_tokens"]
         if prompt.state != "training":
             self.check("I3", prompt.state == "live", f"taken when it was {prompt.state}", uid)
-            prompt.state = "training"
+            prompt.state, prompt.batch = "training", step
             self.n_live -= 1
             self._taken[step].add(uid)
             self._update_of[step].add(uid)
@@ -225,7 +284,7 @@ class Witness:
     def _count(self) -> None:
         """The head's own counts, between two of its lines."""
         ledger = self.head.rollouts.ledger
-        total = sum(ledger.counts.values())
+        total = sum(ledger.counts.values()) + ledger.n_before
         self.check("I3", total == ledger.next_uid, f"states hold {total} prompts of {ledger.next_uid}")
 
     def end(self) -> None:

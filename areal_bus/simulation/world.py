@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from areal_bus import messages as m
 
 HEAD = "head"
-REPEATED = {m.Trajectory, m.Scored, m.Sampled, m.Ack, m.Heartbeat, m.PushBegin, m.PushDone, m.PushBroken}
+REPEATED = {m.Trajectory, m.Scored, m.Sampled, m.Ack, m.Heartbeat, m.HeadBeat, m.PushBegin, m.PushDone, m.PushBroken}
 
 
 class Node(Protocol):
@@ -40,6 +40,11 @@ class World:
         self._arrives: dict[tuple[str, str], float] = {}  # latest arrival on a link, so that order holds
         self._cut: dict[str, float] = {}  # actor -> when its links heal
         self._stopped: dict[str, float] = {}  # actor -> when it goes on
+
+    @property
+    def events(self) -> list[tuple[float, int, Callable[..., None], tuple[Any, ...]]]:
+        """What is still to come."""
+        return self._events
 
     @property
     def n_events(self) -> int:

@@ -103,6 +103,6 @@ class Standing:
 def verdict(uid: int, version: int) -> Scored:
     return Scored(
         status="value", reward=0.0, correct=None, error="", score_s=0.0, uid=uid, sample=0, attempt=0, evaluation="",
-        generator="g", finish="stop", segments=[[1, 1]], spans=[[version, 1]], seconds=0.0, ids=b"", logps=b"",
+        generator="g", finish="stop", segments=[[1, 1]], spans=[[version, 1]], seconds=0.0, term=0, ids=b"", logps=b"",
         prompt_text="", text="",
     )  # fmt: skip

@@ -1,0 +1,58 @@
+"""Writes the head's frontiers on a thread of its own, in the order of its decisions; knows no decision."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from loguru import logger
+
+from areal_bus.effects import Discard, Save
+from areal_bus.errors import CheckpointError
+from areal_bus.frontier import START, Frontier
+from areal_bus.frontier_file import load, path_of, save, usable
+
+
+class Frontiers:
+    """RUN/frontiers. The head decides while a file is written: frontiers are frozen."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._work: queue.SimpleQueue[Save | Discard | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Frontier] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="frontiers", daemon=True)
+        self._thread.start()
+
+    def load(self) -> dict[int, Frontier]:
+        """All that are whole, and the one before the first prompt."""
+        found = {version: load(path_of(self._folder, version)) for version in usable(self._folder)}
+        return {**START, **found}
+
+    def do(self, effect: Save | Discard) -> None:
+        self._work.put(effect)
+
+    def saved(self) -> Iterator[Frontier]:
+        """Those that came to be on disk since the last call."""
+        while not self._done.empty():
+            yield self._done.get()
+
+    def close(self, timeout_s: float) -> None:
+        """Return when everything is on disk, or the time is over."""
+        self._work.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (effect := self._work.get()) is not None:
+            if isinstance(effect, Save):
+                self._save(effect.frontier)
+            else:
+                for version in effect.versions:
+                    path_of(self._folder, version).unlink(missing_ok=True)
+
+    def _save(self, frontier: Frontier) -> None:
+        """One that cannot be written makes its checkpoint one that nobody goes back to: the one before stays."""
+        try:
+            save(path_of(self._folder, frontier.version), frontier)
+            self._done.put(frontier)
+        except (OSError, CheckpointError) as error:
+            logger.warning("the checkpoint of version {} has no frontier: {}", frontier.version, error)

@@ -1,0 +1,83 @@
+"""What a term begins with beside the weights: the head's state at one version; knows no file and no actor.
+
+A frontier is taken when an update is finished (or the run closes). With the checkpoint of the same version it is all
+that is needed to go on from there: no prompt skipped, none trained twice (I3, I4).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from areal_bus.ledger import Entry, Ledger, State
+from areal_bus.messages import Scored
+from areal_bus.supply import Issue, Supply
+
+Figures = dict[str, str | int | float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPrompt:
+    """One prompt that was neither trained nor refunded."""
+
+    uid: int
+    born: int
+    n_samples: int
+    attempt: int
+    n_deaths: int
+    issue: Issue
+    scored: tuple[Scored, ...]  # verdicts it had
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Where the data, the ledger and the results were at `version`."""
+
+    version: int
+    next_uid: int = 0
+    position: int = 0  # rows drawn from the source
+    again: tuple[Issue, ...] = ()  # rows to be issued again
+    open: tuple[OpenPrompt, ...] = ()
+    results: dict[str, Figures] = field(default_factory=dict)  # figures by evaluation
+
+
+START: Mapping[int, Frontier] = {0: Frontier(0)}  # before the first prompt
+
+
+def take(version: int, ledger: Ledger, supply: Supply, results: Mapping[str, Figures]) -> Frontier:
+    """The frontier of this moment. No batch may be in training."""
+    open_ = tuple(
+        OpenPrompt(
+            entry.uid,
+            entry.born,
+            entry.n_samples,
+            entry.attempt,
+            entry.n_deaths,
+            supply.of(entry.uid),
+            tuple(scored for _, scored in sorted(entry.scored.items())),
+        )
+        for entry in ledger.live()
+    )
+    return Frontier(version, ledger.next_uid, supply.position, supply.waiting, open_, dict(results))
+
+
+def revive(prompt: OpenPrompt, known: Entry | None, version: int) -> Entry:
+    """The prompt as it lives on in a term that begins at `version`; `known` is what the head had of it until now.
+
+    Verdicts whose tokens are all of versions <= `version` are kept. Its lease is kept when none had to go: then what
+    its holder still has may be whole, and the holder itself says if not.
+    """
+    entry = Entry(prompt.uid, prompt.born, prompt.n_samples, None, attempt=prompt.attempt, n_deaths=prompt.n_deaths)
+    had = {scored.sample: scored for scored in prompt.scored}
+    if known is None:
+        entry.scored = had
+        return entry
+    entry.attempt, entry.n_deaths = known.attempt, known.n_deaths
+    entry.scored = {i: x for i, x in (had | known.scored).items() if newest(x) <= version}
+    is_held = known.state in (State.LEASED, State.SCORING) and entry.scored.keys() == known.scored.keys()
+    if is_held:
+        entry.holder, entry.state, entry.sampled, entry.alone = known.holder, known.state, known.sampled, known.alone
+    return entry
+
+
+def newest(scored: Scored) -> int:
+    """The newest version among its tokens; -1 when it has none."""
+    return max((version for version, _ in scored.spans), default=-1)

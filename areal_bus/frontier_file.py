@@ -1,0 +1,153 @@
+"""Frontiers on disk, whole or not at all, without pickle; knows nothing of who writes them when.
+
+RUN/frontiers/frontier-000010 is one JSON line {"schema", "bytes", "sha256"} about the rest, then one JSON line with the
+frontier, then its verdicts, each as a message of the wire: for each frame four bytes of length and the frame itself.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from areal_bus import wire
+from areal_bus.errors import CheckpointError, WireError
+from areal_bus.frontier import Frontier, OpenPrompt
+from areal_bus.messages import Scored
+from areal_bus.rules import Drawn
+from areal_bus.supply import Issue
+
+SCHEMA = 1
+PREFIX = "frontier-"
+NAMES = f"{PREFIX}[0-9]*"
+JOB = "frontier"
+LENGTH = struct.Struct("<I")
+
+
+def path_of(folder: Path, version: int) -> Path:
+    """Where the frontier of `version` lies; `folder` is RUN/frontiers."""
+    return folder / f"{PREFIX}{version:06d}"
+
+
+def save(path: Path, frontier: Frontier) -> None:
+    """Write it under a temporary name, sync, rename. Raises OSError; what was at `path` is untouched then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = b"".join(_pack(frontier))
+    about = {"schema": SCHEMA, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    building = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with building.open("wb") as file:
+            file.write(json.dumps(about).encode() + b"\n")
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        building.replace(path)
+    finally:
+        building.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load(path: Path) -> Frontier:
+    """Raises CheckpointError when it is missing, torn or not what it says of itself."""
+    try:
+        return _unpack(_body(path))
+    except (OSError, ValueError, KeyError, TypeError, struct.error, WireError) as error:
+        raise CheckpointError(f"a frontier is whole: {path}: {error}") from error
+
+
+def usable(folder: Path) -> list[int]:
+    """Versions whose frontier in RUN/frontiers is whole, newest first."""
+    found = []
+    for path in sorted(folder.glob(NAMES), reverse=True):
+        try:
+            load(path)
+        except CheckpointError:
+            continue
+        found.append(int(path.name.removeprefix(PREFIX)))
+    return sorted(found, reverse=True)
+
+
+def _body(path: Path) -> bytes:
+    with path.open("rb") as file:
+        about = json.loads(file.readline(1 << 12))
+        if about["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {about['schema']}, {SCHEMA} is read here")
+        body = file.read()
+    if len(body) != about["bytes"] or hashlib.sha256(body).hexdigest() != about["sha256"]:
+        raise ValueError("it differs in size or SHA-256 from what its first line says")
+    return body
+
+
+def _pack(frontier: Frontier) -> Iterator[bytes]:
+    about = {
+        "version": frontier.version,
+        "next_uid": frontier.next_uid,
+        "position": frontier.position,
+        "again": [asdict(issue) for issue in frontier.again],
+        "results": frontier.results,
+        "open": [_about(prompt) for prompt in frontier.open],
+    }
+    yield json.dumps(about).encode() + b"\n"
+    for prompt in frontier.open:
+        for scored in prompt.scored:
+            frames = wire.encode(scored, job=JOB)
+            yield LENGTH.pack(len(frames))
+            for frame in frames:
+                yield LENGTH.pack(len(frame))
+                yield frame
+
+
+def _about(prompt: OpenPrompt) -> dict[str, Any]:
+    return {
+        "uid": prompt.uid,
+        "born": prompt.born,
+        "n_samples": prompt.n_samples,
+        "attempt": prompt.attempt,
+        "n_deaths": prompt.n_deaths,
+        "issue": asdict(prompt.issue),
+        "n_scored": len(prompt.scored),
+    }
+
+
+def _unpack(body: bytes) -> Frontier:
+    end = body.index(b"\n") + 1
+    about = json.loads(body[:end])
+    verdicts = _verdicts(memoryview(body)[end:])
+    prompts = []
+    for found in about["open"]:
+        n_scored, issue = found.pop("n_scored"), _issue(found.pop("issue"))
+        prompts.append(OpenPrompt(**found, issue=issue, scored=tuple(next(verdicts) for _ in range(n_scored))))
+    again = tuple(_issue(issue) for issue in about["again"])
+    return Frontier(about["version"], about["next_uid"], about["position"], again, tuple(prompts), about["results"])
+
+
+def _issue(found: dict[str, Any]) -> Issue:
+    return Issue(Drawn(**found["drawn"]), found["n_before"])
+
+
+def _verdicts(data: memoryview) -> Iterator[Scored]:
+    position = 0
+
+    def number() -> int:
+        nonlocal position
+        (value,) = LENGTH.unpack_from(data, position)
+        position += LENGTH.size
+        return int(value)
+
+    while position < len(data):
+        frames = []
+        for _ in range(number()):
+            n = number()
+            frames.append(bytes(data[position : position + n]))
+            position += n
+        message = wire.decode(frames, job=JOB)
+        if not isinstance(message, Scored):
+            raise ValueError(f"it holds verdicts; got a {type(message).__name__}")
+        yield message

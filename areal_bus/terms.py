@@ -1,0 +1,62 @@
+"""Lives of the learner: which term it is, who began it, and the frontiers it may go back to; knows no prompt.
+
+A term begins at the version of a checkpoint. A checkpoint can be gone back to only with the frontier of the same
+version, so frontiers stay for as long as their checkpoint does.
+"""
+
+from collections.abc import Callable, Mapping
+
+from areal_bus.frontier import Frontier
+
+
+class Terms:
+    """Numbers terms; keeps the frontiers of the checkpoints that are there, or may be."""
+
+    def __init__(self, term: int, frontiers: Mapping[int, Frontier], *, every: int, keep: int) -> None:
+        """`term` is the number of the first one; `every` and `keep` are the checkpoints' (0: none but the last)."""
+        self.term = term
+        self.frontiers = dict(frontiers)
+        self.begun_by: str | None = None  # learner 0 of this term; None before it begins
+        self._every = every
+        self._keep = keep
+        self._has_begun = False
+        self._saved = {version for version in frontiers if version}  # on disk
+        self._sealed = set(self._saved)  # whose checkpoint is whole
+
+    def is_due(self, version: int) -> bool:
+        """Whether a checkpoint of this version is written."""
+        return self._every > 0 and version % self._every == 0
+
+    def begin(self, version: int) -> Frontier | None:
+        """A term begins at `version`. Returns its frontier; None when there is none, and then nothing has begun."""
+        frontier = self.frontiers.get(version)
+        if frontier is not None:
+            self.term += self._has_begun
+            self._has_begun = True
+        return frontier
+
+    def later_than(self, version: int) -> list[int]:
+        """Forget the frontiers after `version`: the timeline that they belong to is lost. Returns which they were."""
+        return self._drop(lambda other: other > version)
+
+    def checkpointed(self, version: int) -> list[int]:
+        """The checkpoint of `version` is on disk. Returns the versions that nobody will go back to.
+
+        Only here is room made: the learner that writes it lives, so none is choosing among those that are there.
+        """
+        self._sealed.add(version)
+        newest = sorted(self._sealed & self._saved)[-self._keep :]
+        return self._drop(lambda other: other < newest[0]) if newest else []
+
+    def saved(self, frontier: Frontier) -> None:
+        """It is on disk."""
+        if self.frontiers.get(frontier.version) is frontier:  # not of a lost timeline
+            self._saved.add(frontier.version)
+
+    def _drop(self, is_gone: Callable[[int], bool]) -> list[int]:
+        gone = sorted(version for version in self.frontiers if is_gone(version))
+        for version in gone:
+            del self.frontiers[version]
+        self._sealed = {version for version in self._sealed if not is_gone(version)}
+        self._saved = {version for version in self._saved if not is_gone(version)}
+        return gone
