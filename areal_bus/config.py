@@ -28,6 +28,8 @@ class RunConfig(Section):
     """Seed of data order, sampling, initial weights and everything else that draws."""
     total_train_steps: int = Field(10, ge=1)
     """Training steps (batches, so versions) of the whole run."""
+    resume: str = ""
+    """A run's folder to go on with, or "auto": the unfinished run of this name started last, else a new one."""
 
 
 class LaunchConfig(Section):
@@ -39,6 +41,10 @@ class LaunchConfig(Section):
     """The ring must be complete within this time after the ranks met."""
     grace_s: float = Field(5.0, gt=0, le=60)
     """Time that actors get to end by themselves before they are killed."""
+    max_restarts: int = Field(5, ge=0)
+    """Crashes of one actor in a row, without progress in between, that it comes back from; 0: the first ends the job."""
+    drain_s: float = Field(600.0, gt=0)
+    """Asked to drain (SIGUSR1), a job has this long to write a checkpoint and end; then it ends at once."""
 
 
 class TopologyConfig(Section):
@@ -258,6 +264,17 @@ class EvaluateConfig(Section):
     """Temperature of those answers."""
 
 
+class WatchdogConfig(Section):
+    stall_s: float = Field(300.0, gt=0)
+    """Nothing has moved for this long: who waits for whom is said, and again after twice as long, and so on."""
+    progress_s: float = Field(120.0, gt=0)
+    """An actor that has work and made no progress for this long is named, whether or not the others move."""
+    action: Literal["warn", "requeue", "abort"] = "warn"
+    """After act_s: "warn" only says it, "requeue" gives the work of those to blame to others, "abort" ends the job."""
+    act_s: float = Field(1800.0, gt=0)
+    """How long nothing (for "requeue": or the actor to blame) must have moved before the action."""
+
+
 class JournalConfig(Section):
     dir: str = ""
     """Node-local folder for the journal; empty: in the run's folder."""
@@ -283,6 +300,7 @@ class Config(Section):
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
     journal: JournalConfig = JournalConfig()
 
 
@@ -378,6 +396,11 @@ def _ring(c: Config) -> list[Rule]:
             c.bus.silent_s < 3 * c.bus.heartbeat_s,
             f"bus.silent_s ({c.bus.silent_s:g}) must span at least three heartbeats: set it to "
             f"{3 * c.bus.heartbeat_s:g} or more, or lower bus.heartbeat_s ({c.bus.heartbeat_s:g})",
+        ),
+        (
+            c.watchdog.act_s < c.watchdog.stall_s,
+            f"watchdog.act_s ({c.watchdog.act_s:g}) comes after the first word: set it to watchdog.stall_s "
+            f"({c.watchdog.stall_s:g}) or more, or lower that",
         ),
         (
             c.journal.tokens and not c.journal.samples,

@@ -8,6 +8,7 @@ COMMANDS = {
     "samples": ("tools.samples", "what the model wrote"),
     "breakdown": ("tools.breakdown", "where each actor's time went"),
     "audit": ("tools.audit", "the run checked against its invariants, by its journal alone"),
+    "why": ("tools.why", "alive, stalled, dead or over, and who waits for whom"),
     "evaluate": ("tools.evaluate", "score a model or a run on a file of problems"),
     "bench": ("tools.bench", "measure; one JSON object on the last line"),
 }

@@ -1,0 +1,294 @@
+"""Why a run stands where it stands, from its journal alone: alive, stalled, dead or over, and who waits for whom.
+
+It reads what the processes wrote, so it says the same of a run that moves, hangs or was killed, on this host or not.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tools import run, terminal
+from tools.run import Line, Run
+
+SILENT_S = 15.0  # a process writes about once a second; the head does even when nothing happens
+TAIL_BYTES = 1 << 16
+N_SHOWN = 5
+
+HEAD_EVENTS = ("start", "end", "failed", "member", "joined", "term", "update", "publish", "refused", "wait", "stall")
+MORE = """\
+Exit code: 0 the run is alive and moves, or ended well; 1 it is stalled, dead or ended with an error; 2 no such run."""
+
+
+@dataclass(slots=True)
+class Wait:
+    """One line of the head's register of waits."""
+
+    who: str
+    what: str
+    on: str  # names, with spaces between
+    detail: str
+    since_s: float  # how long, up to now; of a dead run up to the head's last line
+
+
+@dataclass(slots=True)
+class Actor:
+    """A place in the ring (generator-1) by its newest process."""
+
+    name: str
+    state: str  # by the head's last word; "" when it said none
+    silent_s: float  # since its last line
+    doing: str  # the label of most of its last second
+    n_lives: int
+
+
+@dataclass(slots=True)
+class Head:
+    """What the head of the last life wrote down."""
+
+    version: int | None = None
+    published: int | None = None
+    term: int = 0
+    states: dict[str, str] = field(default_factory=dict)
+    waits: list[Line] = field(default_factory=list)  # the last whole register
+    register: list[Line] = field(default_factory=list)  # one that is being read
+    stall: Line | None = None  # of the ring, as long as it lasts
+    stalls: list[Line] = field(default_factory=list)  # the last ones, of members too
+    n_refused: int = 0
+    refused: Line | None = None
+    end: Line | None = None
+    error: str = ""
+
+    def take(self, line: Line) -> None:
+        event = line["event"]
+        if event in ("member", "joined"):
+            self.states[line["name"]] = line.get("state", "joining")
+        elif event == "term":
+            self.term, self.version, self.published = line["term"], line["version"], line["version"]
+        elif event == "update":
+            self.version = line["version"]
+        elif event == "publish":
+            self.published = line["version"]
+        elif event == "refused":
+            self.n_refused, self.refused = self.n_refused + 1, line
+        elif event == "wait":
+            self._register(line)
+        elif event == "stall":
+            self._stall(line)
+        elif event == "failed" and "name" not in line:
+            self.error = str(line.get("error", ""))
+        elif event == "end":
+            self.end = line
+
+    def _register(self, line: Line) -> None:
+        """A register counts when its last line is there."""
+        self.register = [line] if line["i"] == 0 else [*self.register, line]
+        if len(self.register) >= line["n"]:
+            self.waits = self.register if line["n"] else []
+
+    def _stall(self, line: Line) -> None:
+        if line["scope"] == "ring":
+            self.stall = None if line["action"] == "over" else line
+        if line["action"] != "over":
+            self.stalls = [*self.stalls, line][-N_SHOWN:]
+
+
+@dataclass(slots=True)
+class Report:
+    """What there is to say."""
+
+    run: str
+    state: str  # alive, stalled, dead, ended, failed
+    sentence: str
+    term: int
+    version: int | None  # newest update; None before the first
+    published: int | None
+    waits: list[Wait]
+    verdict: str  # the head's last one
+    verdict_age_s: float | None  # up to now; None when there is no verdict
+    stalls: list[str]
+    actors: list[Actor]
+    restarts: list[str]
+    n_refused: int
+    refused: str  # the last one
+
+    @property
+    def is_well(self) -> bool:
+        return self.state in ("alive", "ended")
+
+
+def look(where: Run, now: float) -> Report:
+    """Judge the run by its journal, at `now` (wall time)."""
+    head, lives = Head(), _lives(where)
+    for line in where.events(*HEAD_EVENTS, role="head"):
+        if line["event"] == "start":
+            head = Head(n_refused=head.n_refused, refused=head.refused)
+        head.take(line)
+    actors = [_actor(place, starts, head, now) for place, starts in lives.items()]
+    state, sentence = _judge(head, actors)
+    silences = [actor.silent_s for actor in actors if actor.name.startswith("head-")]
+    until = now if state in ("alive", "stalled") else now - min(silences, default=0.0)
+    verdicts = [line for line in (*head.waits[:1], *([head.stall] if head.stall else ())) if line["verdict"]]
+    last = max(verdicts, key=lambda line: float(line["wall"]), default=None)
+    return Report(
+        run=str(where.folder),
+        state=state,
+        sentence=sentence,
+        term=head.term,
+        version=head.version,
+        published=head.published,
+        waits=[] if head.end is not None else [_wait(line, until) for line in head.waits],
+        verdict="" if last is None or head.end is not None else str(last["verdict"]),
+        verdict_age_s=None if last is None else round(now - float(last["wall"]), 3),
+        stalls=[f"{_clock(line)} {line['verdict']} ({line['action']})" for line in head.stalls],
+        actors=actors,
+        restarts=_restarts(lives),
+        n_refused=head.n_refused,
+        refused=""
+        if head.refused is None
+        else f"{head.refused['what']} of {head.refused['sender']}: {head.refused['why']}",
+    )
+
+
+def _judge(head: Head, actors: list[Actor]) -> tuple[str, str]:
+    """State and sentence. The head's file decides: it alone writes whatever happens."""
+    if head.end is not None and head.end.get("code") == 0:
+        return "ended", f"it ended: {head.end.get('reason', 'done')}"
+    if head.end is not None:
+        return "failed", f"it ended: {head.end.get('reason') or head.error or 'without a reason'}"
+    silences = {actor.name: actor.silent_s for actor in actors}
+    silent_s = next((s for name, s in silences.items() if name.startswith("head-")), None)
+    heard = sorted(name for name, s in silences.items() if s <= SILENT_S)
+    least_s = min(silences.values())
+    if not heard:
+        why = (
+            f"the head failed: {head.error}"
+            if head.error
+            else "there is no end line: it was killed, or its host is gone"
+        )
+        return "dead", f"it is dead: nobody has written for {_seconds(least_s)}, and {why}"
+    if silent_s is None:
+        return "alive", "it begins: no head has written yet"
+    if silent_s > SILENT_S:
+        others = f"{', '.join(heard[:N_SHOWN])}{' and others' if len(heard) > N_SHOWN else ''}"
+        return "stalled", f"the head has been silent for {_seconds(silent_s)}, while {others} still write"
+    if head.stall is not None:
+        return "stalled", f"it is stalled: {head.stall['verdict']}"
+    return "alive", "it is alive and moves"
+
+
+# one file a process
+
+Start = tuple[str, float, Path]  # name, wall, file
+
+
+def _lives(where: Run) -> dict[str, list[Start]]:
+    """Starts by place in the ring, in order."""
+    found: dict[str, list[Start]] = {}
+    for path in where.journals():
+        name = path.name.removesuffix(".jsonl")
+        starts = [float(line["wall"]) for line in run.lines(path, "start")]
+        found.setdefault(name.rpartition(".")[0], []).extend((name, wall, path) for wall in starts or [0.0])
+    return {place: sorted(starts, key=lambda start: start[1]) for place, starts in found.items()}
+
+
+def _actor(place: str, starts: list[Start], head: Head, now: float) -> Actor:
+    name, began, path = starts[-1]
+    last = _tail(path)
+    silent_s = max(0.0, now - float(last[-1]["wall"] if last else began))
+    doing = ""
+    for line in reversed(last):
+        if line["event"] in ("end", "failed"):
+            doing = "ended" if line["event"] == "end" else "failed"
+            break
+        if line["event"] == "spans":
+            spans = {key[2:]: value for key, value in line.items() if key.startswith("s_")}
+            doing = max(spans, key=lambda label: spans[label], default="")
+            break
+    state = head.states.get(name, "") if place != "head-0" else ""
+    return Actor(name, state, round(silent_s, 3), doing, len(starts))
+
+
+def _tail(path: Path) -> list[Line]:
+    """The whole lines in the last piece of a file; a torn one at either end is left out."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - TAIL_BYTES))
+        pieces = file.read().split(b"\n")[1 if size > TAIL_BYTES else 0 : -1]
+    found = []
+    for piece in pieces:
+        try:
+            line = json.loads(piece)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and "wall" in line and "event" in line:
+            found.append(line)
+    return found
+
+
+def _restarts(lives: dict[str, list[Start]]) -> list[str]:
+    """The last lives that are not the first of their place."""
+    later = [start for starts in lives.values() for start in starts[1:]]
+    return [f"{_clock({'wall': wall})} {name}" for name, wall, _ in sorted(later, key=lambda x: x[1])[-N_SHOWN:]]
+
+
+# words
+
+
+def _wait(line: Line, until: float) -> Wait:
+    since_s = float(line["since_s"]) + max(0.0, until - float(line["wall"]))
+    return Wait(line["who"], line["what"], line["on"], line["detail"], round(since_s, 3))
+
+
+def _clock(line: Line) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(line["wall"])))
+
+
+def _seconds(s: float) -> str:
+    return f"{s:.1f} s" if s < 10 else f"{s:.0f} s" if s < 600 else f"{s / 60:.0f} min"
+
+
+def show(report: Report) -> list[str]:
+    """The report for people."""
+    versions = "no update yet" if report.version is None else f"version {report.version}"
+    out = [f"{report.run}: {report.sentence}", f"term {report.term}, {versions}, published {report.published}"]
+    if report.verdict:
+        out.append(f"the head's last verdict, {_seconds(report.verdict_age_s or 0.0)} ago: {report.verdict}")
+    if report.waits:
+        out += ["", "waits"]
+        rows = [(f"  {_seconds(w.since_s)}", w.who, w.what, w.detail) for w in report.waits]
+        out += terminal.columns(rows, right=frozenset({0}))
+    out += ["", "actors"]
+    rows_of = [("  name", "state", "last line", "busy with", "lives")]
+    rows_of += [(f"  {a.name}", a.state, f"{_seconds(a.silent_s)} ago", a.doing, str(a.n_lives)) for a in report.actors]
+    out += terminal.columns(rows_of)
+    for title, lines in (("stalls", report.stalls), ("restarts", report.restarts)):
+        out += ["", title, *(f"  {line}" for line in lines)] if lines else []
+    if report.n_refused:
+        out += ["", f"{report.n_refused} messages refused, the last: {report.refused}"]
+    return [terminal.quote(line, indent="", width=10_000) for line in out]  # a stranger's name may be any text
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.why",
+        description="Show whether a run is alive, stalled, dead or over, and who waits for whom since when.",
+        epilog=MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
+    p.add_argument("--json", action="store_true", help="one JSON object on one line")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    report = look(run.find(args.run), time.time())
+    print(json.dumps(asdict(report)) if args.json else "\n".join(show(report)))
+    return 0 if report.is_well else 1
+
+
+if __name__ == "__main__":
+    terminal.end(main)
