@@ -66,7 +66,7 @@ class Replay:
                 self._done(push.root)
             effects = self._cause(line)
             self._written += [as_line(effect) for effect in effects if isinstance(effect, Record)]
-        ours = self._written.popleft()
+        ours = {key: value for key, value in self._written.popleft().items() if key == "event" or key not in HEADER}
         theirs = {key: value for key, value in line.items() if key == "event" or key not in HEADER}
         if ours != theirs:
             raise Differs(f"the journal says {theirs}, the head {ours}")
@@ -83,8 +83,8 @@ class Replay:
                 return self._say(line["name"], m.Ready(self._capacity))
             case "member" if line["why"].startswith("holds version"):
                 return self._done(line["name"])
-            case "push" if self.head.publishing.pushes.current is None:
-                return self._say(self._learners[0], m.Begin(0, "digest of 0"))
+            case "term":
+                return self._say(self._learners[0], m.Begin(line["version"], "digest of 0"))
             case "push" | "publish":
                 return self._done(self._learners[0])
             case "sampled":
@@ -102,6 +102,9 @@ class Replay:
                 own = {"event", "version", "u", "digest"} | HEADER
                 stats = {key: value for key, value in line.items() if key not in own}
                 return self._say(self._learners[0], m.UpdateDone(line["version"], stats, line["digest"]))
+            case "refused" if line["what"] == "Unsampled":
+                unsampled = m.Unsampled(line["uid"], line["attempt"], "", m.Refund.SAMPLING_ERROR, "")
+                return self._say(line["sender"], unsampled)
             case "refused" if line["what"] == "Scored":
                 return self._score({**line, "status": "value", "reward": 0.0, "correct": None, "n_tokens": 0})
         raise Differs(f"nothing that the journal names leads to {line}")
