@@ -99,24 +99,25 @@ class Watchdog:
         if tells or (acts and self.settings.action != "warn"):
             found = verdict(head, self.watch, now)
             self._is_stalled = True
+            if acts and self.settings.action == "abort":
+                self._abort(head, found, stalled_s)
+                return []
             self._say("ring", stalled_s, f"nothing has moved for {stalled_s:.0f} s: {found.sentence}", found.culprits)
-            return self._take_action(head, found, stalled_s, now) if acts else []
+            requeues = acts and self.settings.action == "requeue"
+            names = found.culprits if requeues else ()
+            return [effect for name in names for effect in self._requeue(head, name, stalled_s, now)]
         if self._is_stalled and stalled_s < self.settings.stall_s:
             self._is_stalled = False
             self._effects.record(Event.STALL, scope="ring", stalled_s=0.0, verdict="", on="", action="over")
             self._effects.progress("warning", text="the ring moves again")
         return []
 
-    def _take_action(self, head: Head, found: Verdict, stalled_s: float, now: float) -> list[Effect]:
-        if self.settings.action == "abort":
-            sentence = f"nothing moved for {stalled_s:.0f} s: {found.sentence}"
-            self._write("ring", stalled_s, found.sentence, found.culprits, "abort")
-            for member in head.members.alive():
-                self._effects.send(member.name, m.Stop(sentence))
-            self._effects.end(1, sentence)
-        elif self.settings.action == "requeue":
-            return [effect for name in found.culprits for effect in self._requeue(head, name, stalled_s, now)]
-        return []
+    def _abort(self, head: Head, found: Verdict, stalled_s: float) -> None:
+        sentence = f"nothing moved for {stalled_s:.0f} s: {found.sentence}"
+        self._write("ring", stalled_s, sentence, found.culprits, "abort")
+        for member in head.members.alive():
+            self._effects.send(member.name, m.Stop(sentence))
+        self._effects.end(1, sentence)
 
     def _requeue(self, head: Head, name: str, stalled_s: float, now: float) -> list[Effect]:
         """What one to blame holds goes to others; a learner holds nothing that others could do."""

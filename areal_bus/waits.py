@@ -108,7 +108,8 @@ class _Moment:
             return None
         learners = self.members.of(Role.LEARNER)
         on = self.learners or ("learner-0",)
-        return Wait("the ring", "learner-0 to begin", on, self._standing_s(on), self._notes(learners))
+        since_s = self._standing_s(on)
+        return Wait("the ring", "learner-0 to begin", on, since_s, self._notes(learners, since_s))
 
     def _nobody(self, role: Role, who: str) -> Wait | None:
         """No member of this role can work, and no push will change that."""
@@ -229,15 +230,15 @@ class _Moment:
         on = (*(x.name for x in late), *missing)
         for_what = f"{_some([place(name) for name in on])} to ask for it"
         since_s = min(self._age("asked"), self._age("u"))
-        return Wait(f"batch {self.gate.w}", for_what, on, since_s, self._notes(late))
+        return Wait(f"batch {self.gate.w}", for_what, on, since_s, self._notes(late, since_s))
 
     def _update(self) -> Wait | None:
         if self.gate.w == self.gate.u:
             return None
         learners = self.members.of(Role.LEARNER)
         on = tuple(x.name for x in learners) or ("learner-0",)
-        for_what = _some([place(name) for name in on])
-        return Wait(f"version {self.gate.u + 1}", for_what, on, self._age("w"), self._notes(learners))
+        for_what, since_s = _some([place(name) for name in on]), self._age("w")
+        return Wait(f"version {self.gate.u + 1}", for_what, on, since_s, self._notes(learners, since_s))
 
     def _push(self) -> Wait | None:
         pushes = self.head.publishing.pushes
@@ -265,8 +266,8 @@ class _Moment:
         if head.phase is not Phase.AFTER or self.evaluation is not None or len(head.finished) == n_learners:
             return None
         late = [x for x in self.members.of(Role.LEARNER) if x.index not in head.finished]
-        on = tuple(x.name for x in late)
-        return Wait("the end", _some([place(name) for name in on]), on, self._age("phase"), self._notes(late))
+        on, since_s = tuple(x.name for x in late), self._age("phase")
+        return Wait("the end", _some([place(name) for name in on]), on, since_s, self._notes(late, since_s))
 
     def _scorers(self) -> list[str]:
         """Rewards that may hold a sample: those that say they do, else all that there are."""
@@ -284,8 +285,10 @@ class _Moment:
         """How long one of them at least has been as it is."""
         return min((self.watch.age(self.watch.standings, name) for name in names), default=0.0)
 
-    @staticmethod
-    def _notes(members: Iterable[Member]) -> str:
+    def _notes(self, members: Iterable[Member], since_s: float) -> str:
+        """What these members say, once it must be of this wait."""
+        if since_s < self.watch.quiet_s:
+            return ""
         return _some([f"{place(x.name)} {x.note}" for x in members if x.note])
 
 

@@ -80,7 +80,8 @@ def forge(tmp_path: Path) -> Forge:
 def test_a_run_that_moves_is_alive_and_shows_its_waits_and_actors(forge: Forge) -> None:
     report = forge.look()
     assert (report.state, report.is_well, report.version, report.published) == ("alive", True, 4, 3)
-    assert report.waits == [why.Wait("learner-0", "3 trajectories of step 4", "generator-0.0", "", 32.0)]
+    assert report.waits == [why.Wait("learner-0", "3 trajectories of step 4", "generator-0.0", "", 30.0)]
+    assert report.waits_age_s == 2.0
     assert report.verdict == "learner-0 waits"
     assert [(a.name, a.state, a.silent_s, a.doing, a.n_lives) for a in report.actors] == [
         ("generator-0.0", "healthy", 1.0, "work", 1),
@@ -114,7 +115,12 @@ def test_a_killed_run_is_dead_and_says_who_waited_for_whom(forge: Forge) -> None
     assert (report.state, report.is_well) == ("dead", False)
     why_dead = "there is no end line: it was killed, or its host is gone"
     assert report.sentence == f"it is dead: nobody has written for 10 min, and {why_dead}"
-    assert report.waits == [why.Wait("learner-0", "3 trajectories of step 4", "generator-0.0", "", 31.0)]
+    assert report.waits == [why.Wait("learner-0", "3 trajectories of step 4", "generator-0.0", "", 30.0)]
+
+
+def test_waits_that_the_head_found_unchanged_go_on(forge: Forge) -> None:
+    forge.write("head-0.0", NOW + 30, "spans", s_wait=1.0)
+    assert forge.look(NOW + 30).waits[0].since_s == 62.0
 
 
 def test_a_head_that_alone_is_silent_is_a_stall(forge: Forge) -> None:
@@ -195,7 +201,7 @@ def test_before_the_head_has_written_the_run_begins(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_long_file_is_found(forge: Forge) -> None:
-    for i in range(3000):
+    for i in range(9000):
         forge.write("generator-0.0", NOW + i / 1e4, "request", uid=i, sample=0, attempt=0)
     forge.write("generator-0.0", NOW + 1, "spans", s_generate=1.0)
     actor = forge.look(NOW + 3).actors[0]

@@ -14,7 +14,8 @@ from tools import run, terminal
 from tools.run import Line, Run
 
 SILENT_S = 15.0  # a process writes about once a second; the head does even when nothing happens
-TAIL_BYTES = 1 << 16
+TAIL_BYTES = 1 << 18
+FRESH_S = 7.0  # the head looks for new waits every 5 s: an older register still holds
 N_SHOWN = 5
 
 HEAD_EVENTS = ("start", "end", "failed", "member", "joined", "term", "update", "publish", "refused", "wait", "stall")
@@ -106,6 +107,7 @@ class Report:
     version: int | None  # newest update; None before the first
     published: int | None
     waits: list[Wait]
+    waits_age_s: float | None  # since the head registered them; None when there are none
     verdict: str  # the head's last one
     verdict_age_s: float | None  # up to now; None when there is no verdict
     stalls: list[str]
@@ -140,6 +142,7 @@ def look(where: Run, now: float) -> Report:
         version=head.version,
         published=head.published,
         waits=[] if head.end is not None else [_wait(line, until) for line in head.waits],
+        waits_age_s=round(now - float(head.waits[0]["wall"]), 3) if head.waits else None,
         verdict="" if last is None or head.end is not None else str(last["verdict"]),
         verdict_age_s=None if last is None else round(now - float(last["wall"]), 3),
         stalls=[f"{_clock(line)} {line['verdict']} ({line['action']})" for line in head.stalls],
@@ -238,7 +241,9 @@ def _restarts(lives: dict[str, list[Start]]) -> list[str]:
 
 
 def _wait(line: Line, until: float) -> Wait:
-    since_s = float(line["since_s"]) + max(0.0, until - float(line["wall"]))
+    """Its duration goes on when the head, looking again, has found nothing new."""
+    age_s = until - float(line["wall"])
+    since_s = float(line["since_s"]) + (age_s if age_s > FRESH_S else 0.0)
     return Wait(line["who"], line["what"], line["on"], line["detail"], round(since_s, 3))
 
 
@@ -257,7 +262,7 @@ def show(report: Report) -> list[str]:
     if report.verdict:
         out.append(f"the head's last verdict, {_seconds(report.verdict_age_s or 0.0)} ago: {report.verdict}")
     if report.waits:
-        out += ["", "waits"]
+        out += ["", f"waits, {_seconds(report.waits_age_s or 0.0)} ago"]
         rows = [(f"  {_seconds(w.since_s)}", w.who, w.what, w.detail) for w in report.waits]
         out += terminal.columns(rows, right=frozenset({0}))
     out += ["", "actors"]
