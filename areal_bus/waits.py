@@ -127,15 +127,12 @@ class _Moment:
             if x.note.startswith("waits for "):
                 kind = "".join(c for c in x.note if not c.isdecimal())
                 alike.setdefault((x.role, kind), []).append(x)
-        return [
-            Wait(
-                _some([place(x.name) for x in group]),
-                group[0].note.removeprefix("waits for "),
-                (),
-                max(self.watch.age(self.watch.notes, x.name) for x in group),
-            )
-            for group in alike.values()
-        ]
+        found = []
+        for group in alike.values():
+            since_s = max(self.watch.age(self.watch.notes, x.name) for x in group)
+            who, what = _some([place(x.name) for x in group]), group[0].note.removeprefix("waits for ")
+            found.append(Wait(who, what, (), since_s))
+        return found
 
     # data
 
