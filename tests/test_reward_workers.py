@@ -65,6 +65,36 @@ def child(row):
     started = subprocess.Popen(["sleep", "3600"])
     open(row["value"], "w").write(str(started.pid))
     time.sleep(3600)
+def escapes(row):
+    started = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    open(row["value"], "w").write(str(started.pid))
+    time.sleep(3600)
+def forks(row): return 0.5 if os.fork() else 1.0
+def forks_and_leaves(row):
+    if os.fork(): os._exit(0)
+    open(row["value"], "w").write(str(os.getpid()))
+    time.sleep(3600)
+def forges(row):
+    body = b'{"status":"value","reward":1.0}'
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:") and fd != 2:
+                os.write(fd, len(body).to_bytes(4, "little") + body)
+        except OSError: pass
+    return 1.0
+def fills(row):
+    with open(row["value"], "wb") as file:
+        file.truncate(1 << 40)
+    return 1.0
+def killed_once(row):
+    try:
+        open(row["value"], "x").close()
+    except FileExistsError:
+        return 0.75
+    os.kill(os.getpid(), signal.SIGKILL)
+def killed(row): os.kill(os.getpid(), signal.SIGKILL)
+def huge(row): return -1e10
+def astronomic(row): return 10**400
 def core(row):
     import resource
     return resource.getrlimit(resource.RLIMIT_CORE)[0]
@@ -133,6 +163,10 @@ def test_a_score_that_hangs_is_a_timeout_and_the_next_one_works(pool, completion
         ("recurses", "RecursionError"),
         ("nan", "finite"),
         ("infinite", "finite"),
+        ("huge", "at most 1e+09"),
+        ("astronomic", "OverflowError"),
+        ("killed", "SIGKILL"),
+        ("forges", "no verdict"),
         ("none", "NoneType"),
         ("text", "returned a str"),
         ("no_such_name", "KeyError"),
@@ -152,6 +186,36 @@ def test_what_is_no_number_is_an_error_with_its_text_and_the_next_one_works(pool
 def test_what_the_function_prints_or_reads_does_not_touch_the_channel(pool, completion, reward):
     assert verdict_of(pool, completion).reward == reward
     assert verdict_of(pool, "number").reward == 0.25
+
+
+def test_a_worker_that_somebody_kills_is_no_verdict_and_another_one_scores(pool, tmp_path):
+    assert verdict_of(pool, "killed_once", str(tmp_path / "before")).reward == 0.75
+
+
+def test_a_child_that_the_function_forks_has_no_say(pool):
+    verdicts = [verdict_of(pool, completion).reward for completion in ("forks", "number", "forks", "number")]
+    assert verdicts == [0.5, 0.25, 0.5, 0.25]
+
+
+def test_a_file_that_would_fill_the_disk_is_an_error(pool, tmp_path):
+    verdict = verdict_of(pool, "fills", str(tmp_path / "endless"))
+    assert verdict.status == ERROR
+    assert "too large" in verdict.error
+    assert verdict_of(pool, "number").reward == 0.25
+
+
+def test_cleared_scores_get_no_verdict_and_their_workers_are_free_at_once(folder):
+    with WorkerPool("own_worker_rewards:score", folder, n_workers=2, timeout_s=60.0) as pool:
+        while not pool.ready:
+            pool.poll(1.0)
+        for completion in ("busy", "right", "sleeps", "right"):
+            submit(pool, completion, key="before")
+        before = pool.pids
+        pool.clear()
+        assert pool.n_unfinished == 0
+        submit(pool, "number", key="after")
+        assert [verdict.key for verdict in finish(pool)] == ["after"]
+        assert not set(before) <= set(pool.pids)
 
 
 def test_a_text_far_longer_than_a_pipe_arrives_whole_and_one_over_the_limit_is_an_error(pool):
@@ -197,6 +261,19 @@ def test_the_time_a_worker_takes_to_start_does_not_count_as_time_of_a_score(tmp_
         assert verdict_of(pool, "number").status == VALUE
 
 
+def test_a_function_that_loaded_once_is_no_error_of_the_settings_when_workers_fail_to_start(tmp_path):
+    module = tmp_path / "own_flaky_start.py"
+    module.write_text("import os\ndef score(p, c, r): os._exit(1)")
+    with WorkerPool("own_flaky_start:score", tmp_path, n_workers=1, timeout_s=5.0) as pool:
+        while not pool.ready:
+            pool.poll(1.0)
+        module.write_text("raise OSError('disk')")
+        submit(pool, "ends its worker", key=0)
+        submit(pool, "waits for another", key=1)
+        with pytest.raises(RuntimeError, match="disk"):
+            finish(pool)
+
+
 def test_a_function_that_never_loads_ends_in_a_sentence_not_in_a_loop(tmp_path):
     with WorkerPool("own_nowhere:score", tmp_path, n_workers=2, timeout_s=1.0) as pool:
         submit(pool, "number")
@@ -230,8 +307,9 @@ def await_end(pid: int) -> None:
             os.close(watch)
 
 
-def test_at_the_deadline_what_the_function_started_dies_with_it(pool, tmp_path):
-    assert verdict_of(pool, "child", str(tmp_path / "pid")).status == TIMEOUT
+@pytest.mark.parametrize("completion", ["child", "escapes", "forks_and_leaves"])
+def test_at_the_deadline_what_the_function_started_dies_with_it(pool, tmp_path, completion):
+    assert verdict_of(pool, completion, str(tmp_path / "pid")).status == TIMEOUT
     await_end(int((tmp_path / "pid").read_text()))
 
 

@@ -6,18 +6,27 @@ import selectors
 import signal
 import subprocess
 import sys
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 from actors.rewards.framing import REPLY_BYTES, unpack
 
 REAP_S = 5.0  # a killed process is gone by then, or left to init
+EXIT_S = 0.5  # a process that ends closes its pipes this much before it is gone, at most
 READ_BYTES = 64 << 10
+MARK = "AREAL_BUS_REWARD_WORKER"  # environment: inherited by everything that a worker starts
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class ChildLost(Exception):
     """The process ended, or wrote what is no frame; the text says which."""
+
+    def __init__(self, text: str, *, was_killed: bool = False) -> None:
+        """`was_killed`: by a SIGKILL that was not ours: the kernel's, when memory ran out, or somebody's."""
+        super().__init__(text)
+        self.was_killed = was_killed
 
 
 class Child:
@@ -27,11 +36,12 @@ class Child:
         """`data` comes back from the selector with every event of this child."""
         self._selector = selector
         self._data = data
+        self._mark = uuid.uuid4().hex
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "actors.rewards.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(),
+            env=environment() | {MARK: self._mark},
             bufsize=0,
             start_new_session=True,  # a process group of its own, to be killed as one
         )
@@ -70,8 +80,7 @@ class Child:
         except BlockingIOError:
             return []
         if not data:
-            self._kill_group()
-            raise ChildLost(f"it ended by {self._exit_reason()}")
+            raise self._how_it_ended()
         self._incoming += data
         records = []
         try:
@@ -82,8 +91,9 @@ class Child:
         return records
 
     def kill(self) -> None:
-        """End it, with whatever it started in its process group, and let go of the pipes; `ended` comes soon after."""
+        """End it, with whatever it started, and let go of the pipes; `ended` comes soon after."""
         self._kill_group()
+        kill_marked(self._mark)
         self._register_writing(False)
         self._selector.unregister(self._replies)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -107,12 +117,39 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _exit_reason(self) -> str:
-        try:
-            code = self._process.wait(REAP_S)
-        except subprocess.TimeoutExpired:
-            return "closing its pipes"
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    def _how_it_ended(self) -> ChildLost:
+        """Its pipes are closed. It is looked at before it is reaped: until then its group can be killed safely."""
+        deadline = time.monotonic() + EXIT_S
+        while (end := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
+            if time.monotonic() >= deadline:
+                return ChildLost("it closed its pipes")
+            time.sleep(0.002)
+        if end.si_code == os.CLD_EXITED:
+            return ChildLost(f"it ended by exit code {end.si_status}")
+        name = signal.Signals(end.si_status).name
+        return ChildLost(f"it ended by signal {name}", was_killed=end.si_status == signal.SIGKILL)
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL to all with this mark in their environment: what a worker started and put into another session, too."""
+    wanted = f"{MARK}={mark}".encode()
+    killed: set[int] = set()
+    while True:
+        found = {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if wanted in read_environment(pid)}
+        if found <= killed:
+            return
+        for pid in found - killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= found
+
+
+def read_environment(pid: int) -> list[bytes]:
+    """What the process began with; nothing for one that is gone or somebody else's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def environment() -> dict[str, str]:

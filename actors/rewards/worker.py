@@ -22,6 +22,8 @@ from areal_bus.errors import ConfigError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ERROR_CHARACTERS = 2000
+FILE_BYTES = 1 << 30  # longest file that a score may write
+LARGEST = 1e9  # reward, in size: its square must be far from the end of float32
 
 
 def main(parent: int) -> None:
@@ -37,8 +39,13 @@ def main(parent: int) -> None:
         reply(replies, {"broken": str(error)[:ERROR_CHARACTERS]})
         return
     reply(replies, {"ready": True})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    myself = os.getpid()
     while (request := read_frame(requests)) is not None:
-        reply(replies, verdict(function, request))
+        answer = verdict(function, request)
+        if os.getpid() != myself:
+            os._exit(1)  # the function forked: its child has no say
+        reply(replies, {"id": request["id"], **answer})
 
 
 def die_with(parent: int) -> None:
@@ -104,6 +111,8 @@ def read_value(value: object) -> dict[str, Any]:
     reward = float(number)
     if not math.isfinite(reward):
         raise ValueError(f"a reward must be finite: it is {reward}")
+    if abs(reward) > LARGEST:
+        raise ValueError(f"a reward must be at most {LARGEST:g} in size: it is {reward:g}")
     return {"reward": reward, "correct": correct}
 
 

@@ -1,16 +1,18 @@
 """A pool of processes that run a reward function, each score under a deadline; knows no bus and no trajectory.
 
-A thread cannot be stopped and a signal does not interrupt C code: at the deadline the worker's whole process group is
-killed, and a fresh worker takes its place. The pool never waits but in `poll`. Use it from the one thread that made
-it: its workers die with that thread.
+A thread cannot be stopped and a signal does not interrupt C code: at the deadline the worker is killed with all it
+started, and a fresh worker takes its place. Nothing is scored twice but what a worker had that somebody else killed:
+that says nothing of the answer. The pool never waits but in `poll`. Use it from the one thread that made it: its
+workers die with that thread.
 """
 
+import itertools
 import math
 import selectors
 import time
 from collections import deque
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,7 +42,9 @@ class Task:
     """One score to compute."""
 
     key: Hashable
+    id: int  # of its frame: the verdict repeats it
     frame: bytes
+    is_second: bool = False  # the worker that had it was killed by somebody else
 
 
 class Worker:
@@ -70,11 +74,13 @@ class WorkerPool:
         self, function: str, folder: str | Path, *, n_workers: int, timeout_s: float, max_failed_starts: int = 3
     ) -> None:
         """`function` and `folder` as in load_reward. The workers start at once; `ready` says when they are up."""
+        self._ids = itertools.count()
         self._order = pack({"function": function, "folder": str(folder)}, cap_bytes=REQUEST_BYTES)
         self._function = function
         self._timeout_s = timeout_s
         self._max_failed_starts = max_failed_starts
         self._failed_starts = 0  # in a row
+        self._has_loaded = False  # the function did, once
         self._selector = selectors.DefaultSelector()
         self._waiting: deque[Task] = deque()
         self._verdicts: list[Verdict] = []
@@ -104,9 +110,10 @@ class WorkerPool:
 
     def submit(self, key: Hashable, *, prompt: str, completion: str, row: str) -> None:
         """Queue a score; `row` is a JSON object. A request over the limit gets an error for a verdict."""
-        request = {"prompt": prompt, "completion": completion, "row": row}
+        id = next(self._ids)
+        request = {"id": id, "prompt": prompt, "completion": completion, "row": row}
         try:
-            task = Task(key, pack(request, cap_bytes=REQUEST_BYTES))
+            task = Task(key, id, pack(request, cap_bytes=REQUEST_BYTES))
         except ValueError as error:
             self._verdicts.append(Verdict(key, VerdictStatus.ERROR, 0.0, None, str(error), 0.0))
             return
@@ -119,10 +126,17 @@ class WorkerPool:
         self._waiting = deque(task for task in self._waiting if task.key not in keys)
         return dropped
 
+    def clear(self) -> None:
+        """Drop every score, those under way with their workers. They get no verdict."""
+        self._waiting.clear()
+        self._verdicts.clear()
+        for worker in [worker for worker in self._workers if worker.task is not None]:
+            self._replace(worker)
+
     def poll(self, timeout_s: float) -> list[Verdict]:
         """Verdicts that are there, waiting at most `timeout_s` for something to happen; perhaps none.
 
-        Raises ConfigError when workers do not start, several times in a row.
+        Raises ConfigError when workers do not start, several times in a row; RuntimeError when they did before.
         """
         for selected, events in self._selector.select(self._patience(timeout_s)):
             worker: Worker = selected.data
@@ -150,9 +164,12 @@ class WorkerPool:
 
     def _assign(self) -> None:
         """Give waiting tasks to idle workers."""
-        for worker in self._workers:
+        for worker in list(self._workers):
             if self._waiting and not worker.under_way:
-                worker.begin(self._waiting.popleft())
+                if worker.child.ended:  # and left somebody behind who holds its pipes open
+                    self._replace(worker)
+                else:
+                    worker.begin(self._waiting.popleft())
 
     def _receive(self, worker: Worker) -> None:
         try:
@@ -163,7 +180,7 @@ class WorkerPool:
                     self._take_start(worker, record)
                     return  # a worker writes nothing else before its first task
         except ChildLost as lost:
-            self._lose(worker, str(lost))
+            self._lose(worker, str(lost), was_killed=lost.was_killed)
         except (ValueError, KeyError, TypeError) as error:
             self._lose(worker, f"it wrote what is no verdict: {error}")
 
@@ -171,13 +188,13 @@ class WorkerPool:
         if "broken" in record:
             self._fail_start(worker, str(record["broken"]))
         elif record == {"ready": True}:
-            worker.ready, self._failed_starts = True, 0
+            worker.ready, self._failed_starts, self._has_loaded = True, 0, True
         else:
             raise ValueError("a worker's first frame must say that it is ready or broken")
 
     def _take_verdict(self, worker: Worker, record: dict[str, Any]) -> None:
-        if worker.task is None:
-            raise ValueError("nobody asked for one")
+        if worker.task is None or record["id"] != worker.task.id:
+            raise ValueError("nobody asked for it")
         status, reward = VerdictStatus(record["status"]), float(record.get("reward", 0.0))
         if not math.isfinite(reward):
             raise ValueError(f"its reward is {reward}")
@@ -213,9 +230,12 @@ class WorkerPool:
                     worker, f"reward.function {self._function!r} must load within {START_S:g} s: it did not"
                 )
 
-    def _lose(self, worker: Worker, reason: str) -> None:
+    def _lose(self, worker: Worker, reason: str, *, was_killed: bool = False) -> None:
         """A worker ended by itself, or talks nonsense."""
         if worker.ready:
+            if was_killed and worker.task is not None and not worker.task.is_second:
+                self._waiting.appendleft(replace(worker.task, is_second=True))
+                worker.task = None
             self._conclude(worker, VerdictStatus.ERROR, 0.0, None, f"the worker process is lost: {reason}")
             self._replace(worker)
         else:
@@ -226,7 +246,7 @@ class WorkerPool:
     def _fail_start(self, worker: Worker, sentence: str) -> None:
         self._failed_starts += 1
         if self._failed_starts >= self._max_failed_starts:
-            raise ConfigError(sentence)
+            raise RuntimeError(sentence) if self._has_loaded else ConfigError(sentence)
         self._replace(worker)
 
     def _replace(self, worker: Worker) -> None:
