@@ -4,12 +4,13 @@ A trajectory is kept from its last token until the head has its scored form. It 
 nobody has acknowledged it for a while: reward actors are stateless, and the head takes each sample once (I4).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from areal_bus.messages import Directory, Trajectory
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
+Group = tuple[str, int, int]  # evaluation, uid, attempt
 
 
 @dataclass(slots=True)
@@ -71,3 +72,11 @@ class Delivery:
         """Nothing of this group is wanted any more."""
         for key in [key for key in self._kept if key[:3] == (evaluation, uid, attempt)]:
             del self._kept[key]
+
+    def forget_all(self) -> None:
+        """Whoever wanted these is gone."""
+        self._kept.clear()
+
+    def lost(self, keeps: Callable[[int | None], bool]) -> set[Group]:
+        """Groups of which a trajectory has tokens of a version that does not count."""
+        return {key[:3] for key, kept in self._kept.items() if not keeps(kept.trajectory.spans[-1][0])}

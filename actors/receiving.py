@@ -10,6 +10,8 @@ from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights import Member
 
+END_AGAIN_S = 0.05
+
 Forms = Mapping[str, tuple[Sequence[int], str]]
 
 
@@ -39,6 +41,8 @@ class Receiving:
         self._outcomes: queue.SimpleQueue[Received | Broken | Exception] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._next: PushBegin | None = None
+        self._ending = False  # the push under way is told to end
+        self._unwanted = False  # what comes of it is nobody's
         self.spare: Mapping[str, Any] | None = None  # tensors to receive into
 
     def begin(self, begin: PushBegin) -> None:
@@ -47,32 +51,50 @@ class Receiving:
         if self._thread is None:
             self._start()
         else:
-            self._member.cancel()
+            self._end()
+
+    def drop(self) -> None:
+        """Whoever announced the push under way is gone: it ends, and nobody hears what came of it."""
+        self._next = None
+        if self._thread is not None:
+            self._unwanted = True
+            self._end()
 
     def take(self) -> Received | Broken | None:
         """What came of a push since the last call, if anything. Raises what ended the thread otherwise."""
         try:
             outcome = self._outcomes.get_nowait()
         except queue.Empty:
+            if self._ending:
+                self._end()
             return None
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if isinstance(outcome, Exception):
             raise outcome
+        unwanted = self._unwanted
+        if unwanted and isinstance(outcome, Received):
+            self.spare = outcome.tensors
         if self._next is not None:
             self._start()
-        return outcome
+        return None if unwanted else outcome
 
     def close(self) -> None:
         """End what is under way."""
         self._next = None
-        if self._thread is not None:
-            self._member.cancel()
-            self._thread.join()
+        while self._thread is not None and self._thread.is_alive():
+            self._end()
+            self._thread.join(END_AGAIN_S)
         self._member.close()
 
+    def _end(self) -> None:
+        """Said once more at each `take`, for a thread that has only just begun may not hear it."""
+        self._ending = True
+        self._member.cancel()
+
     def _start(self) -> None:
+        self._ending = self._unwanted = False
         begin, self._next = self._next, None
         into, self.spare = self.spare, None  # the thread's alone from here on
         self._thread = threading.Thread(target=self._receive, args=(begin, into), name="weights", daemon=True)

@@ -4,17 +4,26 @@ It keeps no state but the scores under way: whatever is lost with it is sent aga
 drops what it has already. Imports without torch.
 """
 
-import os
-import socket
-
 from loguru import logger
 
 from actors.context import Context, Pulse, open_bus
+from actors.presence import HEAD, Presence
 from actors.rewards.workers import Verdict, WorkerPool
 from areal_bus.bus import Bus
 from areal_bus.config import Config
 from areal_bus.journal import Event, Journal
-from areal_bus.messages import Cancel, Failure, Join, Message, Ready, Scored, Stop, Trajectory, VerdictStatus
+from areal_bus.messages import (
+    Cancel,
+    Failure,
+    HeadBeat,
+    Message,
+    Ready,
+    Rejoin,
+    Scored,
+    Stop,
+    Trajectory,
+    VerdictStatus,
+)
 
 IDLE_S = 0.5  # longest wait for a message when nothing is being scored
 BUSY_S = 0.01  # longest wait for a verdict before messages are looked at
@@ -33,7 +42,7 @@ def run(context: Context) -> None:
         reason = score_until_stop(context, config, journal, pulse, bus)
     except Exception as error:
         journal.write(Event.FAILED, error=f"{type(error).__name__}: {error}")
-        bus.send("head", Failure(error=f"{type(error).__name__}: {error}"))
+        bus.send(HEAD, Failure(error=f"{type(error).__name__}: {error}"))
         raise
     else:
         journal.close(reason=reason)
@@ -46,8 +55,9 @@ def score_until_stop(context: Context, config: Config, journal: Journal, pulse: 
     with WorkerPool(
         reward.function, context.config_folder, n_workers=reward.workers, timeout_s=reward.timeout_s
     ) as pool:
-        bus.send("head", join(context, bus.endpoint))
-        loop = RewardLoop(bus, pool, journal, pulse, capacity=reward.workers)
+        presence = Presence(bus, silent_s=config.bus.silent_s)
+        presence.join(context, bus.endpoint)
+        loop = RewardLoop(bus, presence, pool, journal, pulse, capacity=reward.workers)
         while loop.stopped is None:
             loop.turn()
         return loop.stopped
@@ -60,24 +70,15 @@ def listen_endpoint(context: Context) -> str:
     return f"tcp://{context.address}:0"
 
 
-def join(context: Context, endpoint: str) -> Join:
-    return Join(
-        name=context.name,
-        role=context.role,
-        index=context.index,
-        incarnation=context.incarnation,
-        endpoint=endpoint,
-        pid=os.getpid(),
-        host=socket.gethostname(),
-    )
-
-
 class RewardLoop:
     """Between the bus and the pool: each turn takes messages in, scores, and sends verdicts out."""
 
-    def __init__(self, bus: Bus, pool: WorkerPool, journal: Journal, pulse: Pulse, *, capacity: int) -> None:
+    def __init__(
+        self, bus: Bus, presence: Presence, pool: WorkerPool, journal: Journal, pulse: Pulse, *, capacity: int
+    ) -> None:
         self.stopped: str | None = None  # why, once the head has said so
         self._bus = bus
+        self._presence = presence
         self._pool = pool
         self._journal = journal
         self._pulse = pulse
@@ -94,8 +95,8 @@ class RewardLoop:
             self._conclude(verdict)
         if not self._announced and self._pool.ready:
             self._announced = True
-            self._bus.send("head", Ready(capacity=self._capacity))
-        self._pulse.note = self._say()
+            self._presence.say(Ready(capacity=self._capacity))
+        self._pulse.note = self._presence.remark(self._say())
 
     def _say(self) -> str:
         if not self._announced:
@@ -111,6 +112,7 @@ class RewardLoop:
             if received is None:
                 return
             self._journal.mark("bus")
+            self._presence.heard(received[0])
             self._on(*received)
             patience_s = 0.0
 
@@ -119,9 +121,11 @@ class RewardLoop:
             self._submit(message)
         elif isinstance(message, Cancel):
             self._forget(message)
+        elif isinstance(message, Rejoin):
+            self._rejoin(message.reason)
         elif isinstance(message, Stop):
             self.stopped = message.reason
-        else:
+        elif not isinstance(message, HeadBeat):
             logger.debug("a reward has no use for {} from {}", type(message).__name__, sender)
 
     def _submit(self, trajectory: Trajectory) -> None:
@@ -139,11 +143,19 @@ class RewardLoop:
         for key in unwanted.intersection(self._pool.forget(unwanted)):
             self._n_bytes -= weight(self._at_work.pop(key))
 
+    def _rejoin(self, reason: str) -> None:
+        """A new head: nobody wants the scores under way, those of a lost timeline among them."""
+        logger.warning("joins the head again, without the work of before: {}", reason)
+        self._pool.clear()
+        self._at_work.clear()
+        self._n_bytes = 0
+        self._presence.say_again()
+
     def _conclude(self, verdict: Verdict) -> None:
         self._journal.mark("bus")
         trajectory = self._at_work.pop(verdict.key)
         self._n_bytes -= weight(trajectory)
-        self._bus.send("head", scored(trajectory, verdict))
+        self._bus.send(HEAD, scored(trajectory, verdict))
         self._pulse.progress += 1
         journal_score(self._journal, trajectory, verdict)
 
@@ -175,6 +187,7 @@ def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
         segments=trajectory.segments,
         spans=trajectory.spans,
         seconds=trajectory.seconds,
+        term=trajectory.term,
         ids=trajectory.ids,
         logps=trajectory.logps,
         prompt_text=trajectory.prompt_text,

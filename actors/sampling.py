@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from areal_bus.journal import Event, Journal
 from areal_bus.messages import Prompt, Refund, Trajectory, Unsampled
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
+Group = tuple[str, int, int]  # evaluation, uid, attempt
 Outcome = Trajectory | Unsampled
 
 
@@ -41,6 +42,7 @@ class Sampling:
         self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
         self._config, self._name, self._journal = config, name, journal
         self._live: dict[Key, Live] = {}
+        self.term = 0  # stamped on every trajectory when it is complete
 
     @property
     def n_live(self) -> int:
@@ -51,6 +53,8 @@ class Sampling:
         row = json.loads(prompt.row)
         for sample in prompt.samples:
             key = (prompt.evaluation, prompt.uid, prompt.attempt, sample)
+            if key in self._live:  # said twice
+                continue
             run = EpisodeRun(self._workflow, row, self._tokenizer)
             seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
             self._live[key] = Live(run, row, seed, time.monotonic())
@@ -78,6 +82,20 @@ class Sampling:
             if live.run.n_turns:
                 self._engine.abort((*key, live.run.n_turns - 1))
             live.run.close()
+
+    def cancel_all(self) -> None:
+        """End every sample of every group."""
+        for group in {key[:3] for key in self._live}:
+            self.cancel(*group)
+
+    def lost(self, keeps: Callable[[int | None], bool]) -> set[Group]:
+        """Groups of which a sample has tokens of a version that does not count."""
+        return {key[:3] for key, live in self._live.items() if not keeps(self._newest(key, live))}
+
+    def _newest(self, key: Key, live: Live) -> int | None:
+        """Version of the sample's last token (they never decrease, I5); None before the first."""
+        asked = self._engine.newest((*key, live.run.n_turns - 1)) if live.run.n_turns else None
+        return live.run.spans[-1][0] if asked is None and live.run.spans else asked
 
     def _advance(self, key: Key, completion: Completion | None) -> Outcome | None:
         """Let the episode go on; its trajectory when it has ended, and why not when it cannot."""
@@ -131,6 +149,7 @@ class Sampling:
             segments=run.segments,
             spans=run.spans,
             seconds=time.monotonic() - live.began,
+            term=self.term,
             ids=np.asarray(run.ids, dtype="<i4").tobytes(),
             logps=np.asarray(run.logps, dtype="<f4").tobytes(),
             prompt_text=run.prompt_text(),

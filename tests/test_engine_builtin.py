@@ -145,6 +145,54 @@ def test_keep_goes_on_from_the_old_keys_and_stamps_the_new_version() -> None:
     assert_logps([late], done, {1: new})  # nothing kept is shared with a new request
 
 
+@pytest.mark.parametrize("on_update", ["recompute", "keep"])
+def test_the_first_weights_of_a_newer_term_may_be_older_and_recompute_all_keys(on_update: str) -> None:
+    models = {v: llama(v) for v in (5, 6)}
+    running = engine(llama(5), on_update=on_update, stop_ids=frozenset(), version=5)
+    survivor = request(0, [5, 6, 7], n=10)
+    running.submit(survivor)
+    for _ in range(4):
+        running.step()
+    running.update(6, weights(models[6]))  # nothing is decoded with them
+    other = llama(9)  # another model than version 5 was, so that its keys show
+    running.update(5, weights(other), term=1)
+    assert (running.version, running.n_live) == (5, 1)
+    late = request(1, [5, 6, 7], n=10)  # the same prompt
+    running.submit(late)
+    done = run_all(running)
+    assert done[0].spans == [[5, 10]]
+    sampled = torch.tensor(done[0].logps)
+    torch.testing.assert_close(sampled[:4], fresh_logps(models[5], [5, 6, 7], done[0].ids)[:4], atol=1e-5, rtol=0)
+    torch.testing.assert_close(sampled[4:], fresh_logps(other, [5, 6, 7], done[0].ids)[4:], atol=1e-5, rtol=0)
+    assert_logps([late], done, {5: other})
+
+
+def test_within_a_term_versions_never_go_back() -> None:
+    running, model = engine(llama(0), version=None), llama(1)
+    running.update(7, weights(model), term=2)
+    for version, term in [(6, 2), (9, 1)]:
+        with pytest.raises(EngineError, match="never go back"):
+            running.update(version, weights(model), term=term)
+    assert running.version == 7
+    running.update(7, weights(model), term=2)  # pushed again
+
+
+def test_the_newest_version_of_a_request_is_that_of_its_last_token() -> None:
+    running = engine(llama(0), n_slots=1, stop_ids=frozenset(), version=3)
+    first, waiting = request(0, [3, 4]), request(1, [5])
+    running.submit(first)
+    running.submit(waiting)
+    assert running.newest(first.key) is None
+    running.step()
+    assert (running.newest(first.key), running.newest(waiting.key)) == (3, None)
+    running.update(4, weights(llama(1)))
+    assert running.newest(first.key) == 3
+    running.step()
+    assert running.newest(first.key) == 4
+    running.abort(first.key)
+    assert running.newest(first.key) is None
+
+
 def test_a_sample_does_not_depend_on_who_else_is_in_the_batch() -> None:
     model, requests = llama(2), mixed()
     together, alone = engine(model), engine(model, n_slots=1)

@@ -1,175 +1,27 @@
 """The generator actor over a real bus and real pushes: the test speaks for the head, a reward and the learner."""
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from actors import generator
-from actors.context import Context
-from actors.models.loading import load_model, load_tokenizer
-from actors.models.scratch import write_scratch_folder
-from areal_bus.bus import Bus
-from areal_bus.config import Config, ScratchConfig
+from actors.models.loading import load_tokenizer
 from areal_bus.errors import ConfigError
 from areal_bus.messages import (
     Ack,
     Cancel,
-    Directory,
     Failure,
-    Heartbeat,
     Join,
-    Message,
-    Prompt,
-    PushBegin,
     PushBroken,
-    PushDone,
-    Ready,
     Sampled,
-    Stop,
     Trajectory,
     Unsampled,
 )
-from areal_bus.weights import Root, serve_store, take_snapshot
-
-NAME = "generator-0.0"
-JOB = "job"
-WAIT_S = 30.0
-
-
-class Ring:
-    """Everything around one generator."""
-
-    def __init__(self, folder: Path, context: Context) -> None:
-        self.folder, self.context = folder, context
-        self.head = Bus("head", job=JOB, listen=context.head)
-        self.reward = Bus("reward-0.0", job=JOB, listen=f"ipc://{folder}/reward")
-        store, self.store = serve_store("127.0.0.1")
-        self.root = Root(store, interface="lo", address="127.0.0.1")
-        self.failed: list[Exception] = []
-        self.n_pushes = 0
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            generator.run(self.context)
-        except Exception as error:  # noqa: BLE001  the test looks at it
-            self.failed.append(error)
-
-    def heard(self, kind: type[Message], bus: Bus | None = None) -> Any:
-        """The next message, which is of that kind; heartbeats do not count."""
-        while True:
-            received = (bus or self.head).receive(WAIT_S)
-            assert received is not None, f"no {kind.__name__} came"
-            if isinstance(received[1], Heartbeat):
-                continue
-            assert isinstance(received[1], kind), received[1]
-            return received[1]
-
-    def beat_until(self, satisfied: Callable[[Heartbeat], bool]) -> None:
-        """Wait for such a heartbeat; nothing else may come."""
-        while not satisfied(self.next_beat()):
-            pass
-
-    def next_beat(self) -> Heartbeat:
-        received = self.head.receive(WAIT_S)
-        assert received is not None
-        assert isinstance(received[1], Heartbeat), received[1]
-        return received[1]
-
-    def tell(self, message: Message) -> None:
-        self.head.send(NAME, message)
-
-    def join(self, *, with_reward: bool = True) -> None:
-        assert self.heard(Join).name == NAME
-        assert self.heard(Ready).capacity == 4
-        if with_reward:
-            self.list_reward()
-
-    def list_reward(self) -> None:
-        self.tell(Directory([self.reward.name], [self.reward.endpoint]))
-
-    def begin(self, version: int) -> PushBegin:
-        begin = PushBegin(self.n_pushes, version, 0, [NAME], self.store, 10.0)
-        self.n_pushes += 1
-        self.tell(begin)
-        return begin
-
-    def push(self, version: int) -> PushDone:
-        """Weights of `version` (random by it), from announcement to the generator's answer."""
-        snapshot = take_snapshot(version, dict(self.model(version).named_parameters()), bucket_bytes=1 << 14)
-        assert snapshot is not None
-        done = self.root.push(snapshot, self.begin(version))
-        answer: PushDone = self.heard(PushDone)
-        assert answer.digest == done.digest == snapshot.digest
-        return answer
-
-    def model(self, version: int) -> Any:
-        return load_model(str(self.folder / "model"), "float32", "cpu", random_seed=version)
-
-    def journal(self) -> list[dict[str, Any]]:
-        lines = (self.folder / "run" / "journal" / "generator-0.0.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-    def stop(self) -> None:
-        self.tell(Stop("enough"))
-        self.thread.join(WAIT_S)
-        assert not self.thread.is_alive()
-
-
-@contextmanager
-def ring(folder: Path, **sections: dict[str, Any]) -> Iterator[Ring]:
-    write_scratch_folder(folder / "model", ScratchConfig(hidden_size=32, layers=2, heads=4, max_positions=4096))
-    standard: dict[str, dict[str, Any]] = {
-        "data": {"task": "reverse", "chat_template": False, "max_prompt_tokens": 12},
-        "rollout": {"max_concurrent_rollouts": 4},
-        "gconfig": {"n_samples": 2, "max_new_tokens": 10},
-        "bus": {"heartbeat_s": 0.05},
-    }
-    config = Config.model_validate(
-        {key: {**standard.get(key, {}), **sections.get(key, {})} for key in standard | sections}
-    )
-    (folder / "run").mkdir()
-    (folder / "run" / "config.json").write_text(config.model_dump_json())
-    context = Context(
-        role="generator",
-        index=0,
-        incarnation=0,
-        rank=1,
-        job=JOB,
-        head=f"ipc://{folder}/head",
-        address="127.0.0.1",
-        interface="lo",
-        device="cpu",
-        n_generators=1,
-        n_rewards=1,
-        n_learners=1,
-        run_folder=str(folder / "run"),
-        config_folder=str(folder),
-        model_folder=str(folder / "model"),
-    )
-    running = Ring(folder, context)
-    try:
-        yield running
-    finally:
-        if running.thread.is_alive():
-            running.stop()
-        running.root.close()
-        running.head.close(0.1)
-        running.reward.close(0.1)
-
-
-def prompt(uid: int, question: str = "abc", *, samples: tuple[int, ...] = (0, 1), evaluation: str = "") -> Prompt:
-    row = json.dumps({"question": question, "answer": question[::-1]})
-    return Prompt(uid, 0, 0, list(samples), evaluation, row)
+from areal_bus.weights import take_snapshot
+from tests.generator_ring import WAIT_S, prompt, ring
 
 
 def test_prompts_become_trajectories_whose_log_probs_a_fresh_forward_confirms(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from actors.delivery import Delivery
 from areal_bus.messages import Directory, Trajectory
 
 
-def trajectory(uid: int, sample: int = 0, attempt: int = 0, evaluation: str = "") -> Trajectory:
+def trajectory(uid: int, sample: int = 0, attempt: int = 0, evaluation: str = "", newest: int = 0) -> Trajectory:
+    spans = [[0, 1], [newest, 1]]
     return Trajectory(
-        uid, sample, attempt, evaluation, "generator-0.0", "stop", [[1, 1]], [[0, 1]], 0.1, b"", b"", "", "", "{}"
+        uid, sample, attempt, evaluation, "generator-0.0", "stop", [[1, 2]], spans, 0.1, 0, b"", b"", "", "", "{}"
     )
 
 
@@ -52,6 +53,46 @@ def test_what_a_dead_reward_had_is_sent_again_at_once() -> None:
     new, gone = delivery.directory(rewards("reward-0.1", "reward-1.0"))
     assert (list(new), gone) == (["reward-0.1"], ["reward-0.0"])
     assert due(delivery, 0.1) == [("reward-1.0", 0, False)]
+
+
+def test_the_only_reward_comes_back_as_a_new_incarnation_and_gets_everything_again_at_once() -> None:
+    delivery = Delivery(resend_s=10)
+    delivery.directory(rewards("reward-0.0"))
+    for uid in range(2):
+        delivery.add(trajectory(uid))
+    due(delivery, 0.0)
+    assert delivery.directory(rewards()) == ({}, ["reward-0.0"])
+    delivery.add(trajectory(2))
+    assert due(delivery, 0.1) == []
+    delivery.directory(rewards("reward-0.1"))
+    assert due(delivery, 0.2) == [("reward-0.1", 0, False), ("reward-0.1", 1, False), ("reward-0.1", 2, True)]
+    assert due(delivery, 0.3) == []
+
+
+def test_a_reward_that_was_silent_and_is_listed_again_has_forgotten_nothing_that_others_got() -> None:
+    delivery = Delivery(resend_s=10)
+    delivery.directory(rewards("reward-0.0", "reward-1.0"))
+    delivery.add(trajectory(0))
+    delivery.add(trajectory(1))
+    due(delivery, 0.0)
+    delivery.directory(rewards("reward-1.0"))
+    assert due(delivery, 0.1) == [("reward-1.0", 0, False)]
+    assert delivery.directory(rewards("reward-0.0", "reward-1.0")) == ({"reward-0.0": "ipc://reward-0.0"}, [])
+    assert due(delivery, 0.2) == []
+
+
+def test_groups_of_which_a_trajectory_has_a_version_that_does_not_count_are_lost() -> None:
+    delivery = Delivery(resend_s=10)
+    for t in [
+        trajectory(0, newest=5),
+        trajectory(1, sample=0, newest=5),
+        trajectory(1, sample=1, newest=6),
+        trajectory(2, evaluation="before", newest=7),
+    ]:
+        delivery.add(t)
+    assert delivery.lost(lambda newest: newest is None or newest <= 5) == {("", 1, 0), ("before", 2, 0)}
+    delivery.forget_all()
+    assert delivery.n_kept == 0
 
 
 def test_a_refunded_group_is_forgotten_and_an_evaluation_of_its_number_is_not() -> None:

@@ -14,7 +14,19 @@ from actors.context import Context
 from actors.reward import listen_endpoint
 from areal_bus.bus import Bus
 from areal_bus.config import Config
-from areal_bus.messages import Cancel, Failure, HeadBeat, Heartbeat, Join, Message, Ready, Scored, Stop, Trajectory
+from areal_bus.messages import (
+    Cancel,
+    Failure,
+    HeadBeat,
+    Heartbeat,
+    Join,
+    Message,
+    Ready,
+    Rejoin,
+    Scored,
+    Stop,
+    Trajectory,
+)
 
 JOB = "test-job"
 USER_MODULE = """
@@ -49,7 +61,7 @@ def context_of(folder: Path, **changes: object) -> Context:
 def trajectory(uid: int, text: str, *, attempt: int = 0) -> Trajectory:
     return Trajectory(
         uid=uid, sample=2, attempt=attempt, evaluation="", generator="generator-0.0", finish="stop",
-        segments=[[2, 1]], spans=[[3, 1]], seconds=0.25, ids=b"\1\0\0\0\2\0\0\0\3\0\0\0", logps=b"\0\0\0\0",
+        segments=[[2, 1]], spans=[[3, 1]], seconds=0.25, term=0, ids=b"\1\0\0\0\2\0\0\0\3\0\0\0", logps=b"\0\0\0\0",
         prompt_text="asked", text=text, row=json.dumps({"value": uid / 10}),
     )  # fmt: skip
 
@@ -91,8 +103,11 @@ class Ring:
 
 
 @contextmanager
-def ring_of(folder: Path, *, function: str = "own_actor_rewards:score", tcp: bool = False) -> Iterator[Ring]:
-    config = Config.model_validate({"reward": {"function": function, "timeout_s": 1.0}, "bus": {"heartbeat_s": 0.1}})
+def ring_of(
+    folder: Path, *, function: str = "own_actor_rewards:score", timeout_s: float = 1.0, tcp: bool = False
+) -> Iterator[Ring]:
+    reward = {"function": function, "timeout_s": timeout_s}
+    config = Config.model_validate({"reward": reward, "bus": {"heartbeat_s": 0.1}})
     (folder / "config.json").write_text(config.model_dump_json())
     listen = "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/head"
     head = Bus("head", job=JOB, listen=listen, heartbeat=lambda: HeadBeat(term=0, version=0), heartbeat_s=0.1)
@@ -161,6 +176,24 @@ def test_what_waits_of_a_refunded_group_is_not_scored_any_more(folder):
         first = ring.next(Scored)
         last = ring.next(Scored) if first.uid == 1 else first  # one more may have been under way when the news came
         assert (last.uid, last.status) == (2, "value")
+
+
+def test_told_to_rejoin_it_forgets_what_it_scores_and_works_for_the_new_head(folder):
+    with ring_of(folder, timeout_s=60.0) as ring:
+        first = ring.up()
+        ring.score(trajectory(1, "fine"))
+        ring.next(Scored)
+        ring.score(*(replace(trajectory(1, "hangs"), sample=i) for i in range(3, 9)))
+        while ring.next(Heartbeat).note != "scores 6":
+            pass
+        ring.head.send(ring.context.name, Rejoin("a new head"))
+        assert ring.next(Join) == replace(first, again=1)
+        ring.next(Ready)
+        ring.score(trajectory(1, "fine", attempt=1000))
+        scored = ring.next(Scored)
+        assert (scored.uid, scored.attempt, scored.status) == (1, 1000, "value")
+        while ring.next(Heartbeat).note != "waits for a trajectory":
+            pass
 
 
 def test_every_second_of_a_reward_actor_has_one_label_and_heartbeats_move(folder):

@@ -83,6 +83,7 @@ class BuiltinEngine:
         self._waiting: deque[Request] = deque()
         self._keys: set[Key] = set()  # of both
         self._version = version
+        self._term = 0  # that the version belongs to
         self._n_tokens = 0
 
     @property
@@ -153,15 +154,26 @@ class BuiltinEngine:
                 return row.completion(Finish.ABORT)
         return None
 
+    def newest(self, key: Key) -> int | None:
+        """Version that sampled the latest token of a request; None when it has none, or is not live."""
+        spans = next((row.spans for row in self._rows if row.request.key == key), [])
+        return spans[-1][0] if spans else None
+
     def parameters(self) -> Mapping[str, Tensor]:
         """Name -> live weight; a tied weight once."""
         return {name: parameter.data for name, parameter in self._parameters.items()}
 
-    def update(self, version: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def update(self, version: int, tensors: Mapping[str, Tensor], *, term: int = 0) -> Mapping[str, Tensor]:
         """Swap in all weights: by pointer when they are on the model's device, else by copy.
 
-        Returns tensors free to be received into. Raises EngineError, with nothing changed, when names or shapes differ.
+        Returns tensors free to be received into. Raises EngineError, with nothing changed, when names or shapes differ
+        or (term, version) is older than what is held.
         """
+        if self._version is not None and (term, version) < (self._term, self._version):  # I6
+            raise EngineError(
+                f"versions never go back within a term: version {version} of term {term} comes after version "
+                f"{self._version} of term {self._term}"
+            )
         self._check(tensors)
         free = {}
         for name, parameter in self._parameters.items():
@@ -171,10 +183,10 @@ class BuiltinEngine:
             else:
                 parameter.data.copy_(new)
                 free[name] = new
-        self._version = version
-        if self._on_update == "recompute":
+        if self._on_update == "recompute" or term > self._term:  # of lost weights no key is kept
             for row in self._rows:
                 row.cached = False
+        self._term, self._version = term, version
         return free
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:

@@ -56,11 +56,16 @@ class Engine(Protocol):
     def abort(self, key: tuple[str, int, int, int, int]) -> Completion | None:
         """Forget a request; what it had so far (finish "abort"), or None when it is not live."""
 
+    def newest(self, key: tuple[str, int, int, int, int]) -> int | None:
+        """Version that sampled the latest token of a live request; None when it has none, or is not live."""
+
     def parameters(self) -> Mapping[str, Any]:
         """Name -> tensor of the live weights (shapes and dtypes are those a push must bring)."""
 
-    def update(self, version: int, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
         """Swap in new weights, all names at once; running requests go on by `on_update` (recompute or keep).
 
+        Versions are compared as (term, version) and never go back: EngineError, with nothing changed (I6). The first
+        weights of a newer term recompute, whatever `on_update` says: no key is kept that lost weights may have made.
         Returns the tensors that were live before, free to be received into.
         """

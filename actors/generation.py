@@ -1,0 +1,237 @@
+"""The generator's loop: between the bus and the engine; knows no model, no learner and no reward's verdict.
+
+It keeps each trajectory until the head has its scored form. New weights arrive in a side thread while it decodes, and
+are swapped in between two decode steps. At a new term it ends what lost weights made; while the head is silent it goes
+on with what it has.
+"""
+
+import time
+from collections.abc import Iterable
+
+from loguru import logger
+
+from actors.context import Pulse
+from actors.delivery import Delivery
+from actors.engines.protocol import Engine
+from actors.presence import HEAD, Presence
+from actors.receiving import Broken, Received, Receiving
+from actors.sampling import Outcome, Sampling
+from actors.timeline import Timeline
+from areal_bus.bus import Bus
+from areal_bus.errors import EngineError
+from areal_bus.journal import Event, Journal
+from areal_bus.messages import (
+    Ack,
+    Cancel,
+    Directory,
+    HeadBeat,
+    Leaving,
+    Message,
+    Prompt,
+    PushBegin,
+    PushBroken,
+    PushDone,
+    Refund,
+    Rejoin,
+    Sampled,
+    Stop,
+    Term,
+    Trajectory,
+    Unsampled,
+)
+
+IDLE_S = 0.5  # longest wait for a message when there is nothing to decode
+
+
+class Generator:
+    """A turn takes messages in, swaps weights, decodes and sends what is done."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        presence: Presence,
+        engine: Engine,
+        sampling: Sampling,
+        receiving: Receiving,
+        delivery: Delivery,
+        journal: Journal,
+        pulse: Pulse,
+    ) -> None:
+        self.stopped: str | None = None  # why, once the head has said so
+        self._bus, self._presence, self._engine, self._sampling = bus, presence, engine, sampling
+        self._receiving, self._delivery = receiving, delivery
+        self._journal, self._pulse = journal, pulse
+        self._timeline = Timeline()
+        self._holds_void = False  # weights of a lost timeline: nothing is decoded with them
+        self._awaits_more = False  # a share is not here as a whole (eta = 0)
+        self._is_leaving = False
+
+    def turn(self) -> None:
+        """One round; waits for a message when there is nothing to decode."""
+        self._take_messages()
+        self._take_weights()
+        if self._can_decode:
+            self._journal.mark("generate")
+            self._settle(self._sampling.step())
+        self._journal.mark("bus")
+        self._deliver()
+        self._pulse.progress = self._engine.n_tokens
+        self._pulse.note = self._presence.remark(self._say())
+
+    def leave(self) -> None:
+        """No further work is wanted; said once, and again to every new head."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._presence.say(Leaving())
+
+    @property
+    def _has_weights(self) -> bool:
+        return self._engine.version is not None and not self._holds_void
+
+    @property
+    def _can_decode(self) -> bool:
+        return self._has_weights and self._engine.n_live > 0 and not self._awaits_more
+
+    def _say(self) -> str:
+        if not self._has_weights:
+            return "waits for weights"
+        if self._sampling.n_live:
+            return f"samples {self._sampling.n_live}"
+        return f"waits for {self._delivery.n_kept} scores" if self._delivery.n_kept else "waits for a prompt"
+
+    # messages
+
+    def _take_messages(self) -> None:
+        """All that is there; waits for the first one when there is nothing else to do."""
+        patience_s = 0.0 if self._can_decode else IDLE_S
+        while self.stopped is None:
+            if patience_s:
+                self._journal.mark("idle")
+            received = self._bus.receive(patience_s)
+            self._journal.mark("bus")
+            if received is None:
+                return
+            self._presence.heard(received[0])
+            self._on(received[1])
+            patience_s = 0.0
+
+    def _on(self, message: Message) -> None:
+        match message:
+            case Prompt():
+                self._awaits_more = message.more
+                self._settle(self._sampling.begin(message))
+            case PushBegin():
+                self._begin_term(message.term, message.base)
+                if message.term == self._timeline.term:
+                    self._receiving.begin(message)
+            case Term():
+                self._begin_term(message.term, message.version)
+            case Ack():
+                self._delivery.ack((message.evaluation, message.uid, message.attempt, message.sample))
+            case Cancel():  # never comes within a share
+                self._awaits_more = False
+                self._drop("", message.uid, message.attempt)
+            case Directory():
+                self._follow(message)
+            case Rejoin():
+                self._rejoin(message.reason)
+            case Stop():
+                self.stopped = message.reason
+            case HeadBeat():
+                pass  # what is published is told by pushes, too
+
+    def _begin_term(self, term: int, base: int) -> None:
+        """What later versions of older terms made ends here, whole groups of it; the rest goes on."""
+        if not self._timeline.begin(term, base):
+            return
+        self._journal.term = self._sampling.term = term
+        self._receiving.drop()
+        self._awaits_more = False
+        keeps = self._timeline.keeps
+        for evaluation, uid, attempt in sorted(self._sampling.lost(keeps) | self._delivery.lost(keeps)):
+            self._drop(evaluation, uid, attempt)
+            error = f"term {term} began at version {base}, before some of its tokens"
+            self._bus.send(HEAD, Unsampled(uid, attempt, evaluation, str(Refund.LOST_TIMELINE), error))
+        if not keeps(self._engine.version):
+            self._put_weights_away()
+
+    def _rejoin(self, reason: str) -> None:
+        """A new head, which leased nothing to us: all that is here was another's."""
+        logger.warning("joins the head again, without the work of before: {}", reason)
+        self._timeline = Timeline()
+        self._receiving.drop()
+        self._awaits_more = False
+        self._sampling.cancel_all()
+        self._delivery.forget_all()
+        self._put_weights_away()
+        self._presence.say_again()
+
+    def _put_weights_away(self) -> None:
+        """Nothing is decoded before the next ones are swapped in; requests wait for them."""
+        self._holds_void = True
+        self._pulse.version = None
+
+    def _drop(self, evaluation: str, uid: int, attempt: int) -> None:
+        """Nothing of this group is wanted any more."""
+        self._sampling.cancel(evaluation, uid, attempt)
+        self._delivery.forget(evaluation, uid, attempt)
+
+    def _follow(self, directory: Directory) -> None:
+        new, gone = self._delivery.directory(directory)
+        for name in gone:
+            self._bus.disconnect(name)
+        for name, endpoint in new.items():
+            self._bus.connect(name, endpoint)
+
+    # samples
+
+    def _settle(self, outcomes: Iterable[Outcome]) -> None:
+        """Keep what was sampled, and report what cannot be."""
+        for outcome in outcomes:
+            if isinstance(outcome, Trajectory):
+                self._delivery.add(outcome)
+            else:
+                self._delivery.forget(outcome.evaluation, outcome.uid, outcome.attempt)
+                self._bus.send(HEAD, outcome)
+
+    def _deliver(self) -> None:
+        """Trajectories to rewards; the head hears when one leaves for the first time: its slot is free."""
+        for reward, t, is_first in self._delivery.due(time.monotonic()):
+            self._bus.send(reward, t)
+            if is_first:
+                self._bus.send(HEAD, Sampled(t.uid, t.sample, t.attempt, t.evaluation, n_tokens=len(t.logps) // 4))
+
+    # weights
+
+    def _take_weights(self) -> None:
+        """Swap in what has arrived, between two decode steps."""
+        outcome = self._receiving.take()
+        if isinstance(outcome, Received):
+            self._swap(outcome)
+        elif isinstance(outcome, Broken):
+            self._report_broken(outcome.begin, outcome.error)
+
+    def _swap(self, received: Received) -> None:
+        begin, started = received.begin, time.monotonic()
+        try:
+            with self._journal.span("swap"):
+                self._receiving.spare = self._engine.update(begin.version, received.tensors, term=begin.term)
+        except EngineError as error:  # it has changed nothing
+            self._report_broken(begin, str(error))
+            return
+        stall_s = time.monotonic() - started
+        self._holds_void = False
+        self._pulse.version = begin.version
+        self._journal.write(
+            Event.PUSHED,
+            push=begin.push,
+            version=begin.version,
+            digest=received.digest,
+            receive_s=round(received.receive_s, 6),
+            stall_s=round(stall_s, 6),
+        )
+        self._bus.send(HEAD, PushDone(begin.push, begin.version, received.digest, received.receive_s, stall_s))
+
+    def _report_broken(self, begin: PushBegin, error: str) -> None:
+        self._journal.write(Event.PUSH_BROKEN, push=begin.push, version=begin.version, error=error[:500])
+        self._bus.send(HEAD, PushBroken(begin.push, begin.version, error))
