@@ -19,6 +19,7 @@ from actors.data.source import RowSource
 from actors.frontiers import Frontiers
 from actors.progress import Progress, clock, comparison
 from actors.samples import SampleFile
+from actors.watchdog import Watchdog
 from areal_bus import messages as m
 from areal_bus.bus import Bus
 from areal_bus.config import Config
@@ -87,6 +88,7 @@ class Shell:
             term=next_term(self.folder),
             frontiers=self.frontiers.load(),
         )
+        self.watchdog = Watchdog(config.watchdog, heartbeat_s=config.bus.heartbeat_s)
         self.drains = threading.Event()  # SIGUSR1 came
 
     def beat(self) -> m.HeadBeat:
@@ -107,6 +109,7 @@ class Shell:
                 for frontier in self.frontiers.saved():
                     self.head.terms.saved(frontier)
                 self._carry_out(bus, self.head.tick(now))
+                self._carry_out(bus, self.watchdog.look(self.head, now))
                 if self.drains.is_set():
                     self._carry_out(bus, self.head.drain(now))
                 next_tick = now + TICK_S

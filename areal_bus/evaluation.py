@@ -94,3 +94,24 @@ class Evaluation:
             "accuracy": self.accuracy,
             "reward": self.reward,
         }
+
+
+class Examination:
+    """The evaluation that is open, if there is one."""
+
+    def __init__(self) -> None:
+        self.open: Evaluation | None = None
+
+    def named(self, name: str) -> Evaluation:
+        """The open one, if it is this one. Raises ImpossibleEvent otherwise."""
+        if self.open is None or self.open.name != name:
+            raise ImpossibleEvent(f"evaluation {name!r} is not open")
+        return self.open
+
+    def close(self) -> Evaluation | None:
+        """The evaluation, when its last verdict is in: it is open no more."""
+        evaluation = self.open
+        if evaluation is None or not evaluation.is_over:
+            return None
+        self.open = None
+        return evaluation

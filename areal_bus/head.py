@@ -11,10 +11,12 @@ from areal_bus import messages as m
 from areal_bus.batches import Batches
 from areal_bus.effects import Effect, Effects
 from areal_bus.errors import ImpossibleEvent
-from areal_bus.evaluation import Evaluation
+from areal_bus.evaluation import Evaluation, Examination
 from areal_bus.frontier import START, Figures, Frontier, take
 from areal_bus.gate import Gate
+from areal_bus.gathering import Gathering
 from areal_bus.journal import Event
+from areal_bus.leasing import Leasing
 from areal_bus.membership import Member, Membership, Standing
 from areal_bus.messages import Refund, Role
 from areal_bus.publishing import Publishing
@@ -23,7 +25,6 @@ from areal_bus.rules import HeadRules, Phase, Source
 from areal_bus.supply import Supply
 from areal_bus.terms import Terms
 
-TELL_AGAIN_S = 2.0
 Handler = Callable[[Member, Any], None]
 
 
@@ -47,25 +48,27 @@ class Head:
         self.results: dict[str, Evaluation] = {}
         self.figures: dict[str, Figures] = {}  # of every evaluation that is over, those before this head's life, too
         self.is_draining = False
-        self.finished: dict[int, m.Finished] = {}  # learner rank -> what it wrote
         self._effects = Effects()
         self.gate = Gate(batch_size=rules.batch_size, eta=rules.eta, policy=rules.policy)
         self.members = Membership(silent_s=rules.silent_s)
         self.publishing = Publishing(self.gate, self.members, self._effects, timeout_s=rules.push_timeout_s, life=life)
         self.supply = Supply(source, max_reissues=rules.max_reissues)
-        self.rollouts = Rollouts(rules, self.supply, self.gate, self.members, self._effects)
+        self.examination = Examination()
+        self.rollouts = Rollouts(rules, self.supply, self.gate, self.members, self.examination, self._effects)
+        self.leasing = Leasing(
+            rules, self.supply, self.gate, self.rollouts.ledger, self.members, self.examination, self._effects
+        )
         self.batches = Batches(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
-        self._requests: dict[int, int] = {}  # learner ranks that wait for a batch -> its step
         self._began = self._ticked = now
         self.terms = Terms(term, frontiers, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
-        self._told: dict[str, float] = {}  # stranger -> when it was told to join again
+        self.gathering = Gathering(self.members, self.rollouts, self.publishing, self.terms, self._effects, life=life)
         self._handlers: dict[type, Handler] = {
             m.Ready: self._on_ready,
             m.Heartbeat: self._on_heartbeat,
             m.Sampled: self.rollouts.sampled,
             m.Unsampled: self.rollouts.unsampled,
             m.Scored: lambda _, message: self.rollouts.scored(message),
-            m.Leaving: self._on_leaving,
+            m.Leaving: lambda member, _: self.gathering.leave(member),
             m.Begin: self._on_begin,
             m.Checkpointed: self._on_checkpointed,
             m.BatchRequest: self._on_batch_request,
@@ -82,9 +85,9 @@ class Head:
             if isinstance(message, m.Join):
                 self._on_join(sender, message, now)
             elif sender not in self.members.by_name:
-                self._answer_stranger(sender, message, now)
+                self.gathering.answer_stranger(sender, now)
             else:
-                member, is_back = self._heard(sender, now)
+                member, is_back = self.gathering.heard(sender, now)
                 if isinstance(message, m.Heartbeat) and not is_back:
                     self._on_heartbeat(member, message)
                     return self._effects.take()  # nothing follows from it
@@ -102,7 +105,7 @@ class Head:
         if gap_s > self.rules.silent_s / 2:  # it was the head that stood still
             self.members.slept(gap_s, now)
         for member in self.members.silent(now):
-            self._lose(member, f"silent for {self.rules.silent_s:g} s")
+            self.gathering.lose(member, f"silent for {self.rules.silent_s:g} s")
         self.publishing.pushes.expire(now)
         if self.phase is Phase.ASSEMBLING and now - self._began > self.rules.assemble_s:
             awaited = self.members.awaited(self._wanted)
@@ -123,84 +126,26 @@ class Head:
         member = self.members.by_name.get(name)
         if member is not None and member.can_be_lost:
             member.standing = Standing.DEAD
-            self._lose(member, "it stands still", died=False)
+            self.gathering.lose(member, "it stands still", died=False)
         return self._settle(now)
 
     # members
-
-    def _answer_stranger(self, sender: str, message: m.Message, now: float) -> None:
-        """Somebody this head does not know: of an older incarnation, or from before this head's life."""
-        newer = self.members.replaced_by(sender)
-        if newer is not None:
-            self._effects.send(sender, m.Stop(f"{newer} has taken its place"))  # I6
-        elif now - self._told.get(sender, -TELL_AGAIN_S) >= TELL_AGAIN_S:
-            self._told[sender] = now
-            self._effects.send(sender, m.Rejoin("only a member may speak"))
-        raise ImpossibleEvent(f"only a member may speak; {sender!r} has not joined")
-
-    @property
-    def asking(self) -> frozenset[int]:
-        """Learner ranks that wait for the next batch."""
-        return frozenset(self._requests)
-
-    def _heard(self, sender: str, now: float) -> tuple[Member, bool]:
-        """A sign of life, and whether one taken for dead is back: what it held went to others, its work ends (I4)."""
-        known = self.members.by_name.get(sender)
-        was_dead = known is not None and known.standing is Standing.DEAD
-        lost = sorted({lease[:3] for lease in known.leased}) if known is not None and was_dead else []
-        member = self.members.heard(sender, now)
-        if was_dead:
-            self._effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
-            for evaluation, uid, attempt in lost:
-                if not evaluation:
-                    self._effects.send(sender, m.Cancel(uid, attempt))
-            self._send_directory()
-        return member, was_dead
 
     def _on_join(self, sender: str, message: m.Join, now: float) -> None:
         if self.phase is Phase.STOPPING:
             self._effects.send(sender, m.Stop("the job is over"))
             raise ImpossibleEvent("nobody joins a job that is over")
-        if sender != message.name:
-            raise ImpossibleEvent(f"a member speaks for itself; {sender} claims to be {message.name}")
-        before = self.members.of(Role(message.role), index=message.index)
-        member = self.members.join(message, now)
-        if all(other is not member for other in before):
-            for other in before:
-                self._forget(other.name, died=other.name != member.name)
-            self._effects.record(Event.JOINED, name=member.name, host=message.host, pid=message.pid)
-            if member.role is Role.LEARNER:
-                self._join_crew(member, replaces=bool(before))
-        self._send_directory()
+        self.gathering.join(sender, message, now)
 
-    def _join_crew(self, newcomer: Member, *, replaces: bool) -> None:
-        """Learners compute together: when one comes back all do, from the checkpoint."""
-        if not replaces:
-            return
-        self.terms.begun_by = None
-        self._requests.clear()
-        self.finished.clear()
-        for other in self.members.of(Role.LEARNER):
-            if other is not newcomer:
-                self._effects.send(other.name, m.Rejoin(f"{newcomer.name} begins anew"))
-                self._forget(other.name)
-                self.members.expel(other.name)
+    @property
+    def finished(self) -> dict[int, m.Finished]:
+        """Learner rank -> what it wrote, at the end."""
+        return self.terms.finished
 
-    def _on_leaving(self, member: Member, message: m.Leaving) -> None:
-        if member.role is not Role.GENERATOR:
-            raise ImpossibleEvent(f"only a generator may leave; {member.name} is none")
-        if not member.leaving:
-            member.leaving = True
-            self._effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why="leaves")
-
-    def _let_go(self) -> None:
-        """Whoever wants no further work and holds none."""
-        for member in [x for x in self.members.of(Role.GENERATOR) if x.leaving]:
-            if not member.leased and not self.rollouts.holds_any(member.name):
-                self._effects.send(member.name, m.Stop("it has left"))
-                self._effects.record(Event.MEMBER, name=member.name, state="left", why="it holds nothing")
-                self._forget(member.name, died=False)
-                self.members.expel(member.name)
+    @property
+    def asking(self) -> frozenset[int]:
+        """Learner ranks that wait for the next batch."""
+        return frozenset(self.terms.requests)
 
     def _on_ready(self, member: Member, message: m.Ready) -> None:
         if member.ready:
@@ -212,24 +157,6 @@ class Head:
         if member.note != message.note and self.phase is Phase.ASSEMBLING:
             self._effects.progress("note", name=member.name, text=message.note)
         member.progress, member.note = message.progress, message.note
-
-    def _lose(self, member: Member, why: str, *, died: bool = True) -> None:
-        self._effects.record(Event.MEMBER, name=member.name, state="dead", why=why)
-        self._effects.progress("warning", text=f"{member.name} is taken for dead: {why}")
-        self._forget(member.name, died=died)
-        if member.role is Role.REWARD:
-            self._send_directory()
-
-    def _forget(self, name: str, *, died: bool = True) -> None:
-        self.rollouts.lose(name, died=died)
-        self.publishing.pushes.lose(name)
-
-    def _send_directory(self) -> None:
-        """Who listens where, to those who connect."""
-        listening = [member for member in self.members.alive() if member.endpoint]
-        directory = m.Directory([x.name for x in listening], [x.endpoint for x in listening], self.life)
-        for member in self.members.alive():
-            self._effects.send(member.name, directory)
 
     @property
     def _wanted(self) -> dict[Role, int]:
@@ -291,7 +218,7 @@ class Head:
     def _on_batch_request(self, member: Member, message: m.BatchRequest) -> None:
         if self.terms.begun_by is not None and message.step != self.gate.w:
             raise ImpossibleEvent(f"batch {self.gate.w} is next; {member.name} asks for {message.step}")
-        self._requests[member.index] = message.step  # before its term begins, perhaps: it may overtake rank 0's word
+        self.terms.requests[member.index] = message.step  # before rank 0's Begin, perhaps
 
     def _on_update_done(self, member: Member, message: m.UpdateDone) -> None:
         if member.index != 0:
@@ -308,7 +235,7 @@ class Head:
             self._capture()
 
     def _on_finished(self, member: Member, message: m.Finished) -> None:
-        self.finished[member.index] = message
+        self.terms.finished[member.index] = message
 
     def _on_failure(self, member: Member, message: m.Failure) -> None:
         """Its supervisor ends the job and names it; here it is only written down."""
@@ -326,8 +253,8 @@ class Head:
             self._drop_too_old()
             if self.phase is not Phase.ASSEMBLING:
                 admitting = self.phase in (Phase.BEFORE, Phase.TRAINING) and not self.is_draining
-                self.rollouts.lease_all(admitting=admitting)
-            self._let_go()
+                self.leasing.lease_all(admitting=admitting)
+            self.gathering.let_go()
             self._serve_requests()
             self._give_up_on_refunds()
         return self._effects.take()
@@ -345,7 +272,7 @@ class Head:
         if self.phase is Phase.TRAINING and self.is_draining and self.gate.u == self.gate.w and self.terms.begun_by:
             self._enter(Phase.CLOSING)
             self._capture()  # what is open stays open
-        has_finished = len(self.finished) == self.rules.n_learners
+        has_finished = len(self.terms.finished) == self.rules.n_learners
         if self.is_draining and self.phase in (Phase.CLOSING, Phase.AFTER) and has_finished:
             self._end(0, f"drained at version {self.gate.u}")
         if self.phase is Phase.CLOSING and self.gate.v == self.gate.u and self._may_evaluate():
@@ -357,12 +284,20 @@ class Head:
         self.phase = phase
         self._effects.progress("phase", phase=str(phase))
         if evaluation is not None:
-            self.rollouts.evaluate(evaluation)
+            self._open_evaluation(evaluation)
+
+    def _open_evaluation(self, name: str) -> None:
+        """Of the published version."""
+        rules = self.rules
+        first = self.terms.term * m.ATTEMPTS
+        self.examination.open = Evaluation(
+            name, self.gate.v, rules.evaluate_samples, list(rules.problems), first_attempt=first
+        )
 
     def _is_complete(self) -> bool:
         """All learners, and one of each other kind (all generators when eta is 0: their shares are fixed)."""
         return (
-            len(self.rollouts.fed()) >= (self.rules.n_generators if self.rules.eta == 0 else 1)
+            len(self.leasing.fed()) >= (self.rules.n_generators if self.rules.eta == 0 else 1)
             and bool(self.members.of(Role.REWARD, Standing.HEALTHY))
             and len(self.members.of(Role.LEARNER, Standing.HEALTHY)) == self.rules.n_learners
         )
@@ -374,21 +309,23 @@ class Head:
 
     def _may_evaluate(self) -> bool:
         """Somebody holds the last version, or nobody need."""
-        return not self.rules.evaluate_after or bool(self.rollouts.fed())
+        return not self.rules.evaluate_after or bool(self.leasing.fed())
 
     def _evaluation_is_over(self) -> bool:
-        evaluation = self.rollouts.close_evaluation()
+        evaluation = self.examination.close()
         if evaluation is not None:
+            for _, scored in sorted(evaluation.scored.items()):
+                self._effects.keep(scored, step=None, clock=evaluation.version, n_masked=0)
             self.results[evaluation.name] = evaluation
             figures = self.figures[evaluation.name] = evaluation.figures()
             self._effects.record(Event.EVALUATION, **figures)
             self._effects.progress("evaluation", **figures)
-        return self.rollouts.evaluation is None
+        return self.examination.open is None
 
     @property
     def _wants_batch(self) -> bool:
         """Every learner rank waits for the next batch, and no update is under way."""
-        is_asked = list(self._requests.values()) == [self.gate.w] * self.rules.n_learners
+        is_asked = list(self.terms.requests.values()) == [self.gate.w] * self.rules.n_learners
         return self.phase is Phase.TRAINING and is_asked and self.gate.w == self.gate.u
 
     def _drop_too_old(self) -> None:
@@ -398,19 +335,19 @@ class Head:
 
     def _serve_requests(self) -> None:
         """A batch for the learner that waits, or the news that there is none."""
-        learners = self.members.of(Role.LEARNER, Standing.HEALTHY) if self._requests else []
+        learners = self.members.of(Role.LEARNER, Standing.HEALTHY) if self.terms.requests else []
         if self._wants_batch and len(learners) == self.rules.n_learners:
             if self.batches.is_at_the_end and self.rules.drop_last and not self._fills_a_batch:
                 self.rollouts.refund_all(Refund.END_OF_DATA)
             n_groups = self.batches.n_next()
             if n_groups:
                 self.batches.hand_out(n_groups, learners)
-                self._requests.clear()
+                self.terms.requests.clear()
         elif self.phase in (Phase.CLOSING, Phase.AFTER) and self.terms.begun_by is not None:
             for learner in learners:
-                if learner.index in self._requests:
+                if learner.index in self.terms.requests:
                     self._effects.send(learner.name, m.NoBatch(self.gate.w, self.is_draining))
-            self._requests.clear()
+            self.terms.requests.clear()
 
     @property
     def _fills_a_batch(self) -> bool:

@@ -1,38 +1,42 @@
-"""The way of a prompt to its group's last verdict: drawn, admitted, leased, scored or refunded; knows no batch.
-
-Work goes to the least loaded generator that holds what is published (I7): problems of an evaluation first, then prompts
-whose lease was lost, then new ones as the gate allows (I1).
-"""
+"""What becomes of leased prompts: sampled, scored, lost, refunded, carried into a new term; knows no batch."""
 
 from areal_bus import messages as m
 from areal_bus.batches import check_spans, ids
 from areal_bus.effects import Effects
 from areal_bus.errors import ImpossibleEvent
-from areal_bus.evaluation import Evaluation
+from areal_bus.evaluation import Examination
 from areal_bus.frontier import Frontier, newest, revive
 from areal_bus.gate import Gate
 from areal_bus.journal import Event
+from areal_bus.leasing import LONELY_AFTER
 from areal_bus.ledger import Entry, Ledger, State
 from areal_bus.membership import Member, Membership, Standing
 from areal_bus.messages import Refund, Role, Scored, VerdictStatus
 from areal_bus.rules import HeadRules
-from areal_bus.supply import Issue, Supply
+from areal_bus.supply import Supply
 
-LONELY_AFTER = 2  # deaths of its holders after which a prompt is sampled alone
 EXPECTED = (Refund.END_OF_DATA, Refund.END_OF_RUN, Refund.TOO_OLD)  # no sign that something is wrong
 
 
 class Rollouts:
-    """Owns the ledger, the supply of rows and the open evaluation; spends and returns the gate's credits."""
+    """Moves the ledger and the open evaluation by what generators and rewards say; returns the gate's credits."""
 
-    def __init__(self, rules: HeadRules, supply: Supply, gate: Gate, members: Membership, effects: Effects) -> None:
+    def __init__(
+        self,
+        rules: HeadRules,
+        supply: Supply,
+        gate: Gate,
+        members: Membership,
+        examination: Examination,
+        effects: Effects,
+    ) -> None:
         self.rules = rules
         self.supply = supply
         self.gate = gate
         self.members = members
         self.effects = effects
         self.ledger = Ledger()
-        self.evaluation: Evaluation | None = None
+        self.examination = examination
         self.refunds_in_a_row = 0  # without a group that became complete in between
         self._n_complaints = 0
         self.last_error = ""
@@ -53,7 +57,7 @@ class Rollouts:
         self.ledger.restart(next_uid=frontier.next_uid, term=term)
         self.supply.restart(position=frontier.position, again=frontier.again)
         self.refunds_in_a_row = 0
-        self.evaluation = None
+        self.examination.open = None
         for prompt in frontier.open:
             entry = revive(prompt, known.get(prompt.uid), frontier.version)
             self.gate.admit(entry.born)
@@ -95,8 +99,8 @@ class Rollouts:
             if entry.uid in alone and entry.n_deaths > LONELY_AFTER:
                 why = f"{entry.n_deaths} generators died while they sampled it, the last one had nothing else to do"
                 self.refund(entry, Refund.POISON, why)
-        if self.evaluation is not None:
-            self.evaluation.lose(name)
+        if self.examination.open is not None:
+            self.examination.open.lose(name)
 
     def sampled(self, member: Member, message: m.Sampled) -> None:
         """A slot is free; the sample itself comes by way of a reward, perhaps sooner than this note."""
@@ -109,7 +113,7 @@ class Rollouts:
     def unsampled(self, member: Member, message: m.Unsampled) -> None:
         """A generator cannot make this group."""
         if message.evaluation:
-            evaluation = self._open(message.evaluation)
+            evaluation = self.examination.named(message.evaluation)
             if message.reason == Refund.LOST_TIMELINE:
                 evaluation.give_back(message.uid, message.attempt)
             else:
@@ -138,7 +142,7 @@ class Rollouts:
             ack = m.Ack(message.uid, message.sample, message.attempt, message.evaluation)
             self.effects.send(message.generator, ack)
         if message.evaluation:
-            self._open(message.evaluation).deliver(message)
+            self.examination.named(message.evaluation).deliver(message)
             self._record_scored(message)
             return
         self._check(message)
@@ -208,146 +212,12 @@ class Rollouts:
         for entry in self.ledger.live():
             self.refund(entry, reason)
 
-    # leases
-
     def holds_any(self, name: str) -> bool:
         """Whether something that this member samples, or keeps until its verdict, is awaited."""
         states = (State.LEASED, State.SCORING)
         if any(entry.holder == name and entry.state in states for entry in self.ledger.open.values()):
             return True
-        return self.evaluation is not None and name in self.evaluation.leased.values()
-
-    def fed(self) -> list[Member]:
-        """Generators that may get work: they hold what is published, or newer (I7)."""
-        healthy = self.members.of(Role.GENERATOR, Standing.HEALTHY)
-        return [x for x in healthy if x.version is not None and x.version >= self.gate.v and not x.leaving]
-
-    def lease_all(self, *, admitting: bool) -> None:
-        """Give work to the least loaded while there is work, leave and room; at eta = 0 the whole batch in shares."""
-        if not self._has_work(admitting):
-            return
-        fed = self.fed()
-        while any(self._lease_one(member, admitting=admitting) for member in _least_loaded(fed)):
-            pass
-        if admitting and self.rules.eta == 0:
-            self._lease_shares(fed)
-
-    def _has_work(self, admitting: bool) -> bool:
-        if self.evaluation is not None and self.evaluation.waiting:
-            return True
-        return admitting and (len(self.ledger.queued) > 0 or (self.gate.free > 0 and not self.supply.is_exhausted))
-
-    def _lease_one(self, member: Member, *, admitting: bool) -> bool:
-        """One group for this member, if there is one that it may have."""
-        if self.evaluation is not None and self.evaluation.waiting:
-            return self._lease_problem(member, self.evaluation)
-        if not admitting or member.version is None:
-            return False
-        lost = self.ledger.queued.first()
-        if lost is not None:
-            return self._lease_again(member, lost)
-        if self.rules.eta == 0 or not self.gate.may_admit(member.version) or not _fits(member, self.rules.n_samples):
-            return False
-        issue = self.supply.draw()
-        if issue is None:
-            return False
-        self._lease(self._admit(member, member.version, issue), member)
-        return True
-
-    def _lease_again(self, member: Member, lost: Entry) -> bool:
-        """A lost lease; what two deaths have in common is sampled with nothing else beside it."""
-        is_poison = lost.n_deaths >= LONELY_AFTER
-        fits = member.load == 0 if is_poison else _fits(member, len(lost.missing))
-        if member.version is None or member.version < lost.born or not fits:  # I5: no token is older than born
-            return False
-        entry = self.ledger.lease(lost.uid, member.name)
-        entry.alone = member.alone = is_poison
-        self._lease(entry, member)
-        return True
-
-    def _lease_shares(self, fed: list[Member]) -> None:
-        """eta = 0: all that the gate allows at once, prompt uid to the generator at uid mod n, whatever room it has.
-
-        Only when every generator that is ready holds what is published and nothing is being sampled or scored: so who
-        samples what, and what is decoded beside it, never depends on time (docs/staleness.md).
-        """
-        ready = [x for x in self.members.of(Role.GENERATOR, Standing.STALE, Standing.HEALTHY) if not x.leaving]
-        is_quiet = self.evaluation is None and self.ledger.n_live == len(self.ledger.ready)
-        if not (fed and len(fed) == len(ready) and is_quiet and self.gate.may_admit(self.gate.v)):
-            return
-        issues: list[Issue] = []
-        while len(issues) < self.gate.free and (issue := self.supply.draw()) is not None:
-            issues.append(issue)
-        end = self.ledger.next_uid + len(issues)
-        for issue in issues:
-            member = fed[self.ledger.next_uid % len(fed)]
-            entry = self._admit(member, self.gate.v, issue)
-            self._lease(entry, member, more=entry.uid + len(fed) < end)
-
-    def _admit(self, member: Member, born: int, issue: Issue) -> Entry:
-        gate = self.gate
-        gate.admit(born)
-        entry = self.ledger.admit(born=born, n_samples=self.rules.n_samples, holder=member.name)
-        self.supply.issue(entry.uid, issue)
-        self.effects.record(
-            Event.ADMIT,
-            uid=entry.uid,
-            born=entry.born,
-            row=issue.drawn.row,
-            epoch=issue.drawn.epoch,
-            issue=issue.n_before,
-            live=gate.live,
-            in_training=gate.in_training,
-            u=gate.u,
-            v=gate.v,
-            w=gate.w,
-        )
-        return entry
-
-    def _lease(self, entry: Entry, member: Member, *, more: bool = False) -> None:
-        samples = entry.missing
-        member.leased |= {("", entry.uid, entry.attempt, sample) for sample in samples}
-        self.effects.record(
-            Event.LEASE, uid=entry.uid, attempt=entry.attempt, holder=member.name, born=entry.born, n=len(samples)
-        )
-        row = self.supply.of(entry.uid).drawn.text
-        self.effects.send(member.name, m.Prompt(entry.uid, entry.attempt, entry.born, samples, "", row, more))
-
-    def _lease_problem(self, member: Member, evaluation: Evaluation) -> bool:
-        if not _fits(member, evaluation.n_samples):
-            return False
-        uid = evaluation.lease(member.name)
-        samples, attempt = evaluation.missing(uid), evaluation.attempts[uid]
-        member.leased |= {(evaluation.name, uid, attempt, sample) for sample in samples}
-        prompt = m.Prompt(uid, attempt, evaluation.version, samples, evaluation.name, evaluation.rows[uid])
-        self.effects.send(member.name, prompt)
-        return True
-
-    # evaluation
-
-    def evaluate(self, name: str) -> None:
-        """Open an evaluation of the published version."""
-        rules = self.rules
-        first = self.term * m.ATTEMPTS
-        problems = list(rules.problems)
-        self.evaluation = Evaluation(name, self.gate.v, rules.evaluate_samples, problems, first_attempt=first)
-
-    def close_evaluation(self) -> Evaluation | None:
-        """The evaluation when its last verdict is in, else None."""
-        evaluation = self.evaluation
-        if evaluation is None or not evaluation.is_over:
-            return None
-        self.evaluation = None
-        for _, scored in sorted(evaluation.scored.items()):
-            self.effects.keep(scored, step=None, clock=evaluation.version, n_masked=0)
-        return evaluation
-
-    def _open(self, name: str) -> Evaluation:
-        if self.evaluation is None or self.evaluation.name != name:
-            raise ImpossibleEvent(f"evaluation {name!r} is not open")
-        return self.evaluation
-
-    # the journal
+        return self.examination.open is not None and name in self.examination.open.leased.values()
 
     def _record_scored(self, scored: Scored) -> None:
         versions = [version for version, _ in scored.spans]
@@ -363,13 +233,3 @@ class Rollouts:
             max_version=max(versions, default=None),
             seconds=round(scored.seconds, 4),
         )
-
-
-def _least_loaded(fed: list[Member]) -> list[Member]:
-    """Those with room, the least loaded first."""
-    return sorted((x for x in fed if x.room > 0), key=lambda x: (x.load / x.capacity, x.index))
-
-
-def _fits(member: Member, n_samples: int) -> bool:
-    """A group needs room for all its samples, or a generator with nothing else to do."""
-    return member.room >= n_samples or member.load == 0

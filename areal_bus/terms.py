@@ -7,6 +7,7 @@ version, so frontiers stay for as long as their checkpoint does.
 from collections.abc import Callable, Mapping
 
 from areal_bus.frontier import Frontier
+from areal_bus.messages import Finished
 
 
 class Terms:
@@ -17,11 +18,19 @@ class Terms:
         self.term = term
         self.frontiers = dict(frontiers)
         self.begun_by: str | None = None  # learner 0 of this term; None before it begins
+        self.requests: dict[int, int] = {}  # learner ranks that wait for a batch -> its step
+        self.finished: dict[int, Finished] = {}  # learner rank -> what it wrote, at the end
         self._every = every
         self._keep = keep
         self._has_begun = False
         self._saved = {version for version in frontiers if version}  # on disk
         self._sealed = set(self._saved)  # whose checkpoint is whole
+
+    def break_crew(self) -> None:
+        """Nothing that a learner has said counts any more; the next Begin opens a term."""
+        self.begun_by = None
+        self.requests.clear()
+        self.finished.clear()
 
     def is_due(self, version: int) -> bool:
         """Whether a checkpoint of this version is written."""

@@ -53,7 +53,7 @@ class _Moment:
     def __init__(self, head: Head, watch: Watch, now: float) -> None:
         self.head, self.watch, self.now = head, watch, now
         self.rules, self.gate, self.members = head.rules, head.gate, head.members
-        self.ledger, self.evaluation = head.rollouts.ledger, head.rollouts.evaluation
+        self.ledger, self.evaluation = head.rollouts.ledger, head.examination.open
         self.learners = tuple(x.name for x in self.members.of(Role.LEARNER))
 
     def verdict(self) -> Verdict:
@@ -84,7 +84,7 @@ class _Moment:
 
     def _assembly(self) -> Wait:
         rules, missing = self.rules, []
-        fed = {x.name for x in self.head.rollouts.fed()}
+        fed = {x.name for x in self.head.leasing.fed()}
         needed = {Role.LEARNER: rules.n_learners}
         if not self.members.of(Role.REWARD, Standing.HEALTHY):
             needed[Role.REWARD] = rules.n_rewards
@@ -176,7 +176,7 @@ class _Moment:
 
     def _why_none(self) -> str:
         """Why no further prompt is leased."""
-        gate, fed = self.gate, self.head.rollouts.fed()
+        gate, fed = self.gate, self.head.leasing.fed()
         if self.head.is_draining:
             return "the run drains"
         if gate.free <= 0:

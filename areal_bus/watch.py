@@ -110,7 +110,7 @@ def place(name: str) -> str:
 
 def _ring(head: Head) -> dict[str, object]:
     """Counts that move when the ring does. A lost lease, a push or a change of standing alone is no move."""
-    gate, ledger, evaluation = head.gate, head.rollouts.ledger, head.rollouts.evaluation
+    gate, ledger, evaluation = head.gate, head.rollouts.ledger, head.examination.open
     return {
         "phase": head.phase,
         "u": gate.u,

@@ -133,7 +133,7 @@ class Replay:
 
     def _request(self) -> list[Effect]:
         """Every learner asks for the next batch."""
-        before = set(self.head._requests)
+        before = set(self.head.asking)
         effects: list[Effect] = []
         for index, name in enumerate(self._learners):
             if index not in before:

@@ -209,7 +209,7 @@ def test_a_generator_heard_again_gets_no_credit_for_what_it_lost() -> None:
     head, effects = head_with(n_generators=2)
     lost = [message.uid for to, message in sent(effects, m.Prompt) if to == "generator-0.0"]  # type: ignore[union-attr]
     assert lost
-    for now in range(0, 1001, 100):
+    for now in range(0, 1001, 8):
         for name in ("learner-0.0", "reward-0.0", "generator-1.0"):
             head.on(name, m.Heartbeat(0, None, ""), float(now))
         head.tick(float(now))

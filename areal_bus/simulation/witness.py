@@ -111,7 +111,7 @@ class Witness:
         self.n_terms += 1
         self.u = self.v = version
         self._taken, self._update_of, self._groups, self._handed = {}, {}, {}, set()
-        for uid in [uid for uid in self.prompts if uid >= next_uid]:
+        for uid in sorted((uid for uid in self.prompts if uid >= next_uid), reverse=True):  # a row's later issues first
             self._erase(uid)
         self.check("I3", len(self.prompts) == next_uid, f"uids go back to {next_uid}, {len(self.prompts)} are known")
         for uid, prompt in self.prompts.items():

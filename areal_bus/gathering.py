@@ -1,0 +1,121 @@
+"""Members come, fall silent, come back, leave and are replaced; knows no phase, batch or version.
+
+Consumes Join, signs of life and silence; what a lost member held goes to others (I4), and learners, who compute
+together, come back together.
+"""
+
+from areal_bus import messages as m
+from areal_bus.effects import Effects
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.journal import Event
+from areal_bus.membership import Member, Membership, Standing
+from areal_bus.messages import Role
+from areal_bus.publishing import Publishing
+from areal_bus.rollouts import Rollouts
+from areal_bus.terms import Terms
+
+TELL_AGAIN_S = 2.0
+
+
+class Gathering:
+    """Keeps the members; tells those who depend on it what they have lost."""
+
+    def __init__(
+        self,
+        members: Membership,
+        rollouts: Rollouts,
+        publishing: Publishing,
+        terms: Terms,
+        effects: Effects,
+        *,
+        life: int,
+    ) -> None:
+        self.members = members
+        self.rollouts = rollouts
+        self.publishing = publishing
+        self.terms = terms
+        self.life = life
+        self._effects = effects
+        self._told: dict[str, float] = {}  # stranger -> when it was told to join again
+
+    def answer_stranger(self, sender: str, now: float) -> None:
+        """Somebody this head does not know: of an older incarnation, or from before this head's life."""
+        newer = self.members.replaced_by(sender)
+        if newer is not None:
+            self._effects.send(sender, m.Stop(f"{newer} has taken its place"))  # I6
+        elif now - self._told.get(sender, -TELL_AGAIN_S) >= TELL_AGAIN_S:
+            self._told[sender] = now
+            self._effects.send(sender, m.Rejoin("only a member may speak"))
+        raise ImpossibleEvent(f"only a member may speak; {sender!r} has not joined")
+
+    def heard(self, sender: str, now: float) -> tuple[Member, bool]:
+        """A sign of life, and whether one taken for dead is back: what it held went to others, its work ends (I4)."""
+        known = self.members.by_name.get(sender)
+        was_dead = known is not None and known.standing is Standing.DEAD
+        lost = sorted({lease[:3] for lease in known.leased}) if known is not None and was_dead else []
+        member = self.members.heard(sender, now)
+        if was_dead:
+            self._effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
+            for evaluation, uid, attempt in lost:
+                if not evaluation:
+                    self._effects.send(sender, m.Cancel(uid, attempt))
+            self.send_directory()
+        return member, was_dead
+
+    def join(self, sender: str, message: m.Join, now: float) -> None:
+        """A new member, or a known one that forgot everything. Raises ImpossibleEvent for an older incarnation."""
+        if sender != message.name:
+            raise ImpossibleEvent(f"a member speaks for itself; {sender} claims to be {message.name}")
+        before = self.members.of(Role(message.role), index=message.index)
+        member = self.members.join(message, now)
+        if all(other is not member for other in before):
+            for other in before:
+                self._forget(other.name, died=other.name != member.name)
+            self._effects.record(Event.JOINED, name=member.name, host=message.host, pid=message.pid)
+            if member.role is Role.LEARNER and before:
+                self._break_crew(member)
+        self.send_directory()
+
+    def _break_crew(self, newcomer: Member) -> None:
+        """Learners compute together: when one comes back all do, from the checkpoint."""
+        self.terms.break_crew()
+        for other in self.members.of(Role.LEARNER):
+            if other is not newcomer:
+                self._effects.send(other.name, m.Rejoin(f"{newcomer.name} begins anew"))
+                self._forget(other.name)
+                self.members.expel(other.name)
+
+    def leave(self, member: Member) -> None:
+        """A generator wants no further work: it is let go when it holds none."""
+        if member.role is not Role.GENERATOR:
+            raise ImpossibleEvent(f"only a generator may leave; {member.name} is none")
+        if not member.leaving:
+            member.leaving = True
+            self._effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why="leaves")
+
+    def let_go(self) -> None:
+        """Whoever wants no further work and holds none."""
+        for member in [x for x in self.members.of(Role.GENERATOR) if x.leaving]:
+            if not member.leased and not self.rollouts.holds_any(member.name):
+                self._effects.send(member.name, m.Stop("it has left"))
+                self._effects.record(Event.MEMBER, name=member.name, state="left", why="it holds nothing")
+                self._forget(member.name, died=False)
+                self.members.expel(member.name)
+
+    def lose(self, member: Member, why: str, *, died: bool = True) -> None:
+        self._effects.record(Event.MEMBER, name=member.name, state="dead", why=why)
+        self._effects.progress("warning", text=f"{member.name} is taken for dead: {why}")
+        self._forget(member.name, died=died)
+        if member.role is Role.REWARD:
+            self.send_directory()
+
+    def _forget(self, name: str, *, died: bool = True) -> None:
+        self.rollouts.lose(name, died=died)
+        self.publishing.pushes.lose(name)
+
+    def send_directory(self) -> None:
+        """Who listens where, to those who connect."""
+        listening = [member for member in self.members.alive() if member.endpoint]
+        directory = m.Directory([x.name for x in listening], [x.endpoint for x in listening], self.life)
+        for member in self.members.alive():
+            self._effects.send(member.name, directory)
