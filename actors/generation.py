@@ -111,7 +111,8 @@ class Generator:
             self._journal.mark("bus")
             if received is None:
                 return
-            self._presence.heard(received[0])
+            if self._presence.heard(*received):
+                self._rejoin()
             self._on(received[1])
             patience_s = 0.0
 
@@ -133,12 +134,10 @@ class Generator:
                 self._drop("", message.uid, message.attempt)
             case Directory():
                 self._follow(message)
-            case Rejoin():
-                self._rejoin(message.reason)
             case Stop():
                 self.stopped = message.reason
-            case HeadBeat():
-                pass  # what is published is told by pushes, too
+            case HeadBeat() | Rejoin():
+                pass  # `Presence` has heard them; what is published is told by pushes, too
 
     def _begin_term(self, term: int, base: int) -> None:
         """What later versions of older terms made ends here, whole groups of it; the rest goes on."""
@@ -155,9 +154,9 @@ class Generator:
         if not keeps(self._engine.version):
             self._put_weights_away()
 
-    def _rejoin(self, reason: str) -> None:
+    def _rejoin(self) -> None:
         """A new head, which leased nothing to us: all that is here was another's."""
-        logger.warning("joins the head again, without the work of before: {}", reason)
+        logger.warning("{}: a new head: joins it without the work of before", self._bus.name)
         self._timeline = Timeline()
         self._receiving.drop()
         self._awaits_more = False

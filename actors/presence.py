@@ -1,6 +1,7 @@
 """An actor's tie to the head: who it says it is, and how long the head has been silent; knows no work.
 
-A head that was started anew knows nobody: what was said to the one before is said again (Rejoin).
+A head that was started anew knows nobody: what was said to the one before is said again. It asks for that (Rejoin) when
+it hears somebody it does not know; its life, in HeadBeat and Directory, tells those whom it half knows.
 """
 
 import os
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from actors.context import Context
 from areal_bus.bus import Bus
-from areal_bus.messages import Join, Leaving, Ready
+from areal_bus.messages import Directory, HeadBeat, Join, Leaving, Message, Ready, Rejoin
 
 HEAD = "head"
 
@@ -24,6 +25,7 @@ class Presence:
         self._silent_s = silent_s
         self._said: list[Join | Ready | Leaving] = []
         self._n_again = 0
+        self._life: int | None = None  # of the head that was joined; None until it says so
         self._heard = time.monotonic()
 
     def join(self, context: Context, endpoint: str = "") -> None:
@@ -43,10 +45,18 @@ class Presence:
         for message in self._said:
             self._bus.send(HEAD, replace(message, again=self._n_again) if isinstance(message, Join) else message)
 
-    def heard(self, sender: str) -> None:
-        """Any message, HeadBeat among them, is a sign of life."""
-        if sender == HEAD:
-            self._heard = time.monotonic()
+    def heard(self, sender: str, message: Message) -> bool:
+        """Any message of the head is a sign of life. Returns whether its sender is to be joined again."""
+        if sender != HEAD:
+            return False
+        self._heard = time.monotonic()
+        if isinstance(message, Rejoin):
+            self._life = None  # it will say which one it is
+            return True
+        if isinstance(message, HeadBeat | Directory):
+            before, self._life = self._life, message.life
+            return before not in (None, message.life)
+        return False
 
     def remark(self, note: str) -> str:
         """`note`, and for how long the head has been silent, if it has."""

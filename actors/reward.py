@@ -14,6 +14,7 @@ from areal_bus.config import Config
 from areal_bus.journal import Event, Journal
 from areal_bus.messages import (
     Cancel,
+    Directory,
     Failure,
     HeadBeat,
     Message,
@@ -112,7 +113,8 @@ class RewardLoop:
             if received is None:
                 return
             self._journal.mark("bus")
-            self._presence.heard(received[0])
+            if self._presence.heard(*received):
+                self._rejoin()
             self._on(*received)
             patience_s = 0.0
 
@@ -121,11 +123,9 @@ class RewardLoop:
             self._submit(message)
         elif isinstance(message, Cancel):
             self._forget(message)
-        elif isinstance(message, Rejoin):
-            self._rejoin(message.reason)
         elif isinstance(message, Stop):
             self.stopped = message.reason
-        elif not isinstance(message, HeadBeat):
+        elif not isinstance(message, HeadBeat | Directory | Rejoin):
             logger.debug("a reward has no use for {} from {}", type(message).__name__, sender)
 
     def _submit(self, trajectory: Trajectory) -> None:
@@ -143,9 +143,9 @@ class RewardLoop:
         for key in unwanted.intersection(self._pool.forget(unwanted)):
             self._n_bytes -= weight(self._at_work.pop(key))
 
-    def _rejoin(self, reason: str) -> None:
-        """A new head: nobody wants the scores under way, those of a lost timeline among them."""
-        logger.warning("joins the head again, without the work of before: {}", reason)
+    def _rejoin(self) -> None:
+        """A new head: nobody wants the scores under way."""
+        logger.warning("{}: a new head: joins it without the work of before", self._bus.name)
         self._pool.clear()
         self._at_work.clear()
         self._n_bytes = 0

@@ -93,8 +93,8 @@ class Ring:
         if with_reward:
             self.list_reward()
 
-    def list_reward(self) -> None:
-        self.tell(Directory([self.reward.name], [self.reward.endpoint]))
+    def list_reward(self, *, life: int = 0) -> None:
+        self.tell(Directory([self.reward.name], [self.reward.endpoint], life))
 
     def begin(self, version: int, *, term: int = 0, base: int = 0) -> PushBegin:
         begin = PushBegin(self.n_pushes, version, 0, [NAME], self.store, 10.0, term, base)

@@ -200,6 +200,23 @@ def test_told_to_rejoin_it_drops_all_work_and_waits_for_weights(
             assert take_sample(around, reward).uid == 1  # and nothing before it
 
 
+def test_a_head_of_another_life_is_joined_once_whichever_way_it_tells(tmp_path: Path) -> None:
+    with ring(tmp_path) as around:
+        around.join()  # its Directory is of life 0
+        around.tell(HeadBeat(0, 0, life=0))
+        around.tell(HeadBeat(0, 0, life=1))
+        assert around.heard(Join).again == 1
+        around.heard(Ready)
+        around.tell(HeadBeat(0, 0, life=1))
+        around.tell(Rejoin("yet another"))
+        around.tell(Directory([], [], life=2))
+        around.tell(HeadBeat(0, 0, life=2))
+        assert around.heard(Join).again == 2
+        around.heard(Ready)
+        around.list_reward(life=2)
+        around.push(0)  # no further Join before its answer
+
+
 def test_without_a_word_of_the_head_it_goes_on_and_says_so(tmp_path: Path) -> None:
     with ring(tmp_path, bus={"silent_s": 0.2}) as around:
         around.join()

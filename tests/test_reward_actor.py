@@ -70,6 +70,7 @@ class Ring:
     """A head and a generator for one real reward actor."""
 
     def __init__(self, folder: Path, context: Context, head: Bus, generator: Bus, process: subprocess.Popen) -> None:
+        self.life = 0  # of the head, as its heartbeats say
         self.folder, self.context, self.head, self.generator, self.process = folder, context, head, generator, process
 
     def next(self, kind: type[Message]) -> Message:
@@ -110,14 +111,20 @@ def ring_of(
     config = Config.model_validate({"reward": reward, "bus": {"heartbeat_s": 0.1}})
     (folder / "config.json").write_text(config.model_dump_json())
     listen = "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/head"
-    head = Bus("head", job=JOB, listen=listen, heartbeat=lambda: HeadBeat(term=0, version=0), heartbeat_s=0.1)
+    rings: list[Ring] = []
+
+    def beat() -> HeadBeat:
+        return HeadBeat(term=0, version=0, life=rings[0].life if rings else 0)
+
+    head = Bus("head", job=JOB, listen=listen, heartbeat=beat, heartbeat_s=0.1)
     generator = Bus("generator-0.0", job=JOB)
     context = context_of(folder, head=head.endpoint)
     process = subprocess.Popen([sys.executable, "-m", "actors.start"], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         process.stdin.write(context.to_json().encode() + b"\n")
         process.stdin.flush()
-        yield Ring(folder, context, head, generator, process)
+        rings.append(Ring(folder, context, head, generator, process))
+        yield rings[0]
     finally:
         process.kill()
         process.communicate()
@@ -178,7 +185,8 @@ def test_what_waits_of_a_refunded_group_is_not_scored_any_more(folder):
         assert (last.uid, last.status) == (2, "value")
 
 
-def test_told_to_rejoin_it_forgets_what_it_scores_and_works_for_the_new_head(folder):
+@pytest.mark.parametrize("says_so", [True, False])
+def test_for_a_new_head_it_forgets_what_it_scores_and_joins_again(folder, says_so):
     with ring_of(folder, timeout_s=60.0) as ring:
         first = ring.up()
         ring.score(trajectory(1, "fine"))
@@ -186,7 +194,10 @@ def test_told_to_rejoin_it_forgets_what_it_scores_and_works_for_the_new_head(fol
         ring.score(*(replace(trajectory(1, "hangs"), sample=i) for i in range(3, 9)))
         while ring.next(Heartbeat).note != "scores 6":
             pass
-        ring.head.send(ring.context.name, Rejoin("a new head"))
+        if says_so:
+            ring.head.send(ring.context.name, Rejoin("a new head"))
+        else:
+            ring.life = 1
         assert ring.next(Join) == replace(first, again=1)
         ring.next(Ready)
         ring.score(trajectory(1, "fine", attempt=1000))
