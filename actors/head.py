@@ -158,7 +158,6 @@ class Shell:
         """The end, for people and for tools."""
         if self.end is None:
             return
-        results = self.head.results
         finished = self.head.finished.get(0)
         seconds = time.monotonic() - self.began
         summary = {
@@ -168,11 +167,13 @@ class Shell:
             "eta": self.head.gate.eta,
             "seconds": round(seconds, 3),
             "max_trained_token_lag": self.max_lag,
-            "evaluations": {name: evaluation.figures() for name, evaluation in results.items()},
+            "evaluations": self.head.figures,
+            "drained": self.head.is_draining,
+            "term": self.head.terms.term,
             "checkpoint": finished.checkpoint if finished else "",
             "model": finished.model if finished else "",
         }
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if self.samples is not None:
             self.samples.close()
         if self.end.code:
@@ -183,15 +184,19 @@ class Shell:
     def _report(self, seconds: float) -> list[str]:
         head, results = self.head, self.head.results
         age = f"oldest trained token {self.max_lag} behind" if self.max_lag is not None else "no token was trained"
-        lines = ["", f"done: {head.gate.u} versions in {clock(seconds)}, {age} (eta {head.gate.eta})"]
+        what = "drained" if head.is_draining else "done"
+        lines = ["", f"{what}: {head.gate.u} versions in {clock(seconds)}, {age} (eta {head.gate.eta})"]
         for name in ("before", "after"):
-            if name in results and results[name].accuracy is not None:
-                lines.append(f"held-out accuracy {name}: {results[name].accuracy:.3f}")
+            accuracy = head.figures.get(name, {}).get("accuracy")
+            if accuracy is not None:
+                lines.append(f"held-out accuracy {name}: {accuracy:.3f}")
         if "before" in results and "after" in results:
             lines.extend(comparison(results["before"], results["after"]))
         finished = head.finished.get(0)
         if finished is not None and finished.model:
             lines.append(f"model: {finished.model}")
+        if head.is_draining:
+            lines.append(f"to go on: the same command line with --resume {self.folder}")
         lines.append(f"run: {self.folder}   (python -m tools.samples {self.folder} shows what the model wrote)")
         return lines
 
