@@ -1,6 +1,8 @@
 """What a process needs to know to be one actor of one job; made by the launcher, read by everything in actors/."""
 
+import contextlib
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +12,8 @@ from areal_bus.bus import Bus
 from areal_bus.config import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import Heartbeat
+
+PROGRESS_FD = "AREAL_BUS_PROGRESS_FD"  # environment: the pipe on which an actor tells its supervisor of progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Context:
     run_folder: str  # holds config.json, the journal, samples, checkpoints
     config_folder: str  # where the user's own modules and relative data paths are found
     model_folder: str  # resolved model: a folder, or a Hugging Face id
+    term_floor: int = 0  # terms of this start begin here at least: above all that a resumed run has had
 
     @property
     def name(self) -> str:
@@ -62,15 +67,41 @@ class Context:
 
 
 class Pulse:
-    """What the next heartbeat says; the actor's loop sets it, the bus thread reads it."""
+    """What the next heartbeat says; the actor's loop sets it, the bus thread reads it.
+
+    The first progress of a life is told to the supervisor, too: deaths before and after it are not in a row.
+    """
 
     def __init__(self) -> None:
-        self.progress = 0
         self.version: int | None = None
         self.note = "starting"
+        self._progress = 0
+        self._supervisor = take_progress_pipe()
+
+    @property
+    def progress(self) -> int:
+        return self._progress
+
+    @progress.setter
+    def progress(self, value: int) -> None:
+        self._progress = value
+        if value > 0 and self._supervisor is not None:
+            pipe, self._supervisor = self._supervisor, None
+            with contextlib.suppress(OSError):  # the supervisor is gone, and so are we in a moment
+                os.write(pipe, b"1")
+            os.close(pipe)
 
     def beat(self) -> Heartbeat:
         return Heartbeat(progress=self.progress, version=self.version, note=self.note)
+
+
+def take_progress_pipe() -> int | None:
+    """The pipe to the supervisor, once a process and for it alone; None where there is none."""
+    number = os.environ.pop(PROGRESS_FD, "")
+    if not number:
+        return None
+    os.set_inheritable(int(number), False)
+    return int(number)
 
 
 def open_bus(context: Context, config: Config, pulse: Pulse, *, listen: str = "") -> Bus:

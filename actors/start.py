@@ -1,7 +1,8 @@
 """Entry of one actor process: `python -m actors.start`, with the Context as one JSON line on standard input.
 
 Standard input stays open for as long as the supervisor lives: at its end the actor gets SIGTERM, and is killed should
-it still be there after the grace time. So no actor outlives its supervisor, however that ended.
+it still be there after the grace time. So no actor outlives its supervisor, however that ended. actors/codes.py
+has the exit codes.
 """
 
 import contextlib
@@ -15,9 +16,10 @@ import time
 import traceback
 from pathlib import Path
 
+from actors import draining
+from actors.codes import CRASHED, DONE, RESTART, code_of
 from actors.context import Context
 from actors.leaving import leave
-from areal_bus.errors import ArealBusError, ConfigError
 
 PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent ends
 GRACE_S = 5.0
@@ -25,18 +27,18 @@ GRACE_S = 5.0
 
 def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    draining.listen()
     context = Context.from_json(sys.stdin.readline())
     threading.Thread(target=end_with_supervisor, name="supervisor", daemon=True).start()
     context.find_user_modules()
     try:
         importlib.import_module(f"actors.{context.role}").run(context)
-    except ArealBusError as error:
-        return report(context, str(error), code=2 if isinstance(error, ConfigError) else 1)
-    except SystemExit as error:  # the user's code may call exit()
-        return report(context, f"it called exit({error.code!r})", code=1) if error.code else 0
+    except SystemExit as error:  # the user's code may call exit(): no actor ends by that
+        return report(context, f"it called exit({error.code!r})", code=CRASHED)
     except Exception as error:
-        return report(context, f"{type(error).__name__}: {error}", code=1)
-    return 0
+        code = code_of(error)
+        return report(context, sentence(error, code), code=code)
+    return DONE
 
 
 def end_with_supervisor() -> None:
@@ -48,15 +50,25 @@ def end_with_supervisor() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def report(context: Context, sentence: str, *, code: int) -> int:
+def sentence(error: Exception, code: int) -> str:
+    """The first line of what is said on purpose; the kind of error before it when it was not."""
+    text = str(error).strip() or "no message"
+    expected = code != CRASHED or type(error).__module__ == "areal_bus.errors"
+    return (text if expected else f"{type(error).__name__}: {text}").splitlines()[0]
+
+
+def report(context: Context, first: str, *, code: int) -> int:
     """One line for people, the traceback into the run's folder."""
-    first = sentence.strip().splitlines()[0] if sentence.strip() else "no message"
-    line = f"rank {context.rank} ({context.role}-{context.index}): {first}\n"
-    with contextlib.suppress(BrokenPipeError):  # nobody may read any more
-        os.write(2, line.encode())  # one write: lines of several ranks do not mix
-    logs = Path(context.run_folder) / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    (logs / f"{context.name}.error.txt").write_text(traceback.format_exc())
+    lines = [f"rank {context.rank} ({context.role}-{context.index}): {first}\n"]
+    if code != RESTART:
+        try:
+            logs = Path(context.run_folder) / "logs"
+            logs.mkdir(parents=True, exist_ok=True)
+            (logs / f"{context.name}.error.txt").write_text(traceback.format_exc())
+        except OSError as error:
+            lines.append(f"rank {context.rank} ({context.role}-{context.index}): no traceback kept: {error}\n")
+    with contextlib.suppress(OSError):  # nobody may read any more
+        os.write(2, "".join(lines).encode())  # one write: lines of several ranks do not mix
     return code
 
 

@@ -18,7 +18,11 @@ class ImpossibleEvent(ArealBusError):
 
 
 class WireError(ArealBusError):
-    """Bytes that are no message of this job: drop, count and name the peer once."""
+    """Bytes that are no message of this job: drop, count by reason (one word) and name the peer once."""
+
+    def __init__(self, sentence: str, reason: str = "format") -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 class PushFailed(ArealBusError):
@@ -47,3 +51,7 @@ class CheckpointError(ArealBusError):
 
 class ActorFailed(ArealBusError):
     """An actor of this job ended with an error: the job ends and names it."""
+
+
+class Restart(ArealBusError):
+    """This process must come back and go on from the checkpoint; that is no failure of its own. Exit code 75."""

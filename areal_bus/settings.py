@@ -23,8 +23,14 @@ PREFIX = "AREAL_BUS_"
 
 def load(path: Path | str, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
     """The checked settings. Raises ConfigError, in a sentence, for whatever is wrong with them."""
-    tree = read_file(Path(path))
-    source = {key: str(path) for key in leaves(tree)}
+    return resolve(read_file(Path(path)), str(path), overrides, environ)
+
+
+def resolve(
+    tree: dict[str, Any], path: str, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+) -> Config:
+    """`load` for tables that were read already, from the file at `path`."""
+    source = dict.fromkeys(leaves(tree), path)
     for origin, key, raw in [*from_environment(environ), *from_options(overrides)]:
         put(tree, key, plain_value(key, raw, origin), origin)
         source[key] = origin
@@ -32,7 +38,7 @@ def load(path: Path | str, overrides: Sequence[str] = (), environ: Mapping[str, 
         # JSON, since its strict mode takes a string for a path but none for a number
         config = Config.model_validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
-        raise ConfigError(sentence(error, source, str(path))) from None
+        raise ConfigError(sentence(error, source, path)) from None
     check(config)
     return config
 

@@ -8,6 +8,7 @@ from areal_bus.config import Config
 from areal_bus.messages import Role
 from launch.explain import as_toml
 from launch.memory import GIB, Shape, estimate, find_shape
+from launch.resume import preview
 from launch.topology import Place, dry_hosts, least_ranks, plan
 
 FORMULA = (
@@ -21,6 +22,7 @@ FEW = 16  # up to so many ranks each has its own line
 
 def dry_run(config: Config, file: Path, size: int | None) -> str:
     """The whole page. `size` None: the number of ranks the file is written for, or the fewest. Raises ConfigError."""
+    resumed = preview(config, file)
     size = size or least_ranks(config.topology)
     places = plan(config.topology, dry_hosts(config.topology, size))
     shape = find_shape(config, file.resolve().parent)
@@ -32,7 +34,7 @@ def dry_run(config: Config, file: Path, size: int | None) -> str:
         f"{shape.n_parameters / 1e6:,.0f} million parameters" if shape else "shape unknown: it has no config.json here"
     )
     parts = [f"{size} ranks, {len({p.host for p in places})} host(s); model {model} ({known})", *lines, "", FORMULA, ""]
-    return "\n".join([*parts, as_toml(config)])
+    return "\n".join([*resumed, *parts, as_toml(config)])
 
 
 def table(config: Config, places: Sequence[Place], shape: Shape | None) -> list[tuple[str, ...]]:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError
-from areal_bus.settings import load
+from areal_bus.settings import load, resolve
 from launch.bootstrap import rank_and_size
 from launch.dry_run import dry_run
 from launch.explain import explain
 from launch.rank import refuse, run
+from launch.resume import AUTO
+from launch.runs import CONFIG, ORIGIN, read_object
 from launch.topology import check_count, least_ranks
 
 
@@ -25,15 +27,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.explain:
             return say(rank, explain(options.explain))
-        if options.config is None:
-            raise ConfigError("a config file is needed: python -m areal_bus.launch configs/demo.toml")
-        config = load(options.config, options.set)
+        config, file = settings(options.config, options.resume, options.set)
         if options.dry_run:
-            return say(rank, dry_run(config, Path(options.config), size if size > 1 else None))
-        check_size(config, size, options.config)
+            return say(rank, dry_run(config, file, size if size > 1 else None))
+        check_size(config, size, options.config or f"--resume {options.resume}")
     except ConfigError as error:
         return refuse(rank, error)
-    return run(config, Path(options.config))
+    return run(config, file)
+
+
+def settings(file: str | None, resume: str | None, overrides: Sequence[str]) -> tuple[Config, Path]:
+    """The settings and the file they come from; a run that is resumed without one keeps its own. Raises ConfigError."""
+    overrides = [*overrides, *([f"run.resume={resume}"] if resume else [])]
+    if file is not None:
+        return load(file, overrides), Path(file)
+    if not resume or resume == AUTO:
+        raise ConfigError("a config file is needed: python -m areal_bus.launch configs/demo.toml")
+    tree, origin = read_object(Path(resume) / CONFIG), read_object(Path(resume) / ORIGIN)
+    if not tree or "config" not in origin:
+        raise ConfigError(f"--resume takes the folder of a run: {resume} has no {CONFIG} and {ORIGIN}")
+    return resolve(tree, str(Path(resume) / CONFIG), overrides), Path(origin["config"])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +57,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the settings; docs/config.md has all keys")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
     parser.add_argument("--dry-run", action="store_true", help="print ranks, GPUs, memory and settings; start nothing")
+    parser.add_argument(
+        "--resume", metavar="RUN", help='go on with this run, with its own settings unless CONFIG.toml is given; "auto"'
+    )
     parser.add_argument("--explain", metavar="KEY", help="print what a setting (or a section) means")
     return parser
 

@@ -1,56 +1,100 @@
 """What only rank 0 does before anything starts: check data, model and the user's functions, then make the run folder.
 
+Or, when a run is resumed, hold the settings against those it had, and put what its last life left aside.
+
 A process of its own (`python -m launch.prepare`, a JSON line in, a JSON line out), so that the user's modules and the
 data leave no trace in the supervisor. All checks come before the first file is written.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from actors.data.loading import place_problems, place_rows
+from actors.data.loading import Placed, place_problems, place_rows
 from actors.models.loading import check_model_path
 from actors.models.scratch import check_shape, write_scratch_folder
 from actors.rewards.loading import check_reward
 from actors.workflows.loading import load_workflow
 from areal_bus.config import Config, LearnerConfig, WorkflowConfig
 from areal_bus.errors import ArealBusError, ConfigError
+from launch.child import environment
 from launch.prompts import check_prompts
-from launch.runs import make_run_folder
-from launch.supervise import environment
+from launch.resume import announce, changes, next_life, next_term
+from launch.runs import CONFIG, ORIGIN, SUMMARY, make_run_folder, point_latest, read_object, replace_file
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Where the run lies and which model it starts from."""
+    """Where the run lies, which model it starts from, and what people are told."""
 
     run_folder: str
     model_folder: str
+    term_floor: int = 0  # 0 for a new run
+    notes: tuple[str, ...] = ()
 
 
-def prepare(config: Config, config_file: Path) -> Prepared:
-    """All checks that need the world; then the run folder, with the settings in it. Raises ConfigError."""
+def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepared:
+    """All checks that need the world; then the run's folder (`run` when that is resumed). Raises ConfigError."""
     folder = config_file.resolve().parent
     sys.path.insert(0, str(folder))
+    found = [] if run is None else changes(run, config)
     model = check_model(config, folder)
     check_functions(config, folder)
-    check_rows(config, folder, model)
+    data = fingerprint(check_rows(config, folder, model))
     if config.journal.dir:
         check_journal_folder(config.journal.dir)
-    run = make_run_folder(config.run.folder, config.run.name or config_file.stem)
-    (run / "config.json").write_text(config.model_dump_json(indent=2) + "\n")
-    shutil.copyfile(config_file, run / "config.toml")
+    if run is not None:
+        check_same_data(run, data)
+    notes = [] if run is None else announce(run, found)
+    floor = 0 if run is None else next_term(run)
+    if run is None:
+        run = make_run_folder(config.run.folder, config.run.name or config_file.stem)
+        shutil.copyfile(config_file, run / "config.toml")
+        if config.model.scratch is not None:
+            write_scratch_folder(run / "scratch-model", config.model.scratch)
+    else:
+        put_aside(run)
+        if run.parent == config.run.folder.resolve():
+            point_latest(run.parent, run.name)
     origin = {"config": str(config_file.resolve()), "folder": str(folder), "working_folder": str(Path.cwd())}
-    (run / "origin.json").write_text(json.dumps(origin, indent=2) + "\n")
-    if config.model.scratch is not None:
-        write_scratch_folder(run / "scratch-model", config.model.scratch)
-        model = str(run / "scratch-model")
-    return Prepared(str(run), model)
+    replace_file(run / ORIGIN, json.dumps(origin | data, indent=2) + "\n")
+    replace_file(run / CONFIG, config.model_dump_json(indent=2) + "\n")
+    model = model or str(run / "scratch-model")
+    return Prepared(str(run), model, floor, tuple(notes))
+
+
+def put_aside(run: Path) -> None:
+    """Settings and summary of the life that has ended, under its number."""
+    life = next_life(run) - 1
+    shutil.copyfile(run / CONFIG, run / f"config-{life}.json")
+    if (run / SUMMARY).exists():
+        (run / SUMMARY).replace(run / f"summary-{life}.json")
+
+
+def fingerprint(rows: Sequence[Placed]) -> dict[str, Any]:
+    """Of the rows to train on, in order."""
+    digest = hashlib.sha256()
+    for placed in rows:
+        digest.update(json.dumps(placed.row, sort_keys=True).encode() + b"\n")
+    return {"rows": len(rows), "rows_sha256": digest.hexdigest()}
+
+
+def check_same_data(run: Path, data: dict[str, Any]) -> None:
+    """Raises ConfigError unless the rows are those that the run began with (I4)."""
+    before = read_object(run / ORIGIN)
+    if "rows_sha256" in before and before["rows_sha256"] != data["rows_sha256"]:
+        raise ConfigError(
+            f"a run keeps its rows, for its prompts are counted by them: {run} began with {before['rows']} rows "
+            f"(SHA-256 {before['rows_sha256'][:12]}), and the data has {data['rows']} ({data['rows_sha256'][:12]}) now"
+        )
 
 
 def check_model(config: Config, folder: Path) -> str:
@@ -61,13 +105,14 @@ def check_model(config: Config, folder: Path) -> str:
     return ""
 
 
-def check_rows(config: Config, folder: Path, model: str) -> None:
-    """Training rows and evaluation problems are whole, and their prompts can be sampled. Raises ConfigError."""
+def check_rows(config: Config, folder: Path, model: str) -> list[Placed]:
+    """Training rows, which it returns, and evaluation problems are whole and can be sampled. Raises ConfigError."""
     rows = place_rows(config, folder)
-    if config.evaluate.before or config.evaluate.after:
-        rows = rows + place_problems(config, folder)
+    evaluates = config.evaluate.before or config.evaluate.after
+    problems = place_problems(config, folder) if evaluates else []
     if config.workflow.function == WorkflowConfig().function:
-        check_prompts(config, rows, model)
+        check_prompts(config, rows + problems, model)
+    return rows
 
 
 def check_journal_folder(path: str) -> None:
@@ -90,12 +135,12 @@ def check_functions(config: Config, folder: Path) -> None:
         find_loop(config.learner.loop)
 
 
-def prepare_apart(config: Config, config_file: Path) -> Prepared:
+def prepare_apart(config: Config, config_file: Path, run: Path | None = None) -> Prepared:
     """`prepare` in a process of its own. Raises ConfigError with its sentence."""
-    question = json.dumps({"config": config.model_dump(mode="json"), "file": str(config_file)})
+    question = {"config": config.model_dump(mode="json"), "file": str(config_file), "run": str(run) if run else None}
     done = subprocess.run(
         [sys.executable, "-m", "launch.prepare"],
-        input=question,
+        input=json.dumps(question),
         stdout=subprocess.PIPE,
         text=True,
         env=environment(os.environ, gpus=(), cpu=True),
@@ -107,14 +152,15 @@ def prepare_apart(config: Config, config_file: Path) -> Prepared:
         raise ArealBusError(f"checking the settings ended with exit code {done.returncode}") from None
     if "error" in answer:
         raise ConfigError(answer["error"])
-    return Prepared(**answer)
+    return Prepared(**answer | {"notes": tuple(answer["notes"])})
 
 
 def main() -> None:
     question = json.loads(sys.stdin.read())
     config = Config.model_validate_json(json.dumps(question["config"]))
+    run = Path(question["run"]) if question["run"] else None
     try:
-        answer = asdict(prepare(config, Path(question["file"])))
+        answer = asdict(prepare(config, Path(question["file"]), run))
     except ConfigError as error:
         answer = {"error": str(error)}
     print(f"\n{json.dumps(answer)}", flush=True)  # a line of its own, whatever the user's module has printed

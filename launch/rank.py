@@ -18,7 +18,11 @@ from areal_bus.messages import Role
 from launch.bootstrap import Bootstrap, open_bootstrap, rank_and_size
 from launch.endpoint import Endpoint, open_endpoint, transport
 from launch.interfaces import Facts, choose, here
+from launch.lock import Lock
 from launch.prepare import prepare_apart
+from launch.resume import AUTO, choose_run, nothing
+from launch.runs import largest_incarnation
+from launch.signals import hold_back
 from launch.supervise import Supervisor
 from launch.topology import Place, counts, plan
 
@@ -27,6 +31,7 @@ SPEAK_FIRST_S = 2.0
 
 def run(config: Config, file: Path) -> int:
     """Exit code of this rank; 0 when its actors and, with MPI, all other ranks have ended well."""
+    hold_back()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGINT, lambda number, _: sys.exit(128 + number))
     try:
@@ -65,15 +70,18 @@ def play(
     """Start the actors of this rank and wait for them. Exit code."""
     rank = bootstrap.rank
     endpoints: list[Endpoint] = []
-    supervisor = Supervisor(rank=rank, grace_s=config.launch.grace_s, at_end=lambda: remove(endpoints))
+    supervisor = Supervisor(rank=rank, launch=config.launch, at_end=lambda: remove(endpoints))
     try:
-        answer: dict[str, Any] = {}
-        if rank == 0:
-            answer = prepared(config, file, endpoints, facts=facts, address=addresses[0][1])
-        start = json.loads(bootstrap.allgather(json.dumps(answer).encode())[0])
+        answer = prepared(config, file, endpoints, facts=facts, address=addresses[0][1]) if rank == 0 else {}
+        answer["incarnations"] = largest_incarnation(journals(config, answer))
+        answers = [json.loads(part) for part in bootstrap.allgather(json.dumps(answer).encode())]
+        start = answers[0]
         if "code" in start:
             time.sleep(SPEAK_FIRST_S if rank else 0)
             return int(start["code"])
+        start["incarnation"] = 1 + max(part["incarnations"] for part in answers) if start["term_floor"] else 0
+        supervisor.run = Path(start["run_folder"])
+        supervisor.stays = config.launch.bootstrap == "mpi"
         for context in contexts(config, file, places[rank], len(places), addresses[rank], start):
             supervisor.start(context, places[rank].gpus if context.device == "cuda" else ())
         return supervisor.wait()
@@ -85,17 +93,31 @@ def play(
         remove(endpoints)
 
 
+def journals(config: Config, start: dict[str, Any]) -> list[Path]:
+    """Folders of the run's journal that this rank can see; one of its own node is seen from there alone."""
+    run = [Path(start["run_folder"]) / "journal"] if "run_folder" in start else []
+    return [*run, *([Path(config.journal.dir)] if config.journal.dir else [])]
+
+
 def prepared(
     config: Config, file: Path, endpoints: list[Endpoint], *, facts: Sequence[Facts], address: str
 ) -> dict[str, Any]:
     """Rank 0's part, as what all ranks need to know: the run and the head's endpoint, or the exit code.
 
-    The endpoint is put into `endpoints` as soon as it is there, so that it goes away whatever comes.
+    The endpoint is put into `endpoints` as soon as it is there, so that it goes away whatever comes. The run is locked
+    from here to the end of this process.
     """
     try:
         endpoint = open_endpoint(config.bus, facts, address)
         endpoints.append(endpoint)
-        return asdict(prepare_apart(config, file)) | {"job": uuid.uuid4().hex[:12], "head": endpoint.url}
+        name = config.run.name or file.stem
+        chosen = choose_run(config, name)
+        made = prepare_apart(config, file, chosen[0] if chosen else None)
+        if chosen is None:
+            Lock(Path(made.run_folder))
+        for line in (nothing(config, name),) if config.run.resume == AUTO and chosen is None else made.notes:
+            print(line, flush=True)
+        return asdict(made) | {"job": uuid.uuid4().hex[:12], "head": endpoint.url}
     except ArealBusError as error:
         return {"code": refuse(0, error)}
 
@@ -110,7 +132,7 @@ def contexts(
         Context(
             role=str(seat.role),
             index=seat.index,
-            incarnation=0,
+            incarnation=start["incarnation"],
             rank=place.rank,
             job=start["job"],
             head=start["head"],
@@ -123,6 +145,7 @@ def contexts(
             run_folder=start["run_folder"],
             config_folder=str(file.resolve().parent),
             model_folder=start["model_folder"],
+            term_floor=start["term_floor"],
         )
         for seat in place.seats
     ]

@@ -1,10 +1,18 @@
-"""Run folders: runs/NAME is made once and never written over, runs/latest points to the newest; knows no contents."""
+"""Run folders: runs/NAME is made once, runs/latest points to the newest; what lies in one, by names alone."""
 
 import itertools
+import json
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from areal_bus.errors import ConfigError
+from launch.lock import LOCK
+
+CONFIG, ORIGIN, SUMMARY, TERM = "config.json", "origin.json", "summary.json", "term.json"
+JOURNAL = re.compile(r"[a-z_]+-\d+\.(\d+)\.jsonl")
 
 
 def make_run_folder(parent: Path, name: str) -> Path:
@@ -35,3 +43,60 @@ def point_latest(parent: Path, name: str) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(name)
     link.replace(parent / "latest")
+
+
+def named(parent: Path, name: str) -> list[Path]:
+    """The runs that `make_run_folder` has made for this name, the one that was started last first."""
+    if not parent.is_dir():
+        return []
+    alike = re.compile(rf"{re.escape(name)}(-\d+)?")
+    found = [path for path in parent.iterdir() if alike.fullmatch(path.name) and (path / CONFIG).is_file()]
+    return sorted(found, key=started, reverse=True)
+
+
+def started(run: Path) -> float:
+    """When its last life began, by its lock."""
+    lock = run / LOCK
+    return (lock if lock.is_file() else run / CONFIG).stat().st_mtime
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; {} when there is no such file. Raises ConfigError when it is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"a run's files must be readable: {path}: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold one JSON object, not a {type(value).__name__}")
+    return value
+
+
+def is_finished(run: Path) -> bool:
+    """It has come to its end, and well; not one that was drained."""
+    summary = read_object(run / SUMMARY)
+    return summary.get("code") == 0 and not summary.get("drained")
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Folders of RUN/checkpoints whose version has a frontier, newest first; what is in them is not looked at."""
+    found = {int(path.name.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-*")}
+    return [found[v] for v in sorted(found, reverse=True) if (run / "frontiers" / f"frontier-{v:06d}").exists()]
+
+
+def newest_checkpoint(run: Path) -> Path | None:
+    return next(iter(checkpoints(run)), None)
+
+
+def largest_incarnation(folders: Iterable[Path]) -> int:
+    """That a journal in these folders knows; -1 for none."""
+    names = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    return max((int(match[1]) for name in names if (match := JOURNAL.fullmatch(name))), default=-1)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)

@@ -1,45 +1,52 @@
-"""One rank as a supervisor: starts its actors by exec, waits, and brings all down when one fails or a signal comes.
+"""One rank as a supervisor: starts its actors, brings back those that die, and ends all when the job is over or fails.
 
-Knows processes and exit codes; nothing of messages, MPI or models. An actor notices the end of its supervisor by the
-end of its standard input, whatever ended the supervisor (mpirun kills its ranks a quarter of a second after SIGTERM).
+Knows processes, exit codes (actors/codes.py) and signals; nothing of messages, MPI or models. An actor that crashed
+comes back with the next incarnation until it has crashed `launch.max_restarts` times in a row without progress; mpirun
+notices nothing. RUN/summary.json says that the job is over: nobody is brought back then.
 """
 
 import contextlib
+import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from actors.codes import BAD_INPUT, CRASHED, DONE, OVER, RESTART
 from actors.context import Context
+from areal_bus.config import LaunchConfig
+from areal_bus.errors import ArealBusError
+from areal_bus.messages import Role
+from launch.child import Child, start_child
+from launch.restarts import Restarts
+from launch.runs import SUMMARY, newest_checkpoint
+from launch.signals import Signals
 
-ROOT = Path(__file__).resolve().parents[1]  # where areal_bus, actors, launch and tools lie
-STARTER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_")
-RENDEZVOUS_VARIABLES = {
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-}
-ORPHAN_CHECK_S = 1.0
+LOOK_S = 1.0  # between looks at the run's folder and at our parent
 KILL_S = 2.0  # after SIGKILL a process that is still there is given up
+OVER_S = 10.0  # after the job's end an actor that is still there is told to end: it may wait for a head that is gone
+LAST_WORD_S = 3.0  # that a head gets to end the job, and say so, when an actor beside it ends for good
+REPEAT_S = 1.0  # one request may come twice, by the starter and by mpirun: a second one comes later than this
 
 
 @dataclass(slots=True)
-class Child:
-    """A started actor."""
+class Actor:
+    """One seat of this rank, over all incarnations that it has had here."""
 
-    context: Context
-    process: "subprocess.Popen[bytes]"
-    pipe: int  # to its standard input; stays open, its end tells the child that we are gone
+    context: Context  # of the present or next incarnation
+    gpus: Sequence[int]
+    restarts: Restarts
+    child: Child | None = None  # None: it waits to be started again, or is done
+    due: float = 0.0  # when it is started again
+    is_done: bool = False
+
+    @property
+    def is_head(self) -> bool:
+        return self.context.role == Role.HEAD
 
 
 @dataclass(slots=True)
@@ -47,121 +54,210 @@ class Supervisor:
     """Actors of one rank. `command` starts one; it reads its Context as a line of standard input."""
 
     rank: int
-    grace_s: float
+    launch: LaunchConfig
+    run: Path = Path("/nowhere")  # the run's folder
     command: Sequence[str] = (sys.executable, *(["-O"] if not __debug__ else []), "-m", "actors.start")
     at_end: Callable[[], None] = lambda: None  # called once the actors are told to end
-    children: list[Child] = field(default_factory=list)
+    stays: bool = False  # without actors, too, until the job is over: a rank that waits in MPI_Finalize spins
+    actors: list[Actor] = field(default_factory=list)
+    _drain: tuple[signal.Signals, float] | None = None  # the first request to drain, and when it came
+    _over_since: float | None = None
 
     def start(self, context: Context, gpus: Sequence[int] = ()) -> None:
-        """A child in a session of its own: a terminal's Ctrl-C and mpirun's signals reach it only through us."""
-        theirs, ours = os.pipe()
-        process = subprocess.Popen(
-            self.command,
-            stdin=theirs,
-            env=environment(os.environ, gpus=gpus, cpu=context.device == "cpu"),
-            start_new_session=True,
-        )
-        os.close(theirs)
-        self.children.append(Child(context, process, ours))
-        with contextlib.suppress(BrokenPipeError):  # it ended at once: `wait` says how
-            os.write(ours, context.to_json().encode() + b"\n")
+        """Raises ArealBusError when no process can be made."""
+        actor = Actor(context, gpus, Restarts(self.launch.max_restarts))
+        self.actors.append(actor)
+        actor.child = start_child(context, gpus, self.command)
 
     def wait(self) -> int:
-        """Until all actors have ended, one has failed, or SIGTERM or SIGINT came: the rank's exit code."""
+        """Until all actors are done, one has failed for good, or a signal says so: the rank's exit code."""
         parent = os.getppid()
         try:
             with Signals() as signals:
-                while (code := self._code()) is None:
-                    number = signals.wait(ORPHAN_CHECK_S)
-                    if number is not None or os.getppid() != parent:
-                        code = 128 + (number or signal.SIGTERM)
+                while (code := self._turn(time.monotonic())) is None:
+                    numbers = signals.wait(self._patience_s(time.monotonic()))
+                    if (code := self._heed(numbers, time.monotonic(), is_orphan=os.getppid() != parent)) is not None:
                         break
-            if code:
-                self.end()
+            self.end()
             return code
         finally:
-            for child in self.children:
-                os.close(child.pipe)
-
-    def _code(self) -> int | None:
-        """The exit code that the actors' ends come to; None while they are well."""
-        for child in self.children:
-            code = child.process.poll()
-            if code:
-                report(self.rank, child, code)
-                return 2 if code == 2 else 1
-        return 0 if all(child.process.returncode == 0 for child in self.children) else None
+            for child in self._children():
+                child.close()
 
     def end(self) -> None:
-        """SIGTERM to every actor, SIGKILL to those that are left after grace_s."""
+        """SIGTERM to every actor, SIGKILL to those that are left after launch.grace_s."""
         self._signal(signal.SIGTERM)
         self.at_end()  # now: mpirun may kill us in a moment
-        if not self._all_end(self.grace_s):
+        if not self._all_end(self.launch.grace_s):
             self._signal(signal.SIGKILL)
             self._all_end(KILL_S)
 
+    def _turn(self, now: float) -> int | None:
+        """Look at everything once. The rank's exit code when there is nothing more to wait for."""
+        for actor in self.actors:
+            if (code := self._look(actor, now)) is not None:
+                return code
+        over = self._is_over(now)
+        if all(actor.is_done for actor in self.actors) and (over or self._head is not None or not self.stays):
+            return self._verdict()
+        if over and now - (self._over_since or now) > OVER_S:
+            return self._verdict()
+        if self._drain is not None and now - self._drain[1] > self.launch.drain_s:
+            self._say(f"not drained within launch.drain_s = {self.launch.drain_s:g}: ends at once")
+            return 128 + self._drain[0]
+        return None
+
+    def _look(self, actor: Actor, now: float) -> int | None:
+        """At one actor: start it again, or judge its end."""
+        if actor.is_done:
+            return None
+        if actor.child is None:
+            if self._is_over(now):
+                actor.is_done = True
+            elif now >= actor.due:
+                return self._start_again(actor, now)
+            return None
+        code = actor.child.process.poll()
+        if code is None:
+            return None
+        progressed = actor.child.has_progressed()
+        actor.child.close()
+        actor.child = None
+        if code in (BAD_INPUT, OVER):
+            self._leave_last_word(actor)
+            return code if code == BAD_INPUT else CRASHED
+        if code == DONE or self._is_over(now):
+            actor.is_done = True
+            return None
+        return self._bring_back(actor, ending(code), crashed=code != RESTART, progressed=progressed)
+
+    def _bring_back(self, actor: Actor, how: str, *, crashed: bool, progressed: bool) -> int | None:
+        """Plan the next incarnation, or give the job up."""
+        who, most = f"{actor.context.role}-{actor.context.index}", self.launch.max_restarts
+        pause_s = actor.restarts.after(crashed=crashed, progressed=progressed)
+        if pause_s is None:
+            often = f"for the {most + 1}th time in a row without progress in between, and " if most else ""
+            self._say(f"{how}{last_error(actor.context)}; {often}launch.max_restarts is {most}", who)
+            return CRASHED
+        actor.context = replace(actor.context, incarnation=actor.context.incarnation + 1)
+        actor.due = time.monotonic() + pause_s
+        again = f"starts again in {pause_s:g} s as" if pause_s else "started again as"
+        self._say(f"{how}; {again} {actor.context.name}", who)
+        return None
+
+    def _start_again(self, actor: Actor, now: float) -> int | None:
+        try:
+            actor.child = start_child(actor.context, actor.gpus, self.command)
+        except ArealBusError as error:
+            return self._bring_back(actor, str(error), crashed=True, progressed=False)
+        if actor.is_head and self._drain is not None:  # what the one before it was told
+            actor.child.process.send_signal(signal.SIGUSR1)
+        return None
+
+    def _heed(self, numbers: Sequence[signal.Signals], now: float, *, is_orphan: bool) -> int | None:
+        """What the signals mean: the first may ask to drain, the next one ends the rank. Exit code when it ends."""
+        if is_orphan:
+            return 128 + signal.SIGTERM
+        for number in numbers:
+            if self._drain is None and (number == signal.SIGUSR1 or self._is_notice(number)):
+                self._begin_drain(number, now)
+            elif self._drain is None or number != self._drain[0] or now - self._drain[1] > REPEAT_S:
+                self._say_what_is_safe(number)
+                return 128 + number
+        return None
+
+    def _is_notice(self, number: signal.Signals) -> bool:
+        """Without mpirun SIGTERM is a notice; mpirun kills its ranks a quarter of a second after it."""
+        return number == signal.SIGTERM and self.launch.bootstrap == "env"
+
+    def _begin_drain(self, number: signal.Signals, now: float) -> None:
+        self._drain = number, now
+        head = self._head
+        if head is None:
+            return  # the head's rank passes it on
+        within = f"launch.drain_s = {self.launch.drain_s:g} s"
+        self._say(f"{number.name}: drains, that is checkpoint and end, within {within}; a second signal ends at once")
+        if head.child is not None:
+            head.child.process.send_signal(signal.SIGUSR1)
+
+    def _say_what_is_safe(self, number: signal.Signals) -> None:
+        folder = newest_checkpoint(self.run)
+        if self._head is not None and folder is not None:
+            self._say(f"{number.name}: ends at once; {folder} is safe, and --resume {self.run} goes on from there")
+
+    def _leave_last_word(self, ended: Actor) -> None:
+        """Give the head beside it, which knows already, a moment to end the job in order."""
+        head = self._head
+        if head is not None and head is not ended and head.child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                head.child.process.wait(LAST_WORD_S)
+
+    @property
+    def _head(self) -> Actor | None:
+        return next((actor for actor in self.actors if actor.is_head), None)
+
+    def _is_over(self, now: float) -> bool:
+        if self._over_since is None and has_ended(self.run):
+            self._over_since = now
+        return self._over_since is not None
+
+    def _verdict(self) -> int:
+        """Exit code of a rank whose actors are done: the head's rank speaks for the job."""
+        return CRASHED if self._head is not None and ended_badly(self.run) else DONE
+
+    def _patience_s(self, now: float) -> float:
+        waits = [actor.due - now for actor in self.actors if actor.child is None and not actor.is_done]
+        waits += [self._drain[1] + self.launch.drain_s - now] if self._drain is not None else []
+        return max(0.0, min([LOOK_S, *waits]))
+
+    def _children(self) -> list[Child]:
+        return [actor.child for actor in self.actors if actor.child is not None]
+
     def _signal(self, number: signal.Signals) -> None:
-        for child in self.children:
-            if child.process.poll() is None:
-                child.process.send_signal(number)
+        for child in self._children():
+            child.process.send_signal(number)
 
     def _all_end(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        for child in self.children:
+        for child in self._children():
             try:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 return False
         return True
 
-
-class Signals:
-    """SIGTERM, SIGINT and SIGCHLD as events. `wait` ends at each, and returns the number unless it was SIGCHLD."""
-
-    def __enter__(self) -> "Signals":
-        self._read, self._write = socket.socketpair()
-        self._write.setblocking(False)
-        self._fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-        self._handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
-        return self
-
-    def wait(self, timeout_s: float) -> int | None:
-        ready, _, _ = select.select([self._read], [], [], timeout_s)
-        numbers = self._read.recv(512) if ready else b""
-        return next((n for n in numbers if n in (signal.SIGTERM, signal.SIGINT)), None)
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._fd)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._read.close()
-        self._write.close()
+    def _say(self, text: str, who: str = "") -> None:
+        print(f"rank {self.rank}{f' ({who})' if who else ''}: {text}", file=sys.stderr, flush=True)
 
 
-def report(rank: int, child: Child, code: int) -> None:
-    """Who ended and how; an actor that could speak has said more itself."""
-    who = f"rank {rank} ({child.context.role}-{child.context.index})"
+def ending(code: int) -> str:
+    """How a process ended, for people; an actor that could speak has said more itself."""
     if code < 0:
-        print(f"{who}: killed by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
-    elif code not in (1, 2):
-        print(f"{who}: ended with exit code {code}", file=sys.stderr, flush=True)
+        return f"killed by {signal.Signals(-code).name}"
+    return "asks to come back" if code == RESTART else f"ended with exit code {code}"
 
 
-def environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: bool) -> dict[str, str]:
-    """An actor's environment: nothing of the starter's, our packages first, one thread a process on CPU."""
-    inner = {
-        name: value
-        for name, value in outer.items()
-        if not name.startswith(STARTER_VARIABLES) and name not in RENDEZVOUS_VARIABLES
-    }
-    inner["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [outer.get("PYTHONPATH")])])
-    inner["PYTHONUNBUFFERED"] = "1"
-    inner.setdefault("TOKENIZERS_PARALLELISM", "false")
-    inner.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer's end is our news to tell, in a sentence
-    inner.setdefault("LOGURU_LEVEL", "INFO")
-    if cpu:  # two OpenMP threads on a busy core cost seven times the CPU time
-        inner.setdefault("OMP_NUM_THREADS", "1")
-        inner.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    inner["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-    return inner
+def last_error(context: Context) -> str:
+    """The last line that this incarnation's traceback ends with, if it left one."""
+    try:
+        lines = (context.folder / "logs" / f"{context.name}.error.txt").read_text().split("\n")
+    except OSError:
+        return ""
+    return "".join(f" ({line.strip()})" for line in [line for line in lines if line.strip()][-1:])
+
+
+def has_ended(run: Path) -> bool:
+    """Whether the head has written how the job ended."""
+    try:  # listed, not asked for: a network file system remembers for a while that a file was not there
+        return SUMMARY in os.listdir(run)
+    except OSError:
+        return False
+
+
+def ended_badly(run: Path) -> bool:
+    try:
+        return bool(json.loads((run / SUMMARY).read_text())["code"])
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError):
+        return True

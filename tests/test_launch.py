@@ -193,13 +193,16 @@ def test_several_hosts_need_a_named_interface_and_are_told_what_they_share() -> 
 def test_each_actor_is_told_its_place(file: Path) -> None:
     config = load(file, ["topology.gpus_per_host=2", "topology.reward=beside"], {})
     places = plan(config.topology, ["a", "a"])
-    start = {"job": "j", "head": "ipc:///x", "run_folder": "/r", "model_folder": "/m"}
+    start = {"job": "j", "head": "ipc:///x", "run_folder": "/r", "model_folder": "/m"} | {
+        "incarnation": 3,
+        "term_floor": 2,
+    }
     told = [c for p in places for c in contexts(config, file, p, 2, ("lo", "127.0.0.1"), start)]
     assert [(c.name, c.rank, c.device) for c in told] == [
-        ("head-0.0", 0, "cpu"),
-        ("learner-0.0", 0, "cuda"),
-        ("generator-0.0", 1, "cuda"),
-        ("reward-0.0", 1, "cpu"),
+        ("head-0.3", 0, "cpu"),
+        ("learner-0.3", 0, "cuda"),
+        ("generator-0.3", 1, "cuda"),
+        ("reward-0.3", 1, "cpu"),
     ]
 
 

@@ -1,36 +1,54 @@
 """A rank's supervisor, with real small children in place of actors."""
 
+import contextlib
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from actors.context import Context
-from launch.supervise import Supervisor, environment
+from actors.codes import BAD_INPUT, OVER, RESTART, code_of
+from actors.context import PROGRESS_FD, Context, Pulse
+from areal_bus import errors
+from areal_bus.config import LaunchConfig
+from launch import supervise as module
+from launch.child import environment
+from launch.restarts import Restarts
+from launch.supervise import Supervisor
 
 ROOT = Path(__file__).parents[1]
-READ = "import os, sys, signal, time; line = sys.stdin.readline(); "
+READ = "import json, os, sys, signal, time; line = sys.stdin.readline(); inc = json.loads(line)['incarnation']; "
 WAIT = READ + "sys.stdin.read()"
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 STUBBORN = READ + "signal.signal(signal.SIGTERM, signal.SIG_IGN); open({!r}, 'w').close(); time.sleep(60)"
+LISTEN = "from actors import draining; draining.listen(); print('up', flush=True)\n"
+UNTIL_ASKED = "while not draining.asked(): time.sleep(0.01)\n"
+TELL = f"os.write(int(os.environ['{PROGRESS_FD}']), b'1'); "
 SUPERVISOR = """
-import sys
+import json, sys
+from pathlib import Path
+from areal_bus.config import LaunchConfig
 from launch import supervise
 from tests.test_launch_supervise import context
 
 class Announced(supervise.Signals):
     def __enter__(self):
         super().__enter__()
-        print(rank.children[0].process.pid, flush=True)
+        print(rank.actors[0].child.process.pid, flush=True)
         return self
 
 supervise.Signals = Announced
-rank = supervise.Supervisor(rank=3, grace_s=5, command=[sys.executable, "-c", sys.argv[1]])
-rank.start(context(index=0))
+rank = supervise.Supervisor(rank=3, launch=LaunchConfig(**json.loads(sys.argv[3])), run=Path(sys.argv[4]))
+rank.command = [sys.executable, "-c", sys.argv[1]]
+rank.start(context(index=0, role=sys.argv[2]))
 sys.exit(rank.wait())
 """
 ACTOR = """
@@ -43,7 +61,7 @@ threading.Event().wait()
 """
 
 
-def context(*, index: int = 0, role: str = "reward") -> Context:
+def context(*, index: int = 0, role: str = "reward", run: Path | str = "/nowhere") -> Context:
     return Context(
         role=role,
         index=index,
@@ -57,19 +75,47 @@ def context(*, index: int = 0, role: str = "reward") -> Context:
         n_generators=1,
         n_rewards=1,
         n_learners=1,
-        run_folder="/nowhere",
+        run_folder=str(run),
         config_folder="/nowhere",
         model_folder="/nowhere",
     )
 
 
-def supervise(*codes: str, grace_s: float = 5.0) -> tuple[int, Supervisor]:
-    """Exit code of a supervisor whose children run these lines of Python."""
-    supervisor = Supervisor(rank=3, grace_s=grace_s)
+def make(*codes: str, run: Path | str = "/nowhere", roles: tuple[str, ...] = (), **settings: Any) -> Supervisor:
+    """A supervisor whose children run these lines of Python; without restarts unless the settings say so."""
+    launch = LaunchConfig(**{"max_restarts": 0, **settings})
+    supervisor = Supervisor(rank=3, launch=launch, run=Path(run))
     for index, code in enumerate(codes):
         supervisor.command = [sys.executable, "-c", code]
-        supervisor.start(context(index=index))
-    return supervisor.wait(), supervisor
+        supervisor.start(context(index=index, role=roles[index] if roles else "reward", run=run))
+    return supervisor
+
+
+def outcome(*codes: str, **settings: Any) -> int:
+    return make(*codes, **settings).wait()
+
+
+@contextlib.contextmanager
+def rank(
+    code: str, *, role: str = "reward", run: Path | str = "/nowhere", **settings: Any
+) -> "Iterator[subprocess.Popen[str]]":
+    """The same as a process of its own; its first line is its actor's process id."""
+    command = [sys.executable, "-c", SUPERVISOR, code, role, json.dumps(settings), str(run)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def summarize(run: Path, **summary: Any) -> None:
+    (run / "summary.json").write_text(json.dumps(summary))
 
 
 def gone(pid: int) -> bool:
@@ -89,63 +135,220 @@ def ends_within(pid: int, timeout_s: float) -> bool:
 
 
 def test_all_actors_that_end_well_end_the_rank_well() -> None:
-    assert supervise(READ, READ)[0] == 0
+    assert outcome(READ, READ) == 0
 
 
 def test_a_rank_without_actors_is_done() -> None:
-    assert Supervisor(rank=0, grace_s=1).wait() == 0
+    assert outcome() == 0
 
 
 def test_an_actor_gets_its_context_as_a_line() -> None:
     check = "from actors.context import Context; sys.exit(Context.from_json(line).name != 'reward-0.0')"
-    assert supervise(READ + check)[0] == 0
+    assert outcome(READ + check) == 0
 
 
-def test_a_failed_actor_ends_the_others_and_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
-    code, supervisor = supervise(WAIT, READ + "sys.exit(7)")
-    assert code == 1
-    assert capfd.readouterr().err == "rank 3 (reward-1): ended with exit code 7\n"
-    assert all(gone(child.process.pid) for child in supervisor.children)
+def test_an_actor_that_may_not_come_back_ends_the_others_and_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    supervisor = make(WAIT, READ + "sys.exit(7)")
+    assert supervisor.wait() == 1
+    assert capfd.readouterr().err == "rank 3 (reward-1): ended with exit code 7; launch.max_restarts is 0\n"
+    assert supervisor.actors[0].child is not None
+    assert gone(supervisor.actors[0].child.process.pid)
 
 
-def test_a_config_error_found_late_keeps_its_code() -> None:
-    assert supervise(READ + "sys.exit(2)")[0] == 2
+@pytest.mark.parametrize(("code", "ends_with"), [(BAD_INPUT, 2), (OVER, 1)])
+def test_an_end_for_good_is_not_tried_again(tmp_path: Path, code: int, ends_with: int) -> None:
+    assert outcome(READ + f"open({str(tmp_path)!r} + f'/{{inc}}', 'w'); sys.exit({code})", max_restarts=5) == ends_with
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
-def test_an_actor_killed_by_a_signal_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    code, _ = supervise(READ + "os.kill(os.getpid(), signal.SIGKILL)")
-    assert code == 1
-    assert capfd.readouterr().err == "rank 3 (reward-0): killed by SIGKILL\n"
+def test_errors_have_the_codes_of_the_contract() -> None:
+    codes = {kind: code_of(kind("x")) for kind in vars(errors).values() if isinstance(kind, type)}
+    assert codes.pop(errors.ConfigError) == 2
+    assert [codes.pop(kind) for kind in (errors.ActorFailed, errors.NonFinite, errors.CheckpointError)] == [3, 3, 3]
+    assert codes.pop(errors.Restart) == 75
+    assert set(codes.values()) == {code_of(OSError("x"))} == {1}
+
+
+def test_a_killed_actor_comes_back_as_its_next_incarnation(capfd: pytest.CaptureFixture[str]) -> None:
+    assert outcome(READ + f"inc or {KILL}", max_restarts=1) == 0
+    assert capfd.readouterr().err == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1\n"
+
+
+def test_an_actor_that_keeps_dying_ends_the_rank_with_its_last_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "reward-0.2.error.txt").write_text("Traceback\nOSError: no room\n")
+    assert outcome(READ + "sys.exit(1)", run=tmp_path, max_restarts=2) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said[:2] == [
+        "rank 3 (reward-0): ended with exit code 1; started again as reward-0.1",
+        "rank 3 (reward-0): ended with exit code 1; starts again in 0.5 s as reward-0.2",
+    ]
+    assert said[2] == (
+        "rank 3 (reward-0): ended with exit code 1 (OSError: no room); for the 3th time in a row without progress in "
+        "between, and launch.max_restarts is 2"
+    )
+
+
+def test_progress_makes_a_death_the_first_again() -> None:
+    assert outcome(READ + f"inc == 4 and sys.exit(0); {TELL}{KILL}", max_restarts=1) == 0
+
+
+def test_one_who_asks_to_come_back_has_not_failed() -> None:
+    assert outcome(READ + f"sys.exit(0 if inc == 2 else {RESTART})", max_restarts=0) == 0
+
+
+def test_the_sixth_death_in_a_row_is_one_too_many() -> None:
+    restarts = Restarts(5)
+    assert [restarts.after(crashed=True, progressed=False) for _ in range(6)] == [0.0, 0.5, 1.0, 2.0, 4.0, None]
+    again = Restarts(5)
+    pauses = [again.after(crashed=True, progressed=n % 4 == 3) for n in range(40)]
+    assert None not in pauses
+    asks = Restarts(0)
+    assert [asks.after(crashed=False, progressed=False) for _ in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+
+
+def test_the_first_progress_of_a_life_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setenv(PROGRESS_FD, str(write))
+    pulse = Pulse()
+    assert PROGRESS_FD not in os.environ  # nobody that this process starts takes a stranger's pipe for its own
+    pulse.progress = 0
+    assert not select.select([read], [], [], 0)[0]
+    pulse.progress += 1
+    pulse.progress += 1
+    assert os.read(read, 10) == b"1"
+    assert (os.read(read, 10), pulse.beat().progress, Pulse().progress) == (b"", 2, 0)
+    os.close(read)
+
+
+def test_nobody_comes_back_when_the_job_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    summarize(tmp_path, code=1)
+    assert outcome(READ + KILL, READ + f"sys.exit({RESTART})", run=tmp_path, max_restarts=5) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_the_rank_of_the_head_speaks_for_the_job(tmp_path: Path) -> None:
+    summarize(tmp_path, code=1)
+    assert outcome(READ + KILL, run=tmp_path, roles=("head",)) == 1
+    summarize(tmp_path, code=0)
+    assert outcome(READ + KILL, run=tmp_path, roles=("head",)) == 0
+
+
+def test_an_actor_that_waits_for_a_head_that_is_gone_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OVER_S", 0.05)
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    summarize(tmp_path, code=0)
+    supervisor = make(WAIT, run=tmp_path)
+    assert supervisor.wait() == 0
+    assert supervisor.actors[0].child is not None
+    assert gone(supervisor.actors[0].child.process.pid)
+
+
+def test_a_rank_may_stay_until_the_job_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    supervisor = make(READ, run=tmp_path)
+    supervisor.stays = True
+    threading.Timer(0.2, summarize, [tmp_path], {"code": 0}).start()
+    assert supervisor.wait() == 0
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_a_head_gets_the_last_word(tmp_path: Path) -> None:
+    head = READ + f"sys.stdin.readline(); open({str(tmp_path / 'said')!r}, 'w')"
+    supervisor = make(head, READ + f"sys.exit({OVER})", roles=("head", "learner"))
+    child = supervisor.actors[0].child
+    assert child is not None
+    os.write(child.stdin, b"the learner failed\n")
+    assert supervisor.wait() == 1
+    assert (tmp_path / "said").exists()
 
 
 def test_an_actor_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
     began, met = time.monotonic(), str(tmp_path / "met")
     os.mkfifo(met)  # the second fails once the first ignores SIGTERM
-    code, supervisor = supervise(STUBBORN.format(met), READ + f"open({met!r}).read(); sys.exit(1)", grace_s=0.3)
-    assert code == 1
-    assert supervisor.children[0].process.returncode == -signal.SIGKILL
+    supervisor = make(STUBBORN.format(met), READ + f"open({met!r}).read(); sys.exit(1)", grace_s=0.3)
+    assert supervisor.wait() == 1
+    assert supervisor.actors[0].child is not None
+    assert supervisor.actors[0].child.process.returncode == -signal.SIGKILL
     assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_actors_and_rank(number: signal.Signals) -> None:
-    command = [sys.executable, "-c", SUPERVISOR, WAIT]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank:
-        assert rank.stdout is not None
-        child = int(rank.stdout.readline())
-        rank.send_signal(number)
-        assert rank.wait(10) == 128 + number
+    with rank(WAIT) as process:
+        child = int(line(process))
+        process.send_signal(number)
+        assert process.wait(10) == 128 + number
     assert gone(child)
 
 
+def test_an_end_at_once_says_which_checkpoint_is_safe(tmp_path: Path) -> None:
+    for name in ("checkpoints/step-000010", "checkpoints/step-000020", "checkpoints/step-000030", "frontiers"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("frontier-000010", "frontier-000020"):  # none for 30: nobody can go back there
+        (tmp_path / "frontiers" / name).touch()
+    with rank(WAIT, role="head", run=tmp_path) as process:
+        line(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 128 + signal.SIGINT
+        assert process.stderr is not None
+        safe = tmp_path / "checkpoints" / "step-000020"
+        said = f"rank 3: SIGINT: ends at once; {safe} is safe, and --resume {tmp_path} goes on from there\n"
+        assert process.stderr.read() == said
+
+
 def test_an_actor_ends_with_a_supervisor_that_is_killed() -> None:
-    command = [sys.executable, "-c", SUPERVISOR, ACTOR]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank:
-        assert rank.stdout is not None
-        child = int(rank.stdout.readline())
-        assert rank.stdout.readline() == "up\n"
-        rank.kill()
+    with rank(ACTOR) as process:
+        child = int(line(process))
+        assert line(process) == "up\n"
+        process.kill()
         assert ends_within(child, 10)
+
+
+@pytest.mark.parametrize(("number", "bootstrap"), [(signal.SIGUSR1, "mpi"), (signal.SIGTERM, "env")])
+def test_a_notice_drains_through_the_head_even_before_that_listens(number: signal.Signals, bootstrap: str) -> None:
+    head = READ + f"\nwhile not signal.sigpending(): time.sleep(0.01)\n{LISTEN}assert draining.asked()"
+    with rank(head, role="head", bootstrap=bootstrap) as process:
+        line(process)
+        process.send_signal(number)
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert process.stderr.read().startswith(f"rank 3: {number.name}: drains, that is checkpoint and end, within ")
+
+
+def test_a_head_that_comes_back_is_told_again_to_drain() -> None:
+    head = READ + LISTEN + UNTIL_ASKED + f"inc or {KILL}"
+    with rank(head, role="head") as process:
+        line(process)
+        assert line(process) == "up\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(20) == 0
+
+
+def test_a_job_that_does_not_drain_in_time_ends_at_once() -> None:
+    with rank(READ + LISTEN + "sys.stdin.read()", role="head", drain_s=0.1) as process:
+        line(process)
+        assert line(process) == "up\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(10) == 128 + signal.SIGUSR1
+        assert process.stderr is not None
+        assert process.stderr.read().endswith("rank 3: not drained within launch.drain_s = 0.1: ends at once\n")
+
+
+def test_a_second_request_ends_at_once_but_the_same_twice_is_one() -> None:
+    term, usr1, interrupt = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+
+    def heeds(*received: tuple[float, signal.Signals], bootstrap: Any = "mpi") -> list[int | None]:
+        supervisor = Supervisor(rank=3, launch=LaunchConfig(bootstrap=bootstrap))
+        return [supervisor._heed([number], now, is_orphan=False) for now, number in received]
+
+    assert heeds((5.0, usr1), (5.5, usr1), (7.0, usr1)) == [None, None, 128 + usr1]
+    assert heeds((5.0, usr1), (5.5, term)) == [None, 128 + term]
+    assert heeds((5.0, term), bootstrap="mpi") == [128 + term]
+    assert heeds((5.0, term), (5.5, term), (7.0, term), bootstrap="env") == [None, None, 128 + term]
+    assert heeds((5.0, interrupt), bootstrap="env") == [128 + interrupt]
 
 
 def test_actors_see_nothing_of_the_starter_and_one_thread() -> None:

@@ -1,0 +1,18 @@
+"""Exit codes of an actor's process: what its supervisor is to do next; knows no process."""
+
+from areal_bus.errors import ActorFailed, CheckpointError, ConfigError, NonFinite, Restart
+
+DONE = 0  # told to stop: nothing is left to do
+CRASHED = 1  # so does any other code and any signal: it comes back as a new incarnation, and is counted
+BAD_INPUT = 2  # the user's input cannot run: so does no restart
+OVER = 3  # the job has ended badly, for a reason that a restart would meet again
+RESTART = 75  # come back as a new incarnation; no failure, not counted
+
+
+def code_of(error: Exception) -> int:
+    """How a process ends by this error."""
+    if isinstance(error, ConfigError):
+        return BAD_INPUT
+    if isinstance(error, ActorFailed | NonFinite | CheckpointError):
+        return OVER
+    return RESTART if isinstance(error, Restart) else CRASHED

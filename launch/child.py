@@ -1,0 +1,92 @@
+"""One process of an actor, by exec, with its Context on standard input; knows nothing of when to start it again.
+
+An actor notices the end of its supervisor by the end of its standard input, whatever ended the supervisor (mpirun
+kills its ranks a quarter of a second after SIGTERM). It tells of its first progress by a byte on a pipe of its own.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.context import PROGRESS_FD, Context
+from areal_bus.errors import ArealBusError
+
+ROOT = Path(__file__).resolve().parents[1]  # where areal_bus, actors, launch and tools lie
+STARTER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_")
+RENDEZVOUS_VARIABLES = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+
+
+@dataclass(slots=True)
+class Child:
+    """A started actor."""
+
+    process: "subprocess.Popen[bytes]"
+    stdin: int  # stays open: its end tells the child that we are gone
+    progress: int  # where its first progress shows
+
+    def has_progressed(self) -> bool:
+        """Whether it made any progress in its life; asked once, when it has ended."""
+        try:
+            return bool(os.read(self.progress, 1))
+        except BlockingIOError:  # somebody that it left behind still holds the other end
+            return False
+
+    def close(self) -> None:
+        os.close(self.stdin)
+        os.close(self.progress)
+
+
+def start_child(context: Context, gpus: Sequence[int], command: Sequence[str]) -> Child:
+    """In a session of its own: a terminal's Ctrl-C and mpirun's signals reach it only through us.
+
+    SIGUSR1 is blocked in it until it listens (actors/draining.py). Raises ArealBusError when no process can be made.
+    """
+    theirs, stdin = os.pipe()
+    progress, tell = os.pipe()
+    os.set_blocking(progress, False)
+    inner = environment(os.environ, gpus=gpus, cpu=context.device == "cpu") | {PROGRESS_FD: str(tell)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        process = subprocess.Popen(command, stdin=theirs, env=inner, pass_fds=[tell], start_new_session=True)
+    except OSError as error:
+        os.close(stdin)
+        os.close(progress)
+        raise ArealBusError(f"a process for {context.name} must start: {error}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(theirs)
+        os.close(tell)
+    with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit code says how
+        os.write(stdin, context.to_json().encode() + b"\n")
+    return Child(process, stdin, progress)
+
+
+def environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: bool) -> dict[str, str]:
+    """An actor's environment: nothing of the starter's, our packages first, one thread a process on CPU."""
+    inner = {
+        name: value
+        for name, value in outer.items()
+        if not name.startswith(STARTER_VARIABLES) and name not in RENDEZVOUS_VARIABLES
+    }
+    inner["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [outer.get("PYTHONPATH")])])
+    inner["PYTHONUNBUFFERED"] = "1"
+    inner.setdefault("TOKENIZERS_PARALLELISM", "false")
+    inner.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer's end is our news to tell, in a sentence
+    inner.setdefault("LOGURU_LEVEL", "INFO")
+    if cpu:  # two OpenMP threads on a busy core cost seven times the CPU time
+        inner.setdefault("OMP_NUM_THREADS", "1")
+        inner.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    inner["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    return inner
