@@ -35,7 +35,6 @@ class Context:
     run_folder: str  # holds config.json, the journal, samples, checkpoints
     config_folder: str  # where the user's own modules and relative data paths are found
     model_folder: str  # resolved model: a folder, or a Hugging Face id
-    term_floor: int = 0  # terms of this start begin here at least: above all that a resumed run has had
 
     @property
     def name(self) -> str:

@@ -6,13 +6,12 @@ It imports no torch: it answers while the learner computes.
 
 import json
 import os
-import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from actors.context import Context, dump
+from actors import draining
+from actors.context import Context, Pulse, dump
 from actors.data.loading import load_problems, load_rows
 from actors.data.order import Order
 from actors.data.source import RowSource
@@ -49,7 +48,6 @@ def run(context: Context) -> None:
         heartbeat_s=config.bus.heartbeat_s,
         inbox_bytes=config.bus.inbox_mib << 20,
     )
-    signal.signal(signal.SIGUSR1, lambda *_: shell.drains.set())
     try:
         shell.serve(bus)
     finally:
@@ -66,6 +64,7 @@ class Shell:
         self.config = config
         self.folder = Path(context.run_folder)
         self.journal = journal
+        self.pulse = Pulse()  # for the supervisor alone: a head that moves on is not dying in a row
         self.end: End | None = None
         self.began = time.monotonic()
         self.max_lag: int | None = None  # of trained tokens; None while there are none
@@ -89,7 +88,6 @@ class Shell:
             frontiers=self.frontiers.load(),
         )
         self.watchdog = Watchdog(config.watchdog, heartbeat_s=config.bus.heartbeat_s)
-        self.drains = threading.Event()  # SIGUSR1 came
 
     def beat(self) -> m.HeadBeat:
         """The published clock, repeated to everybody; called on the bus thread."""
@@ -110,7 +108,7 @@ class Shell:
                     self.head.terms.saved(frontier)
                 self._carry_out(bus, self.head.tick(now))
                 self._carry_out(bus, self.watchdog.look(self.head, now))
-                if self.drains.is_set():
+                if draining.asked():
                     self._carry_out(bus, self.head.drain(now))
                 next_tick = now + TICK_S
         self.frontiers.close(FRONTIERS_S)
@@ -127,6 +125,7 @@ class Shell:
                 if effect.event is Event.TERM:
                     self._begin_term(effect.fields["term"])
                 self.journal.write(effect.event, **effect.fields)
+                self.pulse.progress += effect.event in (Event.SCORED, Event.UPDATE)
                 if effect.event is Event.FAILED:  # the actor names itself; what follows from it is no news
                     self.progress.mute()
             elif isinstance(effect, Keep):

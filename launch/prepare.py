@@ -27,7 +27,7 @@ from areal_bus.config import Config, LearnerConfig, WorkflowConfig
 from areal_bus.errors import ArealBusError, ConfigError
 from launch.child import environment
 from launch.prompts import check_prompts
-from launch.resume import announce, changes, next_life, next_term
+from launch.resume import announce, changes, next_life
 from launch.runs import CONFIG, ORIGIN, SUMMARY, make_run_folder, point_latest, read_object, replace_file
 
 
@@ -37,7 +37,7 @@ class Prepared:
 
     run_folder: str
     model_folder: str
-    term_floor: int = 0  # 0 for a new run
+    resumed: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -54,7 +54,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     if run is not None:
         check_same_data(run, data)
     notes = [] if run is None else announce(run, found)
-    floor = 0 if run is None else next_term(run)
+    resumed = run is not None
     if run is None:
         run = make_run_folder(config.run.folder, config.run.name or config_file.stem)
         shutil.copyfile(config_file, run / "config.toml")
@@ -68,7 +68,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     replace_file(run / ORIGIN, json.dumps(origin | data, indent=2) + "\n")
     replace_file(run / CONFIG, config.model_dump_json(indent=2) + "\n")
     model = model or str(run / "scratch-model")
-    return Prepared(str(run), model, floor, tuple(notes))
+    return Prepared(str(run), model, resumed, tuple(notes))
 
 
 def put_aside(run: Path) -> None:

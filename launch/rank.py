@@ -79,7 +79,7 @@ def play(
         if "code" in start:
             time.sleep(SPEAK_FIRST_S if rank else 0)
             return int(start["code"])
-        start["incarnation"] = 1 + max(part["incarnations"] for part in answers) if start["term_floor"] else 0
+        start["incarnation"] = 1 + max(part["incarnations"] for part in answers) if start["resumed"] else 0
         supervisor.run = Path(start["run_folder"])
         supervisor.stays = config.launch.bootstrap == "mpi"
         for context in contexts(config, file, places[rank], len(places), addresses[rank], start):
@@ -145,7 +145,6 @@ def contexts(
             run_folder=start["run_folder"],
             config_folder=str(file.resolve().parent),
             model_folder=start["model_folder"],
-            term_floor=start["term_floor"],
         )
         for seat in place.seats
     ]

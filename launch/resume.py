@@ -9,7 +9,7 @@ from areal_bus.config import Config
 from areal_bus.errors import ConfigError
 from launch.explain import toml_value
 from launch.lock import Lock, check_free
-from launch.runs import CONFIG, ORIGIN, TERM, checkpoints, is_finished, named, read_object
+from launch.runs import CONFIG, ORIGIN, checkpoints, is_finished, named, read_object
 
 AUTO = "auto"
 WAIT_S = 100.0  # that "auto" waits for the end of a job before it: a network file system may keep a dead node's lock
@@ -153,11 +153,6 @@ def saved(run: Path) -> Config:
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[:2]
         raise ConfigError(f"{run / CONFIG} must hold settings of this version: {' '.join(first)}") from None
-
-
-def next_term(run: Path) -> int:
-    """Above all terms that the run has had."""
-    return max(int(read_object(run / TERM).get("term", 0)), 0) + 1
 
 
 def next_life(run: Path) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from areal_bus.errors import ConfigError
 from launch.lock import LOCK
 
-CONFIG, ORIGIN, SUMMARY, TERM = "config.json", "origin.json", "summary.json", "term.json"
+CONFIG, ORIGIN, SUMMARY = "config.json", "origin.json", "summary.json"
 JOURNAL = re.compile(r"[a-z_]+-\d+\.(\d+)\.jsonl")
 
 

@@ -195,7 +195,6 @@ def test_each_actor_is_told_its_place(file: Path) -> None:
     places = plan(config.topology, ["a", "a"])
     start = {"job": "j", "head": "ipc:///x", "run_folder": "/r", "model_folder": "/m"} | {
         "incarnation": 3,
-        "term_floor": 2,
     }
     told = [c for p in places for c in contexts(config, file, p, 2, ("lo", "127.0.0.1"), start)]
     assert [(c.name, c.rank, c.device) for c in told] == [
