@@ -73,10 +73,12 @@ class BusConfig(Section):
     """Network interface (name or address) for tcp and collectives. One host: loopback when empty. Never "*"."""
     port: int = Field(0, ge=0, le=65535)
     """tcp port of the head; 0: a free one."""
+    curve: Literal["auto", "on", "off"] = "auto"
+    """Encrypt connections and let each rank's key speak as its own actors only; "auto": over tcp, except on loopback."""
     heartbeat_s: float = Field(1.0, gt=0)
     """Interval of heartbeats, both ways."""
-    silent_s: float = Field(60.0, gt=0)
-    """An actor that has been silent this long is taken for dead and its leases go to others."""
+    silent_s: float = Field(3.0, gt=0)
+    """A ready generator or reward silent for so long is taken for dead: its work goes to others. Learners never are."""
     inbox_mib: int = Field(256, ge=1)
     """Bytes a process holds unread before it stops reading from its sockets."""
     resend_s: float = Field(120.0, gt=0)
