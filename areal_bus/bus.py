@@ -1,30 +1,34 @@
-"""ZeroMQ behind one small object with a thread of its own; knows messages only as what `wire` encodes and decodes.
+"""ZeroMQ behind one small object with a thread of its own; knows messages only as what `wire` and `intake` let pass.
 
 One thread owns every socket: at most one ROUTER that listens, and a DEALER for each peer it connected to. The actor's
 loop talks to it through two queues, so heartbeats go out while the loop computes. Nothing is dropped in silence: what a
-socket does not take waits here, in order; what cannot be delivered is counted and named once.
+socket does not take waits in the outbox, in order; what cannot be delivered or is refused is counted and named once.
 """
 
 import os
 import queue
+import secrets
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 
 import zmq
-from loguru import logger
 
 from areal_bus import wire
+from areal_bus.door import Door, Socket, knock
 from areal_bus.errors import ConfigError, WireError
+from areal_bus.intake import Intake, Received
+from areal_bus.keys import Keyring
 from areal_bus.messages import Message
+from areal_bus.outbox import SEND_AHEAD, Outbox
+from areal_bus.refusals import Refusal, Refusals
 
 RETRY_S = 0.05  # a ROUTER's full peer is tried again after this
+TURN_S = 0.02  # longest time that one socket is read while heartbeats and sending wait
 MAX_SOCKETS = 4096
-HIGH_WATER = 1000  # messages in ZeroMQ's own queue to one peer; more wait in ours
-BACKLOG = 1024  # connections that may ask at once
-
-Frames = list[bytes]
+READ_AHEAD = 128  # messages of one peer that ZeroMQ reads before we take them; more wait at the peer
+KEEPALIVE_S = 30  # over tcp the system asks an idle peer's host for a sign of life, and hangs up when none comes
 
 
 class Bus:
@@ -40,16 +44,18 @@ class Bus:
         heartbeat_to: str | None = None,
         heartbeat_s: float = 1.0,
         inbox_bytes: int = 256 << 20,
+        keys: Keyring | None = None,
     ) -> None:
         """`listen` is an endpoint ("ipc://...", "tcp://ADDRESS:PORT", port 0 for a free one) or "" for none.
 
         `heartbeat` is called on the bus thread every `heartbeat_s` and its message sent to `heartbeat_to`, or to every
-        peer heard on the ROUTER when that is None. Raises ConfigError when the endpoint cannot be bound.
+        peer heard on the ROUTER when that is None. With `keys` all connections are CURVE's, and a key speaks as its own
+        seats only. Raises ConfigError when the endpoint cannot be bound.
         """
         self.name = name
         self.job = job
-        self.refused: Counter[str] = Counter()  # bytes that were no message, by peer
-        self.undelivered: Counter[str] = Counter()  # messages to peers that are gone
+        self._keys = keys
+        self._identity = f"{name}/{secrets.token_hex(8)}".encode()  # nobody can guess it, and so take its place
         self._heartbeat = heartbeat
         self._heartbeat_to = heartbeat_to
         self._heartbeat_s = heartbeat_s
@@ -58,15 +64,17 @@ class Bus:
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._orders: deque[Callable[[], None]] = deque()
-        self._inbox: queue.SimpleQueue[tuple[str, Message, int] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
         self._received = self._consumed = 0  # bytes; each written by one thread only
-        self._dealers: dict[str, zmq.Socket[bytes]] = {}
+        self._dealers: dict[str, Socket] = {}
         self._dealer_at: dict[str, str] = {}
-        self._heard: set[str] = set()  # peers of the ROUTER
-        self._waiting: dict[str, deque[Frames]] = {}  # what sockets did not take yet
         self._closing: float | None = None
         self._error: BaseException | None = None
+        self._refusals = Refusals(name)
+        self._door: Door | None = None
         self._router = self._listen(listen) if listen else None
+        self._intake = Intake(job, keys, self._door, self._refusals)
+        self._outbox = Outbox(name, self._router, self._dealers, self._intake.heard)
         self._thread = threading.Thread(target=self._run, name=f"bus {name}", daemon=True)
         self._thread.start()
 
@@ -74,6 +82,26 @@ class Bus:
     def endpoint(self) -> str:
         """Where it listens in truth (with the port chosen); "" when it does not."""
         return self._endpoint if self._router is not None else ""
+
+    @property
+    def refused(self) -> Counter[tuple[str, str]]:
+        """How often something was refused, by peer and reason."""
+        return self._refusals.counts
+
+    @property
+    def undelivered(self) -> Counter[str]:
+        """How many messages were for a peer that is gone or takes none, by peer."""
+        return self._outbox.undelivered
+
+    def refusals(self) -> list[Refusal]:
+        """What was refused since the last call, for a journal."""
+        return self._refusals.take()
+
+    def allow(self, seat: str, public_key: str) -> None:
+        """From now on that key speaks as that seat ("generator-7"). Raises ConfigError when it is no key."""
+        if self._keys is None:
+            raise ConfigError('a key is allowed where keys are asked for: here bus.curve is "off"')
+        self._keys.allow(seat, public_key)
 
     def connect(self, peer: str, endpoint: str) -> None:
         """A DEALER to `peer`; connecting again to another endpoint replaces it."""
@@ -89,7 +117,7 @@ class Bus:
         Raises WireError when the message is over a cap.
         """
         frames = wire.encode(message, job=self.job)
-        self._order(lambda: self._post(to, frames))
+        self._order(lambda: self._outbox.post(to, frames))
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """Next message and its sender's name; None after `timeout_s` (0: only what is there; None: wait)."""
@@ -134,28 +162,34 @@ class Bus:
     def _is_full(self) -> bool:
         return self._received - self._consumed > self._cap
 
-    def _listen(self, endpoint: str) -> "zmq.Socket[bytes]":
+    def _listen(self, endpoint: str) -> Socket:
         router = self._context.socket(zmq.ROUTER)
         self._limit(router)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.BACKLOG, BACKLOG)
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who connects again is not shut out by its old connection
+        self._door = Door(self._context, router, self._keys, self._refusals)
         try:
-            router.bind(endpoint[:-1] + "*" if endpoint.startswith("tcp:") and endpoint.endswith(":0") else endpoint)
+            self._endpoint = self._door.open(endpoint)
         except zmq.ZMQError as error:
+            self._door.close()
             router.close()
             self._context.term()
+            os.close(self._wake_fd)
             raise ConfigError(
                 f"{self.name} must listen on {endpoint}: {error.strerror}; choose another bus.port (0: a free one)"
             ) from None
-        self._endpoint = router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
         return router
 
     @staticmethod
-    def _limit(socket: "zmq.Socket[bytes]") -> None:
+    def _limit(socket: Socket) -> None:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_ARRAY_BYTES)
-        socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
-        socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
+        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.SNDHWM, SEND_AHEAD)
+        socket.setsockopt(zmq.RCVHWM, READ_AHEAD)
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S // 3)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
     def _connect(self, peer: str, endpoint: str) -> None:
         if self._dealer_at.get(peer) == endpoint:
@@ -163,8 +197,15 @@ class Bus:
         self._disconnect(peer)
         dealer = self._context.socket(zmq.DEALER)
         self._limit(dealer)
-        dealer.setsockopt(zmq.IDENTITY, self.name.encode())
-        dealer.connect(endpoint)
+        dealer.setsockopt(zmq.IDENTITY, self._identity)
+        try:
+            if self._keys is not None:
+                knock(dealer, self._keys, peer)
+            dealer.connect(endpoint)
+        except (WireError, zmq.ZMQError) as error:  # somebody else has told us of it
+            dealer.close()
+            self._refusals.add(peer, "endpoint", f"it cannot be reached at {endpoint[:80]!r}: {error}")
+            return
         self._dealers[peer] = dealer
         self._dealer_at[peer] = endpoint
 
@@ -172,7 +213,8 @@ class Bus:
         dealer = self._dealers.pop(peer, None)
         if dealer is not None:
             del self._dealer_at[peer]
-            self._waiting.pop(peer, None)
+            self._outbox.forget(peer)
+            self._intake.forget(dealer)
             dealer.close()
 
     def _run(self) -> None:
@@ -183,6 +225,8 @@ class Bus:
             self._error = error
             self.wake()
         finally:
+            if self._door is not None:
+                self._door.close()
             for socket in [*self._dealers.values(), *([self._router] if self._router else [])]:
                 socket.close(linger=200)
             self._context.term()
@@ -196,100 +240,59 @@ class Bus:
             self._poll(max(0.0, next_beat - time.monotonic()) if self._heartbeat is not None else 1.0)
             while self._orders:
                 self._orders.popleft()()
-            for peer in list(self._waiting):
-                self._flush(peer)
+            self._outbox.flush()
 
     def _is_done(self) -> bool:
         if self._closing is None:
             return False
-        return time.monotonic() >= self._closing or not (self._waiting or self._orders)
+        return time.monotonic() >= self._closing or not (self._outbox.waiting or self._orders)
 
     def _beat(self, heartbeat: Callable[[], Message]) -> None:
         if self._heartbeat_to is None:
-            peers = sorted(self._heard)
+            peers = sorted(self._intake.heard)
         else:
             peers = [self._heartbeat_to] if self._heartbeat_to in self._dealers else []
-        peers = [peer for peer in peers if peer not in self._waiting]  # who takes nothing gets no pile of heartbeats
+        peers = [peer for peer in peers if peer not in self._outbox.waiting]  # no pile of heartbeats
         if peers:
             frames = wire.encode(heartbeat(), job=self.job)
             for peer in peers:
-                self._post(peer, frames)
+                self._outbox.post(peer, frames)
 
     def _poll(self, timeout_s: float) -> None:
         poller = zmq.Poller()
         poller.register(self._wake_fd, zmq.POLLIN)
         reading = 0 if self._is_full else zmq.POLLIN  # I9
-        sockets = {dealer: peer for peer, dealer in self._dealers.items()}
-        for dealer, peer in sockets.items():
-            events = reading | (zmq.POLLOUT if peer in self._waiting else 0)
+        dealers = {dealer: peer for peer, dealer in self._dealers.items()}
+        for dealer, peer in dealers.items():
+            events = reading | (zmq.POLLOUT if peer in self._outbox.waiting else 0)
             if events:
                 poller.register(dealer, events)
         if self._router is not None and reading:
             poller.register(self._router, zmq.POLLIN)
-        if any(peer not in self._dealers for peer in self._waiting):
+        for socket in self._door.sockets if self._door is not None else ():
+            poller.register(socket, zmq.POLLIN)
+        if any(peer not in self._dealers for peer in self._outbox.waiting):
             timeout_s = min(timeout_s, RETRY_S)
-        for ready, events in poller.poll(round(timeout_s * 1000 + 0.5)):
-            if ready == self._wake_fd:
-                os.eventfd_read(self._wake_fd)
-            elif events & zmq.POLLIN:
-                self._drain(ready, sockets.get(ready))
+        ready = dict(poller.poll(round(timeout_s * 1000 + 0.5)))
+        if ready.get(self._wake_fd):
+            os.eventfd_read(self._wake_fd)
+        if self._door is not None:
+            self._door.look()
+        for dealer, peer in dealers.items():
+            if ready.get(dealer, 0) & zmq.POLLIN:
+                self._drain(dealer, peer)
+        if self._router is not None and reading and self._drain(self._router, None) and self._door is not None:
+            self._door.nothing_is_left_to_read()
 
-    def _drain(self, socket: "zmq.Socket[bytes]", peer: str | None) -> None:
-        """Take what is there, up to the inbox's cap."""
-        for _ in range(HIGH_WATER):
-            if self._is_full:
-                return
+    def _drain(self, socket: Socket, peer: str | None) -> bool:
+        """Take what is there, up to the inbox's cap and for one turn's time; whether that was all."""
+        until = time.monotonic() + TURN_S
+        while not self._is_full and time.monotonic() < until:
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                received = self._intake.from_client(socket) if peer is None else self._intake.from_server(socket, peer)
             except zmq.Again:
-                return
-            if peer is None:
-                name = frames.pop(0).decode(errors="replace")
-                self._heard.add(name)
-                self._take(name, frames)
-            else:
-                self._take(peer, frames)
-
-    def _take(self, sender: str, frames: Frames) -> None:
-        try:
-            message = wire.decode(frames, job=self.job)
-        except WireError as error:
-            self.refused[sender] += 1
-            if self.refused[sender] == 1:
-                logger.warning("{}: refused what {!r} sent: {}", self.name, sender[:40], error)
-            return
-        n_bytes = sum(map(len, frames))
-        self._received += n_bytes
-        self._inbox.put((sender, message, n_bytes))
-
-    def _post(self, to: str, frames: Frames) -> None:
-        self._waiting.setdefault(to, deque()).append(frames)
-        self._flush(to)
-
-    def _flush(self, peer: str) -> None:
-        """Give the peer's socket what it takes, in order."""
-        waiting = self._waiting.get(peer)
-        dealer = self._dealers.get(peer)
-        while waiting:
-            try:
-                if dealer is not None:
-                    dealer.send_multipart(waiting[0], zmq.NOBLOCK)
-                elif self._router is not None and peer in self._heard:
-                    self._router.send_multipart([peer.encode(), *waiting[0]], zmq.NOBLOCK)
-                else:
-                    raise zmq.ZMQError(zmq.EHOSTUNREACH)
-            except zmq.Again:
-                return
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EHOSTUNREACH:
-                    raise
-                self._gone(peer, len(waiting))
-                break
-            waiting.popleft()
-        self._waiting.pop(peer, None)
-
-    def _gone(self, peer: str, n_messages: int) -> None:
-        self._heard.discard(peer)
-        if not self.undelivered[peer]:
-            logger.debug("{}: {} is not connected; {} messages to it are void", self.name, peer, n_messages)
-        self.undelivered[peer] += n_messages
+                return True
+            if received is not None:
+                self._received += received[2]
+                self._inbox.put(received)
+        return False

@@ -1,175 +1,195 @@
-"""Messages to bytes and back: a small msgpack header and raw frames; knows nothing of sockets or of what is impossible.
+"""Messages to bytes and back: a small msgpack header and raw frames; knows nothing of sockets or of the ring's rules.
 
 Layout: frame 0 is a msgpack map {"p": protocol, "j": job, "k": kind, "f": {field: value}, "n": [bytes of each frame]},
 frames 1.. are the raw fields of the record in their declared order. Everything that arrives is checked against the
-record's own types: unknown or missing fields, wrong types, lengths that disagree, a deep or large header: WireError.
+record's own types and everything that leaves against the same limits; docs/wire.md lists them. What breaks one is a
+WireError.
 """
 
 import dataclasses
+import math
+import reprlib
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import msgpack
-
 from areal_bus import messages
 from areal_bus.errors import WireError
+from areal_bus.header import MAX_HEADER_BYTES, pack_header, unpack_header
 from areal_bus.messages import PROTOCOL, Message
 
-MAX_HEADER_BYTES = 64 << 10
-MAX_DEPTH = 8
-MAX_ARRAY_BYTES = 64 << 20  # 16 million tokens
-MAX_TEXT_BYTES = 16 << 20
+MAX_ARRAY_BYTES = 16 << 20  # 4 million tokens
+MAX_TEXT_BYTES = 8 << 20  # all text frames of a message together: as Python's characters they may take four times that
+MAX_FRAME_BYTES = max(MAX_HEADER_BYTES, MAX_ARRAY_BYTES, MAX_TEXT_BYTES)
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message)}
+MAX_FRAMES = 1 + max(sum("frame" in f.metadata for f in dataclasses.fields(kind)) for kind in KINDS.values())
 
 
 def encode(message: Message, *, job: str) -> list[bytes]:
-    """Header and frames. Raises WireError when the header is over its cap (nothing oversize is ever sent)."""
+    """Header and frames. Raises WireError for what the other side would refuse: over a cap, not finite, torn."""
     kind: type = type(message)
-    plain, framed = _schema(kind)
-    frames = [_to_frame(getattr(message, name), what) for name, what in framed]
-    header = {
-        "p": PROTOCOL,
-        "j": job,
-        "k": kind.__name__,
-        "f": {name: getattr(message, name) for name in plain},
-        "n": [len(frame) for frame in frames],
-    }
-    packed: bytes = msgpack.packb(header, use_bin_type=True)
-    if len(packed) > MAX_HEADER_BYTES:
-        raise WireError(f"a header is at most {MAX_HEADER_BYTES} bytes; this {kind.__name__} has {len(packed)}")
-    return [packed, *frames]
+    schema = _schema(kind)
+    fields = {name: getattr(message, name) for name in schema.plain}
+    for name in schema.floats:
+        if not math.isfinite(fields[name]):
+            raise WireError(f"{kind.__name__}.{name} must be finite: it is {fields[name]}", "numbers")
+    raw = [getattr(message, name) for name in schema.framed]
+    frames = [value.encode() if type(value) is str else value for value in raw]
+    lengths = [len(frame) for frame in frames]
+    _check_frames(schema, fields, frames, lengths)
+    header = {"p": PROTOCOL, "j": job, "k": kind.__name__, "f": fields, "n": lengths}
+    return [pack_header(header, kind.__name__), *frames]
 
 
 def decode(frames: Sequence[bytes], *, job: str) -> Message:
     """The message, complete and typed. Raises WireError with the rule that the bytes break."""
     if not frames:
-        raise WireError("a message has a header frame; this one has no frame")
-    header = _header(frames[0])
-    if header["p"] != PROTOCOL:
-        raise WireError(f"protocol {PROTOCOL} is spoken here; the peer speaks {header['p']}")
+        raise WireError("a message has a header frame; this one has no frame", "frames")
+    kind, fields, declared = _addressed(unpack_header(frames[0]), job)
+    schema = _schema(kind)
+    if fields.keys() != schema.plain.keys():
+        raise WireError(f"{kind.__name__} has the fields {list(schema.plain)}; got {_show(list(fields))}", "fields")
+    for name, fits in schema.plain.items():
+        if not fits(fields[name]):
+            raise WireError(f"{kind.__name__}.{name} has another type: {_show(fields[name])}", "fields")
+    raw = frames[1:]
+    lengths = [len(frame) for frame in raw]
+    if declared != lengths or len(schema.framed) != len(raw):
+        raise WireError(f"{kind.__name__} declares frames of {_show(declared)} bytes; other ones came", "frames")
+    _check_frames(schema, fields, raw, lengths)
+    values = [_text(x) if what == "text" else x for x, what in zip(raw, schema.framed.values(), strict=True)]
+    return typing.cast(Message, kind(**fields, **dict(zip(schema.framed, values, strict=True))))
+
+
+def _addressed(header: dict[str, Any], job: str) -> tuple[type, dict[str, Any], Any]:
+    """Kind, fields and frame lengths of a header that is in our protocol and of our job."""
+    if type(header.get("p")) is not int:
+        raise WireError("a header's p is the number of its protocol", "header")
+    if header["p"] != PROTOCOL:  # first of all: another protocol may have another header
+        raise WireError(f"protocol {PROTOCOL} is spoken here; the peer speaks {_show(header['p'])}", "protocol")
+    if header.keys() != {"p", "j", "k", "f", "n"} or type(header["f"]) is not dict:
+        raise WireError("a header is a map of p, j, k, f and n", "header")
+    if not (type(header["j"]) is str and type(header["k"]) is str):
+        raise WireError("a header's j and k are strings", "header")
     if header["j"] != job:
-        raise WireError(f"only messages of job {job!r} are taken; this one is of {header['j']!r:.80}")
+        raise WireError(f"only messages of job {job!r} are taken; this one is of {_show(header['j'])}", "job")
     kind = KINDS.get(header["k"])
     if kind is None:
-        raise WireError(f"unknown kind of message {header['k']!r:.80}")
-    plain, framed = _schema(kind)
-    fields: dict[str, Any] = header["f"]
-    if fields.keys() != plain.keys():
-        raise WireError(f"{kind.__name__} has the fields {sorted(plain)}; got {sorted(map(str, fields))!s:.200}")
-    for name, fits in plain.items():
-        if not fits(fields[name]):
-            raise WireError(f"{kind.__name__}.{name} has another type than declared: {fields[name]!r:.80}")
-    if header["n"] != [len(frame) for frame in frames[1:]] or len(framed) != len(frames) - 1:
-        raise WireError(f"{kind.__name__} declares frames of {header['n']!s:.80} bytes; other ones came")
-    raw = {name: _from_frame(frame, what) for (name, what), frame in zip(framed, frames[1:], strict=True)}
-    return typing.cast(Message, kind(**fields, **raw))
+        raise WireError(f"unknown kind of message {_show(header['k'])}", "kind")
+    return kind, header["f"], header["n"]
 
 
-def _header(packed: bytes) -> dict[str, Any]:
-    if len(packed) > MAX_HEADER_BYTES:
-        raise WireError(f"a header is at most {MAX_HEADER_BYTES} bytes; this one has {len(packed)}")
-    try:
-        header = msgpack.unpackb(
-            packed,
-            raw=False,
-            strict_map_key=True,
-            object_pairs_hook=_no_duplicates,
-            ext_hook=_no_ext,
-            max_ext_len=0,
-            max_bin_len=0,
+def _check_frames(schema: "Schema", fields: Mapping[str, Any], frames: Sequence[bytes], lengths: Sequence[int]) -> None:
+    """Raises WireError for arrays and texts over their caps, numbers that none can be, and lengths that disagree."""
+    n_text = 0
+    for frame, n, what in zip(frames, lengths, schema.framed.values(), strict=True):
+        if what == "text":
+            n_text += n
+        else:
+            _check_array(frame, n, what)
+    if n_text > MAX_TEXT_BYTES:
+        raise WireError(f"the text of a message is at most {MAX_TEXT_BYTES} bytes; this one has {n_text}", "size")
+    if schema.has_tokens:
+        _check_lengths(fields, lengths)
+
+
+def _check_array(frame: bytes, n: int, what: str) -> None:
+    """Little-endian int32 (token ids: none is negative) or float32 (finite): the highest byte of each number tells."""
+    if n > MAX_ARRAY_BYTES:
+        raise WireError(f"an array frame is at most {MAX_ARRAY_BYTES} bytes; this one has {n}", "size")
+    if n % 4:
+        raise WireError(f"an array frame has whole 4-byte numbers; this one has {n} bytes", "frames")
+    highest = frame[3::4]
+    if what == "int32" and not highest.isascii():
+        raise WireError("an int32 frame has numbers from 0 on; one of these is negative", "numbers")
+    if what == "float32" and (b"\x7f" in highest or b"\xff" in highest):
+        raise WireError("a float32 frame has finite numbers under 1.7e38; one of these is none", "numbers")
+
+
+def _check_lengths(fields: Mapping[str, Any], lengths: Sequence[int]) -> None:
+    """One id a token given or sampled, one log-prob and one stamped version a token sampled. Ids come first."""
+    n_given = n_sampled = n_stamped = 0
+    for given, sampled in fields["segments"]:
+        n_given, n_sampled = n_given + given, n_sampled + sampled
+    for _, n in fields["spans"]:
+        n_stamped += n
+    if (lengths[0], lengths[1], n_stamped) != (4 * (n_given + n_sampled), 4 * n_sampled, n_sampled):
+        raise WireError(
+            f"segments, spans, ids and log-probs must agree: there are {n_given} + {n_sampled} tokens, "
+            f"{lengths[0] // 4} ids, {lengths[1] // 4} log-probs and {n_stamped} versions",
+            "frames",
         )
-    except WireError:
-        raise
-    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        raise WireError(f"a header is one msgpack map: {type(error).__name__}") from None
-    if type(header) is not dict or header.keys() != {"p", "j", "k", "f", "n"} or type(header["f"]) is not dict:
-        raise WireError("a header is a map of p, j, k, f and n")
-    if not (type(header["p"]) is int and type(header["j"]) is str and type(header["k"]) is str):
-        raise WireError("a header's p is an integer, its j and k are strings")
-    if _depth(header, MAX_DEPTH) < 0:
-        raise WireError(f"a header is nested at most {MAX_DEPTH} deep")
-    return header
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise WireError("a header has no key twice")
-    return made
+def _text(frame: bytes) -> str:
+    try:
+        return frame.decode()
+    except UnicodeDecodeError:
+        raise WireError("a text frame is UTF-8", "text") from None
 
 
-def _no_ext(code: int, _data: bytes) -> Any:
-    raise WireError(f"a header has no ext types; this one has type {code}")
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = _shown.maxlong = 60
 
 
-def _depth(value: Any, left: int) -> int:
-    """What is left of the allowed depth below value; negative when it was not enough."""
-    if left < 0 or not isinstance(value, (dict, list)):
-        return left
-    return min((_depth(v, left - 1) for v in (value.values() if isinstance(value, dict) else value)), default=left)
-
-
-def _to_frame(value: Any, what: str) -> bytes:
-    frame: bytes = value.encode() if what == "text" else value
-    cap = MAX_TEXT_BYTES if what == "text" else MAX_ARRAY_BYTES
-    if len(frame) > cap:
-        raise WireError(f"a {what} frame is at most {cap} bytes; this one has {len(frame)}")
-    return frame
-
-
-def _from_frame(frame: bytes, what: str) -> Any:
-    if what == "text":
-        if len(frame) > MAX_TEXT_BYTES:
-            raise WireError(f"a text frame is at most {MAX_TEXT_BYTES} bytes; this one has {len(frame)}")
-        try:
-            return frame.decode()
-        except UnicodeDecodeError:
-            raise WireError("a text frame is UTF-8") from None
-    if len(frame) > MAX_ARRAY_BYTES or len(frame) % 4:
-        raise WireError(f"an array frame has whole 4-byte numbers, at most {MAX_ARRAY_BYTES} bytes; got {len(frame)}")
-    return frame
+def _show(value: Any) -> str:
+    """For people; short whatever it is, and made without making much."""
+    return _shown.repr(value)
 
 
 Fits = Callable[[Any], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """How one kind of record travels."""
+
+    plain: dict[str, Fits]  # header fields, with a check of their type
+    framed: dict[str, str]  # fields that are frames, with what their bytes are
+    floats: tuple[str, ...]  # header fields that must be finite
+    has_tokens: bool  # segments and spans say how long its first two frames, ids and log-probs, are
+
+
 @cache
-def _schema(kind: type) -> tuple[dict[str, Fits], list[tuple[str, str]]]:
-    """Header fields with their type checks, and framed fields with what their bytes are."""
+def _schema(kind: type) -> Schema:
     hints = typing.get_type_hints(kind)
-    plain: dict[str, Fits] = {}
-    framed: list[tuple[str, str]] = []
-    for field in dataclasses.fields(kind):
-        what = field.metadata.get("frame")
-        if what is not None:
-            framed.append((field.name, what))
-        else:
-            plain[field.name] = _fits(hints[field.name])
-    return plain, framed
+    framed = {f.name: f.metadata["frame"] for f in dataclasses.fields(kind) if "frame" in f.metadata}
+    plain = {f.name: _fits(hints[f.name]) for f in dataclasses.fields(kind) if f.name not in framed}
+    floats = tuple(name for name in plain if hints[name] is float)
+    return Schema(plain, framed, floats, has_tokens=list(framed)[:2] == ["ids", "logps"] and "segments" in plain)
 
 
 def _fits(hint: Any) -> Fits:
-    """A check of one declared type: int, float, bool, str, list[...], dict[str, ...] or a union of them."""
+    """A check of one declared type: int, float, bool, str, list[...], dict[str, float] or a union of them."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         options = [_fits(arg) for arg in args]
         return lambda value: any(fits(value) for fits in options)
+    if hint == list[list[int]]:
+        return lambda value: type(value) is list and all(map(_is_pair, value))
     if origin is list:
         item = _fits(args[0])
         return lambda value: type(value) is list and all(map(item, value))
-    if origin is dict:
-        item = _fits(args[1])
+    if hint == dict[str, float]:  # figures for people: NaN says that there is none
         return lambda value: (
-            type(value) is dict and all(type(key) is str and item(entry) for key, entry in value.items())
+            type(value) is dict and all(type(k) is str and type(x) in (float, int) for k, x in value.items())
         )
     if hint is float:
-        return lambda value: type(value) in (float, int)
+        return lambda value: type(value) is int or (type(value) is float and math.isfinite(value))
     if hint is int:
         return lambda value: type(value) is int and -(2**63) <= value < 2**63
     if hint in (str, bool, type(None)):
         return lambda value: type(value) is hint
     raise TypeError(f"{messages.__name__} may not use {hint!r} in a header")
+
+
+def _is_pair(value: Any) -> bool:
+    """(tokens given, tokens sampled) or (version, tokens): two counts."""
+    if type(value) is not list or len(value) != 2:
+        return False
+    one, two = value
+    return type(one) is int and type(two) is int and 0 <= one < 2**63 and 0 <= two < 2**63

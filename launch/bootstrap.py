@@ -17,6 +17,7 @@ from typing import Protocol
 import zmq
 
 from areal_bus.config import LaunchConfig
+from areal_bus.door import BACKLOG
 from areal_bus.errors import ArealBusError, ConfigError
 
 RANKS = (  # (rank, size) as known starters name them, most specific first
@@ -27,6 +28,8 @@ RANKS = (  # (rank, size) as known starters name them, most specific first
 )
 JOBS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_JOBID", "TORCHELASTIC_RUN_ID")
 POLL_S = 0.002
+MAX_PART_BYTES = 1 << 20  # of what one rank tells the others
+MAX_WAITING = 4  # parts of one peer that may wait at rank 0
 
 
 class Bootstrap(Protocol):
@@ -41,8 +44,11 @@ class Bootstrap(Protocol):
     def allgather(self, data: bytes) -> list[bytes]:
         """Every rank's bytes, by rank; all ranks call it. Raises Missing after launch.timeout_s."""
 
+    def rest(self) -> None:
+        """No exchange follows: nothing of this listens any more."""
+
     def close(self) -> None:
-        """The last call: no exchange follows."""
+        """The last call."""
 
 
 class Missing(ArealBusError):
@@ -129,6 +135,9 @@ class MpiBootstrap:
             raise Missing(missing, self._timeout_s)
         time.sleep(POLL_S)
 
+    def rest(self) -> None:
+        """MPI opens nothing and waits for nobody until the end."""
+
     def close(self) -> None:
         """Wait for the others and leave MPI; a rank that fails does not come here, so that mpirun ends the job."""
         self._mpi.Finalize()
@@ -147,6 +156,9 @@ class EnvBootstrap:
         self._socket.setsockopt(zmq.LINGER, int(1000 * min(timeout_s, 10)))
         if self.rank == 0:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_PART_BYTES)
+            self._socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
+            self._socket.setsockopt(zmq.BACKLOG, max(BACKLOG, self.size))
             self._bind(url)
         else:
             self._socket.setsockopt(zmq.IDENTITY, identity(self.rank))
@@ -186,8 +198,11 @@ class EnvBootstrap:
             return unpack(self._receive([0], deadline)[0])
         parts = {0: data}
         while len(parts) < self.size:
-            sender, part = self._receive([rank for rank in range(self.size) if rank not in parts], deadline)
-            parts[int.from_bytes(sender[1:], "little")] = part
+            missing = [rank for rank in range(self.size) if rank not in parts]
+            sender, *frames = self._receive(missing, deadline)
+            rank = rank_of(sender)
+            if rank in missing and len(frames) == 1:  # whatever else comes here is a stranger's
+                parts[rank] = frames[0]
         self._forget_folder()  # all are connected: nobody needs the path any more
         everything = [parts[rank] for rank in range(self.size)]
         for rank in range(1, self.size):
@@ -198,13 +213,18 @@ class EnvBootstrap:
         return everything
 
     def _receive(self, sources: Sequence[int], deadline: float) -> list[bytes]:
-        if not self._socket.poll(int(max(0.0, 1000 * (deadline - time.monotonic())))):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not self._socket.poll(int(1000 * left_s) + 1):
             raise Missing(sources, self._timeout_s)
         return self._socket.recv_multipart()
 
+    def rest(self) -> None:
+        if not self._socket.closed:
+            self._socket.close()
+            self._context.term()
+
     def close(self) -> None:
-        self._socket.close()
-        self._context.term()
+        self.rest()
         self._forget_folder()
 
     def _forget_folder(self) -> None:
@@ -216,6 +236,11 @@ class EnvBootstrap:
 def identity(rank: int) -> bytes:
     """Of a rank's DEALER: may not begin with a zero byte."""
     return b"r" + rank.to_bytes(4, "little")
+
+
+def rank_of(sender: bytes) -> int | None:
+    """Whose identity that is; None when it is no rank's."""
+    return int.from_bytes(sender[1:], "little") if len(sender) == 5 and sender[:1] == b"r" else None
 
 
 def pack(parts: Sequence[bytes]) -> bytes:

@@ -1,6 +1,7 @@
-"""Where the head listens: a fresh ipc path on one host, a checked tcp port otherwise."""
+"""Where the head listens, and who may speak there: a fresh ipc path on one host, a checked tcp port otherwise."""
 
 import errno
+import ipaddress
 import os
 import shutil
 import socket
@@ -11,7 +12,9 @@ from pathlib import Path
 
 from areal_bus.config import BusConfig
 from areal_bus.errors import ConfigError
+from areal_bus.messages import Role
 from launch.interfaces import Facts
+from launch.topology import Place, Seat
 
 LONGEST = 60  # characters of a folder for ipc sockets: a socket's path holds 107
 
@@ -36,6 +39,27 @@ def transport(bus: BusConfig, facts: Sequence[Facts]) -> str:
     if bus.transport != "auto":
         return bus.transport
     return "tcp" if len(hosts) > 1 or bus.interface else "ipc"
+
+
+def wants_curve(bus: BusConfig, facts: Sequence[Facts], addresses: Sequence[tuple[str, str]]) -> bool:
+    """Whether connections are encrypted: "auto" does so wherever somebody else could listen in or knock.
+
+    Who reaches an ipc path is this user; who reaches a loopback port is on this host.
+    """
+    if bus.curve != "auto":
+        return bus.curve == "on"
+    return transport(bus, facts) == "tcp" and not all(ipaddress.ip_address(ip).is_loopback for _, ip in addresses)
+
+
+def keys_for(seat: Seat, places: Sequence[Place], facts: Sequence[Facts]) -> dict[str, str]:
+    """Public keys by seat of those that this one talks to."""
+    partners = {
+        Role.HEAD: {Role.LEARNER, Role.REWARD, Role.GENERATOR},
+        Role.LEARNER: {Role.HEAD},
+        Role.REWARD: {Role.HEAD, Role.GENERATOR},
+        Role.GENERATOR: {Role.HEAD, Role.REWARD},
+    }[seat.role]
+    return {str(other): facts[place.rank].key for place in places for other in place.seats if other.role in partners}
 
 
 def open_endpoint(bus: BusConfig, facts: Sequence[Facts], address: str) -> Endpoint:

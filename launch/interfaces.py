@@ -15,14 +15,15 @@ LOOPBACK = ("lo", "127.0.0.1")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a rank tells the others about where it runs."""
+    """What a rank tells the others: where it runs, and how to know it."""
 
     host: str
     addresses: dict[str, str]  # interface name -> IPv4 address
+    key: str = ""  # the rank's public key
 
 
-def here() -> Facts:
-    return Facts(host=socket.gethostname(), addresses=interfaces())
+def here(key: str = "") -> Facts:
+    return Facts(host=socket.gethostname(), addresses=interfaces(), key=key)
 
 
 def interfaces() -> dict[str, str]:

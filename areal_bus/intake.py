@@ -1,0 +1,134 @@
+"""What comes in, one message at a time: read without letting a peer take more than its share, and refused unless it is
+a message of this job from the one who says so. Knows sockets, but neither threads nor queues.
+
+Who is struck off, sends too many frames or claims another's name has the rest of its message skipped unread.
+"""
+
+import re
+
+import zmq
+
+from areal_bus import wire
+from areal_bus.door import MAX_CONNECTIONS, Door, Socket
+from areal_bus.errors import WireError
+from areal_bus.keys import Keyring
+from areal_bus.messages import Message
+from areal_bus.refusals import Refusals
+
+IDENTITY = re.compile(rb"([A-Za-z0-9._-]{1,64})/([0-9a-f]{16})")  # of a connection: its actor's name, a random number
+PROBE = [b""]  # what a Bus overlooks: sent to see whether a connection is still there
+SKIPPED = 100  # frames at most that are skipped in one go
+
+Received = tuple[str, Message, int]  # sender, message, bytes
+
+
+class Intake:
+    """Of all sockets of one Bus; `door` is that of its ROUTER."""
+
+    def __init__(self, job: str, keys: Keyring | None, door: Door | None, refusals: Refusals) -> None:
+        self.heard: dict[str, bytes] = {}  # peers of the ROUTER that have said something: name -> connection
+        self._job, self._keys, self._door, self._refusals = job, keys, door, refusals
+        self._torn: set[Socket] = set()  # with the rest of a message to skip
+
+    def from_server(self, dealer: Socket, name: str) -> Received | None:
+        """The next message of the one this DEALER is connected to; None when it was refused. Raises zmq.Again."""
+        if self._is_skipping(dealer):
+            return None
+        frames = self._frames(dealer)
+        if frames == PROBE:
+            return None
+        connection = name.encode()
+        if self._refusals.is_struck_off(connection):
+            self._refusals.drop(name)
+            return None
+        return self._decode(name, connection, frames)
+
+    def from_client(self, router: Socket) -> Received | None:
+        """The next message that came in at the ROUTER; None when it was refused. Raises zmq.Again."""
+        if self._is_skipping(router):
+            return None
+        first = router.recv(zmq.NOBLOCK, copy=False)
+        if self._door is not None:
+            self._door.said_something(first)
+        connection = first.bytes
+        named = IDENTITY.fullmatch(connection)
+        name = named[1].decode() if named else repr(connection[:40])
+        if self._refusals.is_struck_off(connection):
+            self._refusals.drop(name)
+            self._torn.add(router)
+            return None
+        if not self._recognise(router, name if named else "", first, known_as=name):
+            self._torn.add(router)
+            return None
+        received = self._decode(name, connection, self._frames(router))
+        if received is not None:
+            self.heard[name] = connection
+            self._mind_the_names(router)
+        return received
+
+    def _mind_the_names(self, router: Socket) -> None:
+        """There are no more names than connections."""
+        if len(self.heard) > MAX_CONNECTIONS:
+            for name in [name for name, connection in self.heard.items() if not is_there(router, connection)]:
+                del self.heard[name]
+
+    def forget(self, socket: Socket) -> None:
+        """It is closed."""
+        self._torn.discard(socket)
+
+    def _recognise(self, router: Socket, name: str, first: zmq.Frame, *, known_as: str) -> bool:
+        """Whether that name is this connection's own."""
+        connection = first.bytes
+        held = self.heard.get(name, connection)
+        if not name:
+            reason, rule = "name", "a connection's identity is its actor's name and a random number"
+        elif self._keys is not None and not self._keys.may_speak(str(first.get("User-Id")), name):
+            reason, rule = "key", f"a key speaks as the actors of its own rank; this one is not that of {name}"
+        elif held != connection and is_there(router, held):
+            reason, rule = "taken", f"a name has one connection at a time; {name} has another one"
+        else:
+            return True
+        self._refusals.add(known_as, reason, rule, connection=connection)
+        return False
+
+    def _decode(self, name: str, connection: bytes, frames: list[bytes]) -> Received | None:
+        try:
+            if len(frames) > wire.MAX_FRAMES:
+                raise WireError(f"a message has at most {wire.MAX_FRAMES} frames; this one has more", "frames")
+            message = wire.decode(frames, job=self._job)
+        except WireError as error:
+            self._refusals.add(name, error.reason, str(error), connection=connection)
+            return None
+        return name, message, sum(map(len, frames))
+
+    def _frames(self, socket: Socket) -> list[bytes]:
+        """Of one message; of one that has more than any record those until there, and the rest is to be skipped."""
+        frames = [socket.recv(zmq.NOBLOCK)]
+        while socket.getsockopt(zmq.RCVMORE):
+            if len(frames) > wire.MAX_FRAMES:
+                self._torn.add(socket)
+                break
+            frames.append(socket.recv(zmq.NOBLOCK))
+        return frames
+
+    def _is_skipping(self, socket: Socket) -> bool:
+        """Skip some of what is left of a message, if there is any."""
+        if socket not in self._torn:
+            return False
+        for _ in range(SKIPPED):
+            if not socket.getsockopt(zmq.RCVMORE):
+                self._torn.discard(socket)
+                break
+            socket.recv(zmq.NOBLOCK, copy=False)
+        return True
+
+
+def is_there(router: Socket, connection: bytes) -> bool:
+    """Whether that peer can be sent to."""
+    try:
+        router.send_multipart([connection, *PROBE], zmq.NOBLOCK)
+    except zmq.Again:
+        return True
+    except zmq.ZMQError:
+        return False
+    return True
