@@ -6,32 +6,33 @@ snapshot that a side thread pushes while the next update is computed.
 
 import os
 import socket
-import time
-from pathlib import Path
+from dataclasses import asdict
 
 from loguru import logger
 
 from actors.context import Context, Pulse, open_bus
-from actors.data.loading import load_rows
-from actors.models.loading import load_model, load_tokenizer
-from actors.training import checkpoint
+from actors.leaving import leave
+from actors.models.loading import load_tokenizer
 from actors.training.actor import PPOActor
+from actors.training.beginning import Beginning
+from actors.training.keeping import Keeper
 from actors.training.letterbox import Letterbox, StopRun
+from actors.training.loading import load_policy, warm
 from actors.training.loop import find_loop
-from actors.training.policy import Policy
+from actors.training.meeting import Meeting
 from actors.training.pushing import Pusher
 from actors.training.ranks import Ranks, lost_peer, meet, part
 from actors.training.rollout import Rollout
-from actors.training.warmup import demonstrate, warm_up
+from areal_bus import messages as m
 from areal_bus.collective import brief
 from areal_bus.config import Config
-from areal_bus.errors import ActorFailed, ConfigError, PushFailed
+from areal_bus.errors import ConfigError, PushFailed, Restart
 from areal_bus.journal import Event, Journal
-from areal_bus.messages import Directory, Failure, Finished, Join, Message, PushBegin, PushDone, Ready, UpdateDone
 from areal_bus.staleness import StalenessPolicy
-from areal_bus.weights import Root, Snapshot, join_store, serve_store, take_snapshot
+from areal_bus.weights import Root, Snapshot, serve_store, take_snapshot
 
 COLLECTIVE_TIMEOUT_S = 1800.0  # ranks wait for each other at most so long, a checkpoint of rank 0 included
+ORDER_S = 1.0  # a rank that ends by order breaks the others' collectives: their own order is on its way
 
 
 def run(context: Context) -> None:
@@ -41,25 +42,10 @@ def run(context: Context) -> None:
     learner = Learner(context, config, journal)
     try:
         learner.run()
-    except StopRun as stop:
-        logger.debug("learner {} stops: {}", context.index, stop)
-    except Exception as error:
-        told = broken_off(context, error) if lost_peer(error) else error
-        journal.write(Event.FAILED, error=str(told))
-        learner.send(Failure(str(told)))
-        if told is not error:
-            raise told from error
-        raise
+    except Exception as error:  # noqa: BLE001 (`fail` raises it, unless it is the end that the head ordered)
+        learner.fail(error)
     finally:
         learner.close()
-
-
-def broken_off(context: Context, error: Exception) -> ActorFailed:
-    """What a collective's error means here, in a sentence for its page."""
-    return ActorFailed(
-        f"learners compute together: learner-{context.index} lost touch with another one, whose own error says why "
-        f"({brief(error)})"
-    )
 
 
 class Learner:
@@ -73,22 +59,30 @@ class Learner:
         self.is_root = context.index == 0
         self.root: Root | None = None
         self.endpoint = ""  # of the store at rank 0
+        self.has_met = False  # it computes with other ranks
         if self.is_root:
             store, self.endpoint = serve_store(context.address)
             self.root = Root(store, interface=context.interface, address=context.address)
         self.bus = open_bus(context, config, self.pulse)
         self.pusher = Pusher(self._push, send=self.send, failed=lambda error: self.letterbox.fail(error))
-        self.letterbox = Letterbox(self.bus, push_begun=self.pusher.begin)
-        self.saved = -1, ""  # version and folder of the last checkpoint
+        self.letterbox = Letterbox(self.bus, push_begun=self.pusher.begin, overdue=leave)
+        self.keeper = Keeper(
+            context.folder,
+            config.checkpoint,
+            journal=journal,
+            is_root=self.is_root,
+            sealed=lambda version, folder: self.send(m.Checkpointed(version, folder)),
+        )
         self.send(self._join())
 
-    def send(self, message: Message) -> None:
+    def send(self, message: m.Message) -> None:
         self.bus.send("head", message)
 
     def run(self) -> None:
         """Raises StopRun when the head says Stop, which is how every orderly life ends."""
         loop = find_loop(self.config.learner.loop)
-        self._load(self._meet())
+        ranks, beginning = self._meet()
+        self._load(ranks, beginning)
         self._announce()
         rollout = Rollout(
             self.send,
@@ -99,7 +93,8 @@ class Learner:
             n_samples=self.config.gconfig.n_samples,
             version=lambda: self.actor.version,
             policy=StalenessPolicy(self.config.rollout.staleness_policy),
-            look=lambda: self.pusher.record(self.journal),
+            first=self.actor.version,
+            look=self._record,
         )
         self.journal.mark("loop")
         loop(rollout, self.actor)
@@ -109,8 +104,36 @@ class Learner:
                 f"learner.loop takes batches until there are none: {self.config.learner.loop!r} returned at version "
                 f"{self.actor.version} while the run goes on"
             )
-        self._finish()
+        self._finish(drained=rollout.drained)
         self._serve()
+
+    def fail(self, error: Exception) -> None:
+        """The life ends by this error. Raises what it means here; nothing when it is the end that the head ordered."""
+        meaning = self._meaning(error)
+        if isinstance(meaning, StopRun):
+            logger.debug("{} stops: {}", self.context.name, meaning)
+            return
+        if isinstance(meaning, Restart):
+            self.journal.write(Event.NOTE, text=f"comes back from its checkpoint: {meaning}")
+        else:
+            self.journal.write(Event.FAILED, error=str(meaning))
+            self.send(m.Failure(str(meaning)))
+        if meaning is error:
+            raise error
+        raise meaning from error
+
+    def _meaning(self, error: Exception) -> Exception:
+        """A collective breaks when another rank ends: by an order that is for all ranks, or by an error of its own."""
+        if not (self.has_met and lost_peer(error)):
+            return error
+        try:
+            self.letterbox.await_order(ORDER_S)
+        except (StopRun, Restart) as order:
+            return order
+        return Restart(
+            f"learners compute together: {self.context.name} lost touch with another one, whose own error says why "
+            f"({brief(error)})"
+        )
 
     def close(self) -> None:
         """End the threads; the journal's last line is written."""
@@ -123,9 +146,9 @@ class Learner:
         self.journal.close()
         part()
 
-    def _join(self) -> Join:
+    def _join(self) -> m.Join:
         context = self.context
-        return Join(
+        return m.Join(
             name=context.name,
             role=context.role,
             index=context.index,
@@ -135,48 +158,57 @@ class Learner:
             host=socket.gethostname(),
         )
 
-    def _meet(self) -> Ranks:
-        """One learner needs nobody; several build their process group at the store of rank 0."""
-        if self.context.n_learners == 1:
-            return Ranks()
+    def _meet(self) -> tuple[Ranks, Beginning]:
+        """One learner needs nobody; several build their process group at the store of rank 0, and it says where to go
+        on.
+        """
+        context = self.context
         with self.journal.span("load"):
-            self.pulse.note = "meets the other learners"
-            return meet(
-                join_store(self.endpoint or self._find_store(), self.config.launch.timeout_s),
-                index=self.context.index,
-                size=self.context.n_learners,
-                interface=self.context.interface,
-                device=self.context.device,
+            if context.n_learners == 1:
+                self.letterbox.bind()
+                return Ranks(), self.keeper.choose()
+            self.pulse.note = "waits for the other learners"
+            meeting = Meeting(
+                self.letterbox,
+                name=context.name,
+                join_again=lambda: self.send(self._join()),
+                look=lambda: self.journal.mark("load"),
+            )
+            if self.is_root:
+                beginning = self.keeper.choose()
+                store = meeting.host(self.endpoint, asdict(beginning), size=context.n_learners)
+            else:
+                store, word = meeting.visit(context.index)
+                beginning = Beginning(**word)
+            ranks = meet(
+                store,
+                index=context.index,
+                size=context.n_learners,
+                interface=context.interface,
+                device=context.device,
                 timeout_s=COLLECTIVE_TIMEOUT_S,
             )
+            self.has_met = True
+            return ranks, beginning
 
-    def _find_store(self) -> str:
-        while True:
-            message = self.letterbox.take(look=lambda: self.journal.mark("load"))
-            if isinstance(message, Directory):
-                for name, endpoint in zip(message.names, message.endpoints, strict=True):
-                    if name.startswith("learner-0."):
-                        return endpoint
-
-    def _load(self, ranks: Ranks) -> None:
-        """Tokenizer, model, warm-up: afterwards the actor holds version 0."""
+    def _load(self, ranks: Ranks, beginning: Beginning) -> None:
+        """Tokenizer and model; afterwards the actor holds the version of the beginning."""
         config, context = self.config, self.context
         with self.journal.span("load"):
             self.pulse.note = "loads the model"
             self.tokenizer = load_tokenizer(context.model_folder)
-            seed = config.run.seed if config.model.scratch is not None else None
-            model = load_model(context.model_folder, "float32", context.device, random_seed=seed)
-            self.policy = Policy(
-                model,
-                ranks=ranks,
-                device=context.device,
-                temperature=config.gconfig.temperature,
-                dtype=config.model.dtype,
-                gradient_checkpointing=config.learner.gradient_checkpointing,
-            )
-        if config.learner.warmup.steps:
+            self.policy = load_policy(config, context, beginning, ranks)
+        if config.learner.warmup.steps and not beginning.folder:
             with self.journal.span("warmup"):
-                self._warm_up()
+                warm(
+                    self.policy,
+                    config,
+                    context,
+                    tokenizer=self.tokenizer,
+                    journal=self.journal,
+                    pulse=self.pulse,
+                    tick=self.letterbox.check,
+                )
         self.actor = PPOActor(
             self.policy,
             config,
@@ -186,41 +218,29 @@ class Learner:
             publish=self._publish,
             tick=self.letterbox.check,
         )
-
-    def _warm_up(self) -> None:
-        rows = load_rows(self.config, self.context.config_folder)
-        warm_up(
-            self.policy,
-            demonstrate(rows, self.tokenizer, self.config.data),
-            self.config.learner.warmup,
-            seed=self.config.run.seed,
-            capacity=self.config.learner.max_tokens_per_mb,
-            journal=self.journal,
-            pulse=self.pulse,
-            tick=self.letterbox.check,
-        )
+        if beginning.folder:
+            with self.journal.span("load"):
+                self.keeper.restore(self.actor, beginning)
 
     def _announce(self) -> None:
-        """Version 0 is here."""
-        digest = self._snapshot(0)
-        if self.config.checkpoint.every_steps == 1:  # every version is kept, this one too
-            self._checkpoint(0)
-        self.send(Ready(capacity=0))
+        """The version that everything begins with is here."""
+        version = self.actor.version
+        digest = self._snapshot(version)
+        self.send(m.Ready(capacity=0))
         if self.is_root:
-            self.send(UpdateDone(version=0, stats={}, digest=digest))
+            self.send(m.Begin(version, digest))
+        self.keeper.keep(self.actor, self.tokenizer)
 
     def _publish(self, version: int, stats: dict[str, float]) -> None:
         """Called by the actor at the end of every update, on every rank."""
         digest = self._snapshot(version)
+        self._record()
         if self.is_root:
-            self.send(UpdateDone(version=version, stats=stats, digest=digest))
+            self.send(m.UpdateDone(version=version, stats=stats, digest=digest))
             self.journal.write(Event.STEP, version=version, **stats)
-        self.pusher.record(self.journal)
-        every = self.config.checkpoint.every_steps
-        if every and version % every == 0:
-            self._checkpoint(version)
+        self.keeper.keep(self.actor, self.tokenizer)
 
-    def _push(self, snapshot: Snapshot, begin: PushBegin) -> PushDone:
+    def _push(self, snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
         """Runs on the push thread. Only rank 0 is ever asked."""
         if self.root is None:
             raise PushFailed(f"learner 0 is the root of every push; {self.context.name} was asked for {begin.push}")
@@ -244,35 +264,16 @@ class Learner:
         self.pusher.keep(snapshot)
         return snapshot.digest
 
-    def _checkpoint(self, version: int) -> None:
-        self.actor.check_whole()
-        began = time.monotonic()
-        with self.journal.span("checkpoint"):
-            folder = checkpoint.save(
-                self.context.folder / "checkpoints",
-                policy=self.policy,
-                optimizer=self.actor.optimizer,
-                version=version,
-                tokenizer=self.tokenizer,
-                keep=self.config.checkpoint.keep,
-            )
-        self.saved = version, str(folder)
-        if self.is_root:
-            seconds = round(time.monotonic() - began, 6)
-            self.journal.write(Event.CHECKPOINT, step=version, folder=str(folder), seconds=seconds)
-
-    def _finish(self) -> None:
-        """The last checkpoint and RUN/model, a link to the transformers folder in it."""
+    def _finish(self, *, drained: bool) -> None:
+        """The last checkpoint and, unless the run goes on later, the exported model."""
         model = ""
-        if self.config.checkpoint.at_end:
+        at_end = self.config.checkpoint.at_end
+        if at_end or drained:
             self.pulse.note = "writes the last checkpoint"
-            if self.saved[0] != self.actor.version:
-                self._checkpoint(self.actor.version)
-            model = str(self.context.folder / "model")
-            if self.is_root:
-                checkpoint.link(Path(model), Path(self.saved[1]) / "model")
-                self.journal.write(Event.EXPORT, folder=model)
-        self.send(Finished(checkpoint=self.saved[1], model=model))
+            self.keeper.finish(self.actor, self.tokenizer)
+        if at_end and not drained:
+            model = self.keeper.export()
+        self.send(m.Finished(checkpoint=self.keeper.folder, model=model))
 
     def _serve(self) -> None:
         """Only pushes are left to do, on their thread."""
@@ -282,5 +283,10 @@ class Learner:
             self.letterbox.take(look=self._look)
 
     def _look(self) -> None:
-        self.pusher.record(self.journal)
+        self._record()
         self.journal.mark("serve")
+
+    def _record(self) -> None:
+        """What other threads have learnt, into the journal."""
+        self.journal.term = self.letterbox.term
+        self.pusher.record(self.journal)

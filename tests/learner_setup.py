@@ -19,8 +19,8 @@ from areal_bus.messages import ShardItem
 VOCABULARY = 23
 
 
-def tiny_model(seed: int = 0, *, key_heads: int = 2) -> Any:
-    """An untied two-layer Llama with grouped keys."""
+def tiny_model(seed: int = 0, *, key_heads: int = 2, tied: bool = False) -> Any:
+    """A two-layer Llama with grouped keys."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LlamaConfig(
@@ -31,7 +31,7 @@ def tiny_model(seed: int = 0, *, key_heads: int = 2) -> Any:
             num_attention_heads=4,
             num_key_value_heads=key_heads,
             max_position_embeddings=128,
-            tie_word_embeddings=False,
+            tie_word_embeddings=tied,
             bos_token_id=None,
             eos_token_id=1,
             pad_token_id=0,

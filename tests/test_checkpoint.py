@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
-from actors.training import checkpoint
+from actors.training import checkpoint, shelf
 from actors.training.actor import PPOActor
 from actors.training.batch import build
 from areal_bus.config import ScratchConfig
@@ -29,7 +30,7 @@ def train(actor: PPOActor, steps: range) -> None:
         actor.ppo_update(actor.compute_advantages_and_returns(batch))
 
 
-def save(actor: PPOActor, folder: Path, *, keep: int = 2) -> Path:
+def save(actor: PPOActor, folder: Path, *, keep: int = 2, counts: Callable[[int], bool] = lambda version: True) -> Path:
     write_scratch_folder(folder / "scratch", ScratchConfig())
     return checkpoint.save(
         folder / "checkpoints",
@@ -38,6 +39,7 @@ def save(actor: PPOActor, folder: Path, *, keep: int = 2) -> Path:
         version=actor.version,
         tokenizer=load_tokenizer(str(folder / "scratch")),
         keep=keep,
+        counts=counts,
     )
 
 
@@ -123,7 +125,7 @@ def test_a_checkpoint_that_is_written_again_is_never_gone(
     with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
         patched.setattr(Path, "rename", killed_later)
         save(actor, tmp_path)
-    checkpoint._tidy(tmp_path / "checkpoints")
+    shelf.tidy(tmp_path / "checkpoints")
     assert names(tmp_path) == ["step-000000"]
     folder = tmp_path / "checkpoints" / "step-000000"
     checkpoint.verify(folder)
@@ -137,6 +139,14 @@ def test_what_dead_writers_left_is_removed_and_a_living_ones_is_not(tmp_path: Pa
         (tmp_path / "checkpoints" / f".step-000007.{pid}.tmp" / "model").mkdir(parents=True)
     save(tiny_actor(tmp_path), tmp_path)
     assert names(tmp_path) == [f".step-000007.{os.getppid()}.tmp", "step-000000"]
+
+
+def test_what_cannot_be_gone_back_to_takes_no_others_place(tmp_path: Path) -> None:
+    actor = tiny_actor(tmp_path)
+    for version in (1, 2, 3, 4, 5):
+        actor.version = version
+        save(actor, tmp_path, counts=lambda version: version in (1, 2))
+    assert names(tmp_path) == ["step-000001", "step-000002", "step-000004", "step-000005"]
 
 
 def test_a_run_that_was_set_back_keeps_what_it_just_wrote(tmp_path: Path) -> None:
@@ -185,7 +195,7 @@ def test_a_write_that_breaks_leaves_nothing_under_the_final_name(tmp_path: Path)
 
     actor = tiny_actor(tmp_path)
     kept = save(actor, tmp_path)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(CheckpointError, match=r"step-000001 could not be \(no space left"):
         checkpoint.save(
             tmp_path / "checkpoints",
             policy=actor.policy,
@@ -194,7 +204,7 @@ def test_a_write_that_breaks_leaves_nothing_under_the_final_name(tmp_path: Path)
             tokenizer=Full(),
             keep=1,
         )
-    assert [p.name for p in (tmp_path / "checkpoints").glob("step-*")] == [kept.name]
+    assert names(tmp_path) == [kept.name]
     checkpoint.verify(kept)
 
 

@@ -1,13 +1,15 @@
 """Batches as they come over the bus, the letterbox and the push thread, within one process."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from actors import codes
 from actors.context import Pulse
 from actors.training.letterbox import Letterbox, StopRun
 from actors.training.loop import find_loop, train
@@ -15,7 +17,7 @@ from actors.training.pushing import Pusher
 from actors.training.rollout import Rollout
 from areal_bus import messages as m
 from areal_bus.bus import Bus
-from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed
+from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed, Restart
 from areal_bus.journal import Journal
 from areal_bus.weights import Snapshot, take_snapshot
 from tests.learner_setup import random_shard
@@ -30,6 +32,7 @@ class Line:
     rollout: Rollout
     begun: list[m.PushBegin]
     version: list[int]  # of the actor
+    ended: list[int]  # exit codes with which the process would have been ended
 
     def train(self) -> None:
         self.version[0] += 1
@@ -51,7 +54,8 @@ def line(tmp_path: Path) -> Iterator[Line]:
     bus.send("head", m.Ready(0))
     assert head.receive(10.0) is not None  # the head has heard it, so it can answer
     begun: list[m.PushBegin] = []
-    letterbox = Letterbox(bus, push_begun=begun.append)
+    ended: list[int] = []
+    letterbox = Letterbox(bus, push_begun=begun.append, overdue=ended.append, rejoin_grace_s=0.05)
     journal = Journal(tmp_path, role="learner", index=0, incarnation=0)
     version = [0]
     rollout = Rollout(
@@ -63,7 +67,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
         n_samples=4,
         version=lambda: version[0],
     )
-    yield Line(head, letterbox, rollout, begun, version)
+    yield Line(head, letterbox, rollout, begun, version, ended)
     letterbox.close()
     bus.close()
     head.close()
@@ -73,7 +77,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
 def test_batches_come_in_order_until_there_are_none(line: Line) -> None:
     line.hand_out(0)
     line.hand_out(1)
-    line.tell(m.NoBatch(2))
+    line.tell(m.NoBatch(2, False))
     batches = []
     for batch in line.rollout:
         batches.append(batch)
@@ -123,9 +127,45 @@ def test_stop_ends_a_wait(line: Line) -> None:
         line.letterbox.check()
 
 
+def test_a_drained_run_ends_the_loop_and_says_so(line: Line) -> None:
+    line.tell(m.NoBatch(0, True))
+    assert line.rollout.prepare_batch() is None
+    assert (line.rollout.ended, line.rollout.drained) == (True, True)
+
+
+def test_a_rejoin_ends_the_life_of_a_learner_that_is_bound_even_when_its_loop_is_stuck(line: Line) -> None:
+    line.letterbox.bind()
+    line.tell(m.Rejoin("only a member may speak"))
+    until(lambda: line.ended == [codes.RESTART])
+    with pytest.raises(Restart, match="only a member may speak"):
+        line.rollout.prepare_batch()
+
+
+def test_a_rejoin_before_that_only_asks_for_another_join(line: Line) -> None:
+    line.tell(m.Rejoin("only a member may speak"))
+    until(line.letterbox.asked_to_rejoin)
+    assert not line.letterbox.asked_to_rejoin()
+    line.letterbox.bind()
+    line.letterbox.check()
+    assert not line.ended
+
+
+def test_the_term_is_what_the_head_said_last(line: Line) -> None:
+    line.tell(m.HeadBeat(3, 10), m.PushBegin(0, 10, 0, [], "", 5.0, term=4), m.HeadBeat(3, 10), m.NoBatch(0, False))
+    assert line.rollout.prepare_batch() is None
+    assert line.letterbox.term == 4
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def test_a_push_is_begun_while_nobody_takes_letters(line: Line) -> None:
     begin = m.PushBegin(0, 1, 0, ["generator-0.0"], "127.0.0.1:1", 5.0)
-    line.tell(begin, m.NoBatch(0))
+    line.tell(begin, m.NoBatch(0, False))
     assert line.rollout.prepare_batch() is None  # read after the push, by the same thread
     assert line.begun == [begin]
 

@@ -1,36 +1,36 @@
-"""Checkpoints, whole or not at all, without pickle; knows nothing of steps' figures, pushes or the head.
+"""What a learner goes on from, on disk and without pickle; knows nothing of steps' figures, pushes or the head.
 
 RUN/checkpoints/step-000010/
     model/                 a plain transformers folder: weights as they are pushed (in model.dtype), config, tokenizer
     optimizer.safetensors  AdamW's state by parameter name, float32 parameters where the model's are rounded, RNG state
     state.json             version, configuration of the optimizer
     manifest.json          size and SHA-256 of every other file
-A folder is written under a temporary name, synced, then renamed, and renamed again before it is removed: what has its
-final name is complete. Names that begin with a dot are on their way: ".tmp" is removed by the next save, ".old" stands
-aside while another takes its name and is put back if that did not happen. A run's folder has one writer.
+`shelf` makes such a folder whole or not at all.
 """
 
-import hashlib
+import contextlib
 import json
 import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from actors.training import shelf
 from actors.training.policy import Policy, whole
+from actors.training.shelf import SCHEMA, verify
 from areal_bus.errors import CheckpointError
 
-SCHEMA = 1
-MANIFEST = "manifest.json"
+__all__ = ["State", "gather", "link", "load", "read", "restore", "save", "verify", "version_of", "write_model"]
+
 MASTER = "master"
-BLOCK = 1 << 20
+OS_ERROR = "(os error "  # how Rust's errors name the operating system's
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +42,69 @@ class State:
 
 
 def save(
-    folder: Path, *, policy: Policy, optimizer: torch.optim.Optimizer, version: int, tokenizer: Any, keep: int
+    folder: Path,
+    *,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    version: int,
+    tokenizer: Any,
+    keep: int,
+    counts: Callable[[int], bool] = lambda version: True,
 ) -> Path:
-    """Write RUN/checkpoints/step-VERSION (`folder` is RUN/checkpoints) and remove all but the newest `keep`.
+    """Write RUN/checkpoints/step-VERSION (`folder` is RUN/checkpoints) and remove old ones.
 
-    A collective when the policy is sharded: rank 0 writes, the others help to gather and return the same path.
+    The newest `keep` stay, and the newest `keep` of those that count. A collective when the policy is sharded: rank 0
+    writes, the others help to gather and return the same path. Raises CheckpointError, on every rank, when the disk
+    does not take it (full, or broken): then all that was there before still is.
     """
-    final = folder / f"step-{version:06d}"
+    final = shelf.place(folder, version)
     weights = gather(policy)
     tensors = _optimizer_tensors(policy, optimizer)
+    broken: Exception | None = None
     if policy.ranks.index == 0:
-        _tidy(folder)
-        building = _temporary(final)
-        building.mkdir(parents=True)
         if policy.dtype is not torch.float32:
             tensors |= {f"{MASTER}/{name}": weights[name].contiguous() for name in policy.parameters()}
-        write_model(building / "model", policy, weights, tokenizer)
-        save_file(tensors | {"rng": torch.get_rng_state()}, str(building / "optimizer.safetensors"))
-        (building / "state.json").write_text(json.dumps({"schema": SCHEMA, "version": version}) + "\n")
-        _seal(building, final)
-        _prune(folder, keep, newest=final)
-    policy.ranks.wait()
+        tensors["rng"] = torch.get_rng_state()
+        try:
+            _write(final, policy, weights, tensors, version=version, tokenizer=tokenizer)
+        except Exception as error:
+            if not _is_of_the_disk(error):
+                raise
+            broken = error
+        else:
+            with contextlib.suppress(OSError):  # an old one that cannot be removed is no reason to stop: later, then
+                shelf.prune(folder, keep, newest=final, counts=counts)
+    (n_broken,) = policy.ranks.sum([float(broken is not None)])
+    if n_broken:
+        raise CheckpointError(
+            f"a checkpoint is written whole or not at all: {final} could not be ({broken})"
+        ) from broken
     return final
+
+
+def _write(
+    final: Path,
+    policy: Policy,
+    weights: Mapping[str, Tensor],
+    tensors: dict[str, Tensor],
+    *,
+    version: int,
+    tokenizer: Any,
+) -> None:
+    building = shelf.building(final)
+    try:
+        write_model(building / "model", policy, weights, tokenizer)
+        save_file(tensors, str(building / "optimizer.safetensors"))
+        (building / "state.json").write_text(json.dumps({"schema": SCHEMA, "version": version}) + "\n")
+        shelf.seal(building, final)
+    except Exception:
+        shelf.give_up(building)
+        raise
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Whether it is the disk that failed: libraries written in Rust have no class of their own for that."""
+    return isinstance(error, OSError | SafetensorError) or OS_ERROR in str(error)
 
 
 def gather(policy: Policy) -> dict[str, Tensor]:
@@ -89,27 +130,26 @@ def write_model(folder: Path, policy: Policy, weights: Mapping[str, Tensor], tok
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def verify(folder: Path) -> None:
-    """Raises CheckpointError unless every file of the manifest is there with its size and hash."""
-    try:
-        files: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"a checkpoint has a readable {MANIFEST}: {folder}: {error}") from error
-    for name, entry in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"every file of the manifest is there: {path} is missing")
-        if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
-            raise CheckpointError(f"every file is what the manifest says: {path} differs in size or SHA-256")
-
-
 def load(folder: Path) -> State:
-    """The state beside the weights, after `verify`; the weights are the transformers folder `folder / "model"`."""
+    """As `read`, after `verify`."""
     verify(folder)
+    return read(folder)
+
+
+def read(folder: Path) -> State:
+    """The state beside the weights; the weights are the transformers folder `folder / "model"`."""
+    return State(version=version_of(folder), tensors=load_file(str(folder / "optimizer.safetensors")))
+
+
+def version_of(folder: Path) -> int:
+    """The version whose state it holds. Raises CheckpointError when it has another name, or another schema."""
     about = json.loads((folder / "state.json").read_text())
     if about.get("schema") != SCHEMA:
         raise CheckpointError(f"a checkpoint has schema {SCHEMA}: {folder} has {about.get('schema')}")
-    return State(version=about["version"], tensors=load_file(str(folder / "optimizer.safetensors")))
+    version = int(about["version"])
+    if shelf.place(folder.parent, version).name != folder.name:
+        raise CheckpointError(f"a checkpoint has the name of its version: {folder} holds version {version}")
+    return version
 
 
 def restore(state: State, *, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
@@ -155,74 +195,3 @@ def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict
             if policy.ranks.index == 0:
                 tensors[f"{kind}/{name}"] = full.cpu().contiguous()
     return tensors
-
-
-def _seal(building: Path, final: Path) -> None:
-    """Manifest, sync, rename: after it `final` is complete, before it is not there (or is what it was)."""
-    paths = sorted(path for path in building.rglob("*") if path.is_file())
-    files = {str(path.relative_to(building)): {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths}
-    (building / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1) + "\n")
-    for path in [*paths, building / MANIFEST, building / "model", building]:
-        _sync(path)
-    aside = final.with_name(f".{final.name}.old")
-    if final.exists():
-        final.rename(aside)
-    building.rename(final)
-    _sync(final.parent)
-    if aside.exists():
-        shutil.rmtree(aside)
-
-
-def _prune(folder: Path, keep: int, *, newest: Path) -> None:
-    by_version = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
-    others = [path for path in by_version if path != newest]  # a run that was set back has higher ones
-    for old in others[: max(len(others) - keep + 1, 0)]:
-        leaving = _temporary(old)
-        old.rename(leaving)
-        shutil.rmtree(leaving)
-
-
-def _tidy(folder: Path) -> None:
-    """Put right what a writer that died has left."""
-    for aside in folder.glob(".step-*.old"):
-        final = folder / aside.name.removeprefix(".").removesuffix(".old")
-        if final.exists():
-            shutil.rmtree(aside)
-        else:
-            aside.rename(final)
-    for left in folder.glob(".step-*.tmp"):
-        if not _is_another(int(left.name.split(".")[-2])):
-            shutil.rmtree(left)
-
-
-def _temporary(final: Path) -> Path:
-    return final.with_name(f".{final.name}.{os.getpid()}.tmp")
-
-
-def _is_another(pid: int) -> bool:
-    """Whether this is a process beside this one that lives."""
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it lives, as somebody else's
-        return True
-    return True
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

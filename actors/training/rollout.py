@@ -25,9 +25,12 @@ class Rollout:
         n_samples: int,
         version: Callable[[], int],
         policy: StalenessPolicy = StalenessPolicy.MASK,
+        first: int = 0,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        """`send` reaches the head; `version` counts updates finished; `look` is called every second of a wait."""
+        """`send` reaches the head; `version` counts updates finished; `first` is the step of the first batch; `look` is
+        called every second of a wait.
+        """
         self._send = send
         self._letterbox = letterbox
         self._journal = journal
@@ -37,8 +40,9 @@ class Rollout:
         self._version = version
         self._policy = policy
         self._look = look
-        self._step = 0
+        self._step = first
         self.ended = False  # there will be no further batch
+        self.drained = False  # in this run; a later one goes on
 
     def __iter__(self) -> Iterator[Batch]:
         """Every batch until the run or its data ends."""
@@ -91,6 +95,7 @@ class Rollout:
             if message.step != self._step:
                 raise ImpossibleEvent(f"batches come in order: waited for step {self._step}, got step {message.step}")
             if isinstance(message, NoBatch):
+                self.drained = message.drained
                 return None, []
             if isinstance(message, ShardItem):
                 items.append(message)
