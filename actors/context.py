@@ -71,7 +71,9 @@ class Pulse:
     The first progress of a life is told to the supervisor, too: deaths before and after it are not in a row.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells: bool = True) -> None:
+        """`tells`: any progress is told; else only `tell` does it, for an actor whose progress can be lost with it."""
+        self._tells = tells
         self.version: int | None = None
         self.note = "starting"
         self._progress = 0
@@ -84,7 +86,12 @@ class Pulse:
     @progress.setter
     def progress(self, value: int) -> None:
         self._progress = value
-        if value > 0 and self._supervisor is not None:
+        if value > 0 and self._tells:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell the supervisor, once a life, that it got somewhere."""
+        if self._supervisor is not None:
             pipe, self._supervisor = self._supervisor, None
             with contextlib.suppress(OSError):  # the supervisor is gone, and so are we in a moment
                 os.write(pipe, b"1")

@@ -26,7 +26,7 @@ from actors.training.rollout import Rollout
 from areal_bus import messages as m
 from areal_bus.collective import brief
 from areal_bus.config import Config
-from areal_bus.errors import ConfigError, PushFailed, Restart
+from areal_bus.errors import PushFailed, Restart
 from areal_bus.journal import Event, Journal
 from areal_bus.staleness import StalenessPolicy
 from areal_bus.weights import Root, Snapshot, serve_store, take_snapshot
@@ -55,7 +55,7 @@ class Learner:
         self.context = context
         self.config = config
         self.journal = journal
-        self.pulse = Pulse()
+        self.pulse = Pulse(tells=False)
         self.is_root = context.index == 0
         self.root: Root | None = None
         self.endpoint = ""  # of the store at rank 0
@@ -71,7 +71,7 @@ class Learner:
             config.checkpoint,
             journal=journal,
             is_root=self.is_root,
-            sealed=lambda version, folder: self.send(m.Checkpointed(version, folder)),
+            sealed=self._sealed,
         )
         self.send(self._join())
 
@@ -98,12 +98,7 @@ class Learner:
         )
         self.journal.mark("loop")
         loop(rollout, self.actor)
-        rollout.check_trained()
-        if not rollout.ended:
-            raise ConfigError(
-                f"learner.loop takes batches until there are none: {self.config.learner.loop!r} returned at version "
-                f"{self.actor.version} while the run goes on"
-            )
+        rollout.check_ended(self.config.learner.loop)
         self._finish(drained=rollout.drained)
         self._serve()
 
@@ -239,6 +234,15 @@ class Learner:
             self.send(m.UpdateDone(version=version, stats=stats, digest=digest))
             self.journal.write(Event.STEP, version=version, **stats)
         self.keeper.keep(self.actor, self.tokenizer)
+
+        if not self.config.checkpoint.every_steps:  # else only what is kept counts: a crash loses all that came after
+            self.pulse.tell()
+
+    def _sealed(self, version: int, folder: str) -> None:
+        """A checkpoint is whole; on every rank."""
+        self.pulse.tell()
+        if self.is_root:
+            self.send(m.Checkpointed(version, folder))
 
     def _push(self, snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
         """Runs on the push thread. Only rank 0 is ever asked."""

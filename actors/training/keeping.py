@@ -27,7 +27,7 @@ class Keeper:
         is_root: bool,
         sealed: Callable[[int, str], None],
     ) -> None:
-        """`sealed(version, folder)` hears, at rank 0, of each checkpoint that is whole."""
+        """`sealed(version, folder)` hears of each checkpoint that is whole."""
         self.folder = ""  # of the newest checkpoint that this life knows; "" if none
         self._version: int | None = None  # which it is of
         self._run = run
@@ -89,7 +89,7 @@ class Keeper:
         if self._is_root:
             seconds = round(time.monotonic() - began, 6)
             self._journal.write(Event.CHECKPOINT, step=version, folder=str(folder), seconds=seconds)
-            self._sealed(version, str(folder))
+        self._sealed(version, str(folder))
 
     def export(self) -> str:
         """RUN/model, a link to the transformers folder of the newest checkpoint."""

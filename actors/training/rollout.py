@@ -86,6 +86,15 @@ class Rollout:
                 f"learner.loop took the batch of step {self._step - 1} and made no update of it"
             )
 
+    def check_ended(self, loop: str) -> None:
+        """Raises ConfigError when the loop of that name returned before the last batch was trained."""
+        self.check_trained()
+        if not self.ended:
+            raise ConfigError(
+                f"learner.loop takes batches until there are none: {loop!r} returned at version {self._version()} "
+                "while the run goes on"
+            )
+
     def _collect(self) -> tuple[ShardEnd | None, list[ShardItem]]:
         items: list[ShardItem] = []
         while True:
