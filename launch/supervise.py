@@ -21,6 +21,7 @@ from actors.context import Context
 from areal_bus.config import LaunchConfig
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
+from launch import lastwords
 from launch.child import Child, start_child
 from launch.restarts import Restarts
 from launch.runs import SUMMARY, newest_checkpoint
@@ -183,7 +184,8 @@ class Supervisor:
     def _say_what_is_safe(self, number: signal.Signals) -> None:
         folder = newest_checkpoint(self.run)
         if self._head is not None and folder is not None:
-            self._say(f"{number.name}: ends at once; {folder} is safe, and --resume {self.run} goes on from there")
+            fact = f"{folder} is safe, and --resume {self.run} goes on from there"
+            lastwords.say(f"rank {self.rank}: {number.name}: ends at once; {fact}")
 
     def _leave_last_word(self, ended: Actor) -> None:
         """Give the head beside it, which knows already, a moment to end the job in order."""

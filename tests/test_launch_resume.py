@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,13 @@ def test_what_a_checkpoint_means_stays_and_how_it_is_run_may_change() -> None:
     assert free >= {"run.total_train_steps", "actor.lr", "topology.generators", "launch.timeout_s", "bus.silent_s"}
     assert free >= {"checkpoint.every_steps", "evaluate.after", "data.total_train_epochs", "reward.workers"}
     assert reason_to_stay("nothing.of_the_kind")
+
+
+def test_the_page_on_resuming_names_every_setting_that_stays() -> None:
+    page = (ROOT / "docs" / "resume.md").read_text(encoding="utf-8")
+    named = {cell for line in page.splitlines() if line.startswith("| `") for cell in re.findall(r"`([^`]+)`", line)}
+    assert {key for key, reason in FIXED.items() if reason} <= named
+    assert not {key for key in named if FIXED.get(key) == ""}
 
 
 def test_a_resumed_run_keeps_its_folder_and_takes_the_new_settings(file: Path) -> None:

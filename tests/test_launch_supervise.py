@@ -127,7 +127,10 @@ def gone(pid: int) -> bool:
 
 
 def ends_within(pid: int, timeout_s: float) -> bool:
-    descriptor = os.pidfd_open(pid)
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
     try:
         return bool(select.select([descriptor], [], [], timeout_s)[0])
     finally:
