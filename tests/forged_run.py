@@ -36,11 +36,14 @@ class Forge:
         self.live = self.in_training = self.u = self.v = self.w = self.n_pushes = 0
         self.held: dict[str, int] = {}
         self.prompts: dict[int, Line] = {}
-        self.next_uid = 0
+        self.next_uid = self.term = 0
+        self.digests = {0: "digest of 0"}
+        self.head, self.learner = HEAD, LEARNER  # the lives that write now
 
     def write(self, name: str, event: str, /, **fields: Any) -> Line:
         self.t += 0.01
-        line = {"t": round(self.t, 6), "wall": round(self.t + 1e9, 6), "term": 0, "event": event, **fields}
+        line = {"t": round(self.t, 6), "wall": round(self.t + 1e9, 6), "term": self.term, "event": event}
+        line |= fields
         self.lines[name].append(line)
         return line
 
@@ -55,37 +58,41 @@ class Forge:
         for name in self.lines:
             self.write(name, "start", schema=1, pid=1)
         for name in (REWARD, *GENERATORS, LEARNER):
-            self.write(HEAD, "joined", name=name, host="here", pid=1)
-            self.write(HEAD, "member", name=name, state="stale" if name in GENERATORS else "healthy", why="ready")
+            self.join(name)
+        self.write(self.head, "term", version=0, next_uid=0, position=0, open=[], kept=[])
         self.push(catch_up=True)
+
+    def join(self, name: str) -> None:
+        self.write(self.head, "joined", name=name, host="here", pid=1)
+        self.write(self.head, "member", name=name, state="stale" if name in GENERATORS else "healthy", why="ready")
 
     def push(self, *, catch_up: bool = False) -> None:
         version = self.u
         ids = {"push": self.n_pushes, "version": version}
         members = [name for name in GENERATORS if self.is_alive(name)]
-        self.write(HEAD, "push", **ids, view=0, n_members=len(members), catch_up=catch_up)
+        self.write(self.head, "push", **ids, view=0, n_members=len(members), catch_up=catch_up)
         self.n_pushes += 1
-        for name in (LEARNER, *members):
-            self.write(name, "pushed", **ids, digest=f"digest of {version}", receive_s=0.0, stall_s=0.0)
-            if name != LEARNER:
+        for name in (self.learner, *members):
+            self.write(name, "pushed", **ids, digest=self.digests[version], receive_s=0.0, stall_s=0.0)
+            if name != self.learner:
                 self.held[name] = version
                 why = f"holds version {version}"
-                self.write(HEAD, "member", name=name, state="healthy", why=why, version=version)
+                self.write(self.head, "member", name=name, state="healthy", why=why, version=version)
         if not catch_up:
             self.v = version
             self.in_training = 0
-            self.write(HEAD, "publish", version=version, v=version, members=len(members))
+            self.write(self.head, "publish", version=version, v=version, members=len(members))
 
     def is_alive(self, name: str) -> bool:
-        return not self.of(HEAD, "member", name=name, state="dead")
+        return not self.of(self.head, "member", name=name, state="dead")
 
     def admit(self, holder: str) -> int:
         uid, born = self.next_uid, self.held[holder]
         self.next_uid += 1
         self.live += 1
         clock = {"live": self.live, "in_training": self.in_training, "u": self.u, "v": self.v, "w": self.w}
-        self.write(HEAD, "admit", uid=uid, born=born, row=uid, epoch=0, issue=0, **clock)
-        self.prompts[uid] = {"born": born, "attempt": 0, "scored": {}, "began": {}}
+        self.write(self.head, "admit", uid=uid, born=born, row=uid, epoch=0, issue=0, **clock)
+        self.prompts[uid] = {"born": born, "attempt": 1000 * self.term, "scored": {}, "began": {}}
         self.lease(uid, holder)
         return uid
 
@@ -93,7 +100,7 @@ class Forge:
         prompt = self.prompts[uid]
         prompt["holder"] = holder
         n = N - len(prompt["scored"])
-        self.write(HEAD, "lease", uid=uid, attempt=prompt["attempt"], holder=holder, born=prompt["born"], n=n)
+        self.write(self.head, "lease", uid=uid, attempt=prompt["attempt"], holder=holder, born=prompt["born"], n=n)
         for sample in [s for s in range(N) if s not in prompt["scored"]]:
             self.write(holder, "request", uid=uid, sample=sample, attempt=prompt["attempt"])
             prompt["began"][sample] = self.held[holder]
@@ -106,30 +113,35 @@ class Forge:
         versions = [began, 3, held, 2] if held > began else [began, 5]
         ids = {"uid": uid, "sample": sample, "attempt": prompt["attempt"]}
         self.write(holder, "completion", **ids, n_tokens=5, finish="stop", versions=versions)
-        self.write(HEAD, "sampled", **ids, n_tokens=5)
-        reward = uid + sample / 10
+        self.write(self.head, "sampled", **ids, n_tokens=5)
+        reward = uid + sample / 10 + 100 * self.term
         verdict = {"reward": reward} if status == "value" else {"error": "no answer"}
         self.write(REWARD, "score", **ids, evaluation="", status=status, score_s=0.0, **verdict)
         seen = {"n_tokens": 5, "finish": "stop", "min_version": began, "max_version": held, "seconds": 1.0}
         told = reward if status == "value" else 0.0
-        self.write(HEAD, "scored", **ids, status=status, reward=told, correct=None, **seen)
+        self.write(self.head, "scored", **ids, status=status, reward=told, correct=None, **seen)
         prompt["scored"][sample] = {"attempt": prompt["attempt"], "reward": told, "versions": versions}
         if status != "value":
             self.refund(uid, f"reward_{status}")
         elif len(prompt["scored"]) == N:
-            self.write(HEAD, "ready", uid=uid)
+            self.write(self.head, "ready", uid=uid)
 
     def refund(self, uid: int, reason: str) -> None:
         scored = self.prompts.pop(uid)["scored"]
         self.live -= 1
         dropped = {"n_tokens_dropped": 5 * len(scored), "n_scored": len(scored), "again": False}
-        self.write(HEAD, "refund", uid=uid, reason=reason, error="", **dropped)
+        self.write(self.head, "refund", uid=uid, reason=reason, error="", **dropped)
 
     def train(self, *uids: int) -> None:
         """A batch, its update and its push."""
+        self.update(uids, n_masked=self.take(*uids))
+        self.push()
+
+    def take(self, *uids: int) -> int:
+        """A batch. Returns how many of its tokens are masked."""
         step, eta = self.w, self.config["rollout"]["max_head_offpolicyness"]
         counts = {"n_groups": len(uids), "n_trajectories": N * len(uids), "short": len(uids) < 2}
-        self.write(HEAD, "batch", step=step, clock=step, **counts, u=self.u, v=self.v)
+        self.write(self.head, "batch", step=step, clock=step, **counts, u=self.u, v=self.v)
         n_masked = 0
         for uid in uids:
             prompt = self.prompts.pop(uid)
@@ -138,17 +150,20 @@ class Forge:
                 masked = sum(n for version, n in pairs if step - version > eta)
                 n_masked += masked
                 ids = {"step": step, "clock": step, "born": prompt["born"], "uid": uid, "sample": sample}
-                self.write(HEAD, "trajectory", **ids, n_tokens=5, n_masked=masked, finish="stop", **scored)
+                self.write(self.head, "trajectory", **ids, n_tokens=5, n_masked=masked, finish="stop", **scored)
         self.live -= len(uids)
         self.in_training += len(uids)
         self.w += 1
+        return n_masked
+
+    def update(self, uids: tuple[int, ...], *, n_masked: int) -> None:
         self.u += 1
+        self.digests[self.u] = f"digest of {self.u} by {self.learner}"
         n_tokens = 5 * N * len(uids)
         figures = {"n_tokens": float(n_tokens), "n_tokens_trained": float(n_tokens - n_masked - 5)}
         figures |= {"n_tokens_masked": float(n_masked), "n_tokens_skipped": 5.0, "lag_max": 1.0}
-        self.write(LEARNER, "step", version=self.u, **figures)
-        self.write(HEAD, "update", version=self.u, u=self.u, **figures)
-        self.push()
+        self.write(self.learner, "step", version=self.u, **figures)
+        self.write(self.head, "update", version=self.u, u=self.u, **figures)
 
     def evaluate(self) -> None:
         """Two answers with a value, one error."""
@@ -160,23 +175,27 @@ class Forge:
             self.write(REWARD, "score", **ids, status=status, score_s=0.0, **verdict)
             seen = {"n_tokens": 4, "finish": "stop", "min_version": self.v, "max_version": self.v, "seconds": 1.0}
             told = {"reward": verdict.get("reward", 0.0), "correct": status == "value"}
-            self.write(HEAD, "scored", **ids, status=status, **told, **seen)
+            self.write(self.head, "scored", **ids, status=status, **told, **seen)
         told = {"n": 3, "n_failed": 1, "accuracy": 1.0, "reward": 0.5}
-        self.write(HEAD, "evaluation", name="after", version=self.v, **told)
+        self.write(self.head, "evaluation", name="after", version=self.v, **told)
 
     def end(self) -> None:
-        self.write(HEAD, "end", wall_s=0.0, code=0, reason="done")
+        self.write(self.head, "end", wall_s=0.0, code=0, reason="done")
         for name in (REWARD, LEARNER, GENERATORS[0]):
             self.write(name, "end", wall_s=0.0, reason="done")
 
     # on disk
 
     def wait(self, seconds: float, *, after: Line) -> None:
-        """Nothing happens for so long after a line, in any process."""
+        """Nothing happens for so long after a line, in any process; the head goes on to label its time."""
         for lines in self.lines.values():
             for line in [x for x in lines if x["t"] > after["t"]]:
                 line["t"] += seconds
                 line["wall"] += seconds
+        head = self.lines[self.head]
+        at = head.index(after) + 1
+        silence = [{**after, "event": "spans", "t": after["t"] + s, "s_wait": 1.0} for s in range(1, int(seconds))]
+        head[at:at] = silence
 
     def save(self, folder: Path) -> Path:
         """As the processes would have written it: numbered, every second labelled."""
@@ -194,7 +213,9 @@ class Forge:
 
     def _labelled(self, lines: list[Line]) -> list[Line]:
         began, last = lines[0]["t"], lines[-1]
-        spans = {"t": last["t"], "wall": last["wall"], "term": 0, "event": "spans", "s_work": last["t"] - began}
+        labelled = sum(line.get("s_wait", 0.0) for line in lines)
+        spans = {"t": last["t"], "wall": last["wall"], "term": last["term"], "event": "spans"}
+        spans["s_work"] = last["t"] - began - labelled
         if last["event"] != "end":
             return [*lines, spans]
         return [*lines[:-1], spans, {**last, "wall_s": last.get("forged_wall_s", last["t"] - began)}]

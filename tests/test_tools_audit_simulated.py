@@ -1,4 +1,4 @@
-"""tools.audit over simulated schedules with faults of every kind: what the head of today writes down is clean."""
+"""tools.audit over simulated schedules with faults of every kind: what the heads of today write down is clean."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,69 @@ from typing import Any
 
 import pytest
 
+from areal_bus.effects import End, Record
+from areal_bus.journal import Event
 from areal_bus.simulation.ring import Outcome, Ring
 from areal_bus.simulation.scenario import Scenario, draw
 from tools.audit.audit import Audit, audit
 from tools.run import Run
 
 
-def journal(folder: Path, scenario: Scenario, ring: Ring, outcome: Outcome) -> Path:
-    """The head's file as its shell would have written it."""
+class Recorded(Ring):
+    """A ring whose records tell where each life of the head begins, and which end of one was orderly."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        self.records = [(0.0, Record(Event.START, {}))]
+
+    def _tell(self, event: Event, **fields: Any) -> None:
+        if self.records is not None:
+            self.records.append((self.world.now, Record(event, fields)))
+
+    def _tick(self, n_heads: int) -> None:
+        """A head that runs labels its time, one that is stopped does not."""
+        self._tell(Event.SPANS)
+        super()._tick(n_heads)
+
+    def _start_head(self) -> None:
+        super()._start_head()
+        self._tell(Event.START)
+
+    def _on_end(self, end: End) -> None:
+        self._tell(Event.END, code=end.code, reason=end.sentence)
+        super()._on_end(end)
+
+
+def lives(ring: Recorded) -> list[list[tuple[float, Record]]]:
+    """The records of each life of the head."""
+    found: list[list[tuple[float, Record]]] = []
+    for now, record in ring.records or ():
+        if record.event is Event.START:
+            found.append([])
+        found[-1].append((now, record))
+    return found
+
+
+def lines(life: list[tuple[float, Record]]) -> list[dict[str, Any]]:
+    """As its shell writes them: numbered, with the term that it knows of, every second labelled."""
+    began, until = life[0][0], life[-1][0]
+    at = len(life) - (life[-1][1].event is Event.END)
+    out: list[dict[str, Any]] = []
+    term, labelled = 0, began
+    for now, record in [*life[:at], (until, Record(Event.SPANS, {})), *life[at:]]:
+        if record.event is Event.TERM:
+            term = record.fields["term"]
+        line: dict[str, Any] = {"t": now, "wall": now, "term": term, "role": "head", "rank": 0, "event": record.event}
+        if record.event is Event.SPANS:
+            line["s_decide"], labelled = now - labelled, now
+        elif record.event is Event.END:
+            line["wall_s"] = until - began
+        out.append({**line, **record.fields})
+    return [{**line, "seq": seq} for seq, line in enumerate(out)]
+
+
+def journal(folder: Path, scenario: Scenario, ring: Recorded) -> Path:
+    """The files of the heads, one for each life."""
     config: dict[str, Any] = {
         "data": {"batch_size": scenario.batch_size},
         "rollout": {"max_head_offpolicyness": scenario.eta, "staleness_policy": str(scenario.policy)},
@@ -23,24 +78,19 @@ def journal(folder: Path, scenario: Scenario, ring: Ring, outcome: Outcome) -> P
     }
     (folder / "journal").mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    t = outcome.seconds
-    lines = [(0.0, {"event": "start"})]
-    lines += [(now, {"event": str(record.event), **record.fields}) for now, record in ring.records or ()]
-    lines.append((t, {"event": "spans", "s_decide": t}))
-    if outcome.end is not None:
-        lines.append((t, {"event": "end", "wall_s": t, "code": outcome.end.code, "reason": outcome.end.sentence}))
-    who = {"role": "head", "rank": 0, "inc": 0, "term": 0}
-    texts = [json.dumps({**line, "t": now, "wall": now, **who, "seq": i}) for i, (now, line) in enumerate(lines)]
-    (folder / "journal" / "head-0.0.jsonl").write_text("\n".join(texts) + "\n")
+    for old in (folder / "journal").glob("*.jsonl"):
+        old.unlink()
+    for inc, life in enumerate(lives(ring)):
+        text = "".join(json.dumps({**line, "inc": inc}, separators=(",", ":")) + "\n" for line in lines(life))
+        (folder / "journal" / f"head-0.{inc}.jsonl").write_text(text)
     return folder
 
 
 def audited(folder: Path, seed: int) -> tuple[Audit, Outcome]:
     scenario = draw(seed)
-    ring = Ring(scenario)
-    ring.records = []
+    ring = Recorded(scenario)
     outcome = ring.run()
-    return audit(Run(journal(folder, scenario, ring, outcome))), outcome
+    return audit(Run(journal(folder, scenario, ring))), outcome
 
 
 @pytest.mark.parametrize("first", range(0, 200, 20))

@@ -69,7 +69,7 @@ def take(life: Life, line: Line) -> None:
             if key.startswith("s_"):
                 life.spans[key[2:]] = life.spans.get(key[2:], 0.0) + seconds
     elif line["event"] == "end":
-        life.wall_s = line["wall_s"]
+        life.wall_s = float(line["wall_s"])
     elif line["event"] == "failed" and "name" not in line:  # with a name the head tells of another actor
         life.error = str(line.get("error", ""))
 

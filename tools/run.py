@@ -39,18 +39,19 @@ class Run:
         """What the head wrote at the end; {} when the run has not come so far."""
         return read_object(self.folder / "summary.json")
 
-    def journals(self) -> list[Path]:
-        """The journal's files, one for each process, ordered by role, index and incarnation."""
+    def journals(self, role: str | None = None) -> list[Path]:
+        """The journal's files, one for each process (of one role), ordered by role, index and incarnation."""
         found = []
         for path in journal_folder(self.folder).glob("*.jsonl"):
-            if match := _JOURNAL.fullmatch(path.name):
+            match = _JOURNAL.fullmatch(path.name)
+            if match is not None and role in (None, match["role"]):
                 found.append((match["role"], int(match["rank"]), int(match["inc"]), path))
         return [path for *_, path in sorted(found)]
 
     def events(self, *names: str, role: str | None = None) -> Iterator[Line]:
         """Lines of all processes in order of wall time (of each file: in its own order); `names` empty: all events."""
-        chosen = [path for path in self.journals() if role is None or path.name.startswith(f"{role}-")]
-        return heapq.merge(*(lines(path, *names) for path in chosen), key=lambda line: float(line.get("wall", 0.0)))
+        each = [lines(path, *names) for path in self.journals(role)]
+        return heapq.merge(*each, key=lambda line: float(line.get("wall", 0.0)))
 
     def samples(self) -> Iterator[Line]:
         """Every kept sample, in the order of writing."""

@@ -39,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     where = run.find(args.run)
     found = audit(where)
-    digests = {version: push.digest for version, push in found.evidence.digests.items()}
-    fresh = recompute(where, found.findings, digests) if args.recompute else None
+    fresh = recompute(where, found.findings, found.evidence.surviving()) if args.recompute else None
     judged, told = judge(found), figures(found)
     if fresh is not None:
         judged["I5"] = replace(judged["I5"], why=f"{judged['I5'].why}; {fresh.sentence()}")

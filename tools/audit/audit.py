@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tools.audit import setup
+from tools.audit import setup, terms
 from tools.audit.findings import Findings, Judgement, Seen
 from tools.audit.head import Head
 from tools.audit.makers import Evidence, Generator, Learner, Reward
@@ -13,8 +13,6 @@ from tools.audit.reading import File, Handler
 from tools.audit.setup import Setup
 from tools.breakdown import Life
 from tools.run import Run
-
-FIRST, LAST = "generator reward learner", "head"  # the head's account is held against the others'
 
 
 @dataclass(slots=True)
@@ -39,22 +37,23 @@ class Audit:
 
 def audit(run: Run) -> Audit:
     """Read every journal file once, the heads last."""
-    rules, findings, evidence = setup.read(run.config()), Findings(), Evidence()
+    heads = run.journals("head")
+    rules, findings, evidence = setup.read(run.config()), Findings(), Evidence(terms.scan(heads))
     files, n_lines = [], 0
+    for path in run.journals():
+        if path not in heads:
+            file = File(path, findings)
+            files.append(file)
+            n_lines += file.drive(handlers_of(path.name.partition("-")[0], file, evidence))
+            label(file)
     head: Head | None = None
-    paths = run.journals()
-    for path in [p for p in paths if not p.name.startswith(LAST)] + [p for p in paths if p.name.startswith(LAST)]:
+    for path in heads:  # last: the head's account is held against the others'
         file = File(path, findings)
         files.append(file)
-        role = path.name.partition("-")[0]
-        if role == LAST:
-            head = head or Head(rules, file, evidence)
-            handlers = head.handlers()
-        else:
-            handlers = handlers_of(role, file, evidence)
-        n_lines += file.drive(handlers)
-        for life in file.lives:
-            labels(file, life)
+        head = head or Head(rules, file, evidence)
+        n_lines += file.drive(head.enter(file))
+        head.leave()
+        label(file)
     if head is not None:
         head.close(ended=ended(head, files))
     return Audit(rules, findings, evidence, head, n_lines, files)
@@ -71,22 +70,26 @@ def handlers_of(role: str, file: File, evidence: Evidence) -> dict[str, Handler]
     return {}
 
 
-def labels(file: File, life: Life) -> None:
+def label(file: File) -> None:
     """The labels of a process sum to its wall time within 1 % (I12)."""
-    if not life.whole:
-        text = (
-            f"labels sum to the wall time within 1 %: {life.labelled_s:.3f} s of {life.measured_s:.3f} s are labelled"
-        )
-        file.add("I12", text)
+    for life in file.lives:
+        if not life.whole:
+            told = f"{life.labelled_s:.3f} s of {life.measured_s:.3f} s are labelled"
+            file.add("I12", f"labels sum to the wall time within 1 %: {told}")
 
 
 def ended(head: Head, files: list[File]) -> bool:
     """Whether the run came to its end, so that nothing may be left open."""
-    if head.end is None or head.lives > 1:
+    if head.end is None or head.unseen or is_drained(head):
         return False
     code = head.end.get("code")
     failed = any(life.error is not None for file in files for life in file.lives)
     return code == 0 if code is not None else not failed
+
+
+def is_drained(head: Head) -> bool:
+    """Whether its last life ended in good order, for another to go on later."""
+    return head.end is not None and str(head.end.get("reason", "")).startswith("drained")
 
 
 # verdicts
@@ -116,18 +119,23 @@ def _see_safety(found: Audit, head: Head, seen: Seen) -> None:
     if clock.n_admitted:
         counts = states(head)
         seen.counts["I1"] = f"{clock.n_admitted} admissions, at most {clock.most} of {rules.limit} live or in training"
-        seen.counts["I3"] = " + ".join(f"{n} {word}" for word, n in counts.items()) + f" = {clock.n_admitted} admitted"
+        told = " + ".join(f"{n} {word}" for word, n in counts.items())
+        seen.counts["I3"] = f"{told} = {len(prompts.state)} admitted"
     if head.ages.n_trajectories:
         oldest = max(head.ages.trained, default=0)
         seen.counts["I2"] = f"{rules.policy}: the oldest trained token is {oldest} behind (eta {rules.eta})"
         seen.counts["I8"] = f"{head.batches.n} batches of whole groups"
     if clock.n_updates:
-        seen.counts["I6"] = f"{clock.n_updates} updates, {clock.n_published} published, u {clock.u}, v {clock.v}"
+        in_terms = f" in {head.terms.n_begun} terms" if head.terms.n_begun > 1 else ""
+        n_updates = f"{clock.n_updates} updates{in_terms}, {clock.n_published} published"
+        seen.counts["I6"] = f"{n_updates}, u {clock.u}, v {clock.v}"
     if prompts.n_leases:
-        seen.counts["I7"] = f"{prompts.n_leases} leases, {head.n_joined} of them by their generators' own lines"
+        seen.counts["I7"] = (
+            f"{prompts.n_leases} leases, {head.agreement.n_leases} of them by their generators' own lines"
+        )
     if prompts.n_values + prompts.n_failed:
         n_scored = f"{prompts.n_values} values, {prompts.n_failed} timeouts and errors"
-        seen.counts["I10"] = f"{n_scored}, {head.n_evaluations} evaluations"
+        seen.counts["I10"] = f"{n_scored}, {head.evaluations.n} evaluations"
     if rules.limit is None:
         seen.missing["I1"] = "config.json does not say B and eta"
     if rules.eta is None or rules.policy is None:
@@ -154,21 +162,26 @@ def _see_others(found: Audit, head: Head, seen: Seen) -> None:
 
 def _see_end(found: Audit, head: Head, seen: Seen) -> None:
     """What only a run that came to its end can show."""
-    if head.lives > 1:
-        why = f"the head lived {head.lives} times, and no line says from what the second life went on"
+    if head.unseen:
         for name in ("I1", "I3", "I4", "I6", "I9", "I11"):
-            seen.missing[name] = why
+            seen.missing[name] = head.unseen
         return
     if not ended(head, found.files):
         why = "the run has not ended (running or killed)"
-        if head.end is not None:
+        if is_drained(head):
+            why = f"the run is to go on later: {head.end and head.end['reason']}"
+        elif head.end is not None:
             why = f"the run ended before its time: {head.end.get('reason', 'a process failed')}"
         seen.missing["I4"] = f"{why}; so far no trajectory is trained twice"
         seen.missing["I9"] = f"{why}: verdicts may be under way"
         seen.missing["I11"] = f"{why}; so far u reached {head.clock.u} without a stall"
         return
-    seen.counts["I4"] = f"{head.ages.n_trajectories} trajectories, {head.prompts.n_reissued} rows drawn again"
-    seen.counts["I11"] = f"u reached {head.clock.u}, everything published, no stall"
+    seen.counts["I4"] = f"{head.ages.n_trajectories} trajectories, {head.prompts.passes.n_reissued} rows drawn again"
+    if head.terms.n_begun > 1:
+        seen.counts["I4"] += f", {head.undone.trajectories} trajectories undone"
+    still_s = sum(file.still_s for file in found.files if file.name.startswith("head-"))
+    stood = f" (the head itself stood still for {still_s:.0f} s)" if still_s else ""
+    seen.counts["I11"] = f"u reached {head.clock.u}, everything published, no stall{stood}"
 
 
 # figures
@@ -196,11 +209,11 @@ def figures(found: Audit) -> dict[str, Any]:
     return {
         "about": about,
         "prompts": {
-            "admitted": head.clock.n_admitted,
+            "admitted": len(head.prompts.state),
             **{word.replace(" ", "_"): n for word, n in states(head).items()},
             "refunded_by_reason": dict(head.prompts.refunds),
-            "drawn_again": head.prompts.n_reissued,
-            "refused_messages": dict(head.refused),
+            "drawn_again": head.prompts.passes.n_reissued,
+            "refused_messages": dict(head.agreement.refused),
         },
         "tokens": {
             "received": tokens.received,
@@ -220,11 +233,13 @@ def figures(found: Audit) -> dict[str, Any]:
             "trajectories_by_born": histogram(ages.by_born),
             "trajectories_by_oldest_token": histogram(ages.by_oldest),
         },
-        "length": {kind: lengths.figures() for kind, lengths in head.lengths.items()}
+        "length": {kind: lengths.figures() for kind, lengths in tokens.lengths.items()}
         | {
-            "dropped_by_reason": {reason: lengths.figures() for reason, lengths in head.dropped.items()},
-            "dropped_before_a_verdict": head.n_unscored,
+            "dropped_by_reason": {reason: lengths.figures() for reason, lengths in tokens.dropped_lengths.items()},
+            "dropped_before_a_verdict": tokens.n_unscored,
         },
+        "terms": [{"term": b.term, "version": b.version} for b in head.terms.all[: head.terms.n_begun]],
+        "undone": asdict(head.undone),
     }
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from tools.audit.prompts import Prompt, Prompts
 from tools.audit.reading import File, Line
 from tools.audit.setup import Setup
+from tools.audit.terms import Terms
 
 
 @dataclass(slots=True)
@@ -16,6 +17,7 @@ class Batch:
     where: str
     n_groups: int
     n_trajectories: int
+    is_undone: bool  # a later term goes back to before it
     groups: dict[int, Prompt] = field(default_factory=dict)
     samples: dict[int, set[int]] = field(default_factory=dict)
     n_seen: int = 0
@@ -26,33 +28,35 @@ class Batch:
 class Batches:
     """`take` and `trajectory` for the head's lines of a batch, `update` for the figures of its step."""
 
-    def __init__(self, setup: Setup, file: File, prompts: Prompts) -> None:
-        self.setup, self.file, self.prompts = setup, file, prompts
-        self.n = 0
+    def __init__(self, setup: Setup, file: File, prompts: Prompts, terms: Terms) -> None:
+        self.setup, self.file, self.prompts, self.terms = setup, file, prompts, terms
+        self.n = 0  # in all terms
         self.current: Batch | None = None  # whose trajectory lines are being read
-        self.n_tokens = self.n_masked = self.n_trained = self.n_skipped = 0  # by the figures of the updates
+        self.n_tokens = self.n_masked = self.n_trained = self.n_skipped = 0  # by the figures of the updates that last
         self.n_without_figures = 0
         self._training: deque[Batch] = deque()
-        self._was_short = False
+        self._short: int | None = None  # step of a short batch
         self.is_torn = False  # the last batch has not all its lines
 
     def take(self, line: Line) -> None:
         self.finish()
         self.n += 1
-        self.current = Batch(line["step"], self.file.where(), line["n_groups"], line["n_trajectories"])
+        step = line["step"]
+        is_undone = self.terms.undo_step(step)
+        self.current = Batch(step, self.file.where(), line["n_groups"], line["n_trajectories"], is_undone)
         size = self.setup.batch_size
-        if self._was_short:
-            self.file.add("I8", "a short batch is the last: another follows", step=line["step"])
+        if self._short is not None:
+            self.file.add("I8", "a short batch is the last: another follows", step=step)
         if size is not None and (line["n_groups"] < size) != line["short"]:
             text = f"a batch is short exactly when it has fewer than B = {size} groups: {line['n_groups']}"
-            self.file.add("I8", text, step=line["step"])
-        self._was_short = line["short"]
+            self.file.add("I8", text, step=step)
+        self._short = step if line["short"] else None
 
     def admitted(self, uid: int) -> None:
         """After a short batch, at the end of the data, nothing is admitted."""
-        if self._was_short:
+        if self._short is not None:
             self.file.add("I8", "a short batch is taken at the end of the data: a prompt is admitted after it", uid=uid)
-            self._was_short = False
+            self._short = None
 
     def trajectory(self, line: Line) -> Prompt | None:
         """The prompt that it belongs to; None when it cannot belong to any."""
@@ -96,6 +100,14 @@ class Batches:
                 text = f"a batch holds whole groups: samples {sorted(samples)} of {n}"
                 self.file.findings.add("I8", batch.where, text, step=batch.step, uid=uid)
 
+    def go_back(self, version: int) -> None:
+        """A term begins: what was in training is not, and the batches from `version` on were never taken."""
+        self.finish()
+        self._training.clear()
+        self.is_torn = False
+        if self._short is not None and self._short >= version:
+            self._short = None
+
     def update(self, line: Line) -> None:
         """Its prompts are trained, and its tokens are what the learner says it trained, masked and skipped (I12)."""
         self.finish()
@@ -114,13 +126,14 @@ class Batches:
     def _balance(self, line: Line, batch: Batch) -> None:
         names = ("n_tokens", "n_tokens_trained", "n_tokens_masked", "n_tokens_skipped")
         if any(name not in line for name in names):
-            self.n_without_figures += 1
+            self.n_without_figures += not batch.is_undone
             return
         n, trained, masked, skipped = (int(line[name]) for name in names)
-        self.n_tokens += n
-        self.n_trained += trained
-        self.n_masked += masked
-        self.n_skipped += skipped
+        if not batch.is_undone:
+            self.n_tokens += n
+            self.n_trained += trained
+            self.n_masked += masked
+            self.n_skipped += skipped
         if not n == batch.n_tokens == trained + masked + skipped:
             text = (
                 f"tokens = trained + masked + skipped: the batch has {batch.n_tokens}, the update {n} = "

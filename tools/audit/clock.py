@@ -4,21 +4,33 @@ from collections import deque
 
 from tools.audit.reading import File, Line
 from tools.audit.setup import Setup
+from tools.audit.terms import Beginning
 
 PUSH_SLACK_S = 10.0  # a head that is busy looks at its deadlines late
 
 
 class Clock:
-    """After a finding it goes on from what the journal says, so that one slip is one finding."""
+    """After a finding it goes on from what the journal says, so that one slip is one finding.
+
+    Times leave out the seconds in which the head stood still.
+    """
 
     def __init__(self, setup: Setup, file: File) -> None:
         self.setup, self.file = setup, file
         self.u = self.v = self.w = 0
         self.live = self.in_training = 0
         self.most = 0  # live + in training at an admission
-        self.n_admitted = self.n_published = self.n_updates = 0
+        self.n_admitted = self.n_published = self.n_updates = 0  # in all terms
+        self._n_uids = 0
+        self._first_uids: dict[int, int] = {0: 0}  # version -> next uid when it was made
+        self._last_uids: dict[int, int] = {}  # version -> next uid when the batch after it was taken
         self._taken: deque[tuple[int, int]] = deque()  # batch, its prompts
-        self._pushes: dict[int, tuple[int, float]] = {}  # version -> (push, begun at) of regular pushes in flight
+        self._pushes: dict[int, tuple[int, float]] = {}  # version -> (push, begun at) of regular ones in flight
+
+    @property
+    def moment(self) -> int:
+        """Grows with each batch and each update: 2 V from update V until batch V is taken."""
+        return self.u + self.w
 
     def admit(self, line: Line) -> None:
         """One prompt more: the backlog keeps within (eta + 1) * B, and the head's own counts are ours."""
@@ -26,6 +38,7 @@ class Clock:
         self.n_admitted += 1
         self._agree(line)
         uid = line["uid"]
+        self._n_uids = uid + 1
         for name, counted in (("live", self.live), ("in_training", self.in_training)):
             if line[name] != counted:
                 text = (
@@ -56,6 +69,7 @@ class Clock:
         self.live -= n
         self.in_training += n
         self._taken.append((step, n))
+        self._last_uids[step] = self._n_uids
         self.w = step + 1
 
     def update(self, line: Line) -> None:
@@ -65,6 +79,7 @@ class Clock:
             text = f"an update makes version u + 1, of the batch taken: {version} (u {self.u}, w {self.w})"
             self.file.add("I6", text, version=version)
         self.u = version
+        self._first_uids[version] = self._n_uids
 
     def push(self, line: Line) -> None:
         version, is_late = line["version"], line["catch_up"]
@@ -72,7 +87,7 @@ class Clock:
             text = f"a push brings u, a catch-up push v: {version} (u {self.u}, v {self.v})"
             self.file.add("I6", text, push=line["push"], version=version)
         if not is_late:
-            self._pushes[version] = (line["push"], line["t"])
+            self._pushes[version] = (line["push"], line["t"] - self.file.still_s)
 
     def publish(self, line: Line) -> None:
         """v grows up to u, and the credits of the batches that it holds return."""
@@ -86,12 +101,40 @@ class Clock:
             self.in_training -= self._taken.popleft()[1]
         began = self._pushes.pop(version, None)
         if began is not None:
-            self._in_time(*began, line["t"], version)
+            self._in_time(*began, line["t"] - self.file.still_s, version)
+
+    def go_back(self, beginning: Beginning) -> int:
+        """A term begins: u = v = w = V, and nothing is in training. Returns how many updates are undone."""
+        version, next_uid = beginning.version, beginning.next_uid
+        n_undone = max(0, self.u - version)
+        if version not in self._first_uids:
+            self.file.add("I6", f"a term begins at a version that was made: {version}, u is {self.u}", version=version)
+        else:
+            low, high = self._first_uids[version], self._last_uids.get(version, self._n_uids)
+            if not low <= next_uid <= high:
+                rule = f"next_uid is what it was between update {version} and batch {version}"
+                text = f"{rule}: {low}..{high}, not {next_uid}"
+                self.file.add("I3", text, version=version)
+        self.u = self.v = self.w = version
+        self.live, self.in_training = len(beginning.open), 0
+        limit = self.setup.limit
+        if limit is not None and self.live > limit:
+            self.file.add("I1", f"live + in training <= (eta + 1) * B = {limit}: {self.live} as a term begins")
+        self._n_uids = next_uid
+        self._first_uids = {v: n for v, n in self._first_uids.items() if v < version} | {version: next_uid}
+        self._last_uids = {v: n for v, n in self._last_uids.items() if v < version}
+        self._taken.clear()
+        self._pushes.clear()
+        return n_undone
+
+    def forget_pushes(self) -> None:
+        """The head that began them is no more."""
+        self._pushes.clear()
 
     def close(self, t: float) -> None:
-        """At the last line: a push that is still in flight is within its deadline."""
+        """At the last line of a life: a push that is still in flight is within its deadline."""
         for version, (push, began) in self._pushes.items():
-            self._in_time(push, began, t, version)
+            self._in_time(push, began, t - self.file.still_s, version)
 
     def _in_time(self, push: int, began: float, now: float, version: int) -> None:
         timeout_s = self.setup.push_timeout_s

@@ -3,100 +3,148 @@
 The rules of the clock, the prompts, the batches and the members are in modules of their own; here lines meet them.
 """
 
-import math
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
-from tools.audit.ages import Ages, Lengths
+from tools.audit import terms
+from tools.audit.ages import Ages
+from tools.audit.agreement import Agreement, as_scored
 from tools.audit.batches import Batches
 from tools.audit.clock import Clock
-from tools.audit.makers import Evidence, key
+from tools.audit.evaluations import Evaluations
+from tools.audit.makers import Evidence
 from tools.audit.members import Members
-from tools.audit.prompts import REFUNDED, Prompts, Sample
+from tools.audit.prompts import Prompt, Prompts, Sample
 from tools.audit.reading import File, Handler, Line
+from tools.audit.rollback import Rollback
 from tools.audit.setup import Setup
+from tools.audit.stalls import Stalls
+from tools.audit.terms import ATTEMPTS
+from tools.audit.tokens import Tokens, Undone
 
-KEPT_REFUSALS = 100_000
 LAST_S = 5.0  # what was given within the last seconds may have been under way when the head ended
 
 
-@dataclass(slots=True)
-class Tokens:
-    """Sampled training tokens by what became of them (I12)."""
-
-    received: int = 0
-    in_batches: int = 0
-    waiting: int = 0  # received, of prompts that are open at the last line
-    dropped: Counter[str] = field(default_factory=Counter)  # by reason of the refund
-
-
-@dataclass(slots=True)
-class Evaluated:
-    """Verdicts of one evaluation."""
-
-    n: int = 0
-    rewards: list[float] = field(default_factory=list)
-    judged: list[bool] = field(default_factory=list)
-
-
 class Head:
-    """One life of the head. `life` counts those in the file: only the first has a beginning that the journal shows."""
+    """All lives of the head, file after file. A later life is judged from its first `term` line on."""
 
     def __init__(self, setup: Setup, file: File, evidence: Evidence) -> None:
-        self.setup, self.file, self.evidence = setup, file, evidence
+        self.setup, self.file, self.evidence, self.terms = setup, file, evidence, evidence.terms
         self.clock = Clock(setup, file)
-        self.prompts = Prompts(file)
-        self.batches = Batches(setup, file, self.prompts)
+        self.prompts = Prompts(file, self.clock, self.terms)
+        self.batches = Batches(setup, file, self.prompts, self.terms)
         self.members = Members(file)
-        self.ages = Ages(setup)
-        self.tokens = Tokens()
-        self.lengths = {kind: Lengths() for kind in ("scored", "trained", "dropped")}
-        self.dropped: dict[str, Lengths] = {}  # by reason of the refund
-        self.n_unscored = 0  # samples of refunded prompts that had no verdict yet
-        self.refused: Counter[str] = Counter()
-        self.evaluations: dict[str, Evaluated] = {}
-        self.n_evaluations = self.n_joined = 0
+        self.evaluations = Evaluations(file)
+        self.agreement = Agreement(file, evidence)
+        self.stalls = Stalls(setup, file, self.clock, self.prompts, self.members)
+        self.ages, self.undone_ages = Ages(setup), Ages(setup)
+        self.tokens, self.undone = Tokens(), Undone()
         self.lives = 0
-        self.end: Line | None = None  # its last line
-        self._refused_samples: set[int] = set()
-        self._heard = 0.0  # of the last event
-        self._is_stalled = False
+        self.term: int | None = None  # None before the first `term` line
+        self.unseen = ""  # why the ledger of a later life cannot be judged
+        self.end: Line | None = None  # the last line of its last life
+        self._is_judged = True  # in this life the ledger's beginning is known
 
     def handlers(self) -> dict[str, Handler]:
-        """For the lines of the first life; a later one went on from a state that no line tells."""
-        inside = {
+        """For the lines of all lives."""
+        always: dict[str, Handler] = {
             "joined": self.on_joined,
             "member": self.on_member,
+            "stall": self.on_stall,
+            "refused": self.agreement.refuse,
+            "evaluation": self.evaluations.close,
+            "term": self.on_term,
+            "end": self.on_end,
+            "sampled": lambda line: None,
+            "push_broken": lambda line: None,
+        }
+        ledger: dict[str, Handler] = {
             "admit": self.on_admit,
             "lease": self.on_lease,
             "scored": self.on_scored,
-            "ready": self.on_ready,
-            "refused": self.on_refused,
+            "ready": self.prompts.ready,
             "batch": self.on_batch,
             "trajectory": self.on_trajectory,
             "refund": self.on_refund,
             "update": self.on_update,
             "push": self.clock.push,
             "publish": self.clock.publish,
-            "evaluation": self.on_evaluation,
-            "end": self.on_end,
-            "sampled": lambda line: None,
-            "push_broken": lambda line: None,
         }
-        return {"start": self.on_start} | {event: self._while_first(handler) for event, handler in inside.items()}
+        ways = {event: self._heed(handler) for event, handler in always.items()}
+        return ways | {event: self._heed(self._judge(handler)) for event, handler in ledger.items()}
 
-    def _while_first(self, handler: Handler) -> Handler:
+    def _heed(self, handler: Handler) -> Handler:
         def handle(line: Line) -> None:
-            if self.lives <= 1:
-                self._stalls(line["t"])
-                self._heard = line["t"]
+            self.stalls.hear(line)
+            handler(line)
+
+        return handle
+
+    def _judge(self, handler: Handler) -> Handler:
+        """Lines of the ledger, which mean something only where its beginning is known."""
+
+        def handle(line: Line) -> None:
+            if not self._is_judged:
+                self.unseen = f"the head lived {self.lives} times, and no line says from what the last life went on"
+            if not self.unseen:
+                if self.term is not None and line.get("term", self.term) != self.term:
+                    self.file.add("I6", f"a line of the head has its term: {self.term}, not {line['term']}")
                 handler(line)
 
         return handle
 
+    # lives and terms
+
+    def enter(self, file: File) -> dict[str, Handler]:
+        """The next file, of a later life. Returns its handlers."""
+        self.file = file
+        ledger = (self.clock, self.prompts, self.prompts.passes, self.batches)
+        for part in (*ledger, self.members, self.evaluations, self.agreement, self.stalls):
+            part.file = file
+        return {"start": self.on_start} | self.handlers()
+
+    def leave(self) -> None:
+        """The file is over: its last life ended, or was ended, here."""
+        self.stalls.look(self.file.last_t)
+        self.clock.close(self.file.last_t)
+
     def on_start(self, line: Line) -> None:
         self.lives += 1
-        self._heard = line["t"]
+        self.end = None
+        self.stalls.begin(line["t"])
+        if self.lives > 1:
+            self._is_judged = False
+            self.members.begin_life()
+            self.evaluations.go_back()
+            self.batches.finish(torn=True)
+            self.clock.forget_pushes()
+
+    def on_term(self, line: Line) -> None:
+        """The ledger goes back, or on, to what it was at a version."""
+        beginning = terms.read(line)
+        is_same_head, self._is_judged = self._is_judged, True
+        if self.term is not None and beginning.term <= self.term:
+            self.file.add("I6", f"terms count on: {beginning.term} after {self.term}")
+        is_first = not (self.terms.n_begun or self.clock.n_admitted or self.clock.u)
+        if is_first and (beginning.version or beginning.next_uid):
+            self.unseen = f"the journal begins at term {beginning.term}, version {beginning.version}: what was before?"
+        self.term = beginning.term
+        self.terms.begin(beginning)
+        if self.unseen:
+            return
+        self.batches.go_back(beginning.version)
+        self.evaluations.go_back()
+        self.members.begin_term()
+        self.undone.updates += self.clock.go_back(beginning)
+        rollback = Rollback(self.prompts, beginning, is_same_head=is_same_head)
+        rollback.run()
+        self.prompts.first_attempt = beginning.term * ATTEMPTS
+        self.undone.prompts += rollback.n_erased
+        for prompt, samples in rollback.lost:
+            self._drop(prompt, samples, "lost_timeline")
+
+    def _drop(self, prompt: Prompt, samples: Mapping[int, Sample], reason: str) -> None:
+        self.tokens.drop(samples.values(), reason)
+        self.agreement.forget(prompt.uid, samples)
 
     # members
 
@@ -109,6 +157,12 @@ class Head:
         if gone is not None:
             self.prompts.lose(gone)
 
+    def on_stall(self, line: Line) -> None:
+        """What somebody who stands still holds may go to others."""
+        if line["action"] == "requeue":
+            for name in line["on"].split():
+                self.prompts.lose(name)
+
     # prompts
 
     def on_admit(self, line: Line) -> None:
@@ -117,67 +171,30 @@ class Head:
         self.batches.admitted(line["uid"])
 
     def on_lease(self, line: Line) -> None:
+        known = self.prompts.open.get(line["uid"])
+        is_first = known is not None and known.attempt is None
         self.prompts.lease(line)
-        self.members.feed(line, self.clock.v)
-        uid, attempt = line["uid"], line["attempt"]
-        held = self.evidence.held.get((line["holder"], uid, attempt))
-        if held is None:
-            return
-        self.n_joined += 1
-        if held < self.clock.v:
-            text = (
-                f"a generator that does not hold v = {self.clock.v} gets no work: {line['holder']} itself held {held}"
-            )
-            self.file.add("I7", text, uid=uid)
+        self.members.feed(line, self.clock.v, is_first=is_first)
+        self.agreement.lease(line, term=self.term or 0, v=self.clock.v)
 
     def on_scored(self, line: Line) -> None:
         if line.get("evaluation", ""):
-            self._evaluated(line)
+            self.evaluations.score(line)
             return
         self.tokens.received += line["n_tokens"]
         sample = self.prompts.score(line)
-        if sample is None:
-            return
-        self.lengths["scored"].add(sample.n_tokens, sample.finish)
-        self._agrees(line, sample)
-
-    def _agrees(self, line: Line, sample: Sample) -> None:
-        """The verdict is the reward's own (I10)."""
-        known = key(line["uid"], line["sample"], line["attempt"])
-        scores = self.evidence.scores_of(known)
-        for score in scores:
-            if score.status == sample.status and (sample.status != "value" or score.reward == sample.reward):
-                self.evidence.scores.pop(known)
-                self.evidence.more_scores.pop(known, None)
-                return
-        if scores:
-            text = (
-                f"a verdict reaches the head as it was given: {sample.status} {sample.reward}, at {scores[0].where} "
-                f"{scores[0].status} {scores[0].reward}"
-            )
-            self.file.add("I10", text, uid=line["uid"], sample=line["sample"])
-
-    def on_ready(self, line: Line) -> None:
-        self.prompts.ready(line)
-
-    def on_refused(self, line: Line) -> None:
-        self.refused[line["what"]] += 1
-        if "uid" in line and "sample" in line and len(self._refused_samples) < KEPT_REFUSALS:
-            self._refused_samples.add(key(line["uid"], line["sample"], line.get("attempt", 0)))
+        if sample is not None:
+            self.tokens.lengths["scored"].add(sample.n_tokens, sample.finish)
+            self.agreement.score(line, sample, term=self.term or 0, u=self.clock.u)
 
     def on_refund(self, line: Line) -> None:
         self.batches.finish()
         self.clock.refund()
         prompt = self.prompts.refund(line)
-        if prompt is None:
-            return
-        self.tokens.dropped[line["reason"]] += prompt.n_tokens
-        self.n_unscored += prompt.n - len(prompt.scored)
-        by_reason = self.dropped.setdefault(line["reason"], Lengths())
-        for number, sample in prompt.scored.items():
-            self.lengths["dropped"].add(sample.n_tokens, sample.finish)
-            by_reason.add(sample.n_tokens, sample.finish)
-            self.evidence.completions.pop(key(prompt.uid, number, sample.attempt), None)
+        if prompt is None or prompt.uid in self.prompts.closed:
+            return  # what is open again in a later term was not dropped here
+        self.tokens.n_unscored += prompt.n - len(prompt.scored)
+        self._drop(prompt, prompt.scored, line["reason"])
 
     # batches
 
@@ -186,62 +203,29 @@ class Head:
         self.batches.take(line)
 
     def on_trajectory(self, line: Line) -> None:
+        is_undone = self.batches.current is not None and self.batches.current.is_undone
         prompt = self.batches.trajectory(line)
-        self.tokens.in_batches += line["n_tokens"]
-        self.lengths["trained"].add(line["n_tokens"], line["finish"])
+        self._count(line, is_undone=is_undone)
         if prompt is None:
             return
-        self.ages.take(line, prompt.born, self.file)
-        uid, number, attempt = line["uid"], line["sample"], line["attempt"]
-        sample = prompt.scored.get(number)
+        ages = self.undone_ages if is_undone else self.ages
+        ages.take(line, prompt.born, self.file)
+        sample = prompt.scored.get(line["sample"])
         if sample is not None:
-            self._is_as_scored(line, sample)
-        made = self.evidence.completions.pop(key(uid, number, attempt), None)
-        if made is not None and list(made) != line["versions"]:
-            text = f"versions are stamped where the token is made: {line['versions']}, its generator says {list(made)}"
-            self.file.add("I5", text, uid=uid, sample=number)
-        elif made is None and sample is not None and sample.holder in self.evidence.generators:
-            text = f"a trajectory is made by its generator: {sample.holder} completed none"
-            self.file.add("I5", text, uid=uid, sample=number)
+            as_scored(self.file, line, sample)
+        self.agreement.train(line, sample, is_undone=is_undone)
 
-    def _is_as_scored(self, line: Line, sample: Sample) -> None:
-        ids = {"uid": line["uid"], "sample": line["sample"]}
-        if sample.status != "value":
-            text = f"a {sample.status} is no number: it is trained with reward {line['reward']}"
-            self.file.add("I10", text, **ids)
-        elif line["reward"] != sample.reward:
-            text = f"a trajectory is trained with its verdict: {sample.reward}, not {line['reward']}"
-            self.file.add("I10", text, **ids)
-        if line["n_tokens"] != sample.n_tokens:
-            text = f"tokens trained are tokens received: {sample.n_tokens}, not {line['n_tokens']}"
-            self.file.add("I12", text, **ids)
-        if line["attempt"] != sample.attempt:
-            self.file.add("I6", f"attempt {line['attempt']} is trained, attempt {sample.attempt} was accepted", **ids)
+    def _count(self, line: Line, *, is_undone: bool) -> None:
+        if is_undone:
+            self.undone.trajectories += 1
+            self.undone.tokens += line["n_tokens"]
+        else:
+            self.tokens.in_batches += line["n_tokens"]
+            self.tokens.lengths["trained"].add(line["n_tokens"], line["finish"])
 
     def on_update(self, line: Line) -> None:
         self.clock.update(line)
         self.batches.update(line)
-
-    # evaluations
-
-    def _evaluated(self, line: Line) -> None:
-        known = self.evaluations.setdefault(line["evaluation"], Evaluated())
-        known.n += 1
-        if line["status"] == "value":
-            known.rewards.append(line["reward"])
-            if line["correct"] is not None:
-                known.judged.append(line["correct"])
-
-    def on_evaluation(self, line: Line) -> None:
-        """Figures are those of the values alone: a timeout or an error is counted, never a 0 (I10)."""
-        known = self.evaluations.pop(line["name"], Evaluated())
-        self.n_evaluations += 1
-        told = (line["n"], line["reward"], line["accuracy"])
-        mine = (known.n, _mean(known.rewards), _mean(known.judged))
-        n_without = known.n - len(known.rewards)
-        if line["n_failed"] < n_without or not all(map(_same, told, mine)):
-            rule = f"an evaluation's n, reward and accuracy are of its values alone ({n_without} have none)"
-            self.file.add("I10", f"{rule}: {mine}, not {told}", version=line["version"])
 
     # the end
 
@@ -251,54 +235,15 @@ class Head:
     def close(self, *, ended: bool) -> None:
         """After the last line. `ended`: the run came to its end, so nothing may be left open."""
         self.batches.finish(torn=not ended)
-        self._stalls(self.file.last_t)
-        self.clock.close(self.file.last_t)
         self.prompts.close(ended=ended)
+        self.evidence.compare_bases(self.file.findings)
         if ended and self.clock.v != self.clock.u:
             self.file.add("I11", f"at the end the last update is published: v {self.clock.v}, u {self.clock.u}")
         for prompt in self.prompts.open.values():
             self.tokens.waiting += prompt.n_tokens
-            for number, sample in prompt.scored.items():
-                self.evidence.completions.pop(key(prompt.uid, number, sample.attempt), None)
+            self.agreement.forget(prompt.uid, prompt.scored)
         if ended:
-            self._lost_verdicts(before=(self.end or {}).get("wall", 0.0) - LAST_S)
-        tokens = self.tokens
-        told = tokens.in_batches + tokens.dropped.total() + tokens.waiting
-        if tokens.received != told and not self.batches.is_torn and not self.file.findings.n:
-            self.file.add("I12", f"tokens received = in batches + dropped + waiting: {tokens.received}, {told}")
-
-    def _lost_verdicts(self, *, before: float) -> None:
-        """A verdict that a reward gave, of a prompt that was not refunded, is accepted or refused, not lost (I9)."""
-        state = self.prompts.state
-        for known, score in self.evidence.scores.items():
-            uid = known >> 32
-            not_refunded = uid < len(state) and state[uid] != REFUNDED
-            if score.wall < before and not_refunded and not self._is_refused(known):
-                text = "nobody drops in silence: this verdict was neither accepted nor refused by the head"
-                ids = {"uid": uid, "sample": known >> 16 & 0xFFFF, "attempt": known & 0xFFFF}
-                self.file.findings.add("I9", score.where, text, **ids)
-
-    def _is_refused(self, known: int) -> bool:
-        return known in self._refused_samples or len(self._refused_samples) >= KEPT_REFUSALS
-
-    def _stalls(self, t: float) -> None:
-        """Nobody at work, a generator there, prompts live and every deadline past: everyone waits (I11)."""
-        patience_s, size = self.setup.patience_s, self.setup.batch_size
-        prompts, clock = self.prompts, self.clock
-        if patience_s is None or size is None or t - self._heard <= patience_s or not prompts.open:
-            return
-        n_at_work = len(prompts.open) - prompts.n_ready - prompts.n_queued
-        if n_at_work == 0 and clock.w == clock.u and prompts.n_ready < size and self.members.any_waits:
-            text = (
-                f"no state has everyone waiting: {t - self._heard:.0f} s without an event; {len(prompts.open)} prompts "
-                f"live, {prompts.n_ready} ready, {prompts.n_queued} queued, none sampled, trained or scored"
-            )
-            self.file.add("I11", text)
-
-
-def _mean(values: list[float] | list[bool]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _same(one: float | None, other: float | None) -> bool:
-    return one == other or (one is not None and other is not None and math.isclose(one, other))
+            self.agreement.lost_verdicts(self.prompts, before=(self.end or {}).get("wall", 0.0) - LAST_S)
+        received, told = self.tokens.received, self.tokens.accounted
+        if received != told and not self.batches.is_torn and not self.file.findings.n:
+            self.file.add("I12", f"tokens received = in batches + dropped + waiting: {received}, {told}")

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tools.audit.findings import Findings
 from tools.audit.reading import File, Handler, Line
+from tools.audit.terms import ATTEMPTS, Terms
+
+Version = tuple[int, int]  # (term, version): how versions of different terms compare
 
 
 class Score(NamedTuple):
@@ -28,14 +32,16 @@ class Push(NamedTuple):
 
 @dataclass(slots=True)
 class Evidence:
-    """By ids: key(uid, sample, attempt) for samples, (name, uid, attempt) for leases."""
+    """By ids: key(uid, sample, attempt) for samples, (name, uid, attempt) for leases; no two terms share one."""
 
+    terms: Terms = field(default_factory=Terms)
     completions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # training: flat spans
+    later: dict[int, int] = field(default_factory=dict)  # the term of a completion, where its lease is of an older one
     n_completions: int = 0  # evaluations included
     scores: dict[int, Score] = field(default_factory=dict)  # training: the first verdict
     more_scores: dict[int, list[Score]] = field(default_factory=dict)  # of a sample that was sent twice
-    held: dict[tuple[str, int, int], int] = field(default_factory=dict)  # version held when the first sample began
-    digests: dict[int, Push] = field(default_factory=dict)
+    held: dict[tuple[str, int, int], Version] = field(default_factory=dict)  # when the first sample began
+    digests: dict[Version, Push] = field(default_factory=dict)
     n_digests: int = 0
     generators: set[str] = field(default_factory=set)
     rewards: set[str] = field(default_factory=set)
@@ -44,10 +50,47 @@ class Evidence:
         first = self.scores.get(sample)
         return [] if first is None else [first, *self.more_scores.get(sample, [])]
 
+    def made_in(self, sample: int) -> int:
+        """The term that its generator was in when it completed the sample."""
+        return self.later.get(sample, attempt_of(sample) // ATTEMPTS)
+
+    def surviving(self) -> dict[int, str]:
+        """The digest of each version as it is after all terms."""
+        versions = {version for _, version in self.digests}
+        made = {version: (self.terms.maker(version, before=len(self.terms.all)) or 0, version) for version in versions}
+        return {version: self.digests[known].digest for version, known in made.items() if known in self.digests}
+
+    def compare_bases(self, findings: Findings) -> None:
+        """What a term begins with is, to the bit, what an older one made (I5)."""
+        for i, beginning in enumerate(self.terms.all):
+            version = beginning.version
+            maker = self.terms.maker(version, before=i) if version else None
+            if maker is None:
+                continue
+            made, here = self.digests.get((maker, version)), self.digests.get((beginning.term, version))
+            if made is not None and here is not None and made.digest != here.digest:
+                text = (
+                    f"a term begins with the weights of its version: digest {here.digest[:12]} here, "
+                    f"{made.digest[:12]} at {made.where}"
+                )
+                findings.add("I5", here.where, text, version=version)
+
 
 def key(uid: int, sample: int, attempt: int) -> int:
     """The ids of one sample of one attempt as a number."""
-    return uid << 32 | sample << 16 | attempt
+    return uid << 44 | sample << 28 | attempt
+
+
+def uid_of(known: int) -> int:
+    return known >> 44
+
+
+def sample_of(known: int) -> int:
+    return known >> 28 & 0xFFFF
+
+
+def attempt_of(known: int) -> int:
+    return known & 0xFFFFFFF
 
 
 def grows(versions: Sequence[int]) -> bool:
@@ -65,9 +108,9 @@ class Generator:
 
     def __init__(self, file: File, evidence: Evidence) -> None:
         self.file, self.evidence = file, evidence
-        self.held: int | None = None  # version of the weights, by its own `pushed` lines
-        self.begun: dict[tuple[str, int, int, int], int] = {}  # live sample -> version held when it began
-        self.pushed: set[int] = set()
+        self.held: Version | None = None  # of the weights, by its own `pushed` lines
+        self.begun: dict[tuple[str, int, int, int], int] = {}  # live sample -> the oldest version that may make it
+        self.pushed: set[int] = set()  # versions that may make a token
         evidence.generators.add(file.name)
 
     def handlers(self) -> dict[str, Handler]:
@@ -84,12 +127,22 @@ class Generator:
         self.pushed.clear()
 
     def on_pushed(self, line: Line) -> None:
-        version = line["version"]
-        if self.held is not None and version < self.held:
-            self.file.add("I6", f"a generator's version never goes back: {version} after {self.held}", version=version)
-        self.held = version
+        held = term, version = line.get("term", 0), line["version"]
+        before = self.held
+        if before is not None and held < before:
+            text = f"a generator's (term, version) never goes back: {held} after {before}"
+            self.file.add("I6", text, version=version)
+        if before is not None and term > before[0]:
+            self._forget_void(self.evidence.terms.base(after=before[0], to=term), version)
+        self.held = held
         self.pushed.add(version)
         digest(self.file, self.evidence, line)
+
+    def _forget_void(self, base: int | None, version: int) -> None:
+        """A term began at `base`: what older terms made after that version makes no token any more."""
+        newest = version if base is None else base
+        self.pushed = {known for known in self.pushed if known <= newest}
+        self.begun = {sample: min(began, version) for sample, began in self.begun.items()}
 
     def on_request(self, line: Line) -> None:
         uid, sample, attempt = line["uid"], line["sample"], line["attempt"]
@@ -97,7 +150,7 @@ class Generator:
             self.file.add("I7", "a generator gets work when it holds weights: it holds none", uid=uid, sample=sample)
             return
         evaluation = line.get("evaluation", "")
-        self.begun[evaluation, uid, attempt, sample] = self.held
+        self.begun[evaluation, uid, attempt, sample] = self.held[1]
         if not evaluation:
             self.evidence.held.setdefault((self.file.name, uid, attempt), self.held)
 
@@ -120,18 +173,20 @@ class Generator:
                 attempt=attempt,
             )
         evidence.completions[known] = tuple(versions)
+        if (term := line.get("term", 0)) > attempt // ATTEMPTS:
+            evidence.later[known] = term
 
     def _check(self, versions: list[int], n_tokens: int, began: int | None, uid: int, sample: int) -> None:
         """Stamps are versions that this process held between the sample's request and its end (I5)."""
-        text = None
+        text, held = None, None if self.held is None else self.held[1]
         if began is None:
             text = "a sample ends that was begun: there is no request before it"
         elif not grows(versions):
             text = f"versions never decrease along a trajectory: {versions}"
         elif sum(versions[1::2]) != n_tokens:
             text = f"every sampled token has one version: {sum(versions[1::2])} stamps, {n_tokens} tokens"
-        elif n_tokens and (versions[0] < began or self.held is None or versions[-2] > self.held):
-            text = f"a token's version is held while it is sampled: {versions}, held {began}..{self.held}"
+        elif n_tokens and (held is None or not began <= versions[0] <= versions[-2] <= held):
+            text = f"a token's version is held while it is sampled: {versions}, held {began}..{held}"
         elif not self.pushed.issuperset(versions[::2]):
             text = f"a version is sampled after its push: {versions}, pushed {sorted(self.pushed)[-5:]}"
         if text is not None:
@@ -189,10 +244,10 @@ class Learner:
 
 
 def digest(file: File, evidence: Evidence, line: Line) -> None:
-    """All who hold a version hold the same weights (I5)."""
+    """All who hold a version of a term hold the same weights (I5)."""
     version = line["version"]
     evidence.n_digests += 1
-    known = evidence.digests.setdefault(version, Push(line["digest"], file.where()))
+    known = evidence.digests.setdefault((line.get("term", 0), version), Push(line["digest"], file.where()))
     if known.digest != line["digest"]:
         text = (
             f"a version is one set of weights: digest {line['digest'][:12]} here, {known.digest[:12]} at {known.where}"

@@ -16,13 +16,22 @@ class Members:
         self.version: dict[str, int] = {}  # of generators that completed a push since they were last taken for dead
 
     def join(self, line: Line) -> list[str]:
-        """A new member. Returns older incarnations, which are gone with it."""
+        """A new member. Returns older incarnations, which are gone with it, and itself when it begins anew."""
         name = line["name"]
-        older = [known for known in self.state if _place(known) == _place(name) and known != name]
+        older = [known for known in self.state if _place(known) == _place(name)]
         for known in older:
             self._forget(known)
         self.state[name] = "joining"
         return older
+
+    def begin_term(self) -> None:
+        """Every generator waits for a push of the new term."""
+        self.version.clear()
+
+    def begin_life(self) -> None:
+        """A new head knows nobody."""
+        self.state.clear()
+        self.version.clear()
 
     def change(self, line: Line) -> str | None:
         """A change of state. Returns the name when its bearer is gone."""
@@ -45,14 +54,17 @@ class Members:
         """Whether a generator is there that could work."""
         return any(name.startswith("generator-") and s in ("healthy", "stale") for name, s in self.state.items())
 
-    def feed(self, line: Line, v: int) -> int | None:
-        """A lease: its holder holds what is published (I7). Returns the version that it holds."""
+    def feed(self, line: Line, v: int, *, is_first: bool) -> int | None:
+        """A lease, the first of its prompt or not: its holder holds what is published (I7), in this very term.
+
+        Returns the version that it holds.
+        """
         name, uid = line["holder"], line["uid"]
         held = self.version.get(name)
         if held is None or held < v:
             text = f"a generator that does not hold v = {v} gets no work: {name} holds {held}"
             self.file.add("I7", text, uid=uid)
-        elif line["attempt"] == 0 and line["born"] != held:
+        elif is_first and line["born"] != held:
             self.file.add("I7", f"born is the version its generator holds: {held}, not {line['born']}", uid=uid)
         return held
 

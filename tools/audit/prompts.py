@@ -1,18 +1,21 @@
 """The ledger, kept once more from the head's lines: where each prompt is, and what came of its samples (I3, I4, I10).
 
-Open prompts are kept whole; of a closed one a single byte says how it ended.
+Open prompts are kept whole, and those that a later term has open again; of any other a byte says how it ended, and a
+number when it left.
 """
 
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tools.audit.clock import Clock
+from tools.audit.passes import FAR, Passes, Row
 from tools.audit.reading import File, Line
+from tools.audit.terms import Terms
 
 OPEN, TRAINING, TRAINED, REFUNDED = range(4)
 WORDS = {OPEN: "open", TRAINING: "in training", TRAINED: "trained", REFUNDED: "refunded"}
-FAR = 1 << 24  # a number beyond what a damaged journal may make us keep a byte for
-MOST_AGAIN = 3
 AGAIN = frozenset({"too_old", "lost_timeline"})  # refunds after which a row may be drawn again in the same pass
 
 
@@ -25,22 +28,27 @@ class Sample(NamedTuple):
     finish: str
     attempt: int
     holder: str
+    newest: int  # version among its tokens; -1 when it has none
 
 
 @dataclass(slots=True)
 class Prompt:
-    """An admitted prompt until it is handed to the learner or refunded."""
+    """An admitted prompt, until it is handed to the learner or refunded for good."""
 
     uid: int
     born: int
-    row: tuple[int, int]  # epoch, row
+    row: Row
+    n_before: int  # times its row was drawn before, in its pass
     n: int = 0  # samples of its group, by its first lease
     attempt: int | None = None  # None until it is leased
     holder: str = ""
     is_queued: bool = False  # its lease was lost
+    may_return: bool = False  # leased since before the term: its holder may give it back
     is_ready: bool = False
     failed: str = ""  # status of a verdict without a value: it must be refunded next
     scored: dict[int, Sample] = field(default_factory=dict)
+    left: int | None = None  # the clock's moment at which it was taken or refunded
+    reason: str = ""  # of its refund
 
     @property
     def n_tokens(self) -> int:
@@ -50,17 +58,19 @@ class Prompt:
 class Prompts:
     """Admit, lease, score, ready, take, refund. Each method gets the line and says what is wrong with it."""
 
-    def __init__(self, file: File) -> None:
-        self.file = file
+    def __init__(self, file: File, clock: Clock, terms: Terms) -> None:
+        self.file, self.clock, self.terms = file, clock, terms
+        self.passes = Passes(file)
         self.open: dict[int, Prompt] = {}
+        self.closed: dict[int, Prompt] = {}  # what a later term changes
         self.state = bytearray()  # by uid
+        self.left = (array("q"), array("q"))  # moments and uids, of all that left, in that order
+        self.first_attempt = 0  # of the term
         self.refunds: Counter[str] = Counter()
         self.n_ready = 0
         self.n_queued = 0
-        self.n_reissued = 0
         self.n_leases = 0
         self.n_values = self.n_failed = 0  # verdicts accepted
-        self._passes: dict[int, bytearray] = {}  # epoch -> by row: 2 k + 1 drawn for the k-th time again, 2 k may be
 
     # the ways in
 
@@ -71,9 +81,10 @@ class Prompts:
             if not len(self.state) < uid < len(self.state) + FAR:
                 return
             self.state.extend([REFUNDED] * (uid - len(self.state)))
+        row = (line["epoch"], line["row"])
+        n_before = self.passes.draw(row, uid)
         self.state.append(OPEN)
-        self.open[uid] = Prompt(uid, line["born"], (line["epoch"], line["row"]))
-        self._draw(line["epoch"], line["row"], uid)
+        self.open[uid] = Prompt(uid, line["born"], row, n_before)
 
     def lease(self, line: Line) -> Prompt | None:
         """First of its prompt, or the next attempt after the one before was lost."""
@@ -82,20 +93,23 @@ class Prompts:
         prompt = self.of(line, "I3", "only a live prompt is leased")
         if prompt is None:
             return None
+        expected = self.first_attempt
         if prompt.attempt is None:
             prompt.n = line["n"]
-        expected = 0 if prompt.attempt is None else prompt.attempt + 1
+        else:
+            expected = max(prompt.attempt + 1, expected)
+            if not prompt.is_queued and not prompt.may_return:
+                text = f"only a lost lease is leased again: {prompt.holder or 'nobody'} holds it"
+                self.file.add("I3", text, uid=uid)
         if attempt != expected:
             self.file.add("I6", f"attempts count the leases of a prompt: {expected} is next, not {attempt}", uid=uid)
-        if attempt and not prompt.is_queued:
-            self.file.add("I3", f"only a lost lease is leased again: {prompt.holder or 'nobody'} holds it", uid=uid)
         if line["n"] != prompt.n - len(prompt.scored):
             missing = prompt.n - len(prompt.scored)
             self.file.add("I8", f"a lease is for all samples without a verdict: {missing}, not {line['n']}", uid=uid)
         if line["born"] != prompt.born:
             self.file.add("I7", f"born stays what it was at admission: {prompt.born}, not {line['born']}", uid=uid)
         self.n_queued -= prompt.is_queued
-        prompt.is_queued = False
+        prompt.is_queued = prompt.may_return = False
         prompt.attempt, prompt.holder = attempt, line["holder"]
         return prompt
 
@@ -124,7 +138,11 @@ class Prompts:
             self.file.add("I4", "a sample is scored once: it was before", **ids)
         if not 0 <= sample < prompt.n:
             self.file.add("I8", f"a group has samples 0..{prompt.n - 1}: {sample}", **ids)
-        new = Sample(status, line["reward"], line["n_tokens"], line["finish"], attempt, prompt.holder)
+        newest = line.get("max_version")
+        new = Sample(
+            status, line["reward"], line["n_tokens"], line["finish"], attempt, prompt.holder,
+            -1 if newest is None else newest,
+        )  # fmt: skip
         prompt.scored[sample] = new
         if status == "value":
             self.n_values += 1
@@ -176,10 +194,11 @@ class Prompts:
         prompt = self.of(line, "I3", "only a live prompt is refunded")
         if prompt is None:
             return None
-        reason = line["reason"]
-        self.refunds[reason] += 1
+        reason = prompt.reason = line["reason"]
         self.state[prompt.uid] = REFUNDED
         self._leave(prompt)
+        if prompt.uid not in self.closed:
+            self.refunds[reason] += 1
         if prompt.failed and reason != f"reward_{prompt.failed}":
             text = f"a {prompt.failed} refunds its group as reward_{prompt.failed}: {reason}"
             self.file.add("I10", text, uid=prompt.uid)
@@ -187,40 +206,12 @@ class Prompts:
             text = f"dropped tokens are those received: {prompt.n_tokens}, not {line['n_tokens_dropped']}"
             self.file.add("I12", text, uid=prompt.uid)
         if line.get("again", reason in AGAIN):
-            self._release(*prompt.row)
+            self.passes.release(prompt.row)
         return prompt
 
-    # passes through the data
-
-    def _draw(self, epoch: int, row: int, uid: int) -> None:
-        """In one pass each row is drawn once (I4)."""
-        if not 0 <= row < FAR or not 0 <= epoch < FAR:
-            self.file.add("I4", f"a row is an index of the data, in a pass: row {row} of pass {epoch}", uid=uid)
-            return
-        rows = self._passes.setdefault(epoch, bytearray())
-        if row >= len(rows):
-            rows.extend(bytes(row + 1 - len(rows)))
-        if rows[row] % 2:
-            self.file.add("I4", f"in each pass every row is drawn once: row {row} again in pass {epoch}", uid=uid)
-        rows[row] += 1 + rows[row] % 2
-        if rows[row] > 2 * MOST_AGAIN + 1:
-            self.file.add("I4", f"a row is issued again at most {MOST_AGAIN} times: row {row} of pass {epoch}", uid=uid)
-
-    def _release(self, epoch: int, row: int) -> None:
-        """A row that became too old may be drawn again."""
-        self.n_reissued += 1
-        rows = self._passes.get(epoch, bytearray())
-        if row < len(rows):
-            rows[row] = min(rows[row] + rows[row] % 2, 250)
-
     def close(self, *, ended: bool) -> None:
-        """Passes that a later one followed are whole; after an orderly end nothing is open."""
-        n_rows = max(map(len, self._passes.values()), default=0)
-        for epoch in sorted(self._passes)[:-1]:
-            rows = self._passes[epoch]
-            if (n := len(rows) - rows.count(0)) != n_rows:
-                text = f"each pass draws every row before the next begins: {n} of {n_rows} in pass {epoch}"
-                self.file.add("I4", text, epoch=epoch)
+        """After an orderly end nothing is open."""
+        self.passes.close()
         if not ended:
             return
         for uid in list(self.open)[:100]:
@@ -244,3 +235,8 @@ class Prompts:
         self.n_ready -= prompt.is_ready
         self.n_queued -= prompt.is_queued
         del self.open[prompt.uid]
+        prompt.left = self.clock.moment
+        for column, value in zip(self.left, (prompt.left, prompt.uid), strict=True):
+            column.append(value)
+        if self.terms.undo_prompt(prompt.uid):
+            self.closed[prompt.uid] = prompt

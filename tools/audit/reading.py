@@ -16,6 +16,7 @@ from tools.breakdown import Life, take
 Line = dict[str, Any]
 Handler = Callable[[Line], None]
 
+STILL_S = 5.0  # a process labels its time every second: one that writes nothing for longer is stopped, or hangs
 LABELS = frozenset({"start", "spans", "end", "failed"})
 _decode = json.JSONDecoder().raw_decode
 
@@ -30,6 +31,7 @@ class File:
     torn: bool = False
     lives: list[Life] = field(default_factory=list)  # seconds by label, for I12
     last_t: float = 0.0
+    still_s: float = 0.0  # in which its process wrote nothing at all, though it was there before and after
 
     @property
     def name(self) -> str:
@@ -73,7 +75,7 @@ class File:
             event = line["event"]
             handler = handlers.get(event)
             try:
-                self.last_t = float(line["t"])
+                self._pass(float(line["t"]), event)
                 if event in LABELS:
                     self._label(line)
                 if handler is not None:
@@ -82,10 +84,26 @@ class File:
                 self.add("journal", f"a line has the fields of docs/journal.md: {event}: {error!r}")
         return n
 
+    def _pass(self, t: float, event: str) -> None:
+        """Time has gone by."""
+        gap_s = t - self.last_t
+        if gap_s > STILL_S and self.last_t and event != "start":
+            self.still_s += gap_s
+        self.last_t = t
+
     def _label(self, line: Line) -> None:
         if line["event"] == "start" or not self.lives:
             self.lives.append(Life(self.name, began=line["t"], marked=line["t"]))
         take(self.lives[-1], line)
+
+
+def find(path: Path, event: str) -> Iterator[Line]:
+    """Whole lines of one event, without a look at the others."""
+    wanted = f'"event":"{event}"'.encode()
+    with path.open("rb") as file:
+        for raw in file:
+            if wanted in raw and (line := parse(raw.decode(errors="surrogateescape"))) is not None:
+                yield line
 
 
 def parse(text: str) -> Line | None:

@@ -51,6 +51,12 @@ def tables(figures: dict[str, Any]) -> list[str]:
     if tokens["completed_but_never_received"]:
         n = tokens["completed_but_never_received"]
         lines.append(f"          {n} more were sampled and never received (cancelled, or died with their generator)")
+    if len(figures["terms"]) > 1:
+        undone, n_terms = figures["undone"], len(figures["terms"]) - 1
+        lines.append(
+            f"undone    {undone['updates']} updates, {undone['trajectories']:,} trajectories, {undone['tokens']:,} "
+            f"tokens, by {n_terms} later term{'s' * (n_terms > 1)}; {undone['prompts']} prompts were admitted anew"
+        )
     if prompts["refused_messages"]:
         lines.append(f"refused   {_counts(prompts['refused_messages'])[2:-1]}")
     for title, key in (

@@ -1,0 +1,140 @@
+"""A `term` line applied to the prompts: those that its version did not know are erased, those it had open live again.
+
+Whatever left between update V and batch V may be on either side of the line; the line says on which (I3, I4).
+"""
+
+from collections.abc import Mapping
+
+from tools.audit.prompts import OPEN, REFUNDED, TRAINED, TRAINING, WORDS, Prompt, Prompts, Sample
+from tools.audit.terms import Beginning
+
+Lost = tuple[Prompt, Mapping[int, Sample]]  # a prompt, and those of its verdicts that count no more
+
+
+class Rollback:
+    """`run` once. `is_same_head`: the head has lived on, and with it the leases that nothing was lost of."""
+
+    def __init__(self, prompts: Prompts, beginning: Beginning, *, is_same_head: bool) -> None:
+        self.prompts, self.beginning, self.is_same_head = prompts, beginning, is_same_head
+        self.file = prompts.file
+        self.moment = 2 * beginning.version  # of the clock, between update V and batch V
+        self.n_erased = 0
+        self.lost: list[Lost] = []
+
+    def run(self) -> None:
+        since = self._left_since()
+        self._erase()
+        self._miss()
+        self._reopen(since)
+        prompts = self.prompts
+        prompts.n_ready = sum(prompt.is_ready for prompt in prompts.open.values())
+        prompts.n_queued = sum(prompt.is_queued for prompt in prompts.open.values())
+        prompts.passes.go_on_at(self.beginning.position)
+
+    def _left_since(self) -> set[int]:
+        """Who left after the line that is gone back to, or may have: none is closed that was open then."""
+        moments, uids = self.prompts.left
+        since, stay = set(), []
+        while moments and moments[-1] >= self.moment:
+            left, uid = moments.pop(), uids.pop()
+            if uid >= self.beginning.next_uid:
+                continue
+            since.add(uid)
+            if uid not in self.beginning.open:
+                stay.append(uid)
+                self._must_be_open(uid, left)
+        for uid in reversed(stay):
+            moments.append(self.moment)
+            uids.append(uid)
+        return since
+
+    def _must_be_open(self, uid: int, left: int) -> None:
+        version = self.beginning.version
+        if left <= self.moment:
+            return  # refunded between update V and batch V: the frontier was taken after that
+        if self.prompts.state[uid] in (TRAINING, TRAINED):
+            text = f"what a batch >= {version} trained is undone and open again: batch {left // 2} had this prompt"
+            self.file.add("I4", text, uid=uid)
+        else:
+            self.file.add("I3", f"what was refunded after batch {version} was taken is open again", uid=uid)
+
+    def _erase(self) -> None:
+        """Prompts that were admitted later: their uids and rows are free."""
+        prompts, first = self.prompts, self.beginning.next_uid
+        for uid in range(len(prompts.state) - 1, first - 1, -1):
+            prompt = prompts.open.pop(uid, None) or prompts.closed.pop(uid, None)
+            if prompt is None:
+                continue  # of a line that is damaged or lost
+            if prompts.state[uid] in (TRAINING, TRAINED) and (prompt.left or 0) < self.moment:
+                rule = f"what a batch < {self.beginning.version} trained stays trained"
+                text = f"{rule}: batch {(prompt.left or 0) // 2} had this prompt, whose row is free again"
+                self.file.add("I4", text, uid=uid)
+            prompts.passes.put_back(prompt.row, n_before=prompt.n_before, is_drawn=False)
+            self.n_erased += 1
+            self.lost.append((prompt, prompt.scored))
+        del prompts.state[first:]
+
+    def _miss(self) -> None:
+        """No live prompt vanishes."""
+        prompts = self.prompts
+        for uid in [uid for uid in prompts.open if uid not in self.beginning.open]:
+            self.file.add("I3", "a live prompt is open in the next term, or was admitted too late for it", uid=uid)
+            prompt = prompts.open.pop(uid)
+            prompts.state[uid] = REFUNDED
+            prompts.refunds["lost_timeline"] += 1
+            self.lost.append((prompt, prompt.scored))
+
+    def _reopen(self, since: set[int]) -> None:
+        prompts = self.prompts
+        was_live, prompts.open = prompts.open, {}
+        for uid, kept in sorted(self.beginning.open.items()):
+            prompt = was_live.get(uid)
+            is_live = prompt is not None
+            if prompt is None and uid < len(prompts.state):
+                prompt = prompts.closed.pop(uid, None)
+            if prompt is None:
+                self.file.add("I3", "only what was admitted can be open in the next term", uid=uid)
+                continue
+            if not is_live and uid not in since:
+                self._must_be_closed(uid)
+            self._revive(prompt, kept, is_live=is_live)
+            prompts.open[uid] = prompt
+            prompts.state[uid] = OPEN
+
+    def _must_be_closed(self, uid: int) -> None:
+        word, version = WORDS[self.prompts.state[uid]], self.beginning.version
+        if word == "refunded":
+            self.file.add("I3", f"what was refunded before update {version} stays so: it is open again", uid=uid)
+        else:
+            self.file.add("I4", f"what a batch < {version} trained stays trained: it is open again", uid=uid)
+
+    def _revive(self, prompt: Prompt, kept: frozenset[int], *, is_live: bool) -> None:
+        """Live again, or still; leased as before when its head and all of its verdicts are."""
+        self._check(prompt, kept)
+        gone = {number: sample for number, sample in prompt.scored.items() if number not in kept}
+        if gone:
+            self.lost.append((prompt, gone))
+        prompt.scored = {number: sample for number, sample in prompt.scored.items() if number in kept}
+        stays = is_live and self.is_same_head and not (gone or prompt.is_ready or prompt.is_queued)
+        prompt.is_ready = 0 < prompt.n == len(prompt.scored)
+        prompt.is_queued = not stays and not prompt.is_ready
+        prompt.may_return = stays
+        if prompt.is_queued:
+            prompt.holder = ""
+        prompt.failed, prompt.left = "", None
+        self.prompts.passes.put_back(prompt.row, n_before=prompt.n_before, is_drawn=True)
+
+    def _check(self, prompt: Prompt, kept: frozenset[int]) -> None:
+        """Verdicts that are kept were received, with a value, for tokens of versions that still count."""
+        version = self.beginning.version
+        for number in sorted(kept):
+            ids = {"uid": prompt.uid, "sample": number}
+            sample = prompt.scored.get(number)
+            if sample is None:
+                self.file.add("I12", "a verdict that is kept was received: this one was not", **ids)
+                continue
+            if sample.newest > version:
+                text = f"a verdict is kept whose tokens are of versions <= {version}: this one has {sample.newest}"
+                self.file.add("I6", text, **ids)
+            if sample.status != "value":
+                self.file.add("I10", f"a verdict is kept that is a number: this one is {sample.status}", **ids)

@@ -1,0 +1,86 @@
+"""Terms: what each begins with, and which of what comes before it will be undone; knows no prompt.
+
+Every `term` line is known before the first other line is read, so what does not survive is told apart at once.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.audit.reading import Line, find
+
+ATTEMPTS = 1000  # leases of term t have the attempts t * ATTEMPTS and up
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """One `term` line of the head: from here on everything is as it was when update `version` was finished."""
+
+    term: int
+    version: int
+    next_uid: int
+    position: int  # rows drawn from the data
+    open: Mapping[int, frozenset[int]]  # prompt -> its samples whose verdicts are kept
+
+
+def read(line: Line) -> Beginning:
+    """Raises ValueError (KeyError, TypeError) when the line is damaged."""
+    numbers = [line[name] for name in ("term", "version", "next_uid", "position")]
+    uids, kept = line["open"], line["kept"]
+    open_ = {uid: frozenset(samples) for uid, samples in zip(uids, kept, strict=True)}
+    if len(open_) != len(uids) or not all(type(n) is int and n >= 0 for n in [*numbers, *open_]):
+        raise ValueError("numbers count from 0, and each prompt is open once")
+    term, version, next_uid, position = numbers
+    return Beginning(term, version, next_uid, position, open_)
+
+
+class Terms:
+    """All terms of a run, in the order of the head's lives; `begin` moves on to the next."""
+
+    def __init__(self, all_: Sequence[Beginning] = ()) -> None:
+        self.all = tuple(all_)
+        self.n_begun = 0
+        self._least_version = _least([b.version for b in self.all])
+        self._least_uid = _least([b.next_uid for b in self.all])
+        self._open_later = Counter(uid for b in self.all for uid in b.open)
+
+    def begin(self, beginning: Beginning) -> None:
+        self.n_begun += 1
+        self._open_later.subtract(dict.fromkeys(beginning.open, 1))
+
+    def undo_step(self, step: int) -> bool:
+        """Whether a later term goes back to before this batch."""
+        return step >= self._least_version[min(self.n_begun, len(self.all))]
+
+    def undo_prompt(self, uid: int) -> bool:
+        """Whether what becomes of this prompt now does not last: a later term has it open, or does not know it."""
+        return uid >= self._least_uid[min(self.n_begun, len(self.all))] or self._open_later[uid] > 0
+
+    def base(self, *, after: int, to: int) -> int | None:
+        """The newest version of term `after` that counts in term `to`; None when no `term` line says."""
+        return min((b.version for b in self.all if after < b.term <= to), default=None)
+
+    def maker(self, version: int, *, before: int) -> int | None:
+        """The term in which the version was made that the surviving history has, as the first `before` terms tell."""
+        return next((b.term for b in reversed(self.all[:before]) if b.version < version or not version), None)
+
+
+def scan(paths: Sequence[Path]) -> Terms:
+    """The terms that these files of the head tell of; damaged lines are passed over."""
+    found = []
+    for path in paths:
+        for line in find(path, "term"):
+            try:
+                found.append(read(line))
+            except (ValueError, KeyError, TypeError):
+                continue
+    return Terms(found)
+
+
+def _least(values: Sequence[int]) -> list[float]:
+    """For each place the least value from there on, at the end infinity."""
+    out: list[float] = [float("inf")]
+    for value in reversed(values):
+        out.append(min(out[-1], value))
+    return out[::-1]
