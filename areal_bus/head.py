@@ -178,7 +178,7 @@ class Head:
         term = self.terms.term
         kept = self.rollouts.begin_term(term, frontier)
         self._effects.discard(self.terms.later_than(message.version))
-        self.publishing.restart(term, message.version, message.digest)
+        self.publishing.restart(term, message.version, message.digest, root=member.name)
         self.terms.begun_by = member.name
         self.figures = dict(frontier.results)
         self._effects.record(

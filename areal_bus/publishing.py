@@ -23,10 +23,11 @@ class Publishing:
         self.pushes = Pushes(timeout_s=timeout_s, life=life)
         self._digests: dict[int, str] = {}
         self.term = self.base = 0
+        self.root: str | None = None  # learner 0 of this term: it alone holds the versions that may be pushed
 
-    def restart(self, term: int, version: int, digest: str) -> None:
+    def restart(self, term: int, version: int, digest: str, *, root: str) -> None:
         """A term begins: `version` counts as published, and every generator waits for a catch-up push of it."""
-        self.term, self.base = term, version
+        self.term, self.base, self.root = term, version, root
         self.pushes.restart()
         self._digests = {version: digest}
         for member in self.members.of(Role.GENERATOR):
@@ -100,7 +101,7 @@ class Publishing:
         names = [member.name for member in self.members.of(Role.GENERATOR, *standings)]
         if version not in self._digests or not (names or behind):
             return
-        root = next((x for x in self.members.of(Role.LEARNER, Standing.HEALTHY) if x.index == 0), None)
+        root = next((x for x in self.members.of(Role.LEARNER, Standing.HEALTHY) if x.name == self.root), None)
         if root is None:
             return
         if names:
