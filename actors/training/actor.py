@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import torch
 from loguru import logger
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -234,14 +235,18 @@ class PPOActor:
     def _refuse(self, batch: Batch, *, loss: float, norm: float) -> NoReturn:
         sentence = f"loss and gradient must be finite: loss {loss}, gradient norm {norm} at version {self.version}"
         folder = self._folder / "nonfinite" / f"step-{batch.step:06d}" / f"rank-{self._ranks.index}"
-        save_batch(folder, batch, reason=sentence)
+        try:
+            save_batch(folder, batch, reason=sentence)
+            evidence = f"the batch is in {folder}"
+        except (OSError, SafetensorError) as error:  # the disk's fault must not hide the sentence
+            evidence = f"the batch could not be saved ({error})"
         applied = (
             f"{self._n_applied} of {self._settings.ppo_n_minibatches} minibatches were applied before it, so these "
             "weights are neither pushed nor kept"
             if self._n_applied
             else "nothing was applied"
         )
-        raise NonFinite(f"{sentence}; {applied}; the batch is in {folder}")
+        raise NonFinite(f"{sentence}; {applied}; {evidence}")
 
     def _warn(self, sentence: str) -> None:
         if self._ranks.index == 0:

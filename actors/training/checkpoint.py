@@ -65,20 +65,14 @@ def save(
         if policy.dtype is not torch.float32:
             tensors |= {f"{MASTER}/{name}": weights[name].contiguous() for name in policy.parameters()}
         tensors["rng"] = torch.get_rng_state()
-        try:
-            _write(final, policy, weights, tensors, version=version, tokenizer=tokenizer)
-        except Exception as error:
-            if not _is_of_the_disk(error):
-                raise
-            broken = error
-        else:
+        broken = _write(final, policy, weights, tensors, version=version, tokenizer=tokenizer)
+        if broken is None:
             with contextlib.suppress(OSError):  # an old one that cannot be removed is no reason to stop: later, then
                 shelf.prune(folder, keep, newest=final, counts=counts)
     (n_broken,) = policy.ranks.sum([float(broken is not None)])
     if n_broken:
-        raise CheckpointError(
-            f"a checkpoint is written whole or not at all: {final} could not be ({broken})"
-        ) from broken
+        why = broken or "rank 0 says why"
+        raise CheckpointError(f"a checkpoint is written whole or not at all: {final} could not be ({why})") from broken
     return final
 
 
@@ -90,16 +84,20 @@ def _write(
     *,
     version: int,
     tokenizer: Any,
-) -> None:
-    building = shelf.building(final)
+) -> Exception | None:
+    """Returns what the disk had against it: then nothing of it is left there."""
     try:
+        building = shelf.building(final)
         write_model(building / "model", policy, weights, tokenizer)
         save_file(tensors, str(building / "optimizer.safetensors"))
         (building / "state.json").write_text(json.dumps({"schema": SCHEMA, "version": version}) + "\n")
         shelf.seal(building, final)
-    except Exception:
-        shelf.give_up(building)
-        raise
+    except Exception as error:
+        shelf.give_up(final)
+        if not _is_of_the_disk(error):
+            raise
+        return error
+    return None
 
 
 def _is_of_the_disk(error: Exception) -> bool:

@@ -108,11 +108,11 @@ def discard(path: Path) -> None:
     shutil.rmtree(leaving)
 
 
-def give_up(fresh: Path) -> None:
+def give_up(final: Path) -> None:
     """Leave no trace of a folder that could not be written, as far as the disk allows."""
-    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(_temporary(final), ignore_errors=True)
     with contextlib.suppress(OSError):  # the next writer tries again
-        tidy(fresh.parent)
+        tidy(final.parent)
 
 
 def tidy(shelf: Path) -> None:
