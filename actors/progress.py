@@ -18,6 +18,7 @@ class Progress:
         self._out = out
         self._notes: dict[str, tuple[float, str]] = {}
         self._began: float | None = None
+        self._since: int | None = None  # version that training began with
         self._last = time.monotonic()
         self._n_lines = 0
         self._muted = False
@@ -43,6 +44,7 @@ class Progress:
             self.say(f"warning: {fields['text']}")
         elif kind == "phase" and fields["phase"] == "training":
             self._began = self._last = time.monotonic()
+            self._since = None
 
     def _note(self, name: str, text: str) -> None:
         """Start-up news of an actor: every new text, but counting ones at most every 5 s."""
@@ -69,7 +71,8 @@ class Progress:
         self._n_lines += 1
         step_s, self._last = now - self._last, now
         elapsed = now - (self._began if self._began is not None else now - step_s)
-        left = elapsed / s["version"] * (self._total - s["version"])
+        self._since = s["version"] - 1 if self._since is None else self._since
+        left = elapsed / (s["version"] - self._since) * (self._total - s["version"])
         lag = f"{s['lag_mean']:5.2f}/{s['lag_max']:<3.0f}" if "lag_max" in s else "      -  "
         self.say(
             f"{s['version']:6d}  {s['v']:7d} {cell(s.get('reward'), '8.3f')}  {cell(s.get('correct'), '8.3f')}    {lag}"
