@@ -137,7 +137,7 @@ class Supervisor:
         who, most = f"{actor.context.role}-{actor.context.index}", self.launch.max_restarts
         pause_s = actor.restarts.after(crashed=crashed, progressed=progressed)
         if pause_s is None:
-            often = f"for the {most + 1}th time in a row without progress in between, and " if most else ""
+            often = f"that is {most + 1} in a row without progress in between, and " if most else ""
             self._say(f"{how}{last_error(actor.context)}; {often}launch.max_restarts is {most}", who)
             return CRASHED
         actor.context = replace(actor.context, incarnation=actor.context.incarnation + 1)

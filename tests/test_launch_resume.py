@@ -1,5 +1,7 @@
 """Going on with a run: which one, with which settings, and never two jobs at once."""
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -216,6 +218,18 @@ def test_auto_waits_for_the_end_of_the_job_before_it(tmp_path: Path) -> None:
             Lock(tmp_path)
         job.stdin.close()  # it begins to end
         Lock(tmp_path, wait_s=20.0).release()
+
+
+def test_a_file_system_without_locks_lets_everybody_in_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    Lock(tmp_path).release()
+    said = f"warning: nothing keeps a second job out of this run: {tmp_path / 'lock'}: No locks available\n"
+    assert capsys.readouterr().err == said
 
 
 def test_incarnations_go_on_above_the_largest_of_every_journal(tmp_path: Path) -> None:

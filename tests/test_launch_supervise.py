@@ -29,8 +29,6 @@ READ = "import json, os, sys, signal, time; line = sys.stdin.readline(); inc = j
 WAIT = READ + "sys.stdin.read()"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 STUBBORN = READ + "signal.signal(signal.SIGTERM, signal.SIG_IGN); open({!r}, 'w').close(); time.sleep(60)"
-LISTEN = "from actors import draining; draining.listen(); print('up', flush=True)\n"
-UNTIL_ASKED = "while not draining.asked(): time.sleep(0.01)\n"
 TELL = f"os.write(int(os.environ['{PROGRESS_FD}']), b'1'); "
 SUPERVISOR = """
 import json, sys
@@ -189,8 +187,8 @@ def test_an_actor_that_keeps_dying_ends_the_rank_with_its_last_error(
         "rank 3 (reward-0): ended with exit code 1; starts again in 0.5 s as reward-0.2",
     ]
     assert said[2] == (
-        "rank 3 (reward-0): ended with exit code 1 (OSError: no room); for the 3th time in a row without progress in "
-        "between, and launch.max_restarts is 2"
+        "rank 3 (reward-0): ended with exit code 1 (OSError: no room); that is 3 in a row without progress in between, "
+        "and launch.max_restarts is 2"
     )
 
 
@@ -278,80 +276,12 @@ def test_an_actor_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: 
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_actors_and_rank(number: signal.Signals) -> None:
-    with rank(WAIT) as process:
-        child = int(line(process))
-        process.send_signal(number)
-        assert process.wait(10) == 128 + number
-    assert gone(child)
-
-
-def test_an_end_at_once_says_which_checkpoint_is_safe(tmp_path: Path) -> None:
-    for name in ("checkpoints/step-000010", "checkpoints/step-000020", "checkpoints/step-000030", "frontiers"):
-        (tmp_path / name).mkdir(parents=True)
-    for name in ("frontier-000010", "frontier-000020"):  # none for 30: nobody can go back there
-        (tmp_path / "frontiers" / name).touch()
-    with rank(WAIT, role="head", run=tmp_path) as process:
-        line(process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 128 + signal.SIGINT
-        assert process.stderr is not None
-        safe = tmp_path / "checkpoints" / "step-000020"
-        said = f"rank 3: SIGINT: ends at once; {safe} is safe, and --resume {tmp_path} goes on from there\n"
-        assert process.stderr.read() == said
-
-
 def test_an_actor_ends_with_a_supervisor_that_is_killed() -> None:
     with rank(ACTOR) as process:
         child = int(line(process))
         assert line(process) == "up\n"
         process.kill()
         assert ends_within(child, 10)
-
-
-@pytest.mark.parametrize(("number", "bootstrap"), [(signal.SIGUSR1, "mpi"), (signal.SIGTERM, "env")])
-def test_a_notice_drains_through_the_head_even_before_that_listens(number: signal.Signals, bootstrap: str) -> None:
-    head = READ + f"\nwhile not signal.sigpending(): time.sleep(0.01)\n{LISTEN}assert draining.asked()"
-    with rank(head, role="head", bootstrap=bootstrap) as process:
-        line(process)
-        process.send_signal(number)
-        assert process.wait(20) == 0
-        assert process.stderr is not None
-        assert process.stderr.read().startswith(f"rank 3: {number.name}: drains, that is checkpoint and end, within ")
-
-
-def test_a_head_that_comes_back_is_told_again_to_drain() -> None:
-    head = READ + LISTEN + UNTIL_ASKED + f"inc or {KILL}"
-    with rank(head, role="head") as process:
-        line(process)
-        assert line(process) == "up\n"
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(20) == 0
-
-
-def test_a_job_that_does_not_drain_in_time_ends_at_once() -> None:
-    with rank(READ + LISTEN + "sys.stdin.read()", role="head", drain_s=0.1) as process:
-        line(process)
-        assert line(process) == "up\n"
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(10) == 128 + signal.SIGUSR1
-        assert process.stderr is not None
-        assert process.stderr.read().endswith("rank 3: not drained within launch.drain_s = 0.1: ends at once\n")
-
-
-def test_a_second_request_ends_at_once_but_the_same_twice_is_one() -> None:
-    term, usr1, interrupt = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
-
-    def heeds(*received: tuple[float, signal.Signals], bootstrap: Any = "mpi") -> list[int | None]:
-        supervisor = Supervisor(rank=3, launch=LaunchConfig(bootstrap=bootstrap))
-        return [supervisor._heed([number], now, is_orphan=False) for now, number in received]
-
-    assert heeds((5.0, usr1), (5.5, usr1), (7.0, usr1)) == [None, None, 128 + usr1]
-    assert heeds((5.0, usr1), (5.5, term)) == [None, 128 + term]
-    assert heeds((5.0, term), bootstrap="mpi") == [128 + term]
-    assert heeds((5.0, term), (5.5, term), (7.0, term), bootstrap="env") == [None, None, 128 + term]
-    assert heeds((5.0, interrupt), bootstrap="env") == [128 + interrupt]
 
 
 def test_actors_see_nothing_of_the_starter_and_one_thread() -> None:
@@ -365,3 +295,13 @@ def test_actors_see_nothing_of_the_starter_and_one_thread() -> None:
 
 def test_an_actor_sees_its_gpus_only() -> None:
     assert environment({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_a_process_that_cannot_be_made_is_a_death_like_others(capfd: pytest.CaptureFixture[str]) -> None:
+    supervisor = make(READ + KILL, max_restarts=1)
+    supervisor.command = ["/nowhere/python"]
+    assert supervisor.wait() == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said[0] == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1"
+    assert said[1].startswith("rank 3 (reward-0): a process for reward-0.1 must start: [Errno 2] No such file")
+    assert said[1].endswith("that is 2 in a row without progress in between, and launch.max_restarts is 1")
