@@ -1,6 +1,7 @@
 """Entry: `mpirun -np 4 python -m areal_bus.launch CONFIG.toml`. The one import of this package that points up."""
 
 import importlib
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def strangers() -> list[str]:
 
 
 def main() -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # a request to drain waits until somebody listens
     if wrong := strangers():
         print("\n".join(wrong), file=sys.stderr)
         return 2
