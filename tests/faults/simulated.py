@@ -1,0 +1,93 @@
+"""Rings in the simulator for rows of the fault matrix: one fault at a time, a story to look at, and links made to order."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from areal_bus import messages as m
+from areal_bus.effects import End
+from areal_bus.journal import Event
+from areal_bus.simulation.ring import Outcome, Ring
+from areal_bus.simulation.scenario import Scenario
+from areal_bus.simulation.world import World
+from areal_bus.staleness import StalenessPolicy
+
+CALM_S = 300.0
+DONE = End(0, "done")
+
+
+def scenario(seed: int = 1, policy: StalenessPolicy = StalenessPolicy.MASK, **changes: Any) -> Scenario:
+    """A ring without a fault: two generators, two rewards, nobody taken for dead by the way."""
+    standard: dict[str, Any] = {
+        "batch_size": 2, "eta": 1, "n_samples": 2, "total_steps": 8, "n_generators": 2, "n_rewards": 2,
+        "calm_s": CALM_S,
+    }  # fmt: skip
+    return Scenario(seed, policy, **(standard | changes))
+
+
+def play(one: Scenario, world_class: type[World] = World) -> tuple[Ring, Outcome]:
+    """Run it to its end, with all of its journal and its story."""
+    ring = Ring(one, keeps_story=True, world_class=world_class)
+    ring.records = []
+    return ring, ring.run()
+
+
+def survive(one: Scenario, world_class: type[World] = World, *, checks: tuple[str, ...] = ("I3", "I4", "I6")) -> Ring:
+    """It comes to its end, no invariant is broken, and those named were looked at."""
+    ring, outcome = play(one, world_class)
+    assert not outcome.violations, f"seed {one.seed}, {one.policy}: {outcome.violations[0]}"
+    assert outcome.end == DONE, f"seed {one.seed}, {one.policy}: {outcome.end}"
+    assert all(ring.witness.n_checks[name] > 0 for name in checks)
+    scored = Counter((x["uid"], x["sample"]) for x in lines(ring, Event.SCORED))
+    assert max(scored.values()) == 1
+    return ring
+
+
+def lines(ring: Ring, event: Event, **wanted: Any) -> list[dict[str, Any]]:
+    """Lines of the head's journal."""
+    found = [record.fields for _, record in ring.records or () if record.event is event]
+    return [line for line in found if all(line.get(key) == value for key, value in wanted.items())]
+
+
+def when(ring: Ring, event: Event, **wanted: Any) -> float:
+    """Virtual time of the first such line."""
+    for at_s, record in ring.records or ():
+        if record.event is event and all(record.fields.get(key) == value for key, value in wanted.items()):
+            return at_s
+    raise LookupError(f"no {event} with {wanted}")
+
+
+def told(ring: Ring, kind: type, how: str) -> list[m.Message]:
+    """Messages of this kind that met with this: "lost", or "" for those that arrived."""
+    found = [(what, about) for _, what, about in ring.world.story or () if isinstance(about, kind)]
+    return [about for what, about in found if (what.endswith(how) if how else what.rpartition(" ")[2] in ring.seen)]
+
+
+Judge = Callable[[str, str, m.Message, float], float | None]
+
+
+def bent(judge: Judge) -> type[World]:
+    """A world whose links do what `judge(sender, to, message, now)` says: later by so many seconds, or None for never.
+
+    What is later than others stays in order behind them only if `judge` makes it so.
+    """
+
+    class Bent(World):
+        def send(self, sender: str, to: str, message: m.Message) -> None:
+            late_s = judge(sender, to, message, self.now)
+            if late_s is None:
+                self.tell(f"{sender} -> {to} lost", message)
+            elif late_s > 0:
+                self.at(self.now + late_s, super().send, sender, to, message)
+            else:
+                super().send(sender, to, message)
+
+    return Bent
+
+
+def shuffled(seed: int, most_s: float) -> Judge:
+    """Whatever is repeated arrives in any order."""
+    rng = random.Random(seed)
+    kinds = (m.Trajectory, m.Scored, m.Sampled, m.Ack, m.PushBegin, m.PushDone, m.Heartbeat, m.HeadBeat)
+    return lambda sender, to, message, now: rng.uniform(0, most_s) if isinstance(message, kinds) else 0.0
