@@ -9,7 +9,8 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -40,6 +41,7 @@ class Door:
         self._router, self._keys, self._refusals = router, keys, refusals
         self._new: dict[int, str] = {}  # connections that have said nothing yet: descriptor -> address
         self._left: deque[tuple[int, str]] = deque()  # those of them that are gone
+        self._speaking: dict[int, bytes] = {}  # connections that have said something, by descriptor
         self._n_open = 0
         self._limit = room(raise_file_limit())
         self._endpoint = ""
@@ -81,15 +83,19 @@ class Door:
                     self._turn_away(fd)
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._n_open -= 1
+                self._speaking.pop(fd, None)
                 if fd in self._new:
                     self._left.append((fd, self._new.pop(fd)))
 
-    def said_something(self, message: zmq.Frame) -> None:
-        """To be called with the first frame of what the ROUTER received."""
-        if self._new or self._left:
-            fd = message.get(zmq.SRCFD)
-            self._new.pop(fd, None)
-            self._left = deque(item for item in self._left if item[0] != fd)
+    def said_something(self, message: zmq.Frame, connection: bytes) -> None:
+        """To be called with the first frame of what the ROUTER received, which names the connection."""
+        fd = property_of(message, zmq.SRCFD)
+        if fd is None or self._speaking.get(fd) == connection:
+            return
+        self.look()  # it came before it spoke
+        self._new.pop(fd, None)
+        self._left = deque(item for item in self._left if item[0] != fd)
+        self._speaking[fd] = connection
 
     def nothing_is_left_to_read(self) -> None:
         """Whoever is gone and was not heard by now never said anything."""
@@ -117,9 +123,17 @@ class Door:
     def _turn_away(self, fd: int) -> None:
         """There is no room: hang up. By now the descriptor may be another's: it must be one who came in here."""
         self._refusals.add(TOO_MANY, "full", f"at most {self._limit} connections are held at once")
-        with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as copy:
-            if is_at(copy, self._endpoint):
-                copy.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError), borrowed(fd) as connection:
+            if is_at(connection, self._endpoint):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def property_of(message: zmq.Frame, name: int | str) -> Any:
+    """What ZeroMQ knows of a message's connection; None where it knows nothing (garbage may pass for ZMTP 1.0)."""
+    try:
+        return message.get(name)
+    except zmq.ZMQError:
+        return None
 
 
 def lock(listening: Socket, keys: Keyring) -> None:
@@ -160,10 +174,20 @@ def is_at(connection: socket.socket, endpoint: str) -> bool:
     return port_or_path in (endpoint.rpartition(":")[2], endpoint.removeprefix("ipc://"))
 
 
+@contextmanager
+def borrowed(fd: int) -> Iterator[socket.socket]:
+    """A descriptor of ZeroMQ's as a socket, without a copy (there may be no descriptor left) and without closing it."""
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=fd)
+    try:
+        yield connection
+    finally:
+        connection.detach()
+
+
 def address_of(fd: int) -> str:
     """Who is at the other end of a descriptor of ZeroMQ's, as far as it is still there."""
-    with suppress(OSError), socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as copy:
-        name = copy.getpeername()
+    with suppress(OSError), borrowed(fd) as connection:
+        name = connection.getpeername()
         return str(name[0]) if isinstance(name, tuple) else LOCAL
     return GONE
 

@@ -9,7 +9,7 @@ import re
 import zmq
 
 from areal_bus import wire
-from areal_bus.door import MAX_CONNECTIONS, Door, Socket
+from areal_bus.door import MAX_CONNECTIONS, Door, Socket, property_of
 from areal_bus.errors import WireError
 from areal_bus.keys import Keyring
 from areal_bus.messages import Message
@@ -17,6 +17,7 @@ from areal_bus.refusals import Refusals
 
 IDENTITY = re.compile(rb"([A-Za-z0-9._-]{1,64})/([0-9a-f]{16})")  # of a connection: its actor's name, a random number
 PROBE = [b""]  # what a Bus overlooks: sent to see whether a connection is still there
+NAMELESS = "nobody"  # neither name nor address
 SKIPPED = 100  # frames at most that are skipped in one go
 
 Received = tuple[str, Message, int]  # sender, message, bytes
@@ -48,11 +49,11 @@ class Intake:
         if self._is_skipping(router):
             return None
         first = router.recv(zmq.NOBLOCK, copy=False)
-        if self._door is not None:
-            self._door.said_something(first)
         connection = first.bytes
+        if self._door is not None:
+            self._door.said_something(first, connection)
         named = IDENTITY.fullmatch(connection)
-        name = named[1].decode() if named else repr(connection[:40])
+        name = named[1].decode() if named else str(property_of(first, "Peer-Address") or NAMELESS)
         if self._refusals.is_struck_off(connection):
             self._refusals.drop(name)
             self._torn.add(router)
@@ -81,8 +82,8 @@ class Intake:
         connection = first.bytes
         held = self.heard.get(name, connection)
         if not name:
-            reason, rule = "name", "a connection's identity is its actor's name and a random number"
-        elif self._keys is not None and not self._keys.may_speak(str(first.get("User-Id")), name):
+            reason, rule = "name", f"an identity is an actor's name and a random number; this is {connection[:40]!r}"
+        elif self._keys is not None and not self._keys.may_speak(property_of(first, "User-Id") or "", name):
             reason, rule = "key", f"a key speaks as the actors of its own rank; this one is not that of {name}"
         elif held != connection and is_there(router, held):
             reason, rule = "taken", f"a name has one connection at a time; {name} has another one"

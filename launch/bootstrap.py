@@ -29,6 +29,7 @@ RANKS = (  # (rank, size) as known starters name them, most specific first
 JOBS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_JOBID", "TORCHELASTIC_RUN_ID")
 POLL_S = 0.002
 MAX_PART_BYTES = 1 << 20  # of what one rank tells the others
+LINGER_MS = 2000  # for the last answers to leave: the ranks wait for them
 MAX_WAITING = 4  # parts of one peer that may wait at rank 0
 
 
@@ -153,7 +154,7 @@ class EnvBootstrap:
         self._context = zmq.Context()
         url = rendezvous or f"ipc://{self._own_folder(environ) / 'rendezvous.sock'}"
         self._socket = self._context.socket(zmq.ROUTER if self.rank == 0 else zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, int(1000 * min(timeout_s, 10)))
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         if self.rank == 0:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_PART_BYTES)

@@ -1,21 +1,31 @@
 """Nothing of ours pickles, nor calls what pickles inside: bytes from another process never become code."""
 
 import ast
+import pickle
 from pathlib import Path
 
 import pytest
+
+from areal_bus import wire
+from areal_bus.bus import Bus
+from launch.bootstrap import EnvBootstrap
+from tests.strangers import JOB, ack, canary, dealer, next_of, say_raw, until
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
     path for package in ("areal_bus", "actors", "launch", "tools") for path in (ROOT / package).rglob("*.py")
 )
-MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "multiprocessing"}
+MODULES = {
+    "pickle", "cPickle", "_pickle", "pickletools", "dill", "cloudpickle", "joblib", "shelve", "marshal",
+    "multiprocessing", "ProcessPoolExecutor",
+}  # fmt: skip
+INSIDE = ("torch.distributed.checkpoint", "torch.distributed.rpc")  # the metadata of the one, the calls of the other
 ATTRIBUTES = {
     "recv_pyobj", "send_pyobj",  # pyzmq
     "recv_serialized", "send_serialized",
     "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "send_object_list",
     "recv_object_list",  # torch.distributed
-    "allow_pickle",
+    "allow_pickle", "read_pickle", "to_pickle", "ProcessPoolExecutor",
 }  # fmt: skip
 LOWER_MPI = {  # mpi4py's calls on Python objects; on a communicator only the upper-case ones are ours
     "send", "recv", "isend", "irecv", "ssend", "bcast", "gather", "scatter", "allgather", "alltoall", "reduce",
@@ -28,10 +38,9 @@ def faults(source: str, *, mpi: bool = False) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.partition(".")[0] in MODULES]
+            found += [alias.name for alias in node.names if pickles(alias.name)]
         elif isinstance(node, ast.ImportFrom):
-            named = {str(node.module).partition(".")[0], *(alias.name for alias in node.names)}
-            found += sorted(named & (MODULES | ATTRIBUTES))
+            found += [x.name for x in node.names if pickles(f"{node.module}.{x.name}") or x.name in ATTRIBUTES]
         elif isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
             found.append(node.attr)
         elif isinstance(node, ast.Call):
@@ -39,10 +48,17 @@ def faults(source: str, *, mpi: bool = False) -> list[str]:
     return found
 
 
+def pickles(name: str) -> bool:
+    """Whether a dotted name is a module that pickles, or lies in one."""
+    return bool(MODULES & set(name.split("."))) or name.startswith(INSIDE)
+
+
 def call_faults(node: ast.Call, *, mpi: bool) -> list[str]:
     called = ast.unparse(node.func)
     given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
     found = [called] if called == "torch.load" and given.get("weights_only") != "True" else []
+    if called.endswith(("import_module", "__import__")) and node.args:
+        found += sorted({ast.unparse(node.args[0]).strip("'")} & MODULES)
     if given.get("allow_pickle", "False") != "False":
         found.append(f"{called}(allow_pickle=...)")
     if mpi and isinstance(node.func, ast.Attribute) and node.func.attr in LOWER_MPI:
@@ -68,12 +84,58 @@ def test_no_source_of_ours_pickles(path: Path) -> None:
         "dist.all_gather_object(a, b)",
         "numpy.load('x', allow_pickle=True)",
         "COMM_WORLD.bcast(x)",
+        "importlib.import_module('pickle')",
+        "from concurrent.futures import ProcessPoolExecutor",
+        "import torch.multiprocessing as mp",
+        "from torch.distributed import checkpoint",
     ],
 )
 def test_what_pickles_is_found(source: str) -> None:
     assert faults(source, mpi=True)
 
 
-@pytest.mark.parametrize("source", ["torch.load('x', weights_only=True)", "COMM_WORLD.Bcast(x)", "bus.send('a', m)"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "torch.load('x', weights_only=True)",
+        "COMM_WORLD.Bcast(x)",
+        "bus.send('a', m)",
+        "import torch.utils.checkpoint",
+    ],
+)
 def test_what_does_not_pickle_is_left_alone(source: str) -> None:
     assert not faults(source, mpi=True)
+
+
+def test_the_canary_sings_when_it_is_unpickled(tmp_path: Path) -> None:
+    pickle.loads(canary(tmp_path / "sung"))  # noqa: S301 - our own, and that it is dangerous is the point
+    assert (tmp_path / "sung").exists()
+
+
+def test_a_pickle_sent_to_every_listening_socket_is_never_loaded(tmp_path: Path) -> None:
+    """The head's and a reward's ROUTER, and the rendezvous: raw, as a message, and in every place of a good one."""
+    cage = tmp_path / "cage"
+    cage.mkdir()
+    bird = canary(cage / "sung")
+    head = Bus("head", job=JOB, listen="tcp://127.0.0.1:0")
+    reward = Bus("reward-0.0", job=JOB, listen=f"ipc://{tmp_path}/reward")
+    reward.connect("head", head.endpoint)
+    meeting = EnvBootstrap(f"ipc://{tmp_path}/meeting", 0.5, {"RANK": "0", "WORLD_SIZE": "1"})
+    good = wire.encode(ack(1), job=JOB)
+    for bus in (head, reward):
+        with dealer(bus.endpoint) as stranger, dealer(bus.endpoint, bird[:250]) as nameless:
+            for frames in ([bird], [b"", bird], [*good, bird], [bird, *good]):
+                stranger.send(*frames)
+                nameless.send(*frames)
+            say_raw(bus.endpoint, [bird])
+            until(lambda bus=bus: bus.refused.total() >= 9, "all of it is refused")  # type: ignore[misc]
+    with dealer(f"ipc://{tmp_path}/meeting") as stranger:
+        stranger.send(bird)
+        say_raw(f"ipc://{tmp_path}/meeting", [bird])
+        assert meeting.allgather(b"zero") == [b"zero"]
+    meeting.close()
+    reward.send("head", ack(2))
+    assert next_of(head) == ("reward-0.0", ack(2))
+    assert list(cage.iterdir()) == []
+    reward.close(0)
+    head.close(0)

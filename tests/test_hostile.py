@@ -1,0 +1,361 @@
+"""What a hostile peer may send or not send: it is refused, counted, named once, and nobody else notices."""
+
+import dataclasses
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgpack
+import pytest
+from loguru import logger
+
+from areal_bus import outbox, refusals, wire
+from areal_bus.bus import Bus
+from areal_bus.door import GONE, room
+from areal_bus.intake import NAMELESS
+from areal_bus.keys import Keyring, new_pair
+from areal_bus.messages import PROTOCOL, HeadBeat, Stop
+from areal_bus.refusals import NAMED, OTHERS, STRIKES, Refusals
+from launch.bootstrap import EnvBootstrap, Missing, identity
+from tests.strangers import JOB, RAW, ack, dealer, dial, next_of, say_raw, until
+from tests.test_wire import HOSTILE
+
+ROOT = Path(__file__).parents[1]
+HEAD, FRIEND = new_pair(), new_pair()
+KEYS = {"head-0": HEAD.public, "generator-0": FRIEND.public}
+
+
+@dataclasses.dataclass
+class Pair:
+    """A head that listens and a friend that it hears."""
+
+    head: Bus
+    friend: Bus
+    said: list[str]  # warnings of both
+
+    def is_well(self) -> None:
+        """Both ways, nothing else in between."""
+        self.friend.send("head", ack(7))
+        assert next_of(self.head) == ("generator-0.0", ack(7))
+        self.head.send("generator-0.0", ack(8))
+        assert next_of(self.friend) == ("head", ack(8))
+
+
+@contextmanager
+def pair_at(listen: str, *, keys: bool = False) -> Iterator[Pair]:
+    said: list[str] = []
+    sink = logger.add(said.append, level="WARNING", format="{message}")
+    head = Bus("head", job=JOB, listen=listen, keys=Keyring(HEAD, KEYS) if keys else None)
+    friend = Bus("generator-0.0", job=JOB, keys=Keyring(FRIEND, KEYS) if keys else None)
+    friend.connect("head", head.endpoint)
+    pair = Pair(head, friend, said)
+    pair.is_well()
+    yield pair
+    friend.close(0)
+    head.close(0)
+    logger.remove(sink)
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    with pair_at(f"ipc://{tmp_path}/s" if request.param == "ipc" else "tcp://127.0.0.1:0") as made:
+        yield made
+
+
+def test_every_hostile_message_is_refused_counted_and_without_effect(pair: Pair) -> None:
+    """Each from a connection of its own, so that nobody is struck off."""
+    small = {name: case for name, case in HOSTILE.items() if case[0] and sum(map(len, case[0])) < 1 << 20}
+    with ExitStack() as stack:
+        for number, (frames, _) in enumerate(small.values()):
+            name = b"generator-%d.0/0123456789abcdef" % (100 + number)
+            stack.enter_context(dealer(pair.head.endpoint, name)).send(*frames)
+        until(lambda: pair.head.refused.total() >= len(small), "all are counted")
+        pair.is_well()
+    expected = {(f"generator-{100 + number}.0", reason): 1 for number, (_, reason) in enumerate(small.values())}
+    assert pair.head.refused == expected
+    for peer, _ in expected:
+        assert sum(repr(peer) in line for line in pair.said) == 1
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_raw_bytes_are_counted_and_without_effect(keys: bool) -> None:
+    with pair_at("tcp://127.0.0.1:0", keys=keys) as pair:
+        say_raw(pair.head.endpoint, list(RAW.values()))
+        until(lambda: pair.head.refused.total() >= len(RAW), "all are counted")
+        pair.is_well()
+        peers = {peer for peer, _ in pair.head.refused}
+        assert peers <= {"127.0.0.1", GONE, NAMELESS}  # GONE: it hung up before it was looked at
+        assert len(pair.said) <= len(peers) + 1  # one line a peer, and one for who is struck off
+
+
+def test_another_protocol_is_refused_with_both_versions_in_the_log(pair: Pair) -> None:
+    with dealer(pair.head.endpoint) as stranger:
+        stranger.send(msgpack.packb({"p": PROTOCOL + 1, "something": "new"}))
+        until(lambda: pair.said, "a line is said")
+    assert f"protocol {PROTOCOL} is spoken here; the peer speaks {PROTOCOL + 1}" in pair.said[0]
+    assert "generator-66.0" in pair.said[0]
+
+
+@pytest.mark.parametrize(
+    "identity", [b"stranger", b"generator-0.0", b"generator-0.0/short", b"../../x/0123456789abcdef", b"x" * 255]
+)
+def test_a_connection_without_a_proper_name_is_refused(pair: Pair, identity: bytes) -> None:
+    with dealer(pair.head.endpoint, identity) as stranger:
+        stranger.send(*wire.encode(ack(1), job=JOB))
+        until(lambda: pair.head.refused, "it is counted")
+        pair.is_well()
+        assert [reason for _, reason in pair.head.refused] == ["name"]
+        assert repr(identity[:40]) in pair.said[0]
+
+
+def test_who_is_refused_often_is_struck_off_and_its_next_incarnation_is_not(pair: Pair) -> None:
+    with dealer(pair.head.endpoint) as stranger:
+        for _ in range(STRIKES):
+            stranger.send(b"garbage")
+        stranger.send(*wire.encode(ack(1), job=JOB))  # a good one, too late
+        until(lambda: pair.head.refused["generator-66.0", "struck_off"], "it is struck off")
+        pair.is_well()
+        assert sum("struck off" in line for line in pair.said) == 1
+    with dealer(pair.head.endpoint, b"generator-66.1/0123456789abcdef") as again:
+        again.send(*wire.encode(ack(1), job=JOB))
+        assert next_of(pair.head) == ("generator-66.1", ack(1))
+
+
+def test_a_thief_of_a_name_does_not_have_its_owner_struck_off(pair: Pair) -> None:
+    with dealer(pair.head.endpoint, b"generator-0.0/0123456789abcdef") as thief:
+        for _ in range(2 * STRIKES):
+            thief.send(*wire.encode(ack(1), job=JOB))
+        until(lambda: pair.head.refused["generator-0.0", "struck_off"] == STRIKES, "the thief is struck off")
+        pair.is_well()
+
+
+def test_an_endless_message_is_refused_and_heartbeats_go_on(tmp_path: Path) -> None:
+    beats = iter(range(10**9))
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", heartbeat_s=0.01,
+               heartbeat=lambda: HeadBeat(term=0, version=next(beats)))  # fmt: skip
+    friend = Bus("generator-0.0", job=JOB)
+    friend.connect("head", head.endpoint)
+    friend.send("head", ack(0))
+    next_of(head)
+    with dealer(head.endpoint) as stranger:
+        stranger.send(*wire.encode(ack(1), job=JOB), *[b""] * 50_000)
+        stranger.send(*wire.encode(ack(2), job=JOB))
+        assert next_of(head) == ("generator-66.0", ack(2))  # what follows it is read from its beginning
+    assert head.refused == {("generator-66.0", "frames"): 1}
+    assert isinstance(next_of(friend)[1], HeadBeat)
+    friend.close(0)
+    head.close(0)
+
+
+def test_a_server_that_talks_nonsense_is_refused_by_who_connected_to_it(tmp_path: Path) -> None:
+    head = Bus("head", job="another job", listen=f"ipc://{tmp_path}/s")
+    actor = Bus("generator-0.0", job=JOB)
+    actor.connect("head", head.endpoint)
+    actor.send("head", ack(0))
+    until(lambda: head.refused["generator-0.0", "job"], "the head has heard it")
+    with dealer(head.endpoint) as member:  # of that other job
+        member.send(*wire.encode(ack(1), job="another job"))
+        next_of(head)
+    head._order(lambda: head._intake.heard.update({"generator-0.0": actor._identity}))
+    for _ in range(STRIKES + 1):
+        head.send("generator-0.0", Stop("of another job"))
+    until(lambda: actor.refused["head", "struck_off"], "it is struck off")
+    assert actor.refused["head", "job"] == STRIKES
+    assert actor.receive(0) is None
+    actor.close(0)
+    head.close(0)
+
+
+def test_who_never_reads_costs_a_bounded_queue_and_nobody_else_a_message(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "OUTBOX", 500)
+    with dealer(pair.head.endpoint) as deaf:
+        deaf.send(*wire.encode(ack(0), job=JOB))
+        assert next_of(pair.head) == ("generator-66.0", ack(0))
+        answer = Stop("x" * 10_000)
+        for _ in range(6000):  # 60 MB
+            pair.head.send("generator-66.0", answer)
+        pair.is_well()
+        until(lambda: pair.head.undelivered["generator-66.0"] > 0, "the queue is full")
+        assert len(pair.head._outbox.waiting["generator-66.0"]) <= 500
+
+
+def test_heartbeats_do_not_pile_up_for_who_never_reads(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", heartbeat_s=0.001,
+               heartbeat=lambda: HeadBeat(term=0, version=0))  # fmt: skip
+    with dealer(head.endpoint) as deaf:
+        deaf.send(*wire.encode(ack(0), job=JOB))
+        next_of(head)
+        big = Stop("x" * 60_000)
+        for _ in range(3000):
+            head.send("generator-66.0", big)
+        until(lambda: "generator-66.0" in head._outbox.waiting and not head._orders, "it takes no more")
+        before = len(head._outbox.waiting["generator-66.0"])
+        deaf.send(*wire.encode(ack(1), job=JOB))
+        for n in range(20):  # many a heartbeat's time
+            deaf.send(*wire.encode(ack(n), job=JOB))
+            next_of(head)
+        assert len(head._outbox.waiting["generator-66.0"]) <= before
+    head.close(0)
+
+
+def idle(endpoint: str, n: int, stack: ExitStack) -> None:
+    for _ in range(n):
+        stack.enter_context(dial(endpoint))
+
+
+@pytest.mark.parametrize("n", [300, pytest.param(5000, marks=pytest.mark.soak)])
+def test_idle_connections_keep_nobody_out(n: int) -> None:
+    with pair_at("tcp://127.0.0.1:0", keys=True) as pair, ExitStack() as stack:
+        idle(pair.head.endpoint, n, stack)
+        pair.is_well()
+        newcomer = Bus("generator-0.1", job=JOB, keys=Keyring(FRIEND, KEYS))
+        newcomer.connect("head", pair.head.endpoint)
+        newcomer.send("head", ack(1))
+        assert next_of(pair.head) == ("generator-0.1", ack(1))
+        newcomer.close(0)
+
+
+@pytest.mark.soak
+def test_idle_connections_are_cut_off_after_a_while() -> None:
+    with pair_at("tcp://127.0.0.1:0", keys=True) as pair, ExitStack() as stack:
+        idle(pair.head.endpoint, 200, stack)
+        until(lambda: pair.head.refused["127.0.0.1", "handshake"] >= 200, "all are cut off")
+        pair.is_well()
+
+
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+from areal_bus.bus import Bus
+from areal_bus.messages import Stop
+head = Bus("head", job="job", listen="tcp://127.0.0.1:0")
+print(head.endpoint, flush=True)
+while True:
+    sender, _ = head.receive()
+    try:
+        open("/dev/null").close()
+        has_files = True
+    except OSError:
+        has_files = False
+    head.send(sender, Stop(f"{head.refused['too many at once', 'full']} {has_files}"))
+"""
+
+
+def test_a_full_house_turns_newcomers_away_keeps_its_guests_and_opens_again() -> None:
+    assert room(200) == 150
+    house = subprocess.Popen([sys.executable, "-c", FULL], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert house.stdout is not None
+    endpoint = house.stdout.readline().strip()
+    guest = Bus("generator-0.0", job=JOB)
+    guest.connect("head", endpoint)
+
+    def asked() -> tuple[int, bool]:
+        """How many it has turned away, and whether it can open a file."""
+        guest.send("head", ack(1))
+        answer = next_of(guest)[1]
+        assert isinstance(answer, Stop)
+        n, has_files = answer.reason.split()
+        return int(n), has_files == "True"
+
+    try:
+        assert asked() == (0, True)
+        with ExitStack() as stack:
+            idle(endpoint, 400, stack)
+            until(lambda: asked()[0] >= 250 and asked()[1], "it turns away who has no room")
+        newcomer = Bus("generator-1.0", job=JOB)
+        newcomer.connect("head", endpoint)
+        newcomer.send("head", ack(3))
+        assert isinstance(next_of(newcomer)[1], Stop)
+        newcomer.close(0)
+    finally:
+        guest.close(0)
+        house.kill()
+        house.communicate()
+
+
+def test_counts_and_log_are_bounded_whatever_comes() -> None:
+    said: list[str] = []
+    sink = logger.add(said.append, level="WARNING", format="{message}")
+    counted = Refusals("head")
+    for number in range(3 * NAMED):
+        for _ in range(2):
+            counted.add(f"peer-{number}", "header", "a header is one msgpack map", connection=b"%d" % number)
+    logger.remove(sink)
+    assert len(counted.counts) == len(counted.take()) == NAMED + 1
+    assert counted.counts[OTHERS, "header"] == 4 * NAMED
+    assert len(said) == NAMED + 1
+    assert len(counted._strikes) <= refusals.WATCHED
+
+
+def test_refusals_are_reported_once_with_their_number() -> None:
+    counted = Refusals("head")
+    for peer in ("a", "a", "b", "a"):
+        counted.add(peer, "job", f"first of {peer}")
+    assert [(x.peer, x.reason, x.sentence, x.n) for x in counted.take()] == [
+        ("a", "job", "first of a", 3),
+        ("b", "job", "first of b", 1),
+    ]
+    assert counted.take() == []
+
+
+def test_strangers_at_the_rendezvous_are_overlooked(tmp_path: Path) -> None:
+    url = f"ipc://{tmp_path}/meet"
+    environments = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    first = EnvBootstrap(url, 20, environments[0])
+    met: list[list[bytes]] = []
+    thread = threading.Thread(target=lambda: met.append(first.allgather(b"zero")))
+    with ExitStack() as stack:
+        for name in (b"stranger", identity(7), identity(0), b"r\1\0\0\0\0"):
+            stack.enter_context(dealer(url, name)).send(b"garbage")
+        stack.enter_context(dealer(url, identity(1) + b"x")).send(b"garbage", b"more")
+        thread.start()
+        say_raw(url, list(RAW.values()))
+        second = EnvBootstrap(url, 20, environments[1])
+        assert second.allgather(b"one") == [b"zero", b"one"]
+        thread.join()
+    assert met == [[b"zero", b"one"]]
+    second.close()
+    first.rest()
+    with pytest.raises((ConnectionError, FileNotFoundError)):
+        dial(url)
+    first.close()
+
+
+def test_a_stranger_does_not_stretch_the_wait_for_ranks(tmp_path: Path) -> None:
+    url = f"ipc://{tmp_path}/meet"
+    waiting = EnvBootstrap(url, 0.3, {"RANK": "0", "WORLD_SIZE": "2"})
+    with dealer(url, b"stranger") as stranger:
+        for _ in range(1000):
+            stranger.send(b"garbage")
+        with pytest.raises(Missing, match="rank 1 did not come"):
+            waiting.allgather(b"")
+    waiting.close()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("keys", [False, True])
+def test_memory_stays_flat_under_a_minute_of_hostility(keys: bool) -> None:
+    """All of it, again and again, from ever new connections."""
+    with pair_at("tcp://127.0.0.1:0", keys=keys) as pair:
+        until_s = time.monotonic() + 60
+        rounds, early = 0, 0
+        while time.monotonic() < until_s:
+            say_raw(pair.head.endpoint, list(RAW.values()))
+            for number, (frames, _) in enumerate(HOSTILE.values()):
+                if frames:
+                    with dealer(pair.head.endpoint, b"generator-%d.%d/0123456789abcdef" % (number, rounds)) as stranger:
+                        stranger.send(*frames)
+                        if rounds % 10 == 0:
+                            pair.is_well()
+            rounds += 1
+            early = early or (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if rounds == 10 else 0)
+        pair.is_well()
+        assert rounds > 10
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early < 2 * wire.MAX_FRAME_BYTES >> 10
