@@ -1,4 +1,4 @@
-"""Runs inside the actors of a ring under test, as the user's own module: holds the learner, and strikes at named points.
+"""Runs inside the actors of a ring under test, as the user's own module: holds the learner, strikes at named points.
 
 The test says what is wanted by files in the folder that AREAL_FAULTS names; without it everything here is idle. A point
 is armed by `Ring.arm`; whoever comes to it first takes its file away and is struck.

@@ -240,7 +240,9 @@ class Ring:
         )
         self.check(told.returncode == 0, f"the audit is clean:\n{told.stdout}{told.stderr}")
         judged = self.audited()
-        needed = {"I1", "I2", "I3", "I5", "I6", "I7", "I8", "I10", "I12", "journal"} | ({"I4", "I11"} if ended else set())
+        needed = {"I1", "I2", "I3", "I5", "I6", "I7", "I8", "I10", "I12", "journal"} | (
+            {"I4", "I11"} if ended else set()
+        )
         unseen = {name: j.why for name, j in judged.items() if name in needed and j.verdict is not Verdict.HOLDS}
         self.check(not unseen, f"the audit judges all: {unseen}")
         history = History.of(self.run)
