@@ -2,12 +2,12 @@
 
 import array
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from areal_bus.effects import Keep
+from areal_bus.lines import LineFile
 
 
 class SampleFile:
@@ -16,18 +16,18 @@ class SampleFile:
     def __init__(self, run_folder: Path, *, tokens: bool = False) -> None:
         folder = run_folder / "samples"
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = _append(folder / "samples.jsonl")
-        self._tokens = _append(folder / "tokens.jsonl") if tokens else None
+        self._file = LineFile(folder / "samples.jsonl")
+        self._tokens = LineFile(folder / "tokens.jsonl") if tokens else None
 
     def keep(self, effect: Keep) -> None:
-        _write(self._file, as_line(effect))
+        self._file.append(packed(as_line(effect)))
         if self._tokens is not None:
-            _write(self._tokens, as_tokens(effect))
+            self._tokens.append(packed(as_tokens(effect)))
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()
         if self._tokens is not None:
-            os.close(self._tokens)
+            self._tokens.close()
 
 
 def as_line(effect: Keep) -> dict[str, Any]:
@@ -79,9 +79,5 @@ def _numbers(kind: str, raw: bytes) -> list[Any]:
     return numbers.tolist()
 
 
-def _append(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-
-
-def _write(file: int, line: dict[str, Any]) -> None:
-    os.write(file, json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+def packed(line: dict[str, Any]) -> bytes:
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode()

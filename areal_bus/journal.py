@@ -13,6 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from areal_bus.lines import LineFile
+
 SCHEMA = 1
 
 
@@ -70,14 +72,17 @@ class Journal:
         self.term = term
         self._who = {"role": role, "rank": index, "inc": incarnation}
         self._seq = 0
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = LineFile(self.path)
         self._began = self._marked = self._flushed = time.monotonic()
         self._label = "start"
         self._spans: dict[str, float] = {}
         self.write(Event.START, schema=SCHEMA, pid=os.getpid())
 
     def write(self, event: Event, **fields: Any) -> None:
-        """One line; `fields` are flat: numbers, strings, or short lists of numbers."""
+        """One line; `fields` are flat: numbers, strings, or short lists of numbers.
+
+        One that the disk does not take is lost, and the run goes on: readers see the gap in `seq`.
+        """
         line = {
             "t": round(time.monotonic(), 6),
             "wall": round(time.time(), 6),
@@ -88,7 +93,12 @@ class Journal:
             **fields,
         }
         self._seq += 1
-        os.write(self._file, json.dumps(line, separators=(",", ":"), allow_nan=True).encode() + b"\n")
+        self._file.append(json.dumps(line, separators=(",", ":"), allow_nan=True).encode())
+
+    @property
+    def n_lost(self) -> int:
+        """Lines that the disk did not take."""
+        return self._file.n_lost
 
     def mark(self, label: str) -> None:
         """From now on time is spent on `label`. Every second of a process has exactly one label (I12)."""
@@ -113,7 +123,7 @@ class Journal:
         self.mark("end")
         self._flush(time.monotonic())
         self.write(Event.END, wall_s=round(time.monotonic() - self._began, 6), **fields)
-        os.close(self._file)
+        self._file.close()
 
     def _flush(self, now: float) -> None:
         spent = {f"s_{label}": round(seconds, 6) for label, seconds in self._spans.items() if seconds > 0}

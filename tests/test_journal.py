@@ -102,3 +102,37 @@ def test_the_schema_page_names_every_event() -> None:
     rows = {name for line in page.splitlines() if line.startswith("|") for name in re.findall(r"\| `(\w+)` \|", line)}
     assert {str(event) for event in Event} - rows == set()
     assert f"**{journal.SCHEMA}**" in page
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
+    """The file may grow to 700 bytes and no further for a while, as on a disk that is full."""
+    code = (
+        "import json, resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from areal_bus.journal import Event, Journal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (700, most))\n"
+        "book = Journal(Path(sys.argv[1]), role='head', index=0, incarnation=0)\n"
+        "for k in range(10):\n"
+        "    book.write(Event.NOTE, k=k)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))\n"
+        "book.write(Event.NOTE, k=10)\n"
+        "book.close()\n"
+        "print(book.n_lost)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    n_lost = int(done.stdout)
+    readable, torn = [], 0
+    for line in (tmp_path / "head-0.0.jsonl").read_text().splitlines():
+        try:
+            readable.append(json.loads(line))
+        except ValueError:
+            torn += 1
+    assert n_lost > 1
+    assert torn <= 1
+    assert len(readable) + n_lost == readable[-1]["seq"] + 1
+    assert [line["k"] for line in readable if line["event"] == "note"][-1] == 10
+    assert done.stderr.count("loses lines") == 1
