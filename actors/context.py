@@ -4,13 +4,14 @@ import contextlib
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from areal_bus.bus import Bus
 from areal_bus.config import Config
 from areal_bus.journal import Journal
+from areal_bus.keys import KeyPair, Keyring
 from areal_bus.messages import Heartbeat
 
 PROGRESS_FD = "AREAL_BUS_PROGRESS_FD"  # environment: the pipe on which an actor tells its supervisor of progress
@@ -35,6 +36,9 @@ class Context:
     run_folder: str  # holds config.json, the journal, samples, checkpoints
     config_folder: str  # where the user's own modules and relative data paths are found
     model_folder: str  # resolved model: a folder, or a Hugging Face id
+    public_key: str = ""  # of its rank; "": connections are not encrypted
+    secret_key: str = field(default="", repr=False)
+    keys: dict[str, str] = field(default_factory=dict, repr=False)  # of those it talks to: public key by seat
 
     @property
     def name(self) -> str:
@@ -58,6 +62,10 @@ class Context:
     def journal(self, config: Config) -> Journal:
         folder = Path(config.journal.dir) if config.journal.dir else self.folder / "journal"
         return Journal(folder, role=self.role, index=self.index, incarnation=self.incarnation)
+
+    def keyring(self) -> Keyring | None:
+        """Its keys, for a Bus; None where connections are not encrypted."""
+        return Keyring(KeyPair(self.public_key, self.secret_key), self.keys) if self.public_key else None
 
     def find_user_modules(self) -> None:
         """The user's modules are found from the config's folder first."""
@@ -120,6 +128,7 @@ def open_bus(context: Context, config: Config, pulse: Pulse, *, listen: str = ""
         heartbeat_to="head",
         heartbeat_s=config.bus.heartbeat_s,
         inbox_bytes=config.bus.inbox_mib << 20,
+        keys=context.keyring(),
     )
     bus.connect("head", context.head)
     return bus

@@ -74,7 +74,7 @@ class BusConfig(Section):
     port: int = Field(0, ge=0, le=65535)
     """tcp port of the head; 0: a free one."""
     curve: Literal["auto", "on", "off"] = "auto"
-    """Encrypt connections and let each rank's key speak as its own actors only; "auto": over tcp, except on loopback."""
+    """Encrypt connections; each rank's key speaks as its own actors only. "auto": over tcp, except on loopback."""
     heartbeat_s: float = Field(1.0, gt=0)
     """Interval of heartbeats, both ways."""
     silent_s: float = Field(3.0, gt=0)

@@ -6,7 +6,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from actors.context import Context
 from actors.leaving import leave
 from areal_bus.config import Config
 from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.keys import KeyPair, new_pair
 from areal_bus.messages import Role
 from launch.bootstrap import Bootstrap, open_bootstrap, rank_and_size
-from launch.endpoint import Endpoint, open_endpoint, transport
+from launch.endpoint import Endpoint, keys_for, open_endpoint, transport, wants_curve
 from launch.interfaces import Facts, choose, here
 from launch.lock import Lock
 from launch.prepare import prepare_apart
@@ -24,7 +25,7 @@ from launch.resume import AUTO, choose_run, nothing
 from launch.runs import largest_incarnation
 from launch.signals import hold_back
 from launch.supervise import Supervisor
-from launch.topology import Place, counts, plan
+from launch.topology import Place, Seat, counts, plan
 
 SPEAK_FIRST_S = 2.0
 
@@ -49,13 +50,15 @@ def join(config: Config, file: Path) -> tuple[Bootstrap, int]:
     rank, _ = rank_and_size()
     try:
         bootstrap = open_bootstrap(config.launch)
-        facts = [Facts(**json.loads(part)) for part in bootstrap.allgather(json.dumps(asdict(here())).encode())]
+        pair = new_pair()
+        mine = json.dumps(asdict(here(pair.public))).encode()
+        facts = [Facts(**json.loads(part)) for part in bootstrap.allgather(mine)]
         places = plan(config.topology, [fact.host for fact in facts])
         addresses = choose(config.bus.interface, facts)
         transport(config.bus, facts)
     except ArealBusError as error:
         leave(refuse(rank, error))
-    return bootstrap, play(config, file, bootstrap, facts=facts, places=places, addresses=addresses)
+    return bootstrap, play(config, file, bootstrap, facts=facts, places=places, addresses=addresses, pair=pair)
 
 
 def play(
@@ -66,6 +69,7 @@ def play(
     facts: Sequence[Facts],
     places: Sequence[Place],
     addresses: Sequence[tuple[str, str]],
+    pair: KeyPair,
 ) -> int:
     """Start the actors of this rank and wait for them. Exit code."""
     rank = bootstrap.rank
@@ -75,6 +79,7 @@ def play(
         answer = prepared(config, file, endpoints, facts=facts, address=addresses[0][1]) if rank == 0 else {}
         answer["incarnations"] = largest_incarnation(journals(config, answer))
         answers = [json.loads(part) for part in bootstrap.allgather(json.dumps(answer).encode())]
+        bootstrap.rest()
         start = answers[0]
         if "code" in start:
             time.sleep(SPEAK_FIRST_S if rank else 0)
@@ -82,7 +87,9 @@ def play(
         start["incarnation"] = 1 + max(part["incarnations"] for part in answers) if start["resumed"] else 0
         supervisor.run = Path(start["run_folder"])
         supervisor.stays = config.launch.bootstrap == "mpi"
-        for context in contexts(config, file, places[rank], len(places), addresses[rank], start):
+        is_encrypted = wants_curve(config.bus, facts, addresses)
+        for plain in contexts(config, file, places[rank], len(places), addresses[rank], start):
+            context = with_keys(plain, pair, places, facts) if is_encrypted else plain
             supervisor.start(context, places[rank].gpus if context.device == "cuda" else ())
         return supervisor.wait()
     except ArealBusError as error:  # a rank did not come: each rank names whom it misses
@@ -148,6 +155,12 @@ def contexts(
         )
         for seat in place.seats
     ]
+
+
+def with_keys(context: Context, pair: KeyPair, places: Sequence[Place], facts: Sequence[Facts]) -> Context:
+    """With its rank's keys, and the public ones of those it talks to."""
+    keys = keys_for(Seat(Role(context.role), context.index), places, facts)
+    return replace(context, public_key=pair.public, secret_key=pair.secret, keys=keys)
 
 
 def refuse(rank: int, error: ArealBusError) -> int:
