@@ -31,6 +31,7 @@ from tools.audit.findings import Judgement, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).with_name("ring.toml")
+INSIDE = Path(__file__).with_name("inside")  # sitecustomize.py, for every process of a job
 FOLDER = "AREAL_FAULTS"  # in the environment of every process of a job: the folder of its test
 LOOK_S = 0.02
 PATIENCE_S = 120.0  # a loaded machine with two cores starts a ring in less
@@ -66,8 +67,9 @@ class Ring:
         self.config, self.bootstrap = config, bootstrap
         self.codes: list[int] = []  # of the processes of the last start, once they have ended
         self._processes: list[subprocess.Popen[str]] = []
-        self._began = 0.0
-        folder.mkdir(parents=True, exist_ok=True)
+        self._began, self._n_armed = 0.0, 0
+        for name in ("armed", "struck"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
 
     # starting and ending
 
@@ -99,7 +101,9 @@ class Ring:
         return [([mpirun, "--oversubscribe", "-np", str(self.ranks), *job], dict(MPI))]
 
     def _spawn(self, words: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
-        outer = os.environ | {FOLDER: str(self.folder), "OMP_NUM_THREADS": "1"} | environment
+        path = os.pathsep.join([str(INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        ours = {FOLDER: str(self.folder), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        outer = os.environ | ours | environment
         with (self.folder / "output.txt").open("a") as output:
             return subprocess.Popen(words, cwd=ROOT, env=outer, stdout=output, stderr=output, text=True)
 
@@ -219,10 +223,39 @@ class Ring:
         """The learner takes no batch at this version or above until told otherwise; None: it takes all."""
         replace(self.folder / "hold", "" if version is None else str(version))
 
-    def arm(self, point: str, *, n: int = 1) -> None:
-        """The next n actors that come to this point of tests/faults/points.py do there what it stands for."""
-        for i in range(n):
-            (self.folder / f"point-{point}-{i}").touch()
+    def slow(self, seconds: float | None) -> None:
+        """Every decode step of a generator takes so much longer until told otherwise."""
+        replace(self.folder / "slow", "" if seconds is None else str(seconds))
+
+    def arm(self, point: str, how: str = "kill", *, who: str = "any", n: int = 1) -> None:
+        """The next n actors (of this place, as generator-0) that come to this point of inside/sitecustomize.py are
+        struck there: "kill", "stop" (SIGSTOP), "raise", or what else that point knows.
+        """
+        for _ in range(n):
+            self._n_armed += 1
+            replace(self.folder / "armed" / f"{point}@{who}#{self._n_armed:04d}", how)
+
+    def disarm(self) -> None:
+        for path in (self.folder / "armed").iterdir():
+            path.unlink(missing_ok=True)
+
+    def strikes(self, point: str | None = None, *, after: float = 0.0) -> list[Blow]:
+        """Who has been struck (at this point)."""
+        try:
+            lines = [json.loads(line) for line in (self.folder / "strikes.jsonl").read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+        return [
+            Blow(line["name"], line["pid"], line["t"])
+            for line in lines
+            if point in (None, line["point"]) and line["t"] > after
+        ]
+
+    def struck(self, point: str, *, after: float = 0.0, timeout_s: float = PATIENCE_S) -> Blow:
+        """Wait until somebody has been struck at this point."""
+        what = f"somebody is struck at {point}"
+        self.wait(lambda: bool(self.strikes(point, after=after)), what, timeout_s=timeout_s)
+        return self.strikes(point, after=after)[0]
 
     # verdicts
 
@@ -337,7 +370,7 @@ class History:
 
 def replace(path: Path, text: str) -> None:
     """Whole or not at all, for somebody reads it at any moment."""
-    new = path.with_suffix(".new")
+    new = path.with_name(f".{path.name}.new")
     new.write_text(text)
     new.replace(path)
 

@@ -1,0 +1,265 @@
+"""Inside every Python process of a ring under test, for PYTHONPATH leads here: strikes at named points of the actors.
+
+Nothing in our packages knows of this. When one of the modules below is imported, the functions named there are wrapped;
+`Ring.arm` says by a file which point strikes whom and how, and who comes there first takes the file away. Without the
+variable AREAL_FAULTS all of this is idle.
+
+    kill    as by kill -9            stop    as by SIGSTOP            raise   a RuntimeError
+    and at some points, in place of what they stand for:  drop, flip
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+FOLDER = os.environ.get("AREAL_FAULTS", "")
+LOOK_S = 0.01
+ME = SimpleNamespace(who="", name="")  # generator-0, generator-0.1, once this process knows
+
+
+def taken(point: str) -> str:
+    """How this process is struck here; "" when it is not. Each arming is for one."""
+    for who in (ME.who, "any"):
+        for name in armed(f"{point}@{who}#"):
+            try:
+                os.rename(f"{FOLDER}/armed/{name}", f"{FOLDER}/struck/{name}")
+            except FileNotFoundError:  # another process was first
+                continue
+            with open(f"{FOLDER}/struck/{name}") as file:
+                how = file.read()
+            told = {"point": point, "name": ME.name, "pid": os.getpid(), "t": time.monotonic(), "how": how}
+            with open(f"{FOLDER}/strikes.jsonl", "a") as file:
+                file.write(json.dumps(told) + "\n")
+            return how
+    return ""
+
+
+def armed(prefix: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(f"{FOLDER}/armed") if name.startswith(prefix))
+    except FileNotFoundError:
+        return []
+
+
+def strike(point: str) -> str:
+    """Be struck, if this point is armed. Returns how when the caller is to do it."""
+    how = taken(point)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "raise":
+        raise RuntimeError(f"struck at {point}")
+    return how
+
+
+def told(name: str) -> str:
+    """What the test says in a file of this name; "" when it says nothing."""
+    try:
+        with open(f"{FOLDER}/{name}") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def before(owner: Any, name: str, point: str) -> None:
+    """Strike when the function is called."""
+    real = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        strike(point)
+        return real(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def after(owner: Any, name: str, point: str) -> None:
+    """Strike when it has done its work, before its caller knows."""
+    real = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        value = real(*args, **kwargs)
+        strike(point)
+        return value
+
+    setattr(owner, name, wrapped)
+
+
+# what is wrapped, by module
+
+
+def context(module: Any) -> None:
+    """Who this is, and what it was told: a second process can be started by the same words."""
+    real = module.Context.from_json
+
+    def from_json(text: str) -> Any:
+        found = real(text)
+        ME.who, ME.name = f"{found.role}-{found.index}", found.name
+        with open(f"{FOLDER}/context-{found.name}.json", "w") as file:
+            file.write(text)
+        return found
+
+    module.Context.from_json = staticmethod(from_json)
+
+
+def rollout(module: Any) -> None:
+    """The learner takes no batch while it is held."""
+    real = module.Rollout.prepare_batch
+
+    def prepare_batch(self: Any) -> Any:
+        while (version := told("hold")) and self._step >= int(version):
+            self._letterbox.check()
+            time.sleep(LOOK_S)
+        batch = real(self)
+        strike("consumed")
+        return batch
+
+    module.Rollout.prepare_batch = prepare_batch
+
+
+def actor(module: Any) -> None:
+    before(module.PPOActor, "_step", "update")
+
+
+def learner(module: Any) -> None:
+    before(module.Learner, "_publish", "updated")
+    after(module.Learner, "_snapshot", "snapshot")
+    before(module.Learner, "_sealed", "checkpoint-renamed")
+
+
+def keeping(module: Any) -> None:
+    before(module.Keeper, "keep", "announced")
+
+
+def shelf(module: Any) -> None:
+    after(module, "building", "checkpoint-begun")
+    before(module, "seal", "checkpoint-files")
+    before(module, "_sync", "checkpoint-sync")
+    before(module, "prune", "checkpoint-prune")
+    real = module.shutil.rmtree
+
+    def rmtree(*args: Any, **kwargs: Any) -> None:
+        strike("checkpoint-discard")
+        real(*args, **kwargs)
+
+    module.shutil = SimpleNamespace(rmtree=rmtree)
+
+
+def weights(module: Any) -> None:
+    """A push from both sides, in the order of its phases."""
+    before(module.Root, "_assemble", "push-announced")
+    before(module.Root, "_send", "push-met")
+    after(module.Root, "_push", "push-reported")
+    before(module.Member, "_receive", "receive-announced")
+    before(module.Member, "_take", "receive-met")
+    after(module.Member, "_receive", "receive-reported")
+    real = module._read
+
+    def read(store: Any, begin: Any, name: str, watch: Any) -> str:
+        if name == "go":
+            strike("receive-ready")
+        return str(real(store, begin, name, watch))
+
+    module._read = read
+
+
+def landing(module: Any) -> None:
+    """A bit of what has arrived is wrong ("flip")."""
+    real = module.Landing.land
+
+    def land(self: Any, start: int, bucket: Any) -> None:
+        if strike("receive-landing") == "flip":
+            bucket[0] ^= 1
+        real(self, start, bucket)
+
+    module.Landing.land = land
+    after(module.Landing, "finish", "receive-landed")
+
+
+def generation(module: Any) -> None:
+    """A message to a generator is lost ("drop")."""
+    before(module.Generator, "_swap", "swap")
+    before(module.Generator, "turn", "turn")
+    real = module.Generator._on
+
+    def on(self: Any, message: Any) -> None:
+        if strike(f"message-{type(message).__name__}") != "drop":
+            real(self, message)
+
+    module.Generator._on = on
+
+
+def builtin(module: Any) -> None:
+    """Every token takes as long as the test says."""
+    before(module.BuiltinEngine, "step", "decode")
+    after(module.BuiltinEngine, "update", "swapped")
+    real = module.BuiltinEngine.step
+
+    def step(self: Any) -> Any:
+        if seconds := told("slow"):
+            time.sleep(float(seconds))
+        return real(self)
+
+    module.BuiltinEngine.step = step
+
+
+def frontiers(module: Any) -> None:
+    before(module.Frontiers, "_save", "frontier")
+    after(module.Frontiers, "_save", "frontier-saved")
+
+
+def head(module: Any) -> None:
+    after(module.Shell, "_begin_term", "term")
+
+
+def decisions(module: Any) -> None:
+    after(module.Head, "_on_update_done", "head-updated")
+
+
+WRAPPED: dict[str, Callable[[Any], None]] = {
+    "actors.context": context,
+    "actors.training.rollout": rollout,
+    "actors.training.actor": actor,
+    "actors.learner": learner,
+    "actors.training.keeping": keeping,
+    "actors.training.shelf": shelf,
+    "areal_bus.weights": weights,
+    "areal_bus.landing": landing,
+    "actors.generation": generation,
+    "actors.engines.builtin": builtin,
+    "actors.frontiers": frontiers,
+    "actors.head": head,
+    "areal_bus.head": decisions,
+}
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds what the others find, and has it wrapped once it is there."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        wrap = WRAPPED.get(name)
+        found = importlib.machinery.PathFinder.find_spec(name, path, target) if wrap else None
+        if wrap is None or found is None or found.loader is None:
+            return None
+        real = found.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            real(module)
+            wrap(module)
+
+        found.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return found
+
+
+if FOLDER:
+    sys.meta_path.insert(0, Finder())
