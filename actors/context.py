@@ -10,7 +10,7 @@ from typing import Any
 
 from areal_bus.bus import Bus
 from areal_bus.config import Config
-from areal_bus.journal import Journal
+from areal_bus.journal import Event, Journal
 from areal_bus.keys import KeyPair, Keyring
 from areal_bus.messages import Heartbeat
 
@@ -132,6 +132,19 @@ def open_bus(context: Context, config: Config, pulse: Pulse, *, listen: str = ""
     )
     bus.connect("head", context.head)
     return bus
+
+
+def note_refusals(bus: Bus, journal: Journal) -> None:
+    """What came in and was no message of this job, or not of the one who said so, as lines of the journal."""
+    for refusal in bus.refusals():
+        journal.write(
+            Event.REFUSED,
+            what="bytes",
+            sender=refusal.peer,
+            why=refusal.sentence,
+            reason=refusal.reason,
+            n=refusal.n,
+        )
 
 
 def dump(value: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import draining
-from actors.context import Context, Pulse, dump
+from actors.context import Context, Pulse, dump, note_refusals
 from actors.data.loading import load_problems, load_rows
 from actors.data.order import Order
 from actors.data.source import RowSource
@@ -105,6 +105,7 @@ class Shell:
             if got is not None:
                 self._carry_out(bus, self.head.on(*got, now))
             if now >= next_tick:
+                note_refusals(bus, self.journal)
                 for frontier in self.frontiers.saved():
                     self.head.terms.saved(frontier)
                 self._carry_out(bus, self.head.tick(now))

@@ -6,7 +6,7 @@ drops what it has already. Imports without torch.
 
 from loguru import logger
 
-from actors.context import Context, Pulse, open_bus
+from actors.context import Context, Pulse, note_refusals, open_bus
 from actors.presence import HEAD, Presence
 from actors.rewards.workers import Verdict, WorkerPool
 from areal_bus.bus import Bus
@@ -98,6 +98,7 @@ class RewardLoop:
             self._announced = True
             self._presence.say(Ready(capacity=self._capacity))
         self._pulse.note = self._presence.remark(self._say())
+        note_refusals(self._bus, self._journal)
 
     def _say(self) -> str:
         if not self._announced:

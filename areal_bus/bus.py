@@ -94,7 +94,7 @@ class Bus:
         return self._outbox.undelivered
 
     def refusals(self) -> list[Refusal]:
-        """What was refused since the last call, for a journal."""
+        """What there is to report of that since the last call, for a journal."""
         return self._refusals.take()
 
     def allow(self, seat: str, public_key: str) -> None:

@@ -18,12 +18,12 @@ OTHERS = "others"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What one peer sent was refused `n` times for one reason since the last report."""
+    """What one peer sent was refused for one reason."""
 
     peer: str
     reason: str  # one word: docs/wire.md has the list
-    sentence: str  # the rule and the values, of the first of them
-    n: int
+    sentence: str  # the rule and the values, of the last one
+    n: int  # times so far; said at 1, 2, 4, 8, ...
 
 
 class Refusals:
@@ -58,7 +58,7 @@ class Refusals:
         self._count(peer if peer in self._peers else OTHERS, "struck_off", f"struck off after {STRIKES} refusals")
 
     def take(self) -> list[Refusal]:
-        """What was refused since the last call: at most one a peer and reason."""
+        """What there is to report since the last call: at most one a peer and reason."""
         with self._lock:
             news, self._news = self._news, {}
         return list(news.values())
@@ -78,6 +78,6 @@ class Refusals:
     def _count(self, peer: str, reason: str, sentence: str) -> None:
         with self._lock:
             self.counts[peer, reason] += 1
-            known = self._news.get((peer, reason))
-            self._news[peer, reason] = Refusal(peer, reason, sentence if known is None else known.sentence,
-                                               1 if known is None else known.n + 1)  # fmt: skip
+            n = self.counts[peer, reason]
+            if n & (n - 1) == 0:  # a report's size stays far below that of what is reported
+                self._news[peer, reason] = Refusal(peer, reason, sentence, n)

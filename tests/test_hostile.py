@@ -294,15 +294,19 @@ def test_counts_and_log_are_bounded_whatever_comes() -> None:
     assert len(counted._strikes) <= refusals.WATCHED
 
 
-def test_refusals_are_reported_once_with_their_number() -> None:
+def test_refusals_are_reported_when_they_are_new_and_when_they_have_doubled() -> None:
     counted = Refusals("head")
-    for peer in ("a", "a", "b", "a"):
-        counted.add(peer, "job", f"first of {peer}")
+    for number, peer in enumerate(("a", "a", "b", "a")):
+        counted.add(peer, "job", f"message {number}")
     assert [(x.peer, x.reason, x.sentence, x.n) for x in counted.take()] == [
-        ("a", "job", "first of a", 3),
-        ("b", "job", "first of b", 1),
+        ("a", "job", "message 1", 2),
+        ("b", "job", "message 2", 1),
     ]
     assert counted.take() == []
+    for _ in range(1000):
+        counted.add("a", "job", "again")
+    assert [x.n for x in counted.take()] == [512]
+    assert counted.counts["a", "job"] == 1003
 
 
 def test_strangers_at_the_rendezvous_are_overlooked(tmp_path: Path) -> None:

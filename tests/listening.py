@@ -1,0 +1,73 @@
+"""Who listens where, read from /proc: for tests of what a job opens to others."""
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+LISTEN = "0A"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Listener:
+    """A tcp socket that takes connections."""
+
+    pid: int
+    program: str  # the beginning of its command line
+    address: str
+    port: int
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this host reaches it."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+
+def family(pid: int) -> list[int]:
+    """That process and all that come from it, as far as they are still there."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def listeners(pids: Iterable[int]) -> set[Listener]:
+    """Their listening tcp sockets, IPv4 and IPv6."""
+    at = listening_inodes()
+    found: set[Listener] = set()
+    for pid in pids:
+        with suppress(OSError):
+            program = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:80]
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    target = str(descriptor.readlink())
+                    if target.startswith("socket:[") and target[8:-1] in at:
+                        found.add(Listener(pid, program, *at[target[8:-1]]))
+    return found
+
+
+def listening_inodes() -> dict[str, tuple[str, int]]:
+    """Address and port by inode, of this network namespace."""
+    found = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTEN:
+                    address, _, port = fields[1].partition(":")
+                    found[fields[9]] = (read_address(address), int(port, 16))
+    return found
+
+
+def read_address(text: str) -> str:
+    """Four-byte words, each in this machine's order, in hexadecimal."""
+    words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
+    packed = b"".join(words)
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
