@@ -30,7 +30,7 @@ from areal_bus.weights import Root, serve_store, take_snapshot
 
 NAME = "generator-0.0"
 JOB = "job"
-WAIT_S = 30.0
+WAIT_S = 60.0  # for anything to happen, on a loaded machine
 
 
 class Ring:
