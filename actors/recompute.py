@@ -30,6 +30,7 @@ class Order:
 
     run: str  # folder
     tolerance: float
+    skip: Sequence[int] = ()  # lines of tokens.jsonl
     device: str = "cpu"
 
 
@@ -74,7 +75,8 @@ def recompute(order: Order) -> Result:
     """Every token under its own version and under both neighbours. Raises ConfigError when something is not kept."""
     run = Path(order.run)
     config = Config.model_validate_json((run / "config.json").read_text(encoding="utf-8"))
-    samples = list(read(run / "samples" / "tokens.jsonl", config))
+    skip = set(order.skip)
+    samples = [s for s in read(run / "samples" / "tokens.jsonl", config) if s.line not in skip]
     folders = weights(run)
     stamped = {version for sample in samples for version in sample.versions}
     result = Result(n_kept_keys=sum(len(s.versions) - s.checked for s in samples))

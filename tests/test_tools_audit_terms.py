@@ -11,7 +11,9 @@ from tests.forged_terms import HEADS, LEARNERS, TermForge, crashed_run
 from tools import breakdown
 from tools.audit import __main__ as command
 from tools.audit.audit import Audit, audit, judge
-from tools.audit.findings import Verdict
+from tools.audit.findings import Findings, Verdict
+from tools.audit.passes import Passes
+from tools.audit.reading import File
 from tools.run import Run
 
 Out = pytest.CaptureFixture[str]
@@ -195,6 +197,19 @@ def test_I4_rows_passed_over_are_caught(tmp_path: Path) -> None:
         term(forge, 1)["position"] = 6
 
     caught(tmp_path, "I4", "a term draws on after the rows of its prompts: 4 are drawn, position is 6", edit)
+
+
+def test_I4_a_row_that_waited_and_was_drawn_in_what_is_undone_waits_again(tmp_path: Path) -> None:
+    findings = Findings()
+    passes = Passes(File(tmp_path / "head-0.0.jsonl", findings))
+    assert [passes.draw((0, row), row) for row in (0, 1)] == [0, 0]
+    passes.release((0, 0))
+    assert passes.draw((0, 0), 2) == 1
+    passes.put_back((0, 0), n_before=1, is_drawn=False)
+    passes.go_on_at(2)
+    assert not findings.n
+    passes.draw((0, 2), 2)
+    assert "1 wait when row 2 is drawn" in findings.first["I4"][0].text
 
 
 def test_I4_a_row_to_be_drawn_again_that_is_forgotten_is_caught(tmp_path: Path) -> None:

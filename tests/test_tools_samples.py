@@ -6,6 +6,7 @@ import pytest
 
 from areal_bus.errors import ConfigError
 from areal_bus.journal import Journal
+from tests.forged_terms import HEADS, crashed_run
 from tools import samples, terminal
 
 Out = pytest.CaptureFixture[str]
@@ -124,6 +125,50 @@ def test_samples_as_json_are_the_kept_lines(kept: Path, capsys: Out) -> None:
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["uid"], line["sample"]) for line in lines] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert lines[0] == sample(completion="answer 0/0/0", versions=[[0, 5]], n_tokens=5)
+
+
+def crashed(folder: Path, *, until: str = "end") -> Path:
+    """A run of three terms that kept what it trained, up to this event of the second head."""
+    forge = crashed_run()
+    last = forge.of(HEADS[1], until)[0]
+    forge.lines[HEADS[1]] = [line for line in forge.lines[HEADS[1]] if line["t"] <= last["t"]]
+    forge.save(folder)
+    kept = []
+    for line in (line for name in HEADS for line in forge.of(name, "trajectory")):
+        ids = {name: line[name] for name in ("step", "uid", "sample", "attempt", "reward")}
+        text = f"term {line['term']}: {line['step']}/{line['uid']}/{line['sample']}"
+        kept.append(sample(**ids, version=line["clock"], completion=text))
+    (folder / "samples").mkdir()
+    (folder / "samples" / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    return folder
+
+
+def test_samples_of_undone_steps_are_marked(tmp_path: Path, capsys: Out) -> None:
+    run = str(crashed(tmp_path / "run"))
+    samples.main([run, "--step", "2", "--n", "12"])
+    out = capsys.readouterr().out
+    assert "step 2, trained at version 2; 12 of 12 samples, 8 of them undone" in out
+    assert "all 4 that last: mean reward 179.550" in out  # 104 and 204.1 of prompt 4, 205.0 and 205.1 of prompt 5
+    assert out.count("step 2 (undone)") == 8
+    samples.main([run, "--step", "2", "--n", "12", "--json"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["completion"][:6] for line in lines if not line.get("undone")} == {"term 2"}
+
+
+def test_a_sample_that_is_trained_again_counts_the_second_time(tmp_path: Path, capsys: Out) -> None:
+    samples.main([str(crashed(tmp_path / "run")), "--uid", "3", "--json"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["completion"], line.get("undone", False)) for line in lines] == [
+        ("term 0: 1/3/0", True), ("term 0: 1/3/1", True), ("term 1: 1/3/0", False), ("term 1: 1/3/1", False),
+    ]  # fmt: skip
+
+
+def test_the_latest_step_is_the_latest_that_lasts(tmp_path: Path, capsys: Out) -> None:
+    """Until it is trained again, what the learner lost is not shown as what it has."""
+    samples.main([str(crashed(tmp_path / "run", until="term"))])
+    out = capsys.readouterr().out
+    assert "step 1, trained at version 1; 4 of 4 samples" in out
+    assert "undone" not in out
 
 
 def test_a_models_output_cannot_steer_the_terminal() -> None:

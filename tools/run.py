@@ -55,8 +55,11 @@ class Run:
 
     def samples(self) -> Iterator[Line]:
         """Every kept sample, in the order of writing."""
-        path = self.folder / "samples" / "samples.jsonl"
-        return _objects(path, ()) if path.is_file() else iter(())
+        return _kept(self.folder / "samples" / "samples.jsonl")
+
+    def tokens(self) -> Iterator[Line]:
+        """The kept tokens of every sample, in the order of writing."""
+        return _kept(self.folder / "samples" / "tokens.jsonl")
 
 
 def find(argument: str | None) -> Run:
@@ -84,6 +87,10 @@ def lines(path: Path, *names: str) -> Iterator[Line]:
     for line in _objects(path, tuple(f'"event":"{name}"'.encode() for name in names)):
         if not names or line.get("event") in names:
             yield line
+
+
+def _kept(path: Path) -> Iterator[Line]:
+    return _objects(path, ()) if path.is_file() else iter(())
 
 
 def _objects(path: Path, wanted: tuple[bytes, ...]) -> Iterator[Line]:

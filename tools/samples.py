@@ -3,11 +3,12 @@
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from areal_bus.errors import ConfigError
 from tools import run, terminal
-from tools.run import Line
+from tools.run import Line, Run
+from tools.undone import undone
 
 MORE = """\
 examples:
@@ -16,7 +17,8 @@ examples:
   python -m tools.samples runs/demo --uid 12      every sample of one prompt (all attempts and steps)
   python -m tools.samples --evaluation after      what was written in the evaluation "after"
 
-Samples are kept when the config says journal.samples = true."""
+Samples of steps that were undone (the learner died, and a later term went back behind them) are marked; without
+--step and --uid they are passed over. Samples are kept when the config says journal.samples = true."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.step is not None and args.evaluation is not None:
         raise ConfigError("--step is for trained samples, --evaluation for others: give one of them")
     where = run.find(args.run)
-    found, title = select(where.samples(), step=args.step, uid=args.uid, evaluation=args.evaluation)
+    found, title = select(marked(where), step=args.step, uid=args.uid, evaluation=args.evaluation)
     ordered = sorted(found, key=_reward) if args.worst else across_groups(found)
     limit = args.n or (len(ordered) if args.uid is not None else 5)
     shown = ordered[:limit]
@@ -52,11 +54,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(sample, ensure_ascii=False))
         return 0
     order = ", lowest reward first" if args.worst else ""
-    print(f"{where.folder} ({where.name}): {title}; {len(shown)} of {len(found)} samples{order}")
-    print(f"all {len(found)}: {overview(found)}\n")
+    lasting = [sample for sample in found if not sample.get("undone")] or found
+    n_undone = sum(sample.get("undone", False) for sample in found)
+    what = f", {n_undone} of them undone" if n_undone else ""
+    print(f"{where.folder} ({where.name}): {title}; {len(shown)} of {len(found)} samples{what}{order}")
+    print(f"all {len(lasting)}{' that last' if lasting is not found else ''}: {overview(lasting)}\n")
     width = terminal.width()
     print("\n\n".join(render(sample, width) for sample in shown))
     return 0
+
+
+def marked(where: Run) -> Iterator[Line]:
+    """Every kept sample; those whose training is undone have `undone`."""
+    places = undone(where, where.samples())
+    for place, sample in enumerate(where.samples()):
+        yield sample | {"undone": True} if place in places else sample
 
 
 def select(
@@ -95,10 +107,12 @@ def select(
 
 
 def latest(samples: Iterable[Line]) -> list[Line]:
-    """The samples of the last trained step; before there is one, those of the last evaluation."""
+    """The samples of the last trained step that lasts; before there is one, those of the last evaluation."""
     trained: list[Line] = []
     evaluated: list[Line] = []
     for sample in samples:
+        if sample.get("undone"):
+            continue
         kept = evaluated if sample["evaluation"] else trained
         if kept and any(kept[0][key] != sample[key] for key in ("evaluation", "step", "version")):
             kept.clear()
@@ -154,7 +168,7 @@ def render(sample: Line, width: int) -> str:
     if sample["evaluation"]:
         head += f", evaluation {sample['evaluation']}"
     else:
-        head += f", step {sample['step']}"
+        head += f", step {sample['step']}{' (undone)' if sample.get('undone') else ''}"
     head += f", {sample['generator']} "
     verdict = f"{sample['reward']:.3f}" if sample["status"] == "value" else f"none ({sample['status']})"
     right = {True: " (right)", False: " (wrong)"}.get(sample["correct"], "") if sample["status"] == "value" else ""

@@ -109,6 +109,7 @@ class Clock:
         n_undone = max(0, self.u - version)
         if version not in self._first_uids:
             self.file.add("I6", f"a term begins at a version that was made: {version}, u is {self.u}", version=version)
+            self._first_uids[version] = next_uid
         else:
             low, high = self._first_uids[version], self._last_uids.get(version, self._n_uids)
             if not low <= next_uid <= high:
@@ -121,7 +122,7 @@ class Clock:
         if limit is not None and self.live > limit:
             self.file.add("I1", f"live + in training <= (eta + 1) * B = {limit}: {self.live} as a term begins")
         self._n_uids = next_uid
-        self._first_uids = {v: n for v, n in self._first_uids.items() if v < version} | {version: next_uid}
+        self._first_uids = {v: n for v, n in self._first_uids.items() if v <= version}  # a term may come back to it
         self._last_uids = {v: n for v, n in self._last_uids.items() if v < version}
         self._taken.clear()
         self._pushes.clear()

@@ -11,6 +11,7 @@ from areal_bus.errors import ConfigError
 from tools.audit.findings import Findings
 from tools.evaluate import environment
 from tools.run import Run
+from tools.undone import undone
 
 TOLERANCE = 1e-4  # largest difference of a log-prob from that of the version stamped on it
 
@@ -61,7 +62,8 @@ class Recomputed:
 
 def recompute(run: Run, findings: Findings, digests: Mapping[int, str]) -> Recomputed:
     """Run it, and add what is off. Raises ConfigError when tokens or weights were not kept."""
-    order = json.dumps({"run": str(run.folder.resolve()), "tolerance": TOLERANCE}) + "\n"
+    skip = sorted(place + 1 for place in undone(run, run.tokens()))  # their weights may have been made anew
+    order = json.dumps({"run": str(run.folder.resolve()), "tolerance": TOLERANCE, "skip": skip}) + "\n"
     line = [sys.executable, "-m", "actors.recompute"]
     child = subprocess.run(line, input=order, text=True, env=environment(), capture_output=True, check=False)
     if child.returncode:
