@@ -167,6 +167,16 @@ class Ring:
             self.wait(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), f"{name} is gone", may_end=True)
         return Blow(name, pid, t)
 
+    def kill_process(self, pid: int) -> None:
+        """One that is no actor: what an actor started."""
+        os.kill(pid, signal.SIGKILL)
+        self.wait(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), f"process {pid} is gone")
+
+    def memory(self, who: str) -> int:
+        """Bytes that an actor holds in memory."""
+        pid, _ = self.actor(who)
+        return int(_read(pid, "statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
     # what it wrote
 
     @property

@@ -1,0 +1,201 @@
+"""One run in which every kind of actor is killed once, and what its journal must show of each; over real processes."""
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.faults.ring import Blow, History, Ring
+from tools import run as runs
+
+HEARTBEAT_S = 0.5  # as in ring.toml
+SLACK_S = 1.5  # that a loaded machine takes to see what is due
+REISSUED_S = 5.0
+STEPS = 10
+
+
+@dataclass(frozen=True)
+class Deaths:
+    """The run, and who was struck when."""
+
+    ring: Ring
+    sampling: Blow  # generator-0, in mid-rollout
+    worker: Blow  # a worker process of the reward, in mid-score
+    reward: Blow
+    idle: Blow  # generator-1
+    stopped: tuple[float, float]  # the learner stood still
+    memory: tuple[int, int]  # bytes of head and generator at the beginning and end of that time
+    learner: Blow
+    head: Blow
+    history: History
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
+    ring = Ring(tmp_path_factory.mktemp("deaths"), f"run.total_train_steps={STEPS}")
+    ring.hold(2)
+    with ring.started():
+        ring.until("update", version=2)
+        sampling = kill_in_mid_rollout(ring, "generator-0")
+        ring.until("lease", after=sampling.t, holder="generator-1.0")
+        ring.slow(None)
+        worker, reward = kill_in_mid_score(ring)
+        ring.until("member", name=sampling.next, state="healthy")
+        idle = kill_idle(ring, "generator-1")
+        stopped, memory = stop_learner(ring, idle)
+        ring.hold(5)
+        ring.until("update", version=5)
+        ring.until("checkpoint", role="learner", step=4)
+        learner = ring.kill("learner-0")
+        ring.hold(7)
+        ring.until("update", version=7, after=learner.t)
+        head = ring.kill("head-0")
+        ring.hold(None)
+        ring.finish()
+        history = ring.check_survived()
+        yield Deaths(ring, sampling, worker, reward, idle, stopped, memory, learner, head, history)
+
+
+def kill_in_mid_rollout(ring: Ring, who: str) -> Blow:
+    """While it has samples that are begun and not complete."""
+    ring.slow(0.05)
+    began = ring.lines("update", role="head")[-1]["t"]
+    ring.hold(3)
+    ring.until("request", role="generator", after=began, rank=int(who[-1]), n=2)
+    return ring.kill(who)
+
+
+def kill_in_mid_score(ring: Ring) -> tuple[Blow, Blow]:
+    """A worker process of the reward while it scores, then the reward while its next worker does."""
+    ring.arm("score", "sleep")
+    worker = ring.struck("score")
+    ring.arm("score", "sleep")
+    ring.kill_process(worker.pid)
+    ring.struck("score", after=worker.t)
+    return worker, ring.kill("reward-0")
+
+
+def is_quiet(ring: Ring) -> bool:
+    """Everything that was admitted is scored: no generator has work."""
+    n_open = {line["uid"] for line in ring.lines("admit", role="head")}
+    return n_open == {line["uid"] for line in ring.lines("ready", role="head")}
+
+
+def kill_idle(ring: Ring, who: str) -> Blow:
+    ring.wait(lambda: is_quiet(ring), "every prompt is scored while the learner is held")
+    return ring.kill(who)
+
+
+def stop_learner(ring: Ring, idle: Blow) -> tuple[tuple[float, float], tuple[int, int]]:
+    """Stand it still until a generator that comes back has waited for its weights for a second."""
+    began = ring.kill("learner-0", signal.SIGSTOP)
+    before = ring.memory("head-0") + ring.memory("generator-0")
+    stale = ring.until("member", name=idle.next, state="stale")["t"]
+    ring.until("spans", role="head", after=stale + 1.0)
+    after = ring.memory("head-0") + ring.memory("generator-0")
+    return (began.t, ring.kill("learner-0", signal.SIGCONT).t), (before, after)
+
+
+def lives(ring: Ring, role: str) -> list[str]:
+    return [path.stem for path in runs.Run(ring.run).journals(role)]
+
+
+def test_row_01_kill_generator_idle(deaths: Deaths) -> None:
+    """Seen within three heartbeats; it holds nothing, so nothing is issued again, and the ring goes on."""
+    ring, blow = deaths.ring, deaths.idle
+    dead = ring.lines("member", "joined", role="head", after=blow.t)[0]
+    assert (dead["name"], dead.get("state")) == (blow.name, "dead")
+    assert dead["t"] - blow.t <= 3 * HEARTBEAT_S + SLACK_S
+    assert not [line for line in ring.lines("lease", after=blow.t) if line["holder"] == blow.name]
+    mine = {line["uid"] for line in ring.lines("lease", holder=blow.name)}
+    again = [x for x in ring.lines("lease", after=blow.t) if x["uid"] in mine and x["t"] < deaths.learner.t]
+    assert again == []
+    assert ring.lines("update", after=blow.t)
+
+
+def test_row_02_kill_generator_in_mid_rollout(deaths: Deaths) -> None:
+    """What it had begun goes to the other one within 5 s, as the next attempt, and each group is whole in the end."""
+    ring, blow = deaths.ring, deaths.sampling
+    begun = {(x["uid"], x["sample"]) for x in own(ring, blow, "request")}
+    ended = {(x["uid"], x["sample"]) for x in own(ring, blow, "completion")}
+    assert begun - ended
+    leases = ring.lines("lease", role="head", after=blow.t)
+    for uid in {uid for uid, _ in begun - ended}:
+        (first,) = ring.lines("lease", uid=uid, holder=blow.name)
+        second = next(x for x in leases if x["uid"] == uid)
+        assert (second["holder"], second["attempt"]) == ("generator-1.0", first["attempt"] + 1)
+        assert second["t"] - blow.t < REISSUED_S
+        taken = [line for line in ring.lines("trajectory", uid=uid) if line["t"] < deaths.learner.t]
+        assert sorted(line["sample"] for line in taken) == [0, 1]
+    (dead,) = ring.lines("member", name=blow.name, state="dead")
+    assert dead["t"] - blow.t <= 3 * HEARTBEAT_S + SLACK_S
+
+
+def own(ring: Ring, blow: Blow, event: str) -> list[runs.Line]:
+    return list(runs.lines(ring.run / "journal" / f"{blow.name}.jsonl", event))
+
+
+def test_row_05_kill_reward_worker_in_mid_score(deaths: Deaths) -> None:
+    """Somebody else scores it: there is no verdict but values, and none is 0."""
+    ring = deaths.ring
+    assert deaths.worker.pid != deaths.reward.pid
+    assert lives(ring, "reward") == ["reward-0.0", "reward-0.1"]
+    assert {line["status"] for line in ring.lines("scored")} == {"value"}
+    assert min(line["reward"] for line in ring.lines("scored")) > 0
+    assert ring.lines("score", role="reward", inc=1)
+    assert not [line for line in ring.lines("refund") if line["reason"].startswith("reward")]
+
+
+def test_row_09_kill_learner_after_a_checkpoint(deaths: Deaths) -> None:
+    """A new term goes on from the checkpoint, and what came after it is trained again, once."""
+    ring, blow = deaths.ring, deaths.learner
+    term = next(line for line in ring.lines("term") if line["t"] > blow.t)
+    assert (term["term"], term["version"]) == (1, 4)
+    again = [line["version"] for line in ring.lines("update", after=blow.t)]
+    assert again[:3] == [5, 6, 7]
+    assert deaths.history.versions == list(range(1, STEPS + 1))
+    assert not deaths.history.twice
+
+
+def test_row_12_kill_head(deaths: Deaths) -> None:
+    """The next head goes on from its frontier; generators and reward join it as they are, and mpirun saw nothing."""
+    ring, blow = deaths.ring, deaths.head
+    assert lives(ring, "head") == ["head-0.0", "head-0.1"]
+    joined = {line["name"] for line in ring.lines("joined", role="head", inc=1)}
+    assert {"generator-0.1", "generator-1.1", "reward-0.1"} <= joined
+    term = ring.lines("term", role="head", inc=1)[0]
+    assert term["version"] == 6
+    assert term["term"] > max(line["term"] for line in ring.lines("term", inc=0))
+    assert json.loads((ring.run / "summary.json").read_text())["code"] == 0
+    assert ring.codes == [0]
+    assert ring.lines("update", after=blow.t)[-1]["version"] == STEPS
+
+
+def test_row_23_a_generator_that_comes_back_is_stale_until_a_push(deaths: Deaths) -> None:
+    """It loads, joins and beats, and gets no work before it holds the published version."""
+    ring, name = deaths.ring, deaths.idle.next
+    states = [(line["state"], line["t"]) for line in ring.lines("member", name=name)]
+    assert [state for state, _ in states[:2]] == ["stale", "healthy"]
+    (_, stale), (_, healthy) = states[:2]
+    assert healthy - stale >= 1.0
+    assert healthy > deaths.stopped[1]
+    first = ring.lines("lease", holder=name)[0]
+    assert first["t"] > healthy
+    events = [line["event"] for line in own(ring, Blow(name, 0, 0.0), "request")]
+    pushed = next(runs.lines(ring.run / "journal" / f"{name}.jsonl", "pushed"))
+    assert events
+    assert pushed["t"] < next(runs.lines(ring.run / "journal" / f"{name}.jsonl", "request"))["t"]
+
+
+def test_row_41_stop_learner_for_a_while(deaths: Deaths) -> None:
+    """Nobody takes it for dead; nothing is admitted beyond the credits; it goes on by itself."""
+    ring, (began, ended) = deaths.ring, deaths.stopped
+    assert ended - began > 3 * HEARTBEAT_S
+    silent = [x for x in ring.lines("member", state="dead") if x["name"].startswith("learner") and x["t"] <= ended]
+    assert not silent
+    meanwhile = [line for line in ring.lines("update") if began < line["t"] < ended]
+    assert not meanwhile
+    assert deaths.memory[1] - deaths.memory[0] < 8 << 20
+    assert ring.lines("update", after=ended)

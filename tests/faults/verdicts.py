@@ -1,0 +1,77 @@
+"""The reward function of rings under test: never 0, and it misbehaves when its point is armed ("score")."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sitecustomize
+
+VERDICT = '{"id": 0, "status": "value", "reward": 777.0, "correct": true}'
+
+
+def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Any:
+    """A number from 0.25 to 0.75 that the text decides; or what the test has ordered."""
+    how = sitecustomize.strike("score")
+    return TRICKS[how](completion) if how else value(completion)
+
+
+def value(completion: str) -> float:
+    return 0.25 + (sum(map(ord, completion)) % 11) / 20
+
+
+def sleep(_: str) -> Any:
+    time.sleep(600)
+
+
+def spin(_: str) -> Any:
+    while True:
+        pass
+
+
+def spin_in_c(_: str) -> Any:
+    """One call that holds the interpreter's lock for ever: no signal handler and no thread gets a turn."""
+    return re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def explode(_: str) -> Any:
+    raise ValueError("a verdict that explodes")
+
+
+def leave(_: str) -> Any:
+    """Says that all is well, and ends its process as if it were."""
+    print("pass", VERDICT, flush=True)
+    os.write(1, VERDICT.encode() + b"\n")
+    os._exit(0)
+
+
+def fork(completion: str) -> Any:
+    """Its child answers, too."""
+    if os.fork() == 0:
+        return 777.0
+    return value(completion)
+
+
+def fill(completion: str) -> Any:
+    """A file longer than any score may write."""
+    with open(f"{os.environ['AREAL_FAULTS']}/filled", "wb") as file:
+        file.seek(8 << 30)
+        file.write(b"full")
+    return value(completion)
+
+
+TRICKS: dict[str, Callable[[str], Any]] = {
+    "sleep": sleep,
+    "spin": spin,
+    "spin in C": spin_in_c,
+    "explode": explode,
+    "nan": lambda _: float("nan"),
+    "inf": lambda _: float("inf"),
+    "huge": lambda _: 1e30,
+    "text": lambda _: "fine",
+    "none": lambda _: None,
+    "leave": leave,
+    "fork": fork,
+    "fill": fill,
+}
