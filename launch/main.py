@@ -14,6 +14,7 @@ from areal_bus.settings import load, resolve
 from launch.bootstrap import rank_and_size
 from launch.dry_run import dry_run
 from launch.explain import explain
+from launch.joining import join
 from launch.rank import refuse, run
 from launch.resume import AUTO
 from launch.runs import CONFIG, ORIGIN, read_object
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.explain:
             return say(rank, explain(options.explain))
+        if options.join:
+            return join(options.join, options.key)
         config, file = settings(options.config, options.resume, options.set)
         if options.dry_run:
             return say(rank, dry_run(config, file, size if size > 1 else None))
@@ -60,6 +63,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", metavar="RUN", help='go on with this run, with its own settings unless CONFIG.toml is given; "auto"'
     )
+    parser.add_argument(
+        "--join",
+        metavar="ENDPOINT",
+        help="be one more generator of a running job: the head's endpoint, or the run's folder",
+    )
+    parser.add_argument("--key", metavar="FILE", help="for --join: the invitation, RUN/join.json")
     parser.add_argument("--explain", metavar="KEY", help="print what a setting (or a section) means")
     return parser
 

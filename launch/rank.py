@@ -19,6 +19,7 @@ from areal_bus.messages import Role
 from launch.bootstrap import Bootstrap, open_bootstrap, rank_and_size
 from launch.endpoint import Endpoint, keys_for, open_endpoint, transport, wants_curve
 from launch.interfaces import Facts, choose, here
+from launch.joining import GUEST_SEAT, invite
 from launch.lock import Lock
 from launch.prepare import prepare_apart
 from launch.resume import AUTO, choose_run, nothing
@@ -77,6 +78,8 @@ def play(
     supervisor = Supervisor(rank=rank, launch=config.launch, at_end=lambda: remove(endpoints))
     try:
         answer = prepared(config, file, endpoints, facts=facts, address=addresses[0][1]) if rank == 0 else {}
+        guest = new_pair()  # rank 0's counts: of generators that join later
+        answer |= {"guest": guest.public}
         answer["incarnations"] = largest_incarnation(journals(config, answer))
         answers = [json.loads(part) for part in bootstrap.allgather(json.dumps(answer).encode())]
         bootstrap.rest()
@@ -89,7 +92,11 @@ def play(
         supervisor.stays = config.launch.bootstrap == "mpi"
         is_encrypted = wants_curve(config.bus, facts, addresses)
         for plain in contexts(config, file, places[rank], len(places), addresses[rank], start):
-            context = with_keys(plain, pair, places, facts) if is_encrypted else plain
+            context = with_keys(plain, pair, places, facts, guests=start["guest"]) if is_encrypted else plain
+            if context.role == Role.HEAD:
+                device = "cuda" if config.topology.gpus_per_host else "cpu"
+                of_a_guest = replace(plain, role=str(Role.GENERATOR), rank=len(places), device=device)
+                invite(with_keys(of_a_guest, guest, places, facts) if is_encrypted else of_a_guest)
             supervisor.start(context, places[rank].gpus if context.device == "cuda" else ())
         return supervisor.wait()
     except ArealBusError as error:  # a rank did not come: each rank names whom it misses
@@ -157,9 +164,13 @@ def contexts(
     ]
 
 
-def with_keys(context: Context, pair: KeyPair, places: Sequence[Place], facts: Sequence[Facts]) -> Context:
-    """With its rank's keys, and the public ones of those it talks to."""
+def with_keys(
+    context: Context, pair: KeyPair, places: Sequence[Place], facts: Sequence[Facts], *, guests: str = ""
+) -> Context:
+    """With its rank's keys, and the public ones of those it talks to; `guests`: that of generators that join later."""
     keys = keys_for(Seat(Role(context.role), context.index), places, facts)
+    if guests and context.role in (Role.HEAD, Role.REWARD):
+        keys[GUEST_SEAT] = guests
     return replace(context, public_key=pair.public, secret_key=pair.secret, keys=keys)
 
 

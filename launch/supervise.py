@@ -60,6 +60,7 @@ class Supervisor:
     command: Sequence[str] = (sys.executable, *(["-O"] if not __debug__ else []), "-m", "actors.start")
     at_end: Callable[[], None] = lambda: None  # called once the actors are told to end
     stays: bool = False  # without actors, too, until the job is over: a rank that waits in MPI_Finalize spins
+    is_guest: bool = False  # its actor joined a running job: the first signal asks it to leave
     actors: list[Actor] = field(default_factory=list)
     _drain: tuple[signal.Signals, float] | None = None  # the first request to drain, and when it came
     _over_since: float | None = None
@@ -169,10 +170,14 @@ class Supervisor:
 
     def _is_notice(self, number: signal.Signals) -> bool:
         """Without mpirun SIGTERM is a notice; mpirun kills its ranks a quarter of a second after it."""
-        return number == signal.SIGTERM and self.launch.bootstrap == "env"
+        return self.is_guest or (number == signal.SIGTERM and self.launch.bootstrap == "env")
 
     def _begin_drain(self, number: signal.Signals, now: float) -> None:
         self._drain = number, now
+        if self.is_guest:
+            self._say(f"{number.name}: leaves when it holds no work; a second signal ends at once")
+            for child in self._children():
+                child.process.send_signal(signal.SIGUSR1)
         head = self._head
         if head is None:
             return  # the head's rank passes it on
