@@ -1,6 +1,7 @@
 """tools.audit over simulated schedules with faults of every kind: what the heads of today write down is clean."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from areal_bus.effects import End, Record
 from areal_bus.journal import Event
+from areal_bus.messages import Role
 from areal_bus.simulation.ring import Outcome, Ring
 from areal_bus.simulation.scenario import Scenario, draw
 from tools.audit.audit import Audit, audit
@@ -86,6 +88,13 @@ def journal(folder: Path, scenario: Scenario, ring: Recorded) -> Path:
     return folder
 
 
+def goes_back(scenario: Scenario) -> bool:
+    """Whether a learner or the head dies, which begins a term."""
+    return any(
+        fault.role in (Role.LEARNER, Role.HEAD) and fault.kind not in ("stop", "cut") for fault in scenario.faults
+    )
+
+
 def audited(folder: Path, seed: int) -> tuple[Audit, Outcome]:
     scenario = draw(seed)
     ring = Recorded(scenario)
@@ -99,3 +108,21 @@ def test_what_the_head_writes_is_clean_under_every_policy_and_fault(first: int, 
         found, outcome = audited(tmp_path, seed)
         assert not found.findings.first, (seed, outcome.end, found.findings.first)
         assert not outcome.violations
+
+
+def test_what_heads_write_over_several_terms_is_clean(tmp_path: Path) -> None:
+    seeds = [seed for seed in range(200, 2000) if goes_back(draw(seed))][:120]
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        found, outcome = audited(tmp_path, seed)
+        assert not found.findings.first, (seed, outcome.end, found.findings.first)
+        assert found.head is not None
+        assert not found.head.unseen
+        beginnings = found.head.terms.all
+        seen["later terms"] += len(beginnings) - 1
+        seen["later heads"] += found.head.lives - 1
+        seen["undone batches"] += bool(found.head.undone.trajectories)
+        seen["open again"] += any(beginning.open for beginning in beginnings)
+        seen["verdicts kept"] += any(kept for beginning in beginnings for kept in beginning.open.values())
+    enough = {"later terms": 80, "later heads": 40, "undone batches": 12, "open again": 5, "verdicts kept": 2}
+    assert all(seen[name] >= n for name, n in enough.items()), seen

@@ -49,7 +49,6 @@ class Head:
         always: dict[str, Handler] = {
             "joined": self.on_joined,
             "member": self.on_member,
-            "stall": self.on_stall,
             "refused": self.agreement.refuse,
             "evaluation": self.evaluations.close,
             "term": self.on_term,
@@ -156,12 +155,6 @@ class Head:
         gone = self.members.change(line)
         if gone is not None:
             self.prompts.lose(gone)
-
-    def on_stall(self, line: Line) -> None:
-        """What somebody who stands still holds may go to others."""
-        if line["action"] == "requeue":
-            for name in line["on"].split():
-                self.prompts.lose(name)
 
     # prompts
 
