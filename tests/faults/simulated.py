@@ -58,10 +58,19 @@ def when(ring: Ring, event: Event, **wanted: Any) -> float:
     raise LookupError(f"no {event} with {wanted}")
 
 
-def told(ring: Ring, kind: type, how: str) -> list[m.Message]:
-    """Messages of this kind that met with this: "lost", or "" for those that arrived."""
+def lost(ring: Ring, kind: type) -> list[Any]:
+    """Messages of this kind that never arrived."""
+    return [about for _, what, about in ring.world.story or () if isinstance(about, kind) and what.endswith(" lost")]
+
+
+def arrived(ring: Ring, kind: type) -> list[Any]:
+    """Messages of this kind in the order in which they were taken in, as often as they were."""
     found = [(what, about) for _, what, about in ring.world.story or () if isinstance(about, kind)]
-    return [about for what, about in found if (what.endswith(how) if how else what.rpartition(" ")[2] in ring.seen)]
+    return [about for what, about in found if not what.endswith((" lost", " is gone"))]
+
+
+def key(message: Any) -> tuple[int, int, int]:
+    return message.uid, message.attempt, message.sample
 
 
 Judge = Callable[[str, str, m.Message, float], float | None]
