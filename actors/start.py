@@ -1,8 +1,7 @@
 """Entry of one actor process: `python -m actors.start`, with the Context as one JSON line on standard input.
 
-Standard input stays open for as long as the supervisor lives: at its end the actor gets SIGTERM, and is killed should
-it still be there after the grace time. So no actor outlives its supervisor, however that ended. actors/codes.py
-has the exit codes.
+No actor outlives its supervisor, however that ended: the kernel kills it then, stopped (SIGSTOP) or not. Standard input
+stays open for as long as the supervisor lives, and its end means the same. actors/codes.py has the exit codes.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ GRACE_S = 5.0
 
 
 def main() -> int:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     draining.listen()
     context = Context.from_json(sys.stdin.readline())
     threading.Thread(target=end_with_supervisor, name="supervisor", daemon=True).start()
