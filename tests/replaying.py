@@ -25,7 +25,7 @@ from areal_bus.rules import HeadRules, Source
 
 Line = dict[str, Any]
 HEADER = {"t", "wall", "term", "role", "rank", "inc", "seq", "event"}
-NOT_DECIDED = {"start", "end", "spans", "note"}
+NOT_DECIDED = {"start", "end", "spans", "note", "wait", "stall"}  # of the shell and its watchdog
 
 
 class Differs(Exception):
@@ -62,7 +62,8 @@ class Replay:
         """Compare one line; the one after it tells whether a push ends with it, so that the root was done before."""
         while not self._written:
             push = self.head.publishing.pushes.current
-            if ends_push and line["event"] == "member" and push is not None and push.root not in push.done:
+            holds = line["event"] == "member" and line["why"].startswith("holds version")
+            if ends_push and holds and push is not None and push.root not in push.done:
                 self._done(push.root)
             effects = self._cause(line)
             self._written += [as_line(effect) for effect in effects if isinstance(effect, Record)]
