@@ -37,6 +37,7 @@ class Gathering:
         self.life = life
         self._effects = effects
         self._told: dict[str, float] = {}  # stranger -> when it was told to join again
+        self._leaving: set[str] = set()
 
     def answer_stranger(self, sender: str, now: float) -> None:
         """Somebody this head does not know: of an older incarnation, or from before this head's life."""
@@ -51,7 +52,7 @@ class Gathering:
     def heard(self, sender: str, now: float) -> tuple[Member, bool]:
         """A sign of life, and whether one taken for dead is back: what it held went to others, its work ends (I4)."""
         known = self.members.by_name.get(sender)
-        was_dead = known is not None and known.standing is Standing.DEAD
+        was_dead = known is not None and known.standing is Standing.DEAD and not known.is_deaf
         lost = sorted({lease[:3] for lease in known.leased}) if known is not None and was_dead else []
         member = self.members.heard(sender, now)
         if was_dead:
@@ -61,6 +62,31 @@ class Gathering:
                     self._effects.send(sender, m.Cancel(uid, attempt))
             self.send_directory()
         return member, was_dead
+
+    def cut(self, name: str) -> None:
+        """Its connection has ended, and what was under way to it and from it is lost."""
+        member = self.members.by_name.get(name)
+        if member is not None:
+            member.is_cut = True
+            self.presume_dead(member, "its connection is gone")
+
+    def deafen(self, member: Member) -> None:
+        """It says that nothing of ours reaches it: it counts as dead until it hears us."""
+        if not member.is_deaf:
+            member.is_deaf = True
+            self.presume_dead(member, "it does not hear the head")
+
+    def presume_dead(self, member: Member, why: str) -> None:
+        """What it holds goes to others, unless it is one that only its next incarnation replaces."""
+        if member.can_be_lost:
+            member.standing = Standing.DEAD
+            self.lose(member, why)
+
+    def is_back(self, member: Member) -> None:
+        """It speaks by another connection. Who may have lost what nobody repeats joins again, or comes back anew."""
+        member.is_cut = False
+        if member.role is Role.LEARNER or not member.ready:
+            self._effects.send(member.name, m.Rejoin("its connection was broken"))
 
     def join(self, sender: str, message: m.Join, now: float) -> None:
         """A new member, or a known one that forgot everything. Raises ImpossibleEvent for an older incarnation."""
@@ -91,12 +117,17 @@ class Gathering:
             raise ImpossibleEvent(f"only a generator may leave; {member.name} is none")
         if not member.leaving:
             member.leaving = True
+            self._leaving.add(member.name)
             self._effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why="leaves")
 
     def let_go(self) -> None:
         """Whoever wants no further work and holds none."""
-        for member in [x for x in self.members.of(Role.GENERATOR) if x.leaving]:
-            if not member.leased and not self.rollouts.holds_any(member.name):
+        for name in sorted(self._leaving):
+            member = self.members.by_name.get(name)
+            if member is None or not member.leaving:  # it died, or has joined anew
+                self._leaving.discard(name)
+            elif not member.leased and not self.rollouts.holds_any(member.name):
+                self._leaving.discard(name)
                 self._effects.send(member.name, m.Stop("it has left"))
                 self._effects.record(Event.MEMBER, name=member.name, state="left", why="it holds nothing")
                 self._forget(member.name, died=False)

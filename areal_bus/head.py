@@ -88,7 +88,7 @@ class Head:
                 self.gathering.answer_stranger(sender, now)
             else:
                 member, is_back = self.gathering.heard(sender, now)
-                if isinstance(message, m.Heartbeat) and not is_back:
+                if isinstance(message, m.Heartbeat) and not is_back and member.is_deaf is not message.hears:
                     self._on_heartbeat(member, message)
                     return self._effects.take()  # nothing follows from it
                 handler = self._handlers.get(type(message))
@@ -325,8 +325,10 @@ class Head:
     @property
     def _wants_batch(self) -> bool:
         """Every learner rank waits for the next batch, and no update is under way."""
-        is_asked = list(self.terms.requests.values()) == [self.gate.w] * self.rules.n_learners
-        return self.phase is Phase.TRAINING and is_asked and self.gate.w == self.gate.u
+        gate, steps = self.gate, self.terms.requests
+        if not steps or gate.w != gate.u or self.phase is not Phase.TRAINING:
+            return False
+        return len(steps) == self.rules.n_learners and all(step == gate.w for step in steps.values())
 
     def _drop_too_old(self) -> None:
         """Groups that would now be taken and are too old leave first; their rows are leased again at once."""

@@ -1,18 +1,22 @@
 """A generator without a model: samples take time, each token is stamped with the version held when it is made.
 
-As the real one it keeps a trajectory until the head acknowledges it, sends it again to another reward meanwhile, and
-ends what it is told to cancel.
+As the real one it keeps a trajectory until the head acknowledges it, sends it again to another reward meanwhile, ends
+what it is told to cancel, and follows terms.
 """
 
 import random
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.simulation.scenario import Scenario
 from areal_bus.simulation.world import HEAD, World
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
+Group = tuple[str, int, int]  # evaluation, uid, attempt
+Weights = Mapping[tuple[str, int], str]  # (whose, version) -> which weights those are: no two updates make the same
 NO_BYTES = b""
 
 
@@ -25,19 +29,32 @@ class Sample:
     began: float = 0.0
     made: int = 0  # tokens that `spans` holds
     spans: list[list[int]] = field(default_factory=list)
+    made_by: list[tuple[int, str]] = field(default_factory=list)  # version and weights of each run of tokens
     n_starts: int = 0
 
 
 class Generator:
     """One incarnation."""
 
-    def __init__(self, world: World, scenario: Scenario, name: str, rng: random.Random) -> None:
+    def __init__(
+        self,
+        world: World,
+        scenario: Scenario,
+        name: str,
+        rng: random.Random,
+        weights: Weights,
+        ended: Callable[[str], None],
+    ) -> None:
+        """`ended(name)` hears of an end of its own: it has left, or a prompt killed it."""
         self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
+        self._all_weights, self._ended = weights, ended
         self.version: int | None = None
-        self.term = self.base = 0
-        self._n_joins = 0
+        self.weights = ""  # which weights those are
+        self.term = 0
+        self.n_joins = 0  # after the first one
         self._life: int | None = None  # of the head, as it said last
-        self.stamped: dict[Key, list[list[int]]] = {}  # what it truly stamped, for the witness
+        self._is_leaving = False
+        self.finished: dict[Key, Sample] = {}  # what it truly stamped, for the witness
         self._running: dict[Key, Sample] = {}
         self._waiting: deque[Sample] = deque()
         self._known: set[Key] = set()
@@ -47,29 +64,30 @@ class Generator:
         self._push: m.PushBegin | None = None  # taking part in it
         self._n_pushes = 0  # the next push's number is at least this
         self._arrived: m.PushBegin | None = None  # weights are here and wait for the running samples to end
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            m.Prompt: self._begin,
+            m.Ack: self._forget,
+            m.Cancel: self._cancel,
+            m.PushBegin: self._follow_push,
+            m.Term: lambda message: self._follow_term(message.term, message.version),
+            m.Rejoin: lambda _: self._rejoin(),
+            m.HeadBeat: lambda message: self._follow_life(message.life),
+            m.Directory: self._follow,
+            m.Stop: lambda _: self._stop(),
+        }
 
     def receive(self, sender: str, message: m.Message) -> None:
-        if isinstance(message, m.Prompt):
-            self._begin(message)
-        elif isinstance(message, m.Ack):
-            key = (message.evaluation, message.uid, message.attempt, message.sample)
-            self._kept.pop(key, None)
-        elif isinstance(message, m.Cancel):
-            self._cancel(message)
-        elif isinstance(message, m.PushBegin):
-            self._follow_term(message.term, message.base)
-            self._begin_push(message)
-        elif isinstance(message, m.Term):
-            self._follow_term(message.term, message.version)
-        elif isinstance(message, m.Rejoin):
-            self._rejoin()
-        elif isinstance(message, m.HeadBeat):
-            self._follow_life(message.life)
-        elif isinstance(message, m.Directory):
-            self._follow(message)
-            self._follow_life(message.life)
-        elif isinstance(message, m.Stop):
-            self.world.crash(self.name)
+        self._handlers[type(message)](message)
+
+    def leave(self) -> None:
+        """No further work is wanted."""
+        self._is_leaving = True
+        self._tell(m.Leaving())
+
+    def _stop(self) -> None:
+        self.world.crash(self.name)
+        if self._is_leaving:
+            self._ended(self.name)
 
     # samples
 
@@ -82,11 +100,19 @@ class Generator:
             if key not in self._known:
                 self._known.add(key)
                 self._waiting.append(Sample(key, self.scenario.lengths.draw(self.rng)))
+        if self.scenario.poison and not prompt.evaluation and int(prompt.row) in self.scenario.poison:
+            group = ("", prompt.uid, prompt.attempt)
+            self.world.timer(self.name, self.rng.uniform(0, 5) * self.scenario.token_s, self._die_of, group)
         self._fill()
+
+    def _die_of(self, group: Group) -> None:
+        if any(key[:3] == group for key in self._running):
+            self.world.crash(self.name)
+            self._ended(self.name)
 
     def _fill(self) -> None:
         """Start what has a free slot; without interruption weights that wait go first."""
-        while self._can_start:
+        while self._waiting and self._can_start:
             sample = self._waiting.popleft()
             sample.began = self.world.now - sample.made * self.scenario.token_s
             sample.n_starts += 1
@@ -96,17 +122,18 @@ class Generator:
 
     @property
     def _can_start(self) -> bool:
-        has_room = len(self._running) < self.scenario.capacity
-        return bool(self._waiting) and has_room and self._arrived is None and self.version is not None
+        return len(self._running) < self.scenario.capacity and self._arrived is None and self.version is not None
 
     def _stamp(self, sample: Sample, n_tokens: int) -> None:
         """Tokens up to n_tokens were made by the version held."""
-        if self.version is not None and n_tokens > sample.made:
-            if sample.spans and sample.spans[-1][0] == self.version:
-                sample.spans[-1][1] += n_tokens - sample.made
-            else:
-                sample.spans.append([self.version, n_tokens - sample.made])
-            sample.made = n_tokens
+        if self.version is None or n_tokens <= sample.made:
+            return
+        if sample.spans and sample.spans[-1][0] == self.version:
+            sample.spans[-1][1] += n_tokens - sample.made
+        else:
+            sample.spans.append([self.version, n_tokens - sample.made])
+        sample.made_by.append((self.version, self.weights))
+        sample.made = n_tokens
 
     def _finish(self, sample: Sample, n_starts: int) -> None:
         if self._running.get(sample.key) is not sample or sample.n_starts != n_starts:
@@ -114,21 +141,22 @@ class Generator:
         self._stamp(sample, sample.n_tokens)
         del self._running[sample.key]
         evaluation, uid, attempt, number = sample.key
-        self.stamped[sample.key] = sample.spans
+        self.finished[sample.key] = sample
         self._kept[sample.key] = m.Trajectory(
             uid, number, attempt, evaluation, self.name, "stop", [[1, sample.n_tokens]], sample.spans,
             self.world.now - sample.began, self.term, NO_BYTES, bytes(4 * sample.n_tokens), "", "", "",
         )  # fmt: skip
         self._tell(m.Sampled(uid, number, attempt, evaluation, sample.n_tokens))
         self._deliver(sample.key)
-        if not self._running and self._arrived is not None:
-            self._swap(self._arrived)
+        self._swap_when_quiet()
         self._fill()
+
+    def _forget(self, ack: m.Ack) -> None:
+        self._kept.pop((ack.evaluation, ack.uid, ack.attempt, ack.sample), None)
 
     def _cancel(self, message: m.Cancel) -> None:
         self._drop(("", message.uid, message.attempt))
-        if not self._running and self._arrived is not None:
-            self._swap(self._arrived)
+        self._swap_when_quiet()
         self._fill()
 
     # terms
@@ -138,18 +166,25 @@ class Generator:
         if term <= self.term:
             return
         self._stamp_running()
-        self.term, self.base, self._push, self._arrived = term, base, None, None
+        self.term, self._push, self._arrived = term, None, None
         made = [(key, sample.spans) for key, sample in self._running.items()]
+        made += [(sample.key, sample.spans) for sample in self._waiting]
         kept = [(key, trajectory.spans) for key, trajectory in self._kept.items()]
-        void = sorted({key[:3] for key, spans in made + kept if any(version > base for version, _ in spans)})
-        for group in void:
+        for group in sorted({key[:3] for key, spans in made + kept if self._is_void(spans, base)}):
             self._drop(group)
             self._tell(m.Unsampled(group[1], group[2], group[0], m.Refund.LOST_TIMELINE, f"term {term}"))
         if self.version is not None and self.version > base:
-            self.version = None
-            for sample in self._running.values():  # each goes on where it is once weights are here
-                self._waiting.append(sample)
-            self._running.clear()
+            self._put_weights_away()
+
+    @staticmethod
+    def _is_void(spans: list[list[int]], base: int) -> bool:
+        return any(version > base for version, _ in spans)
+
+    def _put_weights_away(self) -> None:
+        """Samples go on where they are once weights are here."""
+        self.version = None
+        self._waiting.extendleft(reversed(self._running.values()))
+        self._running.clear()
 
     def _follow_life(self, life: int) -> None:
         is_other, self._life = self._life not in (None, life), life
@@ -158,15 +193,19 @@ class Generator:
 
     def _rejoin(self) -> None:
         """A head that does not know us: nothing of what we hold counts there."""
-        for group in {key[:3] for key in (*self._running, *self._kept, *(s.key for s in self._waiting))}:
-            self._drop(group)
+        for held in (self._running, self._kept, self._waiting):
+            held.clear()
         self._push = self._arrived = None
-        self._n_joins += 1
+        self.term = 0
+        self._put_weights_away()
+        self.n_joins += 1
         index, incarnation = (int(number) for number in self.name.partition("-")[2].split("."))
-        self._tell(m.Join(self.name, m.Role.GENERATOR, index, incarnation, "", 1, "", self._n_joins))
+        self._tell(m.Join(self.name, m.Role.GENERATOR, index, incarnation, "", 1, "", self.n_joins))
         self._tell(m.Ready(self.scenario.capacity))
+        if self._is_leaving:
+            self._tell(m.Leaving())
 
-    def _drop(self, group: tuple[str, int, int]) -> None:
+    def _drop(self, group: Group) -> None:
         for held in (self._running, self._kept):
             for key in [key for key in held if key[:3] == group]:
                 del held[key]
@@ -179,6 +218,7 @@ class Generator:
         if set(self._rewards) - set(before):
             for key in self._kept:
                 self._deliver(key, again=False)
+        self._follow_life(directory.life)
 
     def _deliver(self, key: Key, again: bool = True) -> None:
         """To a reward now and, until the head acknowledges it, to the next one later."""
@@ -203,12 +243,15 @@ class Generator:
             made = int((self.world.now - sample.began) / self.scenario.token_s)
             self._stamp(sample, min(made, sample.n_tokens - 1))
 
-    def _begin_push(self, begin: m.PushBegin) -> None:
-        """A later push takes an earlier one's place; one announced again is none."""
-        if begin.push >= self._n_pushes:
+    def _follow_push(self, begin: m.PushBegin) -> None:
+        """A later push takes an earlier one's place; one announced again, or of an older term, is none."""
+        self._follow_term(begin.term, begin.base)
+        if begin.push >= self._n_pushes and begin.term == self.term:
             self._n_pushes = begin.push + 1
             self._push, self._arrived = begin, None
             delay = self.scenario.push_s * (0.5 + self.rng.random())
+            if self.scenario.slow and self.name.startswith("generator-0."):
+                delay = min(self.scenario.slow * delay, 0.8 * self.scenario.push_timeout_s)
             self.world.timer(self.name, delay, self._end_push, begin)
             self._fill()
 
@@ -231,17 +274,22 @@ class Generator:
         return self.rng.choice(("slow", "broken", "wrong", "silent")) if rough else ""
 
     def _swap_if_wanted(self, begin: m.PushBegin) -> None:
-        if self._push is not begin:
-            return
-        if self.scenario.interrupts or not self._running:
-            self._swap(begin)
-        else:
+        if self._push is begin:
             self._arrived = begin
+            if self.scenario.interrupts:
+                self._swap(begin)
+            else:
+                self._swap_when_quiet()
+
+    def _swap_when_quiet(self) -> None:
+        if self._arrived is not None and not self._running:
+            self._swap(self._arrived)
 
     def _swap(self, begin: m.PushBegin) -> None:
         """Between two tokens: what was made until now is by the old version."""
         self._stamp_running()
         self.version, self._push, self._arrived = begin.version, None, None
+        self.weights = self._all_weights.get((begin.store, begin.version), "")
         self.world.tell(f"{self.name} holds version {begin.version}", None)
-        self._tell(m.PushDone(begin.push, begin.version, f"digest {begin.version} of {begin.store}", 0.0, 0.0))
+        self._tell(m.PushDone(begin.push, begin.version, self.weights, 0.0, 0.0))
         self._fill()

@@ -1,47 +1,21 @@
 """Learner ranks without a model: they meet, begin at a checkpoint, update together, write checkpoints, push.
 
-A rank trains what the production rule lets it (`runs_under`), and says which runs of tokens those were. What a crash
-leaves is `Disk`: checkpoints that were sealed and frontiers that were synced, nothing else.
+A rank trains what the production rule lets it (`runs_under`), and says which runs of tokens those were.
 """
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from areal_bus import messages as m
 from areal_bus.errors import ImpossibleEvent
-from areal_bus.frontier import START, Frontier
 from areal_bus.messages import Role
+from areal_bus.simulation.disk import Disk
 from areal_bus.simulation.scenario import Scenario
 from areal_bus.simulation.world import HEAD, World
 from areal_bus.staleness import runs_under
 
+MODEL = "the model's"  # weights of version 0
 Trained = Callable[[m.ShardItem, list[tuple[int, bool]]], None]
-
-
-@dataclass(slots=True)
-class Disk:
-    """What is on disk: it outlives everybody."""
-
-    checkpoints: set[int] = field(default_factory=set)
-    frontiers: dict[int, Frontier] = field(default_factory=dict)
-    term: int | None = None  # newest term that was begun
-
-    @property
-    def newest(self) -> int:
-        """The version that a learner begins with."""
-        return max(self.checkpoints & self.frontiers.keys(), default=0)
-
-    @property
-    def whole(self) -> dict[int, Frontier]:
-        """What a head that comes back knows."""
-        return {**START, **self.frontiers}
-
-    def seal(self, version: int, keep: int) -> None:
-        """A checkpoint is whole; those that nobody will go back to make room."""
-        self.checkpoints.add(version)
-        usable = sorted(self.checkpoints & self.frontiers.keys())[-keep:]
-        self.checkpoints = {other for other in self.checkpoints if not usable or other >= usable[0]}
 
 
 class Learners:
@@ -50,6 +24,9 @@ class Learners:
     def __init__(self, world: World, scenario: Scenario, rng: random.Random, trained: Trained, disk: Disk) -> None:
         self.world, self.scenario, self.rng, self._trained, self.disk = world, scenario, rng, trained, disk
         self.restarted: Callable[[int, int], None] = lambda index, incarnation: None
+        self.weights: dict[tuple[str, int], str] = {}  # (root, version) -> which weights those are
+        self.begun: tuple[int, str] = (0, MODEL)  # version and weights that a crew began with last
+        self.drained: int | None = None  # version that a crew went on to disk with, told that the job drains
         self._met: dict[int, Rank] = {}  # ranks that compute together, by index
         self._waiting: dict[int, m.ShardEnd] = {}
 
@@ -76,10 +53,13 @@ class Learners:
 
     def _begin(self, root: "Rank") -> None:
         version = self.disk.newest
-        self.disk.checkpoints = {other for other in self.disk.checkpoints if other <= version}
+        self.disk.checkpoints = {other: w for other, w in self.disk.checkpoints.items() if other <= version}
+        weights = self.disk.checkpoints.get(version, MODEL)
+        self.weights[root.name, version] = weights
+        self.begun = (version, weights)
         for rank in self._crew(root):
             self.world.send(rank.name, HEAD, m.Ready(0))
-        self.world.send(root.name, HEAD, m.Begin(version, f"digest {version} of {root.name}"))
+        self.world.send(root.name, HEAD, m.Begin(version, weights))
         for rank in self._crew(root):
             rank.begin(version)
 
@@ -106,22 +86,38 @@ class Learners:
         version = end.step + 1
         if not self._crew(root):  # a collective breaks
             return
-        self.world.send(root.name, HEAD, m.UpdateDone(version, {}, f"digest {version} of {root.name}"))
+        weights = self.weights[root.name, version] = f"{version} of {root.name}"
+        self.world.send(root.name, HEAD, m.UpdateDone(version, {}, weights))
         every = self.scenario.checkpoint_every
-        if every and version % every == 0:
-            delay = self.scenario.checkpoint_s * self.rng.random()
-            self.world.timer(root.name, delay, self._seal, root, version, end.last)
+        is_due = every and version % every == 0
+        if (is_due and self.rng.random() >= self.scenario.p_disk) or (end.last and self.scenario.checkpoint_at_end):
+            self._checkpoint(root, version, lambda: self._go_on(root, version, end.last))
         else:
             self._go_on(root, version, end.last)
 
-    def _seal(self, root: "Rank", version: int, ended: bool) -> None:
-        self.disk.seal(version, self.scenario.checkpoint_keep)
-        self.world.send(root.name, HEAD, m.Checkpointed(version, ""))
-        self._go_on(root, version, ended)
+    def _checkpoint(self, root: "Rank", version: int, then: Callable[[], None]) -> None:
+        """It takes a while; nothing of it is there before."""
+
+        def seal() -> None:
+            self.disk.seal(version, self.weights[root.name, version], self.scenario.checkpoint_keep)
+            self.world.send(root.name, HEAD, m.Checkpointed(version, ""))
+            then()
+
+        self.world.timer(root.name, self.scenario.checkpoint_s * self.rng.random(), seal)
 
     def _go_on(self, root: "Rank", version: int, ended: bool) -> None:
         for rank in self._crew(root):
             rank.go_on(version, ended=ended)
+
+    def end(self, rank: "Rank", message: m.NoBatch) -> None:
+        """No further batch: a checkpoint of what there is, if one is wanted, and the end."""
+        version = message.step
+        if rank.index or version in self.disk.checkpoints or not (message.drained or self.scenario.checkpoint_at_end):
+            rank.finish()
+        else:
+            self._checkpoint(rank, version, rank.finish)
+        if message.drained:
+            self.drained = version
 
     def begin_push(self, rank: "Rank", begin: m.PushBegin) -> None:
         """The root's part."""
@@ -129,10 +125,12 @@ class Learners:
         self.world.timer(rank.name, delay, self._end_push, rank, begin)
 
     def _end_push(self, rank: "Rank", begin: m.PushBegin) -> None:
-        if self.world.now < self.scenario.calm_s and self.rng.random() < self.scenario.p_push_fault / 3:
+        weights = self.weights.get((rank.name, begin.version))
+        breaks = self.world.now < self.scenario.calm_s and self.rng.random() < self.scenario.p_push_fault / 3
+        if weights is None or breaks:
             done: m.Message = m.PushBroken(begin.push, begin.version, "the group broke")
         else:
-            done = m.PushDone(begin.push, begin.version, f"digest {begin.version} of {rank.name}", 0.0, 0.0)
+            done = m.PushDone(begin.push, begin.version, weights, 0.0, 0.0)
         self.world.send(rank.name, HEAD, done)
 
 
@@ -155,20 +153,20 @@ class Rank:
     def receive(self, sender: str, message: m.Message) -> None:
         if isinstance(message, m.ShardItem):
             self._items.append(message)
-        elif isinstance(message, m.ShardEnd):
-            self._take_share(message)
-        elif isinstance(message, m.NoBatch):
-            self._world.send(self.name, HEAD, m.Finished("", ""))
-        elif isinstance(message, m.PushBegin):
-            self._learners.begin_push(self, message)
-        elif isinstance(message, m.Rejoin):
-            self._come_back()
         elif isinstance(message, m.HeadBeat | m.Directory):
             is_other, self._life = self._life not in (None, message.life), message.life
             if is_other:
                 self._come_back()
             elif isinstance(message, m.Directory):
                 self._look_for_root(message)
+        elif isinstance(message, m.ShardEnd):
+            self._take_share(message)
+        elif isinstance(message, m.NoBatch):
+            self._learners.end(self, message)
+        elif isinstance(message, m.PushBegin):
+            self._learners.begin_push(self, message)
+        elif isinstance(message, m.Rejoin):
+            self._come_back()
         elif isinstance(message, m.Stop):
             self._world.crash(self.name)
 
@@ -193,4 +191,11 @@ class Rank:
     def go_on(self, version: int, *, ended: bool) -> None:
         """After an update: the next batch, or the end."""
         self._step = version
-        self._world.send(self.name, HEAD, m.Finished("", "") if ended else m.BatchRequest(version))
+        if ended:
+            self.finish()
+        else:
+            self._world.send(self.name, HEAD, m.BatchRequest(version))
+
+    def finish(self) -> None:
+        """It has written what it had to write."""
+        self._world.send(self.name, HEAD, m.Finished("", ""))

@@ -17,16 +17,17 @@ class Reward:
         self._life: int | None = None  # of the head, as it said last
 
     def receive(self, sender: str, message: m.Message) -> None:
-        if isinstance(message, m.Trajectory):
+        kind = type(message)
+        if kind is m.Trajectory:
             delay = self.scenario.score_s * self.rng.expovariate(1.0)
             self.world.timer(self.name, delay, self._conclude, message)
-        elif isinstance(message, m.Rejoin):
-            self._rejoin()
         elif isinstance(message, m.HeadBeat | m.Directory):
             is_other, self._life = self._life not in (None, message.life), message.life
             if is_other:
                 self._rejoin()
-        elif isinstance(message, m.Stop):
+        elif kind is m.Rejoin:
+            self._rejoin()
+        elif kind is m.Stop:
             self.world.crash(self.name)
 
     def _rejoin(self) -> None:
@@ -45,7 +46,7 @@ class Reward:
                 self.values.setdefault((t.uid, t.sample, t.attempt), set()).add(reward)
         error = "" if status is m.VerdictStatus.VALUE else "no value"
         scored = m.Scored(
-            str(status), reward, None, error, 0.0, t.uid, t.sample, t.attempt, t.evaluation, t.generator, t.finish,
+            status.value, reward, None, error, 0.0, t.uid, t.sample, t.attempt, t.evaluation, t.generator, t.finish,
             t.segments, t.spans, t.seconds, t.term, t.ids, t.logps, "", "",
         )  # fmt: skip
         self.world.send(self.name, HEAD, scored)

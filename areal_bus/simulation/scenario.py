@@ -40,8 +40,10 @@ class Lengths:
 class Fault:
     """Something happens to an actor at `at_s` and is over after `for_s`.
 
-    "crash": a new incarnation comes; "stop": SIGSTOP and SIGCONT; "cut": nothing passes to or from it; of the head also
-    "kill" (the whole job, which is resumed) and "drain" (it ends by itself, and is resumed).
+    "crash": a new incarnation comes; "stop": SIGSTOP and SIGCONT; "cut": nothing passes to or from it. Of the head also
+    "kill" (the whole job, which is resumed) and "drain" (it ends by itself, and is resumed); of a generator "leave" (it
+    drains, and another one joins in its place); of a learner "tear" (a crash that damages the newest checkpoint,
+    when more than one are kept).
     """
 
     kind: str
@@ -83,10 +85,15 @@ class Scenario:
     checkpoint_every: int = 0
     checkpoint_keep: int = 1
     checkpoint_s: float = 2.0  # at most; until then nothing of it is on disk
+    checkpoint_at_end: bool = False
     frontier_s: float = 2.0
+    p_disk: float = 0.0  # a checkpoint or a frontier cannot be written
+    poison: frozenset[int] = frozenset()  # rows that kill whoever samples them
+    slow: float = 0.0  # weights take so many times longer to reach generator 0; 0: no longer
     faults: tuple[Fault, ...] = ()
     calm_s: float = 0.0  # no fault from here on
     joins_s: tuple[float, ...] = ()  # when each generator comes; the last ones may be late
+    tick_s: float = 4.0  # between two looks of the head at the time
     heartbeat_s: float = 6.0
     silent_s: float = 20.0
     push_timeout_s: float = 25.0
@@ -133,12 +140,12 @@ class Numbers:
         if self._n_rows is not None and self.position >= self._n_rows:
             return None
         self.position += 1
-        return Drawn(self.position - 1, 0, "{}")
+        return Drawn(self.position - 1, 0, str(self.position - 1))
 
 
 def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
     """The schedule of this seed: small, and with faults of every kind in about half of the seeds."""
-    rng = random.Random(seed)
+    rng, more = random.Random(seed), random.Random(f"more of {seed}")
     policies = tuple(StalenessPolicy)
     chosen = policies[rng.randrange(len(policies))]
     n_generators, n_rewards, n_learners = rng.randint(1, 3), rng.randint(1, 2), rng.choice((1, 1, 1, 2))
@@ -175,9 +182,16 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
         checkpoint_keep=rng.choice((1, 1, 2)),
         checkpoint_s=rng.choice((0.1, 5.0)),
         frontier_s=rng.choice((0.1, 5.0, 20.0)),
-        faults=_faults(rng, n_generators, n_rewards, n_learners, calm_s) if rough else (),
+        checkpoint_at_end=more.random() < 0.5,
+        p_disk=more.choice((0.0, 0.0, 0.0, 0.3)) if rough else 0.0,
+        poison=frozenset({more.randint(0, 6)}) if more.random() < 0.05 else frozenset(),
+        slow=6.0 if more.random() < 0.15 else 0.0,
+        faults=(*_faults(rng, n_generators, n_rewards, n_learners, calm_s), *_further(more, n_generators, calm_s))
+        if rough
+        else (),
         calm_s=calm_s,
         joins_s=tuple(rng.uniform(0, 3) if rng.random() < 0.8 else rng.uniform(3, 60) for _ in range(n_generators)),
+        tick_s=4.0 if rough else 25.0,
         heartbeat_s=6.0 if rough else 100.0,
         silent_s=20.0 if rough else 1000.0,
         push_timeout_s=25.0 if interrupts else 500.0,
@@ -207,4 +221,14 @@ def _faults(rng: random.Random, n_generators: int, n_rewards: int, n_learners: i
         at_s = rng.uniform(0, calm_s)
         for_s = min(rng.choice((2.0, 10.0, 30.0, 60.0)), calm_s - at_s)
         faults.append(Fault(rng.choice(KINDS.get(role, ("crash", "stop", "cut"))), role, index, at_s, for_s))
-    return tuple(sorted(faults, key=lambda fault: fault.at_s))
+    return tuple(faults)
+
+
+def _further(rng: random.Random, n_generators: int, calm_s: float) -> list[Fault]:
+    """Now and then a learner that comes back to a damaged checkpoint, and a generator that leaves."""
+    faults = []
+    if rng.random() < 0.1:
+        faults.append(Fault("tear", Role.LEARNER, 0, rng.uniform(0, calm_s), 2.0))
+    if rng.random() < 0.15:
+        faults.append(Fault("leave", Role.GENERATOR, rng.randrange(n_generators), rng.uniform(0, calm_s), 0.0))
+    return faults

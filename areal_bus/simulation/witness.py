@@ -5,50 +5,20 @@ actors that made them.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.effects import Effect, Record, Send
 from areal_bus.head import Head
 from areal_bus.journal import Event
-from areal_bus.simulation.generator import Generator
+from areal_bus.simulation.excuses import Excuses
+from areal_bus.simulation.followed import Followed, Violation
+from areal_bus.simulation.generator import Generator, Sample
+from areal_bus.simulation.learner import MODEL, Learners
 from areal_bus.simulation.reward import Reward
+from areal_bus.simulation.rollback import go_back
 from areal_bus.simulation.scenario import Scenario
 from areal_bus.staleness import StalenessPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """An invariant that did not hold."""
-
-    invariant: str  # "I1" .. "I12"
-    what: str
-    at_s: float
-    uid: int | None = None
-
-    def __str__(self) -> str:
-        about = "" if self.uid is None else f" (prompt {self.uid})"
-        return f"{self.invariant} at {self.at_s:.2f} s{about}: {self.what}"
-
-
-@dataclass(slots=True)
-class Followed:
-    """One admitted prompt, as the witness knows it."""
-
-    born: int
-    row: tuple[int, int]  # epoch, row
-    attempt: int = 0
-    state: str = "live"  # live, training, trained, refunded
-    accepted: dict[int, int] = field(default_factory=dict)  # sample -> attempt whose verdict counted
-    issue: int = 0  # times its row was issued before
-    batch: int | None = None  # that it was taken in
-    tokens: dict[int, int] = field(default_factory=dict)  # sample -> tokens of the verdict that counted
-    n_accounted: int = 0  # trained, masked or dropped
-
-    @property
-    def n_received(self) -> int:
-        return sum(self.tokens.values())
 
 
 class Witness:
@@ -65,16 +35,21 @@ class Witness:
         self.now = 0.0
         self.u = self.v = 0
         self.n_live = 0
-        self._taken: dict[int, set[int]] = {}  # batch -> its prompts, until published
-        self._update_of: dict[int, set[int]] = {}  # batch -> its prompts, until trained
-        self._rows: dict[tuple[int, int], str] = {}  # (epoch, row) -> open, trained, refunded, again
-        self._groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
+        self.taken: dict[int, set[int]] = {}  # batch -> its prompts, until published
+        self.update_of: dict[int, set[int]] = {}  # batch -> its prompts, until trained
+        self.rows: dict[tuple[int, int], str] = {}  # (epoch, row) -> open, trained, refunded, again
+        self.groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
         self.samples_trained: set[tuple[int, int]] = set()
         self.n_terms = 0
         self.n_undone = 0  # prompts that were trained, and are not in the surviving history
-        self._handed: set[tuple[int, int, int]] = set()  # (step, uid, sample) sent to learners in this term
+        self.handed: set[tuple[int, int, int]] = set()  # (step, uid, sample) sent to learners in this term
+        self._leased: set[tuple[int, int]] = set()  # (uid, attempt) of all terms
+        self.weights: dict[int, str] = {0: MODEL}  # version -> which weights, in the surviving history
+        self.learners: Learners | None = None
+        self._push: m.PushBegin | None = None  # the last one
+        self.excuses = Excuses(batch_size=scenario.batch_size, calm_s=scenario.calm_s)
         self._handlers = {
-            Event.TERM: self._on_term,
+            Event.TERM: lambda line: go_back(self, line),
             Event.ADMIT: self._on_admit,
             Event.LEASE: self._on_lease,
             Event.SCORED: self._on_scored,
@@ -83,6 +58,8 @@ class Witness:
             Event.TRAJECTORY: self._on_trajectory,
             Event.UPDATE: self._on_update,
             Event.PUBLISH: self._on_publish,
+            Event.READY: self.excuses.on_ready,
+            Event.MEMBER: self.excuses.on_member,
         }
 
     def see(self, effect: Effect) -> None:
@@ -90,8 +67,12 @@ class Witness:
             handler = self._handlers.get(effect.event)
             if handler is not None:
                 handler(effect.fields)
-        elif isinstance(effect, Send) and isinstance(effect.message, m.ShardItem):
-            self._on_shard_item(effect.message)
+        elif isinstance(effect, Send):
+            if isinstance(effect.message, m.ShardItem):
+                self._on_shard_item(effect.message)
+            elif isinstance(effect.message, m.PushBegin) and effect.message is not self._push:
+                self._push = effect.message
+                self._on_push(effect.message)
 
     def check(self, invariant: str, holds: bool, what: str, uid: int | None = None) -> None:
         self.n_checks[invariant] += 1
@@ -102,63 +83,31 @@ class Witness:
         """The head came back: this is it now."""
         self.head = head
 
-    # terms
-
-    def _on_term(self, line: dict[str, Any]) -> None:
-        """The history goes back to a version; what is open there lives again, what was admitted later never was."""
-        version, next_uid = line["version"], line["next_uid"]
-        kept = dict(zip(line["open"], line["kept"], strict=True))
-        self.n_terms += 1
+    def begin_term(self, version: int, *, n_live: int) -> None:
+        """The clocks stand at this version, nothing is in training, and nobody has a later version."""
         self.u = self.v = version
-        self._taken, self._update_of, self._groups, self._handed = {}, {}, {}, set()
-        for uid in sorted((uid for uid in self.prompts if uid >= next_uid), reverse=True):  # a row's later issues first
-            self._erase(uid)
-        self.check("I3", len(self.prompts) == next_uid, f"uids go back to {next_uid}, {len(self.prompts)} are known")
-        for uid, prompt in self.prompts.items():
-            if uid in kept:
-                self._reopen(uid, prompt, kept[uid], version)
-            else:
-                lost = prompt.batch is not None and prompt.batch >= version
-                self.check("I4", not lost, f"batch {prompt.batch} is undone by a term at {version}", uid)
-                self.check("I3", prompt.state != "live", "it vanished with its term", uid)
-        self.n_live = len(kept)
-
-    def _erase(self, uid: int) -> None:
-        prompt = self.prompts.pop(uid)
-        self.n_undone += prompt.state == "trained"
-        if prompt.issue:
-            self._rows[prompt.row] = "again"
-        else:
-            self._rows.pop(prompt.row, None)
-        self.samples_trained = {sample for sample in self.samples_trained if sample[0] != uid}
-
-    def _reopen(self, uid: int, prompt: Followed, kept: list[int], version: int) -> None:
-        trained = prompt.batch is not None and prompt.batch < version
-        self.check("I4", not trained, f"batch {prompt.batch} has trained it, a term at {version} opens it again", uid)
-        self.n_undone += prompt.state == "trained"
-        known = all(prompt.accepted.get(sample, -1) >= 0 for sample in kept)
-        self.check("I3", known, f"samples {kept} are kept, {sorted(prompt.accepted)} had counted", uid)
-        prompt.state, prompt.batch, prompt.n_accounted = "live", None, 0
-        prompt.accepted = {sample: prompt.accepted[sample] for sample in kept if sample in prompt.accepted}
-        prompt.tokens = {sample: prompt.tokens[sample] for sample in kept if sample in prompt.tokens}
-        self._rows[prompt.row] = "open"
-        self.samples_trained = {sample for sample in self.samples_trained if sample[0] != uid}
+        self.n_live = n_live
+        self.taken, self.update_of, self.groups, self.handed = {}, {}, {}, set()
+        self.weights = {other: weights for other, weights in self.weights.items() if other <= version}
+        self.excuses.begin_term()
 
     # prompts
 
     def _on_admit(self, line: dict[str, Any]) -> None:
         uid, scenario = line["uid"], self.scenario
         self.n_live += 1
-        in_training = sum(len(prompts) for prompts in self._taken.values())
+        in_training = sum(len(prompts) for prompts in self.taken.values())
         limit = (scenario.eta + 1) * scenario.batch_size
         backlog = self.n_live + in_training
         self.check("I1", backlog <= limit, f"{self.n_live} live + {in_training} in training over {limit}", uid)
         told = line["live"] + line["in_training"]
         self.check("I1", told == backlog, f"the journal says {told} live or in training, there are {backlog}", uid)
         row = (line["epoch"], line["row"])
-        known = self._rows.get(row)
+        known = self.rows.get(row)
         self.check("I4", known == ("again" if line["issue"] else None), f"row {row} is issued while it is {known}", uid)
-        self._rows[row] = "open"
+        in_order = line["issue"] > 0 or line["row"] == len(self.rows)
+        self.check("I4", in_order, f"row {line['row']} is issued, {len(self.rows)} were before it", uid)
+        self.rows[row] = "open"
         self.check("I3", uid == len(self.prompts), f"prompt {uid} follows {len(self.prompts) - 1}", uid)
         self.prompts[uid] = Followed(line["born"], row, issue=line["issue"])
         self._count()
@@ -167,10 +116,17 @@ class Witness:
         uid, holder = line["uid"], line["holder"]
         prompt = self.prompts[uid]
         prompt.attempt = line["attempt"]
-        version = self.generators[holder].version
+        prompt.n_leases += 1
+        is_new = (uid, prompt.attempt) not in self._leased
+        self.check("I6", is_new, f"attempt {prompt.attempt} is leased again, perhaps in another term", uid)
+        self._leased.add((uid, prompt.attempt))
+        generator, member = self.generators[holder], self.head.members.by_name[holder]
+        version = generator.version
         fresh = version is not None and version >= max(self.v, prompt.born)
+        fresh = fresh or member.again < generator.n_joins  # it has joined again, and says so soon
         self.check("I7", fresh, f"{holder} holds {version} when {self.v} is published, born {prompt.born}", uid)
-        member = self.head.members.by_name[holder]
+        survives = version is None or generator.weights == self.weights.get(version)
+        self.check("I7", survives, f"{holder} holds {generator.weights}, of a lost timeline", uid)
         batch = self.scenario.batch_size * self.scenario.n_samples  # at eta = 0 shares take no heed of slots
         room = max(self.scenario.capacity, self.scenario.n_samples if self.scenario.eta else batch)
         self.check("I9", member.load <= room, f"{holder} was given {member.load} samples at once, it has {room}", uid)
@@ -196,7 +152,10 @@ class Witness:
         prompt.state = "refunded"
         prompt.n_accounted += line["n_tokens_dropped"]
         self.n_live -= 1
-        self._rows[prompt.row] = "again" if line["again"] else "refunded"
+        self.rows[prompt.row] = "again" if line["again"] else "refunded"
+        self.excuses.on_refund(line["reason"])
+        if line["reason"] == m.Refund.POISON:
+            self.check("I4", prompt.n_leases > 2, f"retired after {prompt.n_leases} leases", uid)
         told = line["n_tokens_dropped"]
         self.check("I12", told == prompt.n_received, f"{told} tokens dropped of {prompt.n_received} received", uid)
         self._count()
@@ -210,28 +169,33 @@ class Witness:
         self.check("I8", full or short, f"a batch of {line['n_groups']} groups")
         if line["short"]:
             self.check("I8", self.n_live == line["n_groups"], f"a short batch while {self.n_live} prompts live")
-        self._taken[line["step"]] = set()
-        self._update_of[line["step"]] = self._taken[line["step"]].copy()
+        self.taken[line["step"]] = set()
+        self.update_of[line["step"]] = self.taken[line["step"]].copy()
 
     def _on_shard_item(self, item: m.ShardItem) -> None:
         uid, sample = item.uid, item.sample
         prompt = self.prompts[uid]
-        self._groups.setdefault(item.step, {}).setdefault(uid, set()).add(sample)
-        self._handed.add((item.step, uid, sample))
+        self.groups.setdefault(item.step, {}).setdefault(uid, set()).add(sample)
+        self.handed.add((item.step, uid, sample))
         attempt = prompt.accepted.get(sample, -1)
-        key = ("", uid, attempt, sample)
-        stamped = next((g.stamped[key] for g in self.generators.values() if key in g.stamped), None)
-        self.check("I5", item.spans == stamped, f"spans {item.spans} were stamped {stamped}", uid)
+        made = self._made(("", uid, attempt, sample))
+        self.check("I5", item.spans == made.spans, f"spans {item.spans} were stamped {made.spans}", uid)
+        lost = [weights for version, weights in made.made_by if weights != self.weights.get(version)]
+        self.check("I5", not lost, f"tokens were made by {lost}, of a lost timeline", uid)
         versions = [version for version, _ in item.spans]
         grows = versions == sorted(versions) and prompt.born <= versions[0] and versions[-1] <= item.clock
         self.check("I5", grows, f"versions {versions}, born {prompt.born}, clock {item.clock}", uid)
         given = any(item.reward in reward.values.get((uid, sample, attempt), ()) for reward in self.rewards)
         self.check("I10", given, f"reward {item.reward} was never given", uid)
 
+    def _made(self, key: tuple[str, int, int, int]) -> Sample:
+        """What a generator truly made."""
+        return next((g.finished[key] for g in self.generators.values() if key in g.finished), Sample(key, 0))
+
     def trained(self, item: m.ShardItem, runs: list[tuple[int, bool]]) -> None:
         """A learner rank trains these runs of tokens."""
         scenario, uid, clock = self.scenario, item.uid, item.clock
-        if (item.step, uid, item.sample) not in self._handed:
+        if (item.step, uid, item.sample) not in self.handed:
             return  # by a learner that a newer term has replaced
         self.check("I4", (uid, item.sample) not in self.samples_trained, f"sample {item.sample} is trained again", uid)
         self.samples_trained.add((uid, item.sample))
@@ -253,9 +217,9 @@ class Witness:
             self.check("I3", prompt.state == "live", f"taken when it was {prompt.state}", uid)
             prompt.state, prompt.batch = "training", step
             self.n_live -= 1
-            self._taken[step].add(uid)
-            self._update_of[step].add(uid)
-            samples = self._groups.get(step, {}).get(uid, set())
+            self.taken[step].add(uid)
+            self.update_of[step].add(uid)
+            samples = self.groups.get(step, {}).get(uid, set())
             whole = samples == set(range(self.scenario.n_samples))
             self.check("I8", whole, f"its group has samples {sorted(samples)}", uid)
 
@@ -264,22 +228,29 @@ class Witness:
     def _on_update(self, line: dict[str, Any]) -> None:
         self.check("I6", line["version"] == self.u + 1, f"update {line['version']} after {self.u}")
         self.u = line["version"]
-        for uid in self._update_of.pop(self.u - 1, ()):
+        self.weights[self.u] = line["digest"]
+        for uid in self.update_of.pop(self.u - 1, ()):
             prompt = self.prompts[uid]
             prompt.state = "trained"
-            known = self._rows[prompt.row]
+            known = self.rows[prompt.row]
             self.check("I4", known == "open", f"row {prompt.row} was {known} when it was trained", uid)
-            self._rows[prompt.row] = "trained"
+            self.rows[prompt.row] = "trained"
             even = prompt.n_accounted == prompt.n_received
             self.check("I12", even, f"{prompt.n_accounted} tokens of {prompt.n_received} accounted for", uid)
-        self._groups.pop(self.u - 1, None)
+        self.groups.pop(self.u - 1, None)
         self._count()
 
     def _on_publish(self, line: dict[str, Any]) -> None:
         self.check("I6", self.v <= line["version"] <= self.u, f"{line['version']} published after {self.v}")
         self.v = line["version"]
-        for batch in [batch for batch in self._taken if batch < self.v]:
-            del self._taken[batch]
+        for batch in [batch for batch in self.taken if batch < self.v]:
+            del self.taken[batch]
+
+    def _on_push(self, begin: m.PushBegin) -> None:
+        self.excuses.on_push(begin, self.now)
+        held = self.learners.weights.get((begin.store, begin.version)) if self.learners is not None else None
+        survives = held is not None and held == self.weights.get(begin.version)
+        self.check("I5", survives, f"{begin.store} pushes {held} as version {begin.version}")
 
     def _count(self) -> None:
         """The head's own counts, between two of its lines."""
@@ -293,9 +264,9 @@ class Witness:
             closed = prompt.state in ("trained", "refunded")
             self.check("I3", closed, f"it is {prompt.state} at the end", uid)
         closed_states = {"trained", "refunded"}
-        if self.u >= self.scenario.total_steps:
+        if self.u >= self.scenario.total_steps and self.scenario.policy is StalenessPolicy.DROP:
             closed_states.add("again")  # the steps ended before its turn came: as with rows never drawn
-        for row, state in self._rows.items():
+        for row, state in self.rows.items():
             self.check("I4", state in closed_states, f"row {row} is {state} at the end")
         gate, ledger = self.head.gate, self.head.rollouts.ledger
         idle = gate.is_idle and not ledger.n_live

@@ -4,9 +4,10 @@ Two kinds of messages. Those that somebody repeats or whose loss a deadline heal
 All others travel as over one ZeroMQ connection: late, but in order and once; a cut holds them back until it heals.
 """
 
-import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from areal_bus import messages as m
@@ -40,6 +41,7 @@ class World:
         self._arrives: dict[tuple[str, str], float] = {}  # latest arrival on a link, so that order holds
         self._cut: dict[str, float] = {}  # actor -> when its links heal
         self._stopped: dict[str, float] = {}  # actor -> when it goes on
+        self._n_deaths: Counter[str] = Counter()
 
     @property
     def events(self) -> list[tuple[float, int, Callable[..., None], tuple[Any, ...]]]:
@@ -52,11 +54,11 @@ class World:
 
     def at(self, when: float, act: Callable[..., None], *args: Any) -> None:
         self._n_events += 1
-        heapq.heappush(self._events, (when, self._n_events, act, args))
+        heappush(self._events, (when, self._n_events, act, args))
 
     def step(self) -> None:
         """The next event."""
-        self.now, _, act, args = heapq.heappop(self._events)
+        self.now, _, act, args = heappop(self._events)
         act(*args)
 
     def tell(self, what: str, about: object) -> None:
@@ -67,13 +69,13 @@ class World:
 
     def timer(self, name: str, delay: float, act: Callable[..., None], *args: Any) -> None:
         """An act of a process: not while it is stopped, never once it is gone."""
-        self.at(self.now + delay, self._act, name, act, args)
+        self._n_events += 1
+        heappush(self._events, (self.now + delay, self._n_events, self._act, (name, act, args)))
 
     def _act(self, name: str, act: Callable[..., None], args: tuple[Any, ...]) -> None:
         if name not in self.nodes:
             return
-        goes_on = self._stopped.get(name, 0.0)
-        if goes_on > self.now:
+        if self._stopped and (goes_on := self._stopped.get(name, 0.0)) > self.now:
             self.at(goes_on, self._act, name, act, args)
         else:
             act(*args)
@@ -86,17 +88,18 @@ class World:
 
     def crash(self, name: str) -> None:
         self.nodes.pop(name, None)
+        self._n_deaths[name] += 1
 
     # links
 
-    def send(self, sender: str, to: str, message: m.Message, *, is_sure: bool = False) -> None:
-        """What a process sends; a message that is sure is never lost."""
+    def send(self, sender: str, to: str, message: m.Message) -> None:
+        """What a process sends."""
         now, rng = self.now, self.rng
         arrives = now + 2.0 * rng.random() * self._link_s
         is_rough = now < self._calm_s
         heals = max(self._cut.get(sender, 0.0), self._cut.get(to, 0.0)) if self._cut else 0.0
         is_repeated = type(message) in REPEATED
-        if is_repeated and not is_sure:
+        if is_repeated:
             if heals > now or (is_rough and rng.random() < self._p_lost):
                 self.tell(f"{sender} -> {to} lost", message)
                 return
@@ -104,18 +107,25 @@ class World:
             link = (sender, to)
             arrives = max(arrives, heals, self._arrives.get(link, 0.0))
             self._arrives[link] = arrives
-        self.at(arrives, self._arrive, sender, to, message)
+        self._n_events += 1
+        heappush(self._events, (arrives, self._n_events, self._arrive, (sender, to, message)))
         if is_rough and (to == HEAD or is_repeated) and rng.random() < self._p_twice:
-            self.at(arrives + rng.expovariate(1.0) * 5.0, self._arrive, sender, to, message)
+            n_deaths = self._n_deaths[to] if self._n_deaths else 0
+            self.at(arrives + rng.expovariate(1.0) * 5.0, self._arrive_again, sender, to, message, n_deaths)
 
     def _arrive(self, sender: str, to: str, message: m.Message) -> None:
         node = self.nodes.get(to)
         if node is None:
             self.tell(f"{sender} -> {to} is gone", message)
             return
-        goes_on = self._stopped.get(to, 0.0)
-        if goes_on > self.now:
+        if self._stopped and (goes_on := self._stopped.get(to, 0.0)) > self.now:
             self.at(goes_on, self._arrive, sender, to, message)
             return
-        self.tell(f"{sender} -> {to}", message)
+        if self.story is not None:
+            self.tell(f"{sender} -> {to}", message)
         node.receive(sender, message)
+
+    def _arrive_again(self, sender: str, to: str, message: m.Message, n_deaths: int) -> None:
+        """The double of a message reaches no other life of the process."""
+        if self._n_deaths[to] == n_deaths:
+            self._arrive(sender, to, message)

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from areal_bus.errors import ConfigError
-from areal_bus.simulation.ring import Ring
+from areal_bus.simulation.ring import Outcome, Ring
 from areal_bus.simulation.scenario import draw
+from areal_bus.simulation.schedules import outcomes
 from areal_bus.staleness import StalenessPolicy
 
 CHUNK = 2000  # schedules between two lines of a process
@@ -25,7 +26,10 @@ class Tally:
     schedules: int = 0
     events: int = 0
     cpu_s: float = 0.0
+    terms: int = 0  # begun, beyond the first of each schedule
+    undone: int = 0  # prompts trained in a timeline that was lost
     by_policy: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
     checks: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
@@ -35,13 +39,28 @@ class Tally:
         self.schedules += found["schedules"]
         self.events += found["events"]
         self.cpu_s += found["cpu_s"]
+        self.terms += found["terms"]
+        self.undone += found["undone"]
         self.by_policy += Counter(found["by_policy"])
+        self.faults += Counter(found["faults"])
         self.checks += Counter(found["checks"])
         self.violations += found["violations"]
 
     def line(self) -> str:
-        fields = ("schedules", "events", "cpu_s", "by_policy", "checks", "violations")
-        return json.dumps({name: getattr(self, name) for name in fields})
+        return json.dumps({one.name: getattr(self, one.name) for one in fields(self)})
+
+    def count(self, ring: Ring, outcome: Outcome) -> None:
+        """One schedule more."""
+        scenario = ring.scenario
+        self.schedules += 1
+        self.events += outcome.n_events
+        self.terms += max(0, ring.witness.n_terms - 1)
+        self.undone += ring.witness.n_undone
+        self.by_policy[str(scenario.policy)] += 1
+        self.faults += ring.n_faults
+        self.checks += ring.witness.n_checks
+        about = f"seed {scenario.seed}, policy {scenario.policy}"
+        self.violations += [f"{about}: {violation}" for violation in outcome.violations]
 
 
 def run(*, n: int, first: int, n_jobs: int, as_json: bool) -> int:
@@ -63,23 +82,17 @@ def one_process(n: int, first: int) -> Tally:
     for start in range(first, first + n, CHUNK):
         tally = Tally()
         began = time.process_time()
-        for seed in range(start, min(start + CHUNK, first + n)):
-            one(seed, tally)
+        seeds = range(start, min(start + CHUNK, first + n))
+        for ring, outcome in outcomes(draw(seed, policy_of(seed)) for seed in seeds):
+            tally.count(ring, outcome)
         tally.cpu_s = time.process_time() - began
         print(tally.line(), flush=True)
         whole.add(tally.line())
     return whole
 
 
-def one(seed: int, tally: Tally) -> None:
-    policy = list(StalenessPolicy)[seed % len(StalenessPolicy)]
-    ring = Ring(draw(seed, policy))
-    outcome = ring.run()
-    tally.schedules += 1
-    tally.events += outcome.n_events
-    tally.by_policy[str(policy)] += 1
-    tally.checks += ring.witness.n_checks
-    tally.violations += [f"seed {seed}, policy {policy}: {violation}" for violation in outcome.violations]
+def policy_of(seed: int) -> StalenessPolicy:
+    return list(StalenessPolicy)[seed % len(StalenessPolicy)]
 
 
 def many_processes(n: int, first: int, jobs: int) -> Tally:
@@ -115,6 +128,8 @@ def report(tally: Tally, seconds: float) -> list[str]:
         *tally.violations[:SHOWN],
         f"schedules {tally.schedules} ({shares})",
         f"events {tally.events}, checks {tally.checks.total()}",
+        f"faults {tally.faults.total()} ({', '.join(f'{kind} {n}' for kind, n in sorted(tally.faults.items()))})",
+        f"terms {tally.terms} after the first, prompts whose training was undone {tally.undone}",
         f"seconds {seconds:.0f}, {tally.schedules / max(tally.cpu_s, 1e-9):.0f} schedules a second and core",
         f"violations {len(tally.violations)}"
         + ("; python -m tools.staleness replay SEED --policy P tells the story" if tally.violations else ""),

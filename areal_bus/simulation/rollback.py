@@ -1,0 +1,64 @@
+"""A term begins: what a witness knows goes back to a version, and whether the head goes back to the same."""
+
+from typing import TYPE_CHECKING, Any
+
+from areal_bus.simulation.followed import Followed
+
+if TYPE_CHECKING:
+    from areal_bus.simulation.witness import Witness
+
+
+def go_back(witness: "Witness", line: dict[str, Any]) -> None:
+    """What is open at the version lives again, what was admitted later never was, what it had trained is trained."""
+    version, next_uid = line["version"], line["next_uid"]
+    kept = dict(zip(line["open"], line["kept"], strict=True))
+    witness.n_terms += 1
+    witness.begin_term(version, n_live=len(kept))
+    _check_weights(witness, version)
+    for uid in sorted((uid for uid in witness.prompts if uid >= next_uid), reverse=True):  # a row's later issues first
+        _erase(witness, uid)
+    n_known = len(witness.prompts)
+    witness.check("I3", n_known == next_uid, f"uids go back to {next_uid}, {n_known} are known")
+    for uid, prompt in witness.prompts.items():
+        if uid in kept:
+            _reopen(witness, uid, prompt, kept[uid], version)
+        else:
+            is_lost = prompt.batch is not None and prompt.batch >= version
+            witness.check("I4", not is_lost, f"batch {prompt.batch} is undone by a term at {version}", uid)
+            witness.check("I3", prompt.state != "live", "it vanished with its term", uid)
+    n_rows = len(witness.rows)
+    witness.check("I4", line["position"] == n_rows, f"row {line['position']} is next, {n_rows} rows are known")
+
+
+def _check_weights(witness: "Witness", version: int) -> None:
+    """The learners begin with the weights that the surviving history made."""
+    begun = witness.learners.begun if witness.learners is not None else None
+    survives = begun == (version, witness.weights.get(version))
+    witness.check("I6", survives, f"a term at {version} begins with {begun}, version {version} was made otherwise")
+
+
+def _erase(witness: "Witness", uid: int) -> None:
+    prompt = witness.prompts.pop(uid)
+    witness.n_undone += prompt.state == "trained"
+    if prompt.issue:
+        witness.rows[prompt.row] = "again"
+    else:
+        witness.rows.pop(prompt.row, None)
+    _forget_training(witness, uid)
+
+
+def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], version: int) -> None:
+    trained = prompt.batch is not None and prompt.batch < version
+    witness.check("I4", not trained, f"batch {prompt.batch} has trained it, a term at {version} opens it again", uid)
+    witness.n_undone += prompt.state == "trained"
+    known = all(prompt.accepted.get(sample, -1) >= 0 for sample in kept)
+    witness.check("I3", known, f"samples {kept} are kept, {sorted(prompt.accepted)} had counted", uid)
+    prompt.state, prompt.batch, prompt.n_accounted = "live", None, 0
+    prompt.accepted = {sample: prompt.accepted[sample] for sample in kept if sample in prompt.accepted}
+    prompt.tokens = {sample: prompt.tokens[sample] for sample in kept if sample in prompt.tokens}
+    witness.rows[prompt.row] = "open"
+    _forget_training(witness, uid)
+
+
+def _forget_training(witness: "Witness", uid: int) -> None:
+    witness.samples_trained = {sample for sample in witness.samples_trained if sample[0] != uid}
