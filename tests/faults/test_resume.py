@@ -1,0 +1,142 @@
+"""A job that is killed as a whole, or its learner, at eta = 0: the run goes on, bit for bit as if nothing had been."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.ring import CONFIG, INSIDE, ROOT, History, Ring
+from tools.bench import eta0
+from tools.run import Line
+
+STEPS = 8
+SYNCHRONOUS = (
+    f"run.total_train_steps={STEPS}",
+    "rollout.max_head_offpolicyness=0",
+    "rollout.max_concurrent_rollouts=6",
+    "gconfig.n_samples=4",
+    "actor.ppo_n_minibatches=2",
+)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run of two starts, and what a plain synchronous loop makes of the same settings."""
+
+    ring: Ring
+    killed: float  # the whole job
+    history: History
+    plain: dict[int, Line]  # version -> its line
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
+    ring = Ring(tmp_path_factory.mktemp("resumed"), *SYNCHRONOUS)
+    ring.hold(6)
+    with ring.started():
+        published = ring.until("publish", version=5)
+        ring.slow(0.05)
+        ring.until("request", role="generator", after=published["t"])
+        killed = ring.kill_all()
+        run = ring.run
+        ring.slow(None)
+        ring.hold(None)
+        ring.start("--resume", str(run))
+        plain = reference(ring)
+        ring.finish()
+        assert ring.run == run
+        yield Resumed(ring, killed, ring.check_survived(), plain)
+
+
+def reference(ring: Ring) -> dict[int, Line]:
+    """What the plain loop in one process gives: a line a version."""
+    out = ring.folder / "reference"
+    changes = [word for change in ring.changes for word in ("--set", change)]
+    words = [sys.executable, "-m", "actors.reference", str(CONFIG), "--generators", "2", "--out", str(out), *changes]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{INSIDE}{os.pathsep}{ROOT}"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = map(json.loads, (out / "reference.jsonl").read_text().splitlines())
+    return {line["version"]: line for line in lines}
+
+
+def differences(ring: Ring, plain: dict[int, Line]) -> dict[int, list[str]]:
+    """For each version, of every term: the figures in which an update is not that of the plain loop."""
+    found: dict[int, list[str]] = {}
+    for line in ring.lines("update", role="head"):
+        one = plain[line["version"]]
+        differ = [key for key in one.keys() - eta0.CLOCKS - {"samples"} if one[key] != line.get(key)]
+        if differ:
+            found[line["version"]] = sorted(differ)
+    return found
+
+
+def batches(ring: Ring) -> dict[int, list[tuple[int, int, int]]]:
+    """Of every step: its last batch, as (uid, sample, tokens) in order."""
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for line in ring.lines("batch", "trajectory", role="head"):
+        if line["event"] == "batch":
+            found[line["step"]] = []
+        else:
+            found[line["step"]].append((line["uid"], line["sample"], line["n_tokens"]))
+    return found
+
+
+def plain_batches(plain: dict[int, Line]) -> dict[int, list[tuple[int, int, int]]]:
+    return {
+        version - 1: [(x["uid"], x["sample"], len(x["logps"])) for x in line["samples"]]
+        for version, line in plain.items()
+        if version
+    }
+
+
+def test_row_13_kill_the_whole_job_and_resume(resumed: Resumed) -> None:
+    """A second start goes on from the checkpoint; every prompt is trained once, and none is skipped."""
+    ring = resumed.ring
+    (term,) = [line for line in ring.lines("term") if line["t"] > resumed.killed]
+    assert (term["term"], term["version"], term["next_uid"]) == (1, 4, 16)
+    assert sorted(resumed.history.trained) == list(range(4 * STEPS))
+    assert set(resumed.history.rows().values()) == {1}
+    assert {line["inc"] for line in ring.lines("start", role="head")} == {0, 1}
+    assert "resumes " in ring.output
+
+
+def test_a_job_that_was_killed_is_killed_in_mid_rollout(resumed: Resumed) -> None:
+    """Or the test above would show less than it says."""
+    ring = resumed.ring
+    begun = {(x["uid"], x["sample"]) for x in ring.lines("request", role="generator", inc=0)}
+    ended = {(x["uid"], x["sample"]) for x in ring.lines("completion", role="generator", inc=0)}
+    assert begun - ended
+
+
+def test_at_eta_0_a_resumed_run_is_bit_equal_to_one_without_a_break(resumed: Resumed) -> None:
+    """Weights, losses and all figures of every update, before the break and after it, and every batch."""
+    assert sorted(resumed.plain) == list(range(STEPS + 1))
+    assert differences(resumed.ring, resumed.plain) == {}
+    assert len(set(resumed.history.digests.values())) == STEPS  # they do move
+    assert batches(resumed.ring) == plain_batches(resumed.plain)
+
+
+@pytest.mark.soak
+def test_at_eta_0_a_run_whose_learner_was_killed_is_bit_equal_to_one_without(tmp_path: Path) -> None:
+    ring = Ring(tmp_path, *SYNCHRONOUS)
+    ring.arm("update", who="learner-0")
+    with ring.started():
+        first = ring.struck("update")  # of the very first update: the model is made anew
+        ring.hold(3)
+        ring.until("update", version=3, after=first.t)
+        ring.arm("consumed")
+        ring.hold(None)
+        second = ring.struck("consumed", after=first.t)
+        plain = reference(ring)
+        ring.finish()
+    ring.check_survived()
+    terms = [(line["t"] > second.t, line["version"]) for line in ring.lines("term")]
+    assert terms == [(False, 0), (False, 0), (True, 2)]
+    assert differences(ring, plain) == {}
+    assert batches(ring) == plain_batches(plain)
