@@ -13,19 +13,28 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
 from areal_bus import messages
 from areal_bus.errors import WireError
 from areal_bus.header import MAX_HEADER_BYTES, pack_header, unpack_header
-from areal_bus.messages import PROTOCOL, Message
+from areal_bus.messages import PROTOCOL, Finish, Message, Refund, Role, VerdictStatus
 
 MAX_ARRAY_BYTES = 16 << 20  # 4 million tokens
 MAX_TEXT_BYTES = 8 << 20  # all text frames of a message together: as Python's characters they may take four times that
 MAX_FRAME_BYTES = max(MAX_HEADER_BYTES, MAX_ARRAY_BYTES, MAX_TEXT_BYTES)
 
-KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message)}
+WORDS: dict[str, type[StrEnum]] = {  # fields that hold one of a few words
+    "Join.role": Role,
+    "Trajectory.finish": Finish,
+    "Scored.finish": Finish,
+    "Scored.status": VerdictStatus,
+    "ShardItem.finish": Finish,
+    "Unsampled.reason": Refund,
+}
+KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message) if kind is not messages.Gone}
 MAX_FRAMES = 1 + max(sum("frame" in f.metadata for f in dataclasses.fields(kind)) for kind in KINDS.values())
 
 
@@ -34,9 +43,9 @@ def encode(message: Message, *, job: str) -> list[bytes]:
     kind: type = type(message)
     schema = _schema(kind)
     fields = {name: getattr(message, name) for name in schema.plain}
-    for name in schema.floats:
-        if not math.isfinite(fields[name]):
-            raise WireError(f"{kind.__name__}.{name} must be finite: it is {fields[name]}", "numbers")
+    for name, fits in schema.strict.items():
+        if not fits(fields[name]):
+            raise WireError(f"{kind.__name__}.{name} may not be {_show(fields[name])}", "fields")
     raw = [getattr(message, name) for name in schema.framed]
     frames = [value.encode() if type(value) is str else value for value in raw]
     lengths = [len(frame) for frame in frames]
@@ -55,7 +64,7 @@ def decode(frames: Sequence[bytes], *, job: str) -> Message:
         raise WireError(f"{kind.__name__} has the fields {list(schema.plain)}; got {_show(list(fields))}", "fields")
     for name, fits in schema.plain.items():
         if not fits(fields[name]):
-            raise WireError(f"{kind.__name__}.{name} has another type: {_show(fields[name])}", "fields")
+            raise WireError(f"{kind.__name__}.{name} may not be {_show(fields[name])}", "fields")
     raw = frames[1:]
     lengths = [len(frame) for frame in raw]
     if declared != lengths or len(schema.framed) != len(raw):
@@ -150,7 +159,7 @@ class Schema:
 
     plain: dict[str, Fits]  # header fields, with a check of their type
     framed: dict[str, str]  # fields that are frames, with what their bytes are
-    floats: tuple[str, ...]  # header fields that must be finite
+    strict: dict[str, Fits]  # of those that not every value of their type fits; checked before sending, too
     has_tokens: bool  # segments and spans say how long its first two frames, ids and log-probs, are
 
 
@@ -158,9 +167,16 @@ class Schema:
 def _schema(kind: type) -> Schema:
     hints = typing.get_type_hints(kind)
     framed = {f.name: f.metadata["frame"] for f in dataclasses.fields(kind) if "frame" in f.metadata}
-    plain = {f.name: _fits(hints[f.name]) for f in dataclasses.fields(kind) if f.name not in framed}
-    floats = tuple(name for name in plain if hints[name] is float)
-    return Schema(plain, framed, floats, has_tokens=list(framed)[:2] == ["ids", "logps"] and "segments" in plain)
+    names = [f.name for f in dataclasses.fields(kind) if f.name not in framed]
+    words = {name: WORDS[f"{kind.__name__}.{name}"] for name in names if f"{kind.__name__}.{name}" in WORDS}
+    plain = {name: _is_one_of(words[name]) if name in words else _fits(hints[name]) for name in names}
+    strict = {name: plain[name] for name in words} | {name: math.isfinite for name in names if hints[name] is float}
+    return Schema(plain, framed, strict, has_tokens=list(framed)[:2] == ["ids", "logps"] and "segments" in plain)
+
+
+def _is_one_of(words: type[StrEnum]) -> Fits:
+    known = frozenset(map(str, words))
+    return lambda value: isinstance(value, str) and value in known
 
 
 def _fits(hint: Any) -> Fits:

@@ -12,18 +12,23 @@ from pathlib import Path
 
 import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from loguru import logger
 
 from areal_bus import outbox, refusals, wire
 from areal_bus.bus import Bus
 from areal_bus.door import GONE, room
+from areal_bus.effects import Record, Send
 from areal_bus.intake import NAMELESS
+from areal_bus.journal import Event
 from areal_bus.keys import Keyring, new_pair
-from areal_bus.messages import PROTOCOL, HeadBeat, Stop
+from areal_bus.messages import PROTOCOL, HeadBeat, Message, Rejoin, Stop
 from areal_bus.refusals import NAMED, OTHERS, STRIKES, Refusals
 from launch.bootstrap import EnvBootstrap, Missing, identity
 from tests.strangers import JOB, RAW, ack, dealer, dial, next_of, say_raw, until
-from tests.test_wire import HOSTILE
+from tests.test_head import head_with
+from tests.test_wire import HOSTILE, VALUES, Values, of
 
 ROOT = Path(__file__).parents[1]
 HEAD, FRIEND = new_pair(), new_pair()
@@ -232,7 +237,7 @@ def test_idle_connections_are_cut_off_after_a_while() -> None:
 
 FULL = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))  # the head may raise the first
 from areal_bus.bus import Bus
 from areal_bus.messages import Stop
 head = Bus("head", job="job", listen="tcp://127.0.0.1:0")
@@ -269,6 +274,7 @@ def test_a_full_house_turns_newcomers_away_keeps_its_guests_and_opens_again() ->
         with ExitStack() as stack:
             idle(endpoint, 400, stack)
             until(lambda: asked()[0] >= 250 and asked()[1], "it turns away who has no room")
+            assert asked()[0] < 300
         newcomer = Bus("generator-1.0", job=JOB)
         newcomer.connect("head", endpoint)
         newcomer.send("head", ack(3))
@@ -341,6 +347,45 @@ def test_a_stranger_does_not_stretch_the_wait_for_ranks(tmp_path: Path) -> None:
         with pytest.raises(Missing, match="rank 1 did not come"):
             waiting.allgather(b"")
     waiting.close()
+
+
+NAMES = ["generator-0.0", "generator-1.0", "reward-0.0", "learner-0.0"]
+SPEAKERS = [*NAMES, "generator-0.1", "reward-1.0", "x-0.0"]
+WORDS = [*NAMES, "", "generator-0.1", "head", "digest 0", "before"]
+LIKELY: Values = VALUES | {
+    int: st.sampled_from([0, 0, 1, 2, 3, 7, -1, 1000, 2**31, 2**63 - 1, -(2**63)]),  # ids of now and of the future
+    str: st.sampled_from(WORDS),
+    list[str]: st.lists(st.sampled_from(WORDS), max_size=3),
+}
+ANYTHING = st.one_of([of(kind, LIKELY) for kind in wire.KINDS.values()])
+
+
+@pytest.mark.parametrize("n", [40, pytest.param(3000, marks=pytest.mark.soak)])
+def test_nothing_that_members_say_brings_the_head_down(n: int) -> None:
+    """Whatever the wire lets pass, and in whatever order: the head answers with what may be sent, or not at all."""
+
+    @settings(max_examples=n, deadline=None)
+    @given(
+        st.lists(st.tuples(st.sampled_from([*NAMES, "generator-0.1", "reward-1.0", "x-0.0"]), ANYTHING), max_size=12)
+    )
+    def all_is_well(said: list[tuple[str, Message]]) -> None:
+        head, _ = head_with(n_generators=2)
+        for now, (sender, message) in enumerate(said):
+            for effect in [*head.on(sender, message, now / 10), *head.tick(now / 10)]:
+                if isinstance(effect, Send):
+                    wire.encode(effect.message, job=JOB)
+
+    all_is_well()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of([of(kind, LIKELY) for name, kind in wire.KINDS.items() if name != "Join"]))
+def test_who_has_not_joined_changes_nothing(message: Message) -> None:
+    head, _ = head_with()
+    effects = head.on("generator-7.0", message, 0.0)
+    assert [effect.event for effect in effects if isinstance(effect, Record)] == [Event.REFUSED]
+    answers = [effect for effect in effects if not isinstance(effect, Record)]
+    assert all(isinstance(x, Send) and x.to == "generator-7.0" and isinstance(x.message, Rejoin) for x in answers)
 
 
 @pytest.mark.soak

@@ -16,7 +16,8 @@ from areal_bus.header import MAX_OBJECT_BYTES, unpack_header
 
 JOB = "job"
 INTS = st.integers(-(2**63), 2**63 - 1)
-VALUES = {
+Values = dict[typing.Any, st.SearchStrategy[typing.Any]]  # by declared type
+VALUES: Values = {
     int: INTS,
     float: st.floats(allow_nan=False, allow_infinity=False),
     str: st.text(max_size=20),
@@ -31,14 +32,21 @@ VALUES = {
 FRAMES = {"text": st.text(), "int32": st.integers(0, 9).map(lambda n: b"abcd" * n), "float32": st.just(b"\0" * 8)}
 
 
-def of(kind: type) -> st.SearchStrategy[typing.Any]:
+def of(kind: type, values: Values = VALUES) -> st.SearchStrategy[typing.Any]:
+    """Records of that kind that may be sent."""
     hints = typing.get_type_hints(kind)
     fields = {
-        f.name: FRAMES[f.metadata["frame"]] if "frame" in f.metadata else VALUES[hints[f.name]]
+        f.name: FRAMES[f.metadata["frame"]]
+        if "frame" in f.metadata
+        else value_of(f"{kind.__name__}.{f.name}", hints[f.name], values)
         for f in dataclasses.fields(kind)
     }
     built = st.builds(kind, **fields)
     return built.map(whole) if {"segments", "ids"} <= hints.keys() else built
+
+
+def value_of(field: str, hint: type, values: Values) -> st.SearchStrategy[typing.Any]:
+    return st.sampled_from(list(wire.WORDS[field])).map(str) if field in wire.WORDS else values[hint]
 
 
 def whole(record: typing.Any) -> typing.Any:
@@ -133,6 +141,16 @@ HOSTILE = {
     "a pickle": ([b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x01."], "header"),
     "a reward that is no number": (scored(reward=NAN), "fields"),
     "an infinite reward": (scored(reward=-INF), "fields"),
+    "a status of its own": (scored(status="pass"), "fields"),
+    "a role of its own": (
+        [
+            header(
+                k="Join",
+                f={"name": "x-0.0", "role": "x", "index": 0, "incarnation": 0, "endpoint": "", "pid": 1, "host": ""},
+            )
+        ],
+        "fields",
+    ),
     "negative counts": (scored(segments=[[1, -2]]), "fields"),
     "segments of three": (scored(segments=[[1, 1, 1]]), "fields"),
     "fewer ids than tokens": (scored({1: b"\1\0\0\0"}), "frames"),
@@ -184,8 +202,8 @@ def test_another_protocol_is_refused_with_both_versions_named() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"reward": NAN}, {"seconds": INF}, {"spans": [[0, 1]]}, {"ids": b""}, {"logps": b"\0\0\xc0\x7f" * 2},
-     {"text": "x" * (wire.MAX_TEXT_BYTES + 1)}, {"error": "x" * 70_000}],
+    [{"reward": NAN}, {"seconds": INF}, {"status": "pass"}, {"spans": [[0, 1]]}, {"ids": b""},
+     {"logps": b"\0\0\xc0\x7f" * 2}, {"text": "x" * (wire.MAX_TEXT_BYTES + 1)}, {"error": "x" * 70_000}],
 )  # fmt: skip
 def test_what_would_be_refused_is_not_sent(change: dict[str, typing.Any]) -> None:
     with pytest.raises(WireError):
