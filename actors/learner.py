@@ -65,7 +65,7 @@ class Learner:
             self.root = Root(store, interface=context.interface, address=context.address)
         self.bus = open_bus(context, config, self.pulse)
         self.pusher = Pusher(self._push, send=self.send, failed=lambda error: self.letterbox.fail(error))
-        self.letterbox = Letterbox(self.bus, push_begun=self.pusher.begin, overdue=leave)
+        self.letterbox = Letterbox(self.bus, push_begun=self.pusher.begin, push_broken=self._call_off, overdue=leave)
         self.keeper = Keeper(
             context.folder,
             config.checkpoint,
@@ -243,6 +243,11 @@ class Learner:
         self.pulse.tell()
         if self.is_root:
             self.send(m.Checkpointed(version, folder))
+
+    def _call_off(self, message: m.PushBroken) -> None:
+        """A member of this push is dead: the others need not wait for it."""
+        if self.root is not None:
+            self.root.cancel(message.push)
 
     def _push(self, snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
         """Runs on the push thread. Only rank 0 is ever asked."""

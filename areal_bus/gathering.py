@@ -49,40 +49,51 @@ class Gathering:
             self._effects.send(sender, m.Rejoin("only a member may speak"))
         raise ImpossibleEvent(f"only a member may speak; {sender!r} has not joined")
 
-    def heard(self, sender: str, now: float) -> tuple[Member, bool]:
-        """A sign of life, and whether one taken for dead is back: what it held went to others, its work ends (I4)."""
-        known = self.members.by_name.get(sender)
-        was_dead = known is not None and known.standing is Standing.DEAD and not known.is_deaf
-        lost = sorted({lease[:3] for lease in known.leased}) if known is not None and was_dead else []
+    def heard(self, sender: str, message: m.Message, now: float) -> tuple[Member, bool]:
+        """A sign of life of a member. Returns whether something follows from it.
+
+        One taken for dead is back: what it held went to others, its work ends (I4).
+        """
+        known = self.members.by_name[sender]
+        is_news = known.is_cut
+        if isinstance(message, m.Heartbeat) and known.is_deaf is message.hears:
+            is_news = self._hears(known, message.hears, now)
+        was_dead = known.standing is Standing.DEAD and not known.is_deaf
+        lost = sorted({lease[:3] for lease in known.leased}) if was_dead else []
         member = self.members.heard(sender, now)
+        if known.is_cut:
+            self._ask_again(known)
         if was_dead:
             self._effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
             for evaluation, uid, attempt in lost:
                 if not evaluation:
                     self._effects.send(sender, m.Cancel(uid, attempt))
             self.send_directory()
-        return member, was_dead
+        return member, was_dead or is_news
+
+    def _hears(self, member: Member, hears: bool, now: float) -> bool:
+        """It has begun to hear us, or ceased to: then it counts as dead. No news when it was we that stood still."""
+        if not hears and now < self.members.awake_from:
+            return False
+        member.is_deaf = not hears
+        if member.is_deaf:
+            self._presume_dead(member, "it does not hear the head")
+        return True
 
     def cut(self, name: str) -> None:
         """Its connection has ended, and what was under way to it and from it is lost."""
         member = self.members.by_name.get(name)
         if member is not None:
             member.is_cut = True
-            self.presume_dead(member, "its connection is gone")
+            self._presume_dead(member, "its connection is gone")
 
-    def deafen(self, member: Member) -> None:
-        """It says that nothing of ours reaches it: it counts as dead until it hears us."""
-        if not member.is_deaf:
-            member.is_deaf = True
-            self.presume_dead(member, "it does not hear the head")
-
-    def presume_dead(self, member: Member, why: str) -> None:
+    def _presume_dead(self, member: Member, why: str) -> None:
         """What it holds goes to others, unless it is one that only its next incarnation replaces."""
         if member.can_be_lost:
             member.standing = Standing.DEAD
             self.lose(member, why)
 
-    def is_back(self, member: Member) -> None:
+    def _ask_again(self, member: Member) -> None:
         """It speaks by another connection. Who may have lost what nobody repeats joins again, or comes back anew."""
         member.is_cut = False
         if member.role is Role.LEARNER or not member.ready:
@@ -142,7 +153,7 @@ class Gathering:
 
     def _forget(self, name: str, *, died: bool = True) -> None:
         self.rollouts.lose(name, died=died)
-        self.publishing.pushes.lose(name)
+        self.publishing.lose(name)
 
     def send_directory(self) -> None:
         """Who listens where, to those who connect."""

@@ -63,6 +63,14 @@ class Publishing:
         )
         self.effects.progress("warning", text=f"push of version {message.version}: {member.name}: {message.error}")
 
+    def lose(self, name: str) -> None:
+        """A member died: the root need not wait for it until the deadline."""
+        push = self.pushes.current
+        is_awaited = push is not None and name in push.members and name not in push.done
+        self.pushes.lose(name)
+        if push is not None and is_awaited:
+            self.effects.send(push.root, m.PushBroken(push.id, push.version, f"{name} is dead"))
+
     def settle(self, now: float) -> str | None:
         """Close the push that is over and begin the next. Returns why the job cannot go on, if it cannot."""
         push = self.pushes.current

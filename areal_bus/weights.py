@@ -11,6 +11,7 @@ Knows nothing of engines, heads or versions' order: when a push begins, and with
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -38,6 +39,8 @@ class Root:
         self._device = open_device(address, interface)
         self._groups = Groups()
         self._cancelled = threading.Event()
+        self._under_way: int | None = None
+        self._called_off: deque[int] = deque(maxlen=16)  # pushes that are not to begin any more
         self._old_keys: list[str] = []  # of the push before
         self._lock = threading.Lock()
 
@@ -54,9 +57,12 @@ class Root:
             )
         with self._lock:
             self._cancelled.clear()
+            self._under_way = begin.push
             snapshot.n_users += 1
             started = time.monotonic()
             try:
+                if begin.push in self._called_off:
+                    raise PushFailed(f"push {begin.push} was called off before it began")
                 self._forget_old_keys(begin)
                 if begin.members:
                     self._push(snapshot, begin)
@@ -71,9 +77,15 @@ class Root:
                 snapshot.n_users -= 1
         return PushDone(begin.push, begin.version, snapshot.digest, time.monotonic() - started, 0.0)
 
-    def cancel(self) -> None:
-        """End the push that is under way, if any: its `push` raises PushFailed. Callable from any thread."""
-        self._cancelled.set()
+    def cancel(self, push: int | None = None) -> None:
+        """End this push, begun or not (None: the one that is under way): its `push` raises PushFailed.
+
+        Callable from any thread.
+        """
+        if push is not None:
+            self._called_off.append(push)
+        if push in (None, self._under_way):
+            self._cancelled.set()
 
     def close(self) -> None:
         """Let go of all groups."""

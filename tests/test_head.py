@@ -284,3 +284,20 @@ def test_a_batch_needs_every_learner_rank_to_ask() -> None:
     # rank 1 is quick: it asks for the next batch before rank 0 has said that the update is done
     assert not sent(head.on("learner-1.0", m.BatchRequest(1), 0.0), m.ShardEnd)
     assert refused(head.on("learner-1.0", m.BatchRequest(0), 0.0))
+
+
+def test_the_root_hears_at_once_of_a_member_that_died_in_its_push() -> None:
+    head, _ = head_with(n_generators=2, batch_size=1, n_samples=1)
+    head.on("reward-0.0", scored(0, 0), 0.0)
+    head.on("learner-0.0", m.BatchRequest(0), 0.0)
+    effects = head.on("learner-0.0", m.UpdateDone(1, {}, "digest 1"), 0.0)
+    begin = sent(effects, m.PushBegin)[0][1]
+    assert isinstance(begin, m.PushBegin)
+    assert begin.members == ["generator-0.0", "generator-1.0"]
+    push_done(head, "generator-0.0", 1)
+    join = m.Join("generator-1.1", "generator", 1, 1, "", 2, "")
+    told = sent(head.on("generator-1.1", join, 1.0), m.PushBroken)
+    assert told == [("learner-0.0", m.PushBroken(begin.push, 1, "generator-1.0 is dead"))]
+    assert not sent(head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 2, ""), 1.0), m.PushBroken)
+    head.on("learner-0.0", m.PushBroken(begin.push, 1, "called off"), 1.0)
+    assert head.gate.v == 1

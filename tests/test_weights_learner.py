@@ -5,9 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.weights import serve_store
+from areal_bus.weights import Root, serve_store, take_snapshot
 from tests.weights_peer import Peer
 
 
@@ -77,3 +79,16 @@ def wait_until_stopped(peer: Peer, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while Path(f"/proc/{peer.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert time.monotonic() < deadline
+
+
+def test_a_push_that_was_called_off_does_not_begin() -> None:
+    """The word that a member is dead may come before the push's thread has begun with it."""
+    store, endpoint = serve_store("127.0.0.1")
+    root = Root(store, interface="lo", address="127.0.0.1")
+    snapshot = take_snapshot(1, {"w": torch.ones(4)}, bucket_bytes=1 << 20)
+    assert snapshot is not None
+    root.cancel(1)
+    with pytest.raises(PushFailed, match="push 1 was called off"):
+        root.push(snapshot, begin(1, endpoint, "generator-0.0"))
+    root.push(take_snapshot(2, {"w": torch.ones(4)}, bucket_bytes=1 << 20) or snapshot, begin(2, endpoint))
+    root.close()

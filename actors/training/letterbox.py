@@ -12,7 +12,18 @@ from collections.abc import Callable
 from actors import codes
 from areal_bus.bus import Bus
 from areal_bus.errors import Restart
-from areal_bus.messages import Directory, HeadBeat, Message, NoBatch, PushBegin, Rejoin, ShardEnd, ShardItem, Stop
+from areal_bus.messages import (
+    Directory,
+    HeadBeat,
+    Message,
+    NoBatch,
+    PushBegin,
+    PushBroken,
+    Rejoin,
+    ShardEnd,
+    ShardItem,
+    Stop,
+)
 
 LOOK_S = 1.0  # how often a wait looks around
 REJOIN_GRACE_S = 2.0  # the loop has so long to notice a Rejoin ...
@@ -24,13 +35,14 @@ class StopRun(Exception):
 
 
 class Letterbox:
-    """Messages for the learner's loop; `push_begun` is called on the reading thread for every PushBegin."""
+    """Messages for the learner's loop; `push_begun` and `push_broken` are called on the reading thread."""
 
     def __init__(
         self,
         bus: Bus,
         *,
         push_begun: Callable[[PushBegin], None],
+        push_broken: Callable[[PushBroken], None] = lambda _: None,
         overdue: Callable[[int], None],
         rejoin_grace_s: float = REJOIN_GRACE_S,
     ) -> None:
@@ -38,6 +50,7 @@ class Letterbox:
         self.term = 0  # as far as the head has said
         self._bus = bus
         self._push_begun = push_begun
+        self._push_broken = push_broken
         self._overdue = overdue
         self._rejoin_grace_s = rejoin_grace_s
         self._letters: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -130,6 +143,9 @@ class Letterbox:
             case PushBegin():
                 self.term = max(self.term, message.term)
                 self._push_begun(message)
+            case PushBroken():
+                self._push_broken(message)
+                return
             case HeadBeat():
                 self.term = max(self.term, message.term)
                 return
