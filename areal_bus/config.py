@@ -42,7 +42,7 @@ class LaunchConfig(Section):
     grace_s: float = Field(5.0, gt=0, le=60)
     """Time that actors get to end by themselves before they are killed."""
     max_restarts: int = Field(5, ge=0)
-    """Crashes of one actor in a row, without progress between them, that it comes back from; 0: the first ends the job."""
+    """Crashes in a row of one actor, with no progress between, that it comes back from; 0: the first ends the job."""
     drain_s: float = Field(600.0, gt=0)
     """Asked to drain (SIGUSR1), a job has this long to write a checkpoint and end; then it ends at once."""
 
