@@ -105,8 +105,9 @@ class Pulse:
                 os.write(pipe, b"1")
             os.close(pipe)
 
-    def beat(self) -> Heartbeat:
-        return Heartbeat(progress=self.progress, version=self.version, note=self.note)
+    def beat(self, *, hears: bool = True) -> Heartbeat:
+        """`hears`: the head was heard of late."""
+        return Heartbeat(progress=self.progress, version=self.version, note=self.note, hears=hears)
 
 
 def take_progress_pipe() -> int | None:
@@ -124,7 +125,7 @@ def open_bus(context: Context, config: Config, pulse: Pulse, *, listen: str = ""
         context.name,
         job=context.job,
         listen=listen,
-        heartbeat=pulse.beat,
+        heartbeat=lambda: pulse.beat(hears=bus.silence_s("head") <= config.bus.silent_s),
         heartbeat_to="head",
         heartbeat_s=config.bus.heartbeat_s,
         inbox_bytes=config.bus.inbox_mib << 20,

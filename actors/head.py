@@ -47,6 +47,7 @@ def run(context: Context) -> None:
         heartbeat=shell.beat,
         heartbeat_s=config.bus.heartbeat_s,
         inbox_bytes=config.bus.inbox_mib << 20,
+        tells_gone=True,
         keys=context.keyring(),
     )
     try:

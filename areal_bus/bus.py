@@ -20,7 +20,7 @@ from areal_bus.door import Door, Socket, knock
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.intake import Intake, Received
 from areal_bus.keys import Keyring
-from areal_bus.messages import Message
+from areal_bus.messages import Gone, Message
 from areal_bus.outbox import SEND_AHEAD, Outbox
 from areal_bus.refusals import Refusal, Refusals
 
@@ -45,12 +45,14 @@ class Bus:
         heartbeat_s: float = 1.0,
         inbox_bytes: int = 256 << 20,
         keys: Keyring | None = None,
+        tells_gone: bool = False,
     ) -> None:
         """`listen` is an endpoint ("ipc://...", "tcp://ADDRESS:PORT", port 0 for a free one) or "" for none.
 
         `heartbeat` is called on the bus thread every `heartbeat_s` and its message sent to `heartbeat_to`, or to every
         peer heard on the ROUTER when that is None. With `keys` all connections are CURVE's, and a key speaks as its own
-        seats only. Raises ConfigError when the endpoint cannot be bound.
+        seats only. `tells_gone`: `receive` says Gone for a peer of the ROUTER whose connection has ended, in its turn.
+        Raises ConfigError when the endpoint cannot be bound.
         """
         self.name = name
         self.job = job
@@ -60,6 +62,8 @@ class Bus:
         self._heartbeat_to = heartbeat_to
         self._heartbeat_s = heartbeat_s
         self._cap = inbox_bytes
+        self._tells_gone = tells_gone
+        self._last_heard: dict[str, float] = {}  # of those it connected to: monotonic seconds
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -102,6 +106,11 @@ class Bus:
         if self._keys is None:
             raise ConfigError('a key is allowed where keys are asked for: here bus.curve is "off"')
         self._keys.allow(seat, public_key)
+
+    def silence_s(self, peer: str) -> float:
+        """How long nothing has come from one that it connected to; 0 before its first word, and with a full inbox."""
+        heard = self._last_heard.get(peer)
+        return 0.0 if heard is None or self._is_full else time.monotonic() - heard
 
     def connect(self, peer: str, endpoint: str) -> None:
         """A DEALER to `peer`; connecting again to another endpoint replaces it."""
@@ -282,7 +291,8 @@ class Bus:
             if ready.get(dealer, 0) & zmq.POLLIN:
                 self._drain(dealer, peer)
         if self._router is not None and reading and self._drain(self._router, None) and self._door is not None:
-            self._door.nothing_is_left_to_read()
+            self._intake.end(self._door.nothing_is_left_to_read())
+            self._tell_gone()
 
     def _drain(self, socket: Socket, peer: str | None) -> bool:
         """Take what is there, up to the inbox's cap and for one turn's time; whether that was all."""
@@ -292,7 +302,17 @@ class Bus:
                 received = self._intake.from_client(socket) if peer is None else self._intake.from_server(socket, peer)
             except zmq.Again:
                 return True
+            self._tell_gone()
+            if peer is not None:
+                self._last_heard[peer] = time.monotonic()
             if received is not None:
                 self._received += received[2]
                 self._inbox.put(received)
         return False
+
+    def _tell_gone(self) -> None:
+        """After all that those peers had said."""
+        while self._intake.gone:
+            name = self._intake.gone.pop(0)
+            if self._tells_gone:
+                self._inbox.put((name, Gone(), 0))

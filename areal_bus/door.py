@@ -42,6 +42,7 @@ class Door:
         self._new: dict[int, str] = {}  # connections that have said nothing yet: descriptor -> address
         self._left: deque[tuple[int, str]] = deque()  # those of them that are gone
         self._speaking: dict[int, bytes] = {}  # connections that have said something, by descriptor
+        self._ended: set[bytes] = set()  # those of them that are gone
         self._n_open = 0
         self._limit = room(raise_file_limit())
         self._endpoint = ""
@@ -83,25 +84,37 @@ class Door:
                     self._turn_away(fd)
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._n_open -= 1
-                self._speaking.pop(fd, None)
+                if fd in self._speaking:
+                    self._ended.add(self._speaking.pop(fd))
                 if fd in self._new:
                     self._left.append((fd, self._new.pop(fd)))
 
-    def said_something(self, message: zmq.Frame, connection: bytes) -> None:
-        """To be called with the first frame of what the ROUTER received, which names the connection."""
+    def said_something(self, message: zmq.Frame, connection: bytes) -> bool:
+        """To be called with the first frame of what the ROUTER received, which names the connection.
+
+        Returns whether it has connected again: what was under way in its connection before is lost.
+        """
         fd = property_of(message, zmq.SRCFD)
         if fd is None or self._speaking.get(fd) == connection:
-            return
+            return False
         self.look()  # it came before it spoke
         self._new.pop(fd, None)
         self._left = deque(item for item in self._left if item[0] != fd)
+        before = [other for other, known in self._speaking.items() if known == connection]
+        for other in before:  # ZeroMQ says nothing of a connection whose place is taken
+            del self._speaking[other]
+        is_again = bool(before) or connection in self._ended
+        self._ended.discard(connection)
         self._speaking[fd] = connection
+        return is_again
 
-    def nothing_is_left_to_read(self) -> None:
-        """Whoever is gone and was not heard by now never said anything."""
+    def nothing_is_left_to_read(self) -> set[bytes]:
+        """Whoever is gone and was not heard by now never said anything. Returns the connections that ended."""
         while self._left:
             _, address = self._left.popleft()
             self._refusals.add(address, "handshake", "a connection begins with ZMTP, the right keys and a message")
+        ended, self._ended = self._ended, set()
+        return ended
 
     def close(self) -> None:
         self.look()

@@ -81,14 +81,18 @@ class Head:
 
     def on(self, sender: str, message: m.Message, now: float) -> list[Effect]:
         """One message from `sender`; what the rules exclude is refused and journalled, never absorbed."""
+        if now - self._ticked > self.rules.silent_s / 2:  # it is the head that stood still
+            self.members.awake_from = now + self.rules.silent_s
         try:
             if isinstance(message, m.Join):
                 self._on_join(sender, message, now)
+            elif isinstance(message, m.Gone):
+                self.gathering.cut(sender)
             elif sender not in self.members.by_name:
                 self.gathering.answer_stranger(sender, now)
             else:
-                member, is_back = self.gathering.heard(sender, now)
-                if isinstance(message, m.Heartbeat) and not is_back and member.is_deaf is not message.hears:
+                member, is_news = self.gathering.heard(sender, message, now)
+                if isinstance(message, m.Heartbeat) and not is_news:
                     self._on_heartbeat(member, message)
                     return self._effects.take()  # nothing follows from it
                 handler = self._handlers.get(type(message))
@@ -106,7 +110,7 @@ class Head:
             self.members.slept(gap_s, now)
         for member in self.members.silent(now):
             self.gathering.lose(member, f"silent for {self.rules.silent_s:g} s")
-        self.publishing.pushes.expire(now)
+        self.publishing.expire(now)
         if self.phase is Phase.ASSEMBLING and now - self._began > self.rules.assemble_s:
             awaited = self.members.awaited(self._wanted)
             self._end(1, f"the ring must be complete within {self.rules.assemble_s:g} s; {awaited}")

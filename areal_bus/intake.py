@@ -28,6 +28,7 @@ class Intake:
 
     def __init__(self, job: str, keys: Keyring | None, door: Door | None, refusals: Refusals) -> None:
         self.heard: dict[str, bytes] = {}  # peers of the ROUTER that have said something: name -> connection
+        self.gone: list[str] = []  # peers of it whose connection has ended, until the bus takes them
         self._job, self._keys, self._door, self._refusals = job, keys, door, refusals
         self._torn: set[Socket] = set()  # with the rest of a message to skip
 
@@ -50,8 +51,7 @@ class Intake:
             return None
         first = router.recv(zmq.NOBLOCK, copy=False)
         connection = first.bytes
-        if self._door is not None:
-            self._door.said_something(first, connection)
+        is_again = self._door is not None and self._door.said_something(first, connection)
         named = IDENTITY.fullmatch(connection)
         name = named[1].decode() if named else str(property_of(first, "Peer-Address") or NAMELESS)
         if self._refusals.is_struck_off(connection):
@@ -61,11 +61,19 @@ class Intake:
         if not self._recognise(router, name if named else "", first, known_as=name):
             self._torn.add(router)
             return None
+        if is_again and name in self.heard:
+            self.gone.append(name)
         received = self._decode(name, connection, self._frames(router))
         if received is not None:
             self.heard[name] = connection
             self._mind_the_names(router)
         return received
+
+    def end(self, connections: set[bytes]) -> None:
+        """These have ended, and everything that came in by them is read."""
+        for name in [name for name, connection in self.heard.items() if connection in connections]:
+            del self.heard[name]
+            self.gone.append(name)
 
     def _mind_the_names(self, router: Socket) -> None:
         """There are no more names than connections."""

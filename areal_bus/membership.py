@@ -39,6 +39,8 @@ class Member:
     progress: int = 0
     leaving: bool = False  # it wants no further work
     alone: bool = False  # it samples a prompt that is run alone
+    is_cut: bool = False  # its connection has ended: what was under way is lost
+    is_deaf: bool = False  # it is heard, and does not hear us
 
     @property
     def load(self) -> int:
@@ -65,6 +67,7 @@ class Membership:
 
     def __init__(self, *, silent_s: float) -> None:
         self.silent_s = silent_s
+        self.awake_from = 0.0  # who says before this that it did not hear us is right: we stood still
         self.by_name: dict[str, Member] = {}
         self._of_role: dict[Role, list[Member]] = {role: [] for role in Role}  # by index
 
@@ -111,7 +114,7 @@ class Membership:
         if member is None:
             raise ImpossibleEvent(f"only a member may speak; {name!r} has not joined")
         member.heard = now
-        if member.standing is Standing.DEAD:
+        if member.standing is Standing.DEAD and not member.is_deaf:
             member.leased.clear()
             member.version = None
             member.standing = self._standing_when_ready(member) if member.ready else Standing.JOINING
@@ -155,6 +158,7 @@ class Membership:
 
     def slept(self, gap_s: float, now: float) -> None:
         """The head itself stood still for so long: nobody was silent meanwhile."""
+        self.awake_from = now + self.silent_s
         for member in self.by_name.values():
             member.heard = min(member.heard + gap_s, now)
 

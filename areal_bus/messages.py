@@ -84,6 +84,15 @@ class Heartbeat:
     progress: int  # tokens, scores or micro-batches so far
     version: int | None  # weights held; None before the first push (always None for a reward)
     note: str  # what it does or waits for, for people
+    hears: bool = True  # False: alive, but the head has been silent here for bus.silent_s (one way is shut)
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Not on the wire: our own bus, in the name of a peer whose connection ended, after all that it had said.
+
+    What was under way to it and from it is lost. The peer may be dead, or connect again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +377,7 @@ Message = (
     Join
     | Ready
     | Heartbeat
+    | Gone
     | HeadBeat
     | Term
     | Rejoin

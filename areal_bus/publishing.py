@@ -71,6 +71,13 @@ class Publishing:
         if push is not None and is_awaited:
             self.effects.send(push.root, m.PushBroken(push.id, push.version, f"{name} is dead"))
 
+    def expire(self, now: float) -> None:
+        """Who has not answered by the push's deadline is waited for no longer."""
+        for name in self.pushes.expire(now):
+            if (push := self.pushes.current) is not None:
+                error = push.broken[name]
+                self.effects.record(Event.PUSH_BROKEN, push=push.id, version=push.version, name=name, error=error)
+
     def settle(self, now: float) -> str | None:
         """Close the push that is over and begin the next. Returns why the job cannot go on, if it cannot."""
         push = self.pushes.current

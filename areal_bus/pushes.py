@@ -83,12 +83,14 @@ class Pushes:
             self.current.broken.setdefault(name, "dead")
         self._views = {key: view for key, view in self._views.items() if name not in key}
 
-    def expire(self, now: float) -> None:
-        """After the deadline nobody is waited for."""
+    def expire(self, now: float) -> list[str]:
+        """After the deadline nobody is waited for. Returns whom it has passed."""
         push = self.current
-        if push is not None and now >= push.deadline:
-            for name in {push.root, *push.members} - push.done:
-                push.broken.setdefault(name, f"no answer within {self.timeout_s:g} s")
+        if push is None or now < push.deadline:
+            return []
+        late = [name for name in (push.root, *push.members) if name not in push.done | push.broken.keys()]
+        push.broken |= dict.fromkeys(late, f"no answer within {self.timeout_s:g} s")
+        return late
 
     def finish(self) -> Push:
         """Close the push that is over. A view in which anything broke is never used again."""

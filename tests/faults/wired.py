@@ -32,7 +32,7 @@ class Wires(World):
         self._began = time.monotonic()
         self.buses: dict[str, Bus] = {}
         self.proxies: dict[tuple[str, str], Proxy] = {}  # (who connects, to whom): seats, without incarnations
-        self.undelivered = 0
+        self.silent_s = 0.0  # of the scenario
 
     def between(self, one: str, other: str) -> Proxy:
         """From now on the first connects to the second through this. To be called before it connects."""
@@ -64,12 +64,14 @@ class Wires(World):
             through = self.proxies.get((seat(sender), seat(to)))
             if to == HEAD or to in self.buses:
                 bus.connect(to, through.endpoint if through is not None else self.buses[to].endpoint)
+        if isinstance(message, m.Heartbeat):
+            message = replace(message, hears=bus.silence_s(HEAD) * PACE <= self.silent_s)
         bus.send(to, legal(message))
 
     def _bus(self, name: str) -> Bus:
         if name not in self.buses:
             listens = name == HEAD or name.startswith("reward-")
-            self.buses[name] = Bus(name, job=JOB, listen=ANY if listens else "")
+            self.buses[name] = Bus(name, job=JOB, listen=ANY if listens else "", tells_gone=name == HEAD)
         return self.buses[name]
 
     def crash(self, name: str) -> None:
@@ -105,6 +107,7 @@ class WiredRing(Ring):
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario, keeps_story=True, world_class=Wires)
         self.records = []
+        self.world.silent_s = scenario.silent_s
 
     def __enter__(self) -> "WiredRing":
         return self
