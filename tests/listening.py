@@ -2,12 +2,15 @@
 
 import ipaddress
 import socket
-from collections.abc import Iterable
-from contextlib import suppress
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 LISTEN = "0A"
+EVERY_S = 2.0
+LAUNCHERS = ("mpirun", "prterun", "prte", "prted")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,6 +54,30 @@ def listeners(pids: Iterable[int]) -> set[Listener]:
                     if target.startswith("socket:[") and target[8:-1] in at:
                         found.add(Listener(pid, program, *at[target[8:-1]]))
     return found
+
+
+@contextmanager
+def watched(pid: int) -> Iterator[set[Listener]]:
+    """Every listener of that process and what comes from it, seen from time to time until the end of this block."""
+    seen: set[Listener] = set()
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(EVERY_S):
+            seen.update(listeners(family(pid)))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def of_the_launcher(listener: Listener) -> bool:
+    """Whether it is Open MPI's own: mpirun and its daemons listen for each other on every interface."""
+    return listener.program.split(" ")[0].rpartition("/")[2] in LAUNCHERS
 
 
 def listening_inodes() -> dict[str, tuple[str, int]]:

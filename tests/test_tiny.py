@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.listening import of_the_launcher, watched
 from tests.replaying import replay_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,9 +25,13 @@ def launch(folder: Path, *changes: str, config: str = "configs/tiny.toml", ranks
     }
     overrides = [word for change in (f"run.folder='{folder}'", *changes) for word in ("--set", change)]
     line = [str(scripts / "mpirun"), "-np", str(ranks), "python", "-m", "areal_bus.launch", config, *overrides]
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder / "output.txt").write_text(done.stdout)
+    job = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with watched(job.pid) as listeners:
+        output, errors = job.communicate(timeout=600)
+    assert job.returncode == 0, output + errors
+    (folder / "output.txt").write_text(output)
+    ours = sorted(f"{x.address}:{x.port}" for x in listeners if not of_the_launcher(x))
+    (folder / "listeners.txt").write_text("\n".join(ours))
     return (folder / "latest").resolve()
 
 
@@ -98,6 +103,14 @@ def test_every_actor_accounts_for_its_time(run: Path) -> None:
         [sys.executable, "-m", "tools.breakdown", str(run)], cwd=ROOT, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_its_sockets_listen_on_loopback_only(run: Path) -> None:
+    """The store and the collectives; the bus itself is on ipc paths."""
+    seen = (run.parent / "listeners.txt").read_text().split()
+    assert len(seen) >= 4  # the store, and gloo in the learner and in each generator
+    assert {address.rpartition(":")[0] for address in seen} == {"127.0.0.1"}
 
 
 @pytest.mark.slow
