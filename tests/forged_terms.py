@@ -137,3 +137,8 @@ def term_2(forge: TermForge) -> None:
     forge.train(6, 7)
     forge.refund(8, "end_of_run")
     forge.refund(9, "end_of_run")
+
+
+def term(forge: TermForge, number: int) -> Line:
+    """The line that begins this term."""
+    return forge.of(HEADS[number == 2], "term", term=number)[0]

@@ -204,8 +204,7 @@ def figures(found: Audit) -> dict[str, Any]:
     about = asdict(found.setup) | {"lines": found.n_lines, "files": len(found.files), "torn": found.torn}
     if head is None:
         return {"about": about}
-    batches, tokens, ages = head.batches, head.tokens, head.ages
-    never_received = sum(sum(spans[1::2]) for spans in found.evidence.completions.values())
+    tokens, ages = head.tokens, head.ages
     return {
         "about": about,
         "prompts": {
@@ -215,17 +214,7 @@ def figures(found: Audit) -> dict[str, Any]:
             "drawn_again": head.prompts.passes.n_reissued,
             "refused_messages": dict(head.agreement.refused),
         },
-        "tokens": {
-            "received": tokens.received,
-            "trained": batches.n_trained,
-            "masked": batches.n_masked,
-            "skipped": batches.n_skipped,
-            "without_figures": tokens.in_batches - batches.n_tokens,
-            "dropped": tokens.dropped.total(),
-            "dropped_by_reason": dict(tokens.dropped),
-            "waiting": tokens.waiting,
-            "completed_but_never_received": never_received,
-        },
+        "tokens": _tokens(found, head),
         "lag": {
             "max_trained_token": max(ages.trained, default=None),
             "trained_tokens": histogram(ages.trained),
@@ -240,6 +229,22 @@ def figures(found: Audit) -> dict[str, Any]:
         },
         "terms": [{"term": b.term, "version": b.version} for b in head.terms.all[: head.terms.n_begun]],
         "undone": asdict(head.undone),
+    }
+
+
+def _tokens(found: Audit, head: Head) -> dict[str, Any]:
+    batches, tokens = head.batches, head.tokens
+    never_received = sum(sum(spans[1::2]) for spans in found.evidence.completions.values())
+    return {
+        "received": tokens.received,
+        "trained": batches.n_trained,
+        "masked": batches.n_masked,
+        "skipped": batches.n_skipped,
+        "without_figures": tokens.in_batches - batches.n_tokens,
+        "dropped": tokens.dropped.total(),
+        "dropped_by_reason": dict(tokens.dropped),
+        "waiting": tokens.waiting,
+        "completed_but_never_received": never_received,
     }
 
 
