@@ -4,7 +4,7 @@ Nothing in our packages knows of this. When one of the modules below is imported
 `Ring.arm` says by a file which point strikes whom and how, and who comes there first takes the file away. Without the
 variable AREAL_FAULTS all of this is idle.
 
-    kill    as by kill -9            stop    as by SIGSTOP            raise   a RuntimeError
+    kill   as by kill -9       stop   as by SIGSTOP       raise   a RuntimeError       lag   stand still for LAG_S
     and at some points, in place of what they stand for:  drop, flip
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 
 FOLDER = os.environ.get("AREAL_FAULTS", "")
 LOOK_S = 0.01
+LAG_S = 4.0
 ME = SimpleNamespace(who="", name="")  # generator-0, generator-0.1, once this process knows
 
 
@@ -58,6 +59,8 @@ def strike(point: str) -> str:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "raise":
         raise RuntimeError(f"struck at {point}")
+    elif how == "lag":
+        time.sleep(LAG_S)
     return how
 
 
@@ -197,6 +200,11 @@ def generation(module: Any) -> None:
     module.Generator._on = on
 
 
+def delivery(module: Any) -> None:
+    """A sample is complete, and nobody knows yet."""
+    after(module.Delivery, "add", "completed")
+
+
 def builtin(module: Any) -> None:
     """Every token takes as long as the test says."""
     before(module.BuiltinEngine, "step", "decode")
@@ -234,6 +242,7 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "areal_bus.weights": weights,
     "areal_bus.landing": landing,
     "actors.generation": generation,
+    "actors.delivery": delivery,
     "actors.engines.builtin": builtin,
     "actors.frontiers": frontiers,
     "actors.head": head,
