@@ -16,19 +16,17 @@ from collections.abc import Callable
 import zmq
 
 from areal_bus import wire
-from areal_bus.door import Door, Socket, knock
+from areal_bus.door import Door, Socket, knock, limit
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.intake import Intake, Received
 from areal_bus.keys import Keyring
 from areal_bus.messages import Gone, Message
-from areal_bus.outbox import SEND_AHEAD, Outbox
+from areal_bus.outbox import Outbox
 from areal_bus.refusals import Refusal, Refusals
 
 RETRY_S = 0.05  # a ROUTER's full peer is tried again after this
 TURN_S = 0.02  # longest time that one socket is read while heartbeats and sending wait
 MAX_SOCKETS = 4096
-READ_AHEAD = 128  # messages of one peer that ZeroMQ reads before we take them; more wait at the peer
-KEEPALIVE_S = 30  # over tcp the system asks an idle peer's host for a sign of life, and hangs up when none comes
 
 
 class Bus:
@@ -121,10 +119,7 @@ class Bus:
         self._order(lambda: self._disconnect(peer))
 
     def send(self, to: str, message: Message) -> None:
-        """Queue a message: by the DEALER of that name, else by the ROUTER to the peer heard under it. Never blocks.
-
-        Raises WireError when the message is over a cap.
-        """
+        """By the DEALER of that name, else by the ROUTER to who is heard under it. Never blocks. Raises WireError."""
         frames = wire.encode(message, job=self.job)
         self._order(lambda: self._outbox.post(to, frames))
 
@@ -173,7 +168,7 @@ class Bus:
 
     def _listen(self, endpoint: str) -> Socket:
         router = self._context.socket(zmq.ROUTER)
-        self._limit(router)
+        limit(router)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who connects again is not shut out by its old connection
         self._door = Door(self._context, router, self._keys, self._refusals)
@@ -184,28 +179,16 @@ class Bus:
             router.close()
             self._context.term()
             os.close(self._wake_fd)
-            raise ConfigError(
-                f"{self.name} must listen on {endpoint}: {error.strerror}; choose another bus.port (0: a free one)"
-            ) from None
+            what = f"{self.name} must listen on {endpoint}: {error.strerror}"
+            raise ConfigError(f"{what}; choose another bus.port (0: a free one)") from None
         return router
-
-    @staticmethod
-    def _limit(socket: Socket) -> None:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
-        socket.setsockopt(zmq.SNDHWM, SEND_AHEAD)
-        socket.setsockopt(zmq.RCVHWM, READ_AHEAD)
-        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S // 3)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
     def _connect(self, peer: str, endpoint: str) -> None:
         if self._dealer_at.get(peer) == endpoint:
             return
         self._disconnect(peer)
         dealer = self._context.socket(zmq.DEALER)
-        self._limit(dealer)
+        limit(dealer)
         dealer.setsockopt(zmq.IDENTITY, self._identity)
         try:
             if self._keys is not None:

@@ -17,11 +17,15 @@ from zmq.utils import z85
 
 from areal_bus.keys import Keyring
 from areal_bus.refusals import Refusals
+from areal_bus.wire import MAX_FRAME_BYTES
 
 BACKLOG = 1024  # connections that may ask at once
 HANDSHAKE_MS = 10_000  # who has not finished its handshake by then is cut off
 MAX_CONNECTIONS = 8192  # at once; each costs a file descriptor and some 20 KiB
 SPARE = 4  # one descriptor in so many is left to the rest of the process, and to those that are being turned away
+SEND_AHEAD = 1000  # messages to one peer in ZeroMQ's own queue; more wait in ours
+READ_AHEAD = 128  # messages of one peer that ZeroMQ reads before we take them; more wait at the peer
+KEEPALIVE_S = 30  # over tcp the system asks an idle peer's host for a sign of life, and hangs up when none comes
 LOCAL = "a local process"  # a peer over ipc has no address
 GONE = "unknown address"  # it left before it was looked at
 AT_ONCE = 1000  # comings and goings that are noted before messages are read
@@ -147,6 +151,18 @@ def property_of(message: zmq.Frame, name: int | str) -> Any:
         return message.get(name)
     except zmq.ZMQError:
         return None
+
+
+def limit(either: Socket) -> None:
+    """What a socket holds and waits for, at most."""
+    either.setsockopt(zmq.LINGER, 0)
+    either.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    either.setsockopt(zmq.SNDHWM, SEND_AHEAD)
+    either.setsockopt(zmq.RCVHWM, READ_AHEAD)
+    either.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    either.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+    either.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S // 3)
+    either.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
 
 def lock(listening: Socket, keys: Keyring) -> None:

@@ -71,7 +71,8 @@ class Intake:
 
     def end(self, connections: set[bytes]) -> None:
         """These have ended, and everything that came in by them is read."""
-        for name in [name for name, connection in self.heard.items() if connection in connections]:
+        ended = [name for name, connection in self.heard.items() if connection in connections] if connections else []
+        for name in ended:
             del self.heard[name]
             self.gone.append(name)
 

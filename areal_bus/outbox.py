@@ -1,7 +1,7 @@
 """What waits to go out: to each peer in order, for as long as its socket does not take it; knows no threads.
 
-ZeroMQ holds `SEND_AHEAD` messages to a peer, what it does not take waits here. A peer that is gone, or has `OUTBOX`
-messages waiting, gets no more: those are void, counted and named once.
+What ZeroMQ does not take of the messages to a peer waits here. A peer that is gone, or has `OUTBOX` messages waiting,
+gets no more: those are void, counted and named once.
 """
 
 from collections import Counter, deque
@@ -12,7 +12,6 @@ from loguru import logger
 from areal_bus.door import Socket
 from areal_bus.refusals import NAMED, OTHERS
 
-SEND_AHEAD = 1000  # messages in ZeroMQ's own queue to one peer
 OUTBOX = 1 << 18  # messages that wait here for one peer
 
 Frames = list[bytes]

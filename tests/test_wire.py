@@ -113,6 +113,7 @@ HOSTILE = {
     "another protocol with another header": ([msgpack.packb({"p": 99, "more": 1})], "protocol"),
     "another job": ([header(j="other")], "job"),
     "an unknown kind": ([header(k="Evil")], "kind"),
+    "what only a bus says": ([header(k="Gone", f={})], "kind"),
     "a private name as kind": ([header(k="__class__")], "kind"),
     "a missing field": ([header(f={})], "fields"),
     "a further field": ([header(f={"reason": "x", "more": 1})], "fields"),
