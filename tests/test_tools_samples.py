@@ -159,7 +159,7 @@ def test_a_sample_that_is_trained_again_counts_the_second_time(tmp_path: Path, c
     samples.main([str(crashed(tmp_path / "run")), "--uid", "3", "--json"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["completion"], line.get("undone", False)) for line in lines] == [
-        ("term 0: 1/3/0", True), ("term 0: 1/3/1", True), ("term 1: 1/3/0", False), ("term 1: 1/3/1", False),
+        ("term 1: 1/3/0", False), ("term 1: 1/3/1", False), ("term 0: 1/3/0", True), ("term 0: 1/3/1", True),
     ]  # fmt: skip
 
 

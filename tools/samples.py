@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = run.find(args.run)
     found, title = select(marked(where), step=args.step, uid=args.uid, evaluation=args.evaluation)
     ordered = sorted(found, key=_reward) if args.worst else across_groups(found)
+    ordered.sort(key=lambda sample: sample.get("undone", False))  # what lasts comes first
     limit = args.n or (len(ordered) if args.uid is not None else 5)
     shown = ordered[:limit]
     if args.json:
