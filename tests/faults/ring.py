@@ -172,6 +172,11 @@ class Ring:
         os.kill(pid, signal.SIGKILL)
         self.wait(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), f"process {pid} is gone")
 
+    def resume_process(self, pid: int) -> None:
+        """One that was stopped goes on."""
+        self.wait(lambda: _state(pid) == b"T", f"process {pid} stands still")
+        os.kill(pid, signal.SIGCONT)
+
     def memory(self, who: str) -> int:
         """Bytes that an actor holds in memory."""
         pid, _ = self.actor(who)
@@ -401,8 +406,13 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
+def _state(pid: int) -> bytes:
+    """R, S, D, T (stopped), Z, ... or nothing when it has gone."""
+    return b"".join(_read(pid, "stat").rpartition(b")")[2].split()[:1])
+
+
 def _is_zombie(pid: int) -> bool:
-    return _read(pid, "stat").rpartition(b")")[2].split()[:1] in ([b"Z"], [])
+    return _state(pid) in (b"Z", b"")
 
 
 def _open_files(pid: int) -> Iterator[Path]:
