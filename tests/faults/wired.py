@@ -12,7 +12,6 @@ from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.bus import Bus
-from areal_bus.errors import WireError
 from areal_bus.simulation.ring import Outcome, Ring
 from areal_bus.simulation.scenario import Scenario
 from areal_bus.simulation.world import HEAD, World
@@ -46,7 +45,8 @@ class Wires(World):
             _, _, act, args = heappop(self._events)
             act(*args)
             return
-        if not any([self._take(name) for name in list(self.buses)]):
+        n_taken = sum(self._take(name) for name in list(self.buses))
+        if not n_taken:
             time.sleep(IDLE_S)
 
     def _take(self, name: str) -> bool:
@@ -60,10 +60,9 @@ class Wires(World):
 
     def send(self, sender: str, to: str, message: m.Message) -> None:
         bus = self._bus(sender)
-        if to.startswith("reward-") and sender.startswith("generator-") or to == HEAD:
+        if sender != HEAD and to in self.buses:
             through = self.proxies.get((seat(sender), seat(to)))
-            if to == HEAD or to in self.buses:
-                bus.connect(to, through.endpoint if through is not None else self.buses[to].endpoint)
+            bus.connect(to, (through or self.buses[to]).endpoint)
         if isinstance(message, m.Heartbeat):
             message = replace(message, hears=bus.silence_s(HEAD) * PACE <= self.silent_s)
         bus.send(to, legal(message))
