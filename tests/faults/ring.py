@@ -172,10 +172,12 @@ class Ring:
         os.kill(pid, signal.SIGKILL)
         self.wait(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), f"process {pid} is gone")
 
-    def resume_process(self, pid: int) -> None:
-        """One that was stopped goes on."""
+    def resume_process(self, pid: int) -> float:
+        """One that was stopped goes on; when."""
         self.wait(lambda: _state(pid) == b"T", f"process {pid} stands still")
+        t = time.monotonic()
         os.kill(pid, signal.SIGCONT)
+        return t
 
     def memory(self, who: str) -> int:
         """Bytes that an actor holds in memory."""

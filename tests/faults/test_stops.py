@@ -1,0 +1,110 @@
+"""Rows 4 and 41: who stands still for longer than its lease, and then goes on."""
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.ring import Blow, Ring
+from tools import run as runs
+
+pytestmark = pytest.mark.soak
+
+SILENT_S = 1.5  # as in ring.toml
+SLACK_S = 2.0
+STOPPED_S = 60.0
+BOUND = 8  # (eta + 1) * B
+FLAT = 4 << 20
+
+
+@dataclass(frozen=True)
+class Stopped:
+    ring: Ring
+    blow: Blow  # generator-0, with a sample complete that nobody knows of
+    resumed: float
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
+    ring = Ring(tmp_path_factory.mktemp("stopped"), "run.total_train_steps=12")
+    ring.hold(2)
+    with ring.started():
+        ring.until("update", version=2)
+        ring.slow(0.03)
+        ring.arm("completed", "stop", who="generator-0")
+        ring.hold(3)
+        blow = ring.struck("completed")
+        ring.slow(None)
+        ring.until("member", name=blow.name, state="dead", after=blow.t)
+        ring.hold(4)
+        ring.until("update", version=4)  # of prompts that it held among others
+        resumed = ring.resume_process(blow.pid)
+        ring.until("member", name=blow.name, state="healthy", after=resumed)
+        ring.hold(None)
+        ring.finish()
+        ring.check_survived()
+        yield Stopped(ring, blow, resumed)
+
+
+def test_row_04_what_a_stopped_generator_held_goes_to_another(stopped: Stopped) -> None:
+    ring, blow = stopped.ring, stopped.blow
+    (dead,) = ring.lines("member", name=blow.name, state="dead")
+    assert SILENT_S - 0.5 <= dead["t"] - blow.t <= SILENT_S + SLACK_S
+    before = {x["uid"]: x["attempt"] for x in ring.lines("lease", holder=blow.name) if x["t"] < blow.t}
+    again = [x for x in ring.lines("lease", after=dead["t"] - 0.001) if x["uid"] in before]
+    assert again
+    for line in again:
+        assert (line["holder"], line["attempt"]) == ("generator-1.0", before[line["uid"]] + 1)
+        assert line["t"] - blow.t < 5.0
+
+
+def test_row_04_a_late_result_is_refused_by_its_attempt(stopped: Stopped) -> None:
+    """It was complete when its generator stood still; its prompt is another one's by now, or trained."""
+    ring = stopped.ring
+    late = [line for line in ring.lines("refused", role="head") if line["t"] > stopped.resumed]
+    assert [line for line in late if line["what"] in ("Sampled", "Scored")]
+    taken = ring.lines("trajectory", role="head")
+    assert not {(x["uid"], x["attempt"]) for x in late if "attempt" in x} & {(x["uid"], x["attempt"]) for x in taken}
+
+
+def test_row_04_a_generator_that_goes_on_is_stale_until_a_push(stopped: Stopped) -> None:
+    """In the same life; it gets work again."""
+    ring, blow = stopped.ring, stopped.blow
+    states = [x["state"] for x in ring.lines("member", name=blow.name) if x["t"] > stopped.resumed]
+    assert states[:2] == ["stale", "healthy"]
+    healthy = next(x for x in ring.lines("member", name=blow.name, state="healthy") if x["t"] > stopped.resumed)
+    leases = [x["t"] for x in ring.lines("lease", holder=blow.name) if x["t"] > blow.t]
+    assert leases
+    assert min(leases) > healthy["t"]
+    assert len(list(runs.Run(ring.run).journals("generator"))) == 2
+
+
+def test_row_41_stop_learner_for_a_minute(tmp_path: Path) -> None:
+    """Generators go on to the bound of credits and wait there; memory is flat; all go on by themselves."""
+    ring = Ring(tmp_path, "run.total_train_steps=40", "watchdog.stall_s=10")
+    ring.hold(5)
+    with ring.started():
+        ring.until("update", version=5)
+        ring.hold(20)
+        ring.until("batch", step=8)
+        blow = ring.kill("learner-0", signal.SIGSTOP)
+        ring.until("spans", after=blow.t + 10)  # everything has come to rest
+        parts = ("head-0", "generator-0", "generator-1", "reward-0")
+        before = {who: ring.memory(who) for who in parts}
+        ring.until("spans", after=blow.t + STOPPED_S)
+        after = {who: ring.memory(who) for who in parts}
+        ring.resume_process(blow.pid)
+        ring.hold(None)
+        ring.finish()
+    ring.check_survived()
+    assert {who: after[who] - before[who] for who in parts if after[who] - before[who] > FLAT} == {}
+    still = [line for line in ring.lines(role="head", after=blow.t + 10) if line["t"] < blow.t + STOPPED_S]
+    assert {line["event"] for line in still} <= {"spans", "wait", "stall"}
+    last = [line for line in ring.lines("admit", role="head") if line["t"] < blow.t + STOPPED_S][-1]
+    assert last["live"] + last["in_training"] == BOUND
+    stall = next(line for line in still if line["event"] == "stall")
+    assert blow.name in stall["on"]
+    assert not ring.lines("member", role="head", state="dead")
+    assert {path.stem.rpartition(".")[2] for path in runs.Run(ring.run).journals()} == {"0"}
