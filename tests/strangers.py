@@ -11,10 +11,13 @@ from pathlib import Path
 import zmq
 
 from areal_bus.bus import Bus
+from areal_bus.door import knock
+from areal_bus.keys import Keyring
 from areal_bus.messages import Ack, Message
 
 JOB = "job"
 PATIENCE_S = 20.0
+NAME = b"generator-66.0/0123456789abcdef"
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
 READY = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
 
@@ -55,12 +58,14 @@ def until(is_so: Callable[[], object], what: str) -> None:
 class Dealer:
     """A plain DEALER that says what it likes."""
 
-    def __init__(self, endpoint: str, identity: bytes = b"generator-66.0/0123456789abcdef") -> None:
+    def __init__(self, endpoint: str, identity: bytes = NAME, keys: Keyring | None = None) -> None:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.IDENTITY, identity)
+        if keys is not None:
+            knock(self.socket, keys, "head")
         self.socket.connect(endpoint)
 
     def send(self, *frames: bytes) -> None:
@@ -72,8 +77,8 @@ class Dealer:
 
 
 @contextmanager
-def dealer(endpoint: str, identity: bytes = b"generator-66.0/0123456789abcdef") -> Iterator[Dealer]:
-    one = Dealer(endpoint, identity)
+def dealer(endpoint: str, identity: bytes = NAME, keys: Keyring | None = None) -> Iterator[Dealer]:
+    one = Dealer(endpoint, identity, keys)
     yield one
     one.close()
 
