@@ -17,7 +17,7 @@ from areal_bus.simulation.scenario import Scenario
 from areal_bus.simulation.world import HEAD, World
 from tests.faults.proxy import Proxy
 
-PACE = 20.0
+PACE = 40.0
 JOB = "wired"
 ANY = "tcp://127.0.0.1:0"
 IDLE_S = 0.002
