@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from areal_bus.effects import Discard, Save
 from areal_bus.frontier import START, Frontier
 from areal_bus.simulation.scenario import Scenario
-from areal_bus.simulation.world import World
+from areal_bus.simulation.world import HEAD, World
 from areal_bus.terms import Terms
 
 
@@ -59,10 +59,10 @@ class Writer:
         """In its turn."""
         self._pending.append(effect)
         self._until = max(self.world.now, self._until) + self.scenario.frontier_s * self.rng.random()
-        self.world.at(self._until, self._do_next)
+        self.world.timer(HEAD, self._until - self.world.now, self._do_next)
 
     def flush(self) -> None:
-        """A head ends when all is on disk."""
+        """A head waits until all is on disk."""
         while self._pending:
             self._do_next()
 

@@ -21,7 +21,7 @@ from areal_bus.simulation.world import HEAD, World
 
 MAX_EVENTS = 2_000_000
 WATCH_S = 40.0
-BEAT = m.Heartbeat(0, None, "")
+BEAT, DEAF = m.Heartbeat(0, None, ""), m.Heartbeat(0, None, "", hears=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,8 @@ class Ring:
         world.timer(name, self.scenario.heartbeat_s, self._beat, name)
 
     def _beat(self, name: str) -> None:
-        self.world.send(name, HEAD, BEAT)
+        silence_s = self.world.now - self.world.heard.get(name, self.world.now)
+        self.world.send(name, HEAD, BEAT if silence_s <= self.scenario.silent_s else DEAF)
         self.world.timer(name, self.scenario.heartbeat_s, self._beat, name)
 
     # faults
@@ -187,14 +188,20 @@ class Ring:
             self.witness.generators[name].leave()
         elif fault.kind == "stop":
             self.world.stop(name, fault.for_s)
+        elif fault.kind == "deaf":
+            self.world.deafen(name, fault.for_s)
+        elif fault.kind == "reset":
+            self.world.break_connection(name)
         else:
             self.world.cut(name, fault.for_s)
 
     def _crash(self, role: Role, index: int, for_s: float) -> None:
-        """It is gone at once, and comes back as a new incarnation."""
+        """It is gone at once, and comes back as a new incarnation. The head may hear of it, or not (a host is dead)."""
         name = self.names.pop((role, index), None)
         if name is not None:
             self.world.crash(name)
+            if self.rng.random() < 0.7:
+                self.world.say_gone(name)
             incarnation = int(name.rpartition(".")[2]) + 1
             self.world.at(self.world.now + for_s, self._start, role, index, incarnation)
 
@@ -282,6 +289,7 @@ class Ring:
             self._moved_s = self.world.now
         elif line.event is Event.TERM:
             self.disk.term = line.fields["term"]
+            self._writer.flush()  # frontiers of the lost timeline are gone before anybody hears of the term
         if self.world.story is not None:
             self.world.tell(str(line.event), line.fields)
         if self.records is not None:

@@ -40,10 +40,12 @@ class Lengths:
 class Fault:
     """Something happens to an actor at `at_s` and is over after `for_s`.
 
-    "crash": a new incarnation comes; "stop": SIGSTOP and SIGCONT; "cut": nothing passes to or from it. Of the head also
-    "kill" (the whole job, which is resumed) and "drain" (it ends by itself, and is resumed); of a generator "leave" (it
-    drains, and another one joins in its place); of a learner "tear" (a crash that damages the newest checkpoint,
-    when more than one are kept).
+    - "crash": a new incarnation comes; "stop": SIGSTOP and SIGCONT
+    - "cut": nothing passes to or from it; "deaf": nothing of the head's passes to it
+    - "reset": its connection to the head breaks, with all that is under way in it
+    - of the head "kill" (the whole job, which is resumed) and "drain" (it ends by itself, and is resumed)
+    - of a generator "leave": it drains, and another one joins in its place
+    - of a learner "tear": a crash that damages the newest checkpoint, where more than one are kept
     """
 
     kind: str
@@ -225,8 +227,14 @@ def _faults(rng: random.Random, n_generators: int, n_rewards: int, n_learners: i
 
 
 def _further(rng: random.Random, n_generators: int, calm_s: float) -> list[Fault]:
-    """Now and then a learner that comes back to a damaged checkpoint, and a generator that leaves."""
+    """Now and then a broken connection, a learner that comes back to a damaged checkpoint, a generator that leaves."""
     faults = []
+    for kind, share in (("reset", 0.25), ("deaf", 0.1)):
+        if rng.random() < share:
+            role = rng.choice((Role.GENERATOR, Role.GENERATOR, Role.REWARD, Role.LEARNER))
+            at_s = rng.uniform(0, calm_s)
+            index = rng.randrange(n_generators) if role is Role.GENERATOR else 0
+            faults.append(Fault(kind, role, index, at_s, min(40.0, calm_s - at_s)))
     if rng.random() < 0.1:
         faults.append(Fault("tear", Role.LEARNER, 0, rng.uniform(0, calm_s), 2.0))
     if rng.random() < 0.15:

@@ -112,9 +112,15 @@ class Witness:
         self.prompts[uid] = Followed(line["born"], row, issue=line["issue"])
         self._count()
 
+    def _of(self, uid: int) -> Followed:
+        """What is known of a prompt that the head speaks of."""
+        prompt = self.prompts.get(uid)
+        self.check("I3", prompt is not None, "it was never admitted", uid)
+        return prompt if prompt is not None else Followed(0, (0, 0))
+
     def _on_lease(self, line: dict[str, Any]) -> None:
         uid, holder = line["uid"], line["holder"]
-        prompt = self.prompts[uid]
+        prompt = self._of(uid)
         prompt.attempt = line["attempt"]
         prompt.n_leases += 1
         is_new = (uid, prompt.attempt) not in self._leased
@@ -135,10 +141,7 @@ class Witness:
         if line.get("evaluation"):
             return
         uid, sample = line["uid"], line["sample"]
-        prompt = self.prompts.get(uid)
-        if prompt is None:
-            self.check("I3", False, "a result was taken for a prompt never admitted", uid)
-            return
+        prompt = self._of(uid)
         self.check("I6", line["attempt"] == prompt.attempt, f"a result of attempt {line['attempt']} counted", uid)
         self.check("I4", sample not in prompt.accepted, f"sample {sample} counted twice", uid)
         self.check("I3", prompt.state == "live", f"a result counted when it was {prompt.state}", uid)
@@ -147,7 +150,7 @@ class Witness:
 
     def _on_refund(self, line: dict[str, Any]) -> None:
         uid = line["uid"]
-        prompt = self.prompts[uid]
+        prompt = self._of(uid)
         self.check("I3", prompt.state == "live", f"refunded when it was {prompt.state}", uid)
         prompt.state = "refunded"
         prompt.n_accounted += line["n_tokens_dropped"]
@@ -174,7 +177,7 @@ class Witness:
 
     def _on_shard_item(self, item: m.ShardItem) -> None:
         uid, sample = item.uid, item.sample
-        prompt = self.prompts[uid]
+        prompt = self._of(uid)
         self.groups.setdefault(item.step, {}).setdefault(uid, set()).add(sample)
         self.handed.add((item.step, uid, sample))
         attempt = prompt.accepted.get(sample, -1)
@@ -206,12 +209,12 @@ class Witness:
             return
         self.check("I2", max(lags, default=0) <= scenario.eta, f"trained tokens lag {max(lags, default=0)}", uid)
         if policy is not StalenessPolicy.MASK:
-            age = clock - self.prompts[uid].born
+            age = clock - self._of(uid).born
             self.check("I2", age <= scenario.eta and len(lags) == len(runs), f"trained at c - born = {age}", uid)
 
     def _on_trajectory(self, line: dict[str, Any]) -> None:
         uid, step = line["uid"], line["step"]
-        prompt = self.prompts[uid]
+        prompt = self._of(uid)
         prompt.n_accounted += line["n_tokens"]
         if prompt.state != "training":
             self.check("I3", prompt.state == "live", f"taken when it was {prompt.state}", uid)
@@ -230,7 +233,7 @@ class Witness:
         self.u = line["version"]
         self.weights[self.u] = line["digest"]
         for uid in self.update_of.pop(self.u - 1, ()):
-            prompt = self.prompts[uid]
+            prompt = self._of(uid)
             prompt.state = "trained"
             known = self.rows[prompt.row]
             self.check("I4", known == "open", f"row {prompt.row} was {known} when it was trained", uid)

@@ -1,13 +1,14 @@
 """A virtual clock, processes that stop, crash and come back, and links that lose, repeat, delay and reorder.
 
 Two kinds of messages. Those that somebody repeats or whose loss a deadline heals may be lost, doubled and reordered.
-All others travel as over one ZeroMQ connection: late, but in order and once; a cut holds them back until it heals.
+All others travel as over one ZeroMQ connection: late, but in order and once; a cut holds them back until it heals. When
+a connection to the head breaks, whatever is under way in it is lost, and the head's bus says so (Gone).
 """
 
 import random
 from collections import Counter
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 from areal_bus import messages as m
@@ -39,7 +40,9 @@ class World:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._n_events = 0
         self._arrives: dict[tuple[str, str], float] = {}  # latest arrival on a link, so that order holds
+        self.heard: dict[str, float] = {}  # actor -> when it heard the head last
         self._cut: dict[str, float] = {}  # actor -> when its links heal
+        self._deaf: dict[str, float] = {}  # actor -> when it hears the head again
         self._stopped: dict[str, float] = {}  # actor -> when it goes on
         self._n_deaths: Counter[str] = Counter()
 
@@ -86,6 +89,23 @@ class World:
     def cut(self, name: str, for_s: float) -> None:
         self._cut[name] = max(self._cut.get(name, 0.0), self.now + for_s)
 
+    def deafen(self, name: str, for_s: float) -> None:
+        """It is heard, and does not hear the head."""
+        self._deaf[name] = max(self._deaf.get(name, 0.0), self.now + for_s)
+
+    def break_connection(self, name: str) -> None:
+        """Its connection to the head: the next one begins at once."""
+        link, ways = {name, HEAD}, (self._arrive, self._arrive_again)
+        self._events = [one for one in self._events if one[2] not in ways or {*one[3][:2]} != link]
+        heapify(self._events)
+        self.say_gone(name)
+
+    def say_gone(self, name: str) -> None:
+        """The head's bus, after all that came by the connection; what comes by the next one comes later."""
+        arrives = self.now + 2.0 * self.rng.random() * self._link_s
+        self._arrives[name, HEAD] = max(arrives, self._arrives.get((name, HEAD), 0.0))
+        self.at(self._arrives[name, HEAD], self._arrive, name, HEAD, m.Gone())
+
     def crash(self, name: str) -> None:
         self.nodes.pop(name, None)
         self._n_deaths[name] += 1
@@ -98,6 +118,8 @@ class World:
         arrives = now + 2.0 * rng.random() * self._link_s
         is_rough = now < self._calm_s
         heals = max(self._cut.get(sender, 0.0), self._cut.get(to, 0.0)) if self._cut else 0.0
+        if self._deaf and sender == HEAD:
+            heals = max(heals, self._deaf.get(to, 0.0))
         is_repeated = type(message) in REPEATED
         if is_repeated:
             if heals > now or (is_rough and rng.random() < self._p_lost):
@@ -123,6 +145,8 @@ class World:
             return
         if self.story is not None:
             self.tell(f"{sender} -> {to}", message)
+        if sender == HEAD:
+            self.heard[to] = self.now
         node.receive(sender, message)
 
     def _arrive_again(self, sender: str, to: str, message: m.Message, n_deaths: int) -> None:
