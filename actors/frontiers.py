@@ -10,7 +10,7 @@ from loguru import logger
 from areal_bus.effects import Discard, Save
 from areal_bus.errors import CheckpointError
 from areal_bus.frontier import START, Frontier
-from areal_bus.frontier_file import load, path_of, save, usable
+from areal_bus.frontier_file import discard, load, path_of, save, usable
 
 
 class Frontiers:
@@ -18,8 +18,9 @@ class Frontiers:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._work: queue.SimpleQueue[Save | Discard | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Save | Discard | threading.Event | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Frontier] = queue.SimpleQueue()
+        self._undiscarded: set[Path] = set()  # the disk did not let them go
         self._thread = threading.Thread(target=self._run, name="frontiers", daemon=True)
         self._thread.start()
 
@@ -30,6 +31,19 @@ class Frontiers:
 
     def do(self, effect: Save | Discard) -> None:
         self._work.put(effect)
+
+    def settle(self, timeout_s: float) -> None:
+        """Return when all that was ordered is on disk. Raises CheckpointError when it is not, or the time is over.
+
+        A term waits for it: a frontier of a lost timeline must not lie beside the next checkpoint of its version.
+        """
+        done = threading.Event()
+        self._work.put(done)
+        if not done.wait(timeout_s) or self._undiscarded:
+            left = ", ".join(path.name for path in sorted(self._undiscarded)) or f"after {timeout_s:g} s some"
+            raise CheckpointError(
+                f"a term begins when frontiers of lost ones are gone: {left} in {self._folder} are not"
+            )
 
     def saved(self) -> Iterator[Frontier]:
         """Those that came to be on disk since the last call."""
@@ -45,9 +59,20 @@ class Frontiers:
         while (effect := self._work.get()) is not None:
             if isinstance(effect, Save):
                 self._save(effect.frontier)
+            elif isinstance(effect, Discard):
+                self._discard(effect.versions)
             else:
-                for version in effect.versions:
-                    path_of(self._folder, version).unlink(missing_ok=True)
+                effect.set()
+
+    def _discard(self, versions: tuple[int, ...]) -> None:
+        for version in versions:
+            path = path_of(self._folder, version)
+            try:
+                discard(path)
+                self._undiscarded.discard(path)
+            except OSError as error:
+                logger.warning("the frontier of version {} cannot be removed: {}", version, error)
+                self._undiscarded.add(path)
 
     def _save(self, frontier: Frontier) -> None:
         """One that cannot be written makes its checkpoint one that nobody goes back to: the one before stays."""

@@ -140,7 +140,8 @@ class Shell:
                 self.end = effect
 
     def _begin_term(self, term: int) -> None:
-        """On disk before anybody hears of it: no two heads begin the same term."""
+        """On disk before anybody hears of it: no two heads begin the same term, or go back to what it undoes."""
+        self.frontiers.settle(FRONTIERS_S)
         write_whole(self.folder / TERM_FILE, json.dumps({"term": term}) + "\n")
         self.journal.term = term
 

@@ -47,11 +47,14 @@ def save(path: Path, frontier: Frontier) -> None:
         building.replace(path)
     finally:
         building.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    _sync(path.parent)
+
+
+def discard(path: Path) -> None:
+    """It is gone for good, if it was there. Raises OSError."""
+    if path.exists():
+        path.unlink()
+        _sync(path.parent)
 
 
 def load(path: Path) -> Frontier:
@@ -72,6 +75,15 @@ def usable(folder: Path) -> list[int]:
             continue
         found.append(int(path.name.removeprefix(PREFIX)))
     return sorted(found, reverse=True)
+
+
+def _sync(folder: Path) -> None:
+    """What was renamed or removed in it stays so."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _body(path: Path) -> bytes:

@@ -96,7 +96,7 @@ class Gathering:
     def _ask_again(self, member: Member) -> None:
         """It speaks by another connection. Who may have lost what nobody repeats joins again, or comes back anew."""
         member.is_cut = False
-        if member.role is Role.LEARNER or not member.ready:
+        if member.role is not Role.REWARD or not member.ready:
             self._effects.send(member.name, m.Rejoin("its connection was broken"))
 
     def join(self, sender: str, message: m.Join, now: float) -> None:

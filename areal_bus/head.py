@@ -211,7 +211,9 @@ class Head:
         self._enter(Phase.BEFORE, evaluation="before" if wanted else None)
 
     def _on_checkpointed(self, member: Member, message: m.Checkpointed) -> None:
-        self._effects.discard(self.terms.checkpointed(message.version))
+        if member.role is not Role.LEARNER or member.index != 0:
+            raise ImpossibleEvent(f"learner 0 writes checkpoints; got one of {member.name}")
+        self.terms.checkpointed(message.version)
 
     def _capture(self) -> None:
         """What a term that began at this version would need."""
@@ -235,6 +237,7 @@ class Head:
         self._effects.record(Event.UPDATE, **clock, digest=message.digest, **message.stats)
         self._effects.progress("step", version=message.version, v=self.gate.v, **message.stats)
         self.publishing.snapshot(message.version, message.digest)
+        self._effects.discard(self.terms.updated())
         if self.terms.is_due(message.version):
             self._capture()
 
@@ -348,7 +351,7 @@ class Head:
             n_groups = self.batches.n_next()
             if n_groups:
                 self.batches.hand_out(n_groups, learners)
-                self.terms.requests.clear()
+                self.terms.hand_out()
         elif self.phase in (Phase.CLOSING, Phase.AFTER) and self.terms.begun_by is not None:
             for learner in learners:
                 if learner.index in self.terms.requests:

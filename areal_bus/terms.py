@@ -25,10 +25,12 @@ class Terms:
         self._has_begun = False
         self._saved = {version for version in frontiers if version}  # on disk
         self._sealed = set(self._saved)  # whose checkpoint is whole
+        self._whole: set[int] = set()  # both were when the last batch went out
 
     def break_crew(self) -> None:
         """Nothing that a learner has said counts any more; the next Begin opens a term."""
         self.begun_by = None
+        self._whole.clear()
         self.requests.clear()
         self.finished.clear()
 
@@ -48,13 +50,22 @@ class Terms:
         """Forget the frontiers after `version`: the timeline that they belong to is lost. Returns which they were."""
         return self._drop(lambda other: other > version)
 
-    def checkpointed(self, version: int) -> list[int]:
-        """The checkpoint of `version` is on disk. Returns the versions that nobody will go back to.
-
-        Only here is room made: the learner that writes it lives, so none is choosing among those that are there.
-        """
+    def checkpointed(self, version: int) -> None:
+        """The checkpoint of `version` is on disk."""
         self._sealed.add(version)
-        newest = sorted(self._sealed & self._saved)[-self._keep :]
+
+    def hand_out(self) -> None:
+        """A batch goes to those who asked for it."""
+        self.requests.clear()
+        self._whole = self._sealed & self._saved
+
+    def updated(self) -> list[int]:
+        """The update of that batch is finished. Returns the versions that nobody will go back to.
+
+        Only here is room made: the learner was there after what was whole then, so whoever comes after it finds that on
+        disk. Its word on a checkpoint would be no proof: it may have waited here while the next one chose.
+        """
+        newest = sorted(self._whole)[-self._keep :]
         return self._drop(lambda other: other < newest[0]) if newest else []
 
     def saved(self, frontier: Frontier) -> None:
@@ -68,4 +79,5 @@ class Terms:
             del self.frontiers[version]
         self._sealed = {version for version in self._sealed if not is_gone(version)}
         self._saved = {version for version in self._saved if not is_gone(version)}
+        self._whole = {version for version in self._whole if not is_gone(version)}
         return gone
