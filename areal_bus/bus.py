@@ -16,7 +16,7 @@ from collections.abc import Callable
 import zmq
 
 from areal_bus import wire
-from areal_bus.door import Door, Socket, knock, limit
+from areal_bus.door import LINGER_MS, Door, Socket, knock, limit
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.intake import Intake, Received
 from areal_bus.keys import Keyring
@@ -207,7 +207,7 @@ class Bus:
             del self._dealer_at[peer]
             self._outbox.forget(peer)
             self._intake.forget(dealer)
-            dealer.close()
+            dealer.close(LINGER_MS)
 
     def _run(self) -> None:
         """The thread: what ends it in error is raised in the next `receive`."""
@@ -220,7 +220,7 @@ class Bus:
             if self._door is not None:
                 self._door.close()
             for socket in [*self._dealers.values(), *([self._router] if self._router else [])]:
-                socket.close(linger=200)
+                socket.close(LINGER_MS)
             self._context.term()
 
     def _serve(self) -> None:
@@ -235,9 +235,8 @@ class Bus:
             self._outbox.flush()
 
     def _is_done(self) -> bool:
-        if self._closing is None:
-            return False
-        return time.monotonic() >= self._closing or not (self._outbox.waiting or self._orders)
+        is_sent = not (self._outbox.waiting or self._orders)
+        return self._closing is not None and (is_sent or time.monotonic() >= self._closing)
 
     def _beat(self, heartbeat: Callable[[], Message]) -> None:
         if self._heartbeat_to is None:

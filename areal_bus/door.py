@@ -26,6 +26,7 @@ SPARE = 4  # one descriptor in so many is left to the rest of the process, and t
 SEND_AHEAD = 1000  # messages to one peer in ZeroMQ's own queue; more wait in ours
 READ_AHEAD = 128  # messages of one peer that ZeroMQ reads before we take them; more wait at the peer
 KEEPALIVE_S = 30  # over tcp the system asks an idle peer's host for a sign of life, and hangs up when none comes
+LINGER_MS = 200  # never 0 where a message may be half sent: should its connection break then, libzmq 4.3.5 aborts
 LOCAL = "a local process"  # a peer over ipc has no address
 GONE = "unknown address"  # it left before it was looked at
 AT_ONCE = 1000  # comings and goings that are noted before messages are read
@@ -155,7 +156,7 @@ def property_of(message: zmq.Frame, name: int | str) -> Any:
 
 def limit(either: Socket) -> None:
     """What a socket holds and waits for, at most."""
-    either.setsockopt(zmq.LINGER, 0)
+    either.setsockopt(zmq.LINGER, LINGER_MS)
     either.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     either.setsockopt(zmq.SNDHWM, SEND_AHEAD)
     either.setsockopt(zmq.RCVHWM, READ_AHEAD)

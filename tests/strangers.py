@@ -11,7 +11,7 @@ from pathlib import Path
 import zmq
 
 from areal_bus.bus import Bus
-from areal_bus.door import knock
+from areal_bus.door import LINGER_MS, knock
 from areal_bus.keys import Keyring
 from areal_bus.messages import Ack, Message
 
@@ -61,7 +61,7 @@ class Dealer:
     def __init__(self, endpoint: str, identity: bytes = NAME, keys: Keyring | None = None) -> None:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.IDENTITY, identity)
         if keys is not None:
