@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loguru import logger
@@ -20,7 +21,7 @@ from areal_bus import outbox, refusals, wire
 from areal_bus.bus import Bus
 from areal_bus.door import GONE, room
 from areal_bus.effects import Record, Send
-from areal_bus.intake import NAMELESS
+from areal_bus.intake import NAMELESS, SKIPPED, Intake
 from areal_bus.journal import Event
 from areal_bus.keys import Keyring, new_pair
 from areal_bus.messages import PROTOCOL, HeadBeat, Message, Rejoin, Stop
@@ -155,6 +156,26 @@ def test_an_endless_message_is_refused_and_heartbeats_go_on(tmp_path: Path) -> N
     assert isinstance(next_of(friend)[1], HeadBeat)
     friend.close(0)
     head.close(0)
+
+
+def test_an_endless_message_is_taken_a_little_at_a_time(tmp_path: Path) -> None:
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(f"ipc://{tmp_path}/s")
+    intake = Intake(JOB, None, None, Refusals("head"))
+    n_frames, n_turns = 10_000, 0
+    with dealer(f"ipc://{tmp_path}/s") as stranger:
+        stranger.send(*[b""] * n_frames)
+        stranger.send(*wire.encode(ack(1), job=JOB))
+        assert router.poll(10_000)
+        received = None
+        while received is None:
+            received = intake.from_client(router)
+            n_turns += 1
+    assert received[:2] == ("generator-66.0", ack(1))
+    assert n_turns > n_frames / (SKIPPED + wire.MAX_FRAMES + 1)
+    router.close()
+    context.term()
 
 
 def test_a_server_that_talks_nonsense_is_refused_by_who_connected_to_it(tmp_path: Path) -> None:
