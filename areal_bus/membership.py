@@ -57,9 +57,9 @@ class Member:
         """By silence: it holds, or may be given, work."""
         return self.ready and self.role is not Role.LEARNER and self.standing is not Standing.DEAD
 
-    def release(self, evaluation: str, uid: int) -> None:
-        """It works on this prompt no more."""
-        self.leased = {lease for lease in self.leased if lease[:2] != (evaluation, uid)}
+    def release(self, evaluation: str, uid: int, attempt: int) -> None:
+        """It works on this group no more."""
+        self.leased = {lease for lease in self.leased if lease[:3] != (evaluation, uid, attempt)}
 
 
 class Membership:

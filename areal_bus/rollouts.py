@@ -77,12 +77,12 @@ class Rollouts:
     def _end_lease(self, holder: str, uid: int, attempt: int) -> None:
         member = self.members.by_name.get(holder)
         if member is not None:
-            self._free(member, "", uid)
+            self._free(member, "", uid, attempt)
             self.effects.send(holder, m.Cancel(uid, attempt))
 
     @staticmethod
-    def _free(member: Member, evaluation: str, uid: int) -> None:
-        member.release(evaluation, uid)
+    def _free(member: Member, evaluation: str, uid: int, attempt: int) -> None:
+        member.release(evaluation, uid, attempt)
         member.alone = member.alone and bool(member.leased)
 
     def _is_void(self, scored: Scored) -> bool:
@@ -111,21 +111,20 @@ class Rollouts:
         self.effects.record(Event.SAMPLED, **ids(message), n_tokens=message.n_tokens)
 
     def unsampled(self, member: Member, message: m.Unsampled) -> None:
-        """A generator cannot make this group."""
+        """A generator cannot make this group: its slots are free, whatever becomes of that."""
+        self._free(member, message.evaluation, message.uid, message.attempt)
         if message.evaluation:
             evaluation = self.examination.named(message.evaluation)
             if message.reason == Refund.LOST_TIMELINE:
                 evaluation.give_back(message.uid, message.attempt)
             else:
                 evaluation.fail(message.uid, message.attempt, message.error)
-            self._free(member, message.evaluation, message.uid)
             return
         entry = self.ledger.open.get(message.uid)
         if entry is None or entry.attempt != message.attempt or entry.holder != member.name:
             raise ImpossibleEvent(f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}")
         if message.reason == Refund.LOST_TIMELINE:
             self.ledger.give_back(entry.uid)
-            self._free(member, "", entry.uid)
             return
         self.refund(entry, Refund(message.reason), message.error)
 

@@ -274,3 +274,5 @@ class Witness:
         gate, ledger = self.head.gate, self.head.rollouts.ledger
         idle = gate.is_idle and not ledger.n_live
         self.check("I3", idle, f"{gate.live} live, {gate.in_training} in training, {ledger.n_live} in the ledger")
+        for member in self.head.members.alive():
+            self.check("I9", not member.leased, f"{member.name} keeps the slots of {sorted(member.leased)} at the end")
