@@ -1,0 +1,32 @@
+"""What users may write, for rings under test: rewards and a workflow with something wrong in them."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from actors.workflows.protocol import Ask, Episode, Row
+from actors.workflows.single_turn import SingleTurn
+
+
+def raises(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+    raise ValueError("no answer is ever right")
+
+
+def constant(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+    return 0.5
+
+
+def slow(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+    """Long enough that a reward which dies has something under way."""
+    time.sleep(0.05)
+    return 0.25 + (sum(map(ord, completion)) % 11) / 20
+
+
+class Fussy(SingleTurn):
+    """Takes no word that begins with a letter from the second half of the alphabet."""
+
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        first = str(row["question"])[0]
+        if first > "m":
+            raise ValueError(f"no rows that begin with {first}")
+        return await super().episode(row, ask)

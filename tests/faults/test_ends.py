@@ -1,0 +1,170 @@
+"""Rows 32, 33 and 34 of the fault matrix: stragglers, groups that all fail, and every way in which data ends.
+
+Around the production head in the simulator, and (soak) over real processes.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_bus.head import Head
+from areal_bus.journal import Event
+from areal_bus.rules import Drawn
+from areal_bus.simulation.ring import Ring
+from areal_bus.simulation.scenario import Lengths, Numbers, Scenario, Tail
+from areal_bus.staleness import StalenessPolicy
+from tests.faults import ring as real
+from tests.faults.simulated import lines, play, scenario, survive
+from tests.test_tools_audit_simulated import Recorded, journal
+from tools.audit.audit import audit, figures
+from tools.run import Run
+
+# 32
+
+
+def straggling(policy: StalenessPolicy, seed: int, **changes: Any) -> Scenario:
+    """Pareto 1.2: now and then a sample takes a hundred times as long as the others."""
+    tail = Lengths(Tail.PARETO, 2.0, 1.2, 2000)
+    return scenario(seed, policy, batch_size=1, total_steps=40, lengths=tail, patience_s=1e5, **changes)
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+def test_row_32_stragglers_are_treated_as_the_policy_declares(policy: StalenessPolicy) -> None:
+    oldest = n_masked = n_dropped = 0
+    for seed in range(4):
+        ring = survive(straggling(policy, seed), checks=("I2", "I3", "I4"))
+        for line in lines(ring, Event.TRAJECTORY):
+            oldest = max(oldest, line["clock"] - line["versions"][0])
+            n_masked += line["n_masked"]
+        n_dropped += len(lines(ring, Event.REFUND, reason="too_old"))
+    if policy is StalenessPolicy.HOLD:
+        assert (oldest, n_masked, n_dropped) == (1, 0, 0)
+    else:  # there are stragglers: this policy lets the others go on
+        assert oldest > 1 or n_dropped > 1
+        assert (n_masked > 0, n_dropped > 0) == (policy is StalenessPolicy.MASK, policy is StalenessPolicy.DROP)
+
+
+def test_row_32_what_dropping_costs_long_answers_is_reported(tmp_path: Path) -> None:
+    told = {}
+    for policy in (StalenessPolicy.DROP, StalenessPolicy.HOLD):
+        one = straggling(policy, 3)
+        ring = Recorded(one)
+        assert not ring.run().violations
+        told[policy] = figures(audit(Run(journal(tmp_path / policy, one, ring))))["length"]
+    dropped = told[StalenessPolicy.DROP]
+    assert dropped["dropped_by_reason"]["too_old"]["mean"] > dropped["trained"]["mean"]
+    bias = {policy: length["trained"]["mean"] / length["scored"]["mean"] for policy, length in told.items()}
+    assert bias[StalenessPolicy.DROP] < 0.9 < bias[StalenessPolicy.HOLD]
+
+
+# 33
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+@pytest.mark.parametrize("what", ["p_error", "p_unsampled"])
+def test_row_33_when_every_group_fails_the_job_ends_and_says_why(policy: StalenessPolicy, what: str) -> None:
+    """A bounded number of prompts is spent on finding out, however many there are (I11)."""
+    one = scenario(1, policy, total_steps=50, **{what: 1.0})
+    ring, outcome = play(one)
+    assert not outcome.violations
+    assert outcome.end is not None
+    assert outcome.end.code == 1
+    why = r"reward_(error|timeout): no value" if what == "p_error" else "sampling_error: no"
+    assert re.fullmatch(rf"16 prompts in a row ended without a reward; the last one: {why}", outcome.end.sentence)
+    assert len(lines(ring, Event.ADMIT)) <= 16 + (one.eta + 1) * one.batch_size
+    assert not lines(ring, Event.BATCH)
+
+
+@pytest.mark.soak
+def test_row_33_a_reward_that_always_fails_ends_a_real_job(tmp_path: Path) -> None:
+    job = real.Ring(tmp_path, "reward.function=oddities:raises", "run.total_train_steps=8")
+    with job.started():
+        job.finish(code=1)
+    assert "16 prompts in a row ended without a reward; the last one: reward_error: ValueError: no answer" in job.output
+    assert not job.lines("batch")
+
+
+@pytest.mark.soak
+def test_row_33_groups_without_a_signal_are_counted_and_move_no_weight(tmp_path: Path) -> None:
+    """All answers of all groups are worth the same: versions are counted, no optimizer step is taken, the run ends."""
+    job = real.Ring(tmp_path, "reward.function=oddities:constant", "run.total_train_steps=4")
+    with job.started():
+        job.finish()
+    history = job.check_survived()
+    assert {line["zero_advantage_share"] for line in job.lines("update")} == {1.0}
+    assert {line["n_optimizer_steps"] for line in job.lines("update")} == {0}
+    assert len(set(history.digests.values())) == 1
+
+
+# 34
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_row_34_the_end_of_the_data_in_the_middle_of_a_batch_accounts_for_every_prompt(
+    policy: StalenessPolicy, drop_last: bool
+) -> None:
+    for n_rows in (1, 3, 7):
+        for eta in (0, 2):
+            ring = survive(scenario(n_rows, policy, eta=eta, n_rows=n_rows, drop_last=drop_last, total_steps=50))
+            gone = {line["uid"] for line in lines(ring, Event.REFUND, reason="end_of_data")}
+            trained = {line["uid"] for line in lines(ring, Event.TRAJECTORY)}
+            assert len(gone) == (n_rows % 2 if drop_last else 0)
+            assert ring.head.gate.u == n_rows // 2 + (n_rows % 2 and not drop_last)
+            again = {line["uid"] for line in lines(ring, Event.REFUND, reason="too_old")}
+            assert trained | gone | again == {line["uid"] for line in lines(ring, Event.ADMIT)}
+
+
+class Broken(Numbers):
+    """Rows that end in an error."""
+
+    def draw(self) -> Drawn | None:
+        if self.position == 5:
+            raise OSError("the disk with the data has gone")
+        return super().draw()
+
+
+class HeadOfBroken(Head):
+    def __init__(self, rules: Any, source: Any, **more: Any) -> None:
+        super().__init__(rules, Broken(None), **more)
+
+
+def test_row_34_a_loader_that_raises_ends_the_head_with_its_error_and_is_no_end_of_data() -> None:
+    ring = Ring(scenario(), head_class=HeadOfBroken)
+    ring.records = []
+    with pytest.raises(OSError, match="the disk with the data has gone"):
+        ring.run()
+    assert not lines(ring, Event.REFUND)
+    assert len(lines(ring, Event.ADMIT)) <= 5
+
+
+@pytest.mark.soak
+def test_row_34_passes_wrap_and_the_last_batch_may_be_short(tmp_path: Path) -> None:
+    """6 rows, 3 passes, 4 a batch, a generator killed on the way: each (pass, row) is trained once."""
+    passes = ("data.limit=6", "data.total_train_epochs=3", "run.total_train_steps=50")
+    job = real.Ring(tmp_path, *passes)
+    job.hold(2)
+    with job.started():
+        job.until("update", version=2)
+        job.kill("generator-0")
+        job.hold(None)
+        job.finish()
+    history = job.check_survived(ended=False)
+    assert history.rows() == {(epoch, row): 1 for epoch in range(3) for row in range(6)}
+    assert [line["short"] for line in job.lines("batch")][-5:] == [False] * 4 + [True]
+    assert not history.lost
+
+
+@pytest.mark.soak
+def test_row_34_rows_whose_workflow_raises_are_refunded_with_the_text(tmp_path: Path) -> None:
+    settings = ("workflow.function=oddities:Fussy", "run.total_train_steps=6", "data.shuffle=false")
+    job = real.Ring(tmp_path, *settings)
+    with job.started():
+        job.finish()
+    job.check_survived()
+    refunds = job.lines("refund", reason="sampling_error")
+    assert refunds
+    assert all(line["error"].startswith("ValueError: no rows that begin with ") for line in refunds)
+    assert "sampling_error: ValueError: no rows that begin with " in job.output  # people hear of it
