@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,8 @@ DEATH_S = LEASE_S - 7.0  # since the last heartbeat, which came before
 LONG = Lengths(Tail.UNIFORM, 12.0, 0.0, 60)
 
 
-def wired(seed: int = 1, **changes: object) -> WiredRing:
-    standard = {"silent_s": LEASE_S, "calm_s": 100.0, "patience_s": 600.0, "lengths": LONG}
+def wired(seed: int = 1, **changes: Any) -> WiredRing:
+    standard: dict[str, Any] = {"silent_s": LEASE_S, "calm_s": 100.0, "patience_s": 600.0, "lengths": LONG}
     return WiredRing(scenario(seed, **(standard | changes)))
 
 

@@ -1,0 +1,77 @@
+"""Row 37 of the fault matrix: the wall clock may jump, by NTP or by hand; only monotonic time decides anything."""
+
+import ast
+import itertools
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from areal_bus.journal import Event, Journal
+from tests.faults.simulated import lines, scenario
+from tests.faults.wired import WiredRing
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted(path for package in ("areal_bus", "actors", "launch") for path in (ROOT / package).rglob("*.py"))
+WALL = {  # names of the standard library that read or show wall time
+    "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime", "mktime"},
+    "datetime": {"now", "today", "utcnow", "fromtimestamp"},
+    "date": {"today", "fromtimestamp"},
+}
+READERS = {"areal_bus/journal.py": ["time.time"]}  # `wall` of every line, for people and to order files by
+PURE = (
+    "gate", "ledger", "membership", "messages", "head", "rollouts", "leasing", "gathering", "publishing", "pushes",
+    "batches", "supply", "terms", "frontier", "evaluation", "staleness", "watch", "waits", "rules", "effects",
+)  # fmt: skip
+
+
+def wall_reads(source: str) -> list[str]:
+    """Where a source reads the wall clock."""
+    tree = ast.parse(source)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = node.value.id
+            found += [f"{owner}.{node.attr}"] if node.attr in WALL.get(owner, set()) else []
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            found += [f"from time import {x.name}" for x in node.names if x.name in WALL["time"]]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_row_37_no_source_decides_by_the_wall_clock(path: Path) -> None:
+    assert wall_reads(path.read_text()) == READERS.get(str(path.relative_to(ROOT)), [])
+
+
+@pytest.mark.parametrize("source", ["time.time()", "datetime.now()", "from time import time", "time.localtime()"])
+def test_row_37_a_read_of_the_wall_clock_is_found(source: str) -> None:
+    assert wall_reads(source)
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_row_37_pure_parts_know_no_clock_at_all(name: str) -> None:
+    tree = ast.parse((ROOT / "areal_bus" / f"{name}.py").read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not imported & {"time", "datetime", "threading", "socket"}
+
+
+def test_row_37_leases_heartbeats_and_deadlines_do_not_notice_a_clock_that_jumps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A ring over real sockets while the wall clock is an hour, a day or a year off, another way at every look."""
+    rng, real = random.Random(1), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + rng.choice((-1, 1)) * rng.choice((0.0, 3600.0, 86400.0, 3e7)))
+    journal = Journal(tmp_path, role="head", index=0, incarnation=0)
+    with WiredRing(scenario(total_steps=4, silent_s=60.0, patience_s=400.0, calm_s=0.0)) as ring:
+        ring.survive()
+        for _, record in ring.records or ():
+            journal.write(record.event, **record.fields)
+        assert not lines(ring, Event.MEMBER, state="dead")
+        assert {line["attempt"] for line in lines(ring, Event.LEASE)} == {0}
+    journal.close()
+    written = [json.loads(line) for line in journal.path.read_text().splitlines()]
+    assert all(one["t"] <= other["t"] for one, other in itertools.pairwise(written))
+    assert not all(one["wall"] <= other["wall"] for one, other in itertools.pairwise(written))  # it did jump
