@@ -22,6 +22,7 @@ from areal_bus.messages import Refund, Role
 from areal_bus.publishing import Publishing
 from areal_bus.rollouts import Rollouts
 from areal_bus.rules import HeadRules, Phase, Source
+from areal_bus.speakers import check_speaker
 from areal_bus.supply import Supply
 from areal_bus.terms import Terms
 
@@ -98,6 +99,7 @@ class Head:
                 handler = self._handlers.get(type(message))
                 if handler is None:
                     raise ImpossibleEvent(f"the head takes no {type(message).__name__}")
+                check_speaker(member.role, message)
                 handler(member, message)
         except ImpossibleEvent as error:
             self._refuse(sender, message, str(error))

@@ -24,7 +24,22 @@ from areal_bus.effects import Record, Send
 from areal_bus.intake import NAMELESS, SKIPPED, Intake
 from areal_bus.journal import Event
 from areal_bus.keys import Keyring, new_pair
-from areal_bus.messages import PROTOCOL, HeadBeat, Message, Rejoin, Stop
+from areal_bus.messages import (
+    PROTOCOL,
+    BatchRequest,
+    Begin,
+    Finished,
+    HeadBeat,
+    Join,
+    Message,
+    PushDone,
+    Rejoin,
+    Sampled,
+    Scored,
+    Stop,
+    Unsampled,
+    UpdateDone,
+)
 from areal_bus.refusals import NAMED, OTHERS, STRIKES, Refusals
 from launch.bootstrap import EnvBootstrap, Missing, identity
 from tests.strangers import JOB, RAW, ack, dealer, dial, next_of, say_raw, until
@@ -397,6 +412,43 @@ def test_nothing_that_members_say_brings_the_head_down(n: int) -> None:
                     wire.encode(effect.message, job=JOB)
 
     all_is_well()
+
+
+FUTURE = 2**62
+SCORED = Scored(
+    status="value", reward=1.0, correct=None, error="", score_s=0.1, uid=0, sample=0, attempt=0, evaluation="",
+    generator="generator-0.0", finish="stop", segments=[[1, 2]], spans=[[0, 2]], seconds=1.0, term=0,
+    ids=b"\0" * 12, logps=b"\0" * 8, prompt_text="", text="",
+)  # fmt: skip
+IMPOSSIBLE = {
+    "a verdict on a prompt of the future": ("reward-0.0", dataclasses.replace(SCORED, uid=FUTURE)),
+    "a verdict on an attempt of the future": ("reward-0.0", dataclasses.replace(SCORED, attempt=FUTURE)),
+    "a verdict on a sample that there is none of": ("reward-0.0", dataclasses.replace(SCORED, sample=FUTURE)),
+    "a verdict in an evaluation that there is none of": ("reward-0.0", dataclasses.replace(SCORED, evaluation="none")),
+    "a verdict by a generator": ("generator-0.0", SCORED),
+    "a sample by a reward": ("reward-0.0", Sampled(0, 0, 0, "", 3)),
+    "a prompt of the future that cannot be sampled": ("generator-0.0", Unsampled(FUTURE, 0, "", "sampling_error", "")),
+    "a push of the future": ("generator-0.0", PushDone(FUTURE, FUTURE, "x", 0.0, 0.0)),
+    "an update of the future": ("learner-0.0", UpdateDone(FUTURE, {}, "x")),
+    "an update by a generator": ("generator-0.0", UpdateDone(1, {}, "x")),
+    "a batch of the future": ("learner-0.0", BatchRequest(FUTURE)),
+    "a batch for a generator": ("generator-0.0", BatchRequest(0)),
+    "a term by a generator": ("generator-0.0", Begin(0, "x")),
+    "an end by a generator": ("generator-0.0", Finished("", "")),
+    "an order to the head": ("generator-0.0", Stop("now")),
+    "a join for somebody else": ("generator-0.0", Join("learner-0.1", "learner", 0, 1, "", 1, "")),
+    "a join under a name of another role": ("reward-0.0", Join("reward-0.0", "learner", 0, 0, "", 1, "")),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_a_member_may_not_say_is_refused_by_the_head(name: str) -> None:
+    sender, message = IMPOSSIBLE[name]
+    head, _ = head_with()
+    before = (head.gate.u, head.gate.v, head.gate.w, head.terms.requests.copy(), head.terms.finished.copy())
+    effects = head.on(sender, message, 0.0)
+    assert [effect.event for effect in effects if isinstance(effect, Record)] == [Event.REFUSED]
+    assert before == (head.gate.u, head.gate.v, head.gate.w, head.terms.requests, head.terms.finished)
 
 
 @settings(max_examples=60, deadline=None)
