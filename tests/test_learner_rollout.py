@@ -150,8 +150,15 @@ def test_a_rejoin_before_that_only_asks_for_another_join(line: Line) -> None:
     assert not line.ended
 
 
-def test_the_term_is_what_the_head_said_last(line: Line) -> None:
-    line.tell(m.HeadBeat(3, 10), m.PushBegin(0, 10, 0, [], "", 5.0, term=4), m.HeadBeat(3, 10), m.NoBatch(0, False))
+@pytest.mark.parametrize("later", [3, 5])
+def test_the_term_is_that_of_the_pushes_and_not_of_whoever_comes_later(line: Line, later: int) -> None:
+    line.tell(m.HeadBeat(3, 10), m.PushBegin(0, 10, 0, [], "", 5.0, term=4), m.HeadBeat(later, 10), m.NoBatch(0, False))
+    assert line.rollout.prepare_batch() is None
+    assert line.letterbox.term == 4
+
+
+def test_before_its_first_push_a_learner_takes_the_term_from_heartbeats(line: Line) -> None:
+    line.tell(m.HeadBeat(3, 10), m.HeadBeat(4, 10), m.NoBatch(0, False))
     assert line.rollout.prepare_batch() is None
     assert line.letterbox.term == 4
 

@@ -47,7 +47,7 @@ class Letterbox:
         rejoin_grace_s: float = REJOIN_GRACE_S,
     ) -> None:
         """`overdue(code)` ends the process: called when the loop has not ended it a grace time after an order to."""
-        self.term = 0  # as far as the head has said
+        self.term = 0  # as far as the head has said; once pushes have come: theirs, whatever term follows
         self._bus = bus
         self._push_begun = push_begun
         self._push_broken = push_broken
@@ -57,6 +57,7 @@ class Letterbox:
         self._stop: Stop | None = None
         self._rejoin: Rejoin | None = None
         self._is_bound = False
+        self._has_pushed = False
         self._is_ending = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -141,13 +142,14 @@ class Letterbox:
     def _sort(self, message: Message) -> None:
         match message:
             case PushBegin():
-                self.term = max(self.term, message.term)
+                self.term, self._has_pushed = message.term, True
                 self._push_begun(message)
             case PushBroken():
                 self._push_broken(message)
                 return
             case HeadBeat():
-                self.term = max(self.term, message.term)
+                if not self._has_pushed:  # else a later term is that of whoever has taken our place
+                    self.term = max(self.term, message.term)
                 return
             case Stop():
                 self._stop = message
