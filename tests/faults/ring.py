@@ -36,7 +36,7 @@ FOLDER = "AREAL_FAULTS"  # in the environment of every process of a job: the fol
 LOOK_S = 0.02
 PATIENCE_S = 120.0  # a loaded machine with two cores starts a ring in less
 GONE_S = 15.0
-TAIL = 60
+TAIL = 30
 
 Line = dict[str, Any]
 
@@ -195,6 +195,12 @@ class Ring:
     def output(self) -> str:
         return (self.folder / "output.txt").read_text(errors="replace")
 
+    @property
+    def version(self) -> int:
+        """Of the newest update; 0 before the first."""
+        updates = self.lines("update", role="head")
+        return int(updates[-1]["version"]) if updates else 0
+
     def lines(self, *events: str, role: str | None = None, after: float = 0.0, **wanted: Any) -> list[Line]:
         """Lines of the journal with one of these events, later than `after`, with these values, in order of time."""
         if not (self.run / "journal").is_dir():
@@ -310,7 +316,7 @@ class Ring:
         parts = [f"--- output of {self.folder}", *self.output.splitlines()[-TAIL:]]
         if (self.run / "journal").is_dir():
             tail = [line for line in self.lines() if line["event"] not in ("spans", "wait")][-TAIL:]
-            parts += ["--- journal", *(json.dumps(line, separators=(",", ":"))[:300] for line in tail)]
+            parts += ["--- journal", *(json.dumps(line, separators=(",", ":"))[:240] for line in tail)]
             why = [sys.executable, "-m", "tools.why", str(self.run)]
             said = subprocess.run(why, cwd=ROOT, capture_output=True, text=True, check=False)
             parts += ["--- tools.why", said.stdout, said.stderr]

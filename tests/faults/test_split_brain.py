@@ -1,0 +1,103 @@
+"""Row 26: two learners at once. One epoch, one learner: the older one is told to end, and changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from actors.context import Context
+from launch.child import environment
+from tests.faults.ring import FOLDER, INSIDE, ROOT, Ring
+
+pytestmark = pytest.mark.soak
+
+
+@dataclass(frozen=True)
+class Second:
+    """A learner that no supervisor of the job has started."""
+
+    process: "subprocess.Popen[bytes]"
+    output: Path
+
+    @staticmethod
+    def start(ring: Ring, like: str, incarnation: int) -> "Second":
+        """With what another one was told, but for its incarnation."""
+        context = Context.from_json((ring.folder / f"context-{like}.json").read_text())
+        context = replace(context, incarnation=incarnation)
+        outer = os.environ | {FOLDER: str(ring.folder), "PYTHONPATH": str(INSIDE)}
+        output = ring.folder / f"second-{incarnation}.txt"
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "actors.start"],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                cwd=ROOT,
+                env=environment(outer, gpus=(), cpu=True),
+            )
+        assert process.stdin is not None
+        process.stdin.write(context.to_json().encode() + b"\n")
+        process.stdin.flush()
+        return Second(process, output)
+
+    def finish(self) -> int:
+        """Its exit code."""
+        code = self.process.wait(60)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return code
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Ring]:
+    ring = Ring(tmp_path, "run.total_train_steps=12")
+    ring.hold(3)
+    with ring.started():
+        ring.until("update", version=3)
+        ring.until("publish", version=3)
+        ring.until("member", name="generator-0.0", version=3)
+        ring.until("member", name="generator-1.0", version=3)
+        yield ring
+
+
+def test_row_26_an_older_learner_is_told_to_end_and_changes_nothing(ring: Ring) -> None:
+    blow = ring.kill("learner-0")
+    ring.until("term", after=blow.t)
+    ring.until("update", version=3, after=blow.t)
+    second = Second.start(ring, blow.name, 0)
+    assert second.finish() == 0
+    refused = [x for x in ring.lines("refused", role="head", after=blow.t) if x["sender"] == blow.name]
+    assert [line for line in refused if line["what"] == "Join"]
+    assert len(ring.lines("term", role="head")) == 2
+    ring.hold(None)
+    ring.finish()
+    ring.check_survived()
+    assert {x["inc"] for x in ring.lines("step", role="learner", after=blow.t)} == {1}
+
+
+def test_row_26_a_learner_that_was_replaced_while_it_stood_still_ends_when_it_goes_on(ring: Ring) -> None:
+    """Its supervisor knew nothing of the other one; the ring follows the newer."""
+    old = ring.kill("learner-0", signal.SIGSTOP)
+    second = Second.start(ring, old.name, 1)
+    term = ring.until("term", after=old.t)
+    assert term["version"] == 2
+    ring.hold(6)
+    ring.until("update", version=6, after=term["t"])
+    resumed = ring.resume_process(old.pid)
+    ring.wait(lambda: not Path(f"/proc/{old.pid}").exists(), "the old learner ends")
+    ring.hold(None)
+    ring.finish()
+    assert second.finish() == 0
+    ring.check_survived()
+    mine = [x for x in ring.lines(role="learner", inc=0, after=resumed) if x["event"] in ("step", "checkpoint")]
+    assert mine == []
+    assert len(ring.lines("term", role="head")) == 2
+    refused = [x for x in ring.lines("refused", role="head", after=resumed) if x["sender"] == old.name]
+    assert refused
+    assert json.loads((ring.run / "summary.json").read_text())["versions"] == 12
