@@ -4,11 +4,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zmq
 
+from actors.context import Context
 from areal_bus.bus import Bus
 from areal_bus.config import BusConfig, TopologyConfig
 from areal_bus.door import GONE
@@ -83,6 +85,23 @@ def test_what_is_no_key_is_refused(key: str) -> None:
 def test_the_secret_half_is_not_printed() -> None:
     assert HEAD.secret not in repr(HEAD)
     assert HEAD.public in repr(HEAD)
+
+
+def test_a_context_carries_its_keys_and_prints_no_secret() -> None:
+    plain = Context(
+        role="generator", index=0, incarnation=0, rank=2, job=JOB, head="tcp://127.0.0.1:1", address="127.0.0.1",
+        interface="lo", device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder="/run",
+        config_folder="/config", model_folder="/model",
+    )  # fmt: skip
+    assert plain.keyring() is None
+    context = Context.from_json(
+        replace(plain, public_key=FIRST.public, secret_key=FIRST.secret, keys={"head-0": HEAD.public}).to_json()
+    )
+    assert FIRST.secret not in repr(context)
+    keys = context.keyring()
+    assert keys is not None
+    assert keys.own == FIRST
+    assert keys.key_of("head") == HEAD.public
 
 
 @pytest.mark.parametrize(("name", "seat"), [("generator-3.1", "generator-3"), ("head", "head-0"), ("g", "g-0")])

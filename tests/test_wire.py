@@ -70,6 +70,21 @@ def test_random_bytes_are_a_wire_error(frames: list[bytes]) -> None:
         wire.decode(frames, job=JOB)
 
 
+@settings(max_examples=100)
+@given(st.data())
+def test_a_damaged_message_is_a_wire_error_or_another_message(data: st.DataObject) -> None:
+    frames = list(wire.encode(data.draw(st.one_of([of(kind) for kind in wire.KINDS.values()])), job=JOB))
+    at = data.draw(st.integers(0, len(frames) - 1))
+    start = data.draw(st.integers(0, len(frames[at])))
+    stop = data.draw(st.integers(start, min(start + 8, len(frames[at]))))
+    frames[at] = frames[at][:start] + data.draw(st.binary(max_size=8)) + frames[at][stop:]
+    try:
+        sent = wire.encode(wire.decode(frames, job=JOB), job=JOB)
+    except WireError:
+        return
+    assert wire.encode(wire.decode(sent, job=JOB), job=JOB) == sent
+
+
 def header(**changes: typing.Any) -> bytes:
     """A header of a Stop with some parts changed."""
     parts = {"p": messages.PROTOCOL, "j": JOB, "k": "Stop", "f": {"reason": "x"}, "n": []} | changes
