@@ -131,7 +131,7 @@ class Generator:
                 self._delivery.ack((message.evaluation, message.uid, message.attempt, message.sample))
             case Cancel():  # never comes within a share
                 self._awaits_more = False
-                self._drop("", message.uid, message.attempt)
+                self._drop(message.evaluation, message.uid, message.attempt)
             case Directory():
                 self._follow(message)
             case Stop():

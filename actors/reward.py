@@ -140,7 +140,8 @@ class RewardLoop:
 
     def _forget(self, cancel: Cancel) -> None:
         """The group is refunded: what waits of it needs no verdict (one of them may hang as the last one did)."""
-        unwanted = {key for key in self._at_work if key[0] == "" and (key[1], key[3]) == (cancel.uid, cancel.attempt)}
+        group = (cancel.evaluation, cancel.uid, cancel.attempt)
+        unwanted = {key for key in self._at_work if (key[0], key[1], key[3]) == group}
         for key in unwanted.intersection(self._pool.forget(unwanted)):
             self._n_bytes -= weight(self._at_work.pop(key))
 

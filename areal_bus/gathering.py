@@ -66,8 +66,7 @@ class Gathering:
         if was_dead:
             self._effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
             for evaluation, uid, attempt in lost:
-                if not evaluation:
-                    self._effects.send(sender, m.Cancel(uid, attempt))
+                self._effects.send(sender, m.Cancel(uid, attempt, evaluation))
             self.send_directory()
         return member, was_dead or is_news
 

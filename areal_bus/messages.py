@@ -244,6 +244,7 @@ class Cancel:
 
     uid: int
     attempt: int
+    evaluation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

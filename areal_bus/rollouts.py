@@ -57,7 +57,7 @@ class Rollouts:
         self.ledger.restart(next_uid=frontier.next_uid, term=term)
         self.supply.restart(position=frontier.position, again=frontier.again)
         self.refunds_in_a_row = 0
-        self.examination.open = None
+        self._end_examination()
         for prompt in frontier.open:
             entry = revive(prompt, known.get(prompt.uid), frontier.version)
             self.gate.admit(entry.born)
@@ -74,11 +74,18 @@ class Rollouts:
             if before.holder is not None and was_held and (now is None or now.holder != before.holder):
                 self._end_lease(before.holder, uid, before.attempt)
 
-    def _end_lease(self, holder: str, uid: int, attempt: int) -> None:
+    def _end_examination(self) -> None:
+        """What was open begins anew in the term, with problems that nobody samples."""
+        evaluation, self.examination.open = self.examination.open, None
+        if evaluation is not None:
+            for uid, holder in evaluation.leased.items():
+                self._end_lease(holder, uid, evaluation.attempts[uid], evaluation.name)
+
+    def _end_lease(self, holder: str, uid: int, attempt: int, evaluation: str = "") -> None:
         member = self.members.by_name.get(holder)
         if member is not None:
-            self._free(member, "", uid, attempt)
-            self.effects.send(holder, m.Cancel(uid, attempt))
+            self._free(member, evaluation, uid, attempt)
+            self.effects.send(holder, m.Cancel(uid, attempt, evaluation))
 
     @staticmethod
     def _free(member: Member, evaluation: str, uid: int, attempt: int) -> None:

@@ -155,7 +155,7 @@ class Generator:
         self._kept.pop((ack.evaluation, ack.uid, ack.attempt, ack.sample), None)
 
     def _cancel(self, message: m.Cancel) -> None:
-        self._drop(("", message.uid, message.attempt))
+        self._drop((message.evaluation, message.uid, message.attempt))
         self._swap_when_quiet()
         self._fill()
 

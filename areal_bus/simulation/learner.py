@@ -70,7 +70,9 @@ class Learners:
         return met if is_whole else []
 
     def has_share(self, rank: "Rank", end: m.ShardEnd) -> None:
-        """One rank is ready; the last one starts the update."""
+        """One rank is ready; the last one starts the update. One that is left of an older crew waits for nobody."""
+        if self._met.get(rank.index) is not rank:
+            return
         self._waiting[rank.index] = end
         if len(self._waiting) == self.scenario.n_learners:
             self._waiting.clear()

@@ -131,7 +131,7 @@ class World:
             self._arrives[link] = arrives
         self._n_events += 1
         heappush(self._events, (arrives, self._n_events, self._arrive, (sender, to, message)))
-        if is_rough and (to == HEAD or is_repeated) and rng.random() < self._p_twice:
+        if is_rough and (to == HEAD or is_repeated) and rng.random() < self._p_twice and to in self.nodes:
             n_deaths = self._n_deaths[to] if self._n_deaths else 0
             self.at(arrives + rng.expovariate(1.0) * 5.0, self._arrive_again, sender, to, message, n_deaths)
 
