@@ -1,0 +1,128 @@
+"""Rows 29 and 40 of the fault matrix at a head of its own process: bombs cost it little, and a crowd finds room."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from areal_bus import wire
+from areal_bus.bus import Bus
+from areal_bus.refusals import STRIKES
+from tests.strangers import JOB, ack, dealer, next_of
+from tests.test_crowd import PATIENCE_S, crowd
+from tests.test_wire import HOSTILE
+from tests.test_wire import JOB as WIRE_JOB
+
+ROOT = Path(__file__).resolve().parents[2]
+ECHO = """
+from areal_bus.bus import Bus
+head = Bus("head", job="job", listen="tcp://127.0.0.1:0")
+print(head.endpoint, flush=True)
+while True:
+    sender, message = head.receive()
+    head.send(sender, message)
+"""
+MOST_CPU_S = 0.05
+SLACK_BYTES = 2 << 20  # connections, threads and what the allocator keeps
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class House:
+    """A head that answers everybody, and a friend that asks it whether it is well."""
+
+    def __init__(self, pid: int, endpoint: str) -> None:
+        self.pid, self.endpoint, self._n = pid, endpoint, 0
+        self.friend = Bus("generator-0.0", job=JOB)
+        self.friend.connect("head", endpoint)
+
+    def answers(self) -> None:
+        self._n += 1
+        self.friend.send("head", ack(self._n))
+        assert next_of(self.friend) == ("head", ack(self._n))
+
+    @property
+    def cpu_s(self) -> float:
+        user, system = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) * TICK_S
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that it ever held in memory."""
+        return int(Path(f"/proc/{self.pid}/status").read_text().split("VmHWM:")[1].split()[0]) << 10
+
+
+@contextmanager
+def house() -> Iterator[House]:
+    process = subprocess.Popen([sys.executable, "-c", ECHO], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        made = House(process.pid, process.stdout.readline().strip())
+        made.answers()
+        yield made
+        made.friend.close(0)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_row_29_no_bomb_costs_more_than_50_ms_and_twice_the_cap() -> None:
+    """Each from a connection of its own, the friend's question behind it; the large ones, too."""
+    assert WIRE_JOB == JOB
+    with house() as head:
+        before = head.most_bytes
+        for number, (frames, _) in enumerate(HOSTILE.values()):
+            if frames:
+                began = head.cpu_s
+                with dealer(head.endpoint, b"generator-%d.0/0123456789abcdef" % (100 + number)) as stranger:
+                    stranger.send(*frames)
+                    stranger.send(*wire.encode(ack(0), job=JOB))  # answered once the one before is refused
+                    assert stranger.socket.poll(20_000)
+                    head.answers()
+                assert head.cpu_s - began <= MOST_CPU_S + TICK_S
+        assert head.most_bytes - before <= 2 * wire.MAX_FRAME_BYTES + SLACK_BYTES
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(frames=st.lists(st.binary(max_size=2000), min_size=1, max_size=12))
+def test_row_29_no_bytes_of_any_shape_end_the_head(frames: list[bytes]) -> None:
+    with dealer(shared().endpoint, b"generator-%d.0/0123456789abcdef" % (1000 + hash(tuple(frames)) % 10**6)) as one:
+        one.send(*frames)
+    shared().answers()
+
+
+HOUSES: list[House] = []
+
+
+def shared() -> House:
+    return HOUSES[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def open_house() -> Iterator[None]:
+    with house() as head:
+        HOUSES.append(head)
+        yield
+        HOUSES.clear()
+
+
+def test_row_29_who_goes_on_is_struck_off_and_heard_no_more() -> None:
+    with house() as head, dealer(head.endpoint) as bomber:
+        for _ in range(STRIKES):
+            bomber.send(b"\x91" * 60_000)
+        head.answers()
+        bomber.send(*wire.encode(ack(0), job=JOB))  # a good one, too late
+        head.answers()
+        assert not bomber.socket.poll(200)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("keys", [False, True])
+def test_row_40_512_clients_at_once_are_all_heard_within_a_minute(keys: bool) -> None:
+    """Nobody's first message is lost (tests/test_crowd.py has it over ipc, too)."""
+    assert crowd(16, 32, listen="tcp://127.0.0.1:0", keys=keys) < PATIENCE_S
