@@ -17,7 +17,7 @@ RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help setup model demo test check soak soak-staleness lint
+.PHONY: help setup model demo test check soak soak-faults soak-staleness lint
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -45,6 +45,9 @@ check: lint test  ## lint, then test
 
 soak: setup  ## the long tests
 	@$(IN_VENV) python -m pytest -m soak $(PYTEST_ARGS)
+
+soak-faults: setup  ## every row of the fault matrix over real processes: kills, stops, torn files, hostile peers
+	@$(IN_VENV) python -m pytest tests/faults -m "soak or not soak" $(PYTEST_ARGS)
 
 SCHEDULES ?= 1000000
 soak-staleness: setup  ## a million simulated rings under all staleness policies (SCHEDULES=, one process a core)
