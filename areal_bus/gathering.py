@@ -15,6 +15,7 @@ from areal_bus.rollouts import Rollouts
 from areal_bus.terms import Terms
 
 TELL_AGAIN_S = 2.0
+MOST_STRANGERS = 4096  # that are remembered
 
 
 class Gathering:
@@ -45,6 +46,8 @@ class Gathering:
         if newer is not None:
             self._effects.send(sender, m.Stop(f"{newer} has taken its place"))  # I6
         elif now - self._told.get(sender, -TELL_AGAIN_S) >= TELL_AGAIN_S:
+            if len(self._told) >= MOST_STRANGERS:
+                self._told.clear()
             self._told[sender] = now
             self._effects.send(sender, m.Rejoin("only a member may speak"))
         raise ImpossibleEvent(f"only a member may speak; {sender!r} has not joined")

@@ -112,6 +112,8 @@ class Rollouts:
     def sampled(self, member: Member, message: m.Sampled) -> None:
         """A slot is free; the sample itself comes by way of a reward, perhaps sooner than this note."""
         self._discard(member, (message.evaluation, message.uid, message.attempt, message.sample))
+        if not message.evaluation and message.uid >= self.ledger.next_uid:
+            raise ImpossibleEvent(f"only an admitted prompt is sampled; prompt {message.uid} was never admitted")
         entry = None if message.evaluation else self.ledger.open.get(message.uid)
         if entry is not None and entry.state is State.LEASED and message.sample not in entry.sampled:
             self.ledger.sampled(message.uid, message.sample, message.attempt)
@@ -167,6 +169,8 @@ class Rollouts:
         is_awaited = entry is not None and entry.attempt == message.attempt and message.sample in entry.missing
         if entry is None or not is_awaited or entry.state not in (State.LEASED, State.SCORING):
             return  # the ledger says why
+        if message.term > self.term:
+            raise ImpossibleEvent(f"this is term {self.term}; a sample claims to be of term {message.term}")
         if self._is_void(message):
             holder = entry.holder
             self.ledger.give_back(entry.uid)
