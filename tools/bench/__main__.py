@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
 from tools import terminal
-from tools.bench import demo, eta0, gate
+from tools.bench import demo, eta0, faults, gate
 from tools.bench.protocol import Bench
 
-BENCHES: Mapping[str, Bench] = {"demo": demo.Demo(), "eta0": eta0.Eta0(), "gate": gate.GateBench()}
+BENCHES: Mapping[str, Bench] = {
+    "demo": demo.Demo(),
+    "eta0": eta0.Eta0(),
+    "faults": faults.Faults(),
+    "gate": gate.GateBench(),
+}
 
 
 def catalogue() -> str:
