@@ -5,6 +5,7 @@ Here it is put together; `actors.generation` is what it does. SIGUSR1 asks it to
 and the head says Stop.
 """
 
+from functools import partial
 from typing import Any
 
 from actors import draining
@@ -52,14 +53,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     workflow = load_workflow(config)
     engine = make_engine(context, config, tokenizer)
     sampling = Sampling(engine, workflow, tokenizer, config, name=context.name, journal=journal)
-    member = Member(
-        context.name,
-        address=context.address,
-        interface=context.interface,
-        device=context.device,
-        staging=config.weights.staging,
-    )
-    receiving = Receiving(member, forms_of(engine.parameters()), bus.wake)
+    receiving = Receiving(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
     delivery = Delivery(config.bus.resend_s)
     generator = Generator(bus, presence, engine, sampling, receiving, delivery, journal, pulse)
     presence.say(Ready(capacity=config.rollout.max_concurrent_rollouts))
@@ -71,6 +65,17 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     finally:
         receiving.close()
     return generator.stopped
+
+
+def make_member(context: Context, config: Config) -> Member:
+    """This generator in pushes."""
+    return Member(
+        context.name,
+        address=context.address,
+        interface=context.interface,
+        device=context.device,
+        staging=config.weights.staging,
+    )
 
 
 def make_engine(context: Context, config: Config, tokenizer: Any) -> BuiltinEngine:

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,10 @@ from areal_bus.messages import PushBegin
 from areal_bus.weights import Member
 
 END_AGAIN_S = 0.05
+STUCK_S = 5.0  # whoever has not ended so long after it was told to is in a call that knows no deadline
 
 Forms = Mapping[str, tuple[Sequence[int], str]]
+Outcomes = queue.SimpleQueue["Received | Broken | Exception"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,13 @@ class Broken:
 class Receiving:
     """One push at a time: a newer one ends the one under way. `wake` is called from the thread when there is news."""
 
-    def __init__(self, member: Member, expect: Forms, wake: Callable[[], None]) -> None:
-        self._member, self._expect, self._wake = member, expect, wake
-        self._outcomes: queue.SimpleQueue[Received | Broken | Exception] = queue.SimpleQueue()
+    def __init__(self, make_member: Callable[[], Member], expect: Forms, wake: Callable[[], None]) -> None:
+        self._make_member, self._expect, self._wake = make_member, expect, wake
+        self._member = make_member()
+        self._outcomes: Outcomes = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._next: PushBegin | None = None
-        self._ending = False  # the push under way is told to end
+        self._told: float | None = None  # when the push under way was told to end
         self._unwanted = False  # what comes of it is nobody's
         self.spare: Mapping[str, Any] | None = None  # tensors to receive into
 
@@ -65,7 +69,7 @@ class Receiving:
         try:
             outcome = self._outcomes.get_nowait()
         except queue.Empty:
-            if self._ending:
+            if self._told is not None:
                 self._end()
             return None
         if self._thread is not None:
@@ -84,29 +88,42 @@ class Receiving:
         """End what is under way."""
         self._next = None
         while self._thread is not None and self._thread.is_alive():
+            thread = self._thread
             self._end()
-            self._thread.join(END_AGAIN_S)
+            thread.join(END_AGAIN_S)
         self._member.close()
 
     def _end(self) -> None:
         """Said once more at each `take`, for a thread that has only just begun may not hear it."""
-        self._ending = True
+        self._told = self._told or time.monotonic()
         self._member.cancel()
+        if time.monotonic() - self._told > STUCK_S:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Torch waits for ever for a store whose process stands still: that thread keeps what it has, and may end when
+        it likes; another one takes its place.
+        """
+        self._member, self._outcomes = self._make_member(), queue.SimpleQueue()
+        self._thread, self._told = None, None
+        if self._next is not None:
+            self._start()
 
     def _start(self) -> None:
-        self._ending = self._unwanted = False
+        self._told, self._unwanted = None, False
         begin, self._next = self._next, None
         into, self.spare = self.spare, None  # the thread's alone from here on
-        self._thread = threading.Thread(target=self._receive, args=(begin, into), name="weights", daemon=True)
+        arguments = (self._member, self._outcomes, begin, into)
+        self._thread = threading.Thread(target=self._receive, args=arguments, name="weights", daemon=True)
         self._thread.start()
 
-    def _receive(self, begin: PushBegin, into: Mapping[str, Any] | None) -> None:
+    def _receive(self, member: Member, outcomes: Outcomes, begin: PushBegin, into: Mapping[str, Any] | None) -> None:
         try:
-            tensors, digest, receive_s = self._member.receive(begin, into, expect=self._expect)
-            self._outcomes.put(Received(begin, tensors, digest, receive_s))
+            tensors, digest, receive_s = member.receive(begin, into, expect=self._expect)
+            outcomes.put(Received(begin, tensors, digest, receive_s))
         except PushFailed as error:
-            self._outcomes.put(Broken(begin, str(error)))
+            outcomes.put(Broken(begin, str(error)))
         except Exception as error:  # noqa: BLE001  raised again in `take`, on the actor's own thread
-            self._outcomes.put(error)
+            outcomes.put(error)
         finally:
             self._wake()

@@ -1,18 +1,25 @@
 """Weights in a side thread: one push at a time, and what a new term has to do with it."""
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
+from actors import receiving
 from actors.receiving import Broken, Received, Receiving
 from areal_bus.messages import PushBegin
 from areal_bus.weights import Member, Root, forms_of, serve_store, take_snapshot
 
 WEIGHTS = {"weight": torch.arange(12.0).reshape(3, 4)}
 WAIT_S = 30.0
+
+
+def make_member() -> Member:
+    return Member("generator-0.0", address="127.0.0.1", interface="lo")
 
 
 class Side:
@@ -22,8 +29,7 @@ class Side:
         self.news = threading.Event()
         store, self.store = serve_store("127.0.0.1")
         self.root = Root(store, interface="lo", address="127.0.0.1")
-        member = Member("generator-0.0", address="127.0.0.1", interface="lo")
-        self.receiving = Receiving(member, forms_of(WEIGHTS), self.news.set)
+        self.receiving = Receiving(make_member, forms_of(WEIGHTS), self.news.set)
 
     def begin(self, push: int, *, timeout_s: float = 10.0) -> PushBegin:
         begin = PushBegin(push, push, 0, ["generator-0.0"], self.store, timeout_s)
@@ -89,3 +95,31 @@ def test_closing_ends_a_push_that_has_only_just_begun() -> None:
         for push in range(5):
             side.begin(push, timeout_s=WAIT_S)
     assert not any(thread.name == "weights" for thread in threading.enumerate())
+
+
+def test_a_root_that_stands_still_holds_up_no_push_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store takes the connection and never answers: torch waits for that without any limit."""
+    monkeypatch.setattr(receiving, "STUCK_S", 0.2)
+    with both() as side, socket.create_server(("127.0.0.1", 0)) as silent:
+        stuck = PushBegin(0, 0, 0, ["generator-0.0"], f"127.0.0.1:{silent.getsockname()[1]}", 1.0)
+        side.receiving.begin(stuck)
+        first, _ = silent.accept()  # looks whether somebody listens
+        second, _ = silent.accept()  # the store's own
+        begin = side.begin(1)
+        sending = threading.Thread(target=side.send, args=(begin,))
+        sending.start()
+        deadline = time.monotonic() + WAIT_S
+        while (received := side.receiving.take()) is None:
+            assert time.monotonic() < deadline
+            side.news.wait(0.01)
+        sending.join()
+        assert isinstance(received, Received)
+        assert received.begin == begin
+        old = [thread for thread in threading.enumerate() if thread.name == "weights"]
+        first.close()
+        second.close()
+        silent.close()
+        for thread in old:  # now it ends, too, and nobody hears of it
+            thread.join(WAIT_S)
+        assert old
+        assert side.receiving.take() is None
