@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from types import UnionType
 from typing import Any
 
@@ -12,7 +11,7 @@ from areal_bus.effects import End
 from areal_bus.journal import Event
 from areal_bus.simulation.ring import Outcome, Ring
 from areal_bus.simulation.scenario import Scenario
-from areal_bus.simulation.world import HEAD, World
+from areal_bus.simulation.world import World
 from areal_bus.staleness import StalenessPolicy
 
 CALM_S = 300.0
@@ -78,26 +77,14 @@ def key(message: Any) -> tuple[int, int, int]:
 Judge = Callable[[str, str, m.Message, float], float | None]
 
 
-def bent(judge: Judge, *, silent_s: float = 1e9) -> type[World]:
+def bent(judge: Judge) -> type[World]:
     """A world whose links do what `judge(sender, to, message, now)` says: later by so many seconds, or None for never.
 
-    What is later than others stays in order behind them only if `judge` makes it so. Heartbeats say, as those of real
-    actors do, whether the head was heard within `silent_s`.
+    What is later than others stays in order behind them only if `judge` makes it so.
     """
 
     class Bent(World):
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            super().__init__(*args, **settings)
-            self._heard: dict[str, float] = {}
-
-        def _arrive(self, sender: str, to: str, message: m.Message) -> None:
-            if sender == HEAD:
-                self._heard[to] = self.now
-            super()._arrive(sender, to, message)
-
         def send(self, sender: str, to: str, message: m.Message) -> None:
-            if isinstance(message, m.Heartbeat):
-                message = replace(message, hears=self.now - self._heard.get(sender, self.now) <= silent_s)
             late_s = judge(sender, to, message, self.now)
             if late_s is None:
                 self.tell(f"{sender} -> {to} lost", message)

@@ -93,7 +93,7 @@ def deaf(to_head: bool, from_s: float, to_s: float) -> type:
             return None
         return to_s - now if is_shut else 0.0
 
-    return bent(judge, silent_s=LEASE_S)
+    return bent(judge)
 
 
 @pytest.mark.parametrize("to_head", [True, False])
