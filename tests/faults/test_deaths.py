@@ -79,8 +79,8 @@ def kill_in_mid_score(ring: Ring) -> tuple[Blow, Blow]:
 
 def is_quiet(ring: Ring) -> bool:
     """Everything that was admitted is scored: no generator has work."""
-    n_open = {line["uid"] for line in ring.lines("admit", role="head")}
-    return n_open == {line["uid"] for line in ring.lines("ready", role="head")}
+    admitted = {line["uid"] for line in ring.lines("admit", role="head")}
+    return admitted == {line["uid"] for line in ring.lines("ready", "refund", role="head")}
 
 
 def kill_idle(ring: Ring, who: str) -> Blow:

@@ -32,15 +32,15 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
     ring.hold(2)
     with ring.started():
         ring.until("update", version=2)
-        ring.slow(0.03)
+        ring.slow(0.05)
         ring.arm("completed", "stop", who="generator-0")
         ring.hold(3)
         blow = ring.struck("completed")
-        ring.slow(None)
-        ring.until("member", name=blow.name, state="dead", after=blow.t)
-        ring.hold(4)
-        ring.until("update", version=4)  # of prompts that it held among others
+        ring.slow(0.5)  # the other one will be at it for a while
+        ring.until("lease", after=blow.t, holder="generator-1.0")
         resumed = ring.resume_process(blow.pid)
+        ring.until("refused", after=resumed, what="Scored")
+        ring.slow(None)
         ring.until("member", name=blow.name, state="healthy", after=resumed)
         ring.hold(None)
         ring.finish()
@@ -61,12 +61,18 @@ def test_row_04_what_a_stopped_generator_held_goes_to_another(stopped: Stopped) 
 
 
 def test_row_04_a_late_result_is_refused_by_its_attempt(stopped: Stopped) -> None:
-    """It was complete when its generator stood still; its prompt is another one's by now, or trained."""
+    """It was complete when its generator stood still; its prompt is another one's by now, and that one's counts."""
     ring = stopped.ring
-    late = [line for line in ring.lines("refused", role="head") if line["t"] > stopped.resumed]
-    assert [line for line in late if line["what"] in ("Sampled", "Scored")]
-    taken = ring.lines("trajectory", role="head")
-    assert not {(x["uid"], x["attempt"]) for x in late if "attempt" in x} & {(x["uid"], x["attempt"]) for x in taken}
+    refused = ring.lines("refused", role="head", after=stopped.resumed)
+    late = {x["what"]: x for x in reversed(refused) if x["sender"] == stopped.blow.name or x["what"] == "Scored"}
+    for what in ("Sampled", "Scored"):
+        uid = late[what]["uid"]
+        assert late[what]["why"] == f"prompt {uid} is at attempt 1 (leased); got attempt 0"
+    uid, sample = late["Scored"]["uid"], late["Scored"]["sample"]
+    (scored,) = ring.lines("scored", role="head", uid=uid, sample=sample)
+    assert scored["attempt"] == 1
+    (taken,) = ring.lines("trajectory", role="head", uid=uid, sample=sample)
+    assert taken["attempt"] == 1
 
 
 def test_row_04_a_generator_that_goes_on_is_stale_until_a_push(stopped: Stopped) -> None:
