@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return say(rank, explain(options.explain))
         if options.join:
             return join(options.join, options.key)
+        if options.key:
+            raise ConfigError("--key is the invitation for --join, which is not given")
         config, file = settings(options.config, options.resume, options.set)
         if options.dry_run:
             return say(rank, dry_run(config, file, size if size > 1 else None))
