@@ -27,6 +27,7 @@ from areal_bus.messages import (
     HeadBeat,
     Leaving,
     Message,
+    Partial,
     Prompt,
     PushBegin,
     PushBroken,
@@ -56,11 +57,15 @@ class Generator:
         delivery: Delivery,
         journal: Journal,
         pulse: Pulse,
+        *,
+        report_tokens: int = 0,
     ) -> None:
+        """At new weights the head hears of samples with `report_tokens` new tokens (0: of none)."""
         self.stopped: str | None = None  # why, once the head has said so
         self._bus, self._presence, self._engine, self._sampling = bus, presence, engine, sampling
         self._receiving, self._delivery = receiving, delivery
         self._journal, self._pulse = journal, pulse
+        self._report_tokens = report_tokens
         self._timeline = Timeline()
         self._holds_void = False  # weights of a lost timeline: nothing is decoded with them
         self._awaits_more = False  # a share is not here as a whole (eta = 0)
@@ -121,6 +126,9 @@ class Generator:
             case Prompt():
                 self._awaits_more = message.more
                 self._settle(self._sampling.begin(message))
+            case Partial():
+                if self._has_weights:
+                    self._sampling.go_on_from(message)
             case PushBegin():
                 self._begin_term(message.term, message.base)
                 if message.term == self._timeline.term:
@@ -145,6 +153,7 @@ class Generator:
             return
         self._journal.term = self._sampling.term = term
         self._receiving.drop()
+        self._sampling.forget_begun()
         self._awaits_more = False
         keeps = self._timeline.keeps
         for evaluation, uid, attempt in sorted(self._sampling.lost(keeps) | self._delivery.lost(keeps)):
@@ -160,6 +169,7 @@ class Generator:
         self._timeline = Timeline()
         self._receiving.drop()
         self._awaits_more = False
+        self._sampling.forget_begun()
         self._sampling.cancel_all()
         self._delivery.forget_all()
         self._put_weights_away()
@@ -230,6 +240,9 @@ class Generator:
             stall_s=round(stall_s, 6),
         )
         self._bus.send(HEAD, PushDone(begin.push, begin.version, received.digest, received.receive_s, stall_s))
+        if self._report_tokens:
+            for partial in self._sampling.partials(at_least=self._report_tokens):
+                self._bus.send(HEAD, partial)
 
     def _report_broken(self, begin: PushBegin, error: str) -> None:
         self._journal.write(Event.PUSH_BROKEN, push=begin.push, version=begin.version, error=error[:500])

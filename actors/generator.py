@@ -55,7 +55,10 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     sampling = Sampling(engine, workflow, tokenizer, config, name=context.name, journal=journal)
     receiving = Receiving(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
     delivery = Delivery(config.bus.resend_s)
-    generator = Generator(bus, presence, engine, sampling, receiving, delivery, journal, pulse)
+    report_tokens = config.rollout.report_tokens if config.rollout.max_head_offpolicyness else 0
+    generator = Generator(
+        bus, presence, engine, sampling, receiving, delivery, journal, pulse, report_tokens=report_tokens
+    )
     presence.say(Ready(capacity=config.rollout.max_concurrent_rollouts))
     try:
         while generator.stopped is None:

@@ -252,5 +252,6 @@ def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -
         evaluate_before=config.evaluate.before,
         evaluate_after=config.evaluate.after,
         evaluate_samples=config.evaluate.n_samples,
+        partial_bytes=config.rollout.report_mib << 20,
         problems=tuple(dump(row) for row in problems),
     )

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from actors.context import dump
-from actors.engines.protocol import Completion, Engine, Request
+from actors.engines.protocol import Completion, Done, Engine, Request
 from actors.workflows.driver import Asked, EpisodeRun
 from actors.workflows.protocol import Workflow
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError, PromptTooLong
 from areal_bus.journal import Event, Journal
-from areal_bus.messages import Prompt, Refund, Trajectory, Unsampled
+from areal_bus.messages import Partial, Prompt, Refund, Trajectory, Unsampled
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt
@@ -31,6 +31,8 @@ class Live:
     row: dict[str, Any]
     seed: tuple[int, ...]
     began: float  # monotonic
+    begun: Partial | None = None  # what another generator had of it
+    n_reported: int = 0  # tokens that the head knows of
 
 
 class Sampling:
@@ -42,6 +44,7 @@ class Sampling:
         self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
         self._config, self._name, self._journal = config, name, journal
         self._live: dict[Key, Live] = {}
+        self._begun: dict[Key, Partial] = {}  # of samples whose prompt follows
         self.term = 0  # stamped on every trajectory when it is complete
 
     @property
@@ -51,20 +54,54 @@ class Sampling:
     def begin(self, prompt: Prompt) -> Iterator[Outcome]:
         """Start the samples of a group; yields what ended at once (a group that cannot be sampled, once)."""
         row = json.loads(prompt.row)
+        begun, self._begun = self._begun, {}
         for sample in prompt.samples:
             key = (prompt.evaluation, prompt.uid, prompt.attempt, sample)
             if key in self._live:  # said twice
                 continue
             run = EpisodeRun(self._workflow, row, self._tokenizer)
             seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
-            self._live[key] = Live(run, row, seed, time.monotonic())
+            live = self._live[key] = Live(run, row, seed, time.monotonic(), begun=begun.get(key))
             evaluation = {"evaluation": prompt.evaluation} if prompt.evaluation else {}
-            self._journal.write(Event.REQUEST, uid=prompt.uid, sample=sample, attempt=prompt.attempt, **evaluation)
             outcome = self._advance(key, None)
+            done = {"n_done": live.n_reported} if live.n_reported else {}
+            ids = {"uid": prompt.uid, "sample": sample, "attempt": prompt.attempt}
+            self._journal.write(Event.REQUEST, **ids, **evaluation, **done)
             if outcome is not None:
                 yield outcome
             if isinstance(outcome, Unsampled):
                 return
+
+    def go_on_from(self, partial: Partial) -> None:
+        """What there is already of a sample whose prompt follows."""
+        self._begun["", partial.uid, partial.attempt, partial.sample] = partial
+
+    def forget_begun(self) -> None:
+        """No prompt follows after all."""
+        self._begun.clear()
+
+    def partials(self, *, at_least: int) -> Iterator[Partial]:
+        """Training samples in their first turn that have so many tokens more than the head knows of."""
+        for key, live in self._live.items():
+            if key[0] or live.run.n_turns != 1:
+                continue
+            done = self._engine.so_far((*key, 0))
+            if done is not None and len(done.ids) - live.n_reported >= at_least:
+                live.n_reported = len(done.ids)
+                yield self._partial(key, live, done)
+
+    def _partial(self, key: Key, live: Live, done: Done) -> Partial:
+        given = live.run.ids
+        return Partial(
+            uid=key[1],
+            sample=key[3],
+            attempt=key[2],
+            term=self.term,
+            segments=[[len(given), len(done.ids)]],
+            spans=done.spans,
+            ids=np.asarray(given + done.ids, dtype="<i4").tobytes(),
+            logps=np.asarray(done.logps, dtype="<f4").tobytes(),
+        )
 
     def step(self) -> Iterator[Outcome]:
         """One decode step of the engine; yields what ended with it."""
@@ -116,14 +153,27 @@ class Sampling:
 
     def _request(self, key: Key, live: Live, asked: Asked) -> Request:
         gconfig = self._config.gconfig
+        max_new_tokens = asked.max_new_tokens or gconfig.max_new_tokens
+        done = self._done(live.begun, asked.ids, max_new_tokens) if live.begun is not None else None
+        live.begun, live.n_reported = None, live.n_reported if done is None else len(done.ids)
         return Request(
             key=(*key, live.run.n_turns - 1),
             ids=asked.ids,
             seed=live.seed,
-            max_new_tokens=asked.max_new_tokens or gconfig.max_new_tokens,
+            max_new_tokens=max_new_tokens,
             temperature=self._config.evaluate.temperature if key[0] else gconfig.temperature,
             top_p=gconfig.top_p,
+            done=done,
         )
+
+    def _done(self, begun: Partial, ids: list[int], max_new_tokens: int) -> Done | None:
+        """What another generator had of a first turn; None when it cannot be gone on from here."""
+        known = np.frombuffer(begun.ids, dtype="<i4").tolist()
+        newest, held = begun.spans[-1][0], self._engine.version
+        is_same = known[: len(ids)] == ids and begun.segments[0][0] == len(ids)
+        if not is_same or held is None or newest > held or begun.n_sampled >= max_new_tokens:  # I5
+            return None
+        return Done(known[len(ids) :], np.frombuffer(begun.logps, dtype="<f4").tolist(), begun.spans)
 
     def _finish(self, key: Key) -> Trajectory:
         live = self._live.pop(key)

@@ -103,7 +103,7 @@ def ids(message: m.Sampled | Scored) -> dict[str, Any]:
     return {**found, "evaluation": message.evaluation} if message.evaluation else found
 
 
-def check_spans(scored: Scored, *, born: int, clock: int) -> None:
+def check_spans(scored: Scored | m.Partial, *, born: int, clock: int) -> None:
     """Versions that a generator can have stamped, over exactly the sampled tokens (I5, I6): born <= version <= u."""
     n_tokens, before = 0, born
     for version, n in scored.spans:

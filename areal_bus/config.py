@@ -158,6 +158,10 @@ class RolloutConfig(Section):
     """Samples one generator decodes at once (its slots)."""
     on_update: Literal["recompute", "keep"] = "recompute"
     """Running samples at new weights: prefill again, or keep the old keys and values."""
+    report_tokens: int = Field(64, ge=0)
+    """At new weights a generator reports samples with so many new tokens, for others to continue. 0: none."""
+    report_mib: int = Field(256, ge=1)
+    """MiB of reported samples that the head keeps: beyond it those reported longest ago go."""
 
 
 class GenerationConfig(Section):

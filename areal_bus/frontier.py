@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from areal_bus.ledger import Entry, Ledger, State
-from areal_bus.messages import Scored
+from areal_bus.messages import Partial, Scored
 from areal_bus.supply import Issue, Supply
 
 Figures = dict[str, str | int | float | None]
@@ -78,6 +78,6 @@ def revive(prompt: OpenPrompt, known: Entry | None, version: int) -> Entry:
     return entry
 
 
-def newest(scored: Scored) -> int:
+def newest(scored: Scored | Partial) -> int:
     """The newest version among its tokens; -1 when it has none."""
     return max((version for version, _ in scored.spans), default=-1)

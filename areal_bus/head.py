@@ -57,7 +57,14 @@ class Head:
         self.examination = Examination()
         self.rollouts = Rollouts(rules, self.supply, self.gate, self.members, self.examination, self._effects)
         self.leasing = Leasing(
-            rules, self.supply, self.gate, self.rollouts.ledger, self.members, self.examination, self._effects
+            rules,
+            self.supply,
+            self.gate,
+            self.rollouts.ledger,
+            self.members,
+            self.examination,
+            self.rollouts.partials,
+            self._effects,
         )
         self.batches = Batches(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
         self._began = self._ticked = now
@@ -67,6 +74,7 @@ class Head:
             m.Ready: self._on_ready,
             m.Heartbeat: self._on_heartbeat,
             m.Sampled: self.rollouts.sampled,
+            m.Partial: self.rollouts.partial,
             m.Unsampled: self.rollouts.unsampled,
             m.Scored: lambda _, message: self.rollouts.scored(message),
             m.Leaving: lambda member, _: self.gathering.leave(member),

@@ -12,6 +12,7 @@ from areal_bus.journal import Event
 from areal_bus.ledger import Entry, Ledger
 from areal_bus.membership import Member, Membership, Standing
 from areal_bus.messages import Role
+from areal_bus.partials import Partials
 from areal_bus.rules import HeadRules
 from areal_bus.supply import Issue, Supply
 
@@ -29,6 +30,7 @@ class Leasing:
         ledger: Ledger,
         members: Membership,
         examination: Examination,
+        partials: Partials,
         effects: Effects,
     ) -> None:
         self.rules = rules
@@ -37,6 +39,7 @@ class Leasing:
         self.ledger = ledger
         self.members = members
         self.examination = examination
+        self.partials = partials
         self.effects = effects
 
     def fed(self) -> list[Member]:
@@ -130,11 +133,21 @@ class Leasing:
     def _lease(self, entry: Entry, member: Member, *, more: bool = False) -> None:
         samples = entry.missing
         member.leased |= {("", entry.uid, entry.attempt, sample) for sample in samples}
-        self.effects.record(
-            Event.LEASE, uid=entry.uid, attempt=entry.attempt, holder=member.name, born=entry.born, n=len(samples)
-        )
+        begun = self._begun(entry, member)
+        ids = {"uid": entry.uid, "attempt": entry.attempt, "holder": member.name}
+        done = {"n_done": sum(partial.n_sampled for partial in begun)} if begun else {}
+        self.effects.record(Event.LEASE, **ids, born=entry.born, n=len(samples), **done)
+        for partial in begun:
+            self.effects.send(member.name, partial)
         row = self.supply.of(entry.uid).drawn.text
         self.effects.send(member.name, m.Prompt(entry.uid, entry.attempt, entry.born, samples, "", row, more))
+
+    def _begun(self, entry: Entry, member: Member) -> list[m.Partial]:
+        """What earlier holders had of it; nothing when it may be what killed them."""
+        if entry.n_deaths >= LONELY_AFTER or member.version is None:
+            self.partials.forget(entry.uid, entry.n_samples)
+            return []
+        return self.partials.hand_on(entry.uid, entry.missing, attempt=entry.attempt, version=member.version)
 
     def _lease_problem(self, member: Member, evaluation: Evaluation) -> bool:
         if not _fits(member, evaluation.n_samples):

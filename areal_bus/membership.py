@@ -116,6 +116,7 @@ class Membership:
         member.heard = now
         if member.standing is Standing.DEAD and not member.is_deaf:
             member.leased.clear()
+            member.alone = False
             member.version = None
             member.standing = self._standing_when_ready(member) if member.ready else Standing.JOINING
         return member

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-PROTOCOL = 3  # raised with every change of a record here
+PROTOCOL = 4  # raised with every change of a record here
 
 ATTEMPTS = 1000  # attempts that a prompt has in one term, so that no two terms' results are ever mixed up
 
@@ -218,6 +218,27 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """What a generator has of one training sample at a weight swap, all of it so far; to the head.
+
+    From the head, just before the Prompt that leases the sample again (of the same attempt): what there is already.
+    """
+
+    uid: int
+    sample: int
+    attempt: int
+    term: int  # the sender's, as in Trajectory
+    segments: list[list[int]]  # [[n_given, n_sampled]]: of the first turn
+    spans: list[list[int]]
+    ids: bytes = frame("int32")
+    logps: bytes = frame("float32")
+
+    @property
+    def n_sampled(self) -> int:
+        return sum(n for _, n in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
 class Unsampled:
     """A generator cannot make this group (a workflow raised, a prompt is over the limit)."""
 
@@ -388,6 +409,7 @@ Message = (
     | Trajectory
     | Scored
     | Sampled
+    | Partial
     | Unsampled
     | Ack
     | Cancel

@@ -11,7 +11,8 @@ from areal_bus.journal import Event
 from areal_bus.leasing import LONELY_AFTER
 from areal_bus.ledger import Entry, Ledger, State
 from areal_bus.membership import Member, Membership, Standing
-from areal_bus.messages import Refund, Role, Scored, VerdictStatus
+from areal_bus.messages import Partial, Refund, Role, Scored, VerdictStatus
+from areal_bus.partials import Partials, check_whole
 from areal_bus.rules import HeadRules
 from areal_bus.supply import Supply
 
@@ -36,6 +37,7 @@ class Rollouts:
         self.members = members
         self.effects = effects
         self.ledger = Ledger()
+        self.partials = Partials(rules.partial_bytes)
         self.examination = examination
         self.refunds_in_a_row = 0  # without a group that became complete in between
         self._n_complaints = 0
@@ -63,6 +65,7 @@ class Rollouts:
             self.gate.admit(entry.born)
             self.supply.issue(entry.uid, prompt.issue)
             self.ledger.reopen(entry)
+        self.partials.begin_term(frontier.version, set(self.ledger.open))
         self._release(known)
         return {uid: sorted(entry.scored) for uid, entry in self.ledger.open.items()}
 
@@ -92,7 +95,7 @@ class Rollouts:
         member.release(evaluation, uid, attempt)
         member.alone = member.alone and bool(member.leased)
 
-    def _is_void(self, scored: Scored) -> bool:
+    def _is_void(self, scored: Scored | Partial) -> bool:
         """Whether it was made, in an older term, by a version that a later term does not know."""
         bases = [version for term, version in self._bases if term > scored.term]
         return bool(bases) and newest(scored) > min(bases)
@@ -118,6 +121,17 @@ class Rollouts:
         if entry is not None and entry.state is State.LEASED and message.sample not in entry.sampled:
             self.ledger.sampled(message.uid, message.sample, message.attempt)
         self.effects.record(Event.SAMPLED, **ids(message), n_tokens=message.n_tokens)
+
+    def partial(self, member: Member, message: Partial) -> None:
+        """What a generator has of a sample by now: should it die, the next holder goes on from there."""
+        entry = self.ledger.open.get(message.uid)
+        if entry is None or entry.holder != member.name or not _awaits(entry, message):
+            raise ImpossibleEvent(f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}")
+        if self._is_void(message):
+            raise ImpossibleEvent(f"what term {message.term} began is of versions that term {self.term} knows")
+        check_whole(message)
+        check_spans(message, born=entry.born, clock=self.gate.u)
+        self.partials.keep(message)
 
     def unsampled(self, member: Member, message: m.Unsampled) -> None:
         """A generator cannot make this group: its slots are free, whatever becomes of that."""
@@ -155,6 +169,7 @@ class Rollouts:
             return
         self._check(message)
         entry = self.ledger.deliver(message)
+        self.partials.drop(message.uid, message.sample)
         self._record_scored(message)
         if message.status != VerdictStatus.VALUE:  # I10
             timed_out = message.status == VerdictStatus.TIMEOUT
@@ -166,8 +181,7 @@ class Rollouts:
     def _check(self, message: Scored) -> None:
         """A sample that contradicts itself ends its group, which nobody else would: its generator has forgotten it."""
         entry = self.ledger.open.get(message.uid)
-        is_awaited = entry is not None and entry.attempt == message.attempt and message.sample in entry.missing
-        if entry is None or not is_awaited or entry.state not in (State.LEASED, State.SCORING):
+        if entry is None or not _awaits(entry, message):
             return  # the ledger says why
         if message.term > self.term:
             raise ImpossibleEvent(f"this is term {self.term}; a sample claims to be of term {message.term}")
@@ -188,6 +202,7 @@ class Rollouts:
         is_under_way = entry.state in (State.LEASED, State.SCORING)
         holder = self.members.by_name.get(entry.holder or "") if is_under_way else None
         self.ledger.refund(entry.uid, reason)
+        self.partials.forget(entry.uid, entry.n_samples)
         self.gate.refund(entry.born)
         issue = self.supply.close(entry.uid)
         again = reason is Refund.TOO_OLD and self.supply.again(issue)
@@ -243,3 +258,9 @@ class Rollouts:
             max_version=max(versions, default=None),
             seconds=round(scored.seconds, 4),
         )
+
+
+def _awaits(entry: Entry, message: Scored | Partial) -> bool:
+    """Whether this attempt's sample is still to come."""
+    is_held = entry.state in (State.LEASED, State.SCORING)
+    return is_held and entry.attempt == message.attempt and message.sample in entry.missing

@@ -30,6 +30,7 @@ class HeadRules:
     evaluate_before: bool = False
     evaluate_after: bool = False
     evaluate_samples: int = 8
+    partial_bytes: int = 256 << 20  # of what generators report of samples under way
     problems: Sequence[str] = field(default_factory=tuple)  # JSON objects
 
 

@@ -7,6 +7,7 @@ from areal_bus.messages import Role
 SPEAKERS: dict[type, Role] = {  # what is not here may come from any member, or has a rule of its own
     m.Sampled: Role.GENERATOR,
     m.Unsampled: Role.GENERATOR,
+    m.Partial: Role.GENERATOR,
     m.Scored: Role.REWARD,
     m.BatchRequest: Role.LEARNER,
     m.UpdateDone: Role.LEARNER,

@@ -1,6 +1,7 @@
 """The builtin engine against plain forwards of the same models."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from actors.engines.builtin import BuiltinEngine
-from actors.engines.protocol import Completion, Request
+from actors.engines.protocol import Completion, Done, Request
 from areal_bus.errors import EngineError
 
 V = 40
@@ -191,6 +192,67 @@ def test_the_newest_version_of_a_request_is_that_of_its_last_token() -> None:
     assert running.newest(first.key) == 4
     running.abort(first.key)
     assert running.newest(first.key) is None
+
+
+def steps(running: BuiltinEngine, n: int) -> None:
+    for _ in range(n):
+        running.step()
+
+
+@pytest.mark.parametrize("build", [llama, qwen])
+def test_a_request_that_another_engine_began_ends_as_the_unbroken_one_bit_for_bit(build: Callable[[int], Any]) -> None:
+    """Both compute all keys anew at the swap at which it was reported: one because of new weights, one has none."""
+    old, new, whole = build(0), build(1), request(0, [3, 4, 5], n=20)
+    unbroken = engine(build(0), stop_ids=frozenset())
+    unbroken.submit(whole)
+    steps(unbroken, 7)
+    unbroken.update(1, weights(new))
+    done = unbroken.so_far(whole.key)
+    assert done is not None
+    assert done.spans == [[0, 7]]
+    expected = run_all(unbroken)[0]
+
+    other = engine(new, stop_ids=frozenset(), version=1)
+    other.submit(replace(whole, key=("", 0, 1, 0, 0), done=done))
+    assert other.newest(("", 0, 1, 0, 0)) == 0  # before its first step, too
+    got = run_all(other)[0]
+    assert (got.ids, got.logps, got.spans) == (expected.ids, expected.logps, [[0, 7], [1, 13]])
+    assert other.n_tokens == 13
+    assert_logps([whole], {0: got}, {0: old, 1: new})
+
+
+def test_continued_siblings_and_new_ones_of_a_group_are_right_together() -> None:
+    model = llama(0)
+    first = engine(model, stop_ids=frozenset())
+    group = [request(0, [5, 6, 7], sample=s, n=16) for s in range(4)]
+    for r in group:
+        first.submit(r)
+    steps(first, 5)
+    done = [first.so_far(r.key) for r in group[:2]]
+    expected = run_all(first)
+    second = engine(model, stop_ids=frozenset(), n_slots=3)
+    for r, had in zip(group, [*done, None, None], strict=True):
+        second.submit(replace(r, done=had))
+    assert second.so_far(group[0].key) == done[0]
+    got = run_all(second)
+    assert {key: c.ids for key, c in got.items()} == {key: c.ids for key, c in expected.items()}
+    assert_logps(group, got, {0: model})
+
+
+def test_what_is_done_of_a_request_leaves_a_token_to_sample_and_has_a_log_prob_and_a_version_each() -> None:
+    running = engine(llama(0))
+    for done, why in [
+        (Done([2] * 12, [0.0] * 12, [[0, 12]]), "fewer than asked for: 12 of 12"),
+        (Done([], [], []), "a token or more"),
+        (Done([2, 3], [0.0], [[0, 2]]), "has a log-prob and a version: 2, 1, 2"),
+        (Done([V], [0.0], [[0, 1]]), "token ids are below"),
+    ]:
+        with pytest.raises(EngineError, match=why):
+            running.submit(replace(request(0, [3]), done=done))
+    running.submit(replace(request(0, [3]), done=Done([2, 3], [0.0, -1.0], [[0, 2]])))
+    aborted = running.abort(("", 0, 0, 0, 0))
+    assert aborted is not None
+    assert (aborted.ids, aborted.spans) == ([2, 3], [[0, 2]])
 
 
 def test_a_sample_does_not_depend_on_who_else_is_in_the_batch() -> None:

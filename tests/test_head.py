@@ -224,6 +224,15 @@ def test_a_generator_heard_again_gets_no_credit_for_what_it_lost() -> None:
     assert [message.uid for _, message in sent(late, m.Ack)] == [lost[0]]  # type: ignore[union-attr]
 
 
+def test_a_generator_that_sampled_alone_and_is_heard_again_has_all_its_room() -> None:
+    head, _ = head_with(n_generators=2)
+    member = head.members.by_name["generator-0.0"]
+    member.alone = True
+    head.requeue(member.name, 1.0)
+    head.on(member.name, m.Heartbeat(9, 0, ""), 2.0)
+    assert (member.standing, member.load, member.room) == ("stale", 0, member.capacity)
+
+
 def test_a_reward_heard_again_is_listed_again() -> None:
     ring = ring_of(faults=(Fault("stop", Role.REWARD, 0, 10.0, 60.0),), calm_s=80.0)
     finish(ring)

@@ -16,7 +16,7 @@ MAY = {
     "tools": {"areal_bus", "tools"},
 }
 CORE = ("errors", "messages", "effects", "rules", "gate", "ledger", "membership", "pushes", "staleness", "evaluation",
-        "sharding", "speakers", "head")  # fmt: skip
+        "sharding", "speakers", "partials", "head")  # fmt: skip
 TORCH_IN_BUS = {"weights.py", "snapshot.py", "collective.py", "landing.py"}  # the weight push
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 

@@ -1,6 +1,7 @@
 """tools.audit over a forged run: each invariant is broken, and seen to be, for its reason at a line that is there."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,44 @@ def test_I5_a_stamp_of_weights_that_were_not_held_is_caught(tmp_path: Path) -> N
                 line["versions"] = [0, 5]
 
     caught(tmp_path, "I5", edit, "a token's version is held while it is sampled: [0, 5], held 1..1")
+
+
+def continue_sample(forge: Forge, *, handed: int, n_done: int, versions: list[int]) -> None:
+    """Sample 1 of prompt 5 goes on, with generator 0 that holds version 1, from what generator 1 had."""
+    forge.of(HEAD, "lease", uid=5, attempt=1)[0]["n_done"] = handed
+    for line in forge.of(HEAD, "admit", uid=5) + forge.of(HEAD, "lease", uid=5) + forge.of(HEAD, "trajectory", uid=5):
+        line["born"] = 0
+    forge.of(GENERATORS[0], "request", uid=5, sample=1)[0]["n_done"] = n_done
+    for line in forge.of(HEAD, "trajectory", uid=5, sample=1):
+        line["versions"] = versions
+    forge.of(GENERATORS[0], "completion", uid=5, sample=1)[0]["versions"] = versions
+
+
+def continued(tmp_path: Path, **how: Any) -> list[str]:
+    forge = true_run()
+    continue_sample(forge, **how)
+    return [finding.text for finding in judge(audit(Run(forge.save(tmp_path / "run"))))["I5"].findings]
+
+
+def test_I5_a_sample_continued_from_another_generators_tokens_is_true(tmp_path: Path) -> None:
+    assert continued(tmp_path, handed=3, n_done=3, versions=[0, 3, 1, 1, 2, 1]) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "rule"),
+    [
+        ({"handed": 2, "n_done": 3, "versions": [0, 3, 2, 2]}, "from what the head handed it: 2 tokens"),
+        (
+            {"handed": 3, "n_done": 3, "versions": [0, 4, 2, 1]},
+            "a token's version is held while it is sampled: [0, 1, 2, 1]",
+        ),
+        ({"handed": 5, "n_done": 5, "versions": [0, 3, 1, 2]}, "a sample is continued, by a token or more"),
+        ({"handed": 4, "n_done": 4, "versions": [0, 2, 2, 3]}, "where what was done is known"),
+        ({"handed": 3, "n_done": 3, "versions": [1, 3, 0, 2]}, "versions never decrease"),
+    ],
+)
+def test_I5_a_sample_continued_from_what_cannot_be_is_caught(tmp_path: Path, how: dict[str, Any], rule: str) -> None:
+    assert any(rule in text for text in continued(tmp_path, **how))
 
 
 def test_I5_a_digest_that_differs_is_caught(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actors.engines import limits
 from actors.engines.prefill import Pack, plan
-from actors.engines.protocol import Completion, Request
+from actors.engines.protocol import Completion, Done, Request
 from actors.engines.sampling import Uniforms, sample
 from actors.engines.slots import DecodeView, FillView, Slots
 from areal_bus.errors import EngineError
@@ -113,6 +113,7 @@ class BuiltinEngine:
              f"tokens; prompt and budget are {total}"),
             (any(not 0 <= token < vocabulary for token in request.ids), f"token ids are below {vocabulary}"),
             (request.key in self._keys, f"keys are unique among live requests: {request.key}"),
+            *limits.rules_of_done(request, vocabulary),
         ]  # fmt: skip
         for broken, sentence in rules:
             if broken:
@@ -147,7 +148,7 @@ class BuiltinEngine:
             if request.key == key:
                 self._waiting.remove(request)
                 self._keys.remove(key)
-                return Completion(key, [], [], [], str(Finish.ABORT))
+                return self._row(request, 0).completion(Finish.ABORT)
         for index, row in enumerate(self._rows):
             if row.request.key == key:
                 self._free(index)
@@ -156,8 +157,14 @@ class BuiltinEngine:
 
     def newest(self, key: Key) -> int | None:
         """Version that sampled the latest token of a request; None when it has none, or is not live."""
-        spans = next((row.spans for row in self._rows if row.request.key == key), [])
-        return spans[-1][0] if spans else None
+        return done.spans[-1][0] if (done := self.so_far(key)) is not None else None
+
+    def so_far(self, key: Key) -> Done | None:
+        """What a live request has, as a copy; None when it has no token, or is not live."""
+        for row in self._rows:
+            if row.request.key == key and row.sampled:
+                return Done(list(row.sampled), list(row.logps), [list(span) for span in row.spans])
+        return next((request.done for request in self._waiting if request.key == key), None)
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Name -> live weight; a tied weight once."""
@@ -209,7 +216,7 @@ class BuiltinEngine:
         holders = {row.prompt: at for at, row in enumerate(self._rows) if row.cached and row.filled == version}
         new = [self._row(self._waiting.popleft(), version) for _ in range(n_free)]
         for row in new:
-            row.cached = row.prompt in holders
+            row.cached = row.prompt in holders and not row.sampled
         new.sort(key=lambda row: not row.cached)  # cached rows come first
         for row in new:
             if row.cached:
@@ -217,7 +224,10 @@ class BuiltinEngine:
             self._rows.append(row)
 
     def _row(self, request: Request, version: int) -> Row:
-        return Row(request, tuple(request.ids), Uniforms(request.seed), filled=version)
+        row = Row(request, tuple(request.ids), Uniforms(request.seed), filled=version)
+        if (done := request.done) is not None:  # as after `recompute`: sampled, and not in the cache
+            row.sampled, row.logps, row.spans = list(done.ids), list(done.logps), [list(x) for x in done.spans]
+        return row
 
     def _logits(self, version: int) -> Tensor:
         """(n, V) for the next token of every row."""

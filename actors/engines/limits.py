@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from actors.engines.protocol import Request
 from areal_bus.errors import EngineError
 
 ATTENTION = {"full_attention", "sliding_attention"}
@@ -34,3 +35,17 @@ def window(config: Any) -> int | None:
         return None
     size = getattr(config, "sliding_window", None)
     return None if size is None else int(size)
+
+
+def rules_of_done(request: Request, vocabulary: int) -> list[tuple[bool, str]]:
+    """(whether it is broken, the rule) of a request that is done in part."""
+    done = request.done
+    if done is None:
+        return []
+    n, n_logps, n_stamped = len(done.ids), len(done.logps), sum(n for _, n in done.spans)
+    return [
+        (not 0 < n < request.max_new_tokens, f"what is done is a token or more, and fewer than asked for: {n} of "
+         f"{request.max_new_tokens}"),
+        (not n == n_logps == n_stamped, f"each token done has a log-prob and a version: {n}, {n_logps}, {n_stamped}"),
+        (any(not 0 <= token < vocabulary for token in done.ids), f"token ids are below {vocabulary}"),
+    ]  # fmt: skip

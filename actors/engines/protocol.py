@@ -6,6 +6,15 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Done:
+    """Tokens of a completion that are sampled already, here or by another engine; a token or more."""
+
+    ids: list[int]
+    logps: list[float]
+    spans: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One completion to sample."""
 
@@ -15,6 +24,7 @@ class Request:
     max_new_tokens: int
     temperature: float
     top_p: float
+    done: Done | None = None  # the completion begins with these; they count in max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,9 @@ class Engine(Protocol):
 
     def newest(self, key: tuple[str, int, int, int, int]) -> int | None:
         """Version that sampled the latest token of a live request; None when it has none, or is not live."""
+
+    def so_far(self, key: tuple[str, int, int, int, int]) -> Done | None:
+        """What a live request has, as a copy; None when it has no token, or is not live."""
 
     def parameters(self) -> Mapping[str, Any]:
         """Name -> tensor of the live weights (shapes and dtypes are those a push must bring)."""

@@ -31,6 +31,17 @@ class Sample:
     spans: list[list[int]] = field(default_factory=list)
     made_by: list[tuple[int, str]] = field(default_factory=list)  # version and weights of each run of tokens
     n_starts: int = 0
+    n_reported: int = 0  # tokens that the head was told of
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a generator truly had of a sample when it reported it."""
+
+    key: Key
+    n_tokens: int  # that it will have
+    spans: list[list[int]]
+    made_by: list[tuple[int, str]]
 
 
 class Generator:
@@ -43,11 +54,17 @@ class Generator:
         name: str,
         rng: random.Random,
         weights: Weights,
+        reports: list[Report],
         ended: Callable[[str], None],
     ) -> None:
-        """`ended(name)` hears of an end of its own: it has left, or a prompt killed it."""
+        """`ended(name)` hears of an end of its own: it has left, or a prompt killed it.
+
+        `reports` are those of all generators: the first "id" of a Partial is the number of its report.
+        """
         self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
-        self._all_weights, self._ended = weights, ended
+        self._all_weights, self._reports, self._ended = weights, reports, ended
+        self._begun: dict[Key, Report] = {}  # by others, of samples whose prompt follows
+        self.n_continued = 0
         self.version: int | None = None
         self.weights = ""  # which weights those are
         self.term = 0
@@ -66,6 +83,7 @@ class Generator:
         self._arrived: m.PushBegin | None = None  # weights are here and wait for the running samples to end
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.Prompt: self._begin,
+            m.Partial: self._go_on_from,
             m.Ack: self._forget,
             m.Cancel: self._cancel,
             m.PushBegin: self._follow_push,
@@ -99,11 +117,40 @@ class Generator:
             key = (prompt.evaluation, prompt.uid, prompt.attempt, number)
             if key not in self._known:
                 self._known.add(key)
-                self._waiting.append(Sample(key, self.scenario.lengths.draw(self.rng)))
+                self._waiting.append(self._new(key, self.scenario.lengths.draw(self.rng)))
         if self.scenario.poison and not prompt.evaluation and int(prompt.row) in self.scenario.poison:
             group = ("", prompt.uid, prompt.attempt)
             self.world.timer(self.name, self.rng.uniform(0, 5) * self.scenario.token_s, self._die_of, group)
         self._fill()
+
+    def _new(self, key: Key, n_tokens: int) -> Sample:
+        report = self._begun.pop(key, None)
+        if report is None or self.version is None or report.spans[-1][0] > self.version:
+            return Sample(key, n_tokens)
+        self.n_continued += 1
+        made = sum(n for _, n in report.spans)
+        spans = [list(span) for span in report.spans]
+        return Sample(key, report.n_tokens, made=made, spans=spans, made_by=list(report.made_by), n_reported=made)
+
+    def _go_on_from(self, partial: m.Partial) -> None:
+        report = self._reports[report_number(partial)]
+        self._begun["", partial.uid, partial.attempt, partial.sample] = report
+
+    def _report(self) -> None:
+        """What the head may give to others, should this generator die."""
+        at_least = self.scenario.report_tokens
+        for sample in [*self._running.values(), *self._waiting]:
+            if sample.key[0] or not 0 < at_least <= sample.made - sample.n_reported or not self.scenario.eta:
+                continue
+            sample.n_reported = sample.made
+            spans = [list(span) for span in sample.spans]
+            number = len(self._reports)
+            self._reports.append(Report(sample.key, sample.n_tokens, spans, list(sample.made_by)))
+            _, uid, attempt, index = sample.key
+            ids = number.to_bytes(4, "little") + bytes(4 * sample.made)
+            self._tell(
+                m.Partial(uid, index, attempt, self.term, [[1, sample.made]], spans, ids, bytes(4 * sample.made))
+            )
 
     def _die_of(self, group: Group) -> None:
         if any(key[:3] == group for key in self._running):
@@ -166,6 +213,7 @@ class Generator:
         if term <= self.term:
             return
         self._stamp_running()
+        self._begun.clear()
         self.term, self._push, self._arrived = term, None, None
         made = [(key, sample.spans) for key, sample in self._running.items()]
         made += [(sample.key, sample.spans) for sample in self._waiting]
@@ -193,7 +241,7 @@ class Generator:
 
     def _rejoin(self) -> None:
         """A head that does not know us: nothing of what we hold counts there."""
-        for held in (self._running, self._kept, self._waiting):
+        for held in (self._running, self._kept, self._waiting, self._begun):
             held.clear()
         self._push = self._arrived = None
         self.term = 0
@@ -292,4 +340,9 @@ class Generator:
         self.weights = self._all_weights.get((begin.store, begin.version), "")
         self.world.tell(f"{self.name} holds version {begin.version}", None)
         self._tell(m.PushDone(begin.push, begin.version, self.weights, 0.0, 0.0))
+        self._report()
         self._fill()
+
+
+def report_number(partial: m.Partial) -> int:
+    return int.from_bytes(partial.ids[:4], "little")

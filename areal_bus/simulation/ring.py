@@ -152,7 +152,9 @@ class Ring:
             world.timer(name, self.scenario.heartbeat_s, self._beat, name)
             return
         if role is Role.GENERATOR:
-            generator = Generator(world, self.scenario, name, self.rng, self.learners.weights, self._end_of)
+            generator = Generator(
+                world, self.scenario, name, self.rng, self.learners.weights, self.witness.reports, self._end_of
+            )
             self.witness.generators[name] = world.nodes[name] = generator
         else:
             reward = Reward(world, self.scenario, name, self.rng)

@@ -100,6 +100,8 @@ class Scenario:
     silent_s: float = 20.0
     push_timeout_s: float = 25.0
     resend_s: float = 12.0
+    report_tokens: int = 0  # new ones that a generator reports of a sample at new weights; 0: none
+    report_bytes: int = 1 << 20  # of reports that the head keeps
     patience_s: float = 4000.0  # without an update, after calm: everyone waits (I11)
 
     @property
@@ -122,6 +124,7 @@ class Scenario:
             evaluate_before=self.n_problems > 0,
             evaluate_after=self.n_problems > 0,
             evaluate_samples=2,
+            partial_bytes=self.report_bytes,
             problems=("{}",) * self.n_problems,
         )
 
@@ -197,6 +200,8 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
         heartbeat_s=6.0 if rough else 100.0,
         silent_s=20.0 if rough else 1000.0,
         push_timeout_s=25.0 if interrupts else 500.0,
+        report_tokens=more.choice((0, 1, 1, 3)),
+        report_bytes=more.choice((2000, 1 << 20)),
     )
 
 

@@ -13,7 +13,7 @@ from areal_bus.head import Head
 from areal_bus.journal import Event
 from areal_bus.simulation.excuses import Excuses
 from areal_bus.simulation.followed import Followed, Violation
-from areal_bus.simulation.generator import Generator, Sample
+from areal_bus.simulation.generator import Generator, Report, Sample, report_number
 from areal_bus.simulation.learner import MODEL, Learners
 from areal_bus.simulation.reward import Reward
 from areal_bus.simulation.rollback import go_back
@@ -31,6 +31,7 @@ class Witness:
         self.n_checks: Counter[str] = Counter()
         self.generators: dict[str, Generator] = {}
         self.rewards: list[Reward] = []
+        self.reports: list[Report] = []  # of generators, on what they had of samples under way
         self.prompts: dict[int, Followed] = {}
         self.now = 0.0
         self.u = self.v = 0
@@ -70,6 +71,8 @@ class Witness:
         elif isinstance(effect, Send):
             if isinstance(effect.message, m.ShardItem):
                 self._on_shard_item(effect.message)
+            elif isinstance(effect.message, m.Partial):
+                self._on_partial(effect.to, effect.message)
             elif isinstance(effect.message, m.PushBegin) and effect.message is not self._push:
                 self._push = effect.message
                 self._on_push(effect.message)
@@ -162,6 +165,20 @@ class Witness:
         told = line["n_tokens_dropped"]
         self.check("I12", told == prompt.n_received, f"{told} tokens dropped of {prompt.n_received} received", uid)
         self._count()
+
+    def _on_partial(self, holder: str, partial: m.Partial) -> None:
+        """What an earlier holder had, handed on to the next one."""
+        uid, report = partial.uid, self.reports[report_number(partial)]
+        prompt, known = self.prompts[uid], report.key
+        self.check("I6", partial.attempt == prompt.attempt, f"attempt {partial.attempt} is begun in part", uid)
+        is_same = known[:2] == ("", uid) and known[3] == partial.sample and report.spans == partial.spans
+        self.check("I5", is_same, f"what {known} had as {report.spans} is now {partial.spans}", uid)
+        self.check("I4", partial.sample not in prompt.accepted, f"sample {partial.sample} counted already", uid)
+        survives = all(weights == self.weights.get(version) for version, weights in report.made_by)
+        self.check("I5", survives, f"{holder} goes on from tokens of a lost timeline: {report.made_by}", uid)
+        generator = self.generators[holder]
+        knows = generator.version is None or partial.spans[-1][0] <= generator.version
+        self.check("I5", knows, f"{holder} holds {generator.version}, the tokens are of {partial.spans}", uid)
 
     # batches
 

@@ -26,6 +26,12 @@ class Agreement:
         if held is None:
             return
         self.n_leases += 1
+        handed, continued = line.get("n_done", 0), self.evidence.continued[line["holder"], line["uid"], line["attempt"]]
+        if continued > handed:
+            text = (
+                f"a generator goes on from what the head handed it: {handed} tokens, {line['holder']} has {continued}"
+            )
+            self.file.add("I5", text, uid=line["uid"])
         if held < (term, v):
             of = f", of term {held[0]}" if held[0] != term else ""
             text = f"a generator that does not hold v = {v} gets no work: {line['holder']} itself held {held[1]}{of}"
@@ -82,7 +88,8 @@ class Agreement:
 
     def refuse(self, line: Line) -> None:
         self.refused[line["what"]] += 1
-        if "uid" in line and "sample" in line and len(self._refused_samples) < KEPT_REFUSALS:
+        is_result = line["what"] != "Partial"
+        if is_result and "uid" in line and "sample" in line and len(self._refused_samples) < KEPT_REFUSALS:
             self._refused_samples.add(key(line["uid"], line["sample"], line.get("attempt", 0)))
 
     def lost_verdicts(self, prompts: Prompts, *, before: float) -> None:

@@ -3,6 +3,7 @@
 Within one file the order is certain, so what a process held when it did something needs no clock to be known.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,6 +31,14 @@ class Push(NamedTuple):
     where: str
 
 
+class Begun(NamedTuple):
+    """A live sample of a generator."""
+
+    oldest: int  # version that may make a token of it here
+    held: int  # version at its request
+    n_done: int = 0  # its first tokens, which another generator made
+
+
 @dataclass(slots=True)
 class Evidence:
     """By ids: key(uid, sample, attempt) for samples, (name, uid, attempt) for leases; no two terms share one."""
@@ -41,6 +50,7 @@ class Evidence:
     scores: dict[int, Score] = field(default_factory=dict)  # training: the first verdict
     more_scores: dict[int, list[Score]] = field(default_factory=dict)  # of a sample that was sent twice
     held: dict[tuple[str, int, int], Version] = field(default_factory=dict)  # when the first sample began
+    continued: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # tokens that other generators made
     digests: dict[Version, Push] = field(default_factory=dict)
     n_digests: int = 0
     generators: set[str] = field(default_factory=set)
@@ -109,7 +119,7 @@ class Generator:
     def __init__(self, file: File, evidence: Evidence) -> None:
         self.file, self.evidence = file, evidence
         self.held: Version | None = None  # of the weights, by its own `pushed` lines
-        self.begun: dict[tuple[str, int, int, int], int] = {}  # live sample -> the oldest version that may make it
+        self.begun: dict[tuple[str, int, int, int], Begun] = {}  # live samples
         self.pushed: set[int] = set()  # versions that may make a token
         evidence.generators.add(file.name)
 
@@ -142,7 +152,7 @@ class Generator:
         """A term began at `base`: what older terms made after that version makes no token any more."""
         newest = version if base is None else base
         self.pushed = {known for known in self.pushed if known <= newest}
-        self.begun = {sample: min(began, version) for sample, began in self.begun.items()}
+        self.begun = {sample: began._replace(oldest=min(began.oldest, version)) for sample, began in self.begun.items()}
 
     def on_request(self, line: Line) -> None:
         uid, sample, attempt = line["uid"], line["sample"], line["attempt"]
@@ -150,9 +160,14 @@ class Generator:
             self.file.add("I7", "a generator gets work when it holds weights: it holds none", uid=uid, sample=sample)
             return
         evaluation = line.get("evaluation", "")
-        self.begun[evaluation, uid, attempt, sample] = self.held[1]
+        n_done = line.get("n_done", 0)
+        self.begun[evaluation, uid, attempt, sample] = Begun(self.held[1], self.held[1], n_done)
         if not evaluation:
             self.evidence.held.setdefault((self.file.name, uid, attempt), self.held)
+            if n_done:
+                self.evidence.continued[self.file.name, uid, attempt] += n_done
+        elif n_done:
+            self.file.add("I5", f"no sample of an evaluation is continued: {n_done} tokens", uid=uid, sample=sample)
 
     def on_completion(self, line: Line) -> None:
         uid, sample, attempt, versions = line["uid"], line["sample"], line["attempt"], line["versions"]
@@ -176,21 +191,43 @@ class Generator:
         if (term := line.get("term", 0)) > attempt // ATTEMPTS:
             evidence.later[known] = term
 
-    def _check(self, versions: list[int], n_tokens: int, began: int | None, uid: int, sample: int) -> None:
-        """Stamps are versions that this process held between the sample's request and its end (I5)."""
+    def _check(self, versions: list[int], n_tokens: int, begun: Begun | None, uid: int, sample: int) -> None:
+        """Stamps are versions that this process held between the sample's request and its end (I5).
+
+        Those of tokens that another generator made are no newer than what this one held at the request.
+        """
         text, held = None, None if self.held is None else self.held[1]
-        if began is None:
+        others, own = split(versions, begun.n_done if begun is not None else 0)
+        began = begun.oldest if begun is not None else None
+        if begun is None or began is None:
             text = "a sample ends that was begun: there is no request before it"
         elif not grows(versions):
             text = f"versions never decrease along a trajectory: {versions}"
         elif sum(versions[1::2]) != n_tokens:
             text = f"every sampled token has one version: {sum(versions[1::2])} stamps, {n_tokens} tokens"
-        elif n_tokens and (held is None or not began <= versions[0] <= versions[-2] <= held):
-            text = f"a token's version is held while it is sampled: {versions}, held {began}..{held}"
-        elif not self.pushed.issuperset(versions[::2]):
+        elif begun.n_done and (not own or others[-2] > begun.held):
+            text = (
+                f"a sample is continued, by a token or more, where what was done is known: {versions}, of them "
+                f"{begun.n_done} done, held {begun.held}"
+            )
+        elif own and (held is None or not began <= own[0] <= own[-2] <= held):
+            text = f"a token's version is held while it is sampled: {own}, held {began}..{held}"
+        elif not self.pushed.issuperset(own[::2]):
             text = f"a version is sampled after its push: {versions}, pushed {sorted(self.pushed)[-5:]}"
         if text is not None:
             self.file.add("I5", text, uid=uid, sample=sample)
+
+
+def split(versions: Sequence[int], n: int) -> tuple[list[int], list[int]]:
+    """Flat spans of the first n tokens, and of those after them."""
+    first: list[int] = []
+    rest: list[int] = []
+    for version, n_tokens in zip(versions[::2], versions[1::2], strict=False):
+        n_first = min(n, n_tokens)
+        n -= n_first
+        first += [version, n_first] if n_first else []
+        rest += [version, n_tokens - n_first] if n_tokens > n_first else []
+    return first, rest
 
 
 class Reward:

@@ -1,0 +1,80 @@
+"""What generators have reported of samples under way, for the next holder to go on from; knows no lease and no clock.
+
+The newest report of each sample is kept until the sample is scored, its prompt is refunded or leased to somebody who
+cannot continue it, or a term makes it void. It is bounded in bytes: the one reported longest ago goes first.
+"""
+
+from dataclasses import replace
+
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.frontier import newest
+from areal_bus.messages import Partial
+
+RECORD_BYTES = 512  # of one report, beside its frames
+SPAN_BYTES = 128
+
+
+class Partials:
+    """Reports by (uid, sample), the one of longest ago first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.n_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._kept: dict[tuple[int, int], Partial] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, partial: Partial) -> None:
+        """In place of an earlier report of the same sample."""
+        self.drop(partial.uid, partial.sample)
+        self._kept[partial.uid, partial.sample] = partial
+        self.n_bytes += size(partial)
+        while self.n_bytes > self._limit_bytes:  # I9
+            self.drop(*next(iter(self._kept)))
+
+    def drop(self, uid: int, sample: int) -> None:
+        """Nobody will continue it."""
+        partial = self._kept.pop((uid, sample), None)
+        if partial is not None:
+            self.n_bytes -= size(partial)
+
+    def forget(self, uid: int, n_samples: int) -> None:
+        """The prompt has left."""
+        for sample in range(n_samples):
+            self.drop(uid, sample)
+
+    def begin_term(self, version: int, open_: set[int]) -> None:
+        """Of what is open those stay that no lost version has touched (I6)."""
+        for key, partial in list(self._kept.items()):
+            if partial.uid not in open_ or newest(partial) > version:
+                self.drop(*key)
+
+    def hand_on(self, uid: int, samples: list[int], *, attempt: int, version: int) -> list[Partial]:
+        """What a holder of `version` can go on from, as of this attempt; of the others nothing is kept (I5)."""
+        handed = []
+        for sample in samples:
+            partial = self._kept.get((uid, sample))
+            if partial is None:
+                continue
+            if newest(partial) > version:
+                self.drop(uid, sample)
+                continue
+            self._kept[uid, sample] = partial = replace(partial, attempt=attempt)
+            handed.append(partial)
+        return handed
+
+
+def size(partial: Partial) -> int:
+    """Bytes that it takes here, about."""
+    return RECORD_BYTES + SPAN_BYTES * len(partial.spans) + len(partial.ids) + len(partial.logps)
+
+
+def check_whole(partial: Partial) -> None:
+    """Raises ImpossibleEvent unless it is of one turn, with some token sampled, and all its ids are there."""
+    is_one_turn = len(partial.segments) == 1 and min(partial.segments[0]) > 0
+    if not is_one_turn or len(partial.ids) != 4 * sum(partial.segments[0]):
+        raise ImpossibleEvent(
+            f"a report is of a first turn, with a token or more: its segments are {partial.segments[:4]}, its ids "
+            f"{len(partial.ids) // 4}"
+        )
