@@ -24,7 +24,7 @@ from tools.run import Line
 
 LOOK_S = 0.02
 PATIENCE_S = 120.0  # for what is waited for: a loaded machine starts a generator in less
-AFTERWARDS_S = (0.3, 2.5)  # from the moment at which somebody may be killed to the kill
+AFTERWARDS_S = (0.2, 1.5)  # from the moment at which somebody may be killed to the kill
 WRITERS = "head-0."
 
 

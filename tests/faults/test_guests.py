@@ -1,0 +1,136 @@
+"""Rows 14, 18 and 19 over real processes: a generator that joins a running job through a proxy, with keys.
+
+One job, one guest, a fault of its connection after the other; each time it is back with the published weights.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.proxy import Proxy
+from tests.faults.ring import FOLDER, INSIDE, ROOT, Line, Ring
+
+pytestmark = pytest.mark.soak
+
+GUEST = "generator-2.0"
+SILENT_S = 1.5  # of tests/faults/ring.toml
+SLACK_S = 3.0
+
+
+@dataclass(frozen=True)
+class Outage:
+    """One fault of the guest's connection."""
+
+    began: float
+    dead: Line  # the head's word on it
+    back: Line  # it holds published weights again
+
+
+@dataclass(frozen=True)
+class Guest:
+    ring: Ring
+    outages: dict[str, Outage]
+    code: int  # that it ended with
+
+
+@pytest.fixture(scope="module")
+def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
+    ring = Ring(tmp_path_factory.mktemp("guest"), "run.total_train_steps=100000", "bus.transport=tcp", "bus.curve=on")
+    outages: dict[str, Outage] = {}
+    with ring.started():
+        ring.until("update", version=3)
+        ring.slow(0.02)
+        invitation = ring.run / "join.json"
+        proxy = Proxy(json.loads(invitation.read_text())["head"])
+        process = join(ring, proxy, invitation)
+        ring.until("member", name=GUEST, state="healthy")
+        for name, fault in FAULTS.items():
+            outages[name] = suffer(ring, proxy, fault)
+        ring.slow(None)
+        ring.send(signal.SIGUSR1)
+        ring.finish()
+        yield Guest(ring, outages, process.wait(30))
+    proxy.close()
+
+
+def join(ring: Ring, proxy: Proxy, invitation: Path) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-m", "areal_bus.launch", "--join", proxy.endpoint, "--key", str(invitation)]
+    ours = {FOLDER: str(ring.folder), "PYTHONPATH": str(INSIDE), "OMP_NUM_THREADS": "1"}
+    with (ring.folder / "output.txt").open("a") as output:
+        return subprocess.Popen(words, cwd=ROOT, env=os.environ | ours, stdout=output, stderr=output, text=True)
+
+
+def suffer(ring: Ring, proxy: Proxy, fault: Callable[[Proxy], object]) -> Outage:
+    """While it holds a lease."""
+    ring.until("lease", holder=GUEST, after=time.monotonic())
+    began = time.monotonic()
+    fault(proxy)
+    dead = ring.until("member", name=GUEST, state="dead", after=began)
+    proxy.heal()
+    back = ring.until("member", name=GUEST, state="healthy", after=dead["t"])
+    return Outage(began, dead, back)
+
+
+def part(proxy: Proxy) -> None:
+    proxy.part()
+    proxy.cut(silently=True)
+
+
+FAULTS: dict[str, Callable[[Proxy], object]] = {
+    "cut": lambda proxy: proxy.cut(),
+    "cut again": lambda proxy: proxy.cut(),
+    "deaf": lambda proxy: setattr(proxy.down, "is_open", False),
+    "dumb": lambda proxy: setattr(proxy.up, "is_open", False),
+    "parted": part,
+}
+
+
+def test_the_run_survives_its_guest(guest: Guest) -> None:
+    guest.ring.check_survived(ended=False)
+    assert guest.code == 0
+    assert list(guest.outages) == list(FAULTS)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_the_guest_held_goes_to_others(guest: Guest, fault: str) -> None:
+    """Each prompt that it held, and that was not complete by the verdicts under way, is leased again at once."""
+    ring, outage = guest.ring, guest.outages[fault]
+    held: set[int] = set()
+    for line in ring.lines("lease", "ready", "refund", role="head"):
+        if line["t"] > outage.dead["t"]:
+            break
+        held.discard(line["uid"])
+        if line.get("holder") == GUEST:
+            held.add(line["uid"])
+    after = ring.lines("lease", role="head", after=outage.dead["t"])
+    assert held <= {line["uid"] for line in after if line["t"] < outage.dead["t"] + SLACK_S}
+    assert not [line for line in after if line["holder"] == GUEST and line["t"] < outage.back["t"]]  # I7
+
+
+@pytest.mark.parametrize("fault", ["cut", "cut again"])
+def test_row_14_a_generator_whose_connection_breaks_joins_again(guest: Guest, fault: str) -> None:
+    outage = guest.outages[fault]
+    assert outage.dead["why"] == "its connection is gone"
+    assert outage.dead["t"] - outage.began < SILENT_S  # sooner than by silence
+    assert guest.ring.lines("joined", role="head", name=GUEST, after=outage.dead["t"])
+
+
+@pytest.mark.parametrize(("fault", "why"), [("deaf", "it does not hear the head"), ("dumb", "silent for 1.5 s")])
+def test_row_18_a_connection_that_goes_one_way_is_noticed_by_both(guest: Guest, fault: str, why: str) -> None:
+    outage = guest.outages[fault]
+    assert outage.dead["why"] == why
+    assert outage.dead["t"] - outage.began < SILENT_S + SLACK_S
+
+
+def test_row_19_a_partition_that_heals_leaves_the_guest_where_it_was(guest: Guest) -> None:
+    outage = guest.outages["parted"]
+    assert outage.dead["t"] - outage.began < SILENT_S + SLACK_S
+    assert outage.back["t"] - outage.dead["t"] < 30.0
