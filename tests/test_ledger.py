@@ -10,8 +10,8 @@ from areal_bus.messages import Refund, Scored
 def scored(uid: int, sample: int, attempt: int = 0, status: str = "value") -> Scored:
     return Scored(
         status=status, reward=1.0, correct=None, error="", score_s=0.0, uid=uid, sample=sample, attempt=attempt,
-        evaluation="", generator="g", finish="stop", segments=[[1, 1]], spans=[[0, 1]], seconds=0.0, term=0, ids=b"", logps=b"",
-        prompt_text="", text="",
+        evaluation="", generator="g", finish="stop", segments=[[1, 1]], spans=[[0, 1]], seconds=0.0,
+        term=0, ids=b"", logps=b"", prompt_text="", text="",
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
 
 
 def test_the_story_of_a_prompt_names_its_steps_and_no_other_prompt() -> None:
-    outcome, lines = tell(draw(7), 2)
+    outcome, lines = tell(draw(8), 2)
     assert outcome.end == End(0, "done")
     assert any("admit: uid 2" in line for line in lines)
     assert any("Scored" in line and "uid 2" in line for line in lines)
@@ -136,7 +136,8 @@ def test_the_seeds_cover_their_ranges() -> None:
     assert {scenario.eta for scenario in scenarios} >= {0, 1, 2, 3, 4, 6}
     assert {scenario.n_learners for scenario in scenarios} == {1, 2}
     kinds = {(fault.kind, str(fault.role)) for scenario in scenarios for fault in scenario.faults}
-    assert kinds == {(kind, role) for kind in ("crash", "stop", "cut") for role in ("generator", "reward")}
+    assert kinds >= {(kind, role) for kind in ("crash", "stop", "cut") for role in ("generator", "reward", "learner")}
+    assert kinds >= {("crash", "head"), ("stop", "head"), ("kill", "head"), ("drain", "head")}
     assert any(scenario.rejects_all for scenario in scenarios)
     assert any(scenario.n_rows is not None and scenario.n_rows < scenario.batch_size for scenario in scenarios)
     assert any(max(scenario.joins_s) > 20 for scenario in scenarios)
