@@ -7,41 +7,16 @@ what it is told to cancel, and follows terms.
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from areal_bus import messages as m
+from areal_bus.simulation.sample import Key, Report, Sample, report_number
 from areal_bus.simulation.scenario import Scenario
 from areal_bus.simulation.world import HEAD, World
 
-Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt
 Weights = Mapping[tuple[str, int], str]  # (whose, version) -> which weights those are: no two updates make the same
 NO_BYTES = b""
-
-
-@dataclass(slots=True)
-class Sample:
-    """One sample being decoded."""
-
-    key: Key
-    n_tokens: int
-    began: float = 0.0
-    made: int = 0  # tokens that `spans` holds
-    spans: list[list[int]] = field(default_factory=list)
-    made_by: list[tuple[int, str]] = field(default_factory=list)  # version and weights of each run of tokens
-    n_starts: int = 0
-    n_reported: int = 0  # tokens that the head was told of
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a generator truly had of a sample when it reported it."""
-
-    key: Key
-    n_tokens: int  # that it will have
-    spans: list[list[int]]
-    made_by: list[tuple[int, str]]
 
 
 class Generator:
@@ -130,7 +105,9 @@ class Generator:
         self.n_continued += 1
         made = sum(n for _, n in report.spans)
         spans = [list(span) for span in report.spans]
-        return Sample(key, report.n_tokens, made=made, spans=spans, made_by=list(report.made_by), n_reported=made)
+        return Sample(
+            key, report.n_tokens, made=made, spans=spans, made_by=list(report.made_by), n_reported=made, n_done=made
+        )
 
     def _go_on_from(self, partial: m.Partial) -> None:
         report = self._reports[report_number(partial)]
@@ -342,7 +319,3 @@ class Generator:
         self._tell(m.PushDone(begin.push, begin.version, self.weights, 0.0, 0.0))
         self._report()
         self._fill()
-
-
-def report_number(partial: m.Partial) -> int:
-    return int.from_bytes(partial.ids[:4], "little")

@@ -13,10 +13,11 @@ from areal_bus.head import Head
 from areal_bus.journal import Event
 from areal_bus.simulation.excuses import Excuses
 from areal_bus.simulation.followed import Followed, Violation
-from areal_bus.simulation.generator import Generator, Report, Sample, report_number
+from areal_bus.simulation.generator import Generator
 from areal_bus.simulation.learner import MODEL, Learners
 from areal_bus.simulation.reward import Reward
 from areal_bus.simulation.rollback import go_back
+from areal_bus.simulation.sample import Report, Sample, begins_with, report_number
 from areal_bus.simulation.scenario import Scenario
 from areal_bus.staleness import StalenessPolicy
 
@@ -32,6 +33,7 @@ class Witness:
         self.generators: dict[str, Generator] = {}
         self.rewards: list[Reward] = []
         self.reports: list[Report] = []  # of generators, on what they had of samples under way
+        self._handed_on: dict[tuple[int, int, int], Report] = {}  # uid, sample, attempt -> what its holder went on from
         self.prompts: dict[int, Followed] = {}
         self.now = 0.0
         self.u = self.v = 0
@@ -176,6 +178,7 @@ class Witness:
         self.check("I4", partial.sample not in prompt.accepted, f"sample {partial.sample} counted already", uid)
         survives = all(weights == self.weights.get(version) for version, weights in report.made_by)
         self.check("I5", survives, f"{holder} goes on from tokens of a lost timeline: {report.made_by}", uid)
+        self._handed_on[uid, partial.sample, partial.attempt] = report
         generator = self.generators[holder]
         knows = generator.version is None or partial.spans[-1][0] <= generator.version
         self.check("I5", knows, f"{holder} holds {generator.version}, the tokens are of {partial.spans}", uid)
@@ -200,6 +203,10 @@ class Witness:
         attempt = prompt.accepted.get(sample, -1)
         made = self._made(("", uid, attempt, sample))
         self.check("I5", item.spans == made.spans, f"spans {item.spans} were stamped {made.spans}", uid)
+        report = self._handed_on.get((uid, sample, attempt))
+        if made.n_done and report is not None:
+            kept = begins_with(made.spans, report.spans) and made.made_by[: len(report.made_by)] == report.made_by
+            self.check("I5", kept, f"{made.spans} does not go on from {report.spans}", uid)
         lost = [weights for version, weights in made.made_by if weights != self.weights.get(version)]
         self.check("I5", not lost, f"tokens were made by {lost}, of a lost timeline", uid)
         versions = [version for version, _ in item.spans]

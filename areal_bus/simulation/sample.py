@@ -1,0 +1,45 @@
+"""One sample as it truly was: what stamped its tokens, and what its generator had of it when it reported it."""
+
+from dataclasses import dataclass, field
+
+from areal_bus.messages import Partial
+
+Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample being decoded."""
+
+    key: Key
+    n_tokens: int
+    began: float = 0.0
+    made: int = 0  # tokens that `spans` holds
+    spans: list[list[int]] = field(default_factory=list)
+    made_by: list[tuple[int, str]] = field(default_factory=list)  # version and weights of each run of tokens
+    n_starts: int = 0
+    n_reported: int = 0  # tokens that the head was told of
+    n_done: int = 0  # tokens that others made
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a generator truly had of a sample when it reported it."""
+
+    key: Key
+    n_tokens: int  # that it will have
+    spans: list[list[int]]
+    made_by: list[tuple[int, str]]
+
+
+def report_number(partial: Partial) -> int:
+    return int.from_bytes(partial.ids[:4], "little")
+
+
+def begins_with(spans: list[list[int]], first: list[list[int]]) -> bool:
+    """Whether the first tokens are stamped so."""
+    n = len(first)
+    if not n:
+        return True
+    (version, n_tokens), (stamped, n_stamped) = first[-1], spans[n - 1] if len(spans) >= n else (None, 0)
+    return spans[: n - 1] == first[:-1] and stamped == version and n_stamped >= n_tokens
