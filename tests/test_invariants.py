@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from areal_bus import batches, gate, ledger, membership, rollouts
+from areal_bus import batches, gate, leasing, ledger, membership
+from areal_bus.leasing import Leasing
 from areal_bus.messages import VerdictStatus
 from areal_bus.publishing import Publishing
 from areal_bus.rollouts import Rollouts
@@ -174,9 +175,9 @@ def test_I7_born_fresh(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> Non
     def feeds_whoever_is_there(patch: pytest.MonkeyPatch) -> None:
         alive = (membership.Standing.STALE, membership.Standing.HEALTHY)
         patch.setattr(
-            Rollouts,
+            Leasing,
             "fed",
-            lambda self: [x for x in self.members.of(rollouts.Role.GENERATOR, *alive) if x.version is not None],
+            lambda self: [x for x in self.members.of(leasing.Role.GENERATOR, *alive) if x.version is not None],
         )
 
     assert first_break(monkeypatch, feeds_whoever_is_there) == "I7"
@@ -205,7 +206,7 @@ def test_I9_back_pressure(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> 
     assert not schedules.of("I9")
 
     def gives_without_looking(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(rollouts, "_fits", lambda *_: True)
+        patch.setattr(leasing, "_fits", lambda *_: True)
 
     assert first_break(monkeypatch, gives_without_looking) == "I9"
 

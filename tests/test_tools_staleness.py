@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from areal_bus import rollouts
+from areal_bus import leasing
 from areal_bus.errors import ConfigError
 from areal_bus.staleness import StalenessPolicy
 from tools.bench import gate
@@ -23,7 +23,7 @@ def test_a_soak_reports_schedules_events_and_violations(capsys: pytest.CaptureFi
 def test_a_soak_that_finds_something_ends_with_1_and_names_the_seed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rollouts, "_fits", lambda *_: True)
+    monkeypatch.setattr(leasing, "_fits", lambda *_: True)
     assert command.main(["soak", "--schedules", "60", "--jobs", "1"]) == 1
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("seed ")]
     assert found
