@@ -26,7 +26,7 @@ class Deaths:
     reward: Blow
     idle: Blow  # generator-1
     stopped: tuple[float, float]  # the learner stood still
-    memory: tuple[int, int]  # bytes of head and generator at the beginning and end of that time
+    memory: tuple[int, int]  # bytes of head and reward at the beginning and end of that time
     learner: Blow
     head: Blow
     history: History
@@ -42,7 +42,6 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
         ring.until("lease", after=sampling.t, holder="generator-1.0")
         ring.slow(None)
         worker, reward = kill_in_mid_score(ring)
-        ring.until("member", name=sampling.next, state="healthy")
         idle = kill_idle(ring, "generator-1")
         stopped, memory = stop_learner(ring, idle)
         ring.hold(5)
@@ -91,10 +90,10 @@ def kill_idle(ring: Ring, who: str) -> Blow:
 def stop_learner(ring: Ring, idle: Blow) -> tuple[tuple[float, float], tuple[int, int]]:
     """Stand it still until a generator that comes back has waited for its weights for a second."""
     began = ring.kill("learner-0", signal.SIGSTOP)
-    before = ring.memory("head-0") + ring.memory("generator-0")
+    before = ring.memory("head-0") + ring.memory("reward-0")
     stale = ring.until("member", name=idle.next, state="stale")["t"]
     ring.until("spans", role="head", after=stale + 1.0)
-    after = ring.memory("head-0") + ring.memory("generator-0")
+    after = ring.memory("head-0") + ring.memory("reward-0")
     return (began.t, ring.kill("learner-0", signal.SIGCONT).t), (before, after)
 
 
@@ -183,10 +182,9 @@ def test_row_23_a_generator_that_comes_back_is_stale_until_a_push(deaths: Deaths
     assert healthy > deaths.stopped[1]
     first = ring.lines("lease", holder=name)[0]
     assert first["t"] > healthy
-    events = [line["event"] for line in own(ring, Blow(name, 0, 0.0), "request")]
-    pushed = next(runs.lines(ring.run / "journal" / f"{name}.jsonl", "pushed"))
-    assert events
-    assert pushed["t"] < next(runs.lines(ring.run / "journal" / f"{name}.jsonl", "request"))["t"]
+    events = runs.lines(ring.run / "journal" / f"{name}.jsonl", "pushed", "request")
+    assert next(events)["event"] == "pushed"
+    assert any(line["event"] == "request" for line in events)
 
 
 def test_row_41_stop_learner_for_a_while(deaths: Deaths) -> None:
