@@ -103,8 +103,11 @@ class Door:
         if fd is None or self._speaking.get(fd) == connection:
             return False
         self.look()  # it came before it spoke
-        self._new.pop(fd, None)
         self._left = deque(item for item in self._left if item[0] != fd)
+        if fd not in self._new:  # and has gone before it was read
+            self._ended.add(connection)
+            return False
+        del self._new[fd]
         before = [other for other, known in self._speaking.items() if known == connection]
         for other in before:  # ZeroMQ says nothing of a connection whose place is taken
             del self._speaking[other]

@@ -68,6 +68,7 @@ class Gathering:
             self._ask_again(known)
         if was_dead:
             self._effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
+            self.rollouts.acquit({uid for evaluation, uid, _ in lost if not evaluation})
             for evaluation, uid, attempt in lost:
                 self._effects.send(sender, m.Cancel(uid, attempt, evaluation))
             self.send_directory()

@@ -1,5 +1,7 @@
 """What becomes of leased prompts: sampled, scored, lost, refunded, carried into a new term; knows no batch."""
 
+from collections.abc import Iterable
+
 from areal_bus import messages as m
 from areal_bus.batches import check_spans, ids
 from areal_bus.effects import Effects
@@ -111,6 +113,13 @@ class Rollouts:
                 self.refund(entry, Refund.POISON, why)
         if self.examination.open is not None:
             self.examination.open.lose(name)
+
+    def acquit(self, uids: Iterable[int]) -> None:
+        """Whoever was taken for dead while it sampled these is alive: they did not kill it."""
+        for uid in uids:
+            entry = self.ledger.open.get(uid)
+            if entry is not None and entry.n_deaths:
+                entry.n_deaths -= 1
 
     def sampled(self, member: Member, message: m.Sampled) -> None:
         """A slot is free; the sample itself comes by way of a reward, perhaps sooner than this note."""
