@@ -146,7 +146,7 @@ def test_row_20_a_slow_link_holds_up_its_member_and_nobody_else() -> None:
         ring.world.at(14.0, setattr, proxy.down, "bytes_per_s", 2000.0)
         ring.survive()
         assert ring.head.gate.u == 10
-        assert ring.witness.n_checks["I9"] == len(lines(ring, Event.LEASE))
+        assert ring.witness.n_checks["I9"] >= len(lines(ring, Event.LEASE)) > 0
         assert ring.world.buses["head"].undelivered.total() == 0
 
 
