@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.data.order import Order
 from tests.test_launch_bootstrap import MPI
 from tools import run as runs
 from tools.audit.audit import audit, judge
@@ -222,6 +223,11 @@ class Ring:
         self.wait(lambda: len(self.lines(*events, role=role, after=after, **wanted)) >= n, what, timeout_s=timeout_s)
         return self.lines(*events, role=role, after=after, **wanted)[n - 1]
 
+    def until_held(self, version: int, *generators: str) -> None:
+        """Wait until each of these (generator-0.0) holds this version: it is fed from now on."""
+        for name in generators:
+            self.until("member", name=name, version=version)
+
     def wait(
         self,
         condition: Callable[[], bool],
@@ -302,6 +308,7 @@ class Ring:
         unseen = {name: j.why for name, j in judged.items() if name in needed and j.verdict is not Verdict.HOLDS}
         self.check(not unseen, f"the audit judges all: {unseen}")
         history = History.of(self.run)
+        self.check(not history.skipped(self.run), f"no prompt is skipped: {history.skipped(self.run)}")
         self.check(not history.twice, f"nothing is trained twice: {history.twice}")
         self.check(history.versions == list(range(1, len(history.versions) + 1)), f"no gaps: {history.versions}")
         if ended:
@@ -359,6 +366,14 @@ class History:
     def rows(self) -> Counter[tuple[int, int]]:
         """How often each (epoch, row) is trained."""
         return Counter(self.admitted[uid] for uid in self.trained)
+
+    def skipped(self, run: Path) -> set[tuple[int, int]]:
+        """Of the first prompts in the order of the data, as many as were admitted: those (epoch, row) that were not."""
+        settings = json.loads((run / "config.json").read_text())
+        n_rows = json.loads((run / "origin.json").read_text())["rows"]
+        order = Order(n_rows, seed=settings["run"]["seed"], shuffle=settings["data"]["shuffle"])
+        rows = set(self.admitted.values())
+        return {order.row(k) for k in range(len(rows))} - rows
 
     def _take(self, line: Line) -> None:
         match line["event"]:

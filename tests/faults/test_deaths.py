@@ -37,7 +37,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
     ring = Ring(tmp_path_factory.mktemp("deaths"), f"run.total_train_steps={STEPS}")
     ring.hold(2)
     with ring.started():
-        ring.until("update", version=2)
+        ring.until_held(2, "generator-0.0", "generator-1.0")
         sampling = kill_in_mid_rollout(ring, "generator-0")
         ring.until("lease", after=sampling.t, holder="generator-1.0")
         ring.slow(None)

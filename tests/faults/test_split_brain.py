@@ -62,8 +62,7 @@ def ring(tmp_path: Path) -> Iterator[Ring]:
     with ring.started():
         ring.until("update", version=3)
         ring.until("publish", version=3)
-        for who in ("generator-0.0", "generator-1.0"):
-            ring.until("member", name=who, version=3)
+        ring.until_held(3, "generator-0.0", "generator-1.0")
         yield ring
 
 

@@ -31,7 +31,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
     ring = Ring(tmp_path_factory.mktemp("stopped"), "run.total_train_steps=12")
     ring.hold(2)
     with ring.started():
-        ring.until("update", version=2)
+        ring.until_held(2, "generator-0.0", "generator-1.0")
         ring.slow(0.05)
         ring.arm("completed", "stop", who="generator-0")
         ring.hold(3)
