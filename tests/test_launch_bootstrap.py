@@ -49,10 +49,15 @@ def test_ranks_meet_through_the_environment_alone(tmp_path: Path, rendezvous: st
 
 def test_a_meeting_leaves_no_folder(tmp_path: Path) -> None:
     environ = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": str(tmp_path)}
+    left = meeting_places()  # by jobs that were killed
     alone = EnvBootstrap("", 5, environ)
     assert alone.allgather(b"x") == [b"x"]
     alone.close()
-    assert not list(Path(tempfile.gettempdir()).glob(f"areal-bus-{os.getuid()}-*/rendezvous.sock"))
+    assert meeting_places() <= left
+
+
+def meeting_places() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob(f"areal-bus-{os.getuid()}-*/rendezvous.sock"))
 
 
 def test_the_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
