@@ -38,11 +38,10 @@ class Resumed:
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
     ring = Ring(tmp_path_factory.mktemp("resumed"), *SYNCHRONOUS)
-    ring.hold(6)
+    ring.hold(4)
     with ring.started():
-        published = ring.until("publish", version=5)
-        ring.slow(0.05)
-        ring.until("request", role="generator", after=published["t"])
+        ring.until("publish", version=4)
+        sample_slowly_after(ring, 5)
         killed = ring.kill_all()
         run = ring.run
         ring.slow(None)
@@ -52,6 +51,14 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
         ring.finish()
         assert ring.run == run
         yield Resumed(ring, killed, ring.check_survived(), plain)
+
+
+def sample_slowly_after(ring: Ring, version: int) -> None:
+    """Go on to this version, and return in the middle of the rollouts that follow it."""
+    ring.slow(0.03)
+    ring.hold(version)
+    published = ring.until("publish", version=version)
+    ring.until("request", role="generator", after=published["t"])
 
 
 def reference(ring: Ring) -> dict[int, Line]:
@@ -170,12 +177,11 @@ def test_row_13_a_command_line_that_is_queued_again_goes_on_by_itself(tmp_path: 
 def test_row_38_a_drained_job_ends_with_0_and_goes_on_without_a_lost_step(tmp_path: Path) -> None:
     """SIGUSR1 to mpirun in mid-rollout: the update under way is finished and checkpointed, no step is made again."""
     ring = Ring(tmp_path, "run.total_train_steps=8", "checkpoint.every_steps=5")
-    ring.hold(3)
+    ring.hold(2)
     with ring.started():
-        published = ring.until("publish", version=3)
-        ring.slow(0.05)
+        ring.until("publish", version=2)
+        sample_slowly_after(ring, 3)
         ring.hold(None)
-        ring.until("request", role="generator", after=published["t"])
         ring.send(signal.SIGUSR1)
         ring.finish()
         reached = ring.version
