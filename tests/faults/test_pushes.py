@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -167,6 +168,27 @@ def test_row_25_a_push_that_a_generator_never_heard_of_reaches_it_again(pushes: 
     assert broken is not None
     check_clock_went_on(ring, broken)
     check_fenced(ring, broken, broken.blow.name)
+
+
+def test_row_25_a_new_term_that_a_generator_never_heard_of_comes_with_the_next_push(tmp_path: Path) -> None:
+    """It ends what the lost versions made, and mixes nothing of them in."""
+    ring = Ring(tmp_path, "run.total_train_steps=8")
+    ring.hold(3)
+    with ring.started():
+        ring.until_held(3, f"{ONE}.0", f"{OTHER}.0")
+        ring.arm("message-Term", "drop", who=ONE)
+        blow = ring.kill("learner-0")
+        ring.hold(None)
+        ring.finish()
+    ring.check_survived()
+    (lost,) = ring.strikes("message-Term")
+    assert lost.name == f"{ONE}.0"
+    (term,) = [line for line in ring.lines("term", role="head") if line["t"] > blow.t]
+    assert (term["term"], term["version"]) == (1, 2)
+    mine = ring.lines("pushed", role="generator", rank=0, after=blow.t)
+    assert mine[0]["version"] == 2  # what it held of version 3 is gone
+    assert {line["term"] for line in mine} == {1}
+    assert ring.lines("completion", role="generator", rank=0, after=mine[0]["t"])
 
 
 def test_after_all_those_pushes_each_generator_held_every_version_in_order(pushes: Pushes) -> None:

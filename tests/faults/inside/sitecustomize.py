@@ -207,7 +207,6 @@ def delivery(module: Any) -> None:
 
 def builtin(module: Any) -> None:
     """Every token takes as long as the test says."""
-    before(module.BuiltinEngine, "step", "decode")
     after(module.BuiltinEngine, "update", "swapped")
     real = module.BuiltinEngine.step
 
