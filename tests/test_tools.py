@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -150,7 +151,7 @@ def test_an_unknown_bench_is_answered_with_the_list(capsys: Out) -> None:
     with pytest.raises(ConfigError, match="no bench is named"):
         bench.main([])
     assert bench.main(["--list"]) == 0
-    assert "demo  the demo job through mpirun" in capsys.readouterr().out
+    assert re.search(r"^ +demo +the demo job through mpirun", capsys.readouterr().out, re.M)
 
 
 def test_a_bench_ends_with_one_json_object(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Out) -> None:

@@ -10,6 +10,8 @@ import pytest
 from tests.faults.ring import Blow, History, Ring
 from tools import run as runs
 
+pytestmark = pytest.mark.soak  # a kill that meets a push being assembled waits for its deadline
+
 HEARTBEAT_S = 0.5  # as in ring.toml
 SLACK_S = 1.5  # that a loaded machine takes to see what is due
 REISSUED_S = 5.0
