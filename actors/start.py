@@ -7,6 +7,7 @@ stays open for as long as the supervisor lives, and its end means the same. acto
 import contextlib
 import ctypes
 import importlib
+import io
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ GRACE_S = 5.0
 
 def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    print_whole_lines()
     draining.listen()
     context = Context.from_json(sys.stdin.readline())
     threading.Thread(target=end_with_supervisor, name="supervisor", daemon=True).start()
@@ -38,6 +40,12 @@ def main() -> int:
         code = code_of(error)
         return report(context, sentence(error, code), code=code)
     return DONE
+
+
+def print_whole_lines() -> None:
+    """One write a line on standard output, as standard error has it: lines of several ranks do not mix."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def end_with_supervisor() -> None:

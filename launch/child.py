@@ -26,6 +26,7 @@ RENDEZVOUS_VARIABLES = {
     "MASTER_ADDR",
     "MASTER_PORT",
 }
+UNBUFFERED = "PYTHONUNBUFFERED"  # two writes a line, the text and its end: lines of several ranks would mix
 
 
 @dataclass(slots=True)
@@ -78,10 +79,9 @@ def environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: bool) -> 
     inner = {
         name: value
         for name, value in outer.items()
-        if not name.startswith(STARTER_VARIABLES) and name not in RENDEZVOUS_VARIABLES
+        if not name.startswith(STARTER_VARIABLES) and name not in RENDEZVOUS_VARIABLES | {UNBUFFERED}
     }
     inner["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [outer.get("PYTHONPATH")])])
-    inner["PYTHONUNBUFFERED"] = "1"
     inner.setdefault("TOKENIZERS_PARALLELISM", "false")
     inner.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer's end is our news to tell, in a sentence
     inner.setdefault("LOGURU_LEVEL", "INFO")

@@ -5,6 +5,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -291,6 +292,16 @@ def test_actors_see_nothing_of_the_starter_and_one_thread() -> None:
     assert inner["HOME"] == "/h"
     assert inner["PYTHONPATH"] == f"{ROOT}:/mine"
     assert (inner["OMP_NUM_THREADS"], inner["OMP_WAIT_POLICY"], inner["CUDA_VISIBLE_DEVICES"]) == ("1", "PASSIVE", "")
+
+
+def test_an_actor_prints_a_line_in_one_write() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # a write is a datagram
+    program = "from actors.start import print_whole_lines; print_whole_lines(); print('version 1:', 2)"
+    inner = environment(os.environ | {"PYTHONUNBUFFERED": "1"}, gpus=(), cpu=True)
+    with ours, theirs:
+        subprocess.run([sys.executable, "-c", program], stdout=theirs, env=inner, check=True)
+        ours.setblocking(False)
+        assert ours.recv(100) == b"version 1: 2\n"
 
 
 def test_an_actor_sees_its_gpus_only() -> None:
