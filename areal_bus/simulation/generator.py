@@ -17,6 +17,7 @@ from areal_bus.simulation.world import HEAD, World
 Group = tuple[str, int, int]  # evaluation, uid, attempt
 Weights = Mapping[tuple[str, int], str]  # (whose, version) -> which weights those are: no two updates make the same
 NO_BYTES = b""
+NO_REASON = "it cannot"
 
 
 class Generator:
@@ -86,7 +87,7 @@ class Generator:
 
     def _begin(self, prompt: m.Prompt) -> None:
         if self.rng.random() < self.scenario.p_unsampled:
-            self._tell(m.Unsampled(prompt.uid, prompt.attempt, prompt.evaluation, m.Refund.SAMPLING_ERROR, "no"))
+            self._tell(m.Unsampled(prompt.uid, prompt.attempt, prompt.evaluation, m.Refund.SAMPLING_ERROR, NO_REASON))
             return
         for number in prompt.samples:
             key = (prompt.evaluation, prompt.uid, prompt.attempt, number)

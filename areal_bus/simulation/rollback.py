@@ -53,6 +53,9 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
     witness.n_undone += prompt.state == "trained"
     known = all(prompt.accepted.get(sample, -1) >= 0 for sample in kept)
     witness.check("I3", known, f"samples {kept} are kept, {sorted(prompt.accepted)} had counted", uid)
+    for sample in kept:
+        lost = witness.lost_weights(("", uid, prompt.accepted.get(sample, -1), sample))
+        witness.check("I5", not lost, f"sample {sample} is kept, tokens of it were made by {lost}", uid)
     prompt.state, prompt.batch, prompt.n_accounted = "live", None, 0
     prompt.accepted = {sample: prompt.accepted[sample] for sample in kept if sample in prompt.accepted}
     prompt.tokens = {sample: prompt.tokens[sample] for sample in kept if sample in prompt.tokens}

@@ -1,7 +1,7 @@
 """What one schedule is made of: sizes, lengths, speeds and faults, all drawn from one seed; knows no ring."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from areal_bus.messages import Role
@@ -158,13 +158,13 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
     calm_s = rng.uniform(20, 100) if rough else 0.0
     interrupts = rng.random() < 0.8
     rejects = 1.0 if rng.random() < 0.02 else 0.0
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         policy=policy or chosen,
         batch_size=rng.choice((1, 1, 2, 2, 3)),
         eta=rng.choice((0, 1, 1, 2, 2, 3, 4, 6)),
         n_samples=rng.choice((1, 1, 2, 2, 3)),
-        total_steps=rng.choice((2, 3, 3, 4, 5, 9)),
+        total_steps=rng.choice((2, 2, 3, 3, 4, 6)),
         n_generators=n_generators,
         n_rewards=n_rewards,
         n_learners=n_learners,
@@ -196,12 +196,45 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
         else (),
         calm_s=calm_s,
         joins_s=tuple(rng.uniform(0, 3) if rng.random() < 0.8 else rng.uniform(3, 60) for _ in range(n_generators)),
-        tick_s=4.0 if rough else 25.0,
-        heartbeat_s=6.0 if rough else 100.0,
-        silent_s=20.0 if rough else 1000.0,
+        tick_s=6.0 if rough else 25.0,
+        heartbeat_s=8.0 if rough else 100.0,
+        silent_s=25.0 if rough else 1000.0,
         push_timeout_s=25.0 if interrupts else 500.0,
         report_tokens=more.choice((0, 1, 1, 3)),
         report_bytes=more.choice((2000, 1 << 20)),
+    )
+    return _in_a_storm(scenario, more) if rough and more.random() < 0.05 else scenario
+
+
+def _in_a_storm(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Long samples, learners and generators that die again and again between checkpoints, one that is always behind."""
+    calm_s = 120.0
+    faults = list(scenario.faults)
+    for role, index, n in ((Role.LEARNER, 0, rng.randint(1, 3)), (Role.GENERATOR, 1, rng.randint(0, 2))):
+        faults += [Fault("crash", role, index, rng.uniform(40, calm_s), rng.choice((1.0, 5.0))) for _ in range(n)]
+    return replace(
+        scenario,
+        batch_size=1,
+        eta=rng.choice((2, 4)),
+        n_samples=3,
+        total_steps=15,
+        n_generators=max(2, scenario.n_generators),
+        joins_s=(0.0,) * max(2, scenario.n_generators),
+        capacity=rng.choice((2, 8)),
+        lengths=Lengths(Tail.LOG_NORMAL, 6.0, 1.0, 200),
+        n_rows=None,
+        update_s=0.5,
+        push_s=0.5,
+        score_s=rng.choice((1.0, 5.0)),
+        link_s=rng.choice((0.2, 2.0)),
+        p_error=0.0,
+        p_unsampled=0.0,
+        checkpoint_every=rng.choice((2, 3)),
+        checkpoint_s=0.1,
+        frontier_s=0.1,
+        slow=rng.choice((0.0, 0.0, 6.0)),
+        faults=tuple(faults),
+        calm_s=calm_s,
     )
 
 

@@ -13,7 +13,7 @@ from areal_bus.head import Head
 from areal_bus.journal import Event
 from areal_bus.simulation.excuses import Excuses
 from areal_bus.simulation.followed import Followed, Violation
-from areal_bus.simulation.generator import Generator
+from areal_bus.simulation.generator import NO_REASON, Generator
 from areal_bus.simulation.learner import MODEL, Learners
 from areal_bus.simulation.reward import Reward
 from areal_bus.simulation.rollback import go_back
@@ -162,6 +162,8 @@ class Witness:
         self.n_live -= 1
         self.rows[prompt.row] = "again" if line["again"] else "refunded"
         self.excuses.on_refund(line["reason"])
+        honest = line["reason"] != m.Refund.SAMPLING_ERROR or line["error"] == NO_REASON
+        self.check("I5", honest, f"nobody may be given a sample that contradicts itself: {line['error']}", uid)
         if line["reason"] == m.Refund.POISON:
             self.check("I4", prompt.n_leases > 2, f"retired after {prompt.n_leases} leases", uid)
         told = line["n_tokens_dropped"]
@@ -207,13 +209,17 @@ class Witness:
         if made.n_done and report is not None:
             kept = begins_with(made.spans, report.spans) and made.made_by[: len(report.made_by)] == report.made_by
             self.check("I5", kept, f"{made.spans} does not go on from {report.spans}", uid)
-        lost = [weights for version, weights in made.made_by if weights != self.weights.get(version)]
+        lost = self.lost_weights(made.key)
         self.check("I5", not lost, f"tokens were made by {lost}, of a lost timeline", uid)
         versions = [version for version, _ in item.spans]
         grows = versions == sorted(versions) and prompt.born <= versions[0] and versions[-1] <= item.clock
         self.check("I5", grows, f"versions {versions}, born {prompt.born}, clock {item.clock}", uid)
         given = any(item.reward in reward.values.get((uid, sample, attempt), ()) for reward in self.rewards)
         self.check("I10", given, f"reward {item.reward} was never given", uid)
+
+    def lost_weights(self, key: tuple[str, int, int, int]) -> list[str]:
+        """Which of the weights that made a sample are not of the surviving history."""
+        return [weights for version, weights in self._made(key).made_by if weights != self.weights.get(version)]
 
     def _made(self, key: tuple[str, int, int, int]) -> Sample:
         """What a generator truly made."""

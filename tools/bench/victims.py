@@ -150,17 +150,22 @@ class Killer:
         self._job, self._dice = job, random.Random(seed)
         self.blows: list[Blow] = []
 
+    def _healthy(self, role: Role) -> list[str]:
+        """As the journal has it, without those whose death it has not told yet."""
+        dead = {blow.name for blow in self.blows}
+        return [name for name in self._job.tail.healthy(role) if name not in dead]
+
     def kill(self, role: Role, wait_s: tuple[float, float] = AFTERWARDS_S) -> Blow:
         """One of this role, a random moment after it may be."""
         tail = self._job.tail
         single = role in (Role.HEAD, Role.LEARNER)
         n_updates = tail.n_updates
         self._job.until(
-            lambda: tail.n_updates > n_updates and (single or len(tail.healthy(role)) > 1), f"a {role} may be killed"
+            lambda: tail.n_updates > n_updates and (single or len(self._healthy(role)) > 1), f"a {role} may be killed"
         )
         time.sleep(self._dice.uniform(*wait_s))  # the kill's own moment: nothing is waited for
-        self._job.until(lambda: single or len(tail.healthy(role)) > 1, f"a {role} may be killed")
-        place = f"{role}-0" if single else self._dice.choice(tail.healthy(role)).rpartition(".")[0]
+        self._job.until(lambda: single or len(self._healthy(role)) > 1, f"a {role} may be killed")
+        place = f"{role}-0" if single else self._dice.choice(self._healthy(role)).rpartition(".")[0]
         name, pid = self._job.pid(place)
         blow = Blow(role, name, time.monotonic())
         os.kill(pid, signal.SIGKILL)
