@@ -4,22 +4,34 @@ Each invariant is also broken on purpose in the head (a rule left out), to see t
 `make soak-staleness` runs a million of these schedules.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from areal_bus import batches, gate, leasing, ledger, membership
 from areal_bus.leasing import Leasing
-from areal_bus.messages import VerdictStatus
+from areal_bus.messages import Role, VerdictStatus
 from areal_bus.publishing import Publishing
 from areal_bus.rollouts import Rollouts
+from areal_bus.simulation.disk import Disk
 from areal_bus.simulation.ring import Outcome, Ring
-from areal_bus.simulation.scenario import draw
+from areal_bus.simulation.scenario import Fault, Scenario, draw
 from areal_bus.staleness import StalenessPolicy
 
 N_SCHEDULES = 400  # a policy
+ROLES = ("generator", "reward", "learner", "head")
+
+
+def torn(seed: int, policy: StalenessPolicy) -> Scenario:
+    """Long enough, with two checkpoints kept, that a learner comes back to a damaged one and goes on from the other."""
+    rng = random.Random(f"torn {seed}")
+    tears = (Fault("tear", Role.LEARNER, 0, rng.uniform(30, 80), 2.0), Fault("tear", Role.LEARNER, 0, 110.0, 2.0))
+    plan = replace(draw(seed, policy), checkpoint_every=1, checkpoint_keep=2, checkpoint_s=0.1, frontier_s=0.1)
+    return replace(plan, total_steps=12, n_rows=None, faults=(*plan.faults, *tears), calm_s=max(120.0, plan.calm_s))
 
 
 class Slice:
@@ -29,17 +41,36 @@ class Slice:
         self.n_checks: Counter[str] = Counter()
         self.violations: list[tuple[int, str, str]] = []  # seed, policy, text
         self.n_done: Counter[str] = Counter()  # by policy
+        self.n_undone: Counter[str] = Counter()  # prompts that were trained and are open again, by policy
         self.reasons: Counter[str] = Counter()
-        for policy in StalenessPolicy:
-            for seed in range(N_SCHEDULES):
-                ring = Ring(draw(seed, policy))
-                self._add(seed, policy, ring, ring.run())
+        self.met: Counter[str] = Counter()  # faults that found somebody, and what came of them
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Disk, "tear", self._tear_and_count)
+            for policy in StalenessPolicy:
+                for seed in range(N_SCHEDULES):
+                    ring = Ring(draw(seed, policy) if seed % 20 else torn(seed, policy))
+                    self._add(seed, policy, ring, ring.run())
 
     def _add(self, seed: int, policy: StalenessPolicy, ring: Ring, outcome: Outcome) -> None:
         self.n_checks += ring.witness.n_checks
         self.violations += [(seed, str(policy), str(violation)) for violation in outcome.violations]
         self.n_done[policy] += outcome.end is not None and outcome.end.code == 0
+        self.n_undone[policy] += ring.witness.n_undone
+        self.met["term"] += ring.witness.n_terms
+        self.met["life of the head"] += ring.head.life
+        self.met += ring.n_faults
         self.reasons += Counter({str(reason): n for reason, n in ring.head.rollouts.ledger.refunds.items()})
+
+    @property
+    def _tear_and_count(self) -> Callable[[Disk], None]:
+        tear = Disk.tear
+
+        def count(disk: Disk) -> None:
+            before = len(disk.checkpoints)
+            tear(disk)
+            self.met["torn checkpoint"] += before - len(disk.checkpoints)
+
+        return count
 
     def of(self, invariant: str) -> list[tuple[int, str, str]]:
         """What broke it; `python -m tools.staleness replay SEED --policy P` tells the story."""
@@ -264,9 +295,19 @@ def test_I12_accounting(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_slice_meets_what_it_is_about(schedules: Slice) -> None:
-    """Masks, drops, refusals: a slice without them would prove little."""
+    """Masks, drops, refusals, deaths of every role, terms: a slice without them would prove little."""
     assert not schedules.violations
     assert schedules.reasons["too_old"] > 10
     assert schedules.reasons["sampling_error"] > 30
     assert schedules.reasons["end_of_data"] > 30
     assert min(schedules.n_checks[f"I{i}"] for i in range(1, 13)) > 1000
+    met = schedules.met
+    assert met["term"] > 2 * sum(met[f"crash of {role}"] for role in ("learner", "head")) > 100
+    assert met["life of the head"] > 50
+    assert min(schedules.n_undone[policy] for policy in StalenessPolicy) > 5
+    assert met["kill of head"] > 10  # the whole job
+    assert met["drain of head"] > 30
+    assert met["torn checkpoint"] > 5
+    assert min(met[f"{kind} of {role}"] for kind in ("crash", "stop", "cut") for role in ROLES) > 20
+    assert min(met[f"{kind} of generator"] for kind in ("leave", "reset", "deaf")) > 15
+    assert min(schedules.n_done[policy] for policy in StalenessPolicy) > 100
