@@ -7,7 +7,7 @@ nobody has acknowledged it for a while: reward actors are stateless, and the hea
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from areal_bus.messages import Directory, Trajectory
+from areal_bus.messages import Directory, Partial, Trajectory
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt
@@ -72,6 +72,17 @@ class Delivery:
         """Nothing of this group is wanted any more."""
         for key in [key for key in self._kept if key[:3] == (evaluation, uid, attempt)]:
             del self._kept[key]
+
+    def unfinished(self) -> Iterator[Partial]:
+        """Training samples of one turn, each without its last token: whoever goes on from there ends them again."""
+        for kept in self._kept.values():
+            t = kept.trajectory
+            if t.evaluation or len(t.segments) != 1 or t.segments[0][1] < 2:
+                continue
+            (n_given, n_sampled), (version, n_last) = t.segments[0], t.spans[-1]
+            spans = [*t.spans[:-1], [version, n_last - 1]] if n_last > 1 else t.spans[:-1]
+            segments = [[n_given, n_sampled - 1]]
+            yield Partial(t.uid, t.sample, t.attempt, t.term, segments, spans, t.ids[:-4], t.logps[:-4])
 
     def forget_all(self) -> None:
         """Whoever wanted these is gone."""

@@ -2,7 +2,7 @@
 
 It keeps each trajectory until the head has its scored form. New weights arrive in a side thread while it decodes, and
 are swapped in between two decode steps. At a new term it ends what lost weights made; while the head is silent it goes
-on with what it has.
+on with what it has, and offers that to the next one.
 """
 
 import time
@@ -16,7 +16,6 @@ from actors.engines.protocol import Engine
 from actors.presence import HEAD, Presence
 from actors.receiving import Broken, Received, Receiving
 from actors.sampling import Outcome, Sampling
-from actors.timeline import Timeline
 from areal_bus.bus import Bus
 from areal_bus.errors import EngineError
 from areal_bus.journal import Event, Journal
@@ -40,6 +39,8 @@ from areal_bus.messages import (
     Trajectory,
     Unsampled,
 )
+from areal_bus.offers import Offers
+from areal_bus.timeline import Timeline
 
 IDLE_S = 0.5  # longest wait for a message when there is nothing to decode
 
@@ -67,6 +68,7 @@ class Generator:
         self._journal, self._pulse = journal, pulse
         self._report_tokens = report_tokens
         self._timeline = Timeline()
+        self._offers = Offers()
         self._holds_void = False  # weights of a lost timeline: nothing is decoded with them
         self._awaits_more = False  # a share is not here as a whole (eta = 0)
         self._is_leaving = False
@@ -131,10 +133,12 @@ class Generator:
                     self._sampling.go_on_from(message)
             case PushBegin():
                 self._begin_term(message.term, message.base)
+                self._offer(message.term, message.base)
                 if message.term == self._timeline.term:
                     self._receiving.begin(message)
             case Term():
                 self._begin_term(message.term, message.version)
+                self._offer(message.term, message.version)
             case Ack():
                 self._delivery.ack((message.evaluation, message.uid, message.attempt, message.sample))
             case Cancel():  # never comes within a share
@@ -164,8 +168,11 @@ class Generator:
             self._put_weights_away()
 
     def _rejoin(self) -> None:
-        """A new head, which leased nothing to us: all that is here was another's."""
-        logger.warning("{}: a new head: joins it without the work of before", self._bus.name)
+        """A new head, which leased nothing to us: what is here ends, and is offered to it as work begun."""
+        logger.warning("{}: a new head: joins it, the work of before ends", self._bus.name)
+        if self._report_tokens:
+            begun = self._sampling.partials(at_least=1, anew=True)
+            self._offers.keep([*self._delivery.unfinished(), *begun], self._timeline)
         self._timeline = Timeline()
         self._receiving.drop()
         self._awaits_more = False
@@ -174,6 +181,11 @@ class Generator:
         self._delivery.forget_all()
         self._put_weights_away()
         self._presence.say_again()
+
+    def _offer(self, term: int, base: int) -> None:
+        """To the head of this term: what it may lease to somebody who goes on from there."""
+        for partial in self._offers.take(term, base):
+            self._bus.send(HEAD, partial)
 
     def _put_weights_away(self) -> None:
         """Nothing is decoded before the next ones are swapped in; requests wait for them."""

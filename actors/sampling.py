@@ -80,13 +80,13 @@ class Sampling:
         """No prompt follows after all."""
         self._begun.clear()
 
-    def partials(self, *, at_least: int) -> Iterator[Partial]:
-        """Training samples in their first turn that have so many tokens more than the head knows of."""
+    def partials(self, *, at_least: int, anew: bool = False) -> Iterator[Partial]:
+        """Training samples in their first turn that have so many tokens more than the head knows of (anew: than 0)."""
         for key, live in self._live.items():
             if key[0] or live.run.n_turns != 1:
                 continue
             done = self._engine.so_far((*key, 0))
-            if done is not None and len(done.ids) - live.n_reported >= at_least:
+            if done is not None and len(done.ids) - (0 if anew else live.n_reported) >= at_least:
                 live.n_reported = len(done.ids)
                 yield self._partial(key, live, done)
 

@@ -221,6 +221,7 @@ class Sampled:
 class Partial:
     """What a generator has of one training sample at a weight swap, all of it so far; to the head.
 
+    After a Rejoin once more, of what it held until then: of the last lease of a prompt that waits for the next one.
     From the head, just before the Prompt that leases the sample again (of the same attempt): what there is already.
     """
 

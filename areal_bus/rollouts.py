@@ -132,9 +132,13 @@ class Rollouts:
         self.effects.record(Event.SAMPLED, **ids(message), n_tokens=message.n_tokens)
 
     def partial(self, member: Member, message: Partial) -> None:
-        """What a generator has of a sample by now: should it die, the next holder goes on from there."""
+        """What a generator has of a sample by now: should it die, the next holder goes on from there.
+
+        What waits for a lease may be offered by whoever had it last: to a head that came back, the lease is unknown.
+        """
         entry = self.ledger.open.get(message.uid)
-        if entry is None or entry.holder != member.name or not _awaits(entry, message):
+        is_held = entry is not None and entry.holder == member.name and _awaits(entry, message)
+        if entry is None or not (is_held or _is_queued(entry, message)):
             raise ImpossibleEvent(f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}")
         if self._is_void(message):
             raise ImpossibleEvent(f"what term {message.term} began is of versions that term {self.term} knows")
@@ -267,6 +271,11 @@ class Rollouts:
             max_version=max(versions, default=None),
             seconds=round(scored.seconds, 4),
         )
+
+
+def _is_queued(entry: Entry, message: Partial) -> bool:
+    """Whether this attempt was the last lease, and the sample is to be made by the next."""
+    return entry.state is State.QUEUED and entry.attempt == message.attempt and message.sample in entry.missing
 
 
 def _awaits(entry: Entry, message: Scored | Partial) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_bus.messages import Cancel, Partial, Prompt, Sampled, Trajectory
+from areal_bus.messages import Cancel, Join, Partial, Prompt, Ready, Rejoin, Sampled, Term, Trajectory
 from tests.generator_ring import Ring, prompt, ring
 
 STEADY = {"n_samples": 2, "temperature": 1e-3}  # the same tokens again and again: none stops
@@ -59,6 +59,40 @@ def test_nothing_is_reported_when_it_is_not_asked_for_or_eta_is_0(rollout: dict[
         around.push(1)
         around.beat_until(lambda beat: beat.version == 1)  # fails on any other message
         around.next_beat()
+
+
+def test_what_it_held_for_a_head_is_offered_to_the_next_one(tmp_path: Path) -> None:
+    with ring(tmp_path, gconfig=STEADY | {"max_new_tokens": 3900}, **EVALUATION) as around:
+        around.join()
+        around.push(0)
+        around.tell(prompt(2, samples=(1,)))
+        around.beat_until(lambda beat: beat.progress >= 20)
+        around.tell(Rejoin("a new head"))
+        around.heard(Join)
+        around.heard(Ready)
+        around.tell(Term(1, 0))
+        partial = around.heard(Partial)
+        assert (partial.uid, partial.sample, partial.attempt, partial.term) == (2, 1, 0, 0)
+        assert partial.spans == [[0, partial.n_sampled]]
+        assert partial.n_sampled >= 20
+        around.push(0, term=1)  # fails on a second offer
+
+
+def test_a_finished_sample_is_offered_without_its_last_token(tmp_path: Path) -> None:
+    with ring(tmp_path, gconfig=STEADY) as around:
+        around.join()
+        around.push(0)
+        whole = made(around, prompt(3, samples=(1,)))
+        around.tell(Rejoin("a new head"))
+        around.heard(Join)
+        around.heard(Ready)
+        around.tell(Term(1, 0))
+        partial = around.heard(Partial)
+        assert partial == part_of(whole, 9, attempt=0)
+        around.push(0, term=1)
+        around.tell(replace(partial, attempt=1000))
+        again = made(around, replace(prompt(3, samples=(1,)), attempt=1000))
+        assert (again.ids, again.spans, again.term) == (whole.ids, whole.spans, 1)
 
 
 def made(around: Ring, asked: Prompt) -> Trajectory:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from actors.timeline import Timeline
 from areal_bus.bus import Bus
 from areal_bus.messages import (
     Directory,
@@ -26,6 +25,7 @@ from areal_bus.messages import (
     Trajectory,
     Unsampled,
 )
+from areal_bus.timeline import Timeline
 from tests.generator_ring import JOB, Ring, prompt, ring
 
 FLOW = """

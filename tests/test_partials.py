@@ -8,14 +8,18 @@ import pytest
 
 from areal_bus import messages as m
 from areal_bus.effects import Effect, Record
+from areal_bus.frontier import START
 from areal_bus.head import Head
 from areal_bus.journal import Event
 from areal_bus.messages import Partial, Role
+from areal_bus.offers import Offers
 from areal_bus.partials import RECORD_BYTES, SPAN_BYTES, Partials
 from areal_bus.simulation.ring import Ring
-from areal_bus.simulation.scenario import Fault, Lengths, Scenario, Tail, draw
+from areal_bus.simulation.scenario import Fault, Lengths, Numbers, Scenario, Tail, draw
 from areal_bus.staleness import StalenessPolicy
-from tests.test_head import head_with, push_done, refused, scored, sent
+from areal_bus.timeline import Timeline
+from tests.test_head import head_with, push_done, refused, scenario, scored, sent
+from tests.test_terms import begin, join, saved, trained_head
 
 
 def partial(
@@ -147,6 +151,51 @@ def test_what_two_generators_died_with_begins_anew() -> None:
     assert head.rollouts.ledger.open[uid].alone
     assert [line.get("n_done") for line in leases(effects, uid)] == [None]
     assert not [x for x in sent(effects, Partial) if x[1].uid == uid]  # type: ignore[union-attr]
+
+
+def revived() -> Head:
+    """A head that came back: prompts 1 (one verdict) and 2 (none) are open in the checkpoint of version 1."""
+    _, effects = trained_head()
+    (frontier,) = saved(effects)
+    plan = scenario(batch_size=1, eta=2, n_samples=2, checkpoint_every=1)
+    head = Head(plan.rules, Numbers(None), now=0.0, life=1, term=1, frontiers={**START, 1: frontier})
+    join(head, "reward-0.0")
+    join(head, "generator-0.0", again=1)
+    begin(head, 1)
+    return head
+
+
+def test_a_head_that_came_back_leases_what_was_begun_for_the_one_before() -> None:
+    head = revived()
+    assert not refused(head.on("generator-0.0", partial(1, 1, n=4), 0.0))
+    effects = push_done(head, "learner-0.1", 1) + push_done(head, "generator-0.0", 1)
+    assert [message for _, message in sent(effects, Partial)] == [partial(1, 1, n=4, attempt=m.ATTEMPTS)]
+    assert [line.get("n_done") for line in leases(effects, 1)] == [4]
+    assert "n_done" not in leases(effects, 2)[0]
+    assert refused(head.on("generator-0.0", partial(2, 0), 0.0))  # it comes too late: the prompt is leased again
+
+
+def test_of_what_is_offered_only_what_the_checkpoint_knows_as_open_is_taken() -> None:
+    head = revived()
+    for bad, why in [
+        (partial(0), "does not hold"),  # trained
+        (partial(1, 0), "does not hold"),  # scored
+        (partial(3), "does not hold"),  # admitted later
+        (partial(2, attempt=1), "does not hold"),  # of another lease
+        (partial(2, version=2), "versions that term 1 knows"),
+    ]:
+        assert why in refused(head.on("generator-0.0", bad, 0.0))[0]
+    assert len(head.rollouts.partials) == 0
+
+
+def test_what_is_held_is_offered_in_the_next_term_as_far_as_its_base_reaches() -> None:
+    held = [partial(1, version=1), partial(2, version=2)]
+    for term, base, valid in [(1, 1, held[:1]), (1, 2, held), (1, 0, []), (0, 9, []), (2, 9, [])]:
+        offers = Offers()
+        offers.keep(held, Timeline())
+        offers.keep([], Timeline())  # asked again before the term began
+        assert offers.take(term, base) == valid
+        assert offers.take(term, base) == []
 
 
 def test_a_later_term_takes_no_report_of_versions_that_it_does_not_know() -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.simulation.sample import Key, Report, Sample, report_number
+from areal_bus.offers import Offers
+from areal_bus.simulation.sample import Key, Report, Sample, report, report_number
 from areal_bus.simulation.scenario import Scenario
 from areal_bus.simulation.world import HEAD, World
+from areal_bus.timeline import Timeline
 
 Group = tuple[str, int, int]  # evaluation, uid, attempt
 Weights = Mapping[tuple[str, int], str]  # (whose, version) -> which weights those are: no two updates make the same
@@ -40,12 +42,13 @@ class Generator:
         self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
         self._all_weights, self._reports, self._ended = weights, reports, ended
         self._begun: dict[Key, Report] = {}  # by others, of samples whose prompt follows
-        self.n_continued = 0
+        self.n_continued = self.n_offered = 0
         self.version: int | None = None
         self.weights = ""  # which weights those are
-        self.term = 0
+        self.timeline = Timeline()
         self.n_joins = 0  # after the first one
         self._life: int | None = None  # of the head, as it said last
+        self._offers = Offers()
         self._is_leaving = False
         self.finished: dict[Key, Sample] = {}  # what it truly stamped, for the witness
         self._running: dict[Key, Sample] = {}
@@ -63,7 +66,7 @@ class Generator:
             m.Ack: self._forget,
             m.Cancel: self._cancel,
             m.PushBegin: self._follow_push,
-            m.Term: lambda message: self._follow_term(message.term, message.version),
+            m.Term: self._hear_of_term,
             m.Rejoin: lambda _: self._rejoin(),
             m.HeadBeat: lambda message: self._follow_life(message.life),
             m.Directory: self._follow,
@@ -100,19 +103,18 @@ class Generator:
         self._fill()
 
     def _new(self, key: Key, n_tokens: int) -> Sample:
-        report = self._begun.pop(key, None)
-        if report is None or self.version is None or report.spans[-1][0] > self.version:
+        begun = self._begun.pop(key, None)
+        if begun is None or self.version is None or begun.spans[-1][0] > self.version:
             return Sample(key, n_tokens)
         self.n_continued += 1
-        made = sum(n for _, n in report.spans)
-        spans = [list(span) for span in report.spans]
+        made = sum(n for _, n in begun.spans)
+        spans = [list(span) for span in begun.spans]
         return Sample(
-            key, report.n_tokens, made=made, spans=spans, made_by=list(report.made_by), n_reported=made, n_done=made
+            key, begun.n_tokens, made=made, spans=spans, made_by=list(begun.made_by), n_reported=made, n_done=made
         )
 
     def _go_on_from(self, partial: m.Partial) -> None:
-        report = self._reports[report_number(partial)]
-        self._begun["", partial.uid, partial.attempt, partial.sample] = report
+        self._begun["", partial.uid, partial.attempt, partial.sample] = self._reports[report_number(partial)]
 
     def _report(self) -> None:
         """What the head may give to others, should this generator die."""
@@ -121,14 +123,30 @@ class Generator:
             if sample.key[0] or not 0 < at_least <= sample.made - sample.n_reported or not self.scenario.eta:
                 continue
             sample.n_reported = sample.made
-            spans = [list(span) for span in sample.spans]
-            number = len(self._reports)
-            self._reports.append(Report(sample.key, sample.n_tokens, spans, list(sample.made_by)))
-            _, uid, attempt, index = sample.key
-            ids = number.to_bytes(4, "little") + bytes(4 * sample.made)
-            self._tell(
-                m.Partial(uid, index, attempt, self.term, [[1, sample.made]], spans, ids, bytes(4 * sample.made))
-            )
+            self._tell(self._partial(sample))
+
+    def _partial(self, sample: Sample, *, less: int = 0) -> m.Partial:
+        made = report(sample, less=less)
+        number, n_made = len(self._reports), sum(n for _, n in made.spans)
+        self._reports.append(made)
+        _, uid, attempt, index = sample.key
+        ids = number.to_bytes(4, "little") + bytes(4 * n_made)
+        term = self.timeline.term
+        return m.Partial(uid, index, attempt, term, [[1, n_made]], made.spans, ids, bytes(4 * n_made))
+
+    def _keep_offers(self) -> None:
+        """For the next head: a finished sample without its last token, and those under way."""
+        if self.scenario.report_tokens and self.scenario.eta:
+            self._stamp_running()
+            ended = [self.finished[key] for key in self._kept]
+            held = [self._partial(x, less=1) for x in ended if not x.key[0] and x.made > 1]
+            begun = [*self._running.values(), *self._waiting]
+            self._offers.keep([*held, *(self._partial(x) for x in begun if not x.key[0] and x.made)], self.timeline)
+
+    def _offer(self, term: int, base: int) -> None:
+        for partial in self._offers.take(term, base):
+            self.n_offered += 1
+            self._tell(partial)
 
     def _die_of(self, group: Group) -> None:
         if any(key[:3] == group for key in self._running):
@@ -169,7 +187,7 @@ class Generator:
         self.finished[sample.key] = sample
         self._kept[sample.key] = m.Trajectory(
             uid, number, attempt, evaluation, self.name, "stop", [[1, sample.n_tokens]], sample.spans,
-            self.world.now - sample.began, self.term, NO_BYTES, bytes(4 * sample.n_tokens), "", "", "",
+            self.world.now - sample.began, self.timeline.term, NO_BYTES, bytes(4 * sample.n_tokens), "", "", "",
         )  # fmt: skip
         self._tell(m.Sampled(uid, number, attempt, evaluation, sample.n_tokens))
         self._deliver(sample.key)
@@ -186,25 +204,28 @@ class Generator:
 
     # terms
 
+    def _hear_of_term(self, message: m.Term) -> None:
+        self._follow_term(message.term, message.version)
+        self._offer(message.term, message.version)
+
     def _follow_term(self, term: int, base: int) -> None:
-        """What has tokens of versions after `base` ends; weights of such a version make no more."""
-        if term <= self.term:
+        """What has tokens of lost versions ends; weights of such a version make no more."""
+        if not self.timeline.begin(term, base):
             return
         self._stamp_running()
         self._begun.clear()
-        self.term, self._push, self._arrived = term, None, None
+        self._push = self._arrived = None
         made = [(key, sample.spans) for key, sample in self._running.items()]
         made += [(sample.key, sample.spans) for sample in self._waiting]
         kept = [(key, trajectory.spans) for key, trajectory in self._kept.items()]
-        for group in sorted({key[:3] for key, spans in made + kept if self._is_void(spans, base)}):
+        for group in sorted({key[:3] for key, spans in made + kept if not self._keeps(spans)}):
             self._drop(group)
             self._tell(m.Unsampled(group[1], group[2], group[0], m.Refund.LOST_TIMELINE, f"term {term}"))
-        if self.version is not None and self.version > base:
+        if not self.timeline.keeps(self.version):
             self._put_weights_away()
 
-    @staticmethod
-    def _is_void(spans: list[list[int]], base: int) -> bool:
-        return any(version > base for version, _ in spans)
+    def _keeps(self, spans: list[list[int]]) -> bool:
+        return self.timeline.keeps(max((version for version, _ in spans), default=None))
 
     def _put_weights_away(self) -> None:
         """Samples go on where they are once weights are here."""
@@ -218,11 +239,12 @@ class Generator:
             self._rejoin()
 
     def _rejoin(self) -> None:
-        """A head that does not know us: nothing of what we hold counts there."""
+        """A head that does not know us: nothing is leased to us there."""
+        self._keep_offers()
         for held in (self._running, self._kept, self._waiting, self._begun):
             held.clear()
         self._push = self._arrived = None
-        self.term = 0
+        self.timeline = Timeline()
         self._put_weights_away()
         self.n_joins += 1
         index, incarnation = (int(number) for number in self.name.partition("-")[2].split("."))
@@ -272,7 +294,8 @@ class Generator:
     def _follow_push(self, begin: m.PushBegin) -> None:
         """A later push takes an earlier one's place; one announced again, or of an older term, is none."""
         self._follow_term(begin.term, begin.base)
-        if begin.push >= self._n_pushes and begin.term == self.term:
+        self._offer(begin.term, begin.base)
+        if begin.push >= self._n_pushes and begin.term == self.timeline.term:
             self._n_pushes = begin.push + 1
             self._push, self._arrived = begin, None
             delay = self.scenario.push_s * (0.5 + self.rng.random())

@@ -32,6 +32,16 @@ class Report:
     made_by: list[tuple[int, str]]
 
 
+def report(sample: Sample, *, less: int = 0) -> Report:
+    """What there is of a sample, but for its last `less` tokens (0 or 1)."""
+    spans = [list(span) for span in sample.spans]
+    if less:
+        spans[-1][1] -= less
+        spans = [span for span in spans if span[1]]
+    made_by = [(version, weights) for version, weights in sample.made_by if version <= spans[-1][0]]
+    return Report(sample.key, sample.n_tokens, spans, made_by)
+
+
 def report_number(partial: Partial) -> int:
     return int.from_bytes(partial.ids[:4], "little")
 
