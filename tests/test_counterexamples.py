@@ -2,12 +2,15 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from areal_bus.gate import Gate
 from areal_bus.head import Head
-from areal_bus.messages import Role
+from areal_bus.journal import Event
+from areal_bus.membership import Member
+from areal_bus.messages import Begin, Role
 from areal_bus.publishing import Publishing
 from areal_bus.simulation.ring import Ring
 from areal_bus.simulation.scenario import Fault, Scenario
@@ -310,6 +313,77 @@ def test_counters_after_a_resume_flood_the_ring_or_shut_it_for_good() -> None:
     for _ in range(limit):
         gate.admit(40)
     assert not gate.may_admit(40)
+
+
+class ByCount(Gate):
+    """Wrong: eq. 3 as it is printed, by a count of prompts."""
+
+    n_generated = 0
+
+    @property
+    def free(self) -> int:
+        return (self.v + self.eta + 1) * self.batch_size - self.n_generated
+
+    def may_admit(self, born: int) -> bool:
+        return self.free > 0
+
+    def admit(self, born: int) -> None:
+        super().admit(born)
+        self.n_generated += 1
+
+
+class HeadByCount(Head):
+    """It goes on at the checkpoint's version, and counts prompts from zero."""
+
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)  # type: ignore[arg-type]
+        self.gate.__class__ = ByCount
+
+    def _on_begin(self, member: Member, message: Begin) -> None:
+        before, self.gate.n_generated = self.gate.n_generated, 0
+        super()._on_begin(member, message)
+        self._count_after(before)
+
+    def _count_after(self, before: int) -> None:
+        """A term has begun; so many prompts were counted before."""
+
+
+class HeadThatCountsOn(HeadByCount):
+    """It goes on at the checkpoint's version, and counts on: with the prompts that the lost timeline had."""
+
+    def _count_after(self, before: int) -> None:
+        self.gate.n_generated = before
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "wrong", "broken"),
+    [
+        ("crash", Role.LEARNER, HeadByCount, "I1"),
+        ("kill", Role.HEAD, HeadByCount, "I1"),  # the whole job
+        ("crash", Role.LEARNER, HeadThatCountsOn, "I11"),
+    ],
+)
+def test_a_ring_that_counts_is_flooded_or_shut_after_a_resume(
+    kind: str, role: Role, wrong: type[Head], broken: str
+) -> None:
+    """B = 2, eta = 1, a checkpoint every 4 versions: the learner comes back at version 4, from version 7."""
+    plan = Scenario(
+        5, StalenessPolicy.PAPER, 2, 1, 1, 12, checkpoint_every=4, checkpoint_s=0.1, frontier_s=0.1, calm_s=500.0
+    )
+    whole = Ring(plan, head_class=wrong)
+    whole.records = []
+    assert not whole.run().violations  # without a resume it is the right rule
+    (at_s,) = [at_s for at_s, line in whole.records if line.event is Event.UPDATE and line.fields["version"] == 7]
+
+    resumed = replace(plan, faults=(Fault(kind, role, 0, at_s + 0.5, 5.0),))
+    outcome = Ring(resumed, head_class=wrong).run()
+    assert outcome.violations[0].invariant == broken
+    ring = Ring(resumed)
+    outcome = ring.run()
+    assert not outcome.violations
+    assert outcome.end is not None
+    assert outcome.end.code == 0
+    assert (ring.witness.n_terms, ring.witness.n_undone) == (2, 6)
 
 
 def test_a_variable_batch_leaks_capacity_by_counters() -> None:
