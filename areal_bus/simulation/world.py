@@ -107,7 +107,9 @@ class World:
         self.at(self._arrives[name, HEAD], self._arrive, name, HEAD, m.Gone())
 
     def crash(self, name: str) -> None:
+        """What has come and was not taken, as it was stopped, is gone with it."""
         self.nodes.pop(name, None)
+        self._stopped.pop(name, None)
         self._n_deaths[name] += 1
 
     # links
@@ -141,7 +143,7 @@ class World:
             self.tell(f"{sender} -> {to} is gone", message)
             return
         if self._stopped and (goes_on := self._stopped.get(to, 0.0)) > self.now:
-            self.at(goes_on, self._arrive, sender, to, message)
+            self.at(goes_on, self._arrive_again, sender, to, message, self._n_deaths[to])
             return
         if self.story is not None:
             self.tell(f"{sender} -> {to}", message)
@@ -150,6 +152,6 @@ class World:
         node.receive(sender, message)
 
     def _arrive_again(self, sender: str, to: str, message: m.Message, n_deaths: int) -> None:
-        """The double of a message reaches no other life of the process."""
+        """What a stopped process has not taken, and the double of a message, reach no other life of it."""
         if self._n_deaths[to] == n_deaths:
             self._arrive(sender, to, message)
