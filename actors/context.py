@@ -15,6 +15,7 @@ from areal_bus.keys import KeyPair, Keyring
 from areal_bus.messages import Heartbeat
 
 PROGRESS_FD = "AREAL_BUS_PROGRESS_FD"  # environment: the pipe on which an actor tells its supervisor of progress
+TURNS_FD = "AREAL_BUS_TURNS_FD"  # environment: the eventfd on which the head tells its supervisor that its loop turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Context:
     public_key: str = ""  # of its rank; "": connections are not encrypted
     secret_key: str = field(default="", repr=False)
     keys: dict[str, str] = field(default_factory=dict, repr=False)  # of those it talks to: public key by seat
+    is_guest: bool = False  # a generator that joined a running job, and whom nobody ends with it
 
     @property
     def name(self) -> str:
@@ -85,7 +87,7 @@ class Pulse:
         self.version: int | None = None
         self.note = "starting"
         self._progress = 0
-        self._supervisor = take_progress_pipe()
+        self._supervisor = take_descriptor(PROGRESS_FD)
 
     @property
     def progress(self) -> int:
@@ -110,9 +112,21 @@ class Pulse:
         return Heartbeat(progress=self.progress, version=self.version, note=self.note, hears=hears)
 
 
-def take_progress_pipe() -> int | None:
-    """The pipe to the supervisor, once a process and for it alone; None where there is none."""
-    number = os.environ.pop(PROGRESS_FD, "")
+class Turns:
+    """Tells the supervisor that the main loop turns: the bus thread's heartbeats go on without it."""
+
+    def __init__(self) -> None:
+        self._supervisor = take_descriptor(TURNS_FD)
+
+    def tell(self) -> None:
+        """Once a turn."""
+        if self._supervisor is not None:
+            os.eventfd_write(self._supervisor, 1)
+
+
+def take_descriptor(name: str) -> int | None:
+    """What leads to the supervisor, once a process and for it alone; None where there is none."""
+    number = os.environ.pop(name, "")
     if not number:
         return None
     os.set_inheritable(int(number), False)

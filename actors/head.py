@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import draining
-from actors.context import Context, Pulse, dump, note_refusals
+from actors.context import Context, Pulse, Turns, dump, note_refusals
 from actors.data.loading import load_problems, load_rows
 from actors.data.order import Order
 from actors.data.source import RowSource
@@ -67,6 +67,7 @@ class Shell:
         self.folder = Path(context.run_folder)
         self.journal = journal
         self.pulse = Pulse()  # for the supervisor alone: a head that moves on is not dying in a row
+        self.turns = Turns()
         self.end: End | None = None
         self.began = time.monotonic()
         self.max_lag: int | None = None  # of trained tokens; None while there are none
@@ -99,6 +100,7 @@ class Shell:
         """Messages in, effects out, until the end."""
         next_tick = time.monotonic()
         while self.end is None:
+            self.turns.tell()
             self.journal.mark("wait")
             got = bus.receive(max(0.001, next_tick - time.monotonic()))
             self.journal.mark("decide")
@@ -114,12 +116,16 @@ class Shell:
                 if draining.asked():
                     self._carry_out(bus, self.head.drain(now))
                 next_tick = now + TICK_S
-        self.frontiers.close(FRONTIERS_S)
-        self._summarize()
+        self._say_how_it_ended()
 
     def _carry_out(self, bus: Bus, effects: list[Effect]) -> None:
+        """In order; but the end is on disk before anybody is told to stop: a head that dies between the two is over."""
+        ends = any(isinstance(effect, End) for effect in effects)
+        goodbyes: list[Send] = []
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, Send) and isinstance(effect.message, m.Stop) and ends:
+                goodbyes.append(effect)
+            elif isinstance(effect, Send):
                 bus.send(effect.to, effect.message)
             elif isinstance(effect, Save | Discard):
                 self.frontiers.do(effect)
@@ -138,6 +144,11 @@ class Shell:
                 self.progress.on(effect.kind, effect.fields)
             else:
                 self.end = effect
+        if ends:
+            self.frontiers.close(FRONTIERS_S)
+            self._summarize()
+        for goodbye in goodbyes:
+            bus.send(goodbye.to, goodbye.message)
 
     def _begin_term(self, term: int) -> None:
         """On disk before anybody hears of it: no two heads begin the same term, or go back to what it undoes."""
@@ -158,17 +169,16 @@ class Shell:
             (folder / "problems.jsonl").write_text(lines, encoding="utf-8")
 
     def _summarize(self) -> None:
-        """The end, for people and for tools."""
+        """The end, for tools and for supervisors: from now on nobody brings an actor back."""
         if self.end is None:
             return
         finished = self.head.finished.get(0)
-        seconds = time.monotonic() - self.began
         summary = {
             "code": self.end.code,
             "sentence": self.end.sentence,
             "versions": self.head.gate.u,
             "eta": self.head.gate.eta,
-            "seconds": round(seconds, 3),
+            "seconds": round(time.monotonic() - self.began, 3),
             "max_trained_token_lag": self.max_lag,
             "evaluations": self.head.figures,
             "drained": self.head.is_draining,
@@ -177,15 +187,17 @@ class Shell:
             "model": finished.model if finished else "",
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def _say_how_it_ended(self) -> None:
+        """For people; a bad end is said by the error that this process ends with."""
         if self.samples is not None:
             self.samples.close()
-        if self.end.code:
-            return
-        for line in self._report(seconds):
-            self.progress.say(line)
+        if self.end is not None and not self.end.code:
+            for line in self._report():
+                self.progress.say(line)
 
-    def _report(self, seconds: float) -> list[str]:
-        head, results = self.head, self.head.results
+    def _report(self) -> list[str]:
+        head, results, seconds = self.head, self.head.results, time.monotonic() - self.began
         age = f"oldest trained token {self.max_lag} behind" if self.max_lag is not None else "no token was trained"
         what = "drained" if head.is_draining else "done"
         lines = ["", f"{what}: {head.gate.u} versions in {clock(seconds)}, {age} (eta {head.gate.eta})"]

@@ -1,7 +1,8 @@
 """One process of an actor, by exec, with its Context on standard input; knows nothing of when to start it again.
 
 An actor notices the end of its supervisor by the end of its standard input, whatever ended the supervisor (mpirun
-kills its ranks a quarter of a second after SIGTERM). It tells of its first progress by a byte on a pipe of its own.
+kills its ranks a quarter of a second after SIGTERM). It tells of its first progress by a byte on a pipe of its own; the
+head tells of every turn of its loop, too.
 """
 
 import contextlib
@@ -12,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.context import PROGRESS_FD, Context
+from actors.context import PROGRESS_FD, TURNS_FD, Context
 from areal_bus.errors import ArealBusError
+from areal_bus.messages import Role
 
 ROOT = Path(__file__).resolve().parents[1]  # where areal_bus, actors, launch and tools lie
 STARTER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_")
@@ -36,6 +38,14 @@ class Child:
     process: "subprocess.Popen[bytes]"
     stdin: int  # stays open: its end tells the child that we are gone
     progress: int  # where its first progress shows
+    turns: int | None = None  # where the head's turns are counted
+
+    def has_turned(self) -> bool:
+        """Whether the head's loop has come round since the last call."""
+        try:
+            return self.turns is not None and os.eventfd_read(self.turns) > 0
+        except BlockingIOError:  # not once
+            return False
 
     def has_progressed(self) -> bool:
         """Whether it made any progress in its life; asked once, when it has ended."""
@@ -47,6 +57,8 @@ class Child:
     def close(self) -> None:
         os.close(self.stdin)
         os.close(self.progress)
+        if self.turns is not None:
+            os.close(self.turns)
 
 
 def start_child(context: Context, gpus: Sequence[int], command: Sequence[str]) -> Child:
@@ -57,13 +69,16 @@ def start_child(context: Context, gpus: Sequence[int], command: Sequence[str]) -
     theirs, stdin = os.pipe()
     progress, tell = os.pipe()
     os.set_blocking(progress, False)
-    inner = environment(os.environ, gpus=gpus, cpu=context.device == "cpu") | {PROGRESS_FD: str(tell)}
+    turns = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if context.role == Role.HEAD else None
+    told = {PROGRESS_FD: tell} | ({TURNS_FD: turns} if turns is not None else {})
+    numbers = {name: str(descriptor) for name, descriptor in told.items()}
+    inner = environment(os.environ, gpus=gpus, cpu=context.device == "cpu") | numbers
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
-        process = subprocess.Popen(command, stdin=theirs, env=inner, pass_fds=[tell], start_new_session=True)
+        process = subprocess.Popen(command, stdin=theirs, env=inner, pass_fds=[*told.values()], start_new_session=True)
     except OSError as error:
-        os.close(stdin)
-        os.close(progress)
+        for ours in [stdin, progress, *([turns] if turns is not None else [])]:
+            os.close(ours)
         raise ArealBusError(f"a process for {context.name} must start: {error}") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -71,7 +86,7 @@ def start_child(context: Context, gpus: Sequence[int], command: Sequence[str]) -
         os.close(tell)
     with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit code says how
         os.write(stdin, context.to_json().encode() + b"\n")
-    return Child(process, stdin, progress)
+    return Child(process, stdin, progress, turns)
 
 
 def environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: bool) -> dict[str, str]:

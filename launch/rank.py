@@ -75,7 +75,7 @@ def play(
     """Start the actors of this rank and wait for them. Exit code."""
     rank = bootstrap.rank
     endpoints: list[Endpoint] = []
-    supervisor = Supervisor(rank=rank, launch=config.launch, at_end=lambda: remove(endpoints))
+    supervisor = Supervisor(rank=rank, launch=config.launch, watchdog=config.watchdog, at_end=lambda: remove(endpoints))
     try:
         answer = prepared(config, file, endpoints, facts=facts, address=addresses[0][1]) if rank == 0 else {}
         guest = new_pair()  # rank 0's counts: of generators that join later

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from actors.codes import BAD_INPUT, CRASHED, DONE, OVER, RESTART
 from actors.context import Context
-from areal_bus.config import LaunchConfig
+from areal_bus.config import LaunchConfig, WatchdogConfig
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
 from launch import lastwords
@@ -26,6 +26,7 @@ from launch.child import Child, start_child
 from launch.restarts import Restarts
 from launch.runs import SUMMARY, newest_checkpoint
 from launch.signals import Signals
+from launch.stillness import Stillness
 
 LOOK_S = 1.0  # between looks at the run's folder and at our parent
 KILL_S = 2.0  # after SIGKILL a process that is still there is given up
@@ -41,6 +42,7 @@ class Actor:
     context: Context  # of the present or next incarnation
     gpus: Sequence[int]
     restarts: Restarts
+    stillness: Stillness  # of the present incarnation; a head's alone is looked at
     child: Child | None = None  # None: it waits to be started again, or is done
     due: float = 0.0  # when it is started again
     is_done: bool = False
@@ -56,6 +58,7 @@ class Supervisor:
 
     rank: int
     launch: LaunchConfig
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     run: Path = Path("/nowhere")  # the run's folder
     command: Sequence[str] = (sys.executable, *(["-O"] if not __debug__ else []), "-m", "actors.start")
     at_end: Callable[[], None] = lambda: None  # called once the actors are told to end
@@ -67,7 +70,7 @@ class Supervisor:
 
     def start(self, context: Context, gpus: Sequence[int] = ()) -> None:
         """Raises ArealBusError when no process can be made."""
-        actor = Actor(context, gpus, Restarts(self.launch.max_restarts))
+        actor = Actor(context, gpus, Restarts(self.launch.max_restarts), Stillness(self.watchdog))
         self.actors.append(actor)
         actor.child = start_child(context, gpus, self.command)
 
@@ -121,7 +124,7 @@ class Supervisor:
             return None
         code = actor.child.process.poll()
         if code is None:
-            return None
+            return self._look_at_turns(actor.child, actor.stillness, now) if actor.is_head else None
         progressed = actor.child.has_progressed()
         actor.child.close()
         actor.child = None
@@ -132,6 +135,18 @@ class Supervisor:
             actor.is_done = True
             return None
         return self._bring_back(actor, ending(code), crashed=code != RESTART, progressed=progressed)
+
+    def _look_at_turns(self, head: Child, stillness: Stillness, now: float) -> int | None:
+        """Who names a head that stands still, if not we: its own watchdog stands still with it."""
+        found = stillness.look(now, moved=head.has_turned())
+        if found.acts and self.watchdog.action == "abort":
+            self._say(f'head-0 stands still since {found.still_s:.0f} s: watchdog.action = "abort" ends the job')
+            return CRASHED
+        if found.tells:
+            self._say(f"warning: head-0 stands still since {found.still_s:.0f} s, and all others wait for it")
+        if found.is_over:
+            self._say(f"head-0 goes on, after {found.still_s:.0f} s")
+        return None
 
     def _bring_back(self, actor: Actor, how: str, *, crashed: bool, progressed: bool) -> int | None:
         """Plan the next incarnation, or give the job up."""
@@ -150,6 +165,7 @@ class Supervisor:
     def _start_again(self, actor: Actor, now: float) -> int | None:
         try:
             actor.child = start_child(actor.context, actor.gpus, self.command)
+            actor.stillness = Stillness(self.watchdog)
         except ArealBusError as error:
             return self._bring_back(actor, str(error), crashed=True, progressed=False)
         if actor.is_head and self._drain is not None:  # what the one before it was told

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -17,12 +18,13 @@ from typing import Any
 import pytest
 
 from actors.codes import BAD_INPUT, OVER, RESTART, code_of
-from actors.context import PROGRESS_FD, Context, Pulse
+from actors.context import PROGRESS_FD, TURNS_FD, Context, Pulse
 from areal_bus import errors
-from areal_bus.config import LaunchConfig
+from areal_bus.config import LaunchConfig, WatchdogConfig
 from launch import supervise as module
 from launch.child import environment
 from launch.restarts import Restarts
+from launch.stillness import Stillness
 from launch.supervise import Supervisor
 
 ROOT = Path(__file__).parents[1]
@@ -30,13 +32,18 @@ READ = "import json, os, sys, signal, time; line = sys.stdin.readline(); inc = j
 WAIT = READ + "sys.stdin.read()"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 STUBBORN = READ + "signal.signal(signal.SIGTERM, signal.SIG_IGN); open({!r}, 'w').close(); time.sleep(60)"
+TURN = READ + f"turns = int(os.environ['{TURNS_FD}']); os.eventfd_write(turns, 1); "
 TELL = f"os.write(int(os.environ['{PROGRESS_FD}']), b'1'); "
 SUPERVISOR = """
 import json, sys
 from pathlib import Path
-from areal_bus.config import LaunchConfig
+from areal_bus.config import LaunchConfig, WatchdogConfig
 from launch import supervise
 from tests.test_launch_supervise import context
+
+supervise.LOOK_S = 0.1
+settings = json.loads(sys.argv[3])
+watchdog = WatchdogConfig(**settings.pop("watchdog", {}))
 
 class Announced(supervise.Signals):
     def __enter__(self):
@@ -45,7 +52,7 @@ class Announced(supervise.Signals):
         return self
 
 supervise.Signals = Announced
-rank = supervise.Supervisor(rank=3, launch=LaunchConfig(**json.loads(sys.argv[3])), run=Path(sys.argv[4]))
+rank = supervise.Supervisor(rank=3, launch=LaunchConfig(**settings), watchdog=watchdog, run=Path(sys.argv[4]))
 rank.command = [sys.executable, "-c", sys.argv[1]]
 rank.start(context(index=0, role=sys.argv[2]))
 sys.exit(rank.wait())
@@ -316,3 +323,67 @@ def test_a_process_that_cannot_be_made_is_a_death_like_others(capfd: pytest.Capt
     assert said[0] == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1"
     assert said[1].startswith("rank 3 (reward-0): a process for reward-0.1 must start: [Errno 2] No such file")
     assert said[1].endswith("that is 2 in a row without progress in between, and launch.max_restarts is 1")
+
+
+# a head that stands still
+
+
+def test_stillness_is_told_at_growing_intervals_and_its_end_once() -> None:
+    stillness = Stillness(WatchdogConfig(progress_s=10, stall_s=30, act_s=30))
+    looks = {t: stillness.look(float(t), moved=t in (0, 50)) for t in range(0, 56, 5)}
+    assert [t for t, found in looks.items() if found.tells] == [10, 20, 40]
+    assert [t for t, found in looks.items() if found.acts] == [30]
+    assert [(t, found.still_s) for t, found in looks.items() if found.is_over] == [(50, 50.0)]
+
+
+def test_nobody_stood_still_while_the_supervisor_did() -> None:
+    stillness = Stillness(WatchdogConfig(progress_s=10))
+    looks = [stillness.look(t, moved=False) for t in (0.0, 5.0, 500.0, 504.0)]
+    assert [found.still_s for found in looks] == [0.0, 5.0, 5.0, 9.0]
+    assert not any(found.tells for found in looks)
+
+
+STANDS_STILL = (
+    TURN
+    + """
+def until(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+        yield
+for _ in until({go!r}): pass
+for _ in until({end!r}): os.eventfd_write(turns, 1)
+"""
+)
+
+
+def test_a_head_whose_loop_stands_still_is_named_and_that_it_goes_on_is_said(tmp_path: Path) -> None:
+    go, end = tmp_path / "go", tmp_path / "end"
+    head = STANDS_STILL.format(go=str(go), end=str(end))
+    with rank(head, role="head", watchdog={"progress_s": 0.6}) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert re.fullmatch(r"rank 3: warning: head-0 stands still since \d+ s, and all others wait for it\n", said)
+        go.touch()
+        lines = iter(process.stderr.readline, "")
+        assert next(line for line in lines if "warning" not in line).startswith("rank 3: head-0 goes on, after ")
+        end.touch()
+        assert process.wait(20) == 0
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(("action", "code"), [("abort", 1), ("warn", 0)])
+def test_a_head_that_stands_still_ends_the_job_only_where_the_settings_say_so(
+    tmp_path: Path, action: str, code: int
+) -> None:
+    end = tmp_path / "end"
+    head = STANDS_STILL.format(go=str(end), end=str(end))
+    watchdog = {"action": action, "progress_s": 0.5, "stall_s": 1, "act_s": 1}
+    with rank(head, role="head", watchdog=watchdog) as process:
+        pid = int(line(process))
+        assert process.stderr is not None
+        for said in iter(process.stderr.readline, ""):
+            if int(said.split(" since ")[-1].split()[0]) > 1:  # beyond act_s
+                end.touch()
+        assert process.wait(20) == code
+    assert ends_within(pid, 10)
+    assert end.exists() == (code == 0)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +85,16 @@ def test_after_all_those_deaths_every_prompt_is_trained_once(struck: Struck) -> 
     last = ring.lines("term", role="head")[-1]["term"]
     assert last > len(POINTS)  # the one that was on disk and never told is left out
     assert json.loads((ring.run / "term.json").read_text())["term"] == last
+
+
+@pytest.mark.parametrize(("point", "lives"), [("ending", 2), ("ended", 1)])
+def test_row_12_a_head_that_is_killed_at_the_end_leaves_a_job_that_ends(tmp_path: Path, point: str, lives: int) -> None:
+    """Once its end is on disk the job is over, whoever has not heard of it; before that nobody was told to stop."""
+    ring = Ring(tmp_path, "run.total_train_steps=4", "launch.timeout_s=40")
+    ring.arm(point, who="head-0")
+    with ring.started():
+        ring.struck(point)
+        ring.finish(timeout_s=60)
+    assert len(runs.Run(ring.run).journals("head")) == lives
+    assert json.loads((ring.run / "summary.json").read_text())["code"] == 0
+    ring.check_survived(ended=lives > 1)  # its journal ends without a last line

@@ -225,6 +225,8 @@ def frontiers(module: Any) -> None:
 
 def head(module: Any) -> None:
     after(module.Shell, "_begin_term", "term")
+    before(module.Shell, "_summarize", "ending")
+    after(module.Shell, "_summarize", "ended")
 
 
 def decisions(module: Any) -> None:

@@ -1,0 +1,40 @@
+"""How long something that should move all the time has stood still, and when to say so or to act; knows no process.
+
+Time counts between two looks; a long gap between them does not: then it was the one who looks that stood still.
+"""
+
+from dataclasses import dataclass
+
+from actors.watchdog import Alarm
+from areal_bus.config import WatchdogConfig
+
+GAP_S = 15.0  # between two looks
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Of one look."""
+
+    still_s: float  # how long it has stood still
+    tells: bool = False  # it is to be said: after watchdog.progress_s, then at twice that, and so on
+    acts: bool = False  # watchdog.act_s is over
+    is_over: bool = False  # it moves again, and was said to stand still
+
+
+class Stillness:
+    """Of one thing, which counts as moving when this begins."""
+
+    def __init__(self, settings: WatchdogConfig) -> None:
+        self._tell, self._act = Alarm(settings.progress_s), Alarm(settings.act_s)
+        self._still_s = 0.0
+        self._is_told = False
+        self._looked: float | None = None
+
+    def look(self, now: float, *, moved: bool) -> Finding:
+        """`moved`: since the last look."""
+        gap_s, self._looked = 0.0 if self._looked is None else now - self._looked, now
+        lasted_s = self._still_s + (gap_s if gap_s <= GAP_S else 0.0)
+        self._still_s = 0.0 if moved else lasted_s
+        tells, acts = self._tell.rings(self._still_s), self._act.rings(self._still_s)
+        is_over, self._is_told = moved and self._is_told, (self._is_told and not moved) or tells
+        return Finding(lasted_s, tells=tells, acts=acts, is_over=is_over)
