@@ -2,7 +2,7 @@
 (gate open); produces trajectories.
 
 Here it is put together; `actors.generation` is what it does. SIGUSR1 asks it to leave: it says so, ends what it has,
-and the head says Stop.
+and the head says Stop; where no head is heard it just ends.
 """
 
 from functools import partial
@@ -63,7 +63,11 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     try:
         while generator.stopped is None:
             if draining.asked():
+                if presence.is_alone:
+                    return "asked to leave, with no head there"
                 generator.leave()
+            if context.is_guest:
+                presence.give_up_after(config.launch.timeout_s, context.head)
             generator.turn()
     finally:
         receiving.close()

@@ -1,7 +1,8 @@
 """An actor's tie to the head: who it says it is, and how long the head has been silent; knows no work.
 
 A head that was started anew knows nobody: what was said to the one before is said again. It asks for that (Rejoin) when
-it hears somebody it does not know; its life, in HeadBeat and Directory, tells those whom it half knows.
+it hears somebody it does not know; its life, in HeadBeat and Directory, tells those whom it half knows. Nobody ends a
+guest with a job that was killed, so that one gives up a head that it does not hear.
 """
 
 import os
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from actors.context import Context
 from areal_bus.bus import Bus
+from areal_bus.errors import ActorFailed
 from areal_bus.messages import Directory, HeadBeat, Join, Leaving, Message, Ready, Rejoin
 
 HEAD = "head"
@@ -26,7 +28,8 @@ class Presence:
         self._said: list[Join | Ready | Leaving] = []
         self._n_again = 0
         self._life: int | None = None  # of the head that was joined; None until it says so
-        self._heard = time.monotonic()
+        self._has_heard = False
+        self._heard = self._looked = self._awake_from = time.monotonic()
 
     def join(self, context: Context, endpoint: str = "") -> None:
         """`endpoint` is where it listens, if it does."""
@@ -49,6 +52,7 @@ class Presence:
         """Any message of the head is a sign of life. Returns whether its sender is to be joined again."""
         if sender != HEAD:
             return False
+        self._has_heard = True
         self._heard = time.monotonic()
         if isinstance(message, Rejoin):
             self._life = None  # it will say which one it is
@@ -57,6 +61,33 @@ class Presence:
             before, self._life = self._life, message.life
             return before not in (None, message.life)
         return False
+
+    @property
+    def is_alone(self) -> bool:
+        """The head has not said a word, or is silent now: nobody to take leave of."""
+        return not self._has_heard or self._bus.silence_s(HEAD) > self._silent_s
+
+    def give_up_after(self, patience_s: float, endpoint: str) -> None:
+        """To be called at every turn. Raises ActorFailed when the head has been silent for so long.
+
+        While this process itself stood still nobody was silent.
+        """
+        now = time.monotonic()
+        if now - self._looked > patience_s / 2:
+            self._awake_from = now
+        self._looked = now
+        silence_s = self._bus.silence_s(HEAD) if self._has_heard else now - self._heard
+        if min(silence_s, now - self._awake_from) <= patience_s:
+            return
+        if self._has_heard:
+            raise ActorFailed(
+                f"a head may be silent for launch.timeout_s = {patience_s:g}: the one at {endpoint} is gone; if its "
+                "job is resumed, join that"
+            )
+        raise ActorFailed(
+            f"a guest is answered within launch.timeout_s = {patience_s:g}: at {endpoint} nobody did; either no job "
+            "runs there, or another one than that of the invitation (its RUN/join.json is written anew at each start)"
+        )
 
     def remark(self, note: str) -> str:
         """`note`, and for how long the head has been silent, if it has."""

@@ -5,6 +5,7 @@ Knows nothing of MPI: the guest is a supervisor of its own, started by hand or b
 
 import json
 import os
+import re
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +15,13 @@ from actors.context import Context
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.interfaces import choose, here
-from launch.runs import SUMMARY
+from launch.lock import is_held
+from launch.runs import CONFIG, SUMMARY
 from launch.supervise import Supervisor
 
 INVITATION = "join.json"
 GUESTS = "guests"  # RUN/guests/N: the guest that is generator-N
+ENDPOINT = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]*]+):(?P<port>[0-9]{1,5})|ipc://(?P<path>/\S+)")
 GUEST_SEAT = f"{Role.GENERATOR}-*"
 
 
@@ -36,17 +39,13 @@ def invite(context: Context) -> None:
     fresh.replace(path)
 
 
-def join(endpoint: str, key: str | None) -> int:
+def join(where: str, key: str | None) -> int:
     """Be one more generator until the job is over or a signal says to leave. Exit code. Raises ConfigError.
 
-    `endpoint` is the head's, or the run's folder; `key` the invitation, which lies there.
+    `where` is the run's folder, or the head's endpoint; `key` the invitation, which lies in that folder.
     """
-    invitation = Path(key) if key else Path(endpoint) / INVITATION
-    about = read(invitation)
-    if not Path(endpoint).is_dir():
-        if "://" not in endpoint:
-            raise ConfigError(f"--join takes the head's endpoint or the folder of a run: {endpoint!r} is neither")
-        about["head"] = endpoint
+    about = invitation(where, key)
+    check_endpoint(about["head"])
     context = guest(about)
     config = context.config()
     supervisor = Supervisor(rank=context.rank, launch=config.launch, is_guest=True)
@@ -56,13 +55,52 @@ def join(endpoint: str, key: str | None) -> int:
     return supervisor.wait()
 
 
-def read(invitation: Path) -> dict[str, Any]:
+def invitation(where: str, key: str | None) -> dict[str, Any]:
+    """What the invitation says, with the endpoint that was given. Raises ConfigError."""
+    is_url = "://" in where
+    if not is_url and not Path(where).is_dir():
+        raise ConfigError(
+            f"--join takes the folder of a running job, or its head's endpoint, tcp://HOST:PORT or ipc:///PATH (as "
+            f'"head" in RUN/{INVITATION} has it): {where!r} is neither'
+        )
+    if is_url:
+        check_endpoint(where)
+    if is_url and key is None:
+        raise ConfigError(
+            f"--join {where} needs --key, the invitation that the job wrote into its run's folder: --key "
+            f"RUN/{INVITATION}, for example runs/latest/{INVITATION}; or give the folder alone: --join RUN"
+        )
+    if key is None and not (Path(where) / CONFIG).is_file():
+        raise ConfigError(f"--join takes the folder of a run: {where} has no {CONFIG}")
+    about = read(Path(key) if key is not None else Path(where) / INVITATION)
+    return about | {"head": where} if is_url else about
+
+
+def check_endpoint(url: str) -> None:
+    """Raises ConfigError for one that no head can listen at."""
+    found = ENDPOINT.fullmatch(url)
+    if found is None or (found["port"] and not 1 <= int(found["port"]) <= 65535):
+        raise ConfigError(
+            f'the head\'s endpoint looks like tcp://HOST:PORT or ipc:///PATH, as "head" in RUN/{INVITATION} has it: '
+            f"got {url!r}"
+        )
+    if found["path"] and not Path(found["path"]).is_socket():
+        raise ConfigError(f"only a running job can be joined: no head listens at {url}")
+    try:
+        if found["host"]:
+            socket.getaddrinfo(found["host"].strip("[]"), int(found["port"]))
+    except OSError as error:
+        raise ConfigError(f"--join needs a host that is known here: {url}: {error.strerror}") from None
+
+
+def read(path: Path) -> dict[str, Any]:
     """Raises ConfigError for what is no invitation."""
     try:
-        about = json.loads(invitation.read_text())
+        about = json.loads(path.read_text())
         Context(**{name: value for name, value in about.items() if name != "host"})
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"--join takes the {INVITATION} of a running job: {invitation}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is no invitation"
+        raise ConfigError(f"--join takes the {INVITATION} of a running job: {path}: {why}") from None
     return dict(about)
 
 
@@ -74,6 +112,10 @@ def guest(about: dict[str, Any]) -> Context:
         raise ConfigError(f"a guest sees the run's folder as the job does: {run} is not there")
     if (run / SUMMARY).exists():
         raise ConfigError(f"only a running job can be joined: {run} has ended")
+    if host == socket.gethostname() and is_held(run) is False:
+        raise ConfigError(
+            f"only a running job can be joined: that of {run} does not run (--resume {run} goes on with it)"
+        )
     if about["head"].startswith("ipc://") and host != socket.gethostname():
         raise ConfigError(f'the job is on {host} alone: to be joined from elsewhere it needs bus.transport = "tcp"')
     config = Context(**about).config()
@@ -82,7 +124,7 @@ def guest(about: dict[str, Any]) -> Context:
     name, address = choose(config.bus.interface, [here()])[0]
     index = seat(run, about["n_generators"])
     own = {"index": index, "incarnation": 0, "rank": about["rank"] + index, "interface": name, "address": address}
-    return Context(**(about | own))
+    return Context(**(about | own | {"is_guest": True}))
 
 
 def seat(run: Path, n_generators: int) -> int:

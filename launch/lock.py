@@ -57,6 +57,23 @@ def check_free(run: Path) -> None:
         os.close(file)
 
 
+def is_held(run: Path) -> bool | None:
+    """Whether a job holds the run now; None where that cannot be known: the file system has no locks."""
+    try:
+        file = os.open(run / LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return False
+
+
 def take(file: int, path: Path, kind: int) -> bool:
     """False when another process is in the way. A file system without locks lets everybody in, and says so."""
     try:

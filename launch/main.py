@@ -26,12 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     rank, size = rank_and_size()
     try:
-        if options.explain:
+        check_alone(options)
+        if options.explain is not None:
             return say(rank, explain(options.explain))
-        if options.join:
+        if options.join is not None:
             return join(options.join, options.key)
-        if options.key:
-            raise ConfigError("--key is the invitation for --join, which is not given")
         config, file = settings(options.config, options.resume, options.set)
         if options.dry_run:
             return say(rank, dry_run(config, file, size if size > 1 else None))
@@ -39,6 +38,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return refuse(rank, error)
     return run(config, file)
+
+
+def check_alone(options: argparse.Namespace) -> None:
+    """Raises ConfigError for words that would count for nothing."""
+    given = {
+        "CONFIG.toml": options.config is not None,
+        "--set": bool(options.set),
+        "--dry-run": options.dry_run,
+        "--resume": options.resume is not None,
+        "--join": options.join is not None,
+        "--key": options.key is not None,
+        "--explain": options.explain is not None,
+    }
+    for option, alone, why in (
+        ("--explain", ("--explain",), "prints what a setting means, and does nothing else"),
+        ("--join", ("--join", "--key"), "takes all settings from the job that it joins"),
+    ):
+        over = [name for name, is_given in given.items() if is_given and name not in alone]
+        if given[option] and over:
+            raise ConfigError(f"{option} {why}: leave out {', '.join(over)}")
+    if given["--key"] and not given["--join"]:
+        raise ConfigError("--key is the invitation for --join, which is not given")
+    for option, what in (
+        ("resume", f"the folder of a run, or {AUTO}"),
+        ("join", "the folder of a running job, or its head's endpoint"),
+        ("key", "the invitation, RUN/join.json"),
+        ("explain", "a setting (actor.lr) or a section (actor)"),
+    ):
+        if getattr(options, option) == "":
+            raise ConfigError(f'--{option} takes {what}: got ""')
 
 
 def settings(file: str | None, resume: str | None, overrides: Sequence[str]) -> tuple[Config, Path]:

@@ -131,7 +131,7 @@ class Ring:
 
 
 @contextmanager
-def ring(folder: Path, *, apart: bool = False, **sections: dict[str, Any]) -> Iterator[Ring]:
+def ring(folder: Path, *, apart: bool = False, is_guest: bool = False, **sections: dict[str, Any]) -> Iterator[Ring]:
     """With the sections of the config that differ; `apart`: the generator is a process of its own."""
     write_scratch_folder(folder / "model", ScratchConfig(hidden_size=32, layers=2, heads=4, max_positions=4096))
     standard: dict[str, dict[str, Any]] = {
@@ -161,6 +161,7 @@ def ring(folder: Path, *, apart: bool = False, **sections: dict[str, Any]) -> It
         run_folder=str(folder / "run"),
         config_folder=str(folder),
         model_folder=str(folder / "model"),
+        is_guest=is_guest,
     )
     running = Ring(folder, context, apart=apart)
     try:
