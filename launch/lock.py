@@ -21,14 +21,15 @@ class Running(ConfigError):
 
     def __init__(self, run: Path, holder: str) -> None:
         super().__init__(f"a run has one job at a time: {run} runs now ({holder})")
+        self.holder = holder
 
 
 class Lock:
     """Held for as long as this process lives, or until it is released."""
 
-    def __init__(self, run: Path, *, wait_s: float = 0.0) -> None:
-        """Raises Running when somebody else holds it for more than `wait_s`."""
-        path = run / LOCK
+    def __init__(self, run: Path, *, wait_s: float = 0.0, name: str = LOCK) -> None:
+        """Raises Running when somebody else holds it for more than `wait_s`. `name` is the file's."""
+        path = run / name
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline = time.monotonic() + wait_s
         while not take(self._file, path, fcntl.LOCK_EX):

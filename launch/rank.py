@@ -21,8 +21,9 @@ from launch.endpoint import Endpoint, keys_for, open_endpoint, transport, wants_
 from launch.interfaces import Facts, choose, here
 from launch.joining import GUEST_SEAT, invite
 from launch.lock import Lock
+from launch.pid import PidFile
 from launch.prepare import prepare_apart
-from launch.resume import AUTO, choose_run, nothing
+from launch.resume import AUTO, NothingLeft, choose_run, nothing, one_by_one
 from launch.runs import largest_incarnation
 from launch.signals import hold_back
 from launch.supervise import Supervisor
@@ -74,10 +75,10 @@ def play(
 ) -> int:
     """Start the actors of this rank and wait for them. Exit code."""
     rank = bootstrap.rank
-    endpoints: list[Endpoint] = []
-    supervisor = Supervisor(rank=rank, launch=config.launch, watchdog=config.watchdog, at_end=lambda: remove(endpoints))
+    traces: list[Endpoint | PidFile] = []  # that must not outlive the job
+    supervisor = Supervisor(rank=rank, launch=config.launch, watchdog=config.watchdog, at_end=lambda: remove(traces))
     try:
-        answer = prepared(config, file, endpoints, facts=facts, address=addresses[0][1]) if rank == 0 else {}
+        answer = prepared(config, file, traces, facts=facts, address=addresses[0][1]) if rank == 0 else {}
         guest = new_pair()  # rank 0's counts: of generators that join later
         answer |= {"guest": guest.public}
         answer["incarnations"] = largest_incarnation(journals(config, answer))
@@ -97,6 +98,7 @@ def play(
                 device = "cuda" if config.topology.gpus_per_host else "cpu"
                 of_a_guest = replace(plain, role=str(Role.GENERATOR), rank=len(places), device=device)
                 invite(with_keys(of_a_guest, guest, places, facts) if is_encrypted else of_a_guest)
+                traces.append(PidFile(supervisor.run))
             supervisor.start(context, places[rank].gpus if context.device == "cuda" else ())
         return supervisor.wait()
     except ArealBusError as error:  # a rank did not come: each rank names whom it misses
@@ -104,7 +106,7 @@ def play(
         supervisor.end()
         return 1
     finally:
-        remove(endpoints)
+        remove(traces)
 
 
 def journals(config: Config, start: dict[str, Any]) -> list[Path]:
@@ -114,24 +116,28 @@ def journals(config: Config, start: dict[str, Any]) -> list[Path]:
 
 
 def prepared(
-    config: Config, file: Path, endpoints: list[Endpoint], *, facts: Sequence[Facts], address: str
+    config: Config, file: Path, traces: list[Endpoint | PidFile], *, facts: Sequence[Facts], address: str
 ) -> dict[str, Any]:
     """Rank 0's part, as what all ranks need to know: the run and the head's endpoint, or the exit code.
 
-    The endpoint is put into `endpoints` as soon as it is there, so that it goes away whatever comes. The run is locked
+    The endpoint is put into `traces` as soon as it is there, so that it goes away whatever comes. The run is locked
     from here to the end of this process.
     """
     try:
         endpoint = open_endpoint(config.bus, facts, address)
-        endpoints.append(endpoint)
+        traces.append(endpoint)
         name = config.run.name or file.stem
-        chosen = choose_run(config, name)
-        made = prepare_apart(config, file, chosen[0] if chosen else None)
-        if chosen is None:
-            Lock(Path(made.run_folder))
+        with one_by_one(config, name):
+            chosen = choose_run(config, name)
+            made = prepare_apart(config, file, chosen[0] if chosen else None)
+            if chosen is None:
+                Lock(Path(made.run_folder))
         for line in (nothing(config, name),) if config.run.resume == AUTO and chosen is None else made.notes:
             print(line, flush=True)
         return asdict(made) | {"job": uuid.uuid4().hex[:12], "head": endpoint.url}
+    except NothingLeft as done:
+        print(done, flush=True)
+        return {"code": 0}
     except ArealBusError as error:
         return {"code": refuse(0, error)}
 
@@ -183,6 +189,6 @@ def refuse(rank: int, error: ArealBusError) -> int:
     return 2 if isinstance(error, ConfigError) else 1
 
 
-def remove(endpoints: list[Endpoint]) -> None:
-    for endpoint in endpoints:
-        endpoint.remove()
+def remove(traces: Sequence[Endpoint | PidFile]) -> None:
+    for trace in traces:
+        trace.remove()

@@ -1,14 +1,15 @@
 """Which run a start goes on with, and what of its settings may be others than before; starts and writes nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from areal_bus.config import Config
-from areal_bus.errors import ConfigError
+from areal_bus.errors import ArealBusError, ConfigError
 from launch.explain import toml_value
-from launch.lock import Lock, check_free
+from launch.lock import Lock, Running, check_free
 from launch.runs import CONFIG, ORIGIN, checkpoints, is_finished, named, read_object
 
 AUTO = "auto"
@@ -58,19 +59,52 @@ class Change:
         return f"{self.key}: {self.old} -> {self.new}"
 
 
+class NothingLeft(ArealBusError):
+    """A start with "auto" waited for a job that has now finished the run: end well, for the work is done."""
+
+
+@contextmanager
+def one_by_one(config: Config, name: str) -> Iterator[None]:
+    """Starts with "auto" choose one after the other, so that a second one sees the run that the first has begun.
+
+    Raises ConfigError when the one before needs longer than WAIT_S, or where no run can be.
+    """
+    if config.run.resume != AUTO:
+        yield
+        return
+    try:
+        config.run.folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(config.run.folder, wait_s=WAIT_S, name=f".{name}.lock")
+    except OSError as error:
+        raise ConfigError(
+            f"run.folder must be a folder that can be written: {config.run.folder}: {error.strerror}"
+        ) from None
+    except Running as error:
+        raise ConfigError(
+            f'starts of {name!r} with run.resume = "{AUTO}" choose their run one by one: {error.holder} still does'
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def choose_run(config: Config, name: str) -> tuple[Path, Lock] | None:
     """The run to go on with, locked; None for a new one. `name` is what a new run would be called.
 
-    Raises ConfigError when the run that is named is none, is finished or runs now.
+    Raises ConfigError when the run that is named is none, is finished or runs now; NothingLeft when "auto" has waited
+    for the end of the very job that it would have begun.
     """
     run = find(config, name)
     if run is None:
         return None
     lock = Lock(run, wait_s=WAIT_S if config.run.resume == AUTO else 0.0)
-    if is_finished(run):  # while this start waited for the lock
-        lock.release()
-        return choose_run(config, name)
-    return run, lock
+    if not is_finished(run):
+        return run, lock
+    lock.release()  # it has finished while this start waited
+    if config.run.resume == AUTO:
+        raise NothingLeft(f'run.resume = "{AUTO}": {run} has been finished by the job before this one: nothing is left')
+    return choose_run(config, name)
 
 
 def find(config: Config, name: str) -> Path | None:

@@ -17,11 +17,13 @@ from areal_bus.errors import ConfigError
 from areal_bus.settings import fields, load
 from launch.bootstrap import RANKS
 from launch.dry_run import dry_run
+from launch.interfaces import here
 from launch.lock import Lock, Running, check_free
 from launch.main import main, settings
+from launch.pid import PidFile
 from launch.prepare import prepare, prepare_apart
-from launch.rank import journals
-from launch.resume import FIXED, WHERE, choose_run, compare, find, preview, reason_to_stay
+from launch.rank import journals, prepared, remove
+from launch.resume import FIXED, WHERE, choose_run, compare, find, one_by_one, preview, reason_to_stay
 from launch.runs import largest_incarnation
 from tests.test_launch_prepare import ROWS, SMALL, write_rows
 
@@ -218,6 +220,51 @@ def test_auto_waits_for_the_end_of_the_job_before_it(tmp_path: Path) -> None:
             Lock(tmp_path)
         job.stdin.close()  # it begins to end
         Lock(tmp_path, wait_s=20.0).release()
+
+
+class Late(Lock):
+    """The job that holds the lock finishes the run while this one waits."""
+
+    def __init__(self, run: Path, **how: Any) -> None:
+        if (run / "config.json").exists():
+            summarize(run, code=0)
+        super().__init__(run, **how)
+
+
+def test_auto_that_waited_for_the_job_that_finished_the_run_has_nothing_left_to_do(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = begin(file)
+    monkeypatch.setattr("launch.resume.Lock", Late)
+    traces: list[Any] = []
+    told = prepared(load(file, ["run.resume=auto"], {}), file, traces, facts=[here()], address="127.0.0.1")
+    remove(traces)
+    assert told == {"code": 0}
+    assert capsys.readouterr().out.startswith(f'run.resume = "auto": {run} has been finished by the job before')
+    assert [path.name for path in sorted(run.parent.iterdir()) if path.name[0] != "."] == ["latest", "small"]
+    config = load(file, ["run.resume=auto"], {})
+    assert choose_run(config, "small") is None  # started anew later it begins a new run
+
+
+def test_starts_with_auto_choose_one_after_the_other(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.resume.WAIT_S", 0.1)
+    config = load(file, ["run.resume=auto"], {})
+    with one_by_one(config, "small"):
+        with one_by_one(load(file, (), {}), "small"), one_by_one(config, "other"):
+            pass
+        still = rf"choose their run one by one: pid {os.getpid()} on .* still does"
+        with pytest.raises(ConfigError, match=still), one_by_one(config, "small"):
+            pass
+    with one_by_one(config, "small"):
+        pass
+
+
+def test_the_process_to_signal_is_named_until_the_job_has_ended(tmp_path: Path) -> None:
+    pid = PidFile(tmp_path)
+    assert (tmp_path / "pid").read_text() == f"{os.getpid()}\n"
+    remove([pid])
+    remove([pid])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_system_without_locks_lets_everybody_in_and_says_so(

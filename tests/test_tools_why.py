@@ -128,7 +128,16 @@ def test_a_head_that_alone_is_silent_is_a_stall(forge: Forge) -> None:
         forge.write(name, NOW + 20, "spans", s_idle=1.0)
     report = forge.look(NOW + 20)
     assert report.state == "stalled"
-    assert report.sentence == "the head has been silent for 21 s, while generator-0.0, learner-0.0 still write"
+    assert (
+        report.sentence
+        == "the head has been silent for 21 s, while generator-0.0, learner-0.0 still write and wait for it"
+    )
+
+
+def test_what_a_host_with_a_clock_ahead_of_ours_wrote_is_new(forge: Forge) -> None:
+    report = forge.look(NOW - 3)  # its lines come from up to 2 s ahead
+    assert (report.waits_age_s, report.verdict_age_s) == (0.0, 0.0)
+    assert "waits, 0.0 s ago" in why.show(report)
 
 
 def test_a_run_that_ended_says_how(forge: Forge) -> None:

@@ -142,9 +142,9 @@ def look(where: Run, now: float) -> Report:
         version=head.version,
         published=head.published,
         waits=[] if head.end is not None else [_wait(line, until) for line in head.waits],
-        waits_age_s=round(now - float(head.waits[0]["wall"]), 3) if head.waits else None,
+        waits_age_s=round(max(0.0, now - float(head.waits[0]["wall"])), 3) if head.waits else None,
         verdict="" if last is None or head.end is not None else str(last["verdict"]),
-        verdict_age_s=None if last is None else round(now - float(last["wall"]), 3),
+        verdict_age_s=None if last is None else round(max(0.0, now - float(last["wall"])), 3),
         stalls=[f"{_clock(line)} {line['verdict']} ({line['action']})" for line in head.stalls],
         actors=actors,
         restarts=_restarts(lives),
@@ -176,7 +176,7 @@ def _judge(head: Head, actors: list[Actor]) -> tuple[str, str]:
         return "alive", "it begins: no head has written yet"
     if silent_s > SILENT_S:
         others = f"{', '.join(heard[:N_SHOWN])}{' and others' if len(heard) > N_SHOWN else ''}"
-        return "stalled", f"the head has been silent for {_seconds(silent_s)}, while {others} still write"
+        return "stalled", f"the head has been silent for {_seconds(silent_s)}, while {others} still write and wait for it"
     if head.stall is not None:
         return "stalled", f"it is stalled: {head.stall['verdict']}"
     return "alive", "it is alive and moves"

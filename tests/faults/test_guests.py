@@ -3,6 +3,7 @@
 One job, one guest, a fault of its connection after the other; each time it is back with the published weights.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -50,7 +51,7 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
         ring.slow(0.02)
         invitation = ring.run / "join.json"
         proxy = Proxy(json.loads(invitation.read_text())["head"])
-        process = join(ring, proxy, invitation)
+        process = join(ring, "--join", proxy.endpoint, "--key", str(invitation))
         ring.until("member", name=GUEST, state="healthy")
         for name, fault in FAULTS.items():
             outages[name] = suffer(ring, proxy, fault)
@@ -61,8 +62,8 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
     proxy.close()
 
 
-def join(ring: Ring, proxy: Proxy, invitation: Path) -> "subprocess.Popen[str]":
-    words = [sys.executable, "-m", "areal_bus.launch", "--join", proxy.endpoint, "--key", str(invitation)]
+def join(ring: Ring, *arguments: str) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-m", "areal_bus.launch", *arguments]
     ours = {FOLDER: str(ring.folder), "PYTHONPATH": str(INSIDE), "OMP_NUM_THREADS": "1"}
     with (ring.folder / "output.txt").open("a") as output:
         return subprocess.Popen(words, cwd=ROOT, env=os.environ | ours, stdout=output, stderr=output, text=True)
@@ -134,3 +135,35 @@ def test_row_19_a_partition_that_heals_leaves_the_guest_where_it_was(guest: Gues
     outage = guest.outages["parted"]
     assert outage.dead["t"] - outage.began < SILENT_S + SLACK_S
     assert outage.back["t"] - outage.dead["t"] < 30.0
+
+
+def test_a_guest_ends_with_a_sentence_when_its_job_was_killed_and_cannot_come_back_to_it(tmp_path: Path) -> None:
+    ring = Ring(tmp_path, "run.total_train_steps=100000", "bus.transport=tcp", "launch.timeout_s=45")
+    with ring.started():
+        ring.until("update", version=2)
+        process = join(ring, "--join", str(ring.run))
+        ring.until("member", name=GUEST, state="healthy")
+        killed = ring.kill("head-0")  # one that comes back within launch.timeout_s is joined again
+        ring.until("member", name=GUEST, state="healthy", after=killed.t)
+        head = json.loads((ring.run / "join.json").read_text())["head"]
+        guest = {pid for pid in ring.pids() if pid == process.pid or _parent(pid) == process.pid}
+        for pid in sorted(ring.pids() - guest):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        ring.wait(lambda: process.poll() is not None, "the guest ends", may_end=True)
+        assert process.wait() == 1
+        assert time.monotonic() - began > 30
+        assert f"rank 6 (generator-2): a head may be silent for launch.timeout_s = 45: the one at {head} is gone" in (
+            ring.output
+        )
+        again = join(ring, "--join", str(ring.run))
+        assert again.wait(60) == 2
+        assert f"error: only a running job can be joined: that of {ring.run} does not run" in ring.output
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

@@ -155,6 +155,23 @@ def test_row_38_sigterm_without_mpirun_is_a_notice_a_checkpoint_is_written_and_t
     ring.check_survived()
 
 
+def test_row_38_the_line_of_the_readme_drains_one_job_and_no_other(tmp_path: Path) -> None:
+    line = re.search(r"^kill -USR1 .*runs/demo/pid\)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert line is not None
+    rings = [Ring(tmp_path / name, "run.total_train_steps=500") for name in ("one", "other")]
+    with rings[0].started() as one, rings[1].started() as other:
+        for ring in rings:
+            ring.until("publish", version=2)
+        subprocess.run(["sh", "-c", line[0].replace("runs/demo", str(one.run))], check=True)
+        one.finish()
+        assert "SIGUSR1: drains" in one.output
+        assert not (one.run / "pid").exists()
+        reached = other.version
+        other.until("update", version=reached + 2)
+        assert "drains" not in other.output
+    drained(one)
+
+
 @pytest.mark.parametrize(("first", "second", "bootstrap"), [
     (signal.SIGTERM, signal.SIGTERM, "env"),
     (signal.SIGUSR1, signal.SIGTERM, "mpi"),
@@ -191,6 +208,47 @@ def test_row_38_a_job_that_cannot_drain_ends_when_its_time_is_over(tmp_path: Pat
         ring.wait(lambda: not ring.pids(), "all of it is gone", may_end=True, timeout_s=3 + GRACE_S + 20)
         assert time.monotonic() - began > 3
     assert "not drained within launch.drain_s = 3: ends at once" in ring.output
+
+
+def test_row_38_a_requeued_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:
+    """The second start sees the run that the first has begun, waits for it, and has nothing left to do."""
+    same = ("run.total_train_steps=10", f"run.folder='{tmp_path / 'runs'}'", "run.resume=auto")
+    rings = [Ring(tmp_path / name, *same) for name in ("one", "other")]
+    with rings[0].started(), rings[1].started():
+        for ring in rings:
+            ring.finish()
+    (run,) = {path.resolve() for path in (tmp_path / "runs").iterdir() if path.is_dir()}
+    assert json.loads((run / "summary.json").read_text())["versions"] == 10
+    outputs = [ring.output for ring in rings]
+    waited = f'run.resume = "auto": {run} has been finished by the job before this one: nothing is left\n'
+    assert sorted(waited in output for output in outputs) == [False, True]
+    assert [output for output in outputs if waited in output] == [waited]
+
+
+# a head that stands still
+
+
+@pytest.mark.parametrize("action", ["warn", "abort"])
+def test_a_head_that_is_stopped_is_named_and_goes_on_or_ends_the_job(tmp_path: Path, action: str) -> None:
+    settings = [f"watchdog.{key}" for key in (f"action={action}", "progress_s=2", "stall_s=40", "act_s=40")]
+    ring = Ring(tmp_path, "run.total_train_steps=30", *settings)
+    ring.hold(3)
+    with ring.started():
+        ring.until("publish", version=3)
+        blow = ring.kill("head-0", signal.SIGSTOP)
+        ring.wait(lambda: "rank 0: warning: head-0 stands still since " in ring.output, "it is named")
+        ring.hold(None)
+        if action == "abort":
+            ring.wait(lambda: not ring.is_up, "the job ends", may_end=True)
+            ring.wait(lambda: not ring.pids(), "all of it is gone", may_end=True)
+            assert ring._processes[0].wait() == 1
+            assert re.search(r'head-0 stands still since \d+ s: watchdog.action = "abort" ends the job', ring.output)
+            assert not (ring.run / "summary.json").exists()  # so that --resume goes on
+        else:
+            ring.resume_process(blow.pid)
+            ring.wait(lambda: "rank 0: head-0 goes on, after " in ring.output, "it goes on")
+            ring.finish()
+            ring.check_survived()
 
 
 # 39
