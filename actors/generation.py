@@ -17,12 +17,13 @@ from actors.presence import HEAD, Presence
 from actors.receiving import Broken, Received, Receiving
 from actors.sampling import Outcome, Sampling
 from areal_bus.bus import Bus
-from areal_bus.errors import EngineError
+from areal_bus.errors import Dismissed, EngineError
 from areal_bus.journal import Event, Journal
 from areal_bus.messages import (
     Ack,
     Cancel,
     Directory,
+    Dismiss,
     HeadBeat,
     Leaving,
     Message,
@@ -148,6 +149,8 @@ class Generator:
                 self._follow(message)
             case Stop():
                 self.stopped = message.reason
+            case Dismiss():
+                raise Dismissed(message.reason)
             case HeadBeat() | Rejoin():
                 pass  # `Presence` has heard them; what is published is told by pushes, too
 

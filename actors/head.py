@@ -176,17 +176,22 @@ class Shell:
         summary = {
             "code": self.end.code,
             "sentence": self.end.sentence,
-            "versions": self.head.gate.u,
+            "versions": self.head.version,
             "eta": self.head.gate.eta,
             "seconds": round(time.monotonic() - self.began, 3),
             "max_trained_token_lag": self.max_lag,
             "evaluations": self.head.figures,
             "drained": self.head.is_draining,
             "term": self.head.terms.term,
-            "checkpoint": finished.checkpoint if finished else "",
+            "checkpoint": finished.checkpoint if finished else self._checkpoint(),
             "model": finished.model if finished else "",
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def _checkpoint(self) -> str:
+        """That a later start goes on from, where no learner of this one has written any; "" if there is none."""
+        folder = self.folder / "checkpoints" / f"step-{self.head.version:06d}"
+        return str(folder) if self.end is not None and not self.end.code and folder.is_dir() else ""
 
     def _say_how_it_ended(self) -> None:
         """For people; a bad end is said by the error that this process ends with."""
@@ -200,7 +205,7 @@ class Shell:
         head, results, seconds = self.head, self.head.results, time.monotonic() - self.began
         age = f"oldest trained token {self.max_lag} behind" if self.max_lag is not None else "no token was trained"
         what = "drained" if head.is_draining else "done"
-        lines = ["", f"{what}: {head.gate.u} versions in {clock(seconds)}, {age} (eta {head.gate.eta})"]
+        lines = ["", f"{what}: {head.version} versions in {clock(seconds)}, {age} (eta {head.gate.eta})"]
         for name in ("before", "after"):
             accuracy = head.figures.get(name, {}).get("accuracy")
             if accuracy is not None:

@@ -8,6 +8,7 @@ is stuck until its own time limit (seen with torch 2.13), while another one fail
 import atexit
 import ctypes
 import ipaddress
+import queue
 import re
 import socket
 import threading
@@ -126,6 +127,30 @@ class Group:
     def _started(self, work: Any) -> Any:
         self._works.append(work)
         return work
+
+
+def meet(name: str, store: TCPStore, watch: "Watch", *, rank: int, size: int, device: Any) -> Group:
+    """The group of that name, as soon as all have come. Raises PushFailed and RuntimeError as `Watch.until` does.
+
+    Gloo's own meeting ends by its time limit alone, whoever has died meanwhile. So it is held on a thread, which is
+    left to it when the push is over before; by a connection of its own, for a wait shuts a store's connection to others.
+    """
+    outcome: queue.SimpleQueue[Group | Exception] = queue.SimpleQueue()
+    left_s = watch.left_s
+
+    def build() -> None:
+        try:
+            own = store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
+            outcome.put(Group(name, own, rank=rank, size=size, device=device, timeout_s=left_s))
+        except Exception as error:  # noqa: BLE001  raised again below, if anybody still waits
+            outcome.put(error)
+
+    threading.Thread(target=build, name=f"meets {name}", daemon=True).start()
+    watch.until(lambda: not outcome.empty(), lambda: "the members to meet")
+    found = outcome.get()
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 class Groups:

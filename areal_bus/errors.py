@@ -29,6 +29,10 @@ class PushFailed(ArealBusError):
     """A weight push did not complete: fence the member and let the clock go on."""
 
 
+class Dismissed(ArealBusError):
+    """The head parts with this process, which completes no push: its next incarnation may do better."""
+
+
 class NonFinite(ArealBusError):
     """A loss or gradient is not finite: nothing is pushed or kept of it; the batch is saved and the run stops."""
 

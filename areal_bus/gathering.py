@@ -142,10 +142,35 @@ class Gathering:
                 self._leaving.discard(name)
             elif not member.leased and not self.rollouts.holds_any(member.name):
                 self._leaving.discard(name)
-                self._effects.send(member.name, m.Stop("it has left"))
-                self._effects.record(Event.MEMBER, name=member.name, state="left", why="it holds nothing")
-                self._forget(member.name, died=False)
-                self.members.expel(member.name)
+                self._part_with(member.name, m.Stop("it has left"), "it holds nothing")
+
+    def dismiss(self, n_generators: int) -> str | None:
+        """Generators that miss every push of their own go, and their supervisors start them anew, while there is hope
+        that others complete theirs. Returns why the job cannot go on, if there is none.
+        """
+        hopeless = self.publishing.hopeless()
+        patience = self.publishing.pushes.patience
+        generators = self.members.of(Role.GENERATOR)
+        standings = {other.standing for other in generators if other.name not in hopeless}
+        if not hopeless or (Standing.STALE in standings and Standing.HEALTHY not in standings):
+            return None  # it is another one's turn
+        if not standings and len(hopeless) >= n_generators:
+            name, error = next(iter(hopeless.items()))
+            often = f"each missed {patience} pushes of its own in a row"
+            return f"no generator completes a push: {often}; the last error: {name}: {error}"
+        for name, error in hopeless.items():
+            why = f"it missed {patience} pushes of its own in a row; the last error: {error}"
+            self._effects.progress("warning", text=f"{name} must go: {why}")
+            self._part_with(name, m.Dismiss(why), why)
+        return None
+
+    def _part_with(self, name: str, order: m.Stop | m.Dismiss, why: str) -> None:
+        """It belongs to the ring no more; that is no death of which its prompts are to blame."""
+        self._effects.send(name, order)
+        self._effects.record(Event.MEMBER, name=name, state="left", why=why)
+        self._forget(name, died=False)
+        self.publishing.pushes.forget(name)
+        self.members.expel(name)
 
     def lose(self, member: Member, why: str, *, died: bool = True) -> None:
         self._effects.record(Event.MEMBER, name=member.name, state="dead", why=why)

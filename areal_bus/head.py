@@ -5,6 +5,7 @@ generators; here are the members, the learner's requests, the phases of a run an
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from areal_bus import messages as m
@@ -12,7 +13,7 @@ from areal_bus.batches import Batches
 from areal_bus.effects import Effect, Effects
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.evaluation import Evaluation, Examination
-from areal_bus.frontier import START, Figures, Frontier, take
+from areal_bus.frontier import START, Frontier, take
 from areal_bus.gate import Gate
 from areal_bus.gathering import Gathering
 from areal_bus.journal import Event
@@ -47,7 +48,7 @@ class Head:
         self.rules = rules
         self.phase = Phase.ASSEMBLING
         self.results: dict[str, Evaluation] = {}
-        self.figures: dict[str, Figures] = {}  # of every evaluation that is over, those before this head's life, too
+        self.figures = dict(frontiers[max(frontiers)].results)  # of evaluations that are over, in earlier lives, too
         self.is_draining = False
         self._effects = Effects()
         self.gate = Gate(batch_size=rules.batch_size, eta=rules.eta, policy=rules.policy)
@@ -132,7 +133,7 @@ class Head:
             self.is_draining = True
             self._effects.progress("note", name="head", text="drains: a checkpoint after this update, then the end")
             if self.phase in (Phase.ASSEMBLING, Phase.BEFORE):
-                self._end(0, "drained before the first step")
+                self._end(0, f"drained at version {self.version}" if self.version else "drained before the first step")
         return self._settle(now)
 
     def requeue(self, name: str, now: float) -> list[Effect]:
@@ -150,6 +151,11 @@ class Head:
             self._effects.send(sender, m.Stop("the job is over"))
             raise ImpossibleEvent("nobody joins a job that is over")
         self.gathering.join(sender, message, now)
+
+    @property
+    def version(self) -> int:
+        """Where the run is: before a learner has begun, where the newest frontier says that it was."""
+        return max(self.gate.u, *self.terms.frontiers)
 
     @property
     def finished(self) -> dict[int, m.Finished]:
@@ -263,8 +269,11 @@ class Head:
     def _settle(self, now: float) -> list[Effect]:
         """Do everything that the rules now allow, and hand over the effects."""
         if self.phase is not Phase.STOPPING:
-            hopeless = self.publishing.settle(now)
-            if hopeless is not None:
+            self.publishing.close(now)
+            hopeless = self.gathering.dismiss(self.rules.n_generators)
+            if hopeless is None:
+                self.publishing.begin(now)
+            else:
                 self._end(1, hopeless)
             self._advance()
             self._drop_too_old()
@@ -337,7 +346,15 @@ class Head:
             figures = self.figures[evaluation.name] = evaluation.figures()
             self._effects.record(Event.EVALUATION, **figures)
             self._effects.progress("evaluation", **figures)
+            if evaluation.name == "before":
+                self._remember_figures()
         return self.examination.open is None
+
+    def _remember_figures(self) -> None:
+        """A term that begins here once more begins as this one did, and need not evaluate again."""
+        frontier = replace(self.terms.frontiers[self.gate.u], results=dict(self.figures))
+        self.terms.frontiers[frontier.version] = frontier
+        self._effects.save(frontier)
 
     @property
     def _wants_batch(self) -> bool:

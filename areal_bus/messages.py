@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-PROTOCOL = 4  # raised with every change of a record here
+PROTOCOL = 5  # raised with every change of a record here
 
 ATTEMPTS = 1000  # attempts that a prompt has in one term, so that no two terms' results are ever mixed up
 
@@ -396,6 +396,13 @@ class Stop:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """End now, as failed: a generator that completes no push. Its next incarnation may."""
+
+    reason: str
+
+
 Message = (
     Join
     | Ready
@@ -427,4 +434,5 @@ Message = (
     | Finished
     | Failure
     | Stop
+    | Dismiss
 )

@@ -1,7 +1,8 @@
 """How versions reach the generators: which push is next, who completed it, what is published; knows no tensors.
 
-The newest update goes to every ready generator; a late one gets the published version by a catch-up push. One push is
-in flight at most. A digest that differs is a broken push (I5); only a completed one makes a generator HEALTHY (I7).
+The newest update goes to the generators that are in step; a late one gets it by a catch-up push, and one that missed a
+push by a push of its own. Late ones wait for one regular push at most. One push is in flight at most. A digest that
+differs is a broken push (I5); only a completed one makes a generator HEALTHY (I7).
 """
 
 from areal_bus import messages as m
@@ -23,6 +24,7 @@ class Publishing:
         self.pushes = Pushes(timeout_s=timeout_s, life=life)
         self._digests: dict[int, str] = {}
         self.term = self.base = 0
+        self._owes_late = False  # the last push was a regular one: late members are next, or they would wait for ever
         self.root: str | None = None  # learner 0 of this term: it alone holds the versions that may be pushed
 
     def restart(self, term: int, version: int, digest: str, *, root: str) -> None:
@@ -78,26 +80,28 @@ class Publishing:
                 error = push.broken[name]
                 self.effects.record(Event.PUSH_BROKEN, push=push.id, version=push.version, name=name, error=error)
 
-    def settle(self, now: float) -> str | None:
-        """Close the push that is over and begin the next. Returns why the job cannot go on, if it cannot."""
+    def close(self, now: float) -> None:
+        """End the push that is over."""
         push = self.pushes.current
-        if push is not None and push.is_over:
-            self._finish(push)
-            hopeless = self.pushes.hopeless()
-            if hopeless is not None:
-                error = push.broken.get(hopeless, "no answer")
-                return f"{hopeless} missed {self.pushes.patience} pushes in a row; the last error: {error}"
-        if self.pushes.current is None:
-            self._begin(now)
-        return None
-
-    def _finish(self, push: Push) -> None:
-        self.pushes.finish()
+        if push is None or not push.is_over:
+            return
+        self.pushes.finish(now)
         for name in push.missing:
             if name in self.members.by_name:
                 self.members.fence(name)
+        self._owes_late = not push.catch_up
         if not push.catch_up:
             self._publish(push.version, n_members=len(push.members) - len(push.missing))
+
+    def begin(self, now: float) -> None:
+        """The next push, when none is in flight and somebody lacks the newest version."""
+        if self.pushes.current is None:
+            self._begin(now)
+
+    def hopeless(self) -> dict[str, str]:
+        """Members, alive, that missed too many pushes of their own in a row, and the last error."""
+        alive = {member.name for member in self.members.of(Role.GENERATOR, Standing.STALE)}
+        return {name: error for name, error in self.pushes.hopeless().items() if name in alive}
 
     def _publish(self, version: int, *, n_members: int) -> None:
         """Credits return, whoever is behind is fenced, the clock goes on (I11)."""
@@ -112,18 +116,41 @@ class Publishing:
     def _begin(self, now: float) -> None:
         version = self.gate.u
         behind = version > self.gate.v
-        standings = (Standing.STALE, Standing.HEALTHY) if behind else (Standing.STALE,)
-        names = [member.name for member in self.members.of(Role.GENERATOR, *standings)]
-        if version not in self._digests or not (names or behind):
-            return
         root = next((x for x in self.members.of(Role.LEARNER, Standing.HEALTHY) if x.name == self.root), None)
-        if root is None:
+        if root is None or version not in self._digests:
+            return
+        late = self._late(now)
+        if behind and not (late and self._owes_late):
+            names = self._those_in_step(version)
+        elif late:
+            names, behind = late, False
+        else:
             return
         if names:
             push = self.pushes.begin(version=version, root=root.name, members=names, catch_up=not behind, now=now)
             self._announce(push, root.endpoint)
         else:
-            self._publish(version, n_members=0)
+            held = [x for x in self.members.of(Role.GENERATOR, Standing.HEALTHY) if x.version == version]
+            self._publish(version, n_members=len(held))
+
+    def _those_in_step(self, version: int) -> list[str]:
+        """For a regular push: who has completed one before, so that nobody unknown can break it for them.
+
+        When there is none, whoever is there and not kept apart.
+        """
+        there = [x for x in self.members.of(Role.GENERATOR, Standing.HEALTHY) if x.version != version]
+        there += self.members.of(Role.GENERATOR, Standing.STALE)
+        together = [x for x in sorted(there, key=lambda x: x.index) if x.name not in self.pushes.apart]
+        return [x.name for x in together if x.version is not None] or [x.name for x in together]
+
+    def _late(self, now: float) -> list[str]:
+        """For a catch-up push: all who are stale, or else one of those who are pushed to alone."""
+        stale = [x.name for x in self.members.of(Role.GENERATOR, Standing.STALE)]
+        together = [name for name in stale if name not in self.pushes.apart]
+        if together:
+            return together
+        alone = self.pushes.next_alone([name for name in stale if name in self.pushes.apart], now)
+        return [] if alone is None else [alone]
 
     def _announce(self, push: Push, store: str) -> None:
         timeout_s, term, base = self.pushes.timeout_s, self.term, self.base

@@ -1,14 +1,20 @@
 """Which weights go to whom, one push at a time; knows nothing of tensors, groups or sockets.
 
-A regular push brings the newest finished update to every ready generator; a catch-up push brings the published version
-to late ones. A member that breaks or misses the deadline is fenced; the version is published all the same (I11).
+A regular push brings the newest finished update to the generators; a catch-up push brings it to late ones. A member
+that breaks or misses the deadline is fenced; the version is published all the same (I11).
+
+A push is one act of all: one member that refuses fails it for everybody. So whoever missed a push is kept apart, that
+is pushed to alone, until a push of its own completes. A miss is held against a member when it was alone, or when the
+root completed its part; what failed in company, by a death or by the root's silence tells nothing about a member.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from areal_bus.errors import ImpossibleEvent
 
 NUMBERS = 1_000_000  # pushes of one life of the head
+GRACE = 0.25  # of timeout_s, for the root's word: its own deadline begins when it hears of the push
 
 
 @dataclass(slots=True)
@@ -24,6 +30,8 @@ class Push:
     deadline: float  # monotonic seconds
     done: set[str] = field(default_factory=set)  # root and members that completed
     broken: dict[str, str] = field(default_factory=dict)  # name -> error
+    dead: set[str] = field(default_factory=set)  # died in it
+    root_is_silent: bool = False  # it has said nothing by its deadline
 
     @property
     def is_over(self) -> bool:
@@ -34,6 +42,20 @@ class Push:
         """Members that did not complete."""
         return [name for name in self.members if name not in self.done]
 
+    @property
+    def error(self) -> str:
+        """What broke it, in the root's words if it has some: a member's may only be that the root gave up."""
+        return self.broken.get(self.root) or next(iter(self.broken.values()), "nobody said why")
+
+
+@dataclass(slots=True)
+class Apart:
+    """A member that missed a push: it is pushed to alone."""
+
+    misses: int = 0  # of its own, in a row
+    again: float = 0.0  # not before this, in monotonic seconds
+    error: str = ""
+
 
 class Pushes:
     """Numbers pushes and membership views: the same view number means the same, still working group."""
@@ -43,9 +65,10 @@ class Pushes:
         self.timeout_s = timeout_s
         self.patience = patience
         self.current: Push | None = None
-        self.failures: dict[str, int] = {}  # name -> pushes missed in a row
+        self.apart: dict[str, Apart] = {}
         self._n_pushes = self._n_views = life * NUMBERS
         self._views: dict[tuple[str, ...], int] = {}
+        self._n_silent = 0  # pushes in a row in which the root said nothing
 
     def begin(self, *, version: int, root: str, members: list[str], catch_up: bool, now: float) -> Push:
         """Start a push. Raises ImpossibleEvent while another is in flight."""
@@ -63,7 +86,7 @@ class Pushes:
     def done(self, id: int, name: str) -> Push:
         push = self._of(id, name)
         push.done.add(name)
-        self.failures.pop(name, None)
+        self.apart.pop(name, None)
         return push
 
     def broken(self, id: int, name: str, error: str) -> Push:
@@ -74,25 +97,30 @@ class Pushes:
     def restart(self) -> None:
         """A term begins: no push is in flight and no group is left. Numbers go on."""
         self.current = None
-        self.failures.clear()
+        self.apart.clear()
         self._views.clear()
+        self._n_silent = 0
 
     def lose(self, name: str) -> None:
         """A member died: nobody waits for it, and its views are gone."""
         if self.current and name in {self.current.root, *self.current.members} - self.current.done:
             self.current.broken.setdefault(name, "dead")
+            self.current.dead.add(name)
         self._views = {key: view for key, view in self._views.items() if name not in key}
 
     def expire(self, now: float) -> list[str]:
-        """After the deadline nobody is waited for. Returns whom it has passed."""
+        """After the deadline nobody is waited for, the root a little longer. Returns whom it has passed."""
         push = self.current
         if push is None or now < push.deadline:
             return []
-        late = [name for name in (push.root, *push.members) if name not in push.done | push.broken.keys()]
+        late = [name for name in push.members if name not in push.done | push.broken.keys()]
+        if push.root not in push.done | push.broken.keys() and now >= push.deadline + GRACE * self.timeout_s:
+            push.root_is_silent = True
+            late.append(push.root)
         push.broken |= dict.fromkeys(late, f"no answer within {self.timeout_s:g} s")
         return late
 
-    def finish(self) -> Push:
+    def finish(self, now: float) -> Push:
         """Close the push that is over. A view in which anything broke is never used again."""
         push = self.current
         if push is None or not push.is_over:
@@ -100,13 +128,42 @@ class Pushes:
         self.current = None
         if push.broken:
             self._views.pop((push.root, *push.members), None)
-            for name in push.missing if push.root in push.done else ():  # else it may not be the members' fault
-                self.failures[name] = self.failures.get(name, 0) + 1
+        self._n_silent = self._n_silent + 1 if push.root_is_silent else 0
+        self._judge(push, now)
         return push
 
-    def hopeless(self) -> str | None:
-        """A member that missed `patience` pushes in a row."""
-        return next((name for name, n in self.failures.items() if n >= self.patience), None)
+    def _judge(self, push: Push, now: float) -> None:
+        """Who missed it is pushed to alone; who alone can have broken it is blamed."""
+        if push.root not in push.done:
+            if push.dead:
+                return  # a death broke it
+            if push.root_is_silent and (self._n_silent == 1 or len(push.members) == 1):
+                return  # it may be stopped; when it says nothing again, a member may be why
+        is_blamed = push.root in push.done or len(push.members) == 1
+        for name in push.missing:
+            if name not in push.dead:
+                self._keep_apart(name, push, now, is_blamed=is_blamed)
+
+    def _keep_apart(self, name: str, push: Push, now: float, *, is_blamed: bool) -> None:
+        apart = self.apart.setdefault(name, Apart())
+        apart.error = (push.broken.get(name) if push.root in push.done else None) or push.error
+        if is_blamed:
+            apart.misses += 1
+            pause = 2 ** (apart.misses - 2) / 16 if apart.misses > 1 else 0.0
+            apart.again = now + min(pause, 1.0) * self.timeout_s
+
+    def next_alone(self, names: Iterable[str], now: float) -> str | None:
+        """Of these, who are kept apart, the one whose turn it is: whoever has missed least."""
+        due = [name for name in names if self.apart[name].again <= now]
+        return min(due, key=lambda name: self.apart[name].misses, default=None)
+
+    def hopeless(self) -> dict[str, str]:
+        """Members that missed `patience` pushes of their own in a row, and the last error."""
+        return {name: apart.error for name, apart in self.apart.items() if apart.misses >= self.patience}
+
+    def forget(self, name: str) -> None:
+        """It belongs to the ring no more."""
+        self.apart.pop(name, None)
 
     def _of(self, id: int, name: str) -> Push:
         push = self.current

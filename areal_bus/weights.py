@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from areal_bus.collective import WINDOW, Group, Groups, Watch, brief, join_store, open_device, serve_store
+from areal_bus.collective import WINDOW, Group, Groups, Watch, brief, join_store, meet, open_device, serve_store
 from areal_bus.errors import PushFailed
 from areal_bus.landing import Landing
 from areal_bus.messages import PushBegin, PushDone
@@ -124,7 +124,7 @@ class Root:
         self._groups.drop_view(begin.view)
         name = f"view-{begin.view}.{self._store.add('groups', 1)}"
         self._store.set(_key(begin, "go"), name)
-        group = Group(name, self._store, rank=0, size=size, device=self._device, timeout_s=watch.left_s)
+        group = meet(name, self._store, watch, rank=0, size=size, device=self._device)
         self._groups.keep(begin.view, group)
         return group
 
@@ -253,14 +253,8 @@ class Member:
         if group is not None and group.name == name:
             return group
         self._groups.drop_view(begin.view)
-        group = Group(
-            name,
-            store,
-            rank=begin.members.index(self.name) + 1,
-            size=len(begin.members) + 1,
-            device=self._gloo,
-            timeout_s=watch.left_s,
-        )
+        rank, size = begin.members.index(self.name) + 1, len(begin.members) + 1
+        group = meet(name, store, watch, rank=rank, size=size, device=self._gloo)
         self._groups.keep(begin.view, group)
         return group
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_bus import messages as m
-from areal_bus.effects import Effect, Progress, Record, Send
+from areal_bus.effects import Effect, End, Progress, Record, Save, Send
+from areal_bus.frontier import START, Frontier
 from areal_bus.head import Head
 from areal_bus.journal import Event
 from areal_bus.messages import Refund, Role
@@ -310,3 +311,74 @@ def test_the_root_hears_at_once_of_a_member_that_died_in_its_push() -> None:
     assert not sent(head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 2, ""), 1.0), m.PushBroken)
     head.on("learner-0.0", m.PushBroken(begin.push, 1, "called off"), 1.0)
     assert head.gate.v == 1
+
+
+# what is known of the lives before
+
+
+BEFORE: dict[str, str | int | float | None] = {"name": "before", "version": 0, "accuracy": 0.5}
+
+
+def evaluated() -> Head:
+    """A head that has just evaluated before the first step."""
+    head, effects = head_with(n_problems=1)
+    problems = [message for _, message in sent(effects, m.Prompt) if message.evaluation]  # type: ignore[union-attr]
+    assert {problem.evaluation for problem in problems} == {"before"}  # type: ignore[union-attr]
+    for sample in (0, 1):
+        head.on("reward-0.0", replace(scored(0, sample), evaluation="before"), 1.0)
+    assert str(head.phase) == "training"
+    return head
+
+
+def test_a_term_that_begins_at_version_0_again_does_not_evaluate_again() -> None:
+    head = evaluated()
+    figures = dict(head.figures)
+    head.on("learner-0.1", m.Join("learner-0.1", "learner", 0, 1, "x", 1, ""), 2.0)
+    head.on("learner-0.1", m.Ready(0), 2.0)
+    effects = head.on("learner-0.1", m.Begin(0, "digest 0"), 2.0)
+    for name in ("learner-0.1", "generator-0.0"):
+        effects += push_done(head, name, 0)
+    assert head.figures == figures
+    assert figures.keys() == {"before"}
+    assert str(head.phase) == "training"
+    prompts = [message for _, message in sent(effects, m.Prompt)]
+    assert {prompt.evaluation for prompt in prompts} == {""}  # type: ignore[union-attr]
+
+
+def test_a_head_that_comes_back_at_version_0_does_not_evaluate_again() -> None:
+    kept = evaluated().terms.frontiers[0]
+    assert (kept.next_uid, kept.open, kept.results.keys()) == (0, (), {"before"})
+    rules = scenario(n_generators=1, n_problems=1).rules
+    head = Head(rules, Numbers(None), now=0.0, life=1, term=1, frontiers={0: kept})
+    for name, role in (("learner-0.1", "learner"), ("reward-0.0", "reward"), ("generator-0.0", "generator")):
+        head.on(name, m.Join(name, role, 0, int(name[-1]), "", 1, ""), 0.0)
+        head.on(name, m.Ready(4), 0.0)
+    head.on("learner-0.1", m.Begin(0, "digest 0"), 0.0)
+    for name in ("learner-0.1", "generator-0.0"):
+        push_done(head, name, 0)
+    assert str(head.phase) == "training"
+    assert head.examination.open is None
+
+
+def test_figures_of_the_evaluation_before_are_saved_when_it_is_over() -> None:
+    head, _ = head_with(n_problems=1)
+    effects: list[Effect] = []
+    for sample in (0, 1):
+        effects += head.on("reward-0.0", replace(scored(0, sample), evaluation="before"), 1.0)
+    (frontier,) = [effect.frontier for effect in effects if isinstance(effect, Save)]
+    assert frontier.version == 0
+    assert frontier.results["before"]["n"] == 2
+
+
+def test_a_resumed_run_that_is_drained_before_anybody_is_there_says_where_it_stands() -> None:
+    frontiers = {**START, 4: Frontier(4, next_uid=8, position=8, results={"before": BEFORE})}
+    head = Head(scenario().rules, Numbers(None), now=0.0, life=1, term=1, frontiers=frontiers)
+    (end,) = [effect for effect in head.drain(1.0) if isinstance(effect, End)]
+    assert (end.code, end.sentence) == (0, "drained at version 4")
+    assert (head.version, head.figures) == (4, {"before": BEFORE})
+
+
+def test_a_run_that_is_drained_before_its_first_step_says_so() -> None:
+    head = Head(scenario().rules, Numbers(None), now=0.0)
+    (end,) = [effect for effect in head.drain(1.0) if isinstance(effect, End)]
+    assert (end.code, end.sentence) == (0, "drained before the first step")

@@ -269,3 +269,33 @@ def wait_for(fact: Callable[[], bool], timeout_s: float = 10.0) -> None:
     while not fact():
         assert time.monotonic() < deadline
         pulse.wait(0.005)
+
+
+def test_a_push_whose_member_died_before_the_members_met_is_called_off_at_once(ring: Ring) -> None:
+    """Gloo itself would wait for the dead one until the deadline, at the root and at every other member."""
+    (peer,) = ring.members("generator-0.0")
+    sent = snapshot(9)
+    begin = ring.begin(sent, peer.name, "generator-8.0")
+    ring.store.set(f"push/{begin.push}/ready/generator-8.0", "none")  # all that it lived to say
+    peer.order(begin)
+    errors: list[PushFailed] = []
+
+    def push() -> None:
+        with pytest.raises(PushFailed) as failed:
+            ring.root.push(sent, begin)
+        errors.append(failed.value)
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    wait_for(lambda: ring.store.check([f"push/{begin.push}/go"]))
+    began = time.monotonic()
+    ring.root.cancel(begin.push)
+    thread.join(30.0)
+    answer = peer.answer()
+    assert time.monotonic() - began < 5.0 < begin.timeout_s
+    assert "was cancelled here; it waited for the members to meet" in str(errors[0])
+    assert "was given up" in str(answer["error"])
+    again = ring.begin(sent, peer.name)
+    peer.order(again)
+    ring.root.push(sent, again)
+    assert peer.answer()["digest"] == sent.digest

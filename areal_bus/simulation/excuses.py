@@ -6,11 +6,11 @@ from areal_bus import messages as m
 from areal_bus.messages import Refund
 
 EXPECTED = (Refund.TOO_OLD, Refund.END_OF_DATA, Refund.END_OF_RUN)  # no failure
-PATIENCE = 5  # pushes in a row that a generator may miss
+PATIENCE = 5  # pushes in a row that nobody may complete
 
 
 class Excuses:
-    """Prompts in a row that ended without a value, pushes in a row that a generator missed."""
+    """Prompts in a row that ended without a value, pushes in a row that no generator completed."""
 
     def __init__(self, *, batch_size: int, calm_s: float) -> None:
         self._limit = max(3 * batch_size, 16)
@@ -22,7 +22,7 @@ class Excuses:
         self._members: list[str] = []  # of the last push
         self._begun_s = 0.0  # when it began
         self._done: set[str] = set()  # who completed it
-        self._missed: dict[str, list[float]] = {}  # generator -> when each push began that it has missed in a row
+        self._missed: list[float] = []  # when each push began that nobody has completed, in a row
 
     def on_ready(self, line: dict[str, Any]) -> None:
         self._n_failed = 0
@@ -43,14 +43,13 @@ class Excuses:
         if "in a row ended without a reward" in sentence:
             return self._n_failed >= self._limit
         self._close_push()
-        missed = self._missed.get(sentence.partition(" missed ")[0], [])
-        return "pushes in a row" in sentence and len(missed) >= PATIENCE and max(missed) < self._calm_s
+        missed = self._missed
+        return "no generator completes a push" in sentence and len(missed) >= PATIENCE and missed[-1] < self._calm_s
 
     def _close_push(self) -> None:
-        for name in self._members:
-            if name in self._done:
-                self._missed.pop(name, None)
-            else:
-                self._missed.setdefault(name, []).append(self._begun_s)
+        if self._done.intersection(self._members):
+            self._missed.clear()
+        elif self._members:
+            self._missed.append(self._begun_s)
         self._members = []
         self._done.clear()

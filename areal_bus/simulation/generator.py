@@ -71,6 +71,7 @@ class Generator:
             m.HeadBeat: lambda message: self._follow_life(message.life),
             m.Directory: self._follow,
             m.Stop: lambda _: self._stop(),
+            m.Dismiss: lambda _: self._die(),
         }
 
     def receive(self, sender: str, message: m.Message) -> None:
@@ -150,8 +151,11 @@ class Generator:
 
     def _die_of(self, group: Group) -> None:
         if any(key[:3] == group for key in self._running):
-            self.world.crash(self.name)
-            self._ended(self.name)
+            self._die()
+
+    def _die(self) -> None:
+        self.world.crash(self.name)
+        self._ended(self.name)
 
     def _fill(self) -> None:
         """Start what has a free slot; without interruption weights that wait go first."""
@@ -309,6 +313,8 @@ class Generator:
         if self._push is not begin:
             return  # a later push took its place
         fault = self._fault()
+        if self.scenario.is_refused(begin.members, self.world.now):
+            fault = {"said": "broken", "silent": "silent"}[self.scenario.refuses]
         if fault == "slow":
             self.world.timer(self.name, 2 * self.scenario.push_timeout_s, self._swap_if_wanted, begin)
         elif fault == "broken":

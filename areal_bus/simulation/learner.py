@@ -122,13 +122,16 @@ class Learners:
             self.drained = version
 
     def begin_push(self, rank: "Rank", begin: m.PushBegin) -> None:
-        """The root's part."""
+        """The root's part. It waits for a member that says nothing until its deadline."""
         delay = self.scenario.push_s * (0.5 + self.rng.random())
+        if self.scenario.refuses == "silent" and self.scenario.is_refused(begin.members, self.world.now):
+            delay = begin.timeout_s
         self.world.timer(rank.name, delay, self._end_push, rank, begin)
 
     def _end_push(self, rank: "Rank", begin: m.PushBegin) -> None:
         weights = self.weights.get((rank.name, begin.version))
         breaks = self.world.now < self.scenario.calm_s and self.rng.random() < self.scenario.p_push_fault / 3
+        breaks = breaks or self.scenario.is_refused(begin.members, self.world.now)
         if weights is None or breaks:
             done: m.Message = m.PushBroken(begin.push, begin.version, "the group broke")
         else:

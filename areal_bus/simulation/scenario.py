@@ -92,6 +92,10 @@ class Scenario:
     p_disk: float = 0.0  # a checkpoint or a frontier cannot be written
     poison: frozenset[int] = frozenset()  # rows that kill whoever samples them
     slow: float = 0.0  # weights take so many times longer to reach generator 0; 0: no longer
+    refuses: str = ""  # how the first generators break every push for all of it: "said", "silent"; "": they do not
+    refuses_from_s: float = 0.0
+    refuses_until_s: float = 0.0
+    n_refusing: int = 1
     faults: tuple[Fault, ...] = ()
     calm_s: float = 0.0  # no fault from here on
     joins_s: tuple[float, ...] = ()  # when each generator comes; the last ones may be late
@@ -127,6 +131,12 @@ class Scenario:
             partial_bytes=self.report_bytes,
             problems=("{}",) * self.n_problems,
         )
+
+    def is_refused(self, members: list[str], now: float) -> bool:
+        """Whether a push to these breaks for all of them: one that completes none is among them."""
+        if not self.refuses or not self.refuses_from_s <= now < self.refuses_until_s:
+            return False
+        return any(int(name.partition("-")[2].partition(".")[0]) < self.n_refusing for name in members)
 
     @property
     def rejects_all(self) -> bool:
