@@ -71,7 +71,7 @@ def test_row_33_when_every_group_fails_the_job_ends_and_says_why(policy: Stalene
     assert not outcome.violations
     assert outcome.end is not None
     assert outcome.end.code == 1
-    why = r"reward_(error|timeout): no value" if what == "p_error" else "sampling_error: no"
+    why = r"reward_(error|timeout): no value" if what == "p_error" else "sampling_error: it cannot"
     assert re.fullmatch(rf"16 prompts in a row ended without a reward; the last one: {why}", outcome.end.sentence)
     assert len(lines(ring, Event.ADMIT)) <= 16 + (one.eta + 1) * one.batch_size
     assert not lines(ring, Event.BATCH)
