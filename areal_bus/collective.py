@@ -133,7 +133,7 @@ def meet(name: str, store: TCPStore, watch: "Watch", *, rank: int, size: int, de
     """The group of that name, as soon as all have come. Raises PushFailed and RuntimeError as `Watch.until` does.
 
     Gloo's own meeting ends by its time limit alone, whoever has died meanwhile. So it is held on a thread, which is
-    left to it when the push is over before; by a connection of its own, for a wait shuts a store's connection to others.
+    left to it when the push is over before; by a connection of its own, as a wait shuts a store's connection to others.
     """
     outcome: queue.SimpleQueue[Group | Exception] = queue.SimpleQueue()
     left_s = watch.left_s

@@ -1,0 +1,120 @@
+"""Row 3: a living generator breaks every push, for all that take part in it, for ever or for a while.
+
+Over many seeds in the simulator; and once in a real job.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_bus import messages as m
+from areal_bus.head import Head
+from areal_bus.journal import Event
+from areal_bus.pushes import Push, Pushes
+from areal_bus.simulation.ring import Outcome, Ring
+from areal_bus.simulation.scenario import Scenario
+from areal_bus.staleness import StalenessPolicy
+from tests.faults.ring import Ring as Job
+from tests.faults.simulated import DONE, lines, play, scenario
+
+SEEDS = range(75)  # of each of the four ways: 300
+EVER = 1e9
+WAYS = [(how, until_s) for how in ("said", "silent") for until_s in (EVER, 60.0)]
+
+
+def refusing(seed: int, how: str, until_s: float, **changes: Any) -> Scenario:
+    """Generator 0 refuses from the start, or from some moment on; three generators, every policy in turn."""
+    policy = list(StalenessPolicy)[seed % 4]
+    standard: dict[str, Any] = {
+        "n_generators": 3, "total_steps": 8, "eta": 1 + seed % 3, "refuses": how, "refuses_until_s": until_s,
+        "refuses_from_s": 20.0 * (seed % 2), "calm_s": 60.0 if until_s < EVER else 0.0,
+        "joins_s": (0.0, 0.0, 30.0 * (seed % 3)), "update_s": 3.0,
+    }  # fmt: skip
+    return scenario(seed, policy, **(standard | changes))
+
+
+def run(one: Scenario) -> tuple[Ring, Outcome]:
+    ring = Ring(one)
+    ring.records = []
+    return ring, ring.run()
+
+
+class AllTogether(Pushes):
+    """The rule as it was: whoever missed a push is pushed to again with all the others."""
+
+    def _keep_apart(self, name: str, push: Push, now: float, *, is_blamed: bool) -> None:
+        return
+
+
+class HeadWithAllTogether(Head):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.publishing.pushes.__class__ = AllTogether
+
+
+@pytest.mark.parametrize(("how", "until_s"), WAYS)
+def test_row_03_a_generator_that_refuses_every_push_hurts_itself_alone(how: str, until_s: float) -> None:
+    n_dismissed = 0
+    for seed in SEEDS:
+        ring, outcome = run(refusing(seed, how, until_s))
+        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
+        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        left = [line["name"] for line in lines(ring, Event.MEMBER, state="left")]
+        assert all(name.startswith("generator-0.") for name in left), f"seed {seed}: {left}"
+        n_dismissed += len(left)
+    assert n_dismissed > 0 or until_s < EVER
+
+
+@pytest.mark.parametrize("how", ["said", "silent"])
+def test_row_03_pushed_to_with_the_others_it_starves_the_ring(how: str) -> None:
+    """What the simulator would find if nobody was kept apart."""
+    for seed in SEEDS:
+        one = refusing(seed, how, EVER, patience_s=200.0, total_steps=30, refuses_from_s=20.0, joins_s=(0.0,) * 3)
+        starved = Ring(one, head_class=HeadWithAllTogether).run()
+        assert [violation.invariant for violation in starved.violations] == ["I11"], f"seed {seed}"
+
+
+@pytest.mark.parametrize("how", ["said", "silent"])
+def test_row_03_the_job_ends_when_every_generator_refuses_every_push(how: str) -> None:
+    """After as many pushes as each may miss, with the last error."""
+    for seed in SEEDS:
+        one = refusing(seed, how, EVER, n_refusing=3, joins_s=(0.0, 0.0, 0.0), refuses_from_s=0.0)
+        ring, outcome = run(one)
+        assert outcome.end is not None, f"seed {seed}: {outcome.violations}"
+        assert outcome.end.code == 1
+        assert outcome.end.sentence.startswith("no generator completes a push: each missed 5 pushes of its own")
+        n_pushes = len(lines(ring, Event.PUSH))
+        assert n_pushes <= 5 * 3 + 10, f"seed {seed}: {n_pushes}"
+
+
+def test_row_03_a_generator_that_refused_for_a_while_is_fed_again() -> None:
+    for seed in range(20):
+        ring, _ = play(refusing(seed, "said", 60.0, total_steps=20))
+        story = [x for x in ring.world.story or () if x[1].startswith("head -> generator-0.") and x[0] > 60.0]
+        assert min(at_s for at_s, _, about in story if isinstance(about, m.Prompt)) < 100.0, f"seed {seed}"
+
+
+@pytest.mark.soak
+def test_row_03_one_that_fails_every_push_is_dismissed_and_comes_back_as_its_next_incarnation(tmp_path: Path) -> None:
+    """Its supervisor counts that as a crash; the other generator is fed all the while."""
+    job = Job(tmp_path, "run.total_train_steps=8", "weights.timeout_s=4")
+    job.hold(2)
+    with job.started():
+        job.until_held(2, "generator-0.0", "generator-1.0")
+        job.arm("receive-announced", "raise", who="generator-0", n=6)  # one with the other generator, five alone
+        job.hold(4)
+        left = job.until("member", name="generator-0.0", state="left")
+        job.until("member", name="generator-0.1", state="healthy")
+        job.hold(None)
+        job.finish()
+    assert left["why"].startswith("it missed 5 pushes of its own in a row; the last error: ")
+    assert "struck at receive-announced" in left["why"]
+    broken = job.lines("push_broken", role="head", name="generator-1.0")
+    assert len({line["push"] for line in broken}) == 1
+    began = job.lines("push_broken", role="head")[0]["t"]
+    assert [x for x in job.lines("lease", holder="generator-1.0") if began < x["t"] < left["t"]]
+    assert "generator-0.0 must go: " in job.output
+    assert "ended with exit code 1" in job.output
+    assert "started again as generator-0.1" in job.output
+    job.check_survived()
