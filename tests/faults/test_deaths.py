@@ -10,7 +10,7 @@ import pytest
 from tests.faults.ring import Blow, History, Ring
 from tools import run as runs
 
-pytestmark = pytest.mark.soak  # a kill that meets a push being assembled waits for its deadline
+pytestmark = pytest.mark.soak
 
 HEARTBEAT_S = 0.5  # as in ring.toml
 SLACK_S = 1.5  # that a loaded machine takes to see what is due
