@@ -57,14 +57,18 @@ class Missing(ArealBusError):
 
     def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
         names = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-        super().__init__(f"all ranks must meet within launch.timeout_s = {timeout_s:g}: rank {names} did not come")
+        verb = "answer" if list(ranks) == [0] else "come"  # rank 0 may wait for others
+        super().__init__(f"all ranks must meet within launch.timeout_s = {timeout_s:g}: rank {names} did not {verb}")
 
 
 def rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """From the environment that the starter set; (0, 1) when there is none."""
-    for rank, size in RANKS:
-        if rank in environ and size in environ:
-            return int(environ[rank]), int(environ[size])
+    """From the environment that the starter set; (0, 1) when there is none. Raises ConfigError for no such rank."""
+    for names in RANKS:
+        if all(name in environ for name in names):
+            rank, size = (environ[name] for name in names)
+            if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+                return int(rank), int(size)
+            raise ConfigError(f"a starter counts ranks from 0: {names[0]} is {rank!r} and {names[1]} {size!r}")
     return 0, 1
 
 

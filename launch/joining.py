@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from actors.context import Context
+from areal_bus.config import RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.interfaces import choose, here
 from launch.lock import is_held
-from launch.runs import CONFIG, SUMMARY
+from launch.runs import CONFIG, SUMMARY, no_run
 from launch.supervise import Supervisor
 
 INVITATION = "join.json"
@@ -61,7 +62,7 @@ def invitation(where: str, key: str | None) -> dict[str, Any]:
     if not is_url and not Path(where).is_dir():
         raise ConfigError(
             f"--join takes the folder of a running job, or its head's endpoint, tcp://HOST:PORT or ipc:///PATH (as "
-            f'"head" in RUN/{INVITATION} has it): {where!r} is neither'
+            f'"head" in RUN/{INVITATION} has it): {no_run(where, RunConfig().folder)}'
         )
     if is_url:
         check_endpoint(where)
@@ -71,7 +72,7 @@ def invitation(where: str, key: str | None) -> dict[str, Any]:
             f"RUN/{INVITATION}, for example runs/latest/{INVITATION}; or give the folder alone: --join RUN"
         )
     if key is None and not (Path(where) / CONFIG).is_file():
-        raise ConfigError(f"--join takes the folder of a run: {where} has no {CONFIG}")
+        raise ConfigError(f"--join takes the folder of a run: {no_run(where, RunConfig().folder)}")
     about = read(Path(key) if key is not None else Path(where) / INVITATION)
     return about | {"head": where} if is_url else about
 

@@ -4,11 +4,13 @@ Every rank runs this. A fault in the settings shows on all ranks alike, so rank 
 """
 
 import argparse
+import difflib
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from areal_bus.config import Config
+from areal_bus.config import Config, RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.settings import load, resolve
 from launch.bootstrap import rank_and_size
@@ -17,15 +19,18 @@ from launch.explain import explain
 from launch.joining import join
 from launch.rank import refuse, run
 from launch.resume import AUTO
-from launch.runs import CONFIG, ORIGIN, read_object
+from launch.runs import CONFIG, ORIGIN, no_run, read_object
 from launch.topology import check_count, least_ranks
+
+OPTIONS = ("--set", "--dry-run", "--resume", "--join", "--key", "--explain", "--help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 an actor or the start failed, 2 the input cannot run, 128 + N ended by signal N."""
-    options = parser().parse_args(arguments)
-    rank, size = rank_and_size()
+    rank = 0
     try:
+        rank, size = rank_and_size()
+        options = read_words(arguments)
         check_alone(options)
         if options.explain is not None:
             return say(rank, explain(options.explain))
@@ -38,6 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return refuse(rank, error)
     return run(config, file)
+
+
+def read_words(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Raises ConfigError for words that are no option."""
+    options, over = parser().parse_known_args(arguments)
+    for word in over:
+        if not word.startswith("-"):
+            raise ConfigError(f"one CONFIG.toml is read: {options.config} is one, and {word} another")
+        near = difflib.get_close_matches(word.partition("=")[0], OPTIONS, 1, 0.6)
+        raise ConfigError(f"unknown option {word}" + (f": the nearest is {near[0]}" if near else "; --help has all"))
+    return options
 
 
 def check_alone(options: argparse.Namespace) -> None:
@@ -77,14 +93,23 @@ def settings(file: str | None, resume: str | None, overrides: Sequence[str]) -> 
         return load(file, overrides), Path(file)
     if not resume or resume == AUTO:
         raise ConfigError("a config file is needed: python -m areal_bus.launch configs/demo.toml")
+    if not (Path(resume) / CONFIG).is_file():
+        raise ConfigError(f"--resume takes the folder of a run: {no_run(resume, RunConfig().folder)}")
     tree, origin = read_object(Path(resume) / CONFIG), read_object(Path(resume) / ORIGIN)
-    if not tree or "config" not in origin:
-        raise ConfigError(f"--resume takes the folder of a run: {resume} has no {CONFIG} and {ORIGIN}")
+    if "config" not in origin:
+        raise ConfigError(f"--resume takes the folder of a run: {resume} has no {ORIGIN}")
     return resolve(tree, str(Path(resume) / CONFIG), overrides), Path(origin["config"])
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """Leaves it to `main` to refuse: in one line, by one rank."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def parser() -> Parser:
+    parser = Parser(
         prog="areal_bus.launch",
         description="Train a language model: mpirun -np 4 python -m areal_bus.launch configs/demo.toml",
     )

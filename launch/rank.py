@@ -16,7 +16,7 @@ from areal_bus.config import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.keys import KeyPair, new_pair
 from areal_bus.messages import Role
-from launch.bootstrap import Bootstrap, open_bootstrap, rank_and_size
+from launch.bootstrap import Bootstrap, Missing, open_bootstrap, rank_and_size
 from launch.endpoint import Endpoint, keys_for, open_endpoint, transport, wants_curve
 from launch.interfaces import Facts, choose, here
 from launch.joining import GUEST_SEAT, invite
@@ -186,6 +186,8 @@ def refuse(rank: int, error: ArealBusError) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
     else:
         time.sleep(SPEAK_FIRST_S)  # mpirun ends all at the first exit: that must be the rank that spoke
+        if isinstance(error, Missing):  # without mpirun; it may be rank 0 that did not come
+            print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
     return 2 if isinstance(error, ConfigError) else 1
 
 

@@ -10,7 +10,7 @@ from areal_bus.config import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from launch.explain import toml_value
 from launch.lock import Lock, Running, check_free
-from launch.runs import CONFIG, ORIGIN, checkpoints, is_finished, named, read_object
+from launch.runs import CONFIG, ORIGIN, checkpoints, is_finished, named, no_run, read_object
 
 AUTO = "auto"
 WAIT_S = 100.0  # that "auto" waits for the end of a job before it: a network file system may keep a dead node's lock
@@ -118,7 +118,7 @@ def find(config: Config, name: str) -> Path | None:
         return run.resolve() if run is not None else None
     run = Path(wanted).resolve()
     if not (run / CONFIG).is_file():
-        raise ConfigError(f"--resume takes the folder of a run, or {AUTO}: {wanted} has no {CONFIG}")
+        raise ConfigError(f"--resume takes the folder of a run, or {AUTO}: {no_run(wanted, config.run.folder)}")
     if is_finished(run):
         raise ConfigError(
             f"only a run that was broken off or drained can be resumed: {run} has finished; start a new one, from its "

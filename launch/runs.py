@@ -73,6 +73,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def no_run(wanted: str, parent: Path) -> str:
+    """Why that is not the folder of a run, for people; `parent` is where runs lie."""
+    if not Path(wanted).is_dir():
+        meant = parent / wanted
+        return f"{wanted!r} is no folder" + (f"; did you mean {meant}?" if (meant / CONFIG).is_file() else "")
+    return f"{wanted} has no {CONFIG}" + (" and is where runs lie" if (Path(wanted) / "latest").is_symlink() else "")
+
+
 def is_finished(run: Path) -> bool:
     """It has come to its end, and well; not one that was drained."""
     summary = read_object(run / SUMMARY)

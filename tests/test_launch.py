@@ -71,6 +71,13 @@ def test_no_config_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "a config file is needed" in refused(capsys)
 
 
+def test_words_that_are_no_option_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, str(file), "--dryrun") == "error: unknown option --dryrun: the nearest is --dry-run\n"
+    assert "unknown option --bogus; --help has all" in refused(capsys, str(file), "--bogus")
+    assert f"one CONFIG.toml is read: {file} is one, and more.toml another" in refused(capsys, str(file), "more.toml")
+    assert "argument --resume: expected one argument" in refused(capsys, str(file), "--resume")
+
+
 def test_an_unknown_key_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the nearest is actor.lr" in refused(capsys, str(file), "--set", "actor.lrr=1")
 

@@ -69,7 +69,7 @@ def test_the_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
 
 def test_a_rank_without_rank_0_says_so(tmp_path: Path) -> None:
     waiting = EnvBootstrap(f"ipc://{tmp_path}/meet", 0.2, {"RANK": "1", "WORLD_SIZE": "2"})
-    with pytest.raises(Missing, match="rank 0 did not come"):
+    with pytest.raises(Missing, match="rank 0 did not answer"):
         waiting.allgather(b"")
     waiting._socket.setsockopt(zmq.LINGER, 0)  # what was for rank 0 is for nobody
     waiting.close()
@@ -101,6 +101,21 @@ def test_parts_survive_packing(parts: list[bytes]) -> None:
 def test_rank_and_size_come_from_whoever_started_us(names: tuple[str, str]) -> None:
     assert rank_and_size({names[0]: "3", names[1]: "8"}) == (3, 8)
     assert rank_and_size({}) == (0, 1)
+
+
+@pytest.mark.parametrize(("rank", "size"), [("x", "3"), ("0", ""), ("3", "3"), ("-1", "3"), ("1.0", "3")])
+def test_a_rank_that_cannot_be_is_refused(rank: str, size: str) -> None:
+    with pytest.raises(ConfigError, match=rf"counts ranks from 0: RANK is '{rank}' and WORLD_SIZE '{size}'"):
+        rank_and_size({"RANK": rank, "WORLD_SIZE": size})
+
+
+def test_a_rank_alone_ends_with_a_sentence(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "areal_bus.launch", "configs/tiny.toml", "--set", "launch.bootstrap=env"]
+    line += ["--set", "launch.timeout_s=0.2", "--set", f"launch.rendezvous=ipc://{tmp_path}/meet"]
+    environ = os.environ | {"RANK": "1", "WORLD_SIZE": "3"}
+    done = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "rank 1: all ranks must meet within launch.timeout_s = 0.2: rank 0 did not answer\n"
 
 
 @pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")

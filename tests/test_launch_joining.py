@@ -111,7 +111,7 @@ def test_what_is_no_invitation_is_refused_by_name(tmp_path: Path, text: str) -> 
 
 def test_an_endpoint_is_one_or_a_folder(run: Path) -> None:
     invite(template(run))
-    with pytest.raises(ConfigError, match="is neither"):
+    with pytest.raises(ConfigError, match="'somewhere' is no folder"):
         join("somewhere", str(run / INVITATION))
     assert invitation(str(run), None)["head"] == "tcp://127.0.0.1:4000"
     assert invitation("tcp://127.0.0.1:5000", str(run / INVITATION))["head"] == "tcp://127.0.0.1:5000"

@@ -169,8 +169,17 @@ def test_only_a_run_that_came_to_its_end_is_finished(file: Path, summary: dict[s
 
 
 def test_what_is_no_run_is_refused(file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"takes the folder of a run, or auto: nowhere has no config.json"):
-        found(file, "run.resume=nowhere")
+    run = begin(file)
+    for wanted, why in (
+        ("nowhere", "'nowhere' is no folder"),
+        (run.name, f"'{run.name}' is no folder; did you mean runs/{run.name}?"),
+        (str(file), f"'{file}' is no folder"),
+        (str(file.parent), f"{file.parent} has no config.json"),
+        (str(run.parent), f"{run.parent} has no config.json and is where runs lie"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            found(file, f"run.resume={wanted}")
+        assert str(caught.value) == f"--resume takes the folder of a run, or auto: {why}"
 
 
 def test_auto_takes_the_unfinished_run_of_the_name_that_was_started_last(file: Path) -> None:
@@ -317,6 +326,8 @@ def test_a_dry_run_says_what_would_be_resumed(file: Path) -> None:
 
 def test_resuming_nothing_is_refused_by_the_command_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--resume", "nowhere"]) == 2
-    assert "nowhere has no config.json" in capsys.readouterr().err
+    assert "error: --resume takes the folder of a run: 'nowhere' is no folder\n" in capsys.readouterr().err
+    assert main(["--resume", str(file)]) == 2
+    assert "is no folder" in capsys.readouterr().err
     assert main(["--resume", "auto"]) == 2
     assert "a config file is needed" in capsys.readouterr().err
