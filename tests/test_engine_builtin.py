@@ -284,14 +284,13 @@ def test_a_late_sibling_copies_the_prompt_and_changes_nothing() -> None:
     group = [request(0, prompt, sample=s) for s in range(4)]
     running = engine(model, stop_ids=frozenset())
     filled: list[int] = []
-    forward = model.forward
-    model.forward = lambda **kw: (filled.append(kw["input_ids"].numel()), forward(**kw))[1]
+    hook = model.model.embed_tokens.register_forward_pre_hook(lambda _, ids: filled.append(ids[0].numel()))
     running.submit(group[0])
     running.step()
     for late in group[1:]:
         running.submit(late)
     done = run_all(running)
-    model.forward = forward
+    hook.remove()
     assert filled[0] == 30
     assert max(filled[1:]) == 4
     assert_logps(group, done, {0: model})

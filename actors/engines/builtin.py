@@ -7,54 +7,23 @@ first. The version is stamped where the token is made (I5).
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from loguru import logger
 from torch import Tensor
 
 from actors.engines import limits
+from actors.engines.fused import disagreement, fused
+from actors.engines.live import Row, live
 from actors.engines.prefill import Pack, plan
 from actors.engines.protocol import Completion, Done, Request
-from actors.engines.sampling import Uniforms, sample
+from actors.engines.sampling import sample
 from actors.engines.slots import DecodeView, FillView, Slots
 from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 
 Key = tuple[str, int, int, int, int]
-
-
-@dataclass(slots=True)
-class Row:
-    """One live request."""
-
-    request: Request
-    prompt: tuple[int, ...]
-    uniforms: Uniforms
-    filled: int  # version that computed the keys and values of its prompt
-    cached: bool = False  # all but its last token are in the cache
-    sampled: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
-    spans: list[list[int]] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt) + len(self.sampled)
-
-    @property
-    def last(self) -> int:
-        return self.sampled[-1] if self.sampled else self.prompt[-1]
-
-    def add(self, token: int, logp: float, version: int) -> None:
-        self.sampled.append(token)
-        self.logps.append(logp)
-        if self.spans and self.spans[-1][0] == version:
-            self.spans[-1][1] += 1
-        else:
-            self.spans.append([version, 1])
-
-    def completion(self, finish: Finish) -> Completion:
-        return Completion(self.request.key, self.sampled, self.logps, self.spans, str(finish))
 
 
 class BuiltinEngine:
@@ -76,6 +45,8 @@ class BuiltinEngine:
         self._parameters = dict(model.named_parameters())
         first = next(iter(self._parameters.values()))
         self._device, self._dtype = first.device, first.dtype
+        self._fused = fused(model)
+        self._is_checked = False  # the faster forward, with weights that mean something
         self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)
         self._stop_ids, self._on_update = stop_ids, on_update
         self._slots = Slots(n_slots)
@@ -85,6 +56,8 @@ class BuiltinEngine:
         self._version = version
         self._term = 0  # that the version belongs to
         self._n_tokens = 0
+        if version is not None:
+            self._check_forward()
 
     @property
     def version(self) -> int | None:
@@ -148,7 +121,7 @@ class BuiltinEngine:
             if request.key == key:
                 self._waiting.remove(request)
                 self._keys.remove(key)
-                return self._row(request, 0).completion(Finish.ABORT)
+                return live(request, version=0).completion(Finish.ABORT)
         for index, row in enumerate(self._rows):
             if row.request.key == key:
                 self._free(index)
@@ -194,7 +167,20 @@ class BuiltinEngine:
             for row in self._rows:
                 row.cached = False
         self._term, self._version = term, version
+        if self._fused is not None:
+            self._fused.bind()
+            self._check_forward()
         return free
+
+    def _check_forward(self) -> None:
+        """The faster forward is used when it computes what the model does."""
+        if self._fused is None or self._is_checked:
+            return
+        self._is_checked = True
+        why = disagreement(self._model, self._fused)
+        if why is not None:
+            logger.warning("the model's own forward is used, which is slower: the fused one's {}", why)
+            self._fused = None
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         if tensors.keys() != self._parameters.keys():
@@ -214,7 +200,7 @@ class BuiltinEngine:
         if n_free == 0:
             return
         holders = {row.prompt: at for at, row in enumerate(self._rows) if row.cached and row.filled == version}
-        new = [self._row(self._waiting.popleft(), version) for _ in range(n_free)]
+        new = [live(self._waiting.popleft(), version=version) for _ in range(n_free)]
         for row in new:
             row.cached = row.prompt in holders and not row.sampled
         new.sort(key=lambda row: not row.cached)  # cached rows come first
@@ -222,12 +208,6 @@ class BuiltinEngine:
             if row.cached:
                 self._slots.copy(holders[row.prompt], len(self._rows), row.length - 1)
             self._rows.append(row)
-
-    def _row(self, request: Request, version: int) -> Row:
-        row = Row(request, tuple(request.ids), Uniforms(request.seed), filled=version)
-        if (done := request.done) is not None:  # as after `recompute`: sampled, and not in the cache
-            row.sampled, row.logps, row.spans = list(done.ids), list(done.logps), [list(x) for x in done.spans]
-        return row
 
     def _logits(self, version: int) -> Tensor:
         """(n, V) for the next token of every row."""
@@ -257,17 +237,25 @@ class BuiltinEngine:
             mask = torch.zeros(n, longest, dtype=self._dtype, device=self._device)
             mask = mask.masked_fill_(unseen_nL, torch.finfo(self._dtype).min)[:, None, None]
         view = DecodeView(self._slots, position_n1[:, 0], longest)
-        return self._forward([[row.last] for row in rows], position_n1, mask, view, 1)[:, 0]
+        ids_n1 = torch.tensor([[row.last] for row in rows], device=self._device)
+        if self._fused is not None:
+            return self._fused(ids_n1, position_n1, longest, mask, view)
+        return self._forward(ids_n1, position_n1, mask, view, 1)[:, 0]
 
     def _fill(self, pack: Pack) -> Tensor:
         mask = pack.mask(self._dtype, self._device)
-        positions = torch.tensor([pack.positions], device=self._device)
+        ids_1T = torch.tensor([pack.ids], device=self._device)
+        position_1T = torch.tensor([pack.positions], device=self._device)
         last = torch.tensor(pack.last, device=self._device)
-        return self._forward([pack.ids], positions, mask, FillView(self._slots, pack.pieces), last)[0]
+        view = FillView(self._slots, pack.pieces)
+        if self._fused is not None:
+            return self._fused(ids_1T, position_1T, max(pack.positions) + 1, mask, view, last)
+        return self._forward(ids_1T, position_1T, mask, view, last)[0]
 
-    def _forward(self, ids: list[list[int]], positions: Tensor, mask: Tensor | None, view: Any, keep: Any) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, view: Any, keep: Any) -> Tensor:
+        """The model's own."""
         logits: Tensor = self._model(
-            input_ids=torch.tensor(ids, device=self._device),
+            input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=view,

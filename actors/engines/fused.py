@@ -1,0 +1,195 @@
+"""A faster forward for models of the Llama family: fewer, larger operations; knows no requests and no versions.
+
+It computes what the module computes, in another order of sums: one product for queries, keys and values, one for gate
+and up, the residual added by the product before it. The weights stay the module's own: what is multiplied as one lies
+behind one another in memory, as a push brings it, and is moved there when it does not. Shapes: B rows, T tokens,
+N = B T, E width, H heads (queries', then keys', then values'), D head width, L positions, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}  # of the largest logit
+ROUGH = 0.03  # for narrower types, whose own rounding differs with the order of sums
+PROBE = 12  # tokens of the comparison
+
+
+class View(Protocol):
+    """Where keys and values go, and which of them attention sees."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What all layers of one forward share."""
+
+    shape: tuple[int, int]  # B, T
+    cos: Tensor  # (B, T, 1, D)
+    sin: Tensor  # the same, negative in the first half of D
+    mask: Tensor | None  # added to the scores; None: plain causal
+    view: View
+
+
+class Joined:
+    """Linear layers with one input as one product."""
+
+    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+        self._parts = parts
+        self.bind()
+
+    def bind(self) -> None:
+        """Look where the weights are now, and put them together."""
+        self._weight = together([part.weight for part in self._parts])
+        biases = [part.bias for part in self._parts if part.bias is not None]
+        self._bias = together(biases) if biases else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+
+def together(parameters: Sequence[Tensor]) -> Tensor:
+    """The rows of all as one tensor that shares their memory; moves them when they lie apart."""
+    first, expected = parameters[0].data, parameters[0].data_ptr()
+    for parameter in parameters:
+        is_next = parameter.data_ptr() == expected and parameter.data.is_contiguous()
+        if not is_next or parameter.data.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return _moved(parameters)
+        expected += parameter.data.nbytes
+    n_rows = sum(len(parameter) for parameter in parameters)
+    return first.as_strided((n_rows, *first.shape[1:]), first.stride())
+
+
+def _moved(parameters: Sequence[Tensor]) -> Tensor:
+    whole = torch.cat([parameter.data for parameter in parameters])
+    parts = torch.split(whole, [len(parameter) for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part
+    return whole
+
+
+class Layer:
+    """Attention and feed-forward of one layer."""
+
+    def __init__(self, layer: Any, index: int, n_query: int, n_key: int, width: int) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._index, self._n_query, self._n_key, self._width = index, n_query, n_key, width
+        self._scale = attention.scaling
+        self._before, self._between = layer.input_layernorm, layer.post_attention_layernorm
+        self._of_heads = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
+        self._out, self._down = attention.o_proj, mlp.down_proj
+        self._qkv = Joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._gate_up = Joined([mlp.gate_proj, mlp.up_proj])
+
+    def bind(self) -> None:
+        self._qkv.bind()
+        self._gate_up.bind()
+
+    def __call__(self, h_NE: Tensor, call: Call) -> Tensor:
+        h_NE = added(self._out, self._attend(norm(self._before, h_NE), call), h_NE)
+        gate_NF, up_NF = self._gate_up(norm(self._between, h_NE)).chunk(2, dim=-1)
+        return added(self._down, F.silu(gate_NF) * up_NF, h_NE)
+
+    def _attend(self, x_NE: Tensor, call: Call) -> Tensor:
+        n_query, n_both = self._n_query, self._n_query + self._n_key
+        qkv_BTHD = self._qkv(x_NE).view(*call.shape, n_both + self._n_key, self._width)
+        qk_BTHD = qkv_BTHD[:, :, :n_both]
+        if self._of_heads is not None:
+            queries, keys = self._of_heads
+            qk_BTHD = torch.cat([norm(queries, qk_BTHD[:, :, :n_query]), norm(keys, qk_BTHD[:, :, n_query:])], dim=2)
+        qk_BTHD = torch.addcmul(qk_BTHD * call.cos, qk_BTHD.roll(self._width // 2, -1), call.sin)
+        qk_BHTD, v_BHTD = qk_BTHD.transpose(1, 2), qkv_BTHD[:, :, n_both:].transpose(1, 2)
+        k_BHLD, v_BHLD = call.view.update(qk_BHTD[:, n_query:], v_BHTD, self._index)
+        seen_BHTD = F.scaled_dot_product_attention(
+            qk_BHTD[:, :n_query],
+            k_BHLD,
+            v_BHLD,
+            attn_mask=call.mask,
+            is_causal=call.mask is None and call.shape[1] > 1,
+            scale=self._scale,
+            enable_gqa=n_query != self._n_key,
+        )
+        return seen_BHTD.transpose(1, 2).reshape(len(x_NE), -1)
+
+
+def norm(module: Any, x: Tensor) -> Tensor:
+    """Root mean square norm."""
+    return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
+
+
+def added(linear: nn.Linear, x_NF: Tensor, to_NE: Tensor) -> Tensor:
+    """The product added to what there is, in one operation."""
+    sum_NE = torch.addmm(to_NE, x_NF, linear.weight.t())
+    return sum_NE if linear.bias is None else sum_NE + linear.bias
+
+
+class Fused:
+    """The forward of a whole model. `bind` is called after its weights were swapped."""
+
+    def __init__(self, model: Any) -> None:
+        config, inner = model.config, model.model
+        n_query = config.num_attention_heads
+        self._width = getattr(config, "head_dim", None) or config.hidden_size // n_query
+        self._embedding, self._norm, self._head = inner.embed_tokens, inner.norm, model.lm_head
+        self._rotary = inner.rotary_emb
+        layers = enumerate(inner.layers)
+        self._layers = [Layer(layer, i, n_query, config.num_key_value_heads, self._width) for i, layer in layers]
+        self._cos_LD = self._sin_LD = torch.empty(0, 0)
+
+    def bind(self) -> None:
+        """The weights lie elsewhere now."""
+        for layer in self._layers:
+            layer.bind()
+
+    def __call__(self, ids_BT: Tensor, position_BT: Tensor, length: int, mask: Tensor | None, view: View,
+                 keep: Tensor | None = None) -> Tensor:  # fmt: skip
+        """(N, V) logits, or those of the tokens `keep` alone; positions are below `length`."""
+        self._reserve(length, position_BT.device)
+        cos_BTD, sin_BTD = self._cos_LD[position_BT], self._sin_LD[position_BT]
+        call = Call((ids_BT.shape[0], ids_BT.shape[1]), cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view)
+        h_NE = self._embedding(ids_BT.reshape(-1))
+        for layer in self._layers:
+            h_NE = layer(h_NE, call)
+        h_NE = norm(self._norm, h_NE if keep is None else h_NE[keep])
+        return F.linear(h_NE, self._head.weight, self._head.bias)
+
+    def _reserve(self, length: int, device: torch.device) -> None:
+        """Rotations of so many positions; these do not depend on weights."""
+        if len(self._cos_LD) >= length:
+            return
+        at_1L = torch.arange(2 * length, device=device)[None]
+        cos_1LD, sin_1LD = self._rotary(self._embedding.weight, at_1L)
+        half = self._width // 2
+        self._cos_LD, self._sin_LD = cos_1LD[0], torch.cat([-sin_1LD[0, :, :half], sin_1LD[0, :, half:]], dim=-1)
+
+
+class Own:
+    """Attention sees what the forward itself computes."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+def fused(model: Any) -> Fused | None:
+    """The faster forward of a model, if it is of the family."""
+    if type(model).__name__ not in FAMILY or model.config.hidden_act not in ("silu", "swish"):
+        return None
+    return Fused(model)
+
+
+@torch.inference_mode()
+def disagreement(model: Any, forward: Fused) -> str | None:
+    """How the two forwards differ with the model's weights as they are; None when they do not."""
+    vocabulary, device = model.config.vocab_size, model.lm_head.weight.device
+    ids_1T = (torch.arange(PROBE, device=device) * 7919 % vocabulary)[None]
+    plain_TV = model(input_ids=ids_1T, use_cache=False).logits[0]
+    fast_TV = forward(ids_1T, torch.arange(PROBE, device=device)[None], PROBE, None, Own())
+    bound = TOLERANCE.get(plain_TV.dtype, ROUGH) * max(1.0, float(plain_TV.abs().max()))
+    gap = float((plain_TV - fast_TV).abs().max())
+    return None if gap <= bound else f"logits differ by {gap:.2e}, more than {bound:.1e}"  # NaN differs, too
