@@ -57,7 +57,7 @@ def unpack_header(packed: bytes) -> dict[str, Any]:
         raise WireError(f"a header is one msgpack map: {type(error).__name__}", "header") from None
     if type(header) is not dict:
         raise WireError("a header is one msgpack map", "header")
-    if _depth(header, MAX_DEPTH) < 0:
+    if _is_deeper(header, MAX_DEPTH):
         raise WireError(f"a header is nested at most {MAX_DEPTH} deep", "depth")
     return header
 
@@ -137,8 +137,11 @@ def _no_ext(code: int, _data: bytes) -> Any:
     raise WireError(f"a header has no ext types; this one has type {code}", "ext")
 
 
-def _depth(value: Any, left: int) -> int:
-    """What is left of the allowed depth below value; negative when it was not enough."""
-    if left < 0 or not isinstance(value, (dict, list)):
-        return left
-    return min((_depth(v, left - 1) for v in (value.values() if isinstance(value, dict) else value)), default=left)
+def _is_deeper(container: dict[str, Any] | list[Any], levels: int) -> bool:
+    """Whether containers are nested in this one, itself the first level, more than so many levels deep."""
+    if levels == 0:
+        return True
+    for value in container.values() if type(container) is dict else container:
+        if (type(value) is list or type(value) is dict) and _is_deeper(value, levels - 1):
+            return True
+    return False
