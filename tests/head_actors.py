@@ -1,0 +1,346 @@
+"""Actors that do what they are told, when they are told: no clock, no order but what the protocol demands.
+
+What an actor is sent waits until it reads; what it says goes out at once.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from areal_bus import messages as m
+from areal_bus.messages import Role
+from areal_bus.simulation.learner import MODEL
+from areal_bus.simulation.sample import Key, Report, Sample, report_number
+from areal_bus.simulation.world import REPEATED
+from areal_bus.staleness import runs_under
+from areal_bus.timeline import Timeline
+
+if TYPE_CHECKING:
+    from tests.head_stage import Stage
+
+
+class Actor:
+    """One incarnation. It speaks at once; what it is sent waits in its inbox."""
+
+    role: Role
+
+    def __init__(self, stage: "Stage", index: int, incarnation: int) -> None:
+        self.stage, self.index, self.incarnation = stage, index, incarnation
+        self.name = f"{self.role}-{index}.{incarnation}"
+        self.inbox: deque[m.Message] = deque()
+        self.n_joins = 0  # after the first one
+        self.life: int | None = None  # of the head, as it said last
+
+    def say(self, message: m.Message) -> None:
+        if self.is_there:
+            self.stage.say(self.name, message)
+
+    def come_up(self) -> None:
+        """Whoever comes up joins; some are ready at once."""
+        self.join()
+
+    def join(self) -> None:
+        endpoint = "" if self.role is Role.GENERATOR else self.name
+        self.say(m.Join(self.name, self.role, self.index, self.incarnation, endpoint, 1, "", self.n_joins))
+
+    def read(self, n: int = 10**9, *, loses: bool = False) -> None:
+        """The next messages. Of those that somebody repeats the first one may be lost."""
+        while self.inbox and n and self.is_there:
+            message = self.inbox.popleft()
+            n -= 1
+            if loses and type(message) in REPEATED:
+                loses = False
+            elif isinstance(message, m.Rejoin):
+                self.rejoin()
+            elif isinstance(message, m.Directory) and self.life not in (None, message.life):
+                self.life = message.life
+                self.rejoin()
+            elif isinstance(message, m.Directory):
+                self.life = message.life
+            elif isinstance(message, m.Stop):
+                self.end()
+            else:
+                self.take(message)
+
+    @property
+    def is_there(self) -> bool:
+        return self.stage.cast.get((self.role, self.index)) is self
+
+    def end(self) -> None:
+        self.stage.cast.pop((self.role, self.index), None)
+
+    def rejoin(self) -> None:
+        """The head is another one, or what it said was lost."""
+        self.n_joins += 1
+        self.join()
+
+    def take(self, message: m.Message) -> None:
+        """What only some roles are sent."""
+
+
+class RewardModel(Actor):
+    """Judges whatever was made; keeps nothing but which values it gave."""
+
+    role = Role.REWARD
+
+    def __init__(self, stage: "Stage", index: int, incarnation: int) -> None:
+        self.values: dict[tuple[int, int, int], set[float]] = {}
+        super().__init__(stage, index, incarnation)
+        stage.witness.rewards.append(self)  # type: ignore[arg-type]
+
+    def join(self) -> None:
+        super().join()
+        self.say(m.Ready(4))
+
+    def judge(self, t: m.Trajectory, status: str) -> None:
+        reward = float(hash((t.uid, t.sample, t.attempt)) % 1000)
+        if status == "value":
+            self.values.setdefault((t.uid, t.sample, t.attempt), set()).add(reward)
+        self.say(
+            m.Scored(
+                status, reward, None, "" if status == "value" else "no value", 0.0, t.uid, t.sample, t.attempt,
+                t.evaluation, t.generator, t.finish, t.segments, t.spans, t.seconds, t.term, t.ids, t.logps, "", "",
+            )
+        )  # fmt: skip
+
+
+class GeneratorModel(Actor):
+    """Makes a token when it is told to, by the weights it holds then; keeps and ends samples as terms demand."""
+
+    role = Role.GENERATOR
+
+    def __init__(self, stage: "Stage", index: int, incarnation: int) -> None:
+        self.version: int | None = None
+        self.weights = ""
+        self.finished: dict[Key, Sample] = {}
+        self.running: dict[Key, Sample] = {}
+        self.kept: dict[Key, m.Trajectory] = {}
+        self.push: m.PushBegin | None = None
+        self.timeline = Timeline()
+        self.is_ready = self.is_leaving = False
+        self._known: set[Key] = set()
+        self._begun: dict[Key, Report] = {}
+        super().__init__(stage, index, incarnation)
+        stage.witness.generators[self.name] = self  # type: ignore[assignment]
+
+    def rejoin(self) -> None:
+        for held in (self.running, self.kept, self._begun):
+            held.clear()
+        self.push, self.version, self.timeline = None, None, Timeline()
+        super().rejoin()
+        if self.is_ready:
+            self.get_ready()
+        if self.is_leaving:
+            self.say(m.Leaving())
+
+    def get_ready(self) -> None:
+        self.is_ready = True
+        self.say(m.Ready(self.stage.plan.capacity))
+
+    def take(self, message: m.Message) -> None:
+        if isinstance(message, m.Prompt):
+            for sample in message.samples:
+                self._begin((message.evaluation, message.uid, message.attempt, sample))
+        elif isinstance(message, m.Partial):
+            report = self.stage.witness.reports[report_number(message)]
+            self._begun["", message.uid, message.attempt, message.sample] = report
+        elif isinstance(message, m.Ack):
+            self.kept.pop((message.evaluation, message.uid, message.attempt, message.sample), None)
+        elif isinstance(message, m.Cancel):
+            self._drop((message.evaluation, message.uid, message.attempt))
+        elif isinstance(message, m.Term):
+            self._follow(message.term, message.version)
+        elif isinstance(message, m.PushBegin):
+            self._follow(message.term, message.base)
+            newer = self.push is None or message.push > self.push.push
+            if message.term == self.timeline.term and newer:
+                self.push = message
+
+    def _begin(self, key: Key) -> None:
+        if key in self._known:
+            return
+        self._known.add(key)
+        begun = self._begun.pop(key, None)
+        self.running[key] = Sample(key, 0)
+        if begun is not None and self.version is not None and begun.spans[-1][0] <= self.version:
+            made = sum(n for _, n in begun.spans)
+            spans = [list(span) for span in begun.spans]
+            self.running[key] = Sample(key, 0, made=made, spans=spans, made_by=list(begun.made_by), n_done=made)
+
+    def _drop(self, group: tuple[str, int, int]) -> None:
+        for held in (self.running, self.kept):
+            for key in [key for key in held if key[:3] == group]:
+                del held[key]
+
+    def _follow(self, term: int, base: int) -> None:
+        if not self.timeline.begin(term, base):
+            return
+        self._begun.clear()
+        self.push = None
+        spans = [
+            *((key, x.spans) for key, x in self.running.items()),
+            *((key, t.spans) for key, t in self.kept.items()),
+        ]
+        for group in sorted({key[:3] for key, made in spans if not self.timeline.keeps(newest(made))}):
+            self._drop(group)
+            self.say(m.Unsampled(group[1], group[2], group[0], m.Refund.LOST_TIMELINE, f"term {term}"))
+        if not self.timeline.keeps(self.version):
+            self.version = None
+
+    def decode(self, key: Key) -> None:
+        """One token."""
+        sample = self.running.get(key)
+        if sample is None or self.version is None:
+            return
+        sample.made += 1
+        if sample.spans and sample.spans[-1][0] == self.version:
+            sample.spans[-1][1] += 1
+        else:
+            sample.spans.append([self.version, 1])
+        sample.made_by.append((self.version, self.weights))
+
+    def finish(self, key: Key, *, tells: bool) -> None:
+        """Its last token was made. The note that it is sampled may be lost."""
+        sample = self.running.get(key)
+        if sample is None or not sample.made:
+            return
+        del self.running[key]
+        self.finished[key] = sample
+        evaluation, uid, attempt, number = key
+        self.kept[key] = trajectory = m.Trajectory(
+            uid, number, attempt, evaluation, self.name, "stop", [[1, sample.made]], sample.spans, 0.0,
+            self.timeline.term, b"", bytes(4 * sample.made), "", "", "",
+        )  # fmt: skip
+        self.stage.made.append(trajectory)
+        if tells:
+            self.say(m.Sampled(uid, number, attempt, evaluation, sample.made))
+
+    def give_up(self, key: Key) -> None:
+        """It cannot make this group."""
+        self._drop(key[:3])
+        self.say(m.Unsampled(key[1], key[2], key[0], m.Refund.SAMPLING_ERROR, "it cannot"))
+
+    def _report(self) -> None:
+        """What there is of every training sample."""
+        for sample in self.running.values():
+            evaluation, uid, attempt, number = sample.key
+            if evaluation or not sample.made:
+                continue
+            reports = self.stage.witness.reports
+            ids = len(reports).to_bytes(4, "little") + bytes(4 * sample.made)
+            spans = [list(span) for span in sample.spans]
+            reports.append(Report(sample.key, 0, spans, list(sample.made_by)))
+            logps, segments = bytes(4 * sample.made), [[1, sample.made]]
+            self.say(m.Partial(uid, number, attempt, self.timeline.term, segments, spans, ids, logps))
+
+    def end_push(self, how: str) -> None:
+        """How it ends: done, broken, wrong (other weights came) or silent (the word of what is here is lost)."""
+        begin, self.push = self.push, None
+        if begin is None:
+            return
+        if how == "broken":
+            self.say(m.PushBroken(begin.push, begin.version, "the group broke"))
+        elif how == "wrong":
+            self.say(m.PushDone(begin.push, begin.version, "other weights", 0.0, 0.0))
+        else:
+            self.version = begin.version
+            self.weights = self.stage.weights.get((begin.store, begin.version), "")
+            if how == "done":
+                self.say(m.PushDone(begin.push, begin.version, self.weights, 0.0, 0.0))
+            if self.stage.plan.report_tokens and self.stage.plan.eta:
+                self._report()
+
+    def leave(self) -> None:
+        self.is_leaving = True
+        self.say(m.Leaving())
+
+
+class LearnerModel(Actor):
+    """Rank 0, alone: begins at the newest checkpoint, asks, trains, updates, writes checkpoints, pushes."""
+
+    role = Role.LEARNER
+
+    def __init__(self, stage: "Stage", index: int, incarnation: int) -> None:
+        self.version: int | None = None  # None before it has begun
+        self.items: list[m.ShardItem] = []
+        self.share: m.ShardEnd | None = None
+        self.is_due = False  # a checkpoint of its version is not written yet
+        self.asks = False  # it waits for a batch
+        self.pushes: list[m.PushBegin] = []
+        self.has_finished = False
+        super().__init__(stage, index, incarnation)
+
+    def rejoin(self) -> None:
+        """It cannot forget: it ends."""
+        self.end()
+
+    def take(self, message: m.Message) -> None:
+        if isinstance(message, m.ShardItem):
+            self.items.append(message)
+        elif isinstance(message, m.ShardEnd):
+            self.share = message
+            for item in self.items:
+                runs = runs_under(self.stage.plan.policy, item.spans, item.clock, self.stage.plan.eta)
+                self.stage.witness.trained(item, runs)
+            self.items.clear()
+        elif isinstance(message, m.PushBegin):
+            self.pushes.append(message)
+        elif isinstance(message, m.NoBatch):
+            if message.drained and self.version not in self.stage.disk.checkpoints and self.version:
+                self.checkpoint()
+            if message.drained and self.life == self.stage.head.life:
+                self.stage.drained = self.version
+            self.has_finished = True
+            self.say(m.Finished("", ""))
+
+    def go_on(self) -> None:
+        """The next thing that it has to do."""
+        if self.version is None:
+            self._begin()
+        elif self.share is not None:
+            self._update(self.share)
+        elif self.is_due:
+            self.checkpoint()
+        elif not self.asks and not self.has_finished:
+            self.asks = True
+            self.say(m.BatchRequest(self.version))
+
+    def _begin(self) -> None:
+        disk, stage = self.stage.disk, self.stage
+        self.version = disk.newest
+        disk.checkpoints = {other: w for other, w in disk.checkpoints.items() if other <= disk.newest}
+        weights = stage.weights[self.name, self.version] = disk.checkpoints.get(self.version, MODEL)
+        stage.begun = (self.version, weights)
+        self.say(m.Ready(0))
+        self.say(m.Begin(self.version, weights))
+
+    def _update(self, share: m.ShardEnd) -> None:
+        self.version, self.share, self.asks = share.step + 1, None, False
+        weights = self.stage.weights[self.name, self.version] = f"{self.version} of {self.name}"
+        every = self.stage.plan.checkpoint_every
+        self.is_due = every > 0 and self.version % every == 0
+        self.say(m.UpdateDone(self.version, {}, weights))
+        self.has_finished = share.last
+        if share.last:
+            self.say(m.Finished("", ""))
+
+    def checkpoint(self) -> None:
+        if self.version is not None:
+            self.is_due = False
+            weights = self.stage.weights[self.name, self.version]
+            self.stage.disk.seal(self.version, weights, self.stage.plan.checkpoint_keep)
+            self.say(m.Checkpointed(self.version, ""))
+
+    def end_push(self, how: str) -> None:
+        """The root's part of the oldest push that it was told of."""
+        if not self.pushes or self.version is None:
+            return
+        begin = self.pushes.pop(0)
+        weights = self.stage.weights.get((self.name, begin.version))
+        if how == "broken" or weights is None:
+            self.say(m.PushBroken(begin.push, begin.version, "the group broke"))
+        elif how != "silent":
+            self.say(m.PushDone(begin.push, begin.version, weights, 0.0, 0.0))
+
+
+def newest(spans: list[list[int]]) -> int | None:
+    return max((version for version, _ in spans), default=None)
