@@ -144,13 +144,12 @@ class Publishing:
         return [x.name for x in together if x.version is not None] or [x.name for x in together]
 
     def _late(self, now: float) -> list[str]:
-        """For a catch-up push: all who are stale, or else one of those who are pushed to alone."""
+        """For a catch-up push: all who are stale, or else the next of those who are kept apart."""
         stale = [x.name for x in self.members.of(Role.GENERATOR, Standing.STALE)]
         together = [name for name in stale if name not in self.pushes.apart]
         if together:
             return together
-        alone = self.pushes.next_alone([name for name in stale if name in self.pushes.apart], now)
-        return [] if alone is None else [alone]
+        return self.pushes.next_apart([name for name in stale if name in self.pushes.apart], now)
 
     def _announce(self, push: Push, store: str) -> None:
         timeout_s, term, base = self.pushes.timeout_s, self.term, self.base

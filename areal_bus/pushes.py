@@ -4,8 +4,9 @@ A regular push brings the newest finished update to the generators; a catch-up p
 that breaks or misses the deadline is fenced; the version is published all the same (I11).
 
 A push is one act of all: one member that refuses fails it for everybody. So whoever missed a push is kept apart, that
-is pushed to alone, until a push of its own completes. A miss is held against a member when it was alone, or when the
-root completed its part; what failed in company, by a death or by the root's silence tells nothing about a member.
+is pushed to alone, until it completes one; of many who missed one together, first each half is. A miss is held against
+a member when it was alone, or when the root completed its part; what failed in company, by a death or by the root's
+silence tells nothing about a member.
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from areal_bus.errors import ImpossibleEvent
 
 NUMBERS = 1_000_000  # pushes of one life of the head
+FEW = 4  # members of a broken push up to which each is pushed to alone next
 GRACE = 0.25  # of timeout_s, for the root's word: its own deadline begins when it hears of the push
 
 
@@ -50,8 +52,9 @@ class Push:
 
 @dataclass(slots=True)
 class Apart:
-    """A member that missed a push: it is pushed to alone."""
+    """A member that missed a push: it is pushed to alone, or with others of its lot."""
 
+    lot: int = 0
     misses: int = 0  # of its own, in a row
     again: float = 0.0  # not before this, in monotonic seconds
     error: str = ""
@@ -68,6 +71,7 @@ class Pushes:
         self.apart: dict[str, Apart] = {}
         self._n_pushes = self._n_views = life * NUMBERS
         self._views: dict[tuple[str, ...], int] = {}
+        self._n_lots = 0
         self._n_silent = 0  # pushes in a row in which the root said nothing
 
     def begin(self, *, version: int, root: str, members: list[str], catch_up: bool, now: float) -> Push:
@@ -133,29 +137,33 @@ class Pushes:
         return push
 
     def _judge(self, push: Push, now: float) -> None:
-        """Who missed it is pushed to alone; who alone can have broken it is blamed."""
+        """Who missed it is kept apart; who alone can have broken it is blamed."""
         if push.root not in push.done:
             if push.dead:
                 return  # a death broke it
             if push.root_is_silent and (self._n_silent == 1 or len(push.members) == 1):
                 return  # it may be stopped; when it says nothing again, a member may be why
         is_blamed = push.root in push.done or len(push.members) == 1
-        for name in push.missing:
-            if name not in push.dead:
-                self._keep_apart(name, push, now, is_blamed=is_blamed)
+        missing = [name for name in push.missing if name not in push.dead]
+        size = 1 if is_blamed or len(missing) <= FEW else (len(missing) + 1) // 2
+        for i, name in enumerate(missing):
+            self._n_lots += i % size == 0
+            self._keep_apart(name, push, now, is_blamed=is_blamed)
 
     def _keep_apart(self, name: str, push: Push, now: float, *, is_blamed: bool) -> None:
         apart = self.apart.setdefault(name, Apart())
+        apart.lot = self._n_lots
         apart.error = (push.broken.get(name) if push.root in push.done else None) or push.error
         if is_blamed:
             apart.misses += 1
             pause = 2 ** (apart.misses - 2) / 16 if apart.misses > 1 else 0.0
             apart.again = now + min(pause, 1.0) * self.timeout_s
 
-    def next_alone(self, names: Iterable[str], now: float) -> str | None:
-        """Of these, who are kept apart, the one whose turn it is: whoever has missed least."""
-        due = [name for name in names if self.apart[name].again <= now]
-        return min(due, key=lambda name: self.apart[name].misses, default=None)
+    def next_apart(self, names: Iterable[str], now: float) -> list[str]:
+        """Of these, who are kept apart, the lot whose turn it is: it has missed least, and waits longest."""
+        due = {name: self.apart[name] for name in names if self.apart[name].again <= now}
+        first = min(due.values(), key=lambda apart: (apart.misses, apart.lot), default=None)
+        return [name for name, apart in due.items() if first is not None and apart.lot == first.lot]
 
     def hopeless(self) -> dict[str, str]:
         """Members that missed `patience` pushes of their own in a row, and the last error."""

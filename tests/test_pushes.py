@@ -39,7 +39,7 @@ def test_members_of_a_push_that_its_root_broke_are_apart_and_none_is_blamed() ->
     pushes = pushes_with(A, B)
     over(pushes)
     assert {name: apart.misses for name, apart in pushes.apart.items()} == {A: 0, B: 0}
-    assert pushes.next_alone([A, B], 1.0) == A
+    assert pushes.next_apart([A, B], 1.0) == [A]
 
 
 def test_a_member_that_was_alone_is_blamed_and_so_is_one_that_misses_what_the_root_completed() -> None:
@@ -97,8 +97,9 @@ def test_whoever_missed_least_is_next_and_pauses_grow() -> None:
     over(pushes)
     turns, now = [], 0.0
     for _ in range(10):
-        while (name := pushes.next_alone([A, B], now)) is None:
+        while not (due := pushes.next_apart([A, B], now)):
             now += TIMEOUT_S / 64
+        (name,) = due
         turns.append((name, now))
         pushes.begin(version=1, root=ROOT, members=[name], catch_up=True, now=now)
         over(pushes, now=now)
@@ -112,6 +113,22 @@ def test_one_push_at_a_time() -> None:
     pushes = pushes_with(A)
     with pytest.raises(ImpossibleEvent, match="one push at a time"):
         pushes.begin(version=1, root=ROOT, members=[B], catch_up=True, now=0.0)
+
+
+def test_of_many_each_half_is_pushed_to_next_so_that_one_among_hundreds_is_found_in_few_pushes() -> None:
+    names = [f"generator-{i}.0" for i in range(500)]
+    bad = {names[123]}
+    pushes = pushes_with(*names)
+    over(pushes)
+    n_pushes = 0
+    while pushes.apart.keys() != bad or not pushes.apart[names[123]].misses:
+        due = pushes.next_apart([name for name in names if name in pushes.apart], 1.0)
+        n_pushes += 1
+        pushes.begin(version=1, root=ROOT, members=due, catch_up=True, now=1.0)
+        over(pushes, *(() if bad & {*due} else (ROOT, *due)))
+        if n_pushes == 4:
+            assert len(pushes.apart) <= len(names) / 2, "most are back soon"
+    assert n_pushes <= 20
 
 
 # the head

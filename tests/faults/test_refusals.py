@@ -40,6 +40,18 @@ def run(one: Scenario) -> tuple[Ring, Outcome]:
     return ring, ring.run()
 
 
+@pytest.mark.parametrize("how", ["said", "silent"])
+def test_row_03_two_of_nine_that_refuse_every_push_hurt_themselves_alone(how: str) -> None:
+    """Of so many each half is pushed to first."""
+    for seed in range(15):
+        one = refusing(seed, how, EVER, n_generators=9, n_refusing=2, joins_s=(0.0,) * 9, total_steps=12)
+        ring, outcome = run(one)
+        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
+        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        left = [line["name"] for line in lines(ring, Event.MEMBER, state="left")]
+        assert all(name.startswith(("generator-0.", "generator-1.")) for name in left), f"seed {seed}: {left}"
+
+
 class AllTogether(Pushes):
     """The rule as it was: whoever missed a push is pushed to again with all the others."""
 
