@@ -1,6 +1,7 @@
 """Micro-batches under a token budget."""
 
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,17 @@ def test_a_sequence_over_the_budget_is_alone() -> None:
 
 def test_the_fullest_micro_batch_that_holds_it_is_taken() -> None:
     assert pack([6, 5, 4, 3], capacity=10) == [[0, 2], [1, 3]]
+
+
+def test_two_short_ones_fill_a_room_to_the_last_token() -> None:
+    assert pack([9, 8, 7, 4, 3, 2, 2, 1, 4], capacity=10) == [[0, 7], [1, 5], [2, 4], [3, 8, 6]]
+
+
+def test_many_sequences_take_as_few_micro_batches_as_their_tokens_ask_for() -> None:
+    for seed in range(3):
+        draw = random.Random(seed)
+        lengths = [min(int(draw.lognormvariate(7, 1)) + 1, 8192) for _ in range(2000)]
+        assert len(pack(lengths, capacity=8192)) == math.ceil(sum(lengths) / 8192)
 
 
 def test_more_micro_batches_than_sequences_are_refused() -> None:
