@@ -276,7 +276,8 @@ class WatchdogConfig(Section):
     progress_s: float = Field(120.0, gt=0)
     """An actor that has work and made no progress for this long is named, whether or not the others move."""
     action: Literal["warn", "requeue", "abort"] = "warn"
-    """After act_s: "warn" only says it, "requeue" gives the work of those to blame to others, "abort" ends the job."""
+    """After act_s: "warn" only says it, "requeue" gives the work of those to blame to others, "abort" ends the job
+    (of a head that stands still, too)."""
     act_s: float = Field(1800.0, gt=0)
     """How long nothing (for "requeue": or the actor to blame) must have moved before the action."""
 

@@ -92,7 +92,11 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def from_environment(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(origin, dotted key, raw value) of each AREAL_BUS_SECTION__KEY."""
+    """(origin, dotted key, raw value) of each AREAL_BUS_SECTION__KEY. Raises ConfigError for one underscore of two."""
+    meant = {f"{PREFIX}{key.replace('.', '_').upper()}": key for key in fields()}
+    for name in sorted(meant.keys() & environ.keys()):
+        proper = f"{PREFIX}{meant[name].replace('.', '__').upper()}"
+        raise ConfigError(f"a key in the environment has two underscores after its section: {name} is {proper}")
     names = sorted(name for name in environ if name.startswith(PREFIX) and "__" in name)
     return [(name, name.removeprefix(PREFIX).lower().replace("__", "."), environ[name]) for name in names]
 
@@ -165,7 +169,7 @@ def nearest(key: str) -> str:
         last = {k.rpartition(".")[2]: k for k in reversed(keys)}
         near = [last[n] for n in difflib.get_close_matches(key.rpartition(".")[2], last, 1, 0.7)]
     if not near:
-        near = difflib.get_close_matches(key, keys + sections, 1, 0.4)
+        near = difflib.get_close_matches(key, keys + sections, 1, 0.5)
     return f": the nearest is {near[0]}" if near else f": sections are {', '.join(Config.model_fields)}"
 
 

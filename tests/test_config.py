@@ -128,6 +128,11 @@ def test_extends_goes_one_level_deep(tmp_path: Path) -> None:
     assert "extends goes one level deep" in refusal(write(tmp_path, 'extends = "b.toml"\n'))
 
 
+def test_a_variable_with_one_underscore_of_two_is_not_ignored(tmp_path: Path) -> None:
+    said = refusal(write(tmp_path, SMALL), AREAL_BUS_ACTOR_LR="1e-5")
+    assert "AREAL_BUS_ACTOR_LR is AREAL_BUS_ACTOR__LR" in said
+
+
 def test_the_environment_is_checked_like_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, SMALL)
     assert "(AREAL_BUS_ACTOR__LRR): the nearest is actor.lr" in refusal(file, AREAL_BUS_ACTOR__LRR="1")
