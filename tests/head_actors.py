@@ -56,7 +56,7 @@ class Actor:
                 self.rejoin()
             elif isinstance(message, m.Directory):
                 self.life = message.life
-            elif isinstance(message, m.Stop):
+            elif isinstance(message, m.Stop | m.Dismiss):
                 self.end()
             else:
                 self.take(message)
