@@ -17,7 +17,7 @@ RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help setup model demo test check soak soak-faults soak-staleness lint
+.PHONY: help setup model demo test check soak soak-faults soak-staleness lint bench-peers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -52,3 +52,9 @@ soak-faults: setup  ## every row of the fault matrix over real processes: kills,
 SCHEDULES ?= 1000000
 soak-staleness: setup  ## a million simulated rings under all staleness policies (SCHEDULES=, one process a core)
 	@$(IN_VENV) python -m tools.staleness soak --schedules $(SCHEDULES)
+
+PEERS := .venv-peers/peers-$(TORCH).stamp
+bench-peers: setup $(PEERS)  ## what python -m tools.bench measures us against, in an environment of its own (2 GB)
+
+$(PEERS): tools/bench/peers/requirements.txt tools/bench/peers/install.sh
+	@tools/bench/peers/install.sh "$(PYTHON)" "$(TORCH)" "$@"

@@ -1,0 +1,100 @@
+"""How comparisons are made: rounds, their control, and the processes that measure."""
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from areal_bus.errors import ConfigError
+from tools.bench import __main__ as bench
+from tools.bench import side
+from tools.bench.rounds import Ratio, interleave
+from tools.bench.side import Side
+
+MEASURES = """
+from tools.bench.serving import seconds, serve
+
+def fail():
+    raise ValueError("no such thing")
+
+def shout(text):
+    print(text)
+    return text.upper()
+
+serve({"fail": fail, "shout": shout, "leave": lambda: exit("gone"), "time": lambda: seconds(lambda: sum(range(1000)))},
+      name="toy")
+"""
+
+
+def replay(values: list[float]) -> Callable[[], float]:
+    return itertools.cycle(values).__next__
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Side:
+    """A side that is a script of this test's."""
+    (tmp_path / "toy.py").write_text(MEASURES)
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "{tmp_path}/toy.py"\n')
+    (tmp_path / "python").chmod(0o755)
+    return Side(tmp_path / "python", "toy")
+
+
+def test_a_ratio_is_the_median_over_rounds_with_its_extremes() -> None:
+    found = interleave({"ours": replay([1.0, 2.0, 4.0]), "peer": replay([3.0, 4.0, 20.0])}, lambda: 1.0, rounds=3)
+    assert found.ratio("peer") == Ratio(3.0, 2.0, 5.0)
+    assert found.cost("ours") == 2.0
+    assert found.against("peer") == {"ratio": 3.0, "ratio_low": 2.0, "ratio_high": 5.0}
+    assert found.figures()["rounds"] == 3
+
+
+def test_sides_take_turns_and_the_control_is_before_between_and_after() -> None:
+    seen: list[str] = []
+
+    def noting(name: str) -> Callable[[], float]:
+        return lambda: seen.append(name) or 1.0
+
+    interleave({"a": noting("a"), "ours": noting("b")}, noting("."), rounds=2)
+    assert "".join(seen) == ".a.b..b.a."
+
+
+def test_a_round_whose_control_swings_does_not_count() -> None:
+    control = replay([1.0, 1.0, 1.6, 1.0, 1.4, 1.0])
+    found = interleave({"ours": replay([1.0]), "peer": replay([9.0, 2.0])}, control, rounds=2)
+    assert (found.refused, len(found.costs), found.ratio("peer").median) == (2, 2, 2.0)
+    assert found.unsteady == 1.4
+
+
+def test_a_machine_that_never_holds_still_gives_no_figure() -> None:
+    with pytest.raises(ConfigError, match="0 of 25 were: run the bench on a quieter machine"):
+        interleave({"ours": lambda: 1.0}, replay([1.0, 2.0]))
+
+
+def test_a_side_answers_and_what_it_prints_is_no_answer(toy: Side) -> None:
+    with toy:
+        assert toy.about == {"name": "toy"}
+        assert toy.ask("shout", text="hello") == "HELLO"
+        assert 0 < toy.ask("time") < 1
+
+
+def test_a_side_that_fails_or_ends_is_an_error_with_its_words(toy: Side) -> None:
+    with toy:
+        with pytest.raises(ConfigError, match="ValueError: no such thing"):
+            toy.ask("fail")
+        with pytest.raises(ConfigError, match=r"it ended with 1 \(gone\)"):
+            toy.ask("leave")
+
+
+@pytest.mark.parametrize("name", ["pack"])
+def test_without_the_peers_a_comparison_ends_with_code_2_and_what_to_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(side, "PEERS", tmp_path / "python")
+    monkeypatch.setattr(sys, "argv", ["bench", name])
+    with pytest.raises(SystemExit) as ended:
+        bench.terminal.end(bench.main)
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert "run `make bench-peers`" in said.err
+    assert said.out == ""

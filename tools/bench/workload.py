@@ -1,0 +1,13 @@
+"""What comparisons are made on: seeded lengths; standard library only, for every side's interpreter."""
+
+import math
+import random
+
+MEDIAN, SIGMA = 2000.0, 1.0  # of a log-normal
+SHORTEST, LONGEST = 16, 16384
+
+
+def lengths(n: int, seed: int, *, median: float = MEDIAN, sigma: float = SIGMA, longest: int = LONGEST) -> list[int]:
+    """Log-normal token counts, cut at both ends."""
+    draw = random.Random(seed)
+    return [min(max(int(draw.lognormvariate(math.log(median), sigma)), SHORTEST), longest) for _ in range(n)]
