@@ -244,10 +244,14 @@ def test_generators_hear_of_the_term_and_wait_for_a_push_of_its_version() -> Non
 
 
 def test_nothing_is_pushed_before_the_learner_has_begun() -> None:
-    """Between its Ready and its Begin a new learner holds none of the versions that the old one made."""
+    """The old one died in the push of version 1, so its generator waits for weights; the new one has none of it yet."""
     head, _ = trained_head()
-    push_done(head, GENERATOR, 1)
-    assert not sent(join(head, "learner-0.1"), m.PushBegin)
+    push = head.publishing.pushes.current
+    assert push is not None
+    effects = join(head, "learner-0.1")
+    effects += say(head, GENERATOR, m.PushBroken(push.id, 1, "the group broke"))
+    assert str(head.members.by_name[GENERATOR].standing) == "stale"
+    assert not sent(effects, m.PushBegin)
     assert sent(say(head, "learner-0.1", m.Begin(1, "digest 1")), m.PushBegin)
 
 
