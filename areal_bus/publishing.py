@@ -11,7 +11,7 @@ from areal_bus.gate import Gate
 from areal_bus.journal import Event
 from areal_bus.membership import Member, Membership, Standing
 from areal_bus.messages import Role
-from areal_bus.pushes import Push, Pushes
+from areal_bus.pushes import OWN_SHARE, Push, Pushes
 
 
 class Publishing:
@@ -152,8 +152,8 @@ class Publishing:
         return self.pushes.next_apart([name for name in stale if name in self.pushes.apart], now)
 
     def _announce(self, push: Push, store: str) -> None:
-        timeout_s, term, base = self.pushes.timeout_s, self.term, self.base
-        begin = m.PushBegin(push.id, push.version, push.view, push.members, store, timeout_s, term, base)
+        own_s, term, base = OWN_SHARE * self.pushes.timeout_s, self.term, self.base
+        begin = m.PushBegin(push.id, push.version, push.view, push.members, store, own_s, term, base)
         for name in (push.root, *push.members):
             self.effects.send(name, begin)
         self.effects.record(

@@ -16,7 +16,7 @@ from areal_bus.errors import ImpossibleEvent
 
 NUMBERS = 1_000_000  # pushes of one life of the head
 FEW = 4  # members of a broken push up to which each is pushed to alone next
-GRACE = 0.25  # of timeout_s, for the root's word: its own deadline begins when it hears of the push
+OWN_SHARE = 0.8  # of timeout_s, in which root and members give up by themselves: the rest is for their words to come
 
 
 @dataclass(slots=True)
@@ -113,14 +113,12 @@ class Pushes:
         self._views = {key: view for key, view in self._views.items() if name not in key}
 
     def expire(self, now: float) -> list[str]:
-        """After the deadline nobody is waited for, the root a little longer. Returns whom it has passed."""
+        """After the deadline nobody is waited for. Returns whom it has passed."""
         push = self.current
         if push is None or now < push.deadline:
             return []
-        late = [name for name in push.members if name not in push.done | push.broken.keys()]
-        if push.root not in push.done | push.broken.keys() and now >= push.deadline + GRACE * self.timeout_s:
-            push.root_is_silent = True
-            late.append(push.root)
+        late = [name for name in (push.root, *push.members) if name not in push.done | push.broken.keys()]
+        push.root_is_silent = push.root in late
         push.broken |= dict.fromkeys(late, f"no answer within {self.timeout_s:g} s")
         return late
 

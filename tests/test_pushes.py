@@ -8,7 +8,7 @@ from areal_bus import messages as m
 from areal_bus.effects import Effect, Record
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.head import Head
-from areal_bus.pushes import GRACE, Push, Pushes
+from areal_bus.pushes import OWN_SHARE, Push, Pushes
 from areal_bus.simulation.scenario import Numbers
 from tests.test_head import head_with, push_done, scenario, sent
 from tests.test_terms import end_of
@@ -68,9 +68,7 @@ def test_a_death_is_its_victims_alone() -> None:
 
 def test_a_root_that_says_nothing_is_not_held_against_members_until_it_does_so_again() -> None:
     pushes = pushes_with(A, B)
-    assert pushes.expire(TIMEOUT_S) == [A, B]
-    assert not pushes.current or not pushes.current.is_over, "the root's own deadline began later"
-    assert pushes.expire(TIMEOUT_S * (1 + GRACE)) == [ROOT]
+    assert pushes.expire(TIMEOUT_S) == [ROOT, A, B]
     pushes.finish(11.0)
     assert not pushes.apart
     pushes.begin(version=1, root=ROOT, members=[A, B], catch_up=True, now=11.0)
@@ -83,11 +81,17 @@ def test_a_root_that_says_nothing_is_not_held_against_members_until_it_does_so_a
     assert pushes.apart[A].misses == 0, "it may be the root that stands still"
 
 
+def test_root_and_members_give_up_before_the_head_does_so_that_it_hears_why() -> None:
+    head, effects = updated(2)
+    _, begin = sent(effects, m.PushBegin)[0]
+    assert begin.timeout_s == OWN_SHARE * head.rules.push_timeout_s < head.rules.push_timeout_s  # type: ignore[union-attr]
+
+
 def test_a_root_that_gives_up_at_its_deadline_says_that_its_only_member_is_to_blame() -> None:
     pushes = pushes_with(A)
-    pushes.expire(TIMEOUT_S)
     assert pushes.current is not None
     pushes.broken(pushes.current.id, ROOT, "it waits for generator-0.0")
+    assert pushes.expire(TIMEOUT_S) == [A]
     pushes.finish(TIMEOUT_S)
     assert (pushes.apart[A].misses, pushes.apart[A].error) == (1, "it waits for generator-0.0")
 
