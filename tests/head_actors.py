@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from areal_bus import messages as m
 from areal_bus.messages import Role
+from areal_bus.offers import Offers
 from areal_bus.simulation.learner import MODEL
-from areal_bus.simulation.sample import Key, Report, Sample, report_number
+from areal_bus.simulation.sample import Key, Report, Sample, report, report_number
 from areal_bus.simulation.world import REPEATED
 from areal_bus.staleness import runs_under
 from areal_bus.timeline import Timeline
@@ -117,12 +118,17 @@ class GeneratorModel(Actor):
         self.push: m.PushBegin | None = None
         self.timeline = Timeline()
         self.is_ready = self.is_leaving = False
+        self._offers = Offers()
         self._known: set[Key] = set()
         self._begun: dict[Key, Report] = {}
         super().__init__(stage, index, incarnation)
         stage.witness.generators[self.name] = self  # type: ignore[assignment]
 
     def rejoin(self) -> None:
+        if self._reports:
+            ended = [self._partial(self.finished[key], less=1) for key in self.kept if self.finished[key].made > 1]
+            begun = [self._partial(sample) for sample in self.running.values() if sample.made]
+            self._offers.keep([x for x in ended + begun if x is not None], self.timeline)
         for held in (self.running, self.kept, self._begun):
             held.clear()
         self.push, self.version, self.timeline = None, None, Timeline()
@@ -141,16 +147,18 @@ class GeneratorModel(Actor):
             for sample in message.samples:
                 self._begin((message.evaluation, message.uid, message.attempt, sample))
         elif isinstance(message, m.Partial):
-            report = self.stage.witness.reports[report_number(message)]
-            self._begun["", message.uid, message.attempt, message.sample] = report
+            begun = self.stage.witness.reports[report_number(message)]
+            self._begun["", message.uid, message.attempt, message.sample] = begun
         elif isinstance(message, m.Ack):
             self.kept.pop((message.evaluation, message.uid, message.attempt, message.sample), None)
         elif isinstance(message, m.Cancel):
             self._drop((message.evaluation, message.uid, message.attempt))
         elif isinstance(message, m.Term):
             self._follow(message.term, message.version)
+            self._offer(message.term, message.version)
         elif isinstance(message, m.PushBegin):
             self._follow(message.term, message.base)
+            self._offer(message.term, message.base)
             newer = self.push is None or message.push > self.push.push
             if message.term == self.timeline.term and newer:
                 self.push = message
@@ -219,18 +227,29 @@ class GeneratorModel(Actor):
         self._drop(key[:3])
         self.say(m.Unsampled(key[1], key[2], key[0], m.Refund.SAMPLING_ERROR, "it cannot"))
 
+    @property
+    def _reports(self) -> bool:
+        return self.stage.plan.report_tokens > 0 and self.stage.plan.eta > 0
+
     def _report(self) -> None:
         """What there is of every training sample."""
         for sample in self.running.values():
-            evaluation, uid, attempt, number = sample.key
-            if evaluation or not sample.made:
-                continue
-            reports = self.stage.witness.reports
-            ids = len(reports).to_bytes(4, "little") + bytes(4 * sample.made)
-            spans = [list(span) for span in sample.spans]
-            reports.append(Report(sample.key, 0, spans, list(sample.made_by)))
-            logps, segments = bytes(4 * sample.made), [[1, sample.made]]
-            self.say(m.Partial(uid, number, attempt, self.timeline.term, segments, spans, ids, logps))
+            if sample.made and (partial := self._partial(sample)) is not None:
+                self.say(partial)
+
+    def _partial(self, sample: Sample, *, less: int = 0) -> m.Partial | None:
+        evaluation, uid, attempt, number = sample.key
+        if evaluation:
+            return None
+        reports, made = self.stage.witness.reports, sample.made - less
+        reports.append(report(sample, less=less))
+        ids, logps = (len(reports) - 1).to_bytes(4, "little") + bytes(4 * made), bytes(4 * made)
+        return m.Partial(uid, number, attempt, self.timeline.term, [[1, made]], reports[-1].spans, ids, logps)
+
+    def _offer(self, term: int, base: int) -> None:
+        """What was held for an earlier head, as far as it is valid in this one's term."""
+        for partial in self._offers.take(term, base):
+            self.say(partial)
 
     def end_push(self, how: str) -> None:
         """How it ends: done, broken, wrong (other weights came) or silent (the word of what is here is lost)."""
@@ -246,7 +265,7 @@ class GeneratorModel(Actor):
             self.weights = self.stage.weights.get((begin.store, begin.version), "")
             if how == "done":
                 self.say(m.PushDone(begin.push, begin.version, self.weights, 0.0, 0.0))
-            if self.stage.plan.report_tokens and self.stage.plan.eta:
+            if self._reports:
                 self._report()
 
     def leave(self) -> None:
@@ -255,12 +274,13 @@ class GeneratorModel(Actor):
 
 
 class LearnerModel(Actor):
-    """Rank 0, alone: begins at the newest checkpoint, asks, trains, updates, writes checkpoints, pushes."""
+    """A rank: all begin together at the newest checkpoint, ask, train and update; rank 0 speaks for them."""
 
     role = Role.LEARNER
 
     def __init__(self, stage: "Stage", index: int, incarnation: int) -> None:
         self.version: int | None = None  # None before it has begun
+        self.root = ""  # rank 0 of those that it began with
         self.items: list[m.ShardItem] = []
         self.share: m.ShardEnd | None = None
         self.is_due = False  # a checkpoint of its version is not written yet
@@ -287,7 +307,7 @@ class LearnerModel(Actor):
         elif isinstance(message, m.NoBatch):
             if message.drained and self.version not in self.stage.disk.checkpoints and self.version:
                 self.checkpoint()
-            if message.drained and self.life == self.stage.head.life:
+            if message.drained and self.life == self.stage.head.life and not self.index:
                 self.stage.drained = self.version
             self.has_finished = True
             self.say(m.Finished("", ""))
@@ -297,7 +317,7 @@ class LearnerModel(Actor):
         if self.version is None:
             self._begin()
         elif self.share is not None:
-            self._update(self.share)
+            self._update()
         elif self.is_due:
             self.checkpoint()
         elif not self.asks and not self.has_finished:
@@ -305,30 +325,45 @@ class LearnerModel(Actor):
             self.say(m.BatchRequest(self.version))
 
     def _begin(self) -> None:
+        """When all are there, and none is left of an earlier crew."""
         disk, stage = self.stage.disk, self.stage
-        self.version = disk.newest
-        disk.checkpoints = {other: w for other, w in disk.checkpoints.items() if other <= disk.newest}
-        weights = stage.weights[self.name, self.version] = disk.checkpoints.get(self.version, MODEL)
-        stage.begun = (self.version, weights)
-        self.say(m.Ready(0))
-        self.say(m.Begin(self.version, weights))
+        crew = stage.learners
+        if self.index or len(crew) < stage.plan.n_learners or any(rank.version is not None for rank in crew):
+            return
+        version = disk.newest
+        disk.checkpoints = {other: w for other, w in disk.checkpoints.items() if other <= version}
+        weights = stage.weights[self.name, version] = disk.checkpoints.get(version, MODEL)
+        stage.begun = (version, weights)
+        for rank in crew:
+            rank.version, rank.root = version, self.name
+            rank.say(m.Ready(0))
+        self.say(m.Begin(version, weights))
 
-    def _update(self, share: m.ShardEnd) -> None:
-        self.version, self.share, self.asks = share.step + 1, None, False
-        weights = self.stage.weights[self.name, self.version] = f"{self.version} of {self.name}"
-        every = self.stage.plan.checkpoint_every
-        self.is_due = every > 0 and self.version % every == 0
-        self.say(m.UpdateDone(self.version, {}, weights))
-        self.has_finished = share.last
-        if share.last:
-            self.say(m.Finished("", ""))
+    def _update(self) -> None:
+        """When each rank of the crew has its share of the same batch."""
+        crew, share = self.stage.learners, self.share
+        is_whole = len(crew) == self.stage.plan.n_learners and all(rank.root == self.root for rank in crew)
+        steps = {None if rank.share is None else rank.share.step for rank in crew}
+        if share is None or not is_whole or steps != {share.step}:
+            return
+        root, version, every = crew[0], share.step + 1, self.stage.plan.checkpoint_every
+        weights = self.stage.weights[root.name, version] = f"{version} of {root.name}"
+        for rank in crew:
+            rank.version, rank.share, rank.asks = version, None, False
+        root.is_due = every > 0 and version % every == 0
+        root.say(m.UpdateDone(version, {}, weights))
+        for rank in crew if share.last else ():
+            rank.has_finished = True
+            rank.say(m.Finished("", ""))
 
     def checkpoint(self) -> None:
-        if self.version is not None:
-            self.is_due = False
-            weights = self.stage.weights[self.name, self.version]
-            self.stage.disk.seal(self.version, weights, self.stage.plan.checkpoint_keep)
-            self.say(m.Checkpointed(self.version, ""))
+        """Rank 0 writes it."""
+        if self.version is None or self.index:
+            return
+        self.is_due = False
+        weights = self.stage.weights[self.name, self.version]
+        self.stage.disk.seal(self.version, weights, self.stage.plan.checkpoint_keep)
+        self.say(m.Checkpointed(self.version, ""))
 
     def end_push(self, how: str) -> None:
         """The root's part of the oldest push that it was told of."""

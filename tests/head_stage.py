@@ -5,7 +5,6 @@ and every token.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from areal_bus import messages as m
 from areal_bus.effects import Discard, Effect, End, Record, Save, Send
@@ -49,7 +48,7 @@ class Stage:
             self.start(role, index)
 
     def _sizes(self) -> Iterator[tuple[Role, int]]:
-        yield Role.LEARNER, 1
+        yield Role.LEARNER, self.plan.n_learners
         yield Role.REWARD, self.plan.n_rewards
         yield Role.GENERATOR, self.plan.n_generators
 
@@ -68,6 +67,10 @@ class Stage:
     @property
     def generators(self) -> list[GeneratorModel]:
         return [actor for actor in self.of(Role.GENERATOR) if isinstance(actor, GeneratorModel)]
+
+    @property
+    def learners(self) -> list[LearnerModel]:
+        return [actor for actor in self.of(Role.LEARNER) if isinstance(actor, LearnerModel)]
 
     @property
     def learner(self) -> LearnerModel | None:
@@ -158,7 +161,7 @@ class Stage:
             self._judge()
         if without != "disk":
             self.write(len(self.pending))
-        if without != "learner" and (learner := self.learner) is not None:
+        for learner in self.learners if without != "learner" else ():
             learner.read()
             learner.go_on()
             if without != "pushes":
@@ -201,4 +204,4 @@ class Stage:
 def plan_of(**drawn: object) -> Scenario:
     """No time but silence and deadlines; faults are up to whoever holds the stage."""
     standard: dict[str, object] = {"seed": 0, "calm_s": 1e9, "silent_s": 20.0, "push_timeout_s": 60.0}
-    return replace(Scenario(**(standard | drawn)), n_learners=1)  # type: ignore[arg-type]
+    return Scenario(**(standard | drawn))  # type: ignore[arg-type]

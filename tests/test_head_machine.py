@@ -40,6 +40,7 @@ class HeadMachine(RuleBasedStateMachine):
         eta=st.integers(0, 3),
         n_samples=st.integers(1, 2),
         n_generators=st.integers(1, 2),
+        n_learners=st.sampled_from([1, 1, 1, 2]),
         checkpoint_every=st.sampled_from([0, 1, 1, 2]),
         checkpoint_keep=st.integers(1, 2),
         n_problems=st.sampled_from([0, 0, 0, 1]),
@@ -135,9 +136,8 @@ class HeadMachine(RuleBasedStateMachine):
             judge.judge(trajectory, status)
 
     @rule(reads=st.booleans())
-    def the_learner_goes_on(self, reads: bool) -> None:
-        learner = self.stage.learner
-        if learner is not None:
+    def the_learners_go_on(self, reads: bool) -> None:
+        for learner in self.stage.learners:
             learner.read(10**9 if reads else 0)
             learner.go_on()
 
@@ -183,7 +183,10 @@ class HeadMachine(RuleBasedStateMachine):
         self.flow(unjudged, "rewards")
         if self.stage.end is None:
             self.stage.start(Role.LEARNER, 0)
-            self.the_learner_goes_on(reads=True)
+            for learner in self.stage.learners:
+                learner.read()  # that it is the end of others, too
+            self.come_back()
+            self.the_learners_go_on(reads=True)
             self.judge(who=0, which=0, n=n, status="value")
 
     @rule()
