@@ -17,7 +17,7 @@ from actors.training.advantages import group_advantages, normalize
 from actors.training.batch import Batch
 from actors.training.evidence import save_batch
 from actors.training.figures import Figures, count
-from actors.training.objectives import Terms, decoupled_ppo, mismatch, ppo
+from actors.training.objectives import Gap, Terms, decoupled_ppo, gap, mismatch, ppo
 from actors.training.packing import pack
 from actors.training.policy import Policy, whole
 from actors.training.row import Piece, n_rows
@@ -172,24 +172,32 @@ class PPOActor:
         known = all(i in batch.prox for i in indices)
         prox_N = torch.cat([batch.prox[i] for i in indices]).to(device) if known else theta_N.detach()
         advantages = self._advantages(batch, indices).to(device)
-        terms = self._objective(theta_N, prox_N, behav_N, advantages)
-        loss = terms.loss_N.sum() / n_tokens
+        apart = gap(prox_N, behav_N)
+        terms, importance_N = self._objective(theta_N, prox_N, behav_N, apart, advantages)
+        loss = terms.loss / n_tokens
         loss.backward()  # type: ignore[no-untyped-call]
         if known or not self._n_applied:  # else theta has gone from the sampler by this update's own steps as well
-            figures.add(mismatch(theta_N.detach(), prox_N, behav_N))
+            figures.add(mismatch(importance_N, apart))
         sums = figures.sums
         sums.entropy += float(entropy_N.sum()) if entropy_N is not None else 0.0
-        sums.clipped += float(terms.clipped_N.sum())
+        sums.clipped += float(terms.clipped)
         sums.loss += float(loss.detach()) * n_tokens
         return float(loss.detach())
 
-    def _objective(self, theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, advantage_N: Tensor) -> Terms:
+    def _objective(
+        self, theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, apart: Gap, advantage_N: Tensor
+    ) -> tuple[Terms, Tensor]:
+        """The configured objective, and exp(theta - behav) for the statistics."""
         settings = self._settings
         if settings.use_decoupled_loss:
             cap = settings.behav_imp_weight_cap
-            return decoupled_ppo(theta_N, prox_N, behav_N, advantage_N, eps_clip=settings.eps_clip, cap=cap)
-        anchor_N = prox_N if settings.recompute_logprobs else behav_N
-        return ppo(theta_N, anchor_N, advantage_N, eps_clip=settings.eps_clip)
+            terms = decoupled_ppo(theta_N, prox_N, apart.weight_N, advantage_N, eps_clip=settings.eps_clip, cap=cap)
+            return terms, terms.ratio_N * apart.weight_N
+        if settings.recompute_logprobs:
+            terms = ppo(theta_N, prox_N, advantage_N, eps_clip=settings.eps_clip)
+            return terms, terms.ratio_N * apart.weight_N
+        terms = ppo(theta_N, behav_N, advantage_N, eps_clip=settings.eps_clip)
+        return terms, terms.ratio_N
 
     def _advantages(self, batch: Batch, indices: Sequence[int]) -> Tensor:
         if batch.advantages is None:

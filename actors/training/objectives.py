@@ -1,47 +1,94 @@
-"""Per-token policy objectives and their statistics; pure, knows nothing of models, batches or denominators.
+"""Policy objectives over trained tokens and their statistics; pure, knows nothing of models, batches or denominators.
+
+The gradient of a loss by its log-probs is written down, not traced: everything is computed once, without autograd, and
+the loss carries the finished gradient to its one input that has any.
 
 Shapes: N trained tokens. `theta` = log-probs being trained, `prox` = those of the parameters just before the update,
 `behav` = those the sampler stamped.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What the tokens of one micro-batch contribute. `loss_N` carries the gradient, all else is detached."""
+class Gap:
+    """How far the learner, before its update, is from the sampler. Detached."""
 
-    loss_N: Tensor  # to be summed and divided by the number of trained tokens of the whole minibatch
-    clipped_N: Tensor  # bool: the clipped branch was the smaller one, so the token has no gradient
+    weight_N: Tensor  # exp(prox - behav)
+    kl: Tensor  # (): sum of k3 = exp(d) - 1 - d with d = prox - behav: an estimate of KL(behav || prox)
+    largest: Tensor  # (): max |d|
+
+
+@torch.no_grad()
+def gap(prox_N: Tensor, behav_N: Tensor) -> Gap:
+    """In float64, so that tiny differences survive; the weights in the precision of `prox_N`."""
+    d_N = prox_N.double() - behav_N.double()
+    if d_N.numel() == 0:
+        return Gap(torch.empty_like(prox_N), d_N.sum(), d_N.sum())
+    low, high = torch.aminmax(d_N)
+    more_N = torch.expm1(d_N)
+    kl = (more_N - d_N).sum()
+    return Gap(more_N.add_(1.0).to(prox_N.dtype), kl, torch.maximum(-low, high))
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the tokens of one micro-batch contribute."""
+
+    loss: Tensor  # (): sum over tokens, to be divided by the number of trained tokens of the whole minibatch
+    clipped: Tensor  # (): tokens whose clipped branch was the smaller one: they have no gradient
+    ratio_N: Tensor  # theta over what the objective is anchored at, detached
 
 
 def ppo(
     theta_N: Tensor, anchor_N: Tensor, advantage_N: Tensor, *, eps_clip: float, weight_N: Tensor | None = None
 ) -> Terms:
-    """-weight * min(u A, clip(u, 1 - eps, 1 + eps) A) with u = theta / anchor (PPO; weighted: paper, eq. 5)."""
-    ratio_N = torch.exp(theta_N - anchor_N)
-    plain_N = ratio_N * advantage_N
-    bounded_N = ratio_N.clamp(1 - eps_clip, 1 + eps_clip) * advantage_N
-    gain_N = torch.minimum(plain_N, bounded_N)
-    if weight_N is not None:
-        gain_N = weight_N * gain_N
-    return Terms(loss_N=-gain_N, clipped_N=(bounded_N < plain_N).detach())
+    """-weight * min(u A, clip(u, 1 - eps, 1 + eps) A) with u = theta / anchor (PPO; weighted: paper, eq. 5).
+
+    By theta, as du = u dtheta: -weight * u A where the plain branch is the smaller one, else 0.
+    """
+    with torch.no_grad():
+        ratio_N = torch.exp(theta_N - anchor_N)
+        plain_N = ratio_N * advantage_N
+        bounded_N = ratio_N.clamp(1 - eps_clip, 1 + eps_clip).mul_(advantage_N)
+        gain_N = torch.minimum(plain_N, bounded_N)
+        free_N = torch.le(plain_N, bounded_N, out=torch.empty_like(plain_N))  # 1 or 0; faster than from bool
+        slope_N = plain_N.mul_(free_N).neg_()
+        if weight_N is not None:
+            gain_N *= weight_N
+            slope_N *= weight_N
+        loss, clipped = -gain_N.sum(), free_N.numel() - free_N.sum()
+    return Terms(_Sloped.apply(theta_N, loss, slope_N), clipped, ratio_N)  # type: ignore[no-untyped-call]
 
 
 def decoupled_ppo(
-    theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, advantage_N: Tensor, *, eps_clip: float, cap: float | None
+    theta_N: Tensor, prox_N: Tensor, weight_N: Tensor, advantage_N: Tensor, *, eps_clip: float, cap: float | None
 ) -> Terms:
     """Decoupled PPO (paper, eq. 5): -(prox/behav) * min(u A, clip(u) A), u = theta / prox.
 
-    The weight prox/behav is a constant that is always there; `cap` clamps it from above.
+    The weight prox/behav (see `gap`) is a constant that is always there; `cap` clamps it from above.
     """
-    weight_N = torch.exp(prox_N - behav_N).detach()
     if cap is not None:
         weight_N = weight_N.clamp(max=cap)
-    return ppo(theta_N, prox_N.detach(), advantage_N, eps_clip=eps_clip, weight_N=weight_N)
+    return ppo(theta_N, prox_N, advantage_N, eps_clip=eps_clip, weight_N=weight_N)
+
+
+class _Sloped(torch.autograd.Function):
+    """A loss that is computed already, and its gradient by the one tensor that it is to reach."""
+
+    @staticmethod
+    def forward(ctx: Any, theta_N: Tensor, loss: Tensor, slope_N: Tensor) -> Tensor:
+        ctx.save_for_backward(slope_N)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (slope_N,) = ctx.saved_tensors
+        return slope_N * gradients[0], None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +96,18 @@ class Mismatch:
     """Sums over tokens that describe how far the learner is from the sampler; they add up over micro-batches."""
 
     n: int  # tokens
-    kl: float  # sum of k3 = exp(d) - 1 - d with d = prox - behav: an estimate of KL(behav || prox), never negative
+    kl: float  # as in Gap
     largest: float  # max |d|: a maximum, not a sum
     weight: float  # sum of exp(theta - behav)
     weight_squared: float
 
 
-def mismatch(theta_N: Tensor, prox_N: Tensor, behav_N: Tensor) -> Mismatch:
-    """Statistics of one micro-batch, in float64 so that tiny differences survive."""
-    if theta_N.numel() == 0:
-        return Mismatch(0, 0.0, 0.0, 0.0, 0.0)
-    with torch.no_grad():
-        gap_N = prox_N.double() - behav_N.double()
-        weight_N = torch.exp(theta_N.double() - behav_N.double())
-        return Mismatch(
-            n=theta_N.numel(),
-            kl=float((torch.expm1(gap_N) - gap_N).sum()),
-            largest=float(gap_N.abs().max()),
-            weight=float(weight_N.sum()),
-            weight_squared=float(weight_N.square().sum()),
-        )
+def mismatch(importance_N: Tensor, gap: Gap) -> Mismatch:
+    """Statistics of one micro-batch; importance = exp(theta - behav). One transfer from the device."""
+    exact_N = importance_N.double()
+    sums = torch.stack([gap.kl, gap.largest, exact_N.sum(), torch.dot(exact_N, exact_N)])
+    kl, largest, weight, weight_squared = sums.tolist()
+    return Mismatch(importance_N.numel(), kl, largest, weight, weight_squared)
 
 
 def effective_share(weight: float, weight_squared: float, n: int) -> float:
