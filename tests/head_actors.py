@@ -30,6 +30,7 @@ class Actor:
         self.inbox: deque[m.Message] = deque()
         self.n_joins = 0  # after the first one
         self.life: int | None = None  # of the head, as it said last
+        self.listed: list[str] = []  # who listens, as it said last
 
     def say(self, message: m.Message) -> None:
         if self.is_there:
@@ -56,7 +57,7 @@ class Actor:
                 self.life = message.life
                 self.rejoin()
             elif isinstance(message, m.Directory):
-                self.life = message.life
+                self.life, self.listed = message.life, message.names
             elif isinstance(message, m.Stop | m.Dismiss):
                 self.end()
             else:
@@ -328,7 +329,8 @@ class LearnerModel(Actor):
         """When all are there, and none is left of an earlier crew."""
         disk, stage = self.stage.disk, self.stage
         crew = stage.learners
-        if self.index or len(crew) < stage.plan.n_learners or any(rank.version is not None for rank in crew):
+        ready = [rank for rank in crew if rank.version is None and (rank is self or self.name in rank.listed)]
+        if self.index or len(ready) < stage.plan.n_learners:
             return
         version = disk.newest
         disk.checkpoints = {other: w for other, w in disk.checkpoints.items() if other <= version}
