@@ -3,7 +3,8 @@
 import pytest
 
 from areal_bus.errors import ConfigError
-from tools.bench import pack, side
+from tools.bench import loss, pack, side
+from tools.bench.rounds import Rounds
 
 
 def test_our_half_of_pack_makes_partitions() -> None:
@@ -18,3 +19,19 @@ def test_parts_are_judged_by_their_tokens() -> None:
     assert pack.excess([pack.CAPACITY, 1, 1]) == 1
     with pytest.raises(ConfigError, match="exactly one part"):
         pack.totals([[0], [0, 1]], [1, 2])
+
+
+def test_our_half_of_loss_holds_itself_against_float64() -> None:
+    with side.ours("loss") as ours:
+        answer = ours.ask("loss", n=3000, seed=1)
+    assert 0 < answer["max_error"] < 1e-6
+
+
+def test_losses_are_compared_only_where_both_sides_compute_the_same() -> None:
+    costs = {"ours": 1.0, "areal": 6.0, "areal_alone": 3.0, "verl": 5.0}
+    same = {name: [0.5] for name in costs}
+    rounds = Rounds((costs,), refused=0, control=1.0, unsteady=1.0)
+    found = loss.figures(rounds, [1e-7, 3e-7], same)
+    assert (found["ratio"], found["ratio_alone"], found["ms"], found["max_error"]) == (6.0, 3.0, 1000.0, 3e-7)
+    with pytest.raises(ConfigError, match=r"verl's loss differs from ours by 0\.1"):
+        loss.figures(rounds, [0.0], same | {"verl": [0.6]})

@@ -25,14 +25,14 @@ class Gap:
 
 @torch.no_grad()
 def gap(prox_N: Tensor, behav_N: Tensor) -> Gap:
-    """In float64, so that tiny differences survive; the weights in the precision of `prox_N`."""
-    d_N = prox_N.double() - behav_N.double()
+    """In the precision of its inputs: close log-probs subtract exactly, and expm1 keeps what is tiny."""
+    d_N = prox_N - behav_N
     if d_N.numel() == 0:
-        return Gap(torch.empty_like(prox_N), d_N.sum(), d_N.sum())
+        return Gap(d_N, d_N.sum(), d_N.sum())
     low, high = torch.aminmax(d_N)
     more_N = torch.expm1(d_N)
-    kl = (more_N - d_N).sum()
-    return Gap(more_N.add_(1.0).to(prox_N.dtype), kl, torch.maximum(-low, high))
+    kl = torch.sub(more_N, d_N, out=d_N).sum().clamp_(min=0.0)
+    return Gap(more_N.add_(1.0), kl, torch.maximum(-low, high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,19 @@ def ppo(
 ) -> Terms:
     """-weight * min(u A, clip(u, 1 - eps, 1 + eps) A) with u = theta / anchor (PPO; weighted: paper, eq. 5).
 
-    By theta, as du = u dtheta: -weight * u A where the plain branch is the smaller one, else 0.
+    By theta, as du = u dtheta: -weight * u A where the plain branch is the smaller one, else 0. The weight, which is
+    never negative, goes into A at once.
     """
     with torch.no_grad():
-        ratio_N = torch.exp(theta_N - anchor_N)
-        plain_N = ratio_N * advantage_N
-        bounded_N = ratio_N.clamp(1 - eps_clip, 1 + eps_clip).mul_(advantage_N)
-        gain_N = torch.minimum(plain_N, bounded_N)
-        free_N = torch.le(plain_N, bounded_N, out=torch.empty_like(plain_N))  # 1 or 0; faster than from bool
-        slope_N = plain_N.mul_(free_N).neg_()
-        if weight_N is not None:
-            gain_N *= weight_N
-            slope_N *= weight_N
-        loss, clipped = -gain_N.sum(), free_N.numel() - free_N.sum()
-    return Terms(_Sloped.apply(theta_N, loss, slope_N), clipped, ratio_N)  # type: ignore[no-untyped-call]
+        worth_N = advantage_N if weight_N is None else weight_N * advantage_N
+        ratio_N = torch.sub(theta_N, anchor_N).exp_()
+        gain_N = ratio_N * worth_N
+        bounded_N = ratio_N.clamp(1 - eps_clip, 1 + eps_clip).mul_(worth_N)
+        free_N = torch.le(gain_N, bounded_N, out=torch.empty_like(gain_N))  # 1 or 0; faster than from bool
+        clipped = free_N.numel() - free_N.sum()
+        loss = -torch.minimum(gain_N, bounded_N, out=bounded_N).sum()
+        downhill_N = free_N.mul_(gain_N)
+    return Terms(_Sloped.apply(theta_N, loss, downhill_N), clipped, ratio_N)  # type: ignore[no-untyped-call]
 
 
 def decoupled_ppo(
@@ -78,17 +77,17 @@ def decoupled_ppo(
 
 
 class _Sloped(torch.autograd.Function):
-    """A loss that is computed already, and its gradient by the one tensor that it is to reach."""
+    """A loss that is computed already, and minus its gradient by the one tensor that it is to reach."""
 
     @staticmethod
-    def forward(ctx: Any, theta_N: Tensor, loss: Tensor, slope_N: Tensor) -> Tensor:
-        ctx.save_for_backward(slope_N)
+    def forward(ctx: Any, theta_N: Tensor, loss: Tensor, downhill_N: Tensor) -> Tensor:
+        ctx.save_for_backward(downhill_N)
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (slope_N,) = ctx.saved_tensors
-        return slope_N * gradients[0], None, None
+        (downhill_N,) = ctx.saved_tensors
+        return downhill_N * -gradients[0], None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +103,8 @@ class Mismatch:
 
 def mismatch(importance_N: Tensor, gap: Gap) -> Mismatch:
     """Statistics of one micro-batch; importance = exp(theta - behav). One transfer from the device."""
-    exact_N = importance_N.double()
-    sums = torch.stack([gap.kl, gap.largest, exact_N.sum(), torch.dot(exact_N, exact_N)])
+    exact_N = importance_N.double()  # so that the effective share is never above 1
+    sums = torch.stack([gap.kl.double(), gap.largest.double(), exact_N.sum(), torch.dot(exact_N, exact_N)])
     kl, largest, weight, weight_squared = sums.tolist()
     return Mismatch(importance_N.numel(), kl, largest, weight, weight_squared)
 
