@@ -176,7 +176,10 @@ def _judge(head: Head, actors: list[Actor]) -> tuple[str, str]:
         return "alive", "it begins: no head has written yet"
     if silent_s > SILENT_S:
         others = f"{', '.join(heard[:N_SHOWN])}{' and others' if len(heard) > N_SHOWN else ''}"
-        return "stalled", f"the head has been silent for {_seconds(silent_s)}, while {others} still write and wait for it"
+        return (
+            "stalled",
+            f"the head has been silent for {_seconds(silent_s)}, while {others} still write and wait for it",
+        )
     if head.stall is not None:
         return "stalled", f"it is stalled: {head.stall['verdict']}"
     return "alive", "it is alive and moves"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
 from tools import terminal
-from tools.bench import demo, eta0, faults, gate, loss, pack
+from tools.bench import demo, eta0, faults, gate, generate, loss, pack
 from tools.bench.protocol import Bench
 
 BENCHES: Mapping[str, Bench] = {
@@ -14,6 +14,7 @@ BENCHES: Mapping[str, Bench] = {
     "eta0": eta0.Eta0(),
     "faults": faults.Faults(),
     "gate": gate.GateBench(),
+    "generate": generate.GenerateBench(),
     "loss": loss.LossBench(),
     "pack": pack.PackBench(),
 }

@@ -1,0 +1,70 @@
+"""The builtin engine beside Hugging Face's `generate` and continuous batching, and the matrix products alone."""
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from tools.bench import side
+from tools.bench.completions import BATCHES, N_GIVEN, N_NEW, SIGMA, WAVES
+from tools.bench.protocol import Figures
+from tools.bench.rounds import OURS, Rounds, interleave
+from tools.bench.side import Side
+
+GENERATE, CONTINUOUS, FLOOR = "generate", "continuous", "floor"
+NAMED = (32, True)  # batch, mixed: the row that `ratio` is of
+
+
+class GenerateBench:
+    about = "the builtin engine beside Hugging Face generate and continuous batching, batch 8, 32 and 128"
+
+    def measure(self, *, quiet: bool) -> Figures:
+        """CPU time a token, one thread, log-probs on. Raises ConfigError without the peers."""
+        with ExitStack() as stack:
+            peer, ours = stack.enter_context(side.peer("generate")), stack.enter_context(side.ours("generate"))
+            control = stack.enter_context(side.ours("control"))
+            measured = {}
+            for batch in BATCHES:
+                for mixed in (False, True):
+                    print(f"batch {batch}, {kind(mixed)} lengths", file=sys.stderr)
+                    measured[batch, mixed] = compare(peer, ours, control, batch, mixed)
+        return figures(measured)
+
+
+def kind(mixed: bool) -> str:
+    return "mixed" if mixed else "equal"
+
+
+def compare(peer: Side, ours: Side, control: Side, batch: int, mixed: bool) -> Rounds:
+    """Rounds of one row; every round has requests of its own, the same for all sides."""
+    asked: dict[str, int] = {}
+
+    def seeded(name: str, measure: Callable[[int], float]) -> float:
+        asked[name] = asked.get(name, 0) + 1
+        return measure(asked[name])
+
+    sides = {
+        GENERATE: lambda seed: float(peer.ask("generate", batch=batch, mixed=mixed, seed=seed)),
+        OURS: lambda seed: float(ours.ask("engine", batch=batch, mixed=mixed, seed=seed)),
+        FLOOR: lambda _: float(ours.ask("floor", batch=batch)),
+    }
+    if (batch, mixed) == (NAMED[0], False):  # it has one limit of new tokens for all requests
+        sides[CONTINUOUS] = lambda seed: float(peer.ask("continuous", batch=batch, seed=seed))
+    return interleave(
+        {name: partial(seeded, name, measure) for name, measure in sides.items()},
+        lambda: float(control.ask("sgemm")),
+    )
+
+
+def figures(measured: dict[tuple[int, bool], Rounds]) -> Figures:
+    found: Figures = {"bench": "generate", **measured[NAMED].against(GENERATE)}
+    for (batch, mixed), rounds in measured.items():
+        row = f"{batch}_{kind(mixed)}"
+        if (batch, mixed) != NAMED:
+            found |= rounds.against(GENERATE, f"ratio_{row}")
+        found[f"tokens_per_cpu_s_{row}"] = round(1 / rounds.cost(OURS))
+        found[f"generate_tokens_per_cpu_s_{row}"] = round(1 / rounds.cost(GENERATE))
+        found[f"floor_share_{row}"] = round(rounds.ratio(FLOOR).median, 3)
+    found |= measured[NAMED[0], False].against(CONTINUOUS, "ratio_continuous")
+    lengths = f"{N_GIVEN} given and {N_NEW} new, or means of these; new ones log-normal, sigma {SIGMA:g}"
+    return {**found, "lengths": f"{lengths}; {WAVES} batches of requests", **measured[NAMED].figures()}
