@@ -164,7 +164,9 @@ def machine_of(chosen: StalenessPolicy) -> type:
     class OfPolicy(Machine):
         policy = chosen
 
-    OfPolicy.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+    OfPolicy.TestCase.settings = settings(
+        max_examples=60, stateful_step_count=60, deadline=None, derandomize=True, database=None
+    )
     return OfPolicy.TestCase
 
 
