@@ -3,7 +3,8 @@
 import pytest
 
 from areal_bus.errors import ConfigError
-from tools.bench import loss, pack, side
+from tools.bench import loss, pack, side, wire
+from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds
 
 
@@ -35,3 +36,15 @@ def test_losses_are_compared_only_where_both_sides_compute_the_same() -> None:
     assert (found["ratio"], found["ratio_alone"], found["ms"], found["max_error"]) == (6.0, 3.0, 1000.0, 3e-7)
     with pytest.raises(ConfigError, match=r"verl's loss differs from ours by 0\.1"):
         loss.figures(rounds, [0.0], same | {"verl": [0.6]})
+
+
+def test_our_half_of_wire_brings_a_trajectory_back() -> None:
+    with side.ours("wire") as ours:
+        assert ours.ask("roundtrip", n_prompt=3, n_sampled=100, seed=1)["bytes"] < 8 * 103 + 250
+
+
+def test_a_ring_of_three_processes_takes_every_trajectory_through_the_ledger() -> None:
+    runs: list[Figures] = []
+    assert wire.ring(runs, n=640) > 0
+    assert runs[0]["n"] == 140  # from the warm ones on
+    assert runs[0]["batches"] == 10

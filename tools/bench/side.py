@@ -77,6 +77,11 @@ class Side:
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """What its function `do` returns. Raises ConfigError when it fails, ends or does not answer."""
+        self.begin(do, **arguments)
+        return self.answer()
+
+    def begin(self, do: str, **arguments: Any) -> None:
+        """Ask, and leave the answer for later. Raises ConfigError when it has ended."""
         if self._process.stdin is None:
             raise RuntimeError("a process started with pipes must have them")
         line = json.dumps({"do": do, "with": arguments}).encode() + b"\n"
@@ -85,6 +90,9 @@ class Side:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._ended() from None
+
+    def answer(self) -> Any:
+        """Of the question asked first that has none yet."""
         return self._read(ANSWER_S)["value"]
 
     def _read(self, timeout_s: float) -> dict[str, Any]:
