@@ -55,6 +55,7 @@ def ring(runs: list[Figures], n: int = TRAJECTORIES) -> float:
             place: actors[place].ask("open", name=PLACES[place], keys=keys, heads=head)
             for place in ("reward", "generator")
         }
+        actors["head"].ask("hear_all", n=len(at))
         actors["head"].begin("collect", n=n, batch_size=BATCH)
         actors["reward"].begin("score", n=n)
         actors["generator"].begin("generate", n=n, n_bytes=BYTES, window=WINDOW, reward=at["reward"])

@@ -15,7 +15,7 @@ from areal_bus.bus import Bus
 from areal_bus.gate import Gate
 from areal_bus.keys import Keyring, new_pair
 from areal_bus.ledger import Ledger
-from areal_bus.messages import Ack, Directory, Finish, Message, Sampled, Scored, Trajectory, VerdictStatus
+from areal_bus.messages import Ack, Directory, Finish, Heartbeat, Message, Sampled, Scored, Trajectory, VerdictStatus
 from areal_bus.staleness import StalenessPolicy
 from tools.bench.serving import serve
 
@@ -41,7 +41,17 @@ class Actor:
         self._bus = Bus(name, job=JOB, listen=listen, keys=Keyring(self._pair, keys))
         if heads:
             self._bus.connect(HEAD, heads)
+            self._bus.send(HEAD, Heartbeat(progress=0, version=None, note="", hears=True))
         return self._bus.endpoint
+
+    def hear_all(self, n: int) -> None:
+        """Wait until so many have said that they are there: before that nothing can be sent to them."""
+        heard: set[str] = set()
+        while len(heard) < n:
+            received = self._bus.receive(WAIT_S)
+            if received is None:
+                raise TimeoutError(f"{n} actors must be heard within {WAIT_S:g} s: {sorted(heard)} were")
+            heard.add(received[0])
 
     def close(self) -> None:
         self._bus.close()
@@ -159,6 +169,6 @@ def trajectory(uid: int, ids: bytes, logps: bytes) -> Trajectory:
 if __name__ == "__main__":
     actor = Actor()
     does: dict[str, Any] = {
-        name: getattr(actor, name) for name in ("key", "open", "close", "generate", "score", "collect")
+        name: getattr(actor, name) for name in ("key", "open", "hear_all", "close", "generate", "score", "collect")
     }
     serve(does)
