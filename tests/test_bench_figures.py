@@ -3,15 +3,18 @@
 import pytest
 
 from areal_bus.errors import ConfigError
-from tools.bench import loss, pack, side, wire
+from tools.bench import loss, pack, padding, wire
+from tools.bench.ours import loss as our_loss
+from tools.bench.ours import pack as our_pack
+from tools.bench.ours import padding as our_padding
+from tools.bench.ours import wire as our_wire
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds
 
 
 def test_our_half_of_pack_makes_partitions() -> None:
-    with side.ours("pack") as ours:
-        assert ours.ask("micro_batches", lengths=[6, 5, 4, 3], capacity=10)["parts"] == [[0, 2], [1, 3]]
-        assert ours.ask("shares", lengths=[5, 3, 2], n_ranks=2)["parts"] == [[0], [1, 2]]
+    assert our_pack.micro_batches([6, 5, 4, 3], 10)["parts"] == [[0, 2], [1, 3]]
+    assert our_pack.shares([5, 3, 2], 2)["parts"] == [[0], [1, 2]]
 
 
 def test_parts_are_judged_by_their_tokens() -> None:
@@ -23,9 +26,7 @@ def test_parts_are_judged_by_their_tokens() -> None:
 
 
 def test_our_half_of_loss_holds_itself_against_float64() -> None:
-    with side.ours("loss") as ours:
-        answer = ours.ask("loss", n=3000, seed=1)
-    assert 0 < answer["max_error"] < 1e-6
+    assert 0 < our_loss.loss(3000, seed=1)["max_error"] < 1e-6
 
 
 def test_losses_are_compared_only_where_both_sides_compute_the_same() -> None:
@@ -39,8 +40,7 @@ def test_losses_are_compared_only_where_both_sides_compute_the_same() -> None:
 
 
 def test_our_half_of_wire_brings_a_trajectory_back() -> None:
-    with side.ours("wire") as ours:
-        assert ours.ask("roundtrip", n_prompt=3, n_sampled=100, seed=1)["bytes"] < 8 * 103 + 250
+    assert our_wire.roundtrip(3, 100, seed=1)["bytes"] < 8 * 103 + 250
 
 
 def test_a_ring_of_three_processes_takes_every_trajectory_through_the_ledger() -> None:
@@ -48,3 +48,10 @@ def test_a_ring_of_three_processes_takes_every_trajectory_through_the_ledger() -
     assert wire.ring(runs, n=640) > 0
     assert runs[0]["n"] == 140  # from the warm ones on
     assert runs[0]["batches"] == 10
+
+
+def test_an_update_reads_each_completion_without_its_last_token_and_each_prompt_once() -> None:
+    counted = our_padding.update([5, 9, 3, 3], n_samples=2, n_prompt=7, budget=64)
+    assert counted == {"model": 2 * 7 + 20 - 4, "attention": 4 * 7 + 20 - 4, "trained": 20}
+    found = padding.figures([counted | {"real": 2 * 7 + 20, "whole": 4 * 7 + 20, "padded": 4 * 16}])
+    assert (found["share"], found["padded_share"]) == (0.8824, 1.333)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
 from tools import terminal
-from tools.bench import demo, eta0, faults, gate, generate, loss, pack, wire
+from tools.bench import demo, eta0, faults, gate, generate, loss, pack, padding, wire
 from tools.bench.protocol import Bench
 
 BENCHES: Mapping[str, Bench] = {
@@ -17,6 +17,7 @@ BENCHES: Mapping[str, Bench] = {
     "generate": generate.GenerateBench(),
     "loss": loss.LossBench(),
     "pack": pack.PackBench(),
+    "padding": padding.PaddingBench(),
     "wire": wire.WireBench(),
 }
 
