@@ -1,12 +1,15 @@
 """Our halves of the comparisons, small, and the figures made of what both sides say. Nothing here is timed."""
 
+from pathlib import Path
+
 import pytest
 
 from areal_bus.errors import ConfigError
-from tools.bench import loss, pack, padding, wire
+from tools.bench import loss, pack, padding, reward, wire
 from tools.bench.ours import loss as our_loss
 from tools.bench.ours import pack as our_pack
 from tools.bench.ours import padding as our_padding
+from tools.bench.ours import reward as our_reward
 from tools.bench.ours import wire as our_wire
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds
@@ -55,3 +58,20 @@ def test_an_update_reads_each_completion_without_its_last_token_and_each_prompt_
     assert counted == {"model": 2 * 7 + 20 - 4, "attention": 4 * 7 + 20 - 4, "trained": 20}
     found = padding.figures([counted | {"real": 2 * 7 + 20, "whole": 4 * 7 + 20, "padded": 4 * 16}])
     assert (found["share"], found["padded_share"]) == (0.8824, 1.333)
+
+
+def test_every_form_of_an_answer_is_right_once_and_wrong_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward, "GSM8K", tmp_path / "absent")
+    answers, data = reward.worked_answers(6)
+    assert data == "made up"
+    for patterns in reward.FORMS.values():
+        verdicts = our_reward.judge(*reward.completions(answers, patterns))["verdicts"]
+        assert verdicts == [True, False] * 6
+
+
+def test_agreement_counts_the_verdicts_of_all_forms() -> None:
+    rounds = Rounds(({"ours": 1.0, "math_verify": 20.0},), refused=0, control=1.0, unsteady=1.0)
+    same = reward.Form(rounds, {"ours": [True, False], "math_verify": [True, False]})
+    other = reward.Form(rounds, {"ours": [True, True], "math_verify": [True, False]})
+    found = reward.figures({"plain": same, "prose": other})
+    assert (found["agreement"], found["ratio"], found["ratio_prose"], found["right"]) == (0.75, 20.0, 20.0, 3)

@@ -86,7 +86,7 @@ def test_a_side_that_fails_or_ends_is_an_error_with_its_words(toy: Side) -> None
             toy.ask("leave")
 
 
-@pytest.mark.parametrize("name", ["loss", "pack", "wire"])
+@pytest.mark.parametrize("name", ["loss", "pack", "reward", "wire"])
 def test_without_the_peers_a_comparison_ends_with_code_2_and_what_to_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

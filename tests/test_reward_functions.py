@@ -156,6 +156,22 @@ def test_the_short_cut_agrees_with_math_verify_on_gsm8k_right_and_wrong():
     assert n_short > 500  # of 2,000: it is not agreement by abstention
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("so there are 72 " + "of them " * 30, "72"),
+        ("It is" + " " * 90 + "72", None),  # too far from what it follows
+        ("My anSWer was wrong: it is 72.", None),
+        ("An an\u017fwer like this: it is 72.", None),
+        ("Of 7 PerCent it is 72.", None),
+        (r"$x$ is \frac{1}{2}, it is 72.", None),
+        ("none at all", None),
+    ],
+)
+def test_the_short_cut_reads_a_number_after_a_word_and_abstains_from_the_rest(text, number):
+    assert mathematics.short_cut(text) == (None if number is None else Decimal(number))
+
+
 def test_every_answer_of_math500_is_right_against_itself_and_its_solution():
     if not MATH500.is_dir():
         pytest.skip("MATH-500 is not beside this checkout")

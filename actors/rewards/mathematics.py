@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from math_verify import parse, verify
@@ -29,6 +30,7 @@ NUMBER = rf"-?(?![0-9]{{{LONGEST + 1}}}|0[0-9]){DIGITS}"
 # a number alone; a number after a word or "=", with only words after it; a number in the only \boxed{}.
 ALONE = re.compile(rf"\s*\$?({NUMBER})\.?\s*")
 AFTER_WORDS = re.compile(rf"(?:[A-Za-z][,:]?|=)\s+\$?({NUMBER})(?:[.!,]?(?:\s+[A-Za-z][A-Za-z.,!']*)*\s*)$")
+WINDOW = 80  # characters before the last digit in which a number and what it follows begin
 BOXED = re.compile(rf"(?:^|[\s:]|[\s:]\$)\\boxed\{{\s*({NUMBER})\s*\}}(?:\.|\$\.?)?\s*$")
 
 
@@ -74,24 +76,42 @@ def is_right(text: str, gold: str) -> bool:
 def short_cut(text: str) -> Decimal | None:
     """The plain number that math-verify, too, would take for the answer in `text`; None when that is not certain."""
     found = ALONE.fullmatch(text)
-    if not found and text.count(r"\boxed") == 1 and "hope" not in text:
-        found = BOXED.search(text)
-    # It prefers what follows the word "answer", reads "percent" as a factor, and joins formulas with what is around.
-    elif not found and not re.search(r"(?i)answer|\\|percent|pct", text):
-        found = AFTER_WORDS.search(text)
+    if not found:
+        n_boxes = text.count(r"\boxed")
+        if n_boxes == 1 and "hope" not in text:
+            found = BOXED.search(text, max(text.index(r"\boxed") - 2, 0))
+        elif not n_boxes and "\\" not in text:
+            found = _after_words(text)
     return read_number(found[1]) if found else None
+
+
+def _after_words(text: str) -> re.Match[str] | None:
+    """A number after which only words come, unless something else in the text would be preferred or change it."""
+    last = max(map(text.rfind, "0123456789"))
+    found = AFTER_WORDS.search(text, max(last - WINDOW, 0)) if last >= 0 else None
+    if found:
+        folded = text.casefold()  # it prefers what follows the word "answer", and reads "percent" as a factor
+        if "answer" in folded or "percent" in folded or "pct" in folded:
+            return None
+    return found
 
 
 def library_says_right(text: str, gold: str) -> bool:
     """math-verify's verdict, without time limit."""
+    answer = parse(text, parsing_timeout=None, raise_on_error=True)
+    return bool(verify(_reference(gold), answer, timeout_seconds=None, raise_on_error=True))
+
+
+@lru_cache(maxsize=64)  # the samples of a group are judged by one answer
+def _reference(gold: str) -> Any:
+    """The row's answer as math-verify reads it."""
     number = read_number(gold.lstrip("$"))
     reference = parse(
         str(number) if number is not None else rf"\boxed{{{gold}}}", parsing_timeout=None, raise_on_error=True
     )
     if not reference:
         raise ValueError(f"the answer of a row must be readable as mathematics: {gold[:200]!r}")
-    answer = parse(text, parsing_timeout=None, raise_on_error=True)
-    return bool(verify(reference, answer, timeout_seconds=None, raise_on_error=True))
+    return reference
 
 
 library_says_right(r"\boxed{1}", "1")  # compiles its patterns now, so that no score pays for it
