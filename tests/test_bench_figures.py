@@ -33,11 +33,12 @@ def test_our_half_of_loss_holds_itself_against_float64() -> None:
 
 
 def test_losses_are_compared_only_where_both_sides_compute_the_same() -> None:
-    costs = {"ours": 1.0, "areal": 6.0, "areal_alone": 3.0, "verl": 5.0}
+    costs = {"ours": 1.0, "ours_alone": 0.5, "areal": 6.0, "areal_alone": 3.0, "verl": 5.0}
     same = {name: [0.5] for name in costs}
     rounds = Rounds((costs,), refused=0, control=1.0, unsteady=1.0)
     found = loss.figures(rounds, [1e-7, 3e-7], same)
-    assert (found["ratio"], found["ratio_alone"], found["ms"], found["max_error"]) == (6.0, 3.0, 1000.0, 3e-7)
+    assert (found["ratio"], found["ratio_alone"], found["ratio_both_alone"]) == (6.0, 3.0, 6.0)
+    assert (found["ms"], found["max_error"]) == (1000.0, 3e-7)
     with pytest.raises(ConfigError, match=r"verl's loss differs from ours by 0\.1"):
         loss.figures(rounds, [0.0], same | {"verl": [0.6]})
 

@@ -10,6 +10,7 @@ from tools.bench.rounds import OURS, Rounds, interleave
 
 TOKENS = 32768
 AREAL, ALONE, VERL = "areal", "areal_alone", "verl"  # ALONE: its statistics are left as tensors
+OURS_ALONE = "ours_alone"
 SAME = 1e-5  # by which losses of the same objective may differ: the peers compute in float32, too
 
 
@@ -29,19 +30,21 @@ class LossBench:
                 if name == OURS:
                     answer = mine.ask("loss", n=TOKENS, seed=seed)
                     errors.append(answer["max_error"])
+                elif name == OURS_ALONE:
+                    answer = mine.ask("alone", n=TOKENS, seed=seed)
                 else:
                     answer = theirs.ask("loss", of=name, n=TOKENS, seed=seed)
                 losses[name].append(answer["loss"])
                 return float(answer["seconds"])
 
-            names = (OURS, AREAL, ALONE, VERL)
+            names = (OURS, AREAL, OURS_ALONE, ALONE, VERL)
             rounds = interleave({name: partial(measure, name) for name in names}, lambda: float(control.ask("sgemm")))
         return figures(rounds, errors, losses)
 
 
 def figures(rounds: Rounds, errors: list[float], losses: dict[str, list[float]]) -> Figures:
-    """Raises ConfigError when a peer computed another loss than we did: its time would be no comparison."""
-    for name in (AREAL, ALONE, VERL):
+    """Raises ConfigError when a side computed another loss than we did: its time would be no comparison."""
+    for name in (OURS_ALONE, AREAL, ALONE, VERL):
         apart = max(abs(one - two) for one, two in zip(losses[OURS], losses[name], strict=True))
         if apart > SAME:
             raise ConfigError(
@@ -52,8 +55,10 @@ def figures(rounds: Rounds, errors: list[float], losses: dict[str, list[float]])
         "tokens": TOKENS,
         **rounds.against(AREAL),
         **rounds.against(ALONE, "ratio_alone"),
+        **rounds.against(ALONE, "ratio_both_alone", to=OURS_ALONE),
         **rounds.against(VERL, "ratio_verl"),
         "ms": round(1e3 * rounds.cost(OURS), 4),
+        "alone_ms": round(1e3 * rounds.cost(OURS_ALONE), 4),
         "areal_ms": round(1e3 * rounds.cost(AREAL), 4),
         "areal_alone_ms": round(1e3 * rounds.cost(ALONE), 4),
         "verl_ms": round(1e3 * rounds.cost(VERL), 4),

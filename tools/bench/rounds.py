@@ -40,9 +40,9 @@ class Rounds:
         each = [costs[side] / costs[to] for costs in self.costs]
         return Ratio(median(each), min(each), max(each))
 
-    def against(self, side: str, name: str = "ratio") -> Figures:
+    def against(self, side: str, name: str = "ratio", *, to: str = OURS) -> Figures:
         """The fields of one comparison: median and spread."""
-        ratio = self.ratio(side)
+        ratio = self.ratio(side, to)
         return {
             name: round(ratio.median, 3),
             f"{name}_low": round(ratio.low, 3),

@@ -43,6 +43,22 @@ def loss(n: int, seed: int) -> dict[str, float]:
     return {"seconds": took, "loss": work.loss, "max_error": max_error(work)}
 
 
+def alone(n: int, seed: int) -> dict[str, float]:
+    """The loss without what only statistics need."""
+    theta_N, prox_N, behav_N, advantage_N = draw(n, seed)
+    theta_N.requires_grad_()
+    last = [0.0]
+
+    def work() -> None:
+        theta_N.grad = None
+        weight_N = torch.exp(prox_N - behav_N)
+        loss = decoupled_ppo(theta_N, prox_N, weight_N, advantage_N, eps_clip=EPS, cap=None).loss / n
+        loss.backward()  # type: ignore[no-untyped-call]
+        last[0] = float(loss.detach())
+
+    return {"seconds": seconds(work), "loss": last[0]}
+
+
 def max_error(work: Work) -> float:
     """Largest distance from a float64 computation by autograd: of the loss, each statistic (means over tokens) and the
     gradient of the sum of token losses by each token.
@@ -73,4 +89,4 @@ def max_error(work: Work) -> float:
 torch.set_num_threads(1)
 
 if __name__ == "__main__":
-    serve({"loss": loss})
+    serve({"loss": loss, "alone": alone})
