@@ -14,6 +14,7 @@ from areal_bus.leasing import Leasing
 from areal_bus.membership import Member, Membership, Standing
 from areal_bus.messages import Role
 from areal_bus.publishing import Publishing
+from areal_bus.pushes import Pushes
 from areal_bus.rollouts import Rollouts
 from areal_bus.terms import Terms
 
@@ -219,3 +220,14 @@ def old_finishes_count(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_being_judged_holds_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rollouts, "holds_any", lambda *_: False)
+
+
+def an_echo_counts(patch: pytest.MonkeyPatch) -> None:
+    of = Pushes._of
+
+    def wrong(self: Any, id: int, name: str) -> Any:
+        if self.current is not None:
+            self.current.done.discard(name)
+        return of(self, id, name)
+
+    patch.setattr(Pushes, "_of", wrong)

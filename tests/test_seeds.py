@@ -11,11 +11,15 @@ from areal_bus import gathering
 from areal_bus import messages as m
 from areal_bus.journal import Event
 from areal_bus.ledger import State
+from areal_bus.membership import Standing
 from areal_bus.messages import Refund
 from areal_bus.pushes import Pushes
+from areal_bus.simulation.ring import Ring
+from areal_bus.simulation.scenario import draw
 from tests import left_out, test_connections, test_head, test_hostile, test_terms
 from tests.test_head import head_with, push_done, refused, scored, sent
 from tests.test_terms import GENERATOR, LEARNER, REWARD, begin, end_of, hold, join, leases, lines, say, trained_head
+from tools.staleness.soak import policy_of
 
 # what had no test of its own
 
@@ -51,6 +55,18 @@ def problems_of_an_evaluation_end_where_they_are_sampled_when_their_lease_is_los
     effects = say(head, GENERATOR, m.Heartbeat(1, 0, ""), 1.0)
     cancelled = [message for _, message in sent(effects, m.Cancel)]
     assert [(x.evaluation, x.uid) for x in cancelled] == [("before", 0), ("before", 1)]  # type: ignore[union-attr]
+
+
+def a_push_that_a_member_has_completed_makes_it_healthy_no_second_time() -> None:
+    """It joined again since then, and has put the weights away, when the echo of its word comes."""
+    head, _ = head_with(n_generators=2, eta=2, batch_size=1, n_samples=1)
+    say(head, LEARNER, m.BatchRequest(0))
+    say(head, REWARD, scored(0, 0))
+    say(head, LEARNER, m.UpdateDone(1, {}, "digest 1"))
+    push_done(head, GENERATOR, 1)
+    join(head, GENERATOR, again=1)
+    assert refused(push_done(head, GENERATOR, 1))
+    assert head.members.by_name[GENERATOR].standing is Standing.STALE
 
 
 def a_push_that_nobody_answers_is_journalled_as_broken() -> None:
@@ -133,6 +149,10 @@ PINNED: dict[str, tuple[Callable[[], None], left_out.Sabotage]] = {
     "room among frontiers is made when a learner has proved to be there after them": (
         test_terms.test_a_learner_that_chose_before_a_newer_frontier_was_durable_finds_its_own,
         left_out.room_is_made_on_a_learners_word,
+    ),
+    "a member completes a push once": (
+        a_push_that_a_member_has_completed_makes_it_healthy_no_second_time,
+        left_out.an_echo_counts,
     ),
     "frontiers of a lost timeline go before the term begins": (
         test_terms.test_going_back_discards_what_came_after,
@@ -236,6 +256,13 @@ PINNED: dict[str, tuple[Callable[[], None], left_out.Sabotage]] = {
         left_out.old_finishes_count,
     ),
 }
+
+FAILED = (190549, 231848, 268016)  # an echo of PushDone after a Join; the policy is that of the soak
+
+
+@pytest.mark.parametrize("seed", FAILED)
+def test_a_seed_that_failed_once_holds_every_invariant(seed: int) -> None:
+    assert not Ring(draw(seed, policy_of(seed))).run().violations
 
 
 @pytest.mark.parametrize("rule", PINNED)
