@@ -3,13 +3,14 @@
 Knows nothing of MPI: the guest is a supervisor of its own, started by hand or by a scheduler with machines to spare.
 """
 
+import ipaddress
 import json
 import os
 import re
 import socket
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from actors.context import Context
 from areal_bus.config import RunConfig
@@ -17,6 +18,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.interfaces import choose, here
 from launch.lock import is_held
+from launch.resume import saved
 from launch.runs import CONFIG, SUMMARY, no_run
 from launch.supervise import Supervisor
 
@@ -85,6 +87,8 @@ def check_endpoint(url: str) -> None:
             f'the head\'s endpoint looks like tcp://HOST:PORT or ipc:///PATH, as "head" in RUN/{INVITATION} has it: '
             f"got {url!r}"
         )
+    if found["host"] and is_unspecified(found["host"].strip("[]")):
+        raise ConfigError(f"a guest needs the address of one host: {url} stands for all of a host's own")
     if found["path"] and not Path(found["path"]).is_socket():
         raise ConfigError(f"only a running job can be joined: no head listens at {url}")
     try:
@@ -94,15 +98,43 @@ def check_endpoint(url: str) -> None:
         raise ConfigError(f"--join needs a host that is known here: {url}: {error.strerror}") from None
 
 
+def is_unspecified(host: str) -> bool:
+    """0.0.0.0, also as 0, and ::, where one can listen but nobody can be."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return host.isdecimal() and int(host) == 0
+
+
 def read(path: Path) -> dict[str, Any]:
-    """Raises ConfigError for what is no invitation."""
+    """Raises ConfigError for what is no invitation: each field is there, is of its type, and stands alone."""
     try:
         about = json.loads(path.read_text())
-        Context(**{name: value for name, value in about.items() if name != "host"})
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no invitation"
         raise ConfigError(f"--join takes the {INVITATION} of a running job: {path}: {why}") from None
+    wrong = "it holds no JSON object" if not isinstance(about, dict) else what_is_wrong(about)
+    if wrong:
+        raise ConfigError(f"--join takes the {INVITATION} of a running job, as that wrote it: {path}: {wrong}")
     return dict(about)
+
+
+def what_is_wrong(about: dict[str, Any]) -> str:
+    """The first field of an invitation that is not as it should be; "" when all are."""
+    wanted = {"host": str} | get_type_hints(Context)
+    for name, kind in wanted.items():
+        if name not in about:
+            return f"{name} is missing"
+        value = about[name]
+        if kind == dict[str, str]:
+            if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+                return f"{name} must be an object of texts: got {type(value).__name__}"
+        elif type(value) is not kind:
+            return f"{name} must be of type {kind.__name__}: got {type(value).__name__}"
+        elif kind is int and value < 0:
+            return f"{name} must not be negative: got {value}"
+    over = sorted(about.keys() - wanted.keys())
+    return f"{over[0]} is no field of it" if over else ""
 
 
 def guest(about: dict[str, Any]) -> Context:
@@ -119,7 +151,7 @@ def guest(about: dict[str, Any]) -> Context:
         )
     if about["head"].startswith("ipc://") and host != socket.gethostname():
         raise ConfigError(f'the job is on {host} alone: to be joined from elsewhere it needs bus.transport = "tcp"')
-    config = Context(**about).config()
+    config = saved(run)
     if config.rollout.max_head_offpolicyness == 0:
         raise ConfigError("at rollout.max_head_offpolicyness = 0 the generators' shares are fixed: nobody can join")
     name, address = choose(config.bus.interface, [here()])[0]

@@ -93,6 +93,13 @@ def test_a_job_that_has_ended_is_not_joined(run: Path) -> None:
         join(str(run), None)
 
 
+def test_a_run_whose_settings_cannot_be_read_takes_no_guest(run: Path) -> None:
+    invite(template(run))
+    (run / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json must hold settings of this version"):
+        guest(read(run / INVITATION))
+
+
 def test_fixed_shares_take_no_guest(run: Path) -> None:
     invite(template(run))
     settings = {"model": {"scratch": {}}, "rollout": {"max_head_offpolicyness": 0}}
@@ -107,6 +114,37 @@ def test_what_is_no_invitation_is_refused_by_name(tmp_path: Path, text: str) -> 
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"takes the join\.json of a running job"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("host", None, "host is missing"),
+        ("run_folder", None, "run_folder is missing"),
+        ("secret_key", None, "secret_key is missing"),
+        ("host", 3, "host must be of type str: got int"),
+        ("run_folder", 3, "run_folder must be of type str: got int"),
+        ("head", 7, "head must be of type str: got int"),
+        ("n_generators", "2", "n_generators must be of type int: got str"),
+        ("n_generators", True, "n_generators must be of type int: got bool"),
+        ("rank", -1, "rank must not be negative: got -1"),
+        ("is_guest", 1, "is_guest must be of type bool: got int"),
+        ("keys", 5, "keys must be an object of texts: got int"),
+        ("keys", {"head-0": 5}, "keys must be an object of texts: got dict"),
+        ("more", 5, "more is no field of it"),
+    ],
+)
+def test_a_damaged_invitation_is_refused_by_file_and_field(
+    run: Path, capsys: pytest.CaptureFixture[str], field: str, value: object, sentence: str
+) -> None:
+    """None: the field is not there."""
+    invite(template(run))
+    path = run / INVITATION
+    changed = json.loads(path.read_text()) | {field: value}
+    path.write_text(json.dumps({name: known for name, known in changed.items() if known is not None}))
+    said = refused(capsys, "--join", str(run))
+    assert said == f"--join takes the join.json of a running job, as that wrote it: {path}: {sentence}\n"
+    assert not (run / "guests").exists()
 
 
 def test_an_endpoint_is_one_or_a_folder(run: Path) -> None:
@@ -142,6 +180,12 @@ def test_what_is_no_endpoint_is_refused_with_what_one_looks_like(url: str) -> No
         invitation(url, None)
     looks = 'looks like tcp://HOST:PORT or ipc:///PATH, as "head" in RUN/join.json has it'
     assert str(caught.value) == f"the head's endpoint {looks}: got {url!r}"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "[::]", "[0:0::0]"])
+def test_an_address_that_stands_for_all_of_a_host_is_no_place_to_join(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"a guest needs the address of one host: tcp://\S+:5 stands for all"):
+        check_endpoint(f"tcp://{host}:5")
 
 
 def test_an_endpoint_where_nobody_can_be_is_refused(tmp_path: Path) -> None:
