@@ -24,7 +24,8 @@ from areal_bus.bus import Bus
 from areal_bus.config import Config
 from areal_bus.effects import Discard, Effect, End, Keep, Record, Save, Send
 from areal_bus.effects import Progress as Shown
-from areal_bus.errors import ActorFailed, ConfigError
+from areal_bus.errors import ActorFailed, CheckpointError, ConfigError
+from areal_bus.frontier_file import sync_folder
 from areal_bus.head import Head
 from areal_bus.journal import Event, Journal
 from areal_bus.rules import HeadRules
@@ -222,21 +223,35 @@ class Shell:
 
 
 def next_term(folder: Path) -> int:
-    """The number of the first term of this head's life: 0, or one more than any that a head of this run began."""
+    """The number of the first term of this head's life: 0, or one more than any that a head of this run began.
+
+    Raises CheckpointError for a file that does not say it: a guess that is too small would bring a lost term back.
+    """
+    path = folder / TERM_FILE
     try:
-        return int(json.loads((folder / TERM_FILE).read_text())["term"]) + 1
+        newest = json.loads(path.read_text())["term"]
+        if type(newest) is int and newest >= 0:
+            return newest + 1
+        why = f"its term is {newest!r}"
     except FileNotFoundError:
         return 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+    raise CheckpointError(
+        f'{path} must say {{"term": N}}, the newest term of this run: {why}; write it anew with the largest "term" in '
+        "the head's journal (head-*.jsonl), or a larger one, and resume"
+    )
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The old file or the new one, whatever happens."""
+    """The old file or the new one, whatever happens; the new one for good once this returns."""
     fresh = path.with_name(f".{path.name}.tmp")
     with fresh.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
+    sync_folder(path.parent)
 
 
 def check_data(config: Config, order: Order) -> None:

@@ -47,14 +47,14 @@ def save(path: Path, frontier: Frontier) -> None:
         building.replace(path)
     finally:
         building.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 def discard(path: Path) -> None:
     """It is gone for good, if it was there. Raises OSError."""
     if path.exists():
         path.unlink()
-        _sync(path.parent)
+        sync_folder(path.parent)
 
 
 def load(path: Path) -> Frontier:
@@ -77,7 +77,7 @@ def usable(folder: Path) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """What was renamed or removed in it stays so."""
     fd = os.open(folder, os.O_RDONLY)
     try:

@@ -1,15 +1,18 @@
 """The head's shell: in which order the world learns what the pure head has decided."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.codes import OVER, code_of
 from actors.context import Context
-from actors.head import Shell
+from actors.head import TERM_FILE, Shell, next_term, write_whole
 from areal_bus.config import Config
 from areal_bus.effects import End, Send
+from areal_bus.errors import CheckpointError
 from areal_bus.journal import Journal
 from areal_bus.messages import Message, Stop, Term
 from areal_bus.settings import resolve
@@ -66,3 +69,35 @@ def test_an_actor_that_was_replaced_is_told_to_stop_and_nothing_has_ended(tmp_pa
     shell._carry_out(wire, [Send("generator-0.0", Stop("replaced"))])  # type: ignore[arg-type]
     assert wire.sent == [("generator-0.0", Stop("replaced"), False)]
     assert shell.end is None
+
+
+def test_terms_go_on_where_the_last_head_was(tmp_path: Path) -> None:
+    assert next_term(tmp_path) == 0
+    write_whole(tmp_path / TERM_FILE, json.dumps({"term": 4}))
+    assert next_term(tmp_path) == 5
+
+
+@pytest.mark.parametrize("text", ["", '{"ter', "[]", "{}", "7", '{"term": "4"}', '{"term": null}', '{"term": -1}'])
+def test_a_torn_term_file_ends_the_job_with_what_to_do(tmp_path: Path, text: str) -> None:
+    (tmp_path / TERM_FILE).write_text(text)
+    with pytest.raises(CheckpointError, match=r"term\.json must say .* write it anew with the largest") as caught:
+        next_term(tmp_path)
+    assert code_of(caught.value) == OVER
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_written_whole_is_there_after_a_crash_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is synced before it has its name, and the folder after that."""
+    path, fsync = tmp_path / "file", os.fsync
+    synced: list[tuple[str, bool]] = []
+
+    def watched(fd: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{fd}"), path.exists()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_whole(path, "text")
+    assert synced == [(str(tmp_path / ".file.tmp"), False), (str(tmp_path), True)]
+    assert path.read_text() == "text"
