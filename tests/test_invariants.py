@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from areal_bus import batches, gate, leasing, ledger, membership
+from areal_bus.effects import Effects
+from areal_bus.journal import Event
 from areal_bus.leasing import Leasing
-from areal_bus.messages import Role, VerdictStatus
+from areal_bus.ledger import State
+from areal_bus.messages import Refund, Role, VerdictStatus
 from areal_bus.publishing import Publishing
 from areal_bus.rollouts import Rollouts
 from areal_bus.simulation.disk import Disk
@@ -282,16 +285,70 @@ def test_I11_liveness(schedules: Slice, monkeypatch: pytest.MonkeyPatch, policy:
 def test_I12_accounting(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not schedules.of("I12")
 
-    def loses_partial_groups(patch: pytest.MonkeyPatch) -> None:
-        lose = ledger.Ledger._requeue
+    def counts_a_token_too_many(patch: pytest.MonkeyPatch) -> None:
+        record = Effects.record
 
-        def wrong(self: Any, entry: Any) -> None:
-            entry.scored.clear()
-            lose(self, entry)
+        def wrong(self: Any, event: Event, **fields: Any) -> None:
+            record(self, event, **fields | ({"n_tokens": fields["n_tokens"] + 1} if event is Event.TRAJECTORY else {}))
 
-        patch.setattr(ledger.Ledger, "_requeue", wrong)
+        patch.setattr(Effects, "record", wrong)
 
-    assert first_break(monkeypatch, loses_partial_groups) in ("I4", "I12")
+    assert first_break(monkeypatch, counts_a_token_too_many) == "I12"
+
+
+def groups_younger_than_the_bound_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gate.Gate, "is_too_old", lambda self, born: born < self.u)
+
+
+def some_are_refunded_as_the_end_of_the_run(patch: pytest.MonkeyPatch) -> None:
+    scored = Rollouts.scored
+
+    def wrong(self: Any, message: Any) -> None:
+        scored(self, message)
+        entry = self.ledger.open.get(message.uid)
+        if entry is not None and not message.evaluation and message.uid % 7 == 3 and entry.state is not State.TRAINING:
+            self.refund(entry, Refund.END_OF_RUN)
+
+    patch.setattr(Rollouts, "scored", wrong)
+
+
+def some_are_refunded_for_a_verdict_that_was_none(patch: pytest.MonkeyPatch) -> None:
+    scored = Rollouts.scored
+
+    def wrong(self: Any, message: Any) -> None:
+        scored(self, message)
+        entry = self.ledger.open.get(message.uid)
+        if entry is not None and not message.evaluation and message.uid % 7 == 3 and entry.state is not State.TRAINING:
+            self.refund(entry, Refund.REWARD_TIMEOUT)
+
+    patch.setattr(Rollouts, "scored", wrong)
+
+
+@pytest.mark.parametrize(
+    "sabotage",
+    [
+        groups_younger_than_the_bound_are_dropped,
+        some_are_refunded_as_the_end_of_the_run,
+        some_are_refunded_for_a_verdict_that_was_none,
+    ],
+)
+def test_I3_a_refund_for_a_reason_that_is_not_so_is_noticed(
+    sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = StalenessPolicy.DROP if sabotage is groups_younger_than_the_bound_are_dropped else None
+    assert first_break(monkeypatch, sabotage, policy=policy) == "I3"
+
+
+def test_I2_masks_that_are_told_wrongly_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tells_of_no_mask(patch: pytest.MonkeyPatch) -> None:
+        record = Effects.record
+
+        def wrong(self: Any, event: Event, **fields: Any) -> None:
+            record(self, event, **fields | ({"n_masked": 0} if event is Event.TRAJECTORY else {}))
+
+        patch.setattr(Effects, "record", wrong)
+
+    assert first_break(monkeypatch, tells_of_no_mask, policy=StalenessPolicy.MASK) == "I2"
 
 
 def test_the_slice_meets_what_it_is_about(schedules: Slice) -> None:

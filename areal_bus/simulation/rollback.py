@@ -56,7 +56,7 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
     for sample in kept:
         lost = witness.lost_weights(("", uid, prompt.accepted.get(sample, -1), sample))
         witness.check("I5", not lost, f"sample {sample} is kept, tokens of it were made by {lost}", uid)
-    prompt.state, prompt.batch, prompt.n_accounted = "live", None, 0
+    prompt.state, prompt.batch, prompt.n_accounted, prompt.failed = "live", None, 0, ""
     prompt.accepted = {sample: prompt.accepted[sample] for sample in kept if sample in prompt.accepted}
     prompt.tokens = {sample: prompt.tokens[sample] for sample in kept if sample in prompt.tokens}
     witness.rows[prompt.row] = "open"

@@ -112,6 +112,9 @@ class Witness:
         self.check("I4", known == ("again" if line["issue"] else None), f"row {row} is issued while it is {known}", uid)
         in_order = line["issue"] > 0 or line["row"] == len(self.rows)
         self.check("I4", in_order, f"row {line['row']} is issued, {len(self.rows)} were before it", uid)
+        self.check(
+            "I4", line["issue"] <= scenario.rules.max_reissues, f"row {row} is issued again {line['issue']} times", uid
+        )
         self.rows[row] = "open"
         self.check("I3", uid == len(self.prompts), f"prompt {uid} follows {len(self.prompts) - 1}", uid)
         self.prompts[uid] = Followed(line["born"], row, issue=line["issue"])
@@ -152,6 +155,8 @@ class Witness:
         self.check("I3", prompt.state == "live", f"a result counted when it was {prompt.state}", uid)
         prompt.accepted[sample] = line["attempt"] if line["status"] == "value" else -1
         prompt.tokens[sample] = line["n_tokens"]
+        if line["status"] != "value":
+            prompt.failed = line["status"]
 
     def _on_refund(self, line: dict[str, Any]) -> None:
         uid = line["uid"]
@@ -162,6 +167,10 @@ class Witness:
         self.n_live -= 1
         self.rows[prompt.row] = "again" if line["again"] else "refunded"
         self.excuses.on_refund(line["reason"])
+        reasons = self._reasons(prompt)
+        self.check(
+            "I3", line["reason"] in reasons, f"refunded as {line['reason']}, which only {sorted(reasons)} may", uid
+        )
         honest = line["reason"] != m.Refund.SAMPLING_ERROR or line["error"] == NO_REASON
         self.check("I5", honest, f"nobody may be given a sample that contradicts itself: {line['error']}", uid)
         if line["reason"] == m.Refund.POISON:
@@ -169,6 +178,20 @@ class Witness:
         told = line["n_tokens_dropped"]
         self.check("I12", told == prompt.n_received, f"{told} tokens dropped of {prompt.n_received} received", uid)
         self._count()
+
+    def _reasons(self, prompt: Followed) -> set[str]:
+        """For which it may leave untrained at this moment."""
+        if prompt.failed:
+            return {f"reward_{prompt.failed}"}
+        scenario, refund = self.scenario, m.Refund
+        known = {
+            refund.SAMPLING_ERROR: True,
+            refund.POISON: True,
+            refund.TOO_OLD: scenario.policy is StalenessPolicy.DROP and self.u - prompt.born > scenario.eta,
+            refund.END_OF_RUN: self.u >= scenario.total_steps,
+            refund.END_OF_DATA: scenario.n_rows is not None and len(self.rows) == scenario.n_rows,
+        }
+        return {str(reason) for reason, may_be in known.items() if may_be}
 
     def _on_partial(self, holder: str, partial: m.Partial) -> None:
         """What an earlier holder had, handed on to the next one."""
@@ -246,6 +269,12 @@ class Witness:
         uid, step = line["uid"], line["step"]
         prompt = self._of(uid)
         prompt.n_accounted += line["n_tokens"]
+        masks, oldest = self.scenario.policy is StalenessPolicy.MASK, line["clock"] - self.scenario.eta
+        spans = zip(line["versions"][::2], line["versions"][1::2], strict=True)
+        n_masked = sum(n for version, n in spans if masks and version < oldest)
+        self.check(
+            "I2", line["n_masked"] == n_masked, f"{line['n_masked']} tokens are masked, {n_masked} are too old", uid
+        )
         if prompt.state != "training":
             self.check("I3", prompt.state == "live", f"taken when it was {prompt.state}", uid)
             prompt.state, prompt.batch = "training", step
