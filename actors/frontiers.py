@@ -81,3 +81,10 @@ class Frontiers:
             self._done.put(frontier)
         except (OSError, CheckpointError) as error:
             logger.warning("the checkpoint of version {} has no frontier: {}", frontier.version, error)
+
+
+def newest_checkpoint(run: Path, version: int) -> str:
+    """Folder of the newest checkpoint, up to `version`, whose frontier is on disk; "" if there is none."""
+    found = {int(path.name.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-*")}
+    sound = [v for v in found if v <= version and path_of(run / "frontiers", v).is_file()]
+    return str(found[max(sound)]) if sound else ""

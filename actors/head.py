@@ -15,7 +15,7 @@ from actors.context import Context, Pulse, Turns, dump, note_refusals
 from actors.data.loading import load_problems, load_rows
 from actors.data.order import Order
 from actors.data.source import RowSource
-from actors.frontiers import Frontiers
+from actors.frontiers import Frontiers, newest_checkpoint
 from actors.progress import Progress, clock, comparison
 from actors.samples import SampleFile
 from actors.watchdog import Watchdog
@@ -184,15 +184,17 @@ class Shell:
             "evaluations": self.head.figures,
             "drained": self.head.is_draining,
             "term": self.head.terms.term,
-            "checkpoint": finished.checkpoint if finished else self._checkpoint(),
+            "checkpoint": self._checkpoint(),
             "model": finished.model if finished else "",
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _checkpoint(self) -> str:
-        """That a later start goes on from, where no learner of this one has written any; "" if there is none."""
-        folder = self.folder / "checkpoints" / f"step-{self.head.version:06d}"
-        return str(folder) if self.end is not None and not self.end.code and folder.is_dir() else ""
+        """That a later start of a drained run goes on from, by what is on disk; else the last written. "": none."""
+        finished = self.head.finished.get(0)
+        if self.end is not None and not self.end.code and (self.head.is_draining or finished is None):
+            return newest_checkpoint(self.folder, self.head.version)
+        return finished.checkpoint if finished else ""
 
     def _say_how_it_ended(self) -> None:
         """For people; a bad end is said by the error that this process ends with."""
@@ -217,6 +219,9 @@ class Shell:
         if finished is not None and finished.model:
             lines.append(f"model: {finished.model}")
         if head.is_draining:
+            if not (found := self._checkpoint()).endswith(f"-{head.version:06d}") and head.version:
+                base = found or "the beginning"
+                lines.append(f"version {head.version} has no frontier or no checkpoint on disk: goes on from {base}")
             lines.append(f"to go on: the same command line with --resume {self.folder}")
         lines.append(f"run: {self.folder}   (python -m tools.samples {self.folder} shows what the model wrote)")
         return lines

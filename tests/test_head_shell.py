@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
+from actors import head as of_head
 from actors.codes import OVER, code_of
 from actors.context import Context
 from actors.head import TERM_FILE, Shell, next_term, write_whole
 from areal_bus.config import Config
-from areal_bus.effects import End, Send
+from areal_bus.effects import End, Save, Send
 from areal_bus.errors import CheckpointError
+from areal_bus.frontier import Frontier
+from areal_bus.frontier_file import path_of, save
 from areal_bus.journal import Journal
-from areal_bus.messages import Message, Stop, Term
+from areal_bus.messages import Finished, Message, Stop, Term
 from areal_bus.settings import resolve
 
 TREE: dict[str, Any] = {
@@ -101,3 +104,35 @@ def test_what_is_written_whole_is_there_after_a_crash_of_the_machine(
     write_whole(path, "text")
     assert synced == [(str(tmp_path / ".file.tmp"), False), (str(tmp_path), True)]
     assert path.read_text() == "text"
+
+
+@pytest.mark.parametrize("how", ["it is written", "the disk hangs", "the disk does not take it"])
+def test_the_end_of_a_drained_run_names_the_checkpoint_that_has_its_frontier(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A checkpoint whose frontier is not on disk is none to go on from."""
+    frontiers = tmp_path / "frontiers"
+    for version in (2, 4):
+        (tmp_path / "checkpoints" / f"step-{version:06d}").mkdir(parents=True)
+    save(path_of(frontiers, 2), Frontier(2))
+    stuck = frontiers / f".frontier-000004.{os.getpid()}.tmp"
+    if how == "the disk hangs":
+        os.mkfifo(stuck)
+        monkeypatch.setattr(of_head, "FRONTIERS_S", 0.2)
+    elif how == "the disk does not take it":
+        stuck.mkdir()
+    shell.head.is_draining = True
+    shell.head.gate.u = 4
+    shell.head.terms.finished[0] = Finished(str(tmp_path / "checkpoints" / "step-000004"), "")
+    wire = Wire(tmp_path)
+    shell._carry_out(wire, [Save(Frontier(4)), End(0, "drained at version 4")])  # type: ignore[arg-type]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    version = 4 if how == "it is written" else 2
+    folder = str(tmp_path / "checkpoints" / f"step-{version:06d}")
+    assert (summary["drained"], summary["versions"], summary["checkpoint"]) == (True, 4, folder)
+    told = [line for line in shell._report() if "goes on from" in line]
+    assert told == (
+        [] if version == 4 else [f"version 4 has no frontier or no checkpoint on disk: goes on from {folder}"]
+    )
+    if how == "the disk hangs":
+        os.close(os.open(stuck, os.O_RDONLY))  # its thread goes on
