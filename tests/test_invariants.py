@@ -61,6 +61,7 @@ class Slice:
         self.n_undone[policy] += ring.witness.n_undone
         self.met["term"] += ring.witness.n_terms
         self.met["life of the head"] += ring.head.life
+        self.met["masked token"] += ring.witness.n_masked
         self.met += ring.n_faults
         self.reasons += Counter({str(reason): n for reason, n in ring.head.rollouts.ledger.refunds.items()})
 
@@ -354,6 +355,7 @@ def test_I2_masks_that_are_told_wrongly_are_noticed(monkeypatch: pytest.MonkeyPa
 def test_the_slice_meets_what_it_is_about(schedules: Slice) -> None:
     """Masks, drops, refusals, deaths of every role, terms: a slice without them would prove little."""
     assert not schedules.violations
+    assert schedules.met["masked token"] > 100
     assert schedules.reasons["too_old"] > 10
     assert schedules.reasons["sampling_error"] > 30
     assert schedules.reasons["end_of_data"] > 30

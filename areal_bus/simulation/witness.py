@@ -44,6 +44,7 @@ class Witness:
         self.groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
         self.samples_trained: set[tuple[int, int]] = set()
         self.n_terms = 0
+        self.n_masked = 0  # tokens handed to learners that are too old to be trained
         self.n_undone = 0  # prompts that were trained, and are not in the surviving history
         self.handed: set[tuple[int, int, int]] = set()  # (step, uid, sample) sent to learners in this term
         self._leased: set[tuple[int, int]] = set()  # (uid, attempt) of all terms
@@ -272,6 +273,7 @@ class Witness:
         masks, oldest = self.scenario.policy is StalenessPolicy.MASK, line["clock"] - self.scenario.eta
         spans = zip(line["versions"][::2], line["versions"][1::2], strict=True)
         n_masked = sum(n for version, n in spans if masks and version < oldest)
+        self.n_masked += n_masked
         self.check(
             "I2", line["n_masked"] == n_masked, f"{line['n_masked']} tokens are masked, {n_masked} are too old", uid
         )
