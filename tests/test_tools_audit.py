@@ -62,6 +62,7 @@ def test_paper_promises_no_age(tmp_path: Path) -> None:
 
 def test_a_row_that_became_too_old_may_be_drawn_again(tmp_path: Path) -> None:
     forge = true_run()
+    forge.config["rollout"] = {}  # whether it was so old depends on policy and eta
     forge.of(HEAD, "refund", uid=9)[0].update(reason="too_old", again=True)
     forge.of(HEAD, "scored", uid=9)[0].update(status="value")
     forge.of(REWARD, "score", uid=9)[0].update(status="value", reward=0.0)

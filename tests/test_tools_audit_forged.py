@@ -85,6 +85,49 @@ def test_I3_a_prompt_in_two_states_is_caught(tmp_path: Path) -> None:
     caught(tmp_path, "I3", edit, "only a live prompt is refunded: prompt 0 is in training")
 
 
+@pytest.mark.parametrize(
+    ("reason", "rule"),
+    [
+        ("too_old", "only under drop is a group too old: the policy is mask"),
+        ("whim", "a prompt is refunded for a reason of docs/journal.md: 'whim'"),
+    ],
+)
+def test_I3_a_reason_that_is_not_so_is_caught(reason: str, rule: str, tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "refund", uid=10)[0]["reason"] = reason
+
+    caught(tmp_path, "I3", edit, rule)
+
+
+def test_I3_a_group_dropped_within_the_bound_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.config["rollout"]["staleness_policy"] = "drop"
+        forge.of(HEAD, "refund", uid=10)[0]["reason"] = "too_old"
+
+    caught(tmp_path, "I3", edit, "a group is too old when u - born > eta = 1: 4 - 3 = 1")
+
+
+def test_I3_an_end_of_the_run_before_its_end_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.config["run"]["total_train_steps"] = 5
+
+    caught(tmp_path, "I3", edit, "the run ends with update 5: this is the end at update 4")
+
+
+def test_I3_a_new_row_after_the_end_of_the_data_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "refund", uid=9)[0]["reason"] = "end_of_data"
+
+    caught(tmp_path, "I3", edit, "after end_of_data no new row comes: row 10 of pass 0")
+
+
+def test_I10_a_refund_for_a_verdict_that_never_was_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "refund", uid=10)[0]["reason"] = "reward_error"
+
+    caught(tmp_path, "I10", edit, "a group is refunded as reward_error after such a verdict: it had none")
+
+
 def test_I4_exactly_once_is_caught(tmp_path: Path) -> None:
     def edit(forge: Forge) -> None:
         for line in forge.of(HEAD, "trajectory", uid=6):

@@ -137,6 +137,7 @@ class Head:
         rollback = Rollback(self.prompts, beginning, is_same_head=is_same_head)
         rollback.run()
         self.prompts.first_attempt = beginning.term * ATTEMPTS
+        self.prompts.is_at_the_end = False
         self.undone.prompts += rollback.n_erased
         for prompt, samples in rollback.lost:
             self._drop(prompt, samples, "lost_timeline")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tools.audit.clock import Clock
 from tools.audit.passes import FAR, Passes, Row
 from tools.audit.reading import File, Line
+from tools.audit.reasons import why_not
 from tools.audit.terms import Terms
 
 OPEN, TRAINING, TRAINED, REFUNDED = range(4)
@@ -67,6 +68,7 @@ class Prompts:
         self.left = (array("q"), array("q"))  # moments and uids, of all that left, in that order
         self.first_attempt = 0  # of the term
         self.refunds: Counter[str] = Counter()
+        self.is_at_the_end = False  # a prompt was refunded as end_of_data in this term
         self.n_ready = 0
         self.n_queued = 0
         self.n_leases = 0
@@ -83,6 +85,8 @@ class Prompts:
             self.state.extend([REFUNDED] * (uid - len(self.state)))
         row = (line["epoch"], line["row"])
         n_before = self.passes.draw(row, uid)
+        if self.is_at_the_end and not n_before:
+            self.file.add("I3", f"after end_of_data no new row comes: row {row[1]} of pass {row[0]}", uid=uid)
         self.state.append(OPEN)
         self.open[uid] = Prompt(uid, line["born"], row, n_before)
 
@@ -199,9 +203,10 @@ class Prompts:
         self._leave(prompt)
         if prompt.uid not in self.closed:
             self.refunds[reason] += 1
-        if prompt.failed and reason != f"reward_{prompt.failed}":
-            text = f"a {prompt.failed} refunds its group as reward_{prompt.failed}: {reason}"
-            self.file.add("I10", text, uid=prompt.uid)
+        broken = why_not(reason, born=prompt.born, failed=prompt.failed, clock=self.clock)
+        if broken is not None:
+            self.file.add(*broken, uid=prompt.uid)
+        self.is_at_the_end |= reason == "end_of_data"
         if line["n_tokens_dropped"] != prompt.n_tokens:
             text = f"dropped tokens are those received: {prompt.n_tokens}, not {line['n_tokens_dropped']}"
             self.file.add("I12", text, uid=prompt.uid)
