@@ -6,7 +6,7 @@ ANY_TIME = frozenset({"sampling_error", "prompt_too_long", "poison", "lost_timel
 
 
 def why_not(reason: str, *, born: int, failed: str, clock: Clock) -> tuple[str, str] | None:
-    """The invariant that this refund breaks, and the rule; None when it may be. `failed`: status of a failed verdict."""
+    """The invariant that this refund breaks, and the rule; None when it may be. `failed`: its bad verdict."""
     setup, u = clock.setup, clock.u
     if failed:
         if reason == f"reward_{failed}":
