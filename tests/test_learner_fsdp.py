@@ -140,6 +140,7 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     assert two[0]["digest"] == digest_of(dict(held.named_parameters()))
 
 
+@pytest.mark.soak
 def test_two_ranks_keep_float32_masters_and_export_what_they_push(tmp_path: Path) -> None:
     two = two_ranks(tmp_path, "bfloat16")
     assert [result["restored"] for result in two] == [True, True]

@@ -100,6 +100,7 @@ def answers_by_hand(model: Path) -> list[str]:
     return answers
 
 
+@pytest.mark.soak
 def test_a_runs_own_reward_is_found_where_the_run_was_started(run: Path, tmp_path: Path) -> None:
     modules = tmp_path / "mine"
     modules.mkdir()
