@@ -63,6 +63,7 @@ class Head:
             self.gate,
             self.rollouts.ledger,
             self.members,
+            self.publishing.pushes,
             self.examination,
             self.rollouts.partials,
             self._effects,
@@ -123,7 +124,7 @@ class Head:
             self.gathering.lose(member, f"silent for {self.rules.silent_s:g} s")
         self.publishing.expire(now)
         if self.phase is Phase.ASSEMBLING and now - self._began > self.rules.assemble_s:
-            awaited = self.members.awaited(self._wanted)
+            awaited = self.members.awaited(self._wanted, self.publishing.errors())
             self._end(1, f"the ring must be complete within {self.rules.assemble_s:g} s; {awaited}")
         return self._settle(now)
 
@@ -321,9 +322,14 @@ class Head:
         )
 
     def _is_complete(self) -> bool:
-        """All learners, and one of each other kind (all generators when eta is 0: their shares are fixed)."""
+        """All learners, and one of each other kind.
+
+        When eta is 0 all generators, since shares are fixed, but those that no share waits for either.
+        """
+        rules, fed = self.rules, len(self.leasing.fed())
+        left_out = [x for x in self.leasing.left_out() if x.index < rules.n_generators]
         return (
-            len(self.leasing.fed()) >= (self.rules.n_generators if self.rules.eta == 0 else 1)
+            fed >= (max(1, rules.n_generators - len(left_out)) if rules.eta == 0 else 1)
             and bool(self.members.of(Role.REWARD, Standing.HEALTHY))
             and len(self.members.of(Role.LEARNER, Standing.HEALTHY)) == self.rules.n_learners
         )

@@ -13,6 +13,7 @@ from areal_bus.ledger import Entry, Ledger
 from areal_bus.membership import Member, Membership, Standing
 from areal_bus.messages import Role
 from areal_bus.partials import Partials
+from areal_bus.pushes import Pushes
 from areal_bus.rules import HeadRules
 from areal_bus.supply import Issue, Supply
 
@@ -29,6 +30,7 @@ class Leasing:
         gate: Gate,
         ledger: Ledger,
         members: Membership,
+        pushes: Pushes,
         examination: Examination,
         partials: Partials,
         effects: Effects,
@@ -38,6 +40,7 @@ class Leasing:
         self.gate = gate
         self.ledger = ledger
         self.members = members
+        self.pushes = pushes
         self.examination = examination
         self.partials = partials
         self.effects = effects
@@ -46,6 +49,10 @@ class Leasing:
         """Generators that may get work: they hold what is published, or newer (I7)."""
         healthy = self.members.of(Role.GENERATOR, Standing.HEALTHY)
         return [x for x in healthy if x.version is not None and x.version >= self.gate.v and not x.leaving]
+
+    def left_out(self) -> list[Member]:
+        """Stale generators that no share of eta = 0 waits for: they miss pushes of their own, as long as they do."""
+        return [x for x in self.members.of(Role.GENERATOR, Standing.STALE) if self.pushes.misses_its_own(x.name)]
 
     def lease_all(self, *, admitting: bool) -> None:
         """Give work to the least loaded while there is work, leave and room; at eta = 0 the whole batch in shares."""
@@ -94,10 +101,12 @@ class Leasing:
     def _lease_shares(self, fed: list[Member]) -> None:
         """eta = 0: all that the gate allows at once, prompt uid to the generator at uid mod n, whatever room it has.
 
-        Only when every generator that is ready holds what is published and nothing is being sampled or scored: so who
-        samples what, and what is decoded beside it, never depends on time (docs/staleness.md).
+        Only when every generator that is ready, and not left out, holds what is published and nothing is being sampled
+        or scored: so who samples what, and what is decoded beside it, never depends on time (docs/staleness.md).
         """
-        ready = [x for x in self.members.of(Role.GENERATOR, Standing.STALE, Standing.HEALTHY) if not x.leaving]
+        out = {x.name for x in self.left_out()}
+        there = self.members.of(Role.GENERATOR, Standing.STALE, Standing.HEALTHY)
+        ready = [x for x in there if not x.leaving and x.name not in out]
         is_quiet = self.examination.open is None and self.ledger.n_live == len(self.ledger.ready)
         if not (fed and len(fed) == len(ready) and is_quiet and self.gate.may_admit(self.gate.v)):
             return

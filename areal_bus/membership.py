@@ -173,8 +173,8 @@ class Membership:
     def alive(self) -> Iterable[Member]:
         return [m for m in self.by_name.values() if m.standing is not Standing.DEAD]
 
-    def awaited(self, wanted: Mapping[Role, int]) -> str:
-        """Who is missing to the wanted numbers, for people."""
+    def awaited(self, wanted: Mapping[Role, int], errors: Mapping[str, str]) -> str:
+        """Who is missing to the wanted numbers, and why where `errors` or its own note says so, for people."""
         absent = []
         for role, n in wanted.items():
             known = {member.index: member for member in self.of(role)}
@@ -183,7 +183,8 @@ class Membership:
                 if member is None:
                     absent.append(f"{role}-{index} has not joined")
                 elif member.standing is not Standing.HEALTHY:
-                    absent.append(f"{role}-{index} is {member.standing} ({member.note})")
+                    why = errors.get(member.name, member.note)
+                    absent.append(f"{role}-{index} is {member.standing}" + (f" ({why})" if why else ""))
         return "; ".join(absent) or "nobody is missing"
 
     @staticmethod

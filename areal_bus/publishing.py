@@ -66,12 +66,16 @@ class Publishing:
         self.effects.progress("warning", text=f"push of version {message.version}: {member.name}: {message.error}")
 
     def lose(self, name: str) -> None:
-        """A member died: the root need not wait for it until the deadline."""
+        """A member died: the root need not wait for it until the deadline. An incarnation that is no member any more
+        will complete no push.
+        """
         push = self.pushes.current
         is_awaited = push is not None and name in push.members and name not in push.done
         self.pushes.lose(name)
         if push is not None and is_awaited:
             self.effects.send(push.root, m.PushBroken(push.id, push.version, f"{name} is dead"))
+        if name not in self.members.by_name:
+            self.pushes.forget(name)
 
     def expire(self, now: float) -> None:
         """Who has not answered by the push's deadline is waited for no longer."""
@@ -97,6 +101,10 @@ class Publishing:
         """The next push, when none is in flight and somebody lacks the newest version."""
         if self.pushes.current is None:
             self._begin(now)
+
+    def errors(self) -> dict[str, str]:
+        """Who is kept apart, and the last error of each."""
+        return {name: apart.error for name, apart in self.pushes.apart.items()}
 
     def hopeless(self) -> dict[str, str]:
         """Members, alive, that missed too many pushes of their own in a row, and the last error."""

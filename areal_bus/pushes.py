@@ -163,6 +163,10 @@ class Pushes:
         first = min(due.values(), key=lambda apart: (apart.misses, apart.lot), default=None)
         return [name for name, apart in due.items() if first is not None and apart.lot == first.lot]
 
+    def misses_its_own(self, name: str) -> bool:
+        """It is kept apart, and has missed a push of its own since it completed one: nobody waits for it."""
+        return name in self.apart and self.apart[name].misses > 0
+
     def hopeless(self) -> dict[str, str]:
         """Members that missed `patience` pushes of their own in a row, and the last error."""
         return {name: apart.error for name, apart in self.apart.items() if apart.misses >= self.patience}

@@ -10,7 +10,7 @@ from areal_bus.errors import ImpossibleEvent
 from areal_bus.head import Head
 from areal_bus.pushes import OWN_SHARE, Push, Pushes
 from areal_bus.simulation.scenario import Numbers
-from tests.test_head import head_with, push_done, scenario, sent
+from tests.test_head import head_with, push_done, scenario, scored, sent
 from tests.test_terms import end_of
 
 ROOT, A, B, C = "learner-0.0", "generator-0.0", "generator-1.0", "generator-2.0"
@@ -290,3 +290,124 @@ def test_a_view_in_which_something_broke_is_never_used_again() -> None:
     third = over(pushes, ROOT, A, B)
     assert first.view != second.view == third.view
     assert replace(third, members=[A]).missing == []
+
+
+# eta = 0: who is left out of the shares
+
+
+def joined(head: Head, *names: str, now: float = 0.0) -> list[Effect]:
+    """These come and are ready."""
+    effects: list[Effect] = []
+    for name in names:
+        role, index, incarnation = name.replace(".", "-").split("-")
+        endpoint = name if role != "generator" else ""
+        effects += head.on(name, m.Join(name, role, int(index), int(incarnation), endpoint, 1, ""), now)
+        effects += head.on(name, m.Ready(4), now)
+    return effects
+
+
+def assembling(n_generators: int = 3) -> Head:
+    """A head at eta = 0 whose first push is in flight, to all generators."""
+    head = Head(scenario(n_generators=n_generators, batch_size=3, n_samples=1, eta=0).rules, Numbers(None), now=0.0)
+    joined(head, ROOT, "reward-0.0", *(f"generator-{i}.0" for i in range(n_generators)))
+    head.on(ROOT, m.Begin(0, "digest 0"), 0.0)
+    assert head.publishing.pushes.current is not None
+    return head
+
+
+def in_turn(head: Head, bad: str) -> list[Effect]:
+    """The push of all is broken by `bad`; then each is pushed to alone, once. Returns what follows at last."""
+    effects = break_push(head)
+    for _ in range(3):
+        (member,) = members_of(effects)
+        effects = break_push(head) if member == bad else break_push(head, ROOT, member)
+    return effects
+
+
+def holders(effects: list[Effect]) -> dict[int, str]:
+    """Uid of each prompt given out here -> to whom."""
+    return {message.uid: to for to, message in sent(effects, m.Prompt)}  # type: ignore[union-attr]
+
+
+def finish_batch(head: Head, version: int) -> list[Effect]:
+    """All three prompts are sampled and scored, and the update is done."""
+    head.on(ROOT, m.BatchRequest(version - 1), 1.0)
+    for entry in list(head.rollouts.ledger.live()):
+        holder, uid = entry.holder or "", entry.uid
+        head.on(holder, m.Sampled(uid, 0, entry.attempt, "", 3), 1.0)
+        head.on("reward-0.0", scored(uid, 0, entry.attempt, entry.born, holder), 1.0)
+    return head.on(ROOT, m.UpdateDone(version, {}, f"digest {version}"), 1.0)
+
+
+def test_at_eta_0_a_ring_begins_without_one_that_misses_a_push_of_its_own_and_not_before() -> None:
+    head = assembling()
+    effects = break_push(head)
+    assert members_of(effects) == [A]
+    assert not holders(break_push(head))
+    assert not holders(break_push(head, ROOT, B)), "generator-2 has not been pushed to alone"
+    assert str(head.phase) == "assembling"
+    assert holders(break_push(head, ROOT, C)) == {0: B, 1: C, 2: B}
+
+
+def test_at_eta_0_a_generator_that_has_not_come_is_waited_for() -> None:
+    head = Head(scenario(n_generators=3, batch_size=3, n_samples=1, eta=0).rules, Numbers(None), now=0.0)
+    joined(head, ROOT, "reward-0.0", A, B)
+    head.on(ROOT, m.Begin(0, "digest 0"), 0.0)
+    break_push(head)
+    break_push(head)
+    assert not holders(break_push(head, ROOT, B))
+    assert str(head.phase) == "assembling"
+    joined(head, C, now=1.0)
+    while (push := head.publishing.pushes.current) is not None and push.members != [C]:
+        break_push(head)
+    assert set(holders(break_push(head, ROOT, C)).values()) == {B, C}
+
+
+def test_at_eta_0_one_that_missed_in_company_alone_is_waited_for() -> None:
+    head = assembling()
+    for member in (A, B, C):
+        push = head.publishing.pushes.current
+        assert push is not None
+        head.on(member, m.PushDone(push.id, 0, "digest 0", 0.0, 0.0), 0.0)
+    push_done(head, ROOT, 0)
+    effects = finish_batch(head, 1)
+    assert members_of(effects) == [A, B, C]
+    effects = break_push(head)
+    assert head.gate.v == 1
+    for member in (A, B):
+        assert members_of(effects) == [member]
+        effects = break_push(head, ROOT, member)
+        assert not holders(effects)
+    assert holders(break_push(head, ROOT, C)) == {3: A, 4: B, 5: C}
+
+
+def test_at_eta_0_one_that_completes_a_push_again_has_a_share_of_the_next_batch_and_no_other_changes() -> None:
+    head = assembling()
+    assert holders(in_turn(head, A)) == {0: B, 1: C, 2: B}
+    head.tick(1.0)
+    push = head.publishing.pushes.current
+    assert push is not None
+    assert push.members == [A]
+    assert not holders(break_push(head, ROOT, A)), "the share in flight is dealt"
+    assert {entry.uid: entry.holder for entry in head.rollouts.ledger.live()} == {0: B, 1: C, 2: B}
+    assert members_of(finish_batch(head, 1)) == [A, B, C]
+    assert holders(break_push(head, ROOT, A, B, C)) == {3: A, 4: B, 5: C}
+
+
+def test_an_incarnation_that_is_replaced_is_kept_apart_no_more_and_one_that_is_silent_is() -> None:
+    head = assembling()
+    in_turn(head, A)
+    assert head.publishing.pushes.misses_its_own(A)
+    head.requeue(A, 1.0)
+    assert head.publishing.pushes.misses_its_own(A), "it may be heard again"
+    joined(head, "generator-0.1", now=1.0)
+    assert not head.publishing.pushes.apart
+
+
+def test_an_incomplete_ring_names_the_last_error_of_a_push() -> None:
+    head = assembling()
+    break_push(head, error="a port is shut")
+    effects = head.tick(2000.0)
+    end = end_of(effects)
+    assert end is not None
+    assert "generator-0 is stale (a port is shut)" in end.sentence

@@ -11,6 +11,8 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.head import Head
 from areal_bus.journal import Event
+from areal_bus.leasing import Leasing
+from areal_bus.membership import Member
 from areal_bus.pushes import Push, Pushes
 from areal_bus.simulation.ring import Outcome, Ring
 from areal_bus.simulation.scenario import Scenario
@@ -76,6 +78,50 @@ def test_row_03_a_generator_that_refuses_every_push_hurts_itself_alone(how: str,
         assert all(name.startswith("generator-0.") for name in left), f"seed {seed}: {left}"
         n_dismissed += len(left)
     assert n_dismissed > 0 or until_s < EVER
+
+
+class SharesForAll(Leasing):
+    """The rule as it was at eta = 0: a share waits for everybody who is there."""
+
+    def left_out(self) -> list[Member]:
+        return []
+
+
+class HeadWithSharesForAll(Head):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.leasing.__class__ = SharesForAll
+
+
+@pytest.mark.parametrize(("how", "most"), [("said", 1.3), ("silent", 3.0)])
+def test_row_03_at_eta_0_shares_are_dealt_among_those_that_complete_their_pushes(how: str, most: float) -> None:
+    """From the start, or from some moment on: at most so many times as long as without the bad one."""
+    for seed in range(100):
+        ring, outcome = run(refusing(seed, how, EVER, eta=0))
+        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
+        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        left = [line["name"] for line in lines(ring, Event.MEMBER, state="left")]
+        assert all(name.startswith("generator-0.") for name in left), f"seed {seed}: {left}"
+        well_s = Ring(refusing(seed, "", EVER, eta=0)).run().seconds
+        assert outcome.seconds <= most * well_s, f"seed {seed}: {outcome.seconds:.0f} s, without it {well_s:.0f} s"
+
+
+@pytest.mark.parametrize("how", ["said", "silent"])
+def test_row_03_at_eta_0_a_ring_goes_on_with_the_only_one_that_completes_pushes(how: str) -> None:
+    for seed in range(15):
+        _, outcome = run(refusing(seed, how, EVER, eta=0, n_generators=7, n_refusing=6, joins_s=(0.0,) * 7))
+        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
+        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+
+
+@pytest.mark.parametrize("how", ["said", "silent"])
+def test_row_03_at_eta_0_a_ring_that_waits_for_all_never_begins(how: str) -> None:
+    """What the simulator would find if shares waited for whoever is there."""
+    for seed in range(0, 20, 2):
+        stuck = Ring(refusing(seed, how, EVER, eta=0), head_class=HeadWithSharesForAll).run()
+        assert [violation.invariant for violation in stuck.violations] == ["I11"], f"seed {seed}"
+        assert stuck.end is not None
+        assert stuck.end.sentence.startswith("the ring must be complete"), f"seed {seed}"
 
 
 @pytest.mark.parametrize("how", ["said", "silent"])
