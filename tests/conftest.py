@@ -1,8 +1,17 @@
-"""What all tests share: tests marked gpu are skipped where there is no CUDA device."""
+"""What all tests share: the same examples every time, and no gpu tests where there is no CUDA device.
 
+`HYPOTHESIS_PROFILE=new` draws examples that are new each time. No example has a deadline: nothing here is timed.
+"""
+
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("new", derandomize=False, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
