@@ -134,6 +134,8 @@ class Ring:
             for process in self._processes:
                 process.poll()
             time.sleep(LOOK_S)
+        for process in self._processes:  # what is killed may have no environment any more, and not be gone yet
+            process.wait(GONE_S)
         return began
 
     def end(self) -> None:

@@ -61,11 +61,19 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
 
 def kill_in_mid_rollout(ring: Ring, who: str) -> Blow:
     """While it has samples that are begun and not complete."""
-    ring.slow(0.05)
-    began = ring.lines("update", role="head")[-1]["t"]
+    ring.slow(0.3)  # a step takes far longer than to see that it samples, and to kill it
     ring.hold(3)
-    ring.until("request", role="generator", after=began, rank=int(who[-1]), n=2)
+    ring.wait(lambda: n_under_way(ring, who) > 1, f"{who} samples")
     return ring.kill(who)
+
+
+def n_under_way(ring: Ring, who: str) -> int:
+    """Samples that it has begun and not ended."""
+    begun, ended = (
+        {(x.get("evaluation", ""), x["uid"], x["sample"], x["attempt"]) for x in lines}
+        for lines in (ring.lines(event, role="generator", rank=int(who[-1])) for event in ("request", "completion"))
+    )
+    return len(begun - ended)
 
 
 def kill_in_mid_score(ring: Ring) -> tuple[Blow, Blow]:
