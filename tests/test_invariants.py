@@ -302,25 +302,21 @@ def groups_younger_than_the_bound_are_dropped(patch: pytest.MonkeyPatch) -> None
 
 
 def some_are_refunded_as_the_end_of_the_run(patch: pytest.MonkeyPatch) -> None:
-    scored = Rollouts.scored
-
-    def wrong(self: Any, message: Any) -> None:
-        scored(self, message)
-        entry = self.ledger.open.get(message.uid)
-        if entry is not None and not message.evaluation and message.uid % 7 == 3 and entry.state is not State.TRAINING:
-            self.refund(entry, Refund.END_OF_RUN)
-
-    patch.setattr(Rollouts, "scored", wrong)
+    some_are_refunded(patch, Refund.END_OF_RUN)
 
 
 def some_are_refunded_for_a_verdict_that_was_none(patch: pytest.MonkeyPatch) -> None:
+    some_are_refunded(patch, Refund.REWARD_TIMEOUT)
+
+
+def some_are_refunded(patch: pytest.MonkeyPatch, reason: Refund) -> None:
     scored = Rollouts.scored
 
     def wrong(self: Any, message: Any) -> None:
         scored(self, message)
         entry = self.ledger.open.get(message.uid)
         if entry is not None and not message.evaluation and message.uid % 7 == 3 and entry.state is not State.TRAINING:
-            self.refund(entry, Refund.REWARD_TIMEOUT)
+            self.refund(entry, reason)
 
     patch.setattr(Rollouts, "scored", wrong)
 

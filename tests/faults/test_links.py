@@ -25,14 +25,14 @@ GENERATOR = "generator-0.0"
 def test_row_14_a_dropped_message_is_sent_again() -> None:
     n_lost = {m.Trajectory: 0, m.Scored: 0, m.Sampled: 0, m.Ack: 0, m.PushBegin: 0, m.PushDone: 0}
     n_again = 0
-    for seed in SEEDS:
+    for seed in range(9):
         ring = survive(scenario(seed, p_lost=0.3, silent_s=1000.0))
         for kind in n_lost:
             n_lost[kind] += len(lost(ring, kind))
         counted = {(line["uid"], line["attempt"], line["sample"]) for line in lines(ring, Event.SCORED)}
         n_again += len({key(x) for kind in (m.Trajectory, m.Scored) for x in lost(ring, kind)} & counted)
     assert min(n_lost.values()) > 10, n_lost
-    assert n_again > 50  # a copy was lost, and a later one counted
+    assert n_again > 100  # a copy was lost, and a later one counted
     forgetful = scenario(p_lost=0.3, silent_s=1000.0, resend_s=1e9, patience_s=400.0)
     assert [x.invariant for x in play(forgetful)[1].violations] == ["I11"]  # without a retry all wait
 

@@ -3,10 +3,13 @@
 import itertools
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 from areal_bus.errors import ConfigError
@@ -105,10 +108,9 @@ def many_processes(n: int, first: int, jobs: int) -> Tally:
     ]
     tally = Tally()
     try:
-        for worker in workers:
-            for text in worker.stdout or ():
-                tally.add(text)
-                print(f"{tally.schedules} schedules, {len(tally.violations)} violations", flush=True)
+        for text in as_they_come(workers):
+            tally.add(text)
+            print(f"{tally.schedules} schedules, {len(tally.violations)} violations", flush=True)
         codes = [worker.wait() for worker in workers]
     finally:
         for worker in workers:
@@ -119,6 +121,22 @@ def many_processes(n: int, first: int, jobs: int) -> Tally:
     if max(codes) > 1:
         raise ConfigError(f"every process of the soak must come to its end; they ended with {codes}")
     return tally
+
+
+def as_they_come(workers: list["subprocess.Popen[str]"]) -> Iterator[str]:
+    """Lines of all of them, each read at once: a process whose pipe is full would stand still."""
+    said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def listen(worker: "subprocess.Popen[str]") -> None:
+        for text in worker.stdout or ():
+            said.put(text)
+        said.put(None)
+
+    for worker in workers:
+        threading.Thread(target=listen, args=(worker,), daemon=True).start()
+    for _ in workers:
+        while (text := said.get()) is not None:
+            yield text
 
 
 def report(tally: Tally, seconds: float) -> list[str]:
