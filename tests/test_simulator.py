@@ -121,6 +121,17 @@ def test_a_stopped_process_hears_it_all_when_it_goes_on_and_a_crashed_one_nothin
     assert len(recorder.got) == 1
 
 
+def test_a_process_that_is_stopped_twice_at_once_hears_all_in_order() -> None:
+    world, recorder = world_of()
+    world.stop("b", 30.0)
+    world.send("a", "b", m.BatchRequest(0))
+    world.at(10.0, world.stop, "b", 30.0)
+    world.at(11.0, world.send, "a", "b", m.BatchRequest(1))
+    drain(world)
+    assert [message.step for message in recorder.got] == [0, 1]  # type: ignore[union-attr]
+    assert world.now >= 40.0
+
+
 def test_what_a_stopped_process_has_not_taken_reaches_no_later_life_of_it() -> None:
     world, recorder = world_of()
     world.stop("b", 30.0)

@@ -84,7 +84,10 @@ class World:
             act(*args)
 
     def stop(self, name: str, for_s: float) -> None:
-        self._stopped[name] = max(self._stopped.get(name, 0.0), self.now + for_s)
+        """What it has not taken waits for the end of a longer stop, before whatever comes in that."""
+        self._stopped[name] = goes_on = max(self._stopped.get(name, 0.0), self.now + for_s)
+        self._events = [(goes_on, *x[1:]) if x[2] == self._take_held and x[3][1] == name else x for x in self._events]
+        heapify(self._events)
 
     def cut(self, name: str, for_s: float) -> None:
         self._cut[name] = max(self._cut.get(name, 0.0), self.now + for_s)
@@ -95,7 +98,7 @@ class World:
 
     def break_connection(self, name: str) -> None:
         """Its connection to the head: the next one begins at once."""
-        link, ways = {name, HEAD}, (self._arrive, self._arrive_again)
+        link, ways = {name, HEAD}, (self._arrive, self._arrive_again, self._take_held)
         self._events = [one for one in self._events if one[2] not in ways or {*one[3][:2]} != link]
         heapify(self._events)
         self.say_gone(name)
@@ -143,13 +146,17 @@ class World:
             self.tell(f"{sender} -> {to} is gone", message)
             return
         if self._stopped and (goes_on := self._stopped.get(to, 0.0)) > self.now:
-            self.at(goes_on, self._arrive_again, sender, to, message, self._n_deaths[to])
+            self.at(goes_on, self._take_held, sender, to, message, self._n_deaths[to])
             return
         if self.story is not None:
             self.tell(f"{sender} -> {to}", message)
         if sender == HEAD:
             self.heard[to] = self.now
         node.receive(sender, message)
+
+    def _take_held(self, sender: str, to: str, message: m.Message, n_deaths: int) -> None:
+        """It came while the process was stopped."""
+        self._arrive_again(sender, to, message, n_deaths)
 
     def _arrive_again(self, sender: str, to: str, message: m.Message, n_deaths: int) -> None:
         """What a stopped process has not taken, and the double of a message, reach no other life of it."""
