@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from areal_bus.checksum import Checksum
 from areal_bus.errors import PushFailed
-from areal_bus.snapshot import Entry, Manifest, checksum, forms_of
+from areal_bus.snapshot import Entry, Manifest, forms_of
 
 
 class Landing:
@@ -18,7 +19,7 @@ class Landing:
         self._entries = manifest.entries
         self._checksums = manifest.checksums
         self._next = 0  # first entry not yet complete
-        self._running = 0  # CRC-32 of what has come of it
+        self._running = Checksum()  # of what has come of it
         if into is not None and _fits(manifest, into, device):
             self.tensors = {entry.name: into[entry.name] for entry in manifest.entries}
         else:
@@ -34,7 +35,7 @@ class Landing:
             low, high = max(entry.start, start), min(entry.stop, stop)
             if low < high:
                 piece = bucket[low - start : high - start]
-                self._running = checksum(piece, self._running)
+                self._running.add(piece)
                 self._bytes[entry.name][low - entry.start : high - entry.start].copy_(piece)
             if entry.stop > stop:
                 return
@@ -48,10 +49,10 @@ class Landing:
             raise PushFailed(f"buckets must bring every tensor: {self._entries[self._next].name} is incomplete")
 
     def _complete(self, entry: Entry) -> None:
-        if self._running != self._checksums[self._next]:
+        if self._running.value() != self._checksums[self._next]:
             self.wrong.append(entry.name)
         self._next += 1
-        self._running = 0
+        self._running = Checksum()
 
 
 def _fits(manifest: Manifest, into: Mapping[str, Tensor], device: torch.device) -> bool:

@@ -1,14 +1,13 @@
 """One version of the weights in host memory, its manifest and its digest; knows nothing of groups, stores or peers.
 
 All tensors lie in one flat buffer, each at a multiple of 64 bytes, in the order of the mapping they came from. The
-layout follows from names, shapes and dtypes alone, so a member computes it for itself. A checksum is the CRC-32 of one
-tensor's bytes; the digest is a hash over names, shapes, dtypes and checksums in the order of names, so it depends
+layout follows from names, shapes and dtypes alone, so a member computes it for itself. A checksum is of one tensor's
+bytes (`checksum`); the digest is a hash over names, shapes, dtypes and checksums in the order of names, so it depends
 neither on the layout nor on the size of buckets.
 """
 
 import hashlib
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -17,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from areal_bus.checksum import Checksum, checksum
 from areal_bus.errors import ImpossibleEvent, PushFailed
 
 ALIGN = 64  # bytes: every dtype can view its slice, and copies start on a cache line
+PIECE = 1 << 19  # numbers copied at a time, and summed up while they are in a cache
 
 Form = tuple[tuple[int, ...], str]  # (shape, dtype as "float32")
 
@@ -49,7 +50,7 @@ class Manifest:
 
     version: int
     entries: tuple[Entry, ...]
-    checksums: tuple[int, ...]  # CRC-32 of each entry's bytes
+    checksums: tuple[int, ...]  # of each entry's bytes
     bucket_bytes: int
     n_bytes: int  # of the flat buffer, padding included
 
@@ -151,8 +152,7 @@ def take_snapshot(
     data = _memory(entries, n_bytes, previous, pin=any(tensor.is_cuda for tensor in unique.values()))
     checksums = []
     for entry in entries:
-        entry.view(data).copy_(whole(_rounded(unique[entry.name], dtype)))
-        checksums.append(checksum(data[entry.start : entry.stop]))
+        checksums.append(_copy(unique[entry.name], entry, data))
     layout = Manifest(version, entries, tuple(checksums), bucket_bytes, n_bytes)
     return Snapshot(layout, layout.digest, data)
 
@@ -165,14 +165,9 @@ def digest_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None
 
 
 def digest(forms: Mapping[str, Form], checksums: Mapping[str, int]) -> str:
-    """BLAKE2b-128 over (name, shape, dtype, CRC-32), sorted by name."""
+    """BLAKE2b-128 over (name, shape, dtype, checksum), sorted by name."""
     rows = [[name, list(forms[name][0]), forms[name][1], checksums[name]] for name in sorted(forms)]
     return hashlib.blake2b(json.dumps(rows, separators=(",", ":")).encode(), digest_size=16).hexdigest()
-
-
-def checksum(bytes_N: Tensor, running: int = 0) -> int:
-    """CRC-32 of (N,) uint8 in host memory, continued from `running`. Lets go of the GIL."""
-    return zlib.crc32(bytes_N.numpy().data, running)
 
 
 def forms_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Form]:
@@ -243,6 +238,24 @@ def _rounded_to(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Detached: the tensor itself, or a copy of another type."""
     return tensor.detach().to(_rounded_to(tensor, dtype))
+
+
+def _copy(tensor: Tensor, entry: Entry, data: Tensor) -> int:
+    """Bring the tensor to its place, of the entry's type; the checksum of what is there."""
+    target = entry.view(data)
+    if hasattr(tensor, "full_tensor"):  # rounded before it is gathered
+        tensor = whole(tensor.detach().to(target.dtype))
+    source, raw, found = tensor.detach(), data[entry.start : entry.stop], Checksum()
+    if source.is_cuda or not source.is_contiguous():
+        target.copy_(source)
+        found.add(raw)
+        return found.value()
+    n_bytes = PIECE * target.itemsize
+    flat = torch.split(source.reshape(-1), PIECE), torch.split(target.reshape(-1), PIECE), torch.split(raw, n_bytes)
+    for given, here, bytes_ in zip(*flat, strict=True):
+        here.copy_(given)
+        found.add(bytes_)
+    return found.value()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
+from areal_bus.checksum import checksum
 from areal_bus.messages import PushBegin
-from areal_bus.snapshot import checksum
 from areal_bus.weights import Root, Snapshot, serve_store, take_snapshot
 from tests.weights_peer import Peer
 
