@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
 from tools import terminal
-from tools.bench import demo, eta0, faults, gate, generate, loss, pack, padding, reward, wire
+from tools.bench import demo, eta0, faults, gate, generate, loss, pack, padding, push, reward, wire
 from tools.bench.protocol import Bench
 
 BENCHES: Mapping[str, Bench] = {
@@ -18,6 +18,7 @@ BENCHES: Mapping[str, Bench] = {
     "loss": loss.LossBench(),
     "pack": pack.PackBench(),
     "padding": padding.PaddingBench(),
+    "push": push.PushBench(),
     "reward": reward.RewardBench(),
     "wire": wire.WireBench(),
 }

@@ -1,0 +1,153 @@
+"""The weight push of SmolLM2-135M beside training: what it costs the learner's steps, and the generator's decoding.
+
+A learner and a generator, one thread each, and the production push between them: snapshot on the step's thread, gloo
+over the loopback, received in a side thread. A step is a batch of the demo; the generator decodes all the while.
+"""
+
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from areal_bus.errors import ConfigError
+from tools.bench import side
+from tools.bench.protocol import Figures
+from tools.bench.rounds import Measure, Rounds, interleave
+from tools.bench.side import ROOT
+
+CONFIG, MODEL = ROOT / "configs" / "demo.toml", ROOT / "models" / "SmolLM2-135M-Instruct"
+MEMBER = "generator-0.0"
+WITH, WITHOUT, ALONE, MEMCPY = "with", "without", "alone", "memcpy"
+WIRES = ("bfloat16", "float32")  # the first is as published, 269 MB, and the one that the plain names are of
+ROUNDS = 7
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was measured beside the cost of a side, in every round that was tried."""
+
+    learner: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    generator: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+
+    def note(self, name: str, learner: dict[str, float], generator: dict[str, float]) -> None:
+        self.learner.setdefault(name, []).append(learner)
+        self.generator.setdefault(name, []).append(generator)
+
+    def of_learner(self, name: str, what: str) -> float:
+        return median(one[what] for one in self.learner[name])
+
+    def of_generator(self, name: str, what: str) -> float:
+        return median(one[what] for one in self.generator[name])
+
+
+class PushBench:
+    about = "a push of SmolLM2-135M beside training: what steps lose, the stall at the swap, bytes/s over memcpy"
+
+    def measure(self, *, quiet: bool) -> Figures:
+        """Needs no peer. Raises ConfigError without the model."""
+        if not (MODEL / "config.json").is_file():
+            raise ConfigError(f"this bench pushes SmolLM2-135M, which is not at {MODEL}: run `make model`")
+        found: Figures = {"bench": "push"}
+        for wire in WIRES:
+            print(f"weights in {wire}", file=sys.stderr)
+            rounds, seen = processes(wire)
+            suffix = "" if wire == WIRES[0] else f"_{wire}"
+            found |= {f"{name}{suffix}": value for name, value in figures(rounds, seen).items()}
+            found |= {} if suffix else rounds.figures()
+        return found
+
+
+class Half(Protocol):
+    """A side that can be asked, and asked for later."""
+
+    def ask(self, do: str, **arguments: Any) -> Any: ...
+    def begin(self, do: str, **arguments: Any) -> None: ...
+    def answer(self) -> Any: ...
+
+
+def processes(wire: str) -> tuple[Rounds, Seen]:
+    """The rounds of one type on the wire, each half in a process of its own."""
+    with ExitStack() as stack:
+        learner, generator, control = (
+            stack.enter_context(side.ours(name)) for name in ("push_learner", "push_generator", "control")
+        )
+        return compare(learner, generator, lambda: float(control.ask("sgemm")), wire, CONFIG, MODEL)
+
+
+def compare(
+    learner: Half, generator: Half, control: Measure, wire: str, config: Path, model: Path, *, rounds: int = ROUNDS
+) -> tuple[Rounds, Seen]:
+    """Rounds of steps with and without a push, of pushes alone and of memcpy; weights go out in the type `wire`."""
+    seen = Seen()
+    opened = learner.ask("open", config=str(config), model=str(model), wire=wire, member=MEMBER)
+    generator.ask("open", model=str(model), dtype=wire, name=MEMBER, **opened)
+    pair = Pair(learner, generator, seen)
+    pair.push()  # the group, and memory that was never touched
+    pair.step(with_push=True)
+    seen.learner.clear()
+    seen.generator.clear()
+    sides: dict[str, Measure] = {
+        WITHOUT: lambda: pair.step(with_push=False),
+        WITH: lambda: pair.step(with_push=True),
+        ALONE: pair.push,
+        MEMCPY: lambda: float(learner.ask("memcpy")),
+    }
+    return interleave(sides, control, rounds=rounds), seen
+
+
+class Pair:
+    """Learner and generator, which meet by the number of what they do together."""
+
+    def __init__(self, learner: Half, generator: Half, seen: Seen) -> None:
+        self._learner, self._generator, self._seen = learner, generator, seen
+        self._numbers = count()
+        self._version = 0
+
+    def step(self, *, with_push: bool) -> float:
+        """Wall seconds of a step, the generator decoding; the push of the version before it begins with it."""
+        number = next(self._numbers)
+        self._generator.begin("decode", number=number, version=self._version if with_push else None)
+        found = self._learner.ask("step", number=number, with_push=with_push)
+        self._seen.note(WITH if with_push else WITHOUT, found, self._generator.answer())
+        self._version += 1
+        return float(found["seconds"])
+
+    def push(self) -> float:
+        """Wall seconds of a transfer, nothing else going on."""
+        number = next(self._numbers)
+        self._generator.begin("receive", number=number, version=self._version)
+        found = self._learner.ask("push", number=number)
+        self._seen.note(ALONE, found, {"swap_s": self._generator.answer()})
+        return float(found["seconds"])
+
+
+def figures(rounds: Rounds, seen: Seen) -> Figures:
+    """Of one type on the wire. Shares of a step are of one without a push."""
+    longer, memcpy = rounds.ratio(WITH, WITHOUT), rounds.ratio(MEMCPY, ALONE)
+    step_s, n_bytes = rounds.cost(WITHOUT), seen.of_learner(ALONE, "bytes")
+    stall_s = seen.of_generator(WITH, "swap_s")
+    cpu = {name: seen.of_learner(name, "cpu_s") for name in (WITH, WITHOUT)}
+    return {
+        "step_increase_share": round(longer.median - 1, 4),
+        "step_increase_share_low": round(longer.low - 1, 4),
+        "step_increase_share_high": round(longer.high - 1, 4),
+        "step_increase_cpu_share": round(cpu[WITH] / cpu[WITHOUT] - 1, 4),
+        "push_cpu_ms": round(1e3 * seen.of_learner(ALONE, "cpu_s"), 1),
+        "push_cpu_share": round(seen.of_learner(ALONE, "cpu_s") / cpu[WITHOUT], 4),
+        "step_s": round(step_s, 3),
+        "overlaps": all(one["push_s"] < one["seconds"] for one in seen.learner[WITH]),  # each push, its step
+        "snapshot_ms": round(1e3 * seen.of_learner(ALONE, "snapshot_s"), 1),
+        "stall_ms": round(1e3 * stall_s, 3),
+        "stall_share": round(stall_s / step_s, 6),
+        "recompute_ms": round(1e3 * median(one["after_s"] - one["step_s"] for one in seen.generator[WITH]), 1),
+        "decode_share": round(seen.of_generator(WITH, "tokens_per_s") / seen.of_generator(WITHOUT, "tokens_per_s"), 3),
+        "mb": round(n_bytes / 1e6),
+        "bytes_per_s": round(n_bytes / rounds.cost(ALONE)),
+        "bytes_per_s_beside_a_step": round(n_bytes / seen.of_learner(WITH, "push_s")),
+        "share_of_memcpy": round(memcpy.median, 3),
+        "share_of_memcpy_low": round(memcpy.low, 3),
+        "share_of_memcpy_high": round(memcpy.high, 3),
+    }
