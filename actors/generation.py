@@ -61,13 +61,17 @@ class Generator:
         pulse: Pulse,
         *,
         report_tokens: int = 0,
+        drains: bool = False,
     ) -> None:
-        """At new weights the head hears of samples with `report_tokens` new tokens (0: of none)."""
+        """At new weights the head hears of samples with `report_tokens` new tokens (0: of none). `drains`: they wait
+        until the samples under way have ended, and no other is begun meanwhile.
+        """
         self.stopped: str | None = None  # why, once the head has said so
         self._bus, self._presence, self._engine, self._sampling = bus, presence, engine, sampling
         self._receiving, self._delivery = receiving, delivery
         self._journal, self._pulse = journal, pulse
-        self._report_tokens = report_tokens
+        self._report_tokens, self._drains = report_tokens, drains
+        self._arrived: Received | None = None  # weights that wait for the samples under way
         self._timeline = Timeline()
         self._offers = Offers()
         self._holds_void = False  # weights of a lost timeline: nothing is decoded with them
@@ -160,6 +164,7 @@ class Generator:
             return
         self._journal.term = self._sampling.term = term
         self._receiving.drop()
+        self._arrived = None
         self._sampling.forget_begun()
         self._awaits_more = False
         keeps = self._timeline.keeps
@@ -178,6 +183,7 @@ class Generator:
             self._offers.keep([*self._delivery.unfinished(), *begun], self._timeline)
         self._timeline = Timeline()
         self._receiving.drop()
+        self._arrived = None
         self._awaits_more = False
         self._sampling.forget_begun()
         self._sampling.cancel_all()
@@ -228,12 +234,20 @@ class Generator:
     # weights
 
     def _take_weights(self) -> None:
-        """Swap in what has arrived, between two decode steps."""
+        """Swap in what has arrived, between two decode steps, or report what did not."""
         outcome = self._receiving.take()
         if isinstance(outcome, Received):
-            self._swap(outcome)
+            self._arrived = outcome
         elif isinstance(outcome, Broken):
             self._report_broken(outcome.begin, outcome.error)
+        if self._arrived is not None and not self._must_drain:
+            arrived, self._arrived = self._arrived, None
+            self._swap(arrived)
+
+    @property
+    def _must_drain(self) -> bool:
+        """Samples are under way that end with the weights they have."""
+        return self._drains and self._has_weights and self._engine.hold()
 
     def _swap(self, received: Received) -> None:
         begin, started = received.begin, time.monotonic()

@@ -57,7 +57,16 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     delivery = Delivery(config.bus.resend_s)
     report_tokens = config.rollout.report_tokens if config.rollout.max_head_offpolicyness else 0
     generator = Generator(
-        bus, presence, engine, sampling, receiving, delivery, journal, pulse, report_tokens=report_tokens
+        bus,
+        presence,
+        engine,
+        sampling,
+        receiving,
+        delivery,
+        journal,
+        pulse,
+        report_tokens=report_tokens,
+        drains=config.rollout.on_update == "drain",
     )
     presence.say(Ready(capacity=config.rollout.max_concurrent_rollouts))
     try:

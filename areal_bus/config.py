@@ -156,8 +156,8 @@ class RolloutConfig(Section):
     """Beyond eta: "mask" trains no older token, "hold" waits, "drop" samples again, "paper" trains all ages."""
     max_concurrent_rollouts: int = Field(32, ge=1)
     """Samples one generator decodes at once (its slots)."""
-    on_update: Literal["recompute", "keep"] = "recompute"
-    """Running samples at new weights: prefill again, or keep the old keys and values."""
+    on_update: Literal["recompute", "keep", "drain"] = "recompute"
+    """Running samples at new weights: prefill again, keep the old keys and values, or end first, none begun meanwhile."""
     report_tokens: int = Field(64, ge=0)
     """At new weights a generator reports samples with so many new tokens, for others to continue. 0: none."""
     report_mib: int = Field(256, ge=1)

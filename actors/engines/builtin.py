@@ -35,7 +35,7 @@ class BuiltinEngine:
         *,
         stop_ids: frozenset[int],
         n_slots: int,
-        on_update: Literal["recompute", "keep"] = "recompute",
+        on_update: Literal["recompute", "keep", "drain"] = "recompute",
         version: int | None = None,
         prefill_tokens: int | None = None,
     ) -> None:
@@ -55,6 +55,7 @@ class BuiltinEngine:
         self._keys: set[Key] = set()  # of both
         self._version = version
         self._term = 0  # that the version belongs to
+        self._holds = False  # no further request is begun before the next update
         self._n_tokens = 0
         if version is not None:
             self._check_forward()
@@ -163,14 +164,19 @@ class BuiltinEngine:
             else:
                 parameter.data.copy_(new)
                 free[name] = new
-        if self._on_update == "recompute" or term > self._term:  # of lost weights no key is kept
+        if self._on_update != "keep" or term > self._term:  # of lost weights no key is kept
             for row in self._rows:
                 row.cached = False
-        self._term, self._version = term, version
+        self._term, self._version, self._holds = term, version, False
         if self._fused is not None:
             self._fused.bind()
             self._check_forward()
         return free
+
+    def hold(self) -> bool:
+        """Begin no episode before the next update; whether one is under way."""
+        self._holds = True
+        return bool(self._rows) or any(request.key[4] for request in self._waiting)
 
     def _check_forward(self) -> None:
         """The faster forward is used when it computes what the model does."""
@@ -196,11 +202,10 @@ class BuiltinEngine:
 
     def _admit(self, version: int) -> None:
         """Waiting requests take the free rows; one whose prompt a row holds, by these weights, copies it."""
-        n_free = min(self._slots.n_slots - len(self._rows), len(self._waiting))
-        if n_free == 0:
+        new = [live(request, version=version) for request in self._take()]
+        if not new:
             return
         holders = {row.prompt: at for at, row in enumerate(self._rows) if row.cached and row.filled == version}
-        new = [live(self._waiting.popleft(), version=version) for _ in range(n_free)]
         for row in new:
             row.cached = row.prompt in holders and not row.sampled
         new.sort(key=lambda row: not row.cached)  # cached rows come first
@@ -208,6 +213,16 @@ class BuiltinEngine:
             if row.cached:
                 self._slots.copy(holders[row.prompt], len(self._rows), row.length - 1)
             self._rows.append(row)
+
+    def _take(self) -> list[Request]:
+        """Requests for the free rows, in their order; while it holds, only those that go on with an episode."""
+        n_free = self._slots.n_slots - len(self._rows)
+        if not n_free:
+            return []
+        taken = [request for request in self._waiting if request.key[4] or not self._holds][:n_free]
+        for request in taken:
+            self._waiting.remove(request)
+        return taken
 
     def _logits(self, version: int) -> Tensor:
         """(n, V) for the next token of every row."""

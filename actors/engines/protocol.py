@@ -75,6 +75,9 @@ class Engine(Protocol):
     def parameters(self) -> Mapping[str, Any]:
         """Name -> tensor of the live weights (shapes and dtypes are those a push must bring)."""
 
+    def hold(self) -> bool:
+        """Begin no episode before the next update; those begun go on. Whether one is under way."""
+
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
         """Swap in new weights, all names at once; running requests go on by `on_update` (recompute or keep).
 
