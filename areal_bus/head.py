@@ -24,6 +24,7 @@ from areal_bus.publishing import Publishing
 from areal_bus.rollouts import Rollouts
 from areal_bus.rules import HeadRules, Phase, Source
 from areal_bus.speakers import check_speaker
+from areal_bus.staleness import StalenessPolicy
 from areal_bus.supply import Supply
 from areal_bus.terms import Terms
 
@@ -271,7 +272,7 @@ class Head:
         """Do everything that the rules now allow, and hand over the effects."""
         if self.phase is not Phase.STOPPING:
             self.publishing.close(now)
-            hopeless = self.gathering.dismiss(self.rules.n_generators)
+            hopeless = self.gathering.dismiss(self.rules.n_generators) if self.publishing.pushes.apart else None
             if hopeless is None:
                 self.publishing.begin(now)
             else:
@@ -288,6 +289,8 @@ class Head:
 
     def _advance(self) -> None:
         """From phase to phase."""
+        if self.phase is Phase.TRAINING and not self.is_draining and not self._is_trained():
+            return  # most of the time
         if self.phase is Phase.ASSEMBLING and self._is_complete():
             self._begin_phases()
         if self.phase is Phase.BEFORE and self._evaluation_is_over():
@@ -372,12 +375,14 @@ class Head:
 
     def _drop_too_old(self) -> None:
         """Groups that would now be taken and are too old leave first; their rows are leased again at once."""
-        while self._wants_batch and (entry := self.batches.too_old()) is not None:
+        while self.rules.policy is StalenessPolicy.DROP and self._wants_batch and (entry := self.batches.too_old()):
             self.rollouts.refund(entry, Refund.TOO_OLD)
 
     def _serve_requests(self) -> None:
         """A batch for the learner that waits, or the news that there is none."""
-        learners = self.members.of(Role.LEARNER, Standing.HEALTHY) if self.terms.requests else []
+        if not self.terms.requests:
+            return
+        learners = self.members.of(Role.LEARNER, Standing.HEALTHY)
         if self._wants_batch and len(learners) == self.rules.n_learners:
             if self.batches.is_at_the_end and self.rules.drop_last and not self._fills_a_batch:
                 self.rollouts.refund_all(Refund.END_OF_DATA)

@@ -123,17 +123,16 @@ class Publishing:
 
     def _begin(self, now: float) -> None:
         version = self.gate.u
-        behind = version > self.gate.v
+        behind, late = version > self.gate.v, self._late(now)
+        if not behind and not late:
+            return
         root = next((x for x in self.members.of(Role.LEARNER, Standing.HEALTHY) if x.name == self.root), None)
         if root is None or version not in self._digests:
             return
-        late = self._late(now)
         if behind and not (late and self._owes_late):
             names = self._those_in_step(version)
-        elif late:
-            names, behind = late, False
         else:
-            return
+            names, behind = late, False
         if names:
             push = self.pushes.begin(version=version, root=root.name, members=names, catch_up=not behind, now=now)
             self._announce(push, root.endpoint)
@@ -154,6 +153,8 @@ class Publishing:
     def _late(self, now: float) -> list[str]:
         """For a catch-up push: all who are stale, or else the next of those who are kept apart."""
         stale = [x.name for x in self.members.of(Role.GENERATOR, Standing.STALE)]
+        if not stale:
+            return stale
         together = [name for name in stale if name not in self.pushes.apart]
         if together:
             return together

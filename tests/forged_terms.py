@@ -114,7 +114,7 @@ def term_1(forge: TermForge) -> None:
     forge.finish(4, 1)
     both(forge, 5)
     both(forge, 6)
-    forge.train(4, 6)
+    forge.train(4, 5)
     forge.admit(GENERATORS[0])  # 8
     forge.finish(8, 0)
 

@@ -83,6 +83,8 @@ class Stage:
         if self.end is None:
             if type(message) in REPEATED:
                 self.said.append((sender, message))
+            if isinstance(message, m.PushDone):
+                self.witness.hear(sender, message)
             self.carry_out(self.head.on(sender, message, self.now))
 
     def carry_out(self, effects: list[Effect]) -> None:

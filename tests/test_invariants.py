@@ -19,6 +19,7 @@ from areal_bus.leasing import Leasing
 from areal_bus.ledger import State
 from areal_bus.messages import Refund, Role, VerdictStatus
 from areal_bus.publishing import Publishing
+from areal_bus.pushes import Pushes
 from areal_bus.rollouts import Rollouts
 from areal_bus.simulation.disk import Disk
 from areal_bus.simulation.ring import Outcome, Ring
@@ -234,6 +235,52 @@ def test_I8_groups(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(ledger.Ledger, "deliver", wrong)
 
     assert first_break(monkeypatch, trains_what_is_there) == "I8"
+
+
+def test_I8_a_group_trained_before_an_older_whole_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes_the_youngest(patch: pytest.MonkeyPatch) -> None:
+        take = ledger.Ledger.take
+
+        def wrong(self: Any, n: int, step: int) -> Any:
+            return take(self, n, step)[::-1]
+
+        patch.setattr(ledger.Ledger, "take", wrong)
+
+    assert first_break(monkeypatch, takes_the_youngest, policy=StalenessPolicy.MASK) == "I8"
+
+
+def test_I6_a_version_published_though_nobody_was_asked_to_take_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pushes_to_nobody(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(Publishing, "_those_in_step", lambda self, version: [])
+
+    assert first_break(monkeypatch, pushes_to_nobody) == "I6"
+
+
+def test_I6_a_publish_line_that_counts_its_members_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counts_those_who_missed_it(patch: pytest.MonkeyPatch) -> None:
+        publish = Publishing._publish
+
+        def wrong(self: Any, version: int, *, n_members: int) -> None:
+            publish(self, version, n_members=n_members + 1)
+
+        patch.setattr(Publishing, "_publish", wrong)
+
+    assert first_break(monkeypatch, counts_those_who_missed_it) == "I6"
+
+
+def test_I11_an_end_for_pushes_that_were_not_missed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A miss or two make no generator hopeless, whatever the head says of it at its end."""
+
+    def blames_whoever_was_there(patch: pytest.MonkeyPatch) -> None:
+        keep_apart = Pushes._keep_apart
+
+        def wrong(self: Any, name: str, push: Any, now: float, *, is_blamed: bool) -> None:
+            for _ in range(self.patience):
+                keep_apart(self, name, push, now, is_blamed=True)
+
+        patch.setattr(Pushes, "_keep_apart", wrong)
+
+    assert first_break(monkeypatch, blames_whoever_was_there) == "I11"
 
 
 def test_I9_back_pressure(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,6 +284,16 @@ def test_I8_a_group_trained_before_it_is_whole_is_caught(tmp_path: Path) -> None
     caught(tmp_path, "I8", edit, "a batch holds whole groups: 1 of 2 samples have a verdict")
 
 
+def test_I8_a_group_trained_before_an_older_one_that_is_whole_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        lines, batch = forge.lines[HEAD], forge.of(HEAD, "trajectory", step=1)
+        first = lines.index(batch[0])
+        assert lines[first : first + len(batch)] == batch
+        lines[first : first + len(batch)] = sorted(batch, key=lambda line: -line["uid"])
+
+    caught(tmp_path, "I8", edit, "the oldest whole group is trained first: prompt 3, born 0, not born 1")
+
+
 def test_I9_back_pressure_is_caught(tmp_path: Path) -> None:
     """A verdict that left its reward and is neither accepted nor refused was dropped in silence."""
 

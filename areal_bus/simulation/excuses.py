@@ -2,27 +2,24 @@
 
 from typing import Any
 
-from areal_bus import messages as m
 from areal_bus.messages import Refund
+from areal_bus.simulation.pushed import Pushed
+from areal_bus.simulation.scenario import Scenario
 
 EXPECTED = (Refund.TOO_OLD, Refund.END_OF_DATA, Refund.END_OF_RUN)  # no failure
-PATIENCE = 5  # pushes in a row that nobody may complete
+PATIENCE = 5  # pushes of its own in a row that a generator may miss
 
 
 class Excuses:
-    """Prompts in a row that ended without a value, pushes in a row that no generator completed."""
+    """Prompts in a row that ended without a value, generators that complete no push."""
 
-    def __init__(self, *, batch_size: int, calm_s: float) -> None:
-        self._limit = max(3 * batch_size, 16)
-        self._calm_s = calm_s
+    def __init__(self, scenario: Scenario, pushed: Pushed) -> None:
+        self._scenario, self._pushed = scenario, pushed
+        self._limit = max(3 * scenario.batch_size, 16)
         self.begin_term()
 
     def begin_term(self) -> None:
         self._n_failed = 0
-        self._members: list[str] = []  # of the last push
-        self._begun_s = 0.0  # when it began
-        self._done: set[str] = set()  # who completed it
-        self._missed: list[float] = []  # when each push began that nobody has completed, in a row
 
     def on_ready(self, line: dict[str, Any]) -> None:
         self._n_failed = 0
@@ -30,26 +27,9 @@ class Excuses:
     def on_refund(self, reason: str) -> None:
         self._n_failed += reason not in EXPECTED
 
-    def on_push(self, begin: m.PushBegin, now: float) -> None:
-        self._close_push()
-        self._members, self._begun_s = begin.members, now
-
-    def on_member(self, line: dict[str, Any]) -> None:
-        if "version" in line:
-            self._done.add(line["name"])
-
     def explain(self, sentence: str) -> bool:
         """Whether what a run that ended in error says of itself is so; faults end pushes only before the calm."""
         if "in a row ended without a reward" in sentence:
             return self._n_failed >= self._limit
-        self._close_push()
-        missed = self._missed
-        return "no generator completes a push" in sentence and len(missed) >= PATIENCE and missed[-1] < self._calm_s
-
-    def _close_push(self) -> None:
-        if self._done.intersection(self._members):
-            self._missed.clear()
-        elif self._members:
-            self._missed.append(self._begun_s)
-        self._members = []
-        self._done.clear()
+        n_hopeless = self._pushed.hopeless(PATIENCE, self._scenario.calm_s)
+        return "no generator completes a push" in sentence and n_hopeless >= self._scenario.n_generators

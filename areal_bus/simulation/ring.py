@@ -108,9 +108,9 @@ class Ring:
             witness.end()
             u = self.head.gate.u
             done = (u == scenario.total_steps and not scenario.rejects_all) or self.head.supply.is_exhausted
-            witness.check("I11", done, f"ended well at update {u}, without a reason")
+            witness.check("I11", done, "ended well at update {}, without a reason", u)
         else:
-            witness.check("I11", witness.excuses.explain(end.sentence), f"ended in error: {end.sentence}")
+            witness.check("I11", witness.excuses.explain(end.sentence), "ended in error: {}", end.sentence)
 
     # the beginning
 
@@ -253,6 +253,8 @@ class Ring:
         self.world.timer(HEAD, 2 * self.scenario.heartbeat_s, self._beat_head, self._n_heads)
 
     def receive(self, sender: str, message: m.Message) -> None:
+        if type(message) is m.PushDone:
+            self.witness.hear(sender, message)
         if effects := self.head.on(sender, message, self.world.now):
             self.carry_out(effects)
 
@@ -277,9 +279,9 @@ class Ring:
         witness.now = self.world.now
         for effect in effects:
             witness.see(effect)
-            if isinstance(effect, Send):
+            if type(effect) is Send:
                 self.world.send(HEAD, effect.to, effect.message)
-            elif isinstance(effect, Record):
+            elif type(effect) is Record:
                 self._record(effect)
             elif isinstance(effect, Save | Discard):
                 self._writer.do(effect)
@@ -305,5 +307,5 @@ class Ring:
         self._writer.flush()
         drained, newest = self.learners.drained, self.disk.newest
         if drained is not None and not self._writer.has_failed:
-            self.witness.check("I4", newest == drained, f"drained at {drained}, on disk is {newest}")
+            self.witness.check("I4", newest == drained, "drained at {}, on disk is {}", drained, newest)
         self._crash_head(5.0, everybody=True)

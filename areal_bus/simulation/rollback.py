@@ -18,23 +18,25 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
     for uid in sorted((uid for uid in witness.prompts if uid >= next_uid), reverse=True):  # a row's later issues first
         _erase(witness, uid)
     n_known = len(witness.prompts)
-    witness.check("I3", n_known == next_uid, f"uids go back to {next_uid}, {n_known} are known")
+    witness.check("I3", n_known == next_uid, "uids go back to {}, {} are known", next_uid, n_known)
     for uid, prompt in witness.prompts.items():
         if uid in kept:
             _reopen(witness, uid, prompt, kept[uid], version)
         else:
             is_lost = prompt.batch is not None and prompt.batch >= version
-            witness.check("I4", not is_lost, f"batch {prompt.batch} is undone by a term at {version}", uid)
-            witness.check("I3", prompt.state != "live", "it vanished with its term", uid)
+            witness.check("I4", not is_lost, "batch {} is undone by a term at {}", prompt.batch, version, uid=uid)
+            witness.check("I3", prompt.state != "live", "it vanished with its term", uid=uid)
+    live = ((uid, prompt) for uid, prompt in witness.prompts.items() if prompt.state == "live")
+    witness.whole = {(prompt.born, uid) for uid, prompt in live if len(prompt.accepted) == witness.scenario.n_samples}
     n_rows = len(witness.rows)
-    witness.check("I4", line["position"] == n_rows, f"row {line['position']} is next, {n_rows} rows are known")
+    witness.check("I4", line["position"] == n_rows, "row {} is next, {} rows are known", line["position"], n_rows)
 
 
 def _check_weights(witness: "Witness", version: int) -> None:
     """The learners begin with the weights that the surviving history made."""
     begun = witness.learners.begun if witness.learners is not None else None
     survives = begun == (version, witness.weights.get(version))
-    witness.check("I6", survives, f"a term at {version} begins with {begun}, version {version} was made otherwise")
+    witness.check("I6", survives, "a term at {} begins with {}, version {} was made otherwise", version, begun, version)
 
 
 def _erase(witness: "Witness", uid: int) -> None:
@@ -49,13 +51,15 @@ def _erase(witness: "Witness", uid: int) -> None:
 
 def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], version: int) -> None:
     trained = prompt.batch is not None and prompt.batch < version
-    witness.check("I4", not trained, f"batch {prompt.batch} has trained it, a term at {version} opens it again", uid)
+    witness.check(
+        "I4", not trained, "batch {} has trained it, a term at {} opens it again", prompt.batch, version, uid=uid
+    )
     witness.n_undone += prompt.state == "trained"
     known = all(prompt.accepted.get(sample, -1) >= 0 for sample in kept)
-    witness.check("I3", known, f"samples {kept} are kept, {sorted(prompt.accepted)} had counted", uid)
+    witness.check("I3", known, "samples {} are kept, {} had counted", kept, sorted(prompt.accepted), uid=uid)
     for sample in kept:
         lost = witness.lost_weights(("", uid, prompt.accepted.get(sample, -1), sample))
-        witness.check("I5", not lost, f"sample {sample} is kept, tokens of it were made by {lost}", uid)
+        witness.check("I5", not lost, "sample {} is kept, tokens of it were made by {}", sample, lost, uid=uid)
     prompt.state, prompt.batch, prompt.n_accounted, prompt.failed = "live", None, 0, ""
     prompt.accepted = {sample: prompt.accepted[sample] for sample in kept if sample in prompt.accepted}
     prompt.tokens = {sample: prompt.tokens[sample] for sample in kept if sample in prompt.tokens}

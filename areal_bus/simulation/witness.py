@@ -11,15 +11,19 @@ from areal_bus import messages as m
 from areal_bus.effects import Effect, Record, Send
 from areal_bus.head import Head
 from areal_bus.journal import Event
+from areal_bus.messages import Role
 from areal_bus.simulation.excuses import Excuses
 from areal_bus.simulation.followed import Followed, Violation
 from areal_bus.simulation.generator import NO_REASON, Generator
 from areal_bus.simulation.learner import MODEL, Learners
+from areal_bus.simulation.pushed import Pushed
 from areal_bus.simulation.reward import Reward
 from areal_bus.simulation.rollback import go_back
 from areal_bus.simulation.sample import Report, Sample, begins_with, report_number
 from areal_bus.simulation.scenario import Scenario
 from areal_bus.staleness import StalenessPolicy
+
+WATCHED = {m.ShardItem, m.Partial, m.PushBegin}  # messages of the head
 
 
 class Witness:
@@ -43,7 +47,9 @@ class Witness:
         self.rows: dict[tuple[int, int], str] = {}  # (epoch, row) -> open, trained, refunded, again
         self.groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
         self.samples_trained: set[tuple[int, int]] = set()
+        self.whole: set[tuple[int, int]] = set()  # born and uid of live prompts whose samples all have a value
         self.n_terms = 0
+        self._max_reissues = scenario.rules.max_reissues
         self.n_masked = 0  # tokens handed to learners that are too old to be trained
         self.n_undone = 0  # prompts that were trained, and are not in the surviving history
         self.handed: set[tuple[int, int, int]] = set()  # (step, uid, sample) sent to learners in this term
@@ -51,7 +57,8 @@ class Witness:
         self.weights: dict[int, str] = {0: MODEL}  # version -> which weights, in the surviving history
         self.learners: Learners | None = None
         self._push: m.PushBegin | None = None  # the last one
-        self.excuses = Excuses(batch_size=scenario.batch_size, calm_s=scenario.calm_s)
+        self.pushed = Pushed()
+        self.excuses = Excuses(scenario, self.pushed)
         self._handlers = {
             Event.TERM: lambda line: go_back(self, line),
             Event.ADMIT: self._on_admit,
@@ -63,31 +70,43 @@ class Witness:
             Event.UPDATE: self._on_update,
             Event.PUBLISH: self._on_publish,
             Event.READY: self.excuses.on_ready,
-            Event.MEMBER: self.excuses.on_member,
+            Event.JOINED: self.pushed.on_joined,
+            Event.MEMBER: self.pushed.on_member,
+            Event.PUSH: self.pushed.on_push,
         }
 
     def see(self, effect: Effect) -> None:
-        if isinstance(effect, Record):
+        if type(effect) is Record:
             handler = self._handlers.get(effect.event)
             if handler is not None:
                 handler(effect.fields)
-        elif isinstance(effect, Send):
-            if isinstance(effect.message, m.ShardItem):
-                self._on_shard_item(effect.message)
-            elif isinstance(effect.message, m.Partial):
-                self._on_partial(effect.to, effect.message)
-            elif isinstance(effect.message, m.PushBegin) and effect.message is not self._push:
-                self._push = effect.message
-                self._on_push(effect.message)
+        elif type(effect) is Send and type(effect.message) in WATCHED:
+            self._on_send(effect.to, effect.message)
 
-    def check(self, invariant: str, holds: bool, what: str, uid: int | None = None) -> None:
+    def _on_send(self, to: str, message: m.Message) -> None:
+        if isinstance(message, m.ShardItem):
+            self._on_shard_item(message)
+        elif isinstance(message, m.Partial):
+            self._on_partial(to, message)
+        elif isinstance(message, m.PushBegin) and message is not self._push:
+            self._push = message
+            self._on_push(message)
+
+    def check(self, invariant: str, holds: bool, what: str, *values: object, uid: int | None = None) -> None:
+        """`what` is written out with its values only when it does not hold: a schedule has hundreds of checks."""
         self.n_checks[invariant] += 1
         if not holds:
-            self.violations.append(Violation(invariant, what, self.now, uid))
+            self.violations.append(Violation(invariant, what.format(*values), self.now, uid))
 
     def follow(self, head: Head) -> None:
         """The head came back: this is it now."""
         self.head = head
+        self.pushed.restart()
+
+    def hear(self, sender: str, done: m.PushDone) -> None:
+        """What somebody says of its part in a push."""
+        if sender.startswith(Role.LEARNER) and done.digest == self.weights.get(done.version):
+            self.pushed.on_root_done(done)
 
     def begin_term(self, version: int, *, n_live: int) -> None:
         """The clocks stand at this version, nothing is in training, and nobody has a later version."""
@@ -96,6 +115,7 @@ class Witness:
         self.taken, self.update_of, self.groups, self.handed = {}, {}, {}, set()
         self.weights = {other: weights for other, weights in self.weights.items() if other <= version}
         self.excuses.begin_term()
+        self.pushed.begin_term(version)
 
     # prompts
 
@@ -105,26 +125,35 @@ class Witness:
         in_training = sum(len(prompts) for prompts in self.taken.values())
         limit = (scenario.eta + 1) * scenario.batch_size
         backlog = self.n_live + in_training
-        self.check("I1", backlog <= limit, f"{self.n_live} live + {in_training} in training over {limit}", uid)
+        self.check("I1", backlog <= limit, "{} live + {} in training over {}", self.n_live, in_training, limit, uid=uid)
         told = line["live"] + line["in_training"]
-        self.check("I1", told == backlog, f"the journal says {told} live or in training, there are {backlog}", uid)
+        self.check(
+            "I1", told == backlog, "the journal says {} live or in training, there are {}", told, backlog, uid=uid
+        )
         row = (line["epoch"], line["row"])
         known = self.rows.get(row)
-        self.check("I4", known == ("again" if line["issue"] else None), f"row {row} is issued while it is {known}", uid)
-        in_order = line["issue"] > 0 or line["row"] == len(self.rows)
-        self.check("I4", in_order, f"row {line['row']} is issued, {len(self.rows)} were before it", uid)
         self.check(
-            "I4", line["issue"] <= scenario.rules.max_reissues, f"row {row} is issued again {line['issue']} times", uid
+            "I4", known == ("again" if line["issue"] else None), "row {} is issued while it is {}", row, known, uid=uid
+        )
+        in_order = line["issue"] > 0 or line["row"] == len(self.rows)
+        self.check("I4", in_order, "row {} is issued, {} were before it", line["row"], len(self.rows), uid=uid)
+        self.check(
+            "I4",
+            line["issue"] <= self._max_reissues,
+            "row {} is issued again {} times",
+            row,
+            line["issue"],
+            uid=uid,
         )
         self.rows[row] = "open"
-        self.check("I3", uid == len(self.prompts), f"prompt {uid} follows {len(self.prompts) - 1}", uid)
+        self.check("I3", uid == len(self.prompts), "prompt {} follows {}", uid, len(self.prompts) - 1, uid=uid)
         self.prompts[uid] = Followed(line["born"], row, issue=line["issue"])
         self._count()
 
     def _of(self, uid: int) -> Followed:
         """What is known of a prompt that the head speaks of."""
         prompt = self.prompts.get(uid)
-        self.check("I3", prompt is not None, "it was never admitted", uid)
+        self.check("I3", prompt is not None, "it was never admitted", uid=uid)
         return prompt if prompt is not None else Followed(0, (0, 0))
 
     def _on_lease(self, line: dict[str, Any]) -> None:
@@ -133,51 +162,65 @@ class Witness:
         prompt.attempt = line["attempt"]
         prompt.n_leases += 1
         is_new = (uid, prompt.attempt) not in self._leased
-        self.check("I6", is_new, f"attempt {prompt.attempt} is leased again, perhaps in another term", uid)
+        self.check("I6", is_new, "attempt {} is leased again, perhaps in another term", prompt.attempt, uid=uid)
         self._leased.add((uid, prompt.attempt))
         generator, member = self.generators[holder], self.head.members.by_name[holder]
         version = generator.version
         fresh = version is not None and version >= max(self.v, prompt.born)
         fresh = fresh or member.again < generator.n_joins  # it has joined again, and says so soon
-        self.check("I7", fresh, f"{holder} holds {version} when {self.v} is published, born {prompt.born}", uid)
+        self.check(
+            "I7", fresh, "{} holds {} when {} is published, born {}", holder, version, self.v, prompt.born, uid=uid
+        )
         survives = version is None or generator.weights == self.weights.get(version)
-        self.check("I7", survives, f"{holder} holds {generator.weights}, of a lost timeline", uid)
+        self.check("I7", survives, "{} holds {}, of a lost timeline", holder, generator.weights, uid=uid)
         batch = self.scenario.batch_size * self.scenario.n_samples  # at eta = 0 shares take no heed of slots
         room = max(self.scenario.capacity, self.scenario.n_samples if self.scenario.eta else batch)
-        self.check("I9", member.load <= room, f"{holder} was given {member.load} samples at once, it has {room}", uid)
+        self.check(
+            "I9", member.load <= room, "{} was given {} samples at once, it has {}", holder, member.load, room, uid=uid
+        )
 
     def _on_scored(self, line: dict[str, Any]) -> None:
         if line.get("evaluation"):
             return
         uid, sample = line["uid"], line["sample"]
         prompt = self._of(uid)
-        self.check("I6", line["attempt"] == prompt.attempt, f"a result of attempt {line['attempt']} counted", uid)
-        self.check("I4", sample not in prompt.accepted, f"sample {sample} counted twice", uid)
-        self.check("I3", prompt.state == "live", f"a result counted when it was {prompt.state}", uid)
+        self.check("I6", line["attempt"] == prompt.attempt, "a result of attempt {} counted", line["attempt"], uid=uid)
+        self.check("I4", sample not in prompt.accepted, "sample {} counted twice", sample, uid=uid)
+        self.check("I3", prompt.state == "live", "a result counted when it was {}", prompt.state, uid=uid)
         prompt.accepted[sample] = line["attempt"] if line["status"] == "value" else -1
         prompt.tokens[sample] = line["n_tokens"]
         if line["status"] != "value":
             prompt.failed = line["status"]
+        elif len(prompt.accepted) == self.scenario.n_samples and not prompt.failed:
+            self.whole.add((prompt.born, uid))
 
     def _on_refund(self, line: dict[str, Any]) -> None:
         uid = line["uid"]
         prompt = self._of(uid)
-        self.check("I3", prompt.state == "live", f"refunded when it was {prompt.state}", uid)
+        self.check("I3", prompt.state == "live", "refunded when it was {}", prompt.state, uid=uid)
         prompt.state = "refunded"
+        self.whole.discard((prompt.born, uid))
         prompt.n_accounted += line["n_tokens_dropped"]
         self.n_live -= 1
         self.rows[prompt.row] = "again" if line["again"] else "refunded"
         self.excuses.on_refund(line["reason"])
         reasons = self._reasons(prompt)
         self.check(
-            "I3", line["reason"] in reasons, f"refunded as {line['reason']}, which only {sorted(reasons)} may", uid
+            "I3",
+            line["reason"] in reasons,
+            "refunded as {}, which only {} may",
+            line["reason"],
+            sorted(reasons),
+            uid=uid,
         )
         honest = line["reason"] != m.Refund.SAMPLING_ERROR or line["error"] == NO_REASON
-        self.check("I5", honest, f"nobody may be given a sample that contradicts itself: {line['error']}", uid)
+        self.check("I5", honest, "nobody may be given a sample that contradicts itself: {}", line["error"], uid=uid)
         if line["reason"] == m.Refund.POISON:
-            self.check("I4", prompt.n_leases > 2, f"retired after {prompt.n_leases} leases", uid)
+            self.check("I4", prompt.n_leases > 2, "retired after {} leases", prompt.n_leases, uid=uid)
         told = line["n_tokens_dropped"]
-        self.check("I12", told == prompt.n_received, f"{told} tokens dropped of {prompt.n_received} received", uid)
+        self.check(
+            "I12", told == prompt.n_received, "{} tokens dropped of {} received", told, prompt.n_received, uid=uid
+        )
         self._count()
 
     def _reasons(self, prompt: Followed) -> set[str]:
@@ -198,26 +241,26 @@ class Witness:
         """What an earlier holder had, handed on to the next one."""
         uid, report = partial.uid, self.reports[report_number(partial)]
         prompt, known = self.prompts[uid], report.key
-        self.check("I6", partial.attempt == prompt.attempt, f"attempt {partial.attempt} is begun in part", uid)
+        self.check("I6", partial.attempt == prompt.attempt, "attempt {} is begun in part", partial.attempt, uid=uid)
         is_same = known[:2] == ("", uid) and known[3] == partial.sample and report.spans == partial.spans
-        self.check("I5", is_same, f"what {known} had as {report.spans} is now {partial.spans}", uid)
-        self.check("I4", partial.sample not in prompt.accepted, f"sample {partial.sample} counted already", uid)
+        self.check("I5", is_same, "what {} had as {} is now {}", known, report.spans, partial.spans, uid=uid)
+        self.check("I4", partial.sample not in prompt.accepted, "sample {} counted already", partial.sample, uid=uid)
         survives = all(weights == self.weights.get(version) for version, weights in report.made_by)
-        self.check("I5", survives, f"{holder} goes on from tokens of a lost timeline: {report.made_by}", uid)
+        self.check("I5", survives, "{} goes on from tokens of a lost timeline: {}", holder, report.made_by, uid=uid)
         self._handed_on[uid, partial.sample, partial.attempt] = report
         generator = self.generators[holder]
         knows = generator.version is None or partial.spans[-1][0] <= generator.version
-        self.check("I5", knows, f"{holder} holds {generator.version}, the tokens are of {partial.spans}", uid)
+        self.check("I5", knows, "{} holds {}, the tokens are of {}", holder, generator.version, partial.spans, uid=uid)
 
     # batches
 
     def _on_batch(self, line: dict[str, Any]) -> None:
-        self.check("I6", line["clock"] == self.u, f"batch at clock {line['clock']}, {self.u} updates are finished")
+        self.check("I6", line["clock"] == self.u, "batch at clock {}, {} updates are finished", line["clock"], self.u)
         full = line["n_groups"] == self.scenario.batch_size
         short = line["short"] and 0 < line["n_groups"] < self.scenario.batch_size
-        self.check("I8", full or short, f"a batch of {line['n_groups']} groups")
+        self.check("I8", full or short, "a batch of {} groups", line["n_groups"])
         if line["short"]:
-            self.check("I8", self.n_live == line["n_groups"], f"a short batch while {self.n_live} prompts live")
+            self.check("I8", self.n_live == line["n_groups"], "a short batch while {} prompts live", self.n_live)
         self.taken[line["step"]] = set()
         self.update_of[line["step"]] = self.taken[line["step"]].copy()
 
@@ -228,18 +271,18 @@ class Witness:
         self.handed.add((item.step, uid, sample))
         attempt = prompt.accepted.get(sample, -1)
         made = self._made(("", uid, attempt, sample))
-        self.check("I5", item.spans == made.spans, f"spans {item.spans} were stamped {made.spans}", uid)
+        self.check("I5", item.spans == made.spans, "spans {} were stamped {}", item.spans, made.spans, uid=uid)
         report = self._handed_on.get((uid, sample, attempt))
         if made.n_done and report is not None:
             kept = begins_with(made.spans, report.spans) and made.made_by[: len(report.made_by)] == report.made_by
-            self.check("I5", kept, f"{made.spans} does not go on from {report.spans}", uid)
+            self.check("I5", kept, "{} does not go on from {}", made.spans, report.spans, uid=uid)
         lost = self.lost_weights(made.key)
-        self.check("I5", not lost, f"tokens were made by {lost}, of a lost timeline", uid)
+        self.check("I5", not lost, "tokens were made by {}, of a lost timeline", lost, uid=uid)
         versions = [version for version, _ in item.spans]
         grows = versions == sorted(versions) and prompt.born <= versions[0] and versions[-1] <= item.clock
-        self.check("I5", grows, f"versions {versions}, born {prompt.born}, clock {item.clock}", uid)
+        self.check("I5", grows, "versions {}, born {}, clock {}", versions, prompt.born, item.clock, uid=uid)
         given = any(item.reward in reward.values.get((uid, sample, attempt), ()) for reward in self.rewards)
-        self.check("I10", given, f"reward {item.reward} was never given", uid)
+        self.check("I10", given, "reward {} was never given", item.reward, uid=uid)
 
     def lost_weights(self, key: tuple[str, int, int, int]) -> list[str]:
         """Which of the weights that made a sample are not of the surviving history."""
@@ -254,17 +297,19 @@ class Witness:
         scenario, uid, clock = self.scenario, item.uid, item.clock
         if (item.step, uid, item.sample) not in self.handed:
             return  # by a learner that a newer term has replaced
-        self.check("I4", (uid, item.sample) not in self.samples_trained, f"sample {item.sample} is trained again", uid)
+        self.check(
+            "I4", (uid, item.sample) not in self.samples_trained, "sample {} is trained again", item.sample, uid=uid
+        )
         self.samples_trained.add((uid, item.sample))
         lags = [clock - version for (version, _), (_, trained) in zip(item.spans, runs, strict=True) if trained]
         policy = scenario.policy
         if policy is StalenessPolicy.PAPER:
-            self.check("I2", len(lags) == len(runs), "paper trains every token", uid)
+            self.check("I2", len(lags) == len(runs), "paper trains every token", uid=uid)
             return
-        self.check("I2", max(lags, default=0) <= scenario.eta, f"trained tokens lag {max(lags, default=0)}", uid)
+        self.check("I2", max(lags, default=0) <= scenario.eta, "trained tokens lag {}", max(lags, default=0), uid=uid)
         if policy is not StalenessPolicy.MASK:
             age = clock - self._of(uid).born
-            self.check("I2", age <= scenario.eta and len(lags) == len(runs), f"trained at c - born = {age}", uid)
+            self.check("I2", age <= scenario.eta and len(lags) == len(runs), "trained at c - born = {}", age, uid=uid)
 
     def _on_trajectory(self, line: dict[str, Any]) -> None:
         uid, step = line["uid"], line["step"]
@@ -275,65 +320,77 @@ class Witness:
         n_masked = sum(n for version, n in spans if masks and version < oldest)
         self.n_masked += n_masked
         self.check(
-            "I2", line["n_masked"] == n_masked, f"{line['n_masked']} tokens are masked, {n_masked} are too old", uid
+            "I2",
+            line["n_masked"] == n_masked,
+            "{} tokens are masked, {} are too old",
+            line["n_masked"],
+            n_masked,
+            uid=uid,
         )
         if prompt.state != "training":
-            self.check("I3", prompt.state == "live", f"taken when it was {prompt.state}", uid)
+            self.check("I3", prompt.state == "live", "taken when it was {}", prompt.state, uid=uid)
             prompt.state, prompt.batch = "training", step
             self.n_live -= 1
             self.taken[step].add(uid)
             self.update_of[step].add(uid)
+            oldest = min({(prompt.born, uid), *self.whole})
+            self.check("I8", oldest[1] == uid, "it is taken before prompt {}, which is older", oldest[1], uid=uid)
+            self.whole.discard((prompt.born, uid))
             samples = self.groups.get(step, {}).get(uid, set())
             whole = samples == set(range(self.scenario.n_samples))
-            self.check("I8", whole, f"its group has samples {sorted(samples)}", uid)
+            self.check("I8", whole, "its group has samples {}", sorted(samples), uid=uid)
 
     # the clock
 
     def _on_update(self, line: dict[str, Any]) -> None:
-        self.check("I6", line["version"] == self.u + 1, f"update {line['version']} after {self.u}")
+        self.check("I6", line["version"] == self.u + 1, "update {} after {}", line["version"], self.u)
         self.u = line["version"]
         self.weights[self.u] = line["digest"]
         for uid in self.update_of.pop(self.u - 1, ()):
             prompt = self._of(uid)
             prompt.state = "trained"
             known = self.rows[prompt.row]
-            self.check("I4", known == "open", f"row {prompt.row} was {known} when it was trained", uid)
+            self.check("I4", known == "open", "row {} was {} when it was trained", prompt.row, known, uid=uid)
             self.rows[prompt.row] = "trained"
             even = prompt.n_accounted == prompt.n_received
-            self.check("I12", even, f"{prompt.n_accounted} tokens of {prompt.n_received} accounted for", uid)
+            self.check("I12", even, "{} tokens of {} accounted for", prompt.n_accounted, prompt.n_received, uid=uid)
         self.groups.pop(self.u - 1, None)
         self._count()
 
     def _on_publish(self, line: dict[str, Any]) -> None:
-        self.check("I6", self.v <= line["version"] <= self.u, f"{line['version']} published after {self.v}")
+        self.check("I6", self.v <= line["version"] <= self.u, "{} published after {}", line["version"], self.v)
+        wrong = self.pushed.on_publish(line)
+        self.check("I6", not wrong, "{}", wrong)
         self.v = line["version"]
         for batch in [batch for batch in self.taken if batch < self.v]:
             del self.taken[batch]
 
     def _on_push(self, begin: m.PushBegin) -> None:
-        self.excuses.on_push(begin, self.now)
+        self.pushed.on_begin(begin, self.now)
         held = self.learners.weights.get((begin.store, begin.version)) if self.learners is not None else None
         survives = held is not None and held == self.weights.get(begin.version)
-        self.check("I5", survives, f"{begin.store} pushes {held} as version {begin.version}")
+        self.check("I5", survives, "{} pushes {} as version {}", begin.store, held, begin.version)
 
     def _count(self) -> None:
         """The head's own counts, between two of its lines."""
         ledger = self.head.rollouts.ledger
         total = sum(ledger.counts.values()) + ledger.n_before
-        self.check("I3", total == ledger.next_uid, f"states hold {total} prompts of {ledger.next_uid}")
+        self.check("I3", total == ledger.next_uid, "states hold {} prompts of {}", total, ledger.next_uid)
 
     def end(self) -> None:
         """After an orderly run nothing is open."""
         for uid, prompt in self.prompts.items():
             closed = prompt.state in ("trained", "refunded")
-            self.check("I3", closed, f"it is {prompt.state} at the end", uid)
+            self.check("I3", closed, "it is {} at the end", prompt.state, uid=uid)
         closed_states = {"trained", "refunded"}
         if self.u >= self.scenario.total_steps and self.scenario.policy is StalenessPolicy.DROP:
             closed_states.add("again")  # the steps ended before its turn came: as with rows never drawn
         for row, state in self.rows.items():
-            self.check("I4", state in closed_states, f"row {row} is {state} at the end")
+            self.check("I4", state in closed_states, "row {} is {} at the end", row, state)
         gate, ledger = self.head.gate, self.head.rollouts.ledger
         idle = gate.is_idle and not ledger.n_live
-        self.check("I3", idle, f"{gate.live} live, {gate.in_training} in training, {ledger.n_live} in the ledger")
+        self.check("I3", idle, "{} live, {} in training, {} in the ledger", gate.live, gate.in_training, ledger.n_live)
         for member in self.head.members.alive():
-            self.check("I9", not member.leased, f"{member.name} keeps the slots of {sorted(member.leased)} at the end")
+            self.check(
+                "I9", not member.leased, "{} keeps the slots of {} at the end", member.name, sorted(member.leased)
+            )

@@ -7,6 +7,7 @@ number when it left.
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from tools.audit.clock import Clock
@@ -70,6 +71,7 @@ class Prompts:
         self.refunds: Counter[str] = Counter()
         self.is_at_the_end = False  # a prompt was refunded as end_of_data in this term
         self.n_ready = 0
+        self._by_age: list[tuple[int, int]] = []  # heap of (born, uid) of the ready ones, and of some that were
         self.n_queued = 0
         self.n_leases = 0
         self.n_values = self.n_failed = 0  # verdicts accepted
@@ -171,6 +173,7 @@ class Prompts:
             self.file.add("I10", text, uid=prompt.uid)
         self.n_ready += not prompt.is_ready
         prompt.is_ready = True
+        heappush(self._by_age, (prompt.born, prompt.uid))
 
     # the ways out
 
@@ -186,6 +189,12 @@ class Prompts:
             return None
         if not prompt.is_ready:
             text = f"a batch holds whole groups: {len(prompt.scored)} of {prompt.n} samples have a verdict"
+            self.file.add("I8", text, uid=uid)
+        oldest = self._oldest()
+        if oldest is not None and oldest != (prompt.born, uid):
+            text = (
+                f"the oldest whole group is trained first: prompt {oldest[1]}, born {oldest[0]}, not born {prompt.born}"
+            )
             self.file.add("I8", text, uid=uid)
         self.state[uid] = TRAINING
         self._leave(prompt)
@@ -225,7 +234,23 @@ class Prompts:
             if state == TRAINING:
                 self.file.add("I3", "at the end every prompt is trained or refunded: no update took it in", uid=uid)
 
+    def sort(self) -> None:
+        """A term began, and what is open is another set."""
+        ready = [prompt for prompt in self.open.values() if prompt.is_ready]
+        self._by_age = sorted((prompt.born, prompt.uid) for prompt in ready)
+        self.n_ready = len(ready)
+        self.n_queued = sum(prompt.is_queued for prompt in self.open.values())
+
     # inside
+
+    def _oldest(self) -> tuple[int, int] | None:
+        """Born and uid of the ready prompt that is next."""
+        while self._by_age:
+            prompt = self.open.get(self._by_age[0][1])
+            if prompt is not None and prompt.is_ready:
+                return self._by_age[0]
+            heappop(self._by_age)
+        return None
 
     def of(self, line: Line, invariant: str, rule: str) -> Prompt | None:
         """The open prompt of a line, or a finding."""

@@ -27,8 +27,7 @@ class Rollback:
         self._miss()
         self._reopen(since)
         prompts = self.prompts
-        prompts.n_ready = sum(prompt.is_ready for prompt in prompts.open.values())
-        prompts.n_queued = sum(prompt.is_queued for prompt in prompts.open.values())
+        prompts.sort()
         prompts.passes.go_on_at(self.beginning.position)
 
     def _left_since(self) -> set[int]:
