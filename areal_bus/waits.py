@@ -90,13 +90,14 @@ class _Moment:
             needed[Role.REWARD] = rules.n_rewards
         if not fed or rules.eta == 0:
             needed[Role.GENERATOR] = rules.n_generators
+        left_out = {x.name for x in self.head.leasing.left_out()} if fed else set()
         for role, n in needed.items():
             known = {x.index: x for x in self.members.of(role)}
             for index in range(n):
                 member = known.get(index)
                 if member is None:
                     missing.append((f"{role}-{index}", f"nobody has joined as {role}-{index}"))
-                elif member.standing is not Standing.HEALTHY:
+                elif member.standing is not Standing.HEALTHY and member.name not in left_out:
                     missing.append((member.name, f"{place(member.name)} {member.note or member.standing}"))
         for_what = _some([place(name) for name, _ in missing]) or "learner-0 to begin"
         on = tuple(name for name, _ in missing) or self.learners[:1]

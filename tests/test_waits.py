@@ -159,6 +159,22 @@ def test_a_ring_needs_no_second_generator_to_begin_unless_eta_is_0() -> None:
         assert bench.wait(5).first().on == ("reward-0", *on)
 
 
+def test_a_ring_of_eta_0_waits_for_no_generator_that_is_left_out_of_its_shares() -> None:
+    bench = Bench(eta=0)
+    bench.join(G0, G1, LEARNER)
+    for name in (G0, G1, LEARNER):
+        bench.say(name, m.Ready(4))
+    bench.say(LEARNER, m.Begin(0, "digest 0"))
+    assert bench.first().on == ("reward-0", G0, G1)
+    push = bench.head.publishing.pushes.current
+    assert push is not None
+    bench.push(0, LEARNER, G0)
+    assert bench.first().on == ("reward-0", G1)
+    bench.say(G1, m.PushBroken(push.id, 0, "it is full"))
+    assert [x.name for x in bench.head.leasing.left_out()] == [G1]
+    assert bench.first().on == ("reward-0",)
+
+
 def test_a_ready_learner_that_has_not_begun_is_waited_for() -> None:
     bench = Bench()
     bench.join(*ROLES)
