@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
 from tools import terminal
-from tools.bench import demo, eta0, faults, gate, generate, loss, pack, padding, push, reward, wire
+from tools.bench import demo, e2e, eta0, faults, gate, generate, loss, pack, padding, push, reward, wire
 from tools.bench.protocol import Bench
 
 BENCHES: Mapping[str, Bench] = {
     "demo": demo.Demo(),
+    "e2e": e2e.WALL,
+    "e2e-core": e2e.CORE,
     "eta0": eta0.Eta0(),
     "faults": faults.Faults(),
     "gate": gate.GateBench(),
