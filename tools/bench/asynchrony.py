@@ -1,0 +1,57 @@
+"""Asynchronous over synchronous: whole jobs of one generator and one learner at eta 1, 2 and 4 beside eta 0.
+
+Two synchronous settings: the same two processes, one of which waits for the other; and two generators, then two learner
+ranks, so that both cores generate and then both train. These sample a whole batch at once, which suits them best.
+"""
+
+import time
+
+from tools.bench import drawn, side
+from tools.bench.frozen import lanes
+from tools.bench.protocol import Figures
+from tools.bench.rounds import interleave
+
+ETAS = (1, 2, 4)
+WORKLOAD = drawn.Workload(
+    shape=drawn.SHAPES[0], median=80.0, sigma=0.7, longest=400, batch_size=4, n_samples=8, n_slots=16
+)
+SETTLE = 3  # updates before the first lap, and eta more
+LAP = 3  # updates of a lap
+SYNC_LAP = 2
+ATTEMPTS = 8
+
+
+class Asynchrony:
+    about = "whole jobs at eta 1, 2, 4 over the synchronous ones, generation and training balanced, lengths log-normal"
+
+    def measure(self, *, quiet: bool) -> Figures:
+        """Raises ConfigError without mpirun, on a machine that swings, and when the halves are not balanced."""
+        began = time.monotonic()
+        with drawn.folder("async") as folder, side.ours("alone") as alone, side.ours("control") as control:
+            made = drawn.balanced(WORKLOAD, folder, alone)
+            at_once = f"rollout.max_concurrent_rollouts={WORKLOAD.n_batch}"
+            sync = ("rollout.max_head_offpolicyness=0", at_once)
+            jobs = {
+                "eta0": made.job("eta0", *sync, quiet=quiet),
+                "all": made.job("all", *sync, "topology.learners=2", ranks=4, quiet=quiet),
+            }
+            for eta in ETAS:
+                jobs[f"eta{eta}"] = made.job(f"eta{eta}", f"rollout.max_head_offpolicyness={eta}", quiet=quiet)
+            settle = dict.fromkeys(jobs, SETTLE) | {f"eta{eta}": SETTLE + eta for eta in ETAS}
+            with lanes(jobs, settle) as running:
+                laps = {
+                    name: drawn.running(lane, SYNC_LAP if name in ("eta0", "all") else LAP)
+                    for name, lane in running.items()
+                }
+                rounds = interleave(laps | drawn.beside(made, alone), lambda: control.ask("sgemm"), attempts=ATTEMPTS)
+                updates = {name: lane.updates[settle[name] :] for name, lane in running.items()}
+        figures: Figures = {"bench": "async"}
+        for eta in ETAS:
+            figures |= rounds.against("eta0", f"ratio_eta{eta}", to=f"eta{eta}")
+            figures |= rounds.against("all", f"ratio_all_eta{eta}", to=f"eta{eta}")
+        figures |= rounds.against("training", "balance", to="generation")
+        drawn.check_balance(rounds)
+        figures |= drawn.tokens_per_s(rounds, [*jobs, "generation", "training"])
+        for name, lines in updates.items():
+            figures |= drawn.of_updates(name, lines)
+        return figures | made.figures() | rounds.figures() | {"seconds": round(time.monotonic() - began, 1)}

@@ -1,0 +1,66 @@
+"""How near a whole job comes to its bound: the slower of its two halves, each measured alone in the same rounds."""
+
+import time
+from collections.abc import Mapping
+from statistics import median
+
+from tools.bench import drawn, side
+from tools.bench.asynchrony import ATTEMPTS, LAP, SETTLE, WORKLOAD
+from tools.bench.frozen import lanes
+from tools.bench.protocol import Figures
+from tools.bench.rounds import Rounds, interleave
+
+ETAS = (1, 2, 4)
+AT = 2  # the eta of the figure
+REACHES = 0.95
+HALVES = ("generation", "training")
+
+
+class Bound:
+    about = "a whole job's throughput over the slower of generation and training alone, and the lag it takes"
+
+    def measure(self, *, quiet: bool) -> Figures:
+        """Raises ConfigError without mpirun, on a machine that swings, and when the halves are not balanced."""
+        began = time.monotonic()
+        with drawn.folder("bound") as folder, side.ours("alone") as alone, side.ours("control") as control:
+            made = drawn.balanced(WORKLOAD, folder, alone)
+            jobs = {
+                f"eta{eta}": made.job(f"eta{eta}", f"rollout.max_head_offpolicyness={eta}", quiet=quiet) for eta in ETAS
+            }
+            settle = {f"eta{eta}": SETTLE + eta for eta in ETAS}
+            with lanes(jobs, settle) as running:
+                laps = {name: drawn.running(lane, LAP) for name, lane in running.items()}
+                rounds = interleave(laps | drawn.beside(made, alone), lambda: control.ask("sgemm"), attempts=ATTEMPTS)
+                updates = {name: lane.updates[settle[name] :] for name, lane in running.items()}
+        figures: Figures = {"bench": "bound"}
+        drawn.check_balance(rounds)
+        for name in jobs:
+            figures |= share(rounds, name) | drawn.of_updates(name, updates[name])
+        figures |= {
+            "share": figures[f"share_eta{AT}"],
+            "share_low": figures[f"share_eta{AT}_low"],
+            "share_high": figures[f"share_eta{AT}_high"],
+        }
+        figures |= smallest(figures)
+        figures |= rounds.against("training", "balance", to="generation")
+        figures |= drawn.tokens_per_s(rounds, [*jobs, *HALVES])
+        return figures | made.figures() | rounds.figures() | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def share(rounds: Rounds, name: str) -> Figures:
+    """Throughput over the bound of the same round: the halves' larger cost over the job's."""
+    each = [max(costs[half] for half in HALVES) / costs[name] for costs in rounds.costs]
+    return {
+        f"share_{name}": round(median(each), 3),
+        f"share_{name}_low": round(min(each), 3),
+        f"share_{name}_high": round(max(each), 3),
+    }
+
+
+def smallest(figures: Mapping[str, float | int | str | bool | None]) -> Figures:
+    """The smallest eta that reaches REACHES of the bound, and its mean lag; None where none does."""
+    for eta in ETAS:
+        reached = figures[f"share_eta{eta}"]
+        if isinstance(reached, float) and reached >= REACHES:
+            return {"smallest_eta": eta, "mean_lag": figures[f"eta{eta}_lag_mean"]}
+    return {"smallest_eta": None, "mean_lag": None}

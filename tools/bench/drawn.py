@@ -1,0 +1,226 @@
+"""Whole jobs over one workload: a small random model, prompts with drawn lengths, one generator and one learner.
+
+What is compared is a change of the settings; model, rows, lengths and seeds are the same for all. Each process has one
+thread. The cost of a setting is wall seconds a token that entered a backward pass. Knows no bench.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from areal_bus.errors import ConfigError
+from tools.bench.demo import ROOT
+from tools.bench.frozen import PATIENT, Lane
+from tools.bench.ours import drawn
+from tools.bench.protocol import Figures
+from tools.bench.rounds import Measure, Rounds
+from tools.bench.side import Side
+from tools.bench.victims import Job
+from tools.run import Line
+
+BALANCE = 1.25  # generation alone over training alone, at most, and its reciprocal
+NEAR = 1.1  # a shape this near is taken without a look at the others
+SHAPES = ((256, 3, 4), (384, 3, 6), (192, 3, 3), (512, 3, 8), (128, 4, 4))  # width, layers, heads
+WARM = 3  # batches generated before speeds are compared: lengths have spread over the slots by then
+N_ROWS = 2048
+SETTINGS = """\
+[run]
+total_train_steps = 1000000
+
+[topology]
+reward = "beside"
+
+[model]
+path = "{model}"
+
+[data]
+path = "{rows}"
+prompt = "{{question}}"
+chat_template = false
+batch_size = {batch_size}
+max_prompt_tokens = {n_prompt}
+
+[workflow]
+function = "tools.bench.ours.drawn:Drawn"
+
+[rollout]
+max_concurrent_rollouts = {n_slots}
+
+[gconfig]
+n_samples = {n_samples}
+max_new_tokens = {longest}
+
+[reward]
+function = "tools.bench.ours.drawn:score"
+
+[actor]
+lr = 1e-9
+
+[learner]
+max_tokens_per_mb = {max_tokens_per_mb}
+
+[checkpoint]
+at_end = false
+
+[journal]
+samples = false
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Sizes of it."""
+
+    shape: tuple[int, int, int]  # width, layers, heads
+    median: float  # of the lengths, log-normal, in tokens
+    sigma: float
+    longest: int
+    batch_size: int  # groups
+    n_samples: int
+    n_slots: int
+    max_tokens_per_mb: int = 4096
+
+    @property
+    def n_batch(self) -> int:
+        """Samples of a batch."""
+        return self.batch_size * self.n_samples
+
+
+class Prepared:
+    """A workload on disk."""
+
+    def __init__(self, workload: Workload, folder: Path, maker: Side) -> None:
+        self.workload, self.folder = workload, folder
+        w = workload
+        model, rows = folder / "model", folder / "rows.jsonl"
+        model.mkdir(parents=True)
+        self.n_parameters = maker.ask(
+            "make_model",
+            folder=str(model),
+            hidden_size=w.shape[0],
+            layers=w.shape[1],
+            heads=w.shape[2],
+            max_positions=drawn.N_PROMPT + w.longest,
+        )
+        found = list(drawn.rows(N_ROWS, w.n_samples, median=w.median, sigma=w.sigma, longest=w.longest))
+        self.mean = drawn.write_rows(rows, found)
+        self.settings = folder / "settings.toml"
+        self.settings.write_text(
+            SETTINGS.format(
+                model=model, rows=rows, batch_size=w.batch_size, n_prompt=drawn.N_PROMPT, n_slots=w.n_slots,
+                n_samples=w.n_samples, longest=w.longest, max_tokens_per_mb=w.max_tokens_per_mb,
+            )
+        )  # fmt: skip
+
+    @property
+    def n_tokens(self) -> int:
+        """Sampled tokens of a batch, on average."""
+        return round(self.mean * self.workload.n_batch)
+
+    def job(self, name: str, *changes: str, ranks: int = 2, quiet: bool) -> Job:
+        """One setting of it: a generator and a learner, unless the changes say otherwise."""
+        return Job(
+            self.folder / name, config=str(self.settings), changes=(*PATIENT, *changes), ranks=ranks, quiet=quiet
+        )
+
+    def figures(self) -> Figures:
+        """What it is."""
+        w = self.workload
+        return {
+            "parameters": self.n_parameters,
+            "width": w.shape[0],
+            "layers": w.shape[1],
+            "lengths": "log-normal",
+            "length_mean": round(self.mean, 1),
+            "length_sigma": w.sigma,
+            "length_cap": w.longest,
+            "prompts_a_batch": w.batch_size,
+            "samples_a_prompt": w.n_samples,
+            "slots": w.n_slots,
+        }
+
+
+@contextmanager
+def folder(name: str) -> Iterator[Path]:
+    """Where a bench's jobs lie, to be looked at afterwards."""
+    path = ROOT / "runs" / f"bench-{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    path.mkdir(parents=True)
+    yield path
+
+
+def balanced(workload: Workload, at: Path, alone: Side) -> Prepared:
+    """The workload with that of SHAPES whose generation and training, each alone, are nearest in speed."""
+    best, distance = None, math.inf
+    for shape in SHAPES:
+        made = Prepared(replace(workload, shape=shape), at / "x".join(map(str, shape)), alone)
+        generation, training = speeds(made, alone)
+        if abs(math.log(generation / training)) < distance:
+            best, distance = made, abs(math.log(generation / training))
+        if distance < math.log(NEAR):
+            break
+    if best is None:
+        raise RuntimeError("there is a shape to choose")
+    alone.ask("opened", config=str(best.settings))
+    return best
+
+
+def speeds(made: Prepared, alone: Side) -> tuple[float, float]:
+    """Seconds a token of generation and of training, opened for this and warm."""
+    alone.ask("opened", config=str(made.settings))
+    alone.ask("generate", n_tokens=WARM * made.n_tokens)
+    sides = beside(made, alone)
+    return sides["generation"](), sides["training"]()
+
+
+def beside(made: Prepared, alone: Side) -> dict[str, Measure]:
+    """What a job's throughput is held against: each half alone, about one batch of it."""
+    return {
+        "generation": lambda: float(alone.ask("generate", n_tokens=made.n_tokens)),
+        "training": lambda: float(alone.ask("train", n_updates=1)),
+    }
+
+
+def check_balance(rounds: Rounds) -> float:
+    """Cost of generation alone over that of training alone. Raises ConfigError when they are too far apart."""
+    ratio = rounds.ratio("generation", to="training").median
+    if not 1 / BALANCE <= ratio <= BALANCE:
+        raise ConfigError(
+            f"generation and training alone must be within {BALANCE:g}x of each other for this bench: one takes "
+            f"{ratio:.2f} of the other's time; choose another of SHAPES in tools/bench/drawn.py"
+        )
+    return ratio
+
+
+def running(lane: Lane, n_updates: int) -> Measure:
+    """One lap of a job: seconds a trained token."""
+
+    def lap() -> float:
+        seconds, updates = lane.lap(n_updates)
+        return seconds / n_trained(updates)
+
+    return lap
+
+
+def n_trained(updates: Sequence[Line]) -> float:
+    """Tokens that entered a backward pass."""
+    return float(sum(line["n_tokens_trained"] for line in updates))
+
+
+def of_updates(name: str, updates: Sequence[Line]) -> Figures:
+    """How old what was trained is, and what was too old."""
+    trained = n_trained(updates)
+    lag = sum(line["lag_mean"] * line["n_tokens_trained"] for line in updates if line["n_tokens_trained"])
+    masked = sum(line["n_tokens_masked"] for line in updates)
+    return {
+        f"{name}_lag_mean": round(lag / trained, 3),
+        f"{name}_masked_share": round(masked / (masked + trained), 4),
+        f"{name}_updates": len(updates),
+    }
+
+
+def tokens_per_s(rounds: Rounds, names: Sequence[str]) -> Figures:
+    return {f"{name}_tokens_per_s": round(1 / rounds.cost(name), 1) for name in names}

@@ -1,0 +1,60 @@
+"""Interrupted generation over drained: whole jobs that differ in what an update does to the samples under way.
+
+Bound by generation; an update comes about once in the mean time of a sample, for a batch has as many samples as there
+are slots. "drain" waits until the samples under way have ended, and begins no other meanwhile.
+"""
+
+import time
+from collections.abc import Sequence
+
+from areal_bus.errors import ConfigError
+from tools.bench import drawn, side
+from tools.bench.frozen import lanes
+from tools.bench.protocol import Figures
+from tools.bench.rounds import interleave
+from tools.run import Line
+
+MODES = ("recompute", "keep", "drain")
+ETA = 8  # so that hardly a token is too old to train
+WORKLOAD = drawn.Workload(shape=(128, 4, 4), median=40.0, sigma=1.0, longest=384, batch_size=4, n_samples=8, n_slots=32)
+SETTLE = ETA + 12
+LAP = 12
+ATTEMPTS = 8
+
+
+class Interrupt:
+    about = "interrupted generation (keys recomputed, or kept) over drained, generation-bound, an update a mean length"
+
+    def measure(self, *, quiet: bool) -> Figures:
+        """Raises ConfigError without mpirun, on a machine that swings, and when training is the slower half."""
+        began = time.monotonic()
+        with drawn.folder("interrupt") as folder, side.ours("alone") as alone, side.ours("control") as control:
+            made = drawn.Prepared(WORKLOAD, folder / "workload", alone)
+            alone.ask("opened", config=str(made.settings))
+            eta = f"rollout.max_head_offpolicyness={ETA}"
+            jobs = {mode: made.job(mode, eta, f'rollout.on_update="{mode}"', quiet=quiet) for mode in MODES}
+            with lanes(jobs, dict.fromkeys(jobs, SETTLE)) as running:
+                laps = {mode: drawn.running(lane, LAP) for mode, lane in running.items()}
+                halves = drawn.beside(made, alone) | {"prefill": lambda: float(alone.ask("prefill"))}
+                rounds = interleave(laps | halves, lambda: control.ask("sgemm"), attempts=ATTEMPTS)
+                updates = {mode: lane.updates[SETTLE:] for mode, lane in running.items()}
+        bound_by = rounds.ratio("generation", to="training").median
+        if bound_by <= 1:
+            raise ConfigError(f"generation must be the slower half here: it takes {bound_by:.2f} of training's time")
+        figures: Figures = {"bench": "interrupt"}
+        for mode in ("keep", "recompute"):
+            figures |= rounds.against("drain", f"ratio_{mode}", to=mode)
+        figures |= rounds.against("generation", "prefill_over_decode", to="prefill")
+        figures |= {"generation_over_training": round(bound_by, 3), "eta": ETA}
+        figures |= drawn.tokens_per_s(rounds, [*jobs, "generation", "training", "prefill"])
+        for mode, lines in updates.items():
+            figures |= drawn.of_updates(mode, lines)
+            lengths = lengths_an_update(made, rounds.cost("generation"), rounds.cost(mode), lines)
+            figures[f"{mode}_mean_lengths_an_update"] = round(lengths, 2)
+        return figures | made.figures() | rounds.figures() | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def lengths_an_update(made: drawn.Prepared, generation: float, cost: float, updates: Sequence[Line]) -> float:
+    """Mean time between updates over the time of a sample of mean length, decoded with all slots full."""
+    sample_s = made.mean * made.workload.n_slots * generation
+    return cost * drawn.n_trained(updates) / len(updates) / sample_s

@@ -1,0 +1,58 @@
+"""A workload of drawn lengths, for whole jobs: each sample is as long as its row says, whatever the model would do.
+
+The rows are the same for every setting that is compared, so each samples the same lengths for the same prompts. Knows
+no setting, and imports without torch: a job's generators and rewards import it by its path.
+"""
+
+import json
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from actors.workflows.prompting import fill, prompt_ids
+from actors.workflows.protocol import Ask, Episode, Row
+from areal_bus.config import Config
+from tools.bench.workload import lengths
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+N_PROMPT = 24  # characters, which are tokens
+
+
+class Drawn:
+    """A group's samples are as long as the row's "lengths", in the order in which they are begun."""
+
+    def __init__(self, config: Config) -> None:
+        self._data = config.data
+        self._n_begun: Counter[str] = Counter()
+
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        """One turn of exactly the next length."""
+        text = fill(self._data.prompt, row, self._data.question_key)
+        n = row["lengths"][self._n_begun[text] % len(row["lengths"])]
+        self._n_begun[text] += 1
+        turn = await ask(prompt_ids(text, self._data, ask.tokenizer), max_new_tokens=n)
+        return Episode(text=turn.text, prompt_text=text)
+
+
+def score(_prompt: str, completion: str, _row: Mapping[str, Any]) -> float:
+    """From 0 to 1 by the text's checksum: no two samples of a group score alike, so none is without a signal."""
+    return zlib.crc32(completion.encode()) / 0xFFFFFFFF
+
+
+def rows(n_rows: int, n_samples: int, *, median: float, sigma: float, longest: int) -> Iterator[dict[str, Any]]:
+    """Prompts of random letters, each with the lengths of its group: log-normal, cut at both ends."""
+    drawn = lengths(n_rows * n_samples, 1, median=median, sigma=sigma, longest=longest)
+    dice = random.Random(2)
+    for i in range(n_rows):
+        question = "".join(dice.choice(LETTERS) for _ in range(N_PROMPT))
+        yield {"question": question, "answer": "-", "lengths": drawn[i * n_samples : (i + 1) * n_samples]}
+
+
+def write_rows(path: Path, found: list[dict[str, Any]]) -> float:
+    """As JSON lines; the mean length of their samples."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+    return fmean(n for row in found for n in row["lengths"])
