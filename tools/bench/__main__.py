@@ -6,10 +6,28 @@ from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
 from tools import terminal
-from tools.bench import demo, e2e, eta0, faults, gate, generate, loss, pack, padding, push, reward, wire
+from tools.bench import (
+    asynchrony,
+    bound,
+    demo,
+    e2e,
+    eta0,
+    faults,
+    gate,
+    generate,
+    interrupt,
+    loss,
+    pack,
+    padding,
+    push,
+    reward,
+    wire,
+)
 from tools.bench.protocol import Bench
 
 BENCHES: Mapping[str, Bench] = {
+    "async": asynchrony.Asynchrony(),
+    "bound": bound.Bound(),
     "demo": demo.Demo(),
     "e2e": e2e.WALL,
     "e2e-core": e2e.CORE,
@@ -17,6 +35,7 @@ BENCHES: Mapping[str, Bench] = {
     "faults": faults.Faults(),
     "gate": gate.GateBench(),
     "generate": generate.GenerateBench(),
+    "interrupt": interrupt.Interrupt(),
     "loss": loss.LossBench(),
     "pack": pack.PackBench(),
     "padding": padding.PaddingBench(),
