@@ -21,6 +21,7 @@ from tools.bench import (
     padding,
     push,
     reward,
+    smollm2,
     wire,
 )
 from tools.bench.protocol import Bench
@@ -41,6 +42,7 @@ BENCHES: Mapping[str, Bench] = {
     "padding": padding.PaddingBench(),
     "push": push.PushBench(),
     "reward": reward.RewardBench(),
+    "smollm2": smollm2.SmolLM2Bench(),
     "wire": wire.WireBench(),
 }
 

@@ -1,0 +1,66 @@
+"""What both sides of the bench `smollm2` do: seeded requests, and a batch to train on.
+
+Standard library only, for every side's interpreter.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+VOCABULARY = 49152
+N_GIVEN, N_NEW = 20, 64  # tokens of a prompt; mean of new ones
+SIGMA, LONGEST = 0.7, 192  # of the logarithm of new tokens, and the cap
+BATCH = 32  # rows that are decoded at once
+GROUPS, SAMPLES = 2, 4  # of an update
+LR, BETAS, EPS, DECAY = 1e-6, (0.9, 0.95), 1e-8, 0.0
+CLIP_NORM, CLIP_RATIO = 1.0, 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One completion of exactly `n_new` tokens."""
+
+    ids: list[int]
+    n_new: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One completion to train on."""
+
+    group: int
+    prompt: list[int]
+    ids: list[int]
+    reward: float
+
+
+def drawn(draw: random.Random) -> int:
+    """A length, log-normal."""
+    location = math.log(N_NEW) - SIGMA * SIGMA / 2  # so that the mean is N_NEW before the cap
+    return min(LONGEST, max(1, round(draw.lognormvariate(location, SIGMA))))
+
+
+def tokens(draw: random.Random, n: int) -> list[int]:
+    return [draw.randrange(1, VOCABULARY) for _ in range(n)]
+
+
+def requests(seed: int) -> list[Asked]:
+    """As many as are decoded at once."""
+    draw = random.Random(f"requests {seed}")
+    return [Asked(tokens(draw, N_GIVEN), drawn(draw)) for _ in range(BATCH)]
+
+
+def batch(seed: int) -> list[Sampled]:
+    """Groups of samples whose rewards differ, so that none is without advantage."""
+    draw = random.Random(f"batch {seed}")
+    found = []
+    for group in range(GROUPS):
+        prompt = tokens(draw, N_GIVEN)
+        found += [Sampled(group, prompt, tokens(draw, drawn(draw)), sample / SAMPLES) for sample in range(SAMPLES)]
+    return found
+
+
+def advantages(samples: list[Sampled]) -> list[float]:
+    """Reward over the mean of the others of the group."""
+    rewards = [[other.reward for other in samples if other.group == one.group] for one in samples]
+    return [one.reward - (sum(all_) - one.reward) / (len(all_) - 1) for one, all_ in zip(samples, rewards, strict=True)]
