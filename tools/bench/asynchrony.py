@@ -13,11 +13,10 @@ from tools.bench.rounds import interleave
 
 ETAS = (1, 2, 4)
 WORKLOAD = drawn.Workload(
-    shape=drawn.SHAPES[0], median=80.0, sigma=0.7, longest=400, batch_size=4, n_samples=8, n_slots=16
+    shape=drawn.SHAPES[0], median=64.0, sigma=0.7, longest=320, batch_size=8, n_samples=8, n_slots=16
 )
 SETTLE = 3  # updates before the first lap, and eta more
-LAP = 3  # updates of a lap
-SYNC_LAP = 2
+LAP = 2  # updates of a lap
 ATTEMPTS = 8
 
 
@@ -39,10 +38,7 @@ class Asynchrony:
                 jobs[f"eta{eta}"] = made.job(f"eta{eta}", f"rollout.max_head_offpolicyness={eta}", quiet=quiet)
             settle = dict.fromkeys(jobs, SETTLE) | {f"eta{eta}": SETTLE + eta for eta in ETAS}
             with lanes(jobs, settle) as running:
-                laps = {
-                    name: drawn.running(lane, SYNC_LAP if name in ("eta0", "all") else LAP)
-                    for name, lane in running.items()
-                }
+                laps = {name: drawn.running(lane, LAP) for name, lane in running.items()}
                 rounds = interleave(laps | drawn.beside(made, alone), lambda: control.ask("sgemm"), attempts=ATTEMPTS)
                 updates = {name: lane.updates[settle[name] :] for name, lane in running.items()}
         figures: Figures = {"bench": "async"}
