@@ -25,12 +25,67 @@ class Packing:
     lengths: tuple[int, ...]
     expand_E: Tensor | None
     keep_S: Tensor | None
+    repeats: tuple[tuple[int, int, int], ...] = ()  # (place among the E, row, length) of what is not at its first place
 
     @staticmethod
     def of(row: Row, device: torch.device) -> "Packing":
         if row.expand_E is None or row.keep_S is None:
             return Packing(row.lengths, None, None)
-        return Packing(row.lengths, row.expand_E.to(device), row.keep_S.to(device))
+        repeats = _repeats(row.expand_E, row.keep_S)
+        return Packing(row.lengths, row.expand_E.to(device), row.keep_S.to(device), repeats)
+
+
+def _repeats(expand_E: Tensor, keep_S: Tensor) -> tuple[tuple[int, int, int], ...]:
+    """Runs of places whose row stands at an earlier or later place, too, and takes its gradient from there."""
+    is_again_E = torch.ones(len(expand_E), dtype=torch.bool)
+    is_again_E[keep_S] = False
+    places = is_again_E.nonzero()[:, 0]
+    rows = expand_E[places]
+    is_new = torch.ones(len(places), dtype=torch.bool)
+    is_new[1:] = (places.diff() != 1) | (rows.diff() != 1)
+    starts = is_new.nonzero()[:, 0]
+    lengths = torch.cat([starts, torch.tensor([len(places)])]).diff()
+    return tuple(zip(places[starts].tolist(), rows[starts].tolist(), lengths.tolist(), strict=True))
+
+
+class _Spread(torch.autograd.Function):
+    """(1, heads, S, d) -> (1, heads, E, d): whole sequences, shared prompts repeated.
+
+    What index_select does; its own gradient adds up token by token, this one run by run.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, packing: Packing) -> Tensor:
+        ctx.packing = packing
+        return part.index_select(2, _given(packing.expand_E))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        packing: Packing = ctx.packing
+        sum_S = gradients[0].index_select(2, _given(packing.keep_S))
+        for place, row, n in packing.repeats:
+            sum_S[:, :, row : row + n] += gradients[0][:, :, place : place + n]
+        return sum_S, None
+
+
+class _Kept(torch.autograd.Function):
+    """(E, ...) -> (S, ...): each row from its first place."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, packing: Packing) -> Tensor:
+        ctx.packing, ctx.shape = packing, whole.shape
+        return whole.index_select(0, _given(packing.keep_S))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        zeros = gradients[0].new_zeros(ctx.shape)
+        return zeros.index_copy_(0, _given(ctx.packing.keep_S), gradients[0]), None
+
+
+def _given(index: Tensor | None) -> Tensor:
+    if index is None:
+        raise ValueError("only a row with shared prompts is spread")
+    return index
 
 
 def packed_attention(
@@ -49,7 +104,7 @@ def packed_attention(
     if others.get("sliding_window") is not None or others.get("softcap") is not None or dropout:
         raise ValueError("packed attention is plain causal attention: no sliding window, soft cap or dropout")
     if packing.expand_E is not None:  # whole sequences, shared prompts repeated
-        query, key, value = (part.index_select(2, packing.expand_E) for part in (query, key, value))
+        query, key, value = (_Spread.apply(part, packing) for part in (query, key, value))  # type: ignore[no-untyped-call]
     outputs: list[Tensor] = []
     start = 0
     for length, run in groupby(packing.lengths):
@@ -62,7 +117,9 @@ def packed_attention(
         outputs.append(out.transpose(1, 2).flatten(0, 1))
         start = stop
     whole = torch.cat(outputs)
-    return (whole if packing.keep_S is None else whole.index_select(0, packing.keep_S)).unsqueeze(0), None
+    if packing.keep_S is not None:
+        whole = _Kept.apply(whole, packing)  # type: ignore[no-untyped-call]
+    return whole.unsqueeze(0), None
 
 
 def _apart(part: Tensor, n: int) -> Tensor:

@@ -92,7 +92,10 @@ class Policy:
                 logits_to_keep=row.wanted_N.to(self.device),
                 **({"packing": attention.Packing.of(row, self.device)} if self.packed else {}),
             )
-        return _taken(output.logits[0].float() / self.temperature, row.targets_N.to(self.device), entropy=entropy)
+        logits_NV = output.logits[0].float()
+        if self.temperature != 1.0:
+            logits_NV = logits_NV / self.temperature
+        return _taken(logits_NV, row.targets_N.to(self.device), entropy=entropy)
 
     def idle_pass(self) -> None:
         """A forward and backward pass with no effect, so that this rank takes part in the others' collectives."""
@@ -103,14 +106,34 @@ class Policy:
 
 
 def _taken(logits_NV: Tensor, targets_N: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    total_N = torch.logsumexp(logits_NV, dim=-1)
-    logp_N = logits_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1) - total_N
-    if not entropy:
-        return logp_N, None
-    with torch.no_grad():
-        share_NV = torch.exp(logits_NV - total_N.unsqueeze(1))
-        entropy_N = total_N - torch.einsum("nv,nv->n", share_NV, logits_NV)
-    return logp_N, entropy_N
+    logp_N, entropy_N = _Taken.apply(logits_NV, targets_N, entropy)  # type: ignore[no-untyped-call]
+    return logp_N, entropy_N if entropy else None
+
+
+class _Taken(torch.autograd.Function):
+    """Log-probs of the targets, and entropies without a gradient; the logits' gradient is written down: N V numbers
+    are read and written once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        total_N = torch.logsumexp(logits_NV, dim=-1)
+        logp_N = logits_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1) - total_N
+        if not (entropy or ctx.needs_input_grad[0]):
+            return logp_N, logp_N.new_empty(0)
+        share_NV = torch.sub(logits_NV, total_N.unsqueeze(1)).exp_()
+        entropy_N = total_N - torch.einsum("nv,nv->n", share_NV, logits_NV) if entropy else logp_N.new_empty(0)
+        ctx.save_for_backward(share_NV, targets_N)
+        ctx.mark_non_differentiable(entropy_N)
+        return logp_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """By a logit: [it is the target's] - its share. The shares' memory is the gradient's: once only."""
+        share_NV, targets_N = ctx.saved_tensors
+        slope_N1 = gradients[0].unsqueeze(1)
+        slope_NV = share_NV.mul_(-slope_N1).scatter_add_(1, targets_N.unsqueeze(1), slope_N1)
+        return slope_NV, None, None
 
 
 def shard(model: Any, dtype: torch.dtype) -> None:
