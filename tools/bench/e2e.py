@@ -15,7 +15,7 @@ from pathlib import Path
 
 from areal_bus.errors import ConfigError
 from tools.bench import side
-from tools.bench.e2e_job import ETA, ROWS, Ring, Spent
+from tools.bench.e2e_job import ETA, ON_UPDATE, ROWS, Ring, Spent
 from tools.bench.e2e_setting import GROUPS, N_NEW, SAMPLES, TOKENS
 from tools.bench.protocol import Figures
 from tools.bench.rounds import OURS, Rounds, interleave
@@ -47,7 +47,13 @@ class E2e:
             for row in ROWS:
                 print(f"row: {row or 'plain'}", file=sys.stderr)
                 measured[row] = compare(folder, row, quiet=quiet)
-        about: Figures = {"bench": self.bench, "parameters": n_parameters, "cores": cores, "eta": ETA}
+        about: Figures = {
+            "bench": self.bench,
+            "parameters": n_parameters,
+            "cores": cores,
+            "eta": ETA,
+            "on_update": ON_UPDATE,
+        }
         about |= {"groups": GROUPS, "samples": SAMPLES, "new_tokens": N_NEW, "tokens_per_step": TOKENS}
         return about | figures(measured, self.clock)
 

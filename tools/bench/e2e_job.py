@@ -21,6 +21,7 @@ from tools.run import Line
 
 RANKS = 3
 ETA = 1
+ON_UPDATE = "keep"  # running samples keep their keys: nothing is computed twice
 WARM = 12  # steps before the first measurement
 SETTLE = 2  # steps after a hold that are not counted
 LOOK_S = 0.01
@@ -55,6 +56,7 @@ def changes(folder: Path, row: str) -> tuple[str, ...]:
         f"gconfig.n_samples={setting.SAMPLES}",
         f"gconfig.max_new_tokens={setting.N_NEW}",
         f"rollout.max_head_offpolicyness={ETA}",
+        f'rollout.on_update="{ON_UPDATE}"',
         f"rollout.max_concurrent_rollouts={(ETA + 1) * setting.GROUPS * setting.SAMPLES}",
         'reward.function="tools.bench.e2e_setting:score"',
         *ROWS[row],

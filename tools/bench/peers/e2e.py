@@ -103,9 +103,25 @@ def check(logs: dict[str, Any]) -> None:
         raise RuntimeError(f"every step trains {TOKENS} tokens of groups with advantage: {found}, not {expected}")
 
 
+class Recomputing(trl.GRPOTrainer):  # type: ignore[misc]
+    """Scores a batch as if it were trained twice, which is when TRL asks for the log-probs before the update; trains
+    it once.
+    """
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        self.num_iterations = 2
+        try:
+            scored = super()._generate_and_score_completions(inputs)
+        finally:
+            self.num_iterations = 1
+        if "old_per_token_logps" not in scored:
+            raise RuntimeError("TRL computes the log-probs before the update for this row: it has not")
+        return scored
+
+
 def trainer(folder: str, out: str, *, threads: int, recompute: bool) -> Any:
-    """With `recompute` two batches are sampled at once and trained one after the other: the second one is a version
-    behind, so TRL computes its log-probs before the update anew, as it does for both.
+    """With `recompute` it computes the log-probs of each batch before the update, as TRL does of samples that may be of
+    an older version.
     """
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
@@ -113,7 +129,7 @@ def trainer(folder: str, out: str, *, threads: int, recompute: bool) -> Any:
         output_dir=out,
         per_device_train_batch_size=GROUPS * SAMPLES,
         gradient_accumulation_steps=1,
-        steps_per_generation=2 if recompute else 1,
+        steps_per_generation=1,
         num_generations=SAMPLES,
         max_completion_length=N_NEW,
         temperature=1.0,
@@ -137,7 +153,8 @@ def trainer(folder: str, out: str, *, threads: int, recompute: bool) -> Any:
         report_to="none",
         disable_tqdm=True,
     )
-    return trl.GRPOTrainer(
+    kind = Recomputing if recompute else trl.GRPOTrainer
+    return kind(
         model=model,
         reward_funcs=rewards,
         args=config,
