@@ -4,19 +4,24 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from actors.data.loading import place_rows
 from areal_bus.config import Config
 from areal_bus.messages import Role
 from launch.explain import as_toml
-from launch.memory import GIB, Shape, estimate, find_shape
+from launch.memory import BYTES, GIB, N_LOGITS, SUPERVISOR, MicroBatch, Shape, estimate, find_shape
+from launch.prompts import count_tokens, filled
 from launch.resume import preview
 from launch.topology import Place, dry_hosts, least_ranks, plan
 
-FORMULA = (
-    "memory: learner = 16 bytes a parameter (float32: itself, gradient, two AdamW moments) / learners, and a single\n"
-    "one in bfloat16 its rounded parameters; learner 0 also two snapshots in host memory; generator = (weights + keys\n"
-    "and values of all slots at full length) / tensor_parallel, and the weights once more where it receives.\n"
-    "Activations, layers that FSDP gathers and libraries come on top. All but the learner's are in model.dtype."
-)
+FORMULA = """memory: the peak, every completion at full length.
+learner: 12 bytes a parameter (float32: itself, two AdamW moments) / learners; in a step the activations of a
+micro-batch or 4 bytes a parameter for gradients, whichever is more (both, with several micro-batches); learner 0 also
+two snapshots in host memory. generator: weights twice (live, and received in host memory unless weights.staging =
+"device"), keys and values of all slots; the device's part / tensor_parallel. Snapshots, activations and generators are
+in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host memory has what libraries take on CPU, and
+60 MiB for each rank's supervisor. On CPU both columns add up. What CUDA takes for itself and the layers that FSDP
+gathers come on top."""
+LOOKED_AT = 256  # rows, the longest by bytes, whose tokens are counted
 FEW = 16  # up to so many ranks each has its own line
 
 
@@ -26,18 +31,56 @@ def dry_run(config: Config, file: Path, size: int | None) -> str:
     size = size or least_ranks(config.topology)
     places = plan(config.topology, dry_hosts(config.topology, size))
     shape = find_shape(config, file.resolve().parent)
-    rows = [("ranks", "host", "GPU", "role", "device memory", "host memory"), *table(config, places, shape)]
+    n_prompt = longest_prompt(config, file.resolve().parent)
+    rows = [("ranks", "host", "GPU", "role", "device memory", "host memory"), *table(config, places, shape, n_prompt)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     model = config.model.path or "[model.scratch]"
     known = (
         f"{shape.n_parameters / 1e6:,.0f} million parameters" if shape else "shape unknown: it has no config.json here"
     )
-    parts = [f"{size} ranks, {len({p.host for p in places})} host(s); model {model} ({known})", *lines, "", FORMULA, ""]
+    parts = [
+        f"{size} ranks, {len({p.host for p in places})} host(s); model {model} ({known})",
+        *lines,
+        "",
+        FORMULA,
+        *per_token(config, shape, n_prompt),
+        "",
+    ]
     return "\n".join([*resumed, *parts, as_toml(config)])
 
 
-def table(config: Config, places: Sequence[Place], shape: Shape | None) -> list[tuple[str, ...]]:
+def longest_prompt(config: Config, folder: Path) -> int:
+    """Tokens of the longest prompt where rows, tokenizer and the built-in workflow are here; else the most allowed."""
+    most, data = config.data.max_prompt_tokens, config.data
+    models = [
+        path for path in (Path(config.model.path), folder / config.model.path) if (path / "config.json").is_file()
+    ]
+    has_rows = data.task or any((base / data.path).is_file() for base in (Path(), folder))
+    if config.workflow.function != "single_turn" or not has_rows or not (models or config.model.scratch):
+        return most
+    texts = [filled(config, row) for row in place_rows(config, folder)]
+    longest = sorted(texts, key=lambda text: len(text.encode()))[-LOOKED_AT:]
+    return min(max(count_tokens(longest, config, str(models[0]) if models else "")), most)
+
+
+def per_token(config: Config, shape: Shape | None, n_prompt: int) -> list[str]:
+    """Bytes a token, of this model."""
+    if shape is None:
+        return []
+    one, batch = BYTES[config.model.dtype], MicroBatch.of(config, n_prompt)
+    row, seen, slot = (n * one for n in (shape.layers * shape.saved_per_row, shape.layers * shape.saved_per_seen,
+                                         shape.kv_per_token))  # fmt: skip
+    wanted = N_LOGITS * shape.vocabulary * BYTES["float32"]
+    kept = "each layer's input" if config.learner.gradient_checkpointing else "all"
+    return [
+        f"bytes a token: learner {row:,} for each that is read ({kept} kept), {seen:,} more in attention, {wanted:,}",
+        f"for the logits of each that is trained: at most {batch.rows:,}, {batch.seen:,} and {batch.wanted:,} of these",
+        f"in a micro-batch; generator {slot:,} for each position of a slot. The longest prompt has {n_prompt} tokens.",
+    ]
+
+
+def table(config: Config, places: Sequence[Place], shape: Shape | None, n_prompt: int) -> list[tuple[str, ...]]:
     """A row a rank; for many ranks, a row for each run of ranks that differ in their numbers only."""
     rows: list[tuple[str, ...]] = []
     several = len(places) > FEW
@@ -50,7 +93,7 @@ def table(config: Config, places: Sequence[Place], shape: Shape | None) -> list[
                 span(first.host, last.host),
                 span(gpu_name(first), gpu_name(last)),
                 span(role_name(first), role_name(last)),
-                *memory(config, first, shape),
+                *memory(config, first, shape, n_prompt),
             )
         )
     return rows
@@ -77,14 +120,14 @@ def role_name(place: Place) -> str:
     return " + ".join(map(str, place.seats))
 
 
-def memory(config: Config, place: Place, shape: Shape | None) -> tuple[str, str]:
-    """Of one rank, summed over its actors; a member needs what its generator's first rank does on the device."""
+def memory(config: Config, place: Place, shape: Shape | None, n_prompt: int) -> tuple[str, str]:
+    """Of one rank, its actors and its supervisor; a member needs what its generator does on the device."""
     if shape is None:
         return "unknown", "unknown"
     seats = place.seats if place.member_of is None else (place.member_of,)
-    needs = [estimate(config, shape, seat.role, seat.index) for seat in seats]
+    needs = [estimate(config, shape, seat.role, seat.index, n_prompt=n_prompt) for seat in seats]
     device = sum(need.device for need in needs)
-    host = 0 if place.member_of else sum(need.host for need in needs)
+    host = SUPERVISOR + (0 if place.member_of else sum(need.host for need in needs))
     return amount(device), amount(host)
 
 

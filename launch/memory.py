@@ -1,10 +1,9 @@
-"""How much memory each rank needs, from the model's shape: a formula, not a measurement; knows no process.
+"""How much memory each actor needs at its peak, from the model's shape and the settings: a formula; knows no process.
 
-A learner keeps parameters, gradients and two AdamW moments in float32 whatever model.dtype is: 16 bytes a parameter,
-over all learners. One learner alone in bfloat16 also holds its parameters rounded, for the length of a pass. Learner 0
-keeps two snapshots in model.dtype in host memory. Generator: (weights + keys and values of all slots at full length) /
-tensor_parallel, and the weights once more where it receives, all in model.dtype. Activations, logits, layers that FSDP
-gathers and buffers of libraries come on top.
+A learner keeps parameters and two AdamW moments in float32 whatever model.dtype is: 12 bytes a parameter, over all
+learners. In a step come the activations of a micro-batch, then gradients (4 bytes a parameter) in their place: the
+greater of the two counts, or both where there are several micro-batches. A generator keeps the weights twice (live, and
+where it receives), and keys and values of all slots at full length. What libraries take was measured on CPU.
 """
 
 import json
@@ -14,10 +13,23 @@ from pathlib import Path
 from areal_bus.config import Config
 from areal_bus.messages import Role
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
-TRAINED = 4 * BYTES["float32"]  # bytes: a parameter, its gradient and two moments
+KEPT = 3 * BYTES["float32"]  # bytes: a parameter and two moments
+GRADIENT = BYTES["float32"]
 N_SNAPSHOTS = 2  # as actors/training/pushing.py keeps them
+N_BUCKETS = 2  # of a push, where a member receives them
+N_LOGITS = 3  # a wanted token's logits, their shares, their gradient; float32
+N_SAMPLED = 3  # a slot's logits and what sampling makes of them; float64
+SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of these (actors/engines/slots.py)
+LIBRARIES = {  # code and what it allocates for itself, torch 2.13 on CPU
+    Role.HEAD: 42 * MIB,
+    Role.LEARNER: 370 * MIB,
+    Role.GENERATOR: 340 * MIB,
+    Role.REWARD: 43 * MIB,
+}
+REWARD_WORKER = 16 * MIB  # of a function that imports nothing large
+SUPERVISOR = 60 * MIB  # of each rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,18 @@ class Shape:
     def kv_per_token(self) -> int:
         """Numbers that one token leaves in the cache."""
         return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def saved_per_row(self) -> int:
+        """Numbers that a layer keeps of a token for its gradient: two norms (input, normalised, scaled), what enters
+        the output product; gate, its activation, up and their product.
+        """
+        return 6 * self.hidden + self.heads * self.head_dim + 4 * self.intermediate
+
+    @property
+    def saved_per_seen(self) -> int:
+        """Numbers that a layer's attention keeps of a token of a whole sequence: query, output, key and value."""
+        return 2 * self.head_dim * (self.heads + self.kv_heads)
 
 
 KNOWN = {  # as in the config.json that these models are published with
@@ -93,21 +117,74 @@ def read_shape(published: dict[str, int]) -> Shape | None:
         return None
 
 
-def estimate(config: Config, shape: Shape, role: Role, index: int) -> Need:
-    """What one actor needs on each of its ranks."""
-    one = BYTES[config.model.dtype]
-    weights = shape.n_parameters * one
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The largest one of an update, every completion at full length."""
+
+    rows: int  # tokens that the model reads: a group's prompt once
+    seen: int  # tokens of whole sequences, in attention
+    wanted: int  # tokens whose logits are needed
+    n: int  # micro-batches of a minibatch
+
+    @staticmethod
+    def of(config: Config, n_prompt: int) -> "MicroBatch":
+        n_new, n_samples = config.gconfig.max_new_tokens, config.gconfig.n_samples
+        capacity = config.learner.max_tokens_per_mb
+        n_groups = -(-config.data.batch_size // (config.topology.learners * config.actor.ppo_n_minibatches))
+        group = n_prompt + n_samples * n_new
+        if group <= capacity:
+            held = min(n_groups, capacity // group)
+            n_sequences = held * n_samples
+            n = -(-n_groups // held)
+            return MicroBatch(held * group, n_sequences * (n_prompt + n_new), n_sequences * n_new, n)
+        held = min(n_groups * n_samples, max(capacity // (n_prompt + n_new), 1))  # a group is apart: nothing is shared
+        rows = held * (n_prompt + n_new)
+        return MicroBatch(rows, rows, held * n_new, -(-n_groups * n_samples // held))
+
+
+def estimate(config: Config, shape: Shape, role: Role, index: int, *, n_prompt: int) -> Need:
+    """What one actor needs on each of its ranks; the longest prompt has `n_prompt` tokens."""
     if role is Role.LEARNER:
-        learners = config.topology.learners
-        rounded = weights if learners == 1 and config.model.dtype != "float32" else 0
-        return Need(TRAINED * shape.n_parameters // learners + rounded, N_SNAPSHOTS * weights if index == 0 else 0)
+        return of_learner(config, shape, index, n_prompt)
     if role is Role.GENERATOR:
-        tokens = config.rollout.max_concurrent_rollouts * (
-            config.data.max_prompt_tokens + config.gconfig.max_new_tokens
-        )
-        width = config.topology.tensor_parallel
-        on_device = (weights + tokens * shape.kv_per_token * one) // width
-        if config.weights.staging == "device":
-            return Need(on_device + weights // width, 0)
-        return Need(on_device, weights)
-    return Need(0, 0)
+        return of_generator(config, shape, n_prompt)
+    return Need(0, LIBRARIES[role] + (config.reward.workers * REWARD_WORKER if role is Role.REWARD else 0))
+
+
+def of_learner(config: Config, shape: Shape, index: int, n_prompt: int) -> Need:
+    learners, one = config.topology.learners, BYTES[config.model.dtype]
+    weights = shape.n_parameters * one
+    batch = MicroBatch.of(config, n_prompt)
+    gradients, passing = GRADIENT * shape.n_parameters // learners, activations(config, shape, batch)
+    step = gradients + passing if batch.n > 1 else max(gradients, passing)
+    rounded = weights if learners == 1 and config.model.dtype != "float32" else 0
+    snapshots = N_SNAPSHOTS * weights if index == 0 else 0
+    return Need(KEPT * shape.n_parameters // learners + rounded + step, LIBRARIES[Role.LEARNER] + snapshots)
+
+
+def activations(config: Config, shape: Shape, batch: MicroBatch) -> int:
+    """What a micro-batch leaves for its gradients, its logits and the first gradient: that of the embedding."""
+    one = BYTES[config.model.dtype]
+    layer = (batch.rows * shape.saved_per_row + batch.seen * shape.saved_per_seen) * one
+    kept = shape.layers * layer
+    if config.learner.gradient_checkpointing:  # a layer's input, and one layer at a time
+        kept = shape.layers * batch.rows * shape.hidden * one + layer
+    logits = N_LOGITS * batch.wanted * shape.vocabulary * BYTES["float32"]
+    return kept + logits + shape.vocabulary * shape.hidden * GRADIENT
+
+
+def of_generator(config: Config, shape: Shape, n_prompt: int) -> Need:
+    one, width, slots = (
+        BYTES[config.model.dtype],
+        config.topology.tensor_parallel,
+        config.rollout.max_concurrent_rollouts,
+    )
+    weights = shape.n_parameters * one
+    length = (n_prompt + config.gconfig.max_new_tokens) * 5 // 4
+    positions = -(-length // SLOT_STEP) * SLOT_STEP
+    sampling = N_SAMPLED * slots * shape.vocabulary * 8
+    on_device = (weights + slots * positions * shape.kv_per_token * one) // width + sampling
+    on_host = LIBRARIES[Role.GENERATOR] + N_BUCKETS * min(config.weights.bucket_mib * MIB, weights)
+    if config.weights.staging == "device":
+        return Need(on_device + weights // width, on_host)
+    return Need(on_device, on_host + weights)

@@ -16,7 +16,7 @@ from launch.bootstrap import RANKS
 from launch.endpoint import open_endpoint
 from launch.interfaces import Facts, choose, here
 from launch.main import main
-from launch.memory import KNOWN, Need, Shape, estimate, read_shape
+from launch.memory import KNOWN
 from launch.prepare import prepare, prepare_apart
 from launch.rank import contexts
 from launch.runs import make_run_folder
@@ -228,22 +228,6 @@ def test_the_plan_of_512_ranks_prints_without_mpirun(
 def test_parameters_are_counted_as_published() -> None:
     sizes = {name.rpartition("-")[2]: shape.n_parameters / 1e9 for name, shape in KNOWN.items()}
     assert sizes == pytest.approx({"1.5B": 1.777, "7B": 7.615, "14B": 14.77, "32B": 32.76}, rel=2e-3)
-
-
-def test_memory_follows_its_formula() -> None:
-    config = load(ROOT / "configs" / "32b.toml", (), {})
-    shape = Shape(8, 2, 16, 2, 1, 4, 10, True)
-    published = {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 16, "num_attention_heads": 2}
-    fields = {"num_key_value_heads": 1, "vocab_size": 10, "tie_word_embeddings": True}
-    assert read_shape(published | fields) == shape
-    n = 2 * (8 * 4 * 2 * 3 + 3 * 8 * 16) + 80
-    tokens = config.rollout.max_concurrent_rollouts * (config.data.max_prompt_tokens + config.gconfig.max_new_tokens)
-    plan_ = plan(config.topology, [f"h{r // 8}" for r in range(512)])
-    learner, generator = plan_[0].seats[1], plan_[128].seats[0]
-    assert estimate(config, shape, learner.role, 0) == Need(16 * n // 128, 2 * 2 * n)  # float32, whatever is pushed
-    alone = config.model_copy(update={"topology": config.topology.model_copy(update={"learners": 1})})
-    assert estimate(alone, shape, learner.role, 0).device == 16 * n + 2 * n
-    assert estimate(config, shape, generator.role, 0).device == (2 * n + tokens * 2 * 2 * 4 * 2) // 8
 
 
 def test_strangers_under_our_names_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,189 @@
+"""What a dry run says of memory: the pieces of its formula, and the demo's real peak beside it (`make soak`)."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_bus.config import Config
+from areal_bus.messages import Role
+from areal_bus.settings import load
+from launch.dry_run import dry_run, longest_prompt
+from launch.memory import (
+    LIBRARIES,
+    MIB,
+    REWARD_WORKER,
+    MicroBatch,
+    Need,
+    Shape,
+    activations,
+    estimate,
+    find_shape,
+    read_shape,
+)
+from launch.topology import plan
+from tests.test_launch_bootstrap import MPIRUN
+from tools.bench.demo import command
+
+ROOT = Path(__file__).parents[1]
+DEMO = ROOT / "configs" / "demo.toml"
+SHAPE = Shape(8, 2, 16, 2, 1, 4, 10, True)
+N = 2 * (8 * 4 * 2 * 3 + 3 * 8 * 16) + 80  # its parameters
+STEPS = 3  # enough for the peak: with moments, two snapshots and a push beside a step
+NEAR = 0.10
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    base: dict[str, Any] = {"model": {"scratch": {}}, "data": {"task": "sums", "batch_size": 4}}
+    return Config.model_validate(base | {"gconfig": {"n_samples": 2, "max_new_tokens": 6}} | sections)
+
+
+def test_a_shape_is_read_from_a_published_config() -> None:
+    published = {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 16, "num_attention_heads": 2}
+    fields = {"num_key_value_heads": 1, "vocab_size": 10, "tie_word_embeddings": True}
+    assert read_shape(published | fields) == SHAPE
+    assert SHAPE.n_parameters == N
+
+
+def test_a_micro_batch_holds_whole_groups_each_with_its_prompt_once() -> None:
+    assert MicroBatch.of(config(), 10) == MicroBatch(rows=4 * 22, seen=8 * 16, wanted=8 * 6, n=1)
+    two = config(learner={"max_tokens_per_mb": 50})
+    assert MicroBatch.of(two, 10) == MicroBatch(rows=2 * 22, seen=4 * 16, wanted=4 * 6, n=2)
+    apart = config(learner={"max_tokens_per_mb": 20})  # no group fits: a sequence at a time
+    assert MicroBatch.of(apart, 10) == MicroBatch(rows=16, seen=16, wanted=6, n=8)
+    assert MicroBatch.of(config(actor={"ppo_n_minibatches": 2}), 10).rows == 2 * 22
+
+
+def test_activations_are_counted_by_token() -> None:
+    batch = MicroBatch(rows=5, seen=7, wanted=3, n=1)
+    layer = 4 * (5 * (6 * 8 + 2 * 4 + 4 * 16) + 7 * (2 * 4 * 3))
+    logits, embedding = 3 * 3 * 10 * 4, 10 * 8 * 4
+    assert activations(config(), SHAPE, batch) == 2 * layer + logits + embedding
+    spared = config(learner={"gradient_checkpointing": True})
+    assert activations(spared, SHAPE, batch) == 2 * 5 * 8 * 4 + layer + logits + embedding
+
+
+def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches_both() -> None:
+    one, several = config(), config(learner={"max_tokens_per_mb": 50})
+    passing = {c: activations(c, SHAPE, MicroBatch.of(c, 10)) for c in (one, several)}
+    assert passing[one] > 4 * N
+    snapshots = 2 * 4 * N
+    assert need(one, Role.LEARNER) == Need(12 * N + passing[one], LIBRARIES[Role.LEARNER] + snapshots)
+    assert need(several, Role.LEARNER).device == 12 * N + 4 * N + passing[several]
+    assert need(one, Role.LEARNER, index=1).host == LIBRARIES[Role.LEARNER]
+    large = Shape(64, 2, 16, 2, 1, 4, 10, True)  # gradients are more than what so few tokens leave
+    little = config(data={"task": "sums", "batch_size": 1})
+    found = estimate(little, large, Role.LEARNER, 0, n_prompt=1)
+    assert found.device == 12 * large.n_parameters + max(
+        4 * large.n_parameters, activations(little, large, MicroBatch.of(little, 1))
+    )
+
+
+def test_a_large_job_shares_learners_and_splits_generators() -> None:
+    large = load(ROOT / "configs" / "32b.toml", (), {})
+    places = plan(large.topology, [f"h{r // 8}" for r in range(512)])
+    learner, generator = places[0].seats[1], places[128].seats[0]
+    n_learners, width, slots = (
+        large.topology.learners,
+        large.topology.tensor_parallel,
+        large.rollout.max_concurrent_rollouts,
+    )
+    batch = MicroBatch.of(large, 100)
+    passing, gradients = activations(large, SHAPE, batch), 4 * N // n_learners
+    found = estimate(large, SHAPE, learner.role, 0, n_prompt=100)
+    step = passing + gradients if batch.n > 1 else max(passing, gradients)
+    assert found.device == 12 * N // n_learners + step  # float32, whatever is pushed
+    assert found.host == LIBRARIES[Role.LEARNER] + 2 * 2 * N
+    positions = -(-((100 + large.gconfig.max_new_tokens) * 5 // 4) // 64) * 64
+    held = estimate(large, SHAPE, generator.role, 0, n_prompt=100)
+    assert held.device == (2 * N + slots * positions * 2 * 2 * 4 * 2) // width + 3 * slots * 10 * 8
+
+
+def test_weights_are_received_where_staging_says() -> None:
+    host, device = (config(weights={"staging": staging}) for staging in ("host", "device"))
+    apart, together = need(host, Role.GENERATOR), need(device, Role.GENERATOR)
+    assert (apart.host - together.host, together.device - apart.device) == (4 * N, 4 * N)
+    assert need(host, Role.REWARD).host == LIBRARIES[Role.REWARD] + REWARD_WORKER
+    assert need(host, Role.HEAD) == Need(0, LIBRARIES[Role.HEAD])
+
+
+def test_the_longest_prompt_is_counted_where_data_and_tokenizer_are_here(tmp_path: Path) -> None:
+    words = config(
+        model={"scratch": {}},
+        data={"task": "reverse", "prompt": "{question}>", "chat_template": False, "largest": 8},
+    )
+    assert longest_prompt(words, tmp_path) == 9
+    elsewhere = config(model={"path": "nobody/model"}, data={"path": "nobody/data", "max_prompt_tokens": 77})
+    assert longest_prompt(elsewhere, tmp_path) == 77
+
+
+def test_a_dry_run_states_bytes_a_parameter_and_a_token(tmp_path: Path) -> None:
+    file = tmp_path / "words.toml"
+    file.write_text((ROOT / "configs" / "tiny.toml").read_text())
+    page = dry_run(load(file, (), {}), file, 4)
+    shape = find_shape(load(file, (), {}), tmp_path)
+    assert shape is not None
+    assert "12 bytes a parameter" in page
+    assert f"learner {4 * shape.layers * shape.saved_per_row:,} for each that is read" in page
+    assert f"generator {4 * shape.kv_per_token:,} for each position of a slot" in page
+
+
+def need(config: Config, role: Role, *, index: int = 0) -> Need:
+    return estimate(config, SHAPE, role, index, n_prompt=10)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
+def test_the_demos_peak_is_as_predicted(tmp_path: Path) -> None:
+    """Of each actor's process, as the system counts it (VmHWM)."""
+    changes = {"run.folder": f'"{tmp_path}"', "run.total_train_steps": STEPS}
+    changes |= {"evaluate.before": "false", "evaluate.after": "false"}
+    line = command("demo") + [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    peaks: dict[str, int] = {}
+    with subprocess.Popen(line, cwd=ROOT, env=os.environ | allowed, stdout=subprocess.DEVNULL) as job:
+        try:
+            while job.poll() is None:
+                for name, pid in actors(tmp_path / "demo" / "journal").items():
+                    peaks[name] = max(peaks.get(name, 0), peak(pid))
+                time.sleep(0.2)
+        finally:
+            job.terminate()
+    assert job.returncode == 0
+    settings = load(DEMO, (), {})
+    shape, n_prompt = find_shape(settings, DEMO.parent), longest_prompt(settings, DEMO.parent)
+    assert shape is not None
+    said = {}
+    for name, measured in peaks.items():
+        role, _, index = name.partition("-")
+        found = estimate(settings, shape, Role(role), int(index), n_prompt=n_prompt)
+        predicted = found.device + found.host - (REWARD_WORKER if role == "reward" else 0)  # a process of its own
+        said[name] = (predicted / measured - 1, predicted / MIB, measured / MIB)
+    print(said)
+    assert set(said) == {"head-0", "learner-0", "generator-0", "generator-1", "reward-0"}
+    assert {name: what for name, what in said.items() if abs(what[0]) > NEAR} == {}
+
+
+def actors(journal: Path) -> dict[str, int]:
+    """Process of each actor that has begun, by name."""
+    found = {}
+    for file in journal.glob("*.jsonl"):
+        with file.open() as lines:
+            first = lines.readline()
+        if first.endswith("\n"):
+            start = json.loads(first)
+            found[f"{start['role']}-{start['rank']}"] = start["pid"]
+    return found
+
+
+def peak(pid: int) -> int:
+    """Bytes of resident memory at most so far; 0 of a process that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
