@@ -208,3 +208,28 @@ def test_the_users_workflow_is_found_by_name(tmp_path: Path, monkeypatch: pytest
     ]:
         with pytest.raises(ConfigError, match=why):
             load(function)
+
+
+class Counting:
+    """A tokenizer that keeps the texts it was asked for."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.asked: list[str] = []
+
+    def __call__(self, text: str, **more: Any) -> Any:
+        self.asked.append(text)
+        return self._tokenizer(text, **more)
+
+
+def test_the_prompt_of_a_group_is_made_tokens_once_and_each_sample_has_its_own(tokenizer: Any) -> None:
+    counting = Counting(tokenizer)
+    workflow = SingleTurn(config(prompt="{question} >"))
+    for question in ("ab", "ab", "abc", "ab"):
+        run = EpisodeRun(workflow, {"question": question}, counting)
+        asked = run.start()
+        assert asked is not None
+        assert tokenizer.decode(asked.ids) == f"{question} >"
+        run.ids.append(7)
+        asked.ids.append(7)  # no other sample's matter
+    assert counting.asked == ["ab >", "abc >", "ab >"]

@@ -1,5 +1,7 @@
 """The default workflow: one prompt, one completion, whose text is what the reward reads."""
 
+from typing import Any
+
 from actors.workflows.prompting import fill, prompt_ids
 from actors.workflows.protocol import Ask, Episode, Row
 from areal_bus.config import Config
@@ -10,9 +12,17 @@ class SingleTurn:
 
     def __init__(self, config: Config) -> None:
         self._data = config.data
+        self._last: tuple[str, list[int]] | None = None  # prompt and its tokens: a group's samples begin in a row
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
         """One turn. Raises PromptTooLong over data.max_prompt_tokens."""
-        text = fill(self._data.prompt, row, self._data.question_key)
-        turn = await ask(prompt_ids(text, self._data, ask.tokenizer))
+        text, ids = self.prompt(row, ask.tokenizer)
+        turn = await ask(ids)
         return Episode(text=turn.text, prompt_text=text)
+
+    def prompt(self, row: Row, tokenizer: Any) -> tuple[str, list[int]]:
+        """Its text and tokens. Raises PromptTooLong."""
+        text = fill(self._data.prompt, row, self._data.question_key)
+        if self._last is None or self._last[0] != text:
+            self._last = text, prompt_ids(text, self._data, tokenizer)
+        return self._last

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from actors.workflows.prompting import fill, prompt_ids
 from actors.workflows.protocol import Ask, Episode, Row
+from actors.workflows.single_turn import SingleTurn
 from areal_bus.config import Config
 from tools.bench.workload import lengths
 
@@ -26,15 +26,15 @@ class Drawn:
     """A group's samples are as long as the row's "lengths", in the order in which they are begun."""
 
     def __init__(self, config: Config) -> None:
-        self._data = config.data
+        self._single = SingleTurn(config)
         self._n_begun: Counter[str] = Counter()
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
         """One turn of exactly the next length."""
-        text = fill(self._data.prompt, row, self._data.question_key)
+        text, ids = self._single.prompt(row, ask.tokenizer)
         n = row["lengths"][self._n_begun[text] % len(row["lengths"])]
         self._n_begun[text] += 1
-        turn = await ask(prompt_ids(text, self._data, ask.tokenizer), max_new_tokens=n)
+        turn = await ask(ids, max_new_tokens=n)
         return Episode(text=turn.text, prompt_text=text)
 
 
