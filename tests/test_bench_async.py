@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from actors.workflows.protocol import Turn
 from areal_bus import settings
 from areal_bus.errors import ConfigError
 from tools.bench import bound, drawn, interrupt, side
-from tools.bench.frozen import Lane, descendants
+from tools.bench.frozen import Lane, descendants, lanes
 from tools.bench.ours.drawn import N_PROMPT, Drawn, rows, score
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds
@@ -109,6 +110,13 @@ def update_a_length(made: drawn.Prepared) -> None:
     assert made.workload.n_batch == made.workload.n_slots
     trained = [{"n_tokens_trained": made.n_tokens}] * 3
     assert interrupt.lengths_an_update(made, 0.001, 0.001, trained) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_bench_that_is_told_to_end_ends_its_jobs_first() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit), lanes({}, {}):
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 class Standing(Lane):
