@@ -11,7 +11,7 @@ VOCABULARY = 49152
 N_GIVEN, N_NEW = 20, 64  # tokens of a prompt; mean of new ones
 SIGMA, LONGEST = 0.7, 192  # of the logarithm of new tokens, and the cap
 BATCH = 32  # rows that are decoded at once
-GROUPS, SAMPLES = 2, 4  # of an update
+GROUPS, SAMPLES = 2, 8  # of an update
 LR, BETAS, EPS, DECAY = 1e-6, (0.9, 0.95), 1e-8, 0.0
 CLIP_NORM, CLIP_RATIO = 1.0, 0.2
 
