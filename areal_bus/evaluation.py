@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from areal_bus.errors import ImpossibleEvent
-from areal_bus.messages import Scored, VerdictStatus
+from areal_bus.messages import Sampled, Scored, VerdictStatus
 
 
 @dataclass(slots=True)
@@ -51,9 +51,20 @@ class Evaluation:
         del self.leased[uid]
         self.waiting = sorted({*self.waiting, uid})
 
+    def sampled(self, holder: str, message: Sampled) -> None:
+        """A sample left its generator; its verdict, and all the others of the problem, may have been here before."""
+        uid, is_held = message.uid, self.leased.get(message.uid, holder) == holder
+        if not is_held or message.attempt != self.attempts.get(uid) or not 0 <= message.sample < self.n_samples:
+            raise ImpossibleEvent(
+                f"{holder} does not hold {self.name} {uid}/{message.sample}, attempt {message.attempt}"
+            )
+
     def deliver(self, scored: Scored) -> None:
         """A verdict of an open problem's current attempt counts once."""
         self._check(scored.uid, scored.attempt)
+        if scored.generator != self.leased[scored.uid]:
+            holder = self.leased[scored.uid]
+            raise ImpossibleEvent(f"{holder} holds {self.name} {scored.uid}; {scored.generator} claims a sample of it")
         if (scored.uid, scored.sample) in self.scored or not 0 <= scored.sample < self.n_samples:
             raise ImpossibleEvent(f"each sample of an evaluation is scored once; got {scored.uid}/{scored.sample}")
         self.scored[scored.uid, scored.sample] = scored

@@ -74,7 +74,8 @@ def revive(prompt: OpenPrompt, known: Entry | None, version: int) -> Entry:
     entry.scored = {i: x for i, x in (had | known.scored).items() if newest(x) <= version}
     is_held = known.state in (State.LEASED, State.SCORING) and entry.scored.keys() == known.scored.keys()
     if is_held:
-        entry.holder, entry.state, entry.sampled, entry.alone = known.holder, known.state, known.sampled, known.alone
+        entry.holder, entry.state, entry.alone = known.holder, known.state, known.alone
+        entry.sampled, entry.noted = known.sampled, known.noted
     return entry
 
 

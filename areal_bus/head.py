@@ -4,6 +4,7 @@ It joins the pure parts into the loop of docs/design.md. Rollouts lead prompts t
 generators; here are the members, the learner's requests, the phases of a run and its end.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,9 @@ from areal_bus.speakers import check_speaker
 from areal_bus.staleness import StalenessPolicy
 from areal_bus.supply import Supply
 from areal_bus.terms import Terms
+
+MOST_REFUSED = 4096  # senders and kinds of messages whose refusals are counted
+ALL_TOLD = 100  # refusals of a sender and kind that have a line each
 
 Handler = Callable[[Member, Any], None]
 
@@ -71,6 +75,7 @@ class Head:
         )
         self.batches = Batches(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
         self._began = self._ticked = now
+        self._n_refused: Counter[tuple[str, str]] = Counter()
         self.terms = Terms(term, frontiers, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
         self.gathering = Gathering(self.members, self.rollouts, self.publishing, self.terms, self._effects, life=life)
         self._handlers: dict[type, Handler] = {
@@ -231,6 +236,8 @@ class Head:
     def _on_checkpointed(self, member: Member, message: m.Checkpointed) -> None:
         if member.role is not Role.LEARNER or member.index != 0:
             raise ImpossibleEvent(f"learner 0 writes checkpoints; got one of {member.name}")
+        if member.name != self.terms.begun_by or message.version > self.gate.u:
+            raise ImpossibleEvent(f"{self.gate.u} updates are finished; {member.name} has one of {message.version}")
         self.terms.checkpointed(message.version)
 
     def _capture(self) -> None:
@@ -260,6 +267,8 @@ class Head:
             self._capture()
 
     def _on_finished(self, member: Member, message: m.Finished) -> None:
+        if self.gate.w < self.rules.total_steps and self.phase not in (Phase.CLOSING, Phase.AFTER):
+            raise ImpossibleEvent(f"a learner finishes after the last batch; {member.name} has after {self.gate.w}")
         self.terms.finished[member.index] = message
 
     def _on_failure(self, member: Member, message: m.Failure) -> None:
@@ -415,5 +424,14 @@ class Head:
         self._effects.end(code, sentence)
 
     def _refuse(self, sender: str, message: m.Message, why: str) -> None:
-        ids = {name: getattr(message, name) for name in ("uid", "sample", "attempt") if hasattr(message, name)}
-        self._effects.record(Event.REFUSED, what=type(message).__name__, sender=sender, why=why, **ids)
+        """Every verdict is accounted for; of anything else a sender's first lines, then the 128th, 256th, 512th, ..."""
+        what = type(message).__name__
+        if len(self._n_refused) > MOST_REFUSED:
+            self._n_refused.clear()
+        self._n_refused[sender, what] += 1
+        n = self._n_refused[sender, what]
+        if n.bit_count() == 1 and sender in self.members.by_name:
+            self._effects.progress("note", name="head", text=f"refused {what} of {sender} ({n} so far): {why}")
+        if n <= ALL_TOLD or n.bit_count() == 1 or isinstance(message, m.Scored):
+            ids = {name: getattr(message, name) for name in ("uid", "sample", "attempt") if hasattr(message, name)}
+            self._effects.record(Event.REFUSED, what=what, sender=sender, why=why, n=n, **ids)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 
 from areal_bus.errors import ImpossibleEvent
-from areal_bus.messages import ATTEMPTS, Refund, Scored
+from areal_bus.messages import ATTEMPTS, Refund, Sampled, Scored
 
 
 class State(StrEnum):
@@ -38,6 +38,7 @@ class Entry:
     attempt: int = 0
     state: State = State.LEASED
     sampled: set[int] = field(default_factory=set)  # left the generator, in this attempt or an earlier one
+    noted: set[int] = field(default_factory=set)  # its generator has said so of these, in this attempt
     scored: dict[int, Scored] = field(default_factory=dict)
     n_deaths: int = 0  # holders that died while they sampled it
     alone: bool = False  # leased with nothing else beside it
@@ -158,17 +159,23 @@ class Ledger:
             raise ImpossibleEvent(f"only a queued prompt is leased again; prompt {uid} is not queued")
         entry.attempt = max(entry.attempt + 1, self.first_attempt)
         entry.holder = holder
-        entry.sampled = set(entry.scored)
+        entry.sampled, entry.noted = set(entry.scored), set()
         self._move(entry, State.LEASED)
         return entry
 
     # results
 
-    def sampled(self, uid: int, sample: int, attempt: int) -> Entry:
-        """One sample left its generator."""
-        entry = self._of(uid, attempt)
-        if sample in entry.sampled or not 0 <= sample < entry.n_samples:
+    def sampled(self, holder: str, message: Sampled) -> Entry:
+        """One sample left its generator; its verdict, which comes by another way, may have been here before."""
+        uid, sample, attempt = message.uid, message.sample, message.attempt
+        entry = self.open.get(uid)
+        if entry is None:
+            raise ImpossibleEvent(f"only an open prompt is sampled; prompt {uid} {self._known(uid)}")
+        if entry.holder != holder or entry.attempt != attempt:
+            raise ImpossibleEvent(f"{holder} does not hold prompt {uid} at attempt {attempt}")
+        if sample in entry.noted or not 0 <= sample < entry.n_samples:
             raise ImpossibleEvent(f"each of the {entry.n_samples} samples is made once; got sample {sample} again")
+        entry.noted.add(sample)
         entry.sampled.add(sample)
         if entry.state is State.LEASED and len(entry.sampled) == entry.n_samples:
             self._move(entry, State.SCORING)
@@ -239,13 +246,15 @@ class Ledger:
         """The open entry that a result of this attempt belongs to (I6)."""
         entry = self.open.get(uid)
         if entry is None:
-            known = "is closed" if 0 <= uid < self.next_uid else "was never admitted"
-            raise ImpossibleEvent(f"a result needs an open prompt; prompt {uid} {known}")
+            raise ImpossibleEvent(f"a result needs an open prompt; prompt {uid} {self._known(uid)}")
         if attempt != entry.attempt or entry.state is State.QUEUED:
             raise ImpossibleEvent(f"prompt {uid} is at attempt {entry.attempt} ({entry.state}); got attempt {attempt}")
         if entry.state in (State.READY, State.TRAINING):
             raise ImpossibleEvent(f"prompt {uid} is {entry.state}: its results are complete")
         return entry
+
+    def _known(self, uid: int) -> str:
+        return "is closed" if 0 <= uid < self.next_uid else "was never admitted"
 
     def _requeue(self, entry: Entry) -> None:
         entry.holder = None

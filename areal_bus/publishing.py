@@ -7,6 +7,7 @@ differs is a broken push (I5); only a completed one makes a generator HEALTHY (I
 
 from areal_bus import messages as m
 from areal_bus.effects import Effects
+from areal_bus.errors import ImpossibleEvent
 from areal_bus.gate import Gate
 from areal_bus.journal import Event
 from areal_bus.membership import Member, Membership, Standing
@@ -43,6 +44,7 @@ class Publishing:
 
     def done(self, member: Member, message: m.PushDone) -> None:
         """A member (or the root) completed its part. Raises ImpossibleEvent for a push that is not in flight."""
+        self._check_version(message)
         if message.digest != self._digests.get(message.version):  # I5
             self.broken(member, m.PushBroken(message.push, message.version, "what it holds has another digest"))
             return
@@ -59,11 +61,18 @@ class Publishing:
 
     def broken(self, member: Member, message: m.PushBroken) -> None:
         """A member (or the root) could not complete its part."""
+        self._check_version(message)
         self.pushes.broken(message.push, member.name, message.error)
         self.effects.record(
             Event.PUSH_BROKEN, push=message.push, version=message.version, name=member.name, error=message.error
         )
         self.effects.progress("warning", text=f"push of version {message.version}: {member.name}: {message.error}")
+
+    def _check_version(self, message: m.PushDone | m.PushBroken) -> None:
+        """Whatever is in flight has one version (I5)."""
+        push = self.pushes.current
+        if push is not None and push.id == message.push and push.version != message.version:
+            raise ImpossibleEvent(f"push {push.id} is of version {push.version}; got one of version {message.version}")
 
     def lose(self, name: str) -> None:
         """A member died: the root need not wait for it until the deadline. An incarnation that is no member any more

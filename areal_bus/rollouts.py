@@ -124,11 +124,10 @@ class Rollouts:
     def sampled(self, member: Member, message: m.Sampled) -> None:
         """A slot is free; the sample itself comes by way of a reward, perhaps sooner than this note."""
         self._discard(member, (message.evaluation, message.uid, message.attempt, message.sample))
-        if not message.evaluation and message.uid >= self.ledger.next_uid:
-            raise ImpossibleEvent(f"only an admitted prompt is sampled; prompt {message.uid} was never admitted")
-        entry = None if message.evaluation else self.ledger.open.get(message.uid)
-        if entry is not None and entry.state is State.LEASED and message.sample not in entry.sampled:
-            self.ledger.sampled(message.uid, message.sample, message.attempt)
+        if message.evaluation:
+            self.examination.named(message.evaluation).sampled(member.name, message)
+        else:
+            self.ledger.sampled(member.name, message)
         self.effects.record(Event.SAMPLED, **ids(message), n_tokens=message.n_tokens)
 
     def partial(self, member: Member, message: Partial) -> None:
@@ -171,6 +170,7 @@ class Rollouts:
 
     def scored(self, message: Scored) -> None:
         """A verdict. The generator may forget the trajectory whatever becomes of it, and its slot is free."""
+        self._check_term(message)
         maker = self.members.by_name.get(message.generator)
         if maker is not None:
             self._discard(maker, (message.evaluation, message.uid, message.attempt, message.sample))
@@ -191,18 +191,21 @@ class Rollouts:
             self.refunds_in_a_row = 0
             self.effects.record(Event.READY, uid=entry.uid)
 
+    def _check_term(self, message: Scored) -> None:
+        """Nobody can know of a later term; what claims so is not even acknowledged."""
+        if message.term > self.term:
+            raise ImpossibleEvent(f"this is term {self.term}; a sample claims to be of term {message.term}")
+
     def _check(self, message: Scored) -> None:
         """A sample that contradicts itself ends its group, which nobody else would: its generator has forgotten it."""
         entry = self.ledger.open.get(message.uid)
         if entry is None or not _awaits(entry, message):
             return  # the ledger says why
-        if message.term > self.term:
-            raise ImpossibleEvent(f"this is term {self.term}; a sample claims to be of term {message.term}")
+        if message.generator != entry.holder:
+            raise ImpossibleEvent(f"{entry.holder} holds prompt {entry.uid}; {message.generator} claims a sample of it")
         if self._is_void(message):
-            holder = entry.holder
             self.ledger.give_back(entry.uid)
-            if holder is not None:
-                self._end_lease(holder, entry.uid, entry.attempt)
+            self._end_lease(message.generator, entry.uid, entry.attempt)
             raise ImpossibleEvent(f"a sample of term {message.term} is of versions that term {self.term} knows")
         try:
             check_spans(message, born=entry.born, clock=self.gate.u)

@@ -112,6 +112,7 @@ def any_uid_may_be_sampled(patch: pytest.MonkeyPatch) -> None:
 
 def terms_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rollouts, "_check", lambda *_: None)
+    patch.setattr(Rollouts, "_check_term", lambda *_: None)
 
 
 def anybody_says_anything(patch: pytest.MonkeyPatch) -> None:

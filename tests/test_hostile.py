@@ -20,7 +20,7 @@ from loguru import logger
 from areal_bus import outbox, refusals, wire
 from areal_bus.bus import Bus
 from areal_bus.door import GONE, room
-from areal_bus.effects import Record, Send
+from areal_bus.effects import Effect, Progress, Record, Send
 from areal_bus.intake import NAMELESS, SKIPPED, Intake
 from areal_bus.journal import Event
 from areal_bus.keys import Keyring, new_pair
@@ -28,10 +28,12 @@ from areal_bus.messages import (
     PROTOCOL,
     BatchRequest,
     Begin,
+    Checkpointed,
     Finished,
     HeadBeat,
     Join,
     Message,
+    PushBroken,
     PushDone,
     Rejoin,
     Sampled,
@@ -223,8 +225,8 @@ def test_who_never_reads_costs_a_bounded_queue_and_nobody_else_a_message(
         for _ in range(6000):  # 60 MB
             pair.head.send("generator-66.0", answer)
         pair.is_well()
-        until(lambda: pair.head.undelivered["generator-66.0"] > 0, "the queue is full")
-        assert len(pair.head._outbox.waiting["generator-66.0"]) <= 500
+        until(lambda: pair.head.outbox.undelivered["generator-66.0"] > 0, "the queue is full")
+        assert len(pair.head.outbox.waiting["generator-66.0"]) <= 500
 
 
 def test_heartbeats_do_not_pile_up_for_who_never_reads(tmp_path: Path) -> None:
@@ -236,13 +238,13 @@ def test_heartbeats_do_not_pile_up_for_who_never_reads(tmp_path: Path) -> None:
         big = Stop("x" * 60_000)
         for _ in range(3000):
             head.send("generator-66.0", big)
-        until(lambda: "generator-66.0" in head._outbox.waiting and not head._orders, "it takes no more")
-        before = len(head._outbox.waiting["generator-66.0"])
+        until(lambda: "generator-66.0" in head.outbox.waiting and not head._orders, "it takes no more")
+        before = len(head.outbox.waiting["generator-66.0"])
         deaf.send(*wire.encode(ack(1), job=JOB))
         for n in range(20):  # many a heartbeat's time
             deaf.send(*wire.encode(ack(n), job=JOB))
             next_of(head)
-        assert len(head._outbox.waiting["generator-66.0"]) <= before
+        assert len(head.outbox.waiting["generator-66.0"]) <= before
     head.close(0)
 
 
@@ -426,6 +428,16 @@ IMPOSSIBLE = {
     "a verdict on a sample that there is none of": ("reward-0.0", dataclasses.replace(SCORED, sample=FUTURE)),
     "a verdict in an evaluation that there is none of": ("reward-0.0", dataclasses.replace(SCORED, evaluation="none")),
     "a verdict by a generator": ("generator-0.0", SCORED),
+    "a verdict on a sample of somebody else": ("reward-0.0", dataclasses.replace(SCORED, generator="generator-1.0")),
+    "a verdict of a term of the future": ("reward-0.0", dataclasses.replace(SCORED, term=FUTURE)),
+    "a sample of the future": ("generator-0.0", Sampled(FUTURE, 0, 0, "", 3)),
+    "a sample of a prompt before the first": ("generator-0.0", Sampled(-5, 0, 0, "", 3)),
+    "a sample of an evaluation that there is none of": ("generator-0.0", Sampled(0, 0, 0, "none", 3)),
+    "a sample of an attempt of the future": ("generator-0.0", Sampled(0, 0, FUTURE, "", 3)),
+    "a sample that there is none of": ("generator-0.0", Sampled(0, FUTURE, 0, "", 3)),
+    "a sample of what another generator holds": ("generator-1.0", Sampled(0, 0, 0, "", 3)),
+    "a checkpoint of the future": ("learner-0.0", Checkpointed(FUTURE, "x")),
+    "an end before the last batch": ("learner-0.0", Finished("", "")),
     "a sample by a reward": ("reward-0.0", Sampled(0, 0, 0, "", 3)),
     "a prompt of the future that cannot be sampled": ("generator-0.0", Unsampled(FUTURE, 0, "", "sampling_error", "")),
     "a push of the future": ("generator-0.0", PushDone(FUTURE, FUTURE, "x", 0.0, 0.0)),
@@ -444,11 +456,58 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_what_a_member_may_not_say_is_refused_by_the_head(name: str) -> None:
     sender, message = IMPOSSIBLE[name]
-    head, _ = head_with()
+    head, _ = head_with(2)
+    assert head.rollouts.ledger.open[0].holder == "generator-0.0"
     before = (head.gate.u, head.gate.v, head.gate.w, head.terms.requests.copy(), head.terms.finished.copy())
     effects = head.on(sender, message, 0.0)
     assert [effect.event for effect in effects if isinstance(effect, Record)] == [Event.REFUSED]
     assert before == (head.gate.u, head.gate.v, head.gate.w, head.terms.requests, head.terms.finished)
+
+
+def test_a_sample_is_said_to_be_made_once() -> None:
+    head, _ = head_with()
+    said = [head.on("generator-0.0", Sampled(0, 0, 0, "", 3), 0.0) for _ in range(2)]
+    assert [events(effects) for effects in said] == [[Event.SAMPLED], [Event.REFUSED]]
+
+
+def test_a_verdict_of_a_term_of_the_future_is_not_acknowledged() -> None:
+    head, _ = head_with()
+    effects = head.on("reward-0.0", dataclasses.replace(SCORED, term=FUTURE), 0.0)
+    assert not [effect for effect in effects if isinstance(effect, Send)]
+    assert events(head.on("reward-0.0", SCORED, 0.0)) == [Event.SCORED]
+
+
+@pytest.mark.parametrize("kind", [PushDone, PushBroken])
+def test_a_push_of_another_version_than_the_one_in_flight_is_refused(kind: type) -> None:
+    head, _ = head_with()
+    head.on("learner-0.0", BatchRequest(0), 0.0)
+    for entry in list(head.rollouts.ledger.open.values()):
+        for sample in entry.missing:
+            head.on("reward-0.0", dataclasses.replace(SCORED, uid=entry.uid, sample=sample), 0.0)
+    head.on("learner-0.0", UpdateDone(1, {}, "digest 1"), 0.0)
+    push = head.publishing.pushes.current
+    assert push is not None
+    assert push.version == 1
+    for version in (0, 2):
+        rest = ("digest 0", 0.0, 0.0) if kind is PushDone else ("it broke",)
+        effects = head.on("generator-0.0", kind(push.id, version, *rest), 0.0)
+        assert events(effects) == [Event.REFUSED]
+    assert head.members.by_name["generator-0.0"].version == 0
+    assert not push.broken
+
+
+def test_what_a_member_may_not_say_is_journalled_100_times_and_then_ever_more_seldom() -> None:
+    head, _ = head_with()
+    lines = [line for _ in range(1000) for line in head.on("reward-0.0", Sampled(0, 0, 0, "", 3), 0.0)]
+    told = [line.fields["n"] for line in lines if isinstance(line, Record)]
+    assert told == [*range(1, 101), 128, 256, 512]
+    notes = [line.fields["text"] for line in lines if isinstance(line, Progress)]
+    assert len(notes) == 10  # at 1, 2, 4, 8, ...
+    assert notes[0].startswith("refused Sampled of reward-0.0 (1 so far): ")
+
+
+def events(effects: list[Effect]) -> list[Event]:
+    return [effect.event for effect in effects if isinstance(effect, Record)]
 
 
 @settings(max_examples=60, deadline=None)

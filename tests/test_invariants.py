@@ -413,3 +413,22 @@ def test_the_slice_meets_what_it_is_about(schedules: Slice) -> None:
     assert min(met[f"{kind} of {role}"] for kind in ("crash", "stop", "cut") for role in ROLES) > 20
     assert min(met[f"{kind} of generator"] for kind in ("leave", "reset", "deaf")) > 15
     assert min(schedules.n_done[policy] for policy in StalenessPolicy) > 100
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+def test_large_batches_and_windows_hold_them_all(policy: StalenessPolicy) -> None:
+    """What small schedules never have: dozens of prompts a batch, many batches a window, whatever dies."""
+    for seed in range(12):
+        rng = random.Random(seed)
+        scenario = draw(seed, policy)
+        wide = replace(
+            scenario,
+            batch_size=rng.choice((8, 16, 32)),
+            eta=rng.choice((4, 8, 16)),
+            n_samples=rng.choice((1, 4)),
+            total_steps=6,
+            n_rows=None,
+            capacity=rng.choice((16, 64)),
+            n_problems=0,
+        )
+        assert not Ring(wide).run().violations, seed

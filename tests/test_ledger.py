@@ -4,7 +4,7 @@ import pytest
 
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.ledger import Ledger, State
-from areal_bus.messages import Refund, Scored
+from areal_bus.messages import Refund, Sampled, Scored
 
 
 def scored(uid: int, sample: int, attempt: int = 0, status: str = "value") -> Scored:
@@ -37,8 +37,8 @@ def test_a_group_is_ready_with_its_last_verdict() -> None:
 
 def test_a_prompt_is_scoring_when_all_its_samples_left_the_generator() -> None:
     ledger = ledger_with()
-    ledger.sampled(0, 0, 0)
-    ledger.sampled(0, 1, 0)
+    for sample in (0, 1):
+        ledger.sampled(ledger.open[0].holder or "", Sampled(0, sample, 0, "", 3))
     assert ledger.open[0].state is State.SCORING
 
 

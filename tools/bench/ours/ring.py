@@ -72,7 +72,7 @@ class Actor:
             while made < n and made - acknowledged < window:
                 delivery.add(trajectory(made, ids, logps))
                 made += 1
-            for to, sent, _ in delivery.due(time.monotonic()):
+            for to, sent, _ in delivery.due(time.monotonic(), self._bus.n_waiting):
                 self._bus.send(to, sent)
                 self._bus.send(HEAD, Sampled(sent.uid, sent.sample, sent.attempt, "", len(logps) // 4))
             message: Message | None = self.next()
@@ -136,7 +136,7 @@ class Books:
     def sampled(self, message: Sampled) -> None:
         """News, unless its verdict has overtaken it."""
         if message.uid >= self._n_scored:
-            self.ledger.sampled(message.uid, message.sample, message.attempt)
+            self.ledger.sampled(GENERATOR, message)
 
     def deliver(self, verdict: Scored) -> None:
         """Into the ledger; a full batch is taken, trained and published at once, and as many prompts admitted."""
