@@ -35,6 +35,7 @@ class Call:
     sin: Tensor  # the same, negative in the first half of D
     mask: Tensor | None  # added to the scores; None: plain causal
     view: View
+    by_products: bool  # of one token a row: mask is (B key heads, 1, L)
 
 
 class Joined:
@@ -106,6 +107,8 @@ class Layer:
         qk_BTHD = torch.addcmul(qk_BTHD * call.cos, qk_BTHD.roll(self._width // 2, -1), call.sin)
         qk_BHTD, v_BHTD = qk_BTHD.transpose(1, 2), qkv_BTHD[:, :, n_both:].transpose(1, 2)
         k_BHLD, v_BHLD = call.view.update(qk_BHTD[:, n_query:], v_BHTD, self._index)
+        if call.by_products:
+            return attended(qk_BHTD[:, :n_query], k_BHLD, v_BHLD, call.mask, self._scale).view(len(x_NE), -1)
         seen_BHTD = F.scaled_dot_product_attention(
             qk_BHTD[:, :n_query],
             k_BHLD,
@@ -116,6 +119,20 @@ class Layer:
             enable_gqa=n_query != self._n_key,
         )
         return seen_BHTD.transpose(1, 2).reshape(len(x_NE), -1)
+
+
+def attended(q_BH1D: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention of one token a row as two products a key head: (B key heads, query heads of each, D).
+
+    On a CPU faster than the kernel made for many tokens, and keys are not repeated for the query heads that share them.
+    """
+    k_XLD, v_XLD = k_BHLD.flatten(0, 1), v_BHLD.flatten(0, 1)
+    q_XGD = q_BH1D.reshape(len(k_XLD), -1, q_BH1D.shape[-1])
+    if mask is None:
+        score_XGL = torch.bmm(q_XGD * scale, k_XLD.transpose(1, 2))
+    else:
+        score_XGL = torch.baddbmm(mask, q_XGD, k_XLD.transpose(1, 2), alpha=scale)
+    return torch.bmm(torch.softmax(score_XGL, dim=-1), v_XLD)
 
 
 def norm(module: Any, x: Tensor) -> Tensor:
@@ -134,12 +151,12 @@ class Fused:
 
     def __init__(self, model: Any) -> None:
         config, inner = model.config, model.model
-        n_query = config.num_attention_heads
+        n_query, self._n_key = config.num_attention_heads, config.num_key_value_heads
         self._width = getattr(config, "head_dim", None) or config.hidden_size // n_query
         self._embedding, self._norm, self._head = inner.embed_tokens, inner.norm, model.lm_head
         self._rotary = inner.rotary_emb
         layers = enumerate(inner.layers)
-        self._layers = [Layer(layer, i, n_query, config.num_key_value_heads, self._width) for i, layer in layers]
+        self._layers = [Layer(layer, i, n_query, self._n_key, self._width) for i, layer in layers]
         self._cos_LD = self._sin_LD = torch.empty(0, 0)
 
     def bind(self) -> None:
@@ -152,7 +169,11 @@ class Fused:
         """(N, V) logits, or those of the tokens `keep` alone; positions are below `length`."""
         self._reserve(length, position_BT.device)
         cos_BTD, sin_BTD = self._cos_LD[position_BT], self._sin_LD[position_BT]
-        call = Call((ids_BT.shape[0], ids_BT.shape[1]), cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view)
+        by_products = ids_BT.shape[1] == 1 and ids_BT.device.type == "cpu" and cos_BTD.dtype in TOLERANCE
+        if by_products and mask is not None:
+            mask = mask.expand(-1, self._n_key, -1, -1).flatten(0, 1)
+        shape = (ids_BT.shape[0], ids_BT.shape[1])
+        call = Call(shape, cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view, by_products)
         h_NE = self._embedding(ids_BT.reshape(-1))
         for layer in self._layers:
             h_NE = layer(h_NE, call)
