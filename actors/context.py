@@ -150,7 +150,10 @@ def open_bus(context: Context, config: Config, pulse: Pulse, *, listen: str = ""
 
 
 def note_refusals(bus: Bus, journal: Journal) -> None:
-    """What came in and was no message of this job, or not of the one who said so, as lines of the journal."""
+    """What came in and was no message of this job, or not of the one who said so, as lines of the journal.
+
+    Then what was to go out and did not.
+    """
     for refusal in bus.refusals():
         journal.write(
             Event.REFUSED,
@@ -160,6 +163,14 @@ def note_refusals(bus: Bus, journal: Journal) -> None:
             reason=refusal.reason,
             n=refusal.n,
         )
+    note_voids(bus, journal)
+
+
+def note_voids(bus: Bus, journal: Journal) -> None:
+    """What was to go out and did not, as lines of the journal."""
+    for void in bus.outbox.voids():
+        text = f"messages to {void.peer} are void, {void.n} so far: {void.why}"
+        journal.write(Event.NOTE, text=text, peer=void.peer, n=void.n)
 
 
 def dump(value: Any) -> str:

@@ -1,13 +1,15 @@
 """Which trajectory goes to which reward, and when again; a plain state machine that knows no socket and no clock.
 
 A trajectory is kept from its last token until the head has its scored form. It is sent again when its reward is gone or
-nobody has acknowledged it for a while: reward actors are stateless, and the head takes each sample once (I4).
+nobody has acknowledged it for a while: reward actors are stateless, and the head takes each sample once (I4). A reward
+that does not take what is sent to it gets no more of it; it waits here, where it is kept anyhow (I9).
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from areal_bus.messages import Directory, Partial, Trajectory
+from areal_bus.outbox import ROOM_BYTES
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt
@@ -18,7 +20,7 @@ class Kept:
     """One trajectory, whom it went to last, and how often."""
 
     trajectory: Trajectory
-    reward: str = ""
+    reward: str = ""  # "": nobody has it
     n_sent: int = 0
     resend_at: float = 0.0
 
@@ -44,25 +46,32 @@ class Delivery:
         self._rewards = now
         for kept in self._kept.values():
             if kept.reward and (kept.reward in new or kept.reward not in now):
-                kept.resend_at = 0.0  # whoever had it is gone
+                kept.reward, kept.resend_at = "", 0.0  # whoever had it is gone
         return new, gone
 
     def add(self, trajectory: Trajectory) -> None:
         t = trajectory
         self._kept[t.evaluation, t.uid, t.attempt, t.sample] = Kept(t)
 
-    def due(self, now: float) -> Iterator[tuple[str, Trajectory, bool]]:
-        """What to send now: the reward, the trajectory, and whether it leaves for the first time."""
+    def due(self, now: float, n_waiting: Callable[[str], int]) -> Iterator[tuple[str, Trajectory, bool]]:
+        """What to send now: the reward, the trajectory, and whether it leaves for the first time.
+
+        `n_waiting`: bytes that a reward's socket has not taken yet. Send each one before you ask for the next.
+        """
         names = sorted(self._rewards)
-        if not names:
-            return
+        idle = {name for name in names if not n_waiting(name)}
         for kept in self._kept.values():
             if kept.n_sent and now < kept.resend_at:
                 continue
-            kept.reward = names[(kept.trajectory.uid + kept.n_sent) % len(names)]
-            kept.n_sent += 1
-            kept.resend_at = now + self._resend_s
-            yield kept.reward, kept.trajectory, kept.n_sent == 1
+            first = (kept.trajectory.uid + kept.n_sent) % len(names) if names else 0
+            for name in names[first:] + names[:first]:
+                # where something waits, a second copy would wait behind it
+                if name in idle if kept.reward else n_waiting(name) < ROOM_BYTES:
+                    kept.reward = name
+                    kept.n_sent += 1
+                    kept.resend_at = now + self._resend_s
+                    yield name, kept.trajectory, kept.n_sent == 1
+                    break
 
     def ack(self, key: Key) -> None:
         """The head has it, or wants it no more."""

@@ -226,7 +226,7 @@ class Generator:
 
     def _deliver(self) -> None:
         """Trajectories to rewards; the head hears when one leaves for the first time: its slot is free."""
-        for reward, t, is_first in self._delivery.due(time.monotonic()):
+        for reward, t, is_first in self._delivery.due(time.monotonic(), self._bus.n_waiting):
             self._bus.send(reward, t)
             if is_first:
                 self._bus.send(HEAD, Sampled(t.uid, t.sample, t.attempt, t.evaluation, n_tokens=len(t.logps) // 4))

@@ -20,13 +20,14 @@ from areal_bus.door import LINGER_MS, Door, Socket, knock, limit
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.intake import Intake, Received
 from areal_bus.keys import Keyring
-from areal_bus.messages import Gone, Message
+from areal_bus.messages import Gone, Message, Scored, Trajectory
 from areal_bus.outbox import Outbox
 from areal_bus.refusals import Refusal, Refusals
 
 RETRY_S = 0.05  # a ROUTER's full peer is tried again after this
 TURN_S = 0.02  # longest time that one socket is read while heartbeats and sending wait
 MAX_SOCKETS = 4096
+SENT_AGAIN = (Trajectory, Scored)  # by the generator, until the head has acknowledged it
 
 
 class Bus:
@@ -76,7 +77,7 @@ class Bus:
         self._door: Door | None = None
         self._router = self._listen(listen) if listen else None
         self._intake = Intake(job, keys, self._door, self._refusals)
-        self._outbox = Outbox(name, self._router, self._dealers, self._intake.heard)
+        self.outbox = Outbox(name, self._router, self._dealers, self._intake.heard)
         self._thread = threading.Thread(target=self._run, name=f"bus {name}", daemon=True)
         self._thread.start()
 
@@ -90,10 +91,9 @@ class Bus:
         """How often something was refused, by peer and reason."""
         return self._refusals.counts
 
-    @property
-    def undelivered(self) -> Counter[str]:
-        """How many messages were for a peer that is gone or takes none, by peer."""
-        return self._outbox.undelivered
+    def n_waiting(self, peer: str) -> int:
+        """Bytes that were sent to it and that ZeroMQ has not taken. From ROOM_BYTES on, who can wait sends no more."""
+        return self.outbox.n_bytes(peer)
 
     def refusals(self) -> list[Refusal]:
         """What there is to report of that since the last call, for a journal."""
@@ -121,7 +121,7 @@ class Bus:
     def send(self, to: str, message: Message) -> None:
         """By the DEALER of that name, else by the ROUTER to who is heard under it. Never blocks. Raises WireError."""
         frames = wire.encode(message, job=self.job)
-        self._order(lambda: self._outbox.post(to, frames))
+        self._order(self.outbox.letter(to, frames, is_kept=isinstance(message, SENT_AGAIN)))
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """Next message and its sender's name; None after `timeout_s` (0: only what is there; None: wait)."""
@@ -205,7 +205,7 @@ class Bus:
         dealer = self._dealers.pop(peer, None)
         if dealer is not None:
             del self._dealer_at[peer]
-            self._outbox.forget(peer)
+            self.outbox.forget(peer)
             self._intake.forget(dealer)
             dealer.close(LINGER_MS)
 
@@ -232,10 +232,10 @@ class Bus:
             self._poll(max(0.0, next_beat - time.monotonic()) if self._heartbeat is not None else 1.0)
             while self._orders:
                 self._orders.popleft()()
-            self._outbox.flush()
+            self.outbox.flush()
 
     def _is_done(self) -> bool:
-        is_sent = not (self._outbox.waiting or self._orders)
+        is_sent = not (self.outbox.waiting or self._orders)
         return self._closing is not None and (is_sent or time.monotonic() >= self._closing)
 
     def _beat(self, heartbeat: Callable[[], Message]) -> None:
@@ -243,11 +243,11 @@ class Bus:
             peers = sorted(self._intake.heard)
         else:
             peers = [self._heartbeat_to] if self._heartbeat_to in self._dealers else []
-        peers = [peer for peer in peers if peer not in self._outbox.waiting]  # no pile of heartbeats
+        peers = [peer for peer in peers if peer not in self.outbox.waiting]  # no pile of heartbeats
         if peers:
             frames = wire.encode(heartbeat(), job=self.job)
             for peer in peers:
-                self._outbox.post(peer, frames)
+                self.outbox.letter(peer, frames)()
 
     def _poll(self, timeout_s: float) -> None:
         poller = zmq.Poller()
@@ -255,14 +255,14 @@ class Bus:
         reading = 0 if self._is_full else zmq.POLLIN  # I9
         dealers = {dealer: peer for peer, dealer in self._dealers.items()}
         for dealer, peer in dealers.items():
-            events = reading | (zmq.POLLOUT if peer in self._outbox.waiting else 0)
+            events = reading | (zmq.POLLOUT if peer in self.outbox.waiting else 0)
             if events:
                 poller.register(dealer, events)
         if self._router is not None and reading:
             poller.register(self._router, zmq.POLLIN)
         for socket in self._door.sockets if self._door is not None else ():
             poller.register(socket, zmq.POLLIN)
-        if any(peer not in self._dealers for peer in self._outbox.waiting):
+        if any(peer not in self._dealers for peer in self.outbox.waiting):
             timeout_s = min(timeout_s, RETRY_S)
         ready = dict(poller.poll(round(timeout_s * 1000 + 0.5)))
         if ready.get(self._wake_fd):

@@ -23,7 +23,8 @@ BACKLOG = 1024  # connections that may ask at once
 HANDSHAKE_MS = 10_000  # who has not finished its handshake by then is cut off
 MAX_CONNECTIONS = 8192  # at once; each costs a file descriptor and some 20 KiB
 SPARE = 4  # one descriptor in so many is left to the rest of the process, and to those that are being turned away
-SEND_AHEAD = 1000  # messages to one peer in ZeroMQ's own queue; more wait in ours
+SEND_AHEAD = 1000  # messages from a ROUTER to one peer in ZeroMQ's own queue; more wait in ours
+CLIENT_AHEAD = 64  # the same of a DEALER: trajectories, which are long
 READ_AHEAD = 128  # messages of one peer that ZeroMQ reads before we take them; more wait at the peer
 KEEPALIVE_S = 30  # over tcp the system asks an idle peer's host for a sign of life, and hangs up when none comes
 LINGER_MS = 200  # never 0 where a message may be half sent: should its connection break then, libzmq 4.3.5 aborts
@@ -161,7 +162,7 @@ def limit(either: Socket) -> None:
     """What a socket holds and waits for, at most."""
     either.setsockopt(zmq.LINGER, LINGER_MS)
     either.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-    either.setsockopt(zmq.SNDHWM, SEND_AHEAD)
+    either.setsockopt(zmq.SNDHWM, CLIENT_AHEAD if either.type == zmq.DEALER else SEND_AHEAD)
     either.setsockopt(zmq.RCVHWM, READ_AHEAD)
     either.setsockopt(zmq.TCP_KEEPALIVE, 1)
     either.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)

@@ -1,10 +1,14 @@
-"""What waits to go out: to each peer in order, for as long as its socket does not take it; knows no threads.
+"""What waits to go out: to each peer in order, for as long as its socket does not take it.
 
-What ZeroMQ does not take of the messages to a peer waits here. A peer that is gone, or has `OUTBOX` messages waiting,
-gets no more: those are void, counted and named once.
+What ZeroMQ does not take of the messages to a peer waits here, within bounds (I9): whoever keeps what it sends looks at
+`n_bytes` before it sends more. What is beyond the bounds all the same, or for a peer that is gone, is void: it is
+counted, and said and journalled when the count has doubled.
 """
 
+import threading
 from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import zmq
 from loguru import logger
@@ -13,25 +17,51 @@ from areal_bus.door import Socket
 from areal_bus.refusals import NAMED, OTHERS
 
 OUTBOX = 1 << 18  # messages that wait here for one peer
+OUTBOX_BYTES = 256 << 20  # of those that wait for one peer, when a message comes that its owner sends again
+ROOM_BYTES = 64 << 20  # who can wait sends a peer nothing more while so much waits for it
 
 Frames = list[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Messages to one peer that do not go out."""
+
+    peer: str
+    why: str  # of the last one
+    n: int  # so far; said at 1, 2, 4, 8, ...
+
+
 class Outbox:
-    """Of one Bus. `dealers` and `heard` are those of the moment: peers it connected to, and peers of its ROUTER."""
+    """Of one Bus. `dealers` and `heard` are those of the moment: peers it connected to, and peers of its ROUTER.
+
+    `letter`, `n_bytes` and `voids` may be called from any thread, the rest from the bus's own.
+    """
 
     def __init__(self, name: str, router: Socket | None, dealers: dict[str, Socket], heard: dict[str, bytes]) -> None:
         self.undelivered: Counter[str] = Counter()  # void messages by peer
         self.waiting: dict[str, deque[Frames]] = {}  # no peer is here without a message
         self._name, self._router, self._dealers, self._heard = name, router, dealers, heard
+        self._n_bytes: Counter[str] = Counter()  # by peer, from `letter` to the socket; no zeros
+        self._n_here: Counter[str] = Counter()  # of those, what is in `waiting`; no zeros
+        self._news: dict[str, Void] = {}
+        self._lock = threading.Lock()
 
-    def post(self, peer: str, frames: Frames) -> None:
-        waiting = self.waiting.setdefault(peer, deque())
-        if len(waiting) >= OUTBOX:
-            self._void(peer, 1, f"it takes none, and {OUTBOX} wait for it")
-            return
-        waiting.append(frames)
-        self._flush(peer)
+    def letter(self, peer: str, frames: Frames, *, is_kept: bool = False) -> Callable[[], None]:
+        """What posts this; it counts as waiting from now on. `is_kept`: its owner sends it again."""
+        with self._lock:
+            self._n_bytes[peer] += size(frames)
+        return lambda: self._post(peer, frames, is_kept=is_kept)
+
+    def n_bytes(self, peer: str) -> int:
+        """That wait for it."""
+        return self._n_bytes.get(peer, 0)
+
+    def voids(self) -> list[Void]:
+        """What there is to report since the last call: at most one a peer."""
+        with self._lock:
+            news, self._news = self._news, {}
+        return list(news.values())
 
     def flush(self) -> None:
         """Give every peer's socket what it takes."""
@@ -40,22 +70,41 @@ class Outbox:
 
     def forget(self, peer: str) -> None:
         """Nothing of what waits goes to it."""
-        self.waiting.pop(peer, None)
+        for frames in self.waiting.pop(peer, ()):
+            self._gone(peer, frames)
+        self._n_here.pop(peer, None)
+
+    def _post(self, peer: str, frames: Frames, *, is_kept: bool) -> None:
+        waiting = self.waiting.setdefault(peer, deque())
+        if len(waiting) >= OUTBOX:
+            self._refuse(peer, frames, f"it takes none, and {OUTBOX} wait for it")
+        elif is_kept and self._n_here[peer] + size(frames) > OUTBOX_BYTES:
+            self._refuse(peer, frames, f"it takes none, and {OUTBOX_BYTES >> 20} MiB wait for it")
+        else:
+            waiting.append(frames)
+            self._n_here[peer] += size(frames)
+        self._flush(peer)
+
+    def _refuse(self, peer: str, frames: Frames, why: str) -> None:
+        self._gone(peer, frames)
+        self._void(peer, 1, why, level="WARNING")
 
     def _flush(self, peer: str) -> None:
         waiting = self.waiting[peer]
         try:
             while waiting:
                 self._send(peer, waiting[0])
-                waiting.popleft()
+                frames = waiting.popleft()
+                self._n_here[peer] -= size(frames)
+                self._gone(peer, frames)
         except zmq.Again:
             return
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._heard.pop(peer, None)
-            self._void(peer, len(waiting), "it is not connected")
-        del self.waiting[peer]
+            self._void(peer, len(waiting), "it is not connected", level="DEBUG")  # its going is told by others
+        self.forget(peer)
 
     def _send(self, peer: str, frames: Frames) -> None:
         dealer = self._dealers.get(peer)
@@ -66,9 +115,23 @@ class Outbox:
         else:
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
 
-    def _void(self, peer: str, n_messages: int, why: str) -> None:
-        if peer not in self.undelivered:
-            if len(self.undelivered) >= NAMED:
-                peer = OTHERS
-            logger.debug("{}: {} messages to {} are void: {}", self._name, n_messages, peer, why)
-        self.undelivered[peer] += n_messages
+    def _gone(self, peer: str, frames: Frames) -> None:
+        """They wait no more, wherever they went."""
+        with self._lock:
+            self._n_bytes[peer] -= size(frames)
+            if not self._n_bytes[peer]:
+                del self._n_bytes[peer]
+
+    def _void(self, peer: str, n_messages: int, why: str, *, level: str) -> None:
+        if peer not in self.undelivered and len(self.undelivered) >= NAMED:
+            peer = OTHERS
+        before = self.undelivered[peer]
+        self.undelivered[peer] = n = before + n_messages
+        if n.bit_length() > before.bit_length():
+            logger.log(level, "{}: messages to {} are void, {} so far: {}", self._name, peer, n, why)
+            with self._lock:
+                self._news[peer] = Void(peer, why, n)
+
+
+def size(frames: Frames) -> int:
+    return sum(map(len, frames))

@@ -117,7 +117,7 @@ def test_a_message_to_nobody_is_counted(tmp_path: Path) -> None:
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
     head.send("nobody", ack(1))
     head.close()
-    assert head.undelivered == {"nobody": 1}
+    assert head.outbox.undelivered == {"nobody": 1}
 
 
 def test_a_taken_port_says_which_key_to_change() -> None:

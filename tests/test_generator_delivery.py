@@ -1,7 +1,10 @@
 """Trajectories reach a reward and are kept until acknowledged."""
 
+from collections import Counter
+
 from actors.delivery import Delivery
 from areal_bus.messages import Directory, Trajectory
+from areal_bus.outbox import ROOM_BYTES
 
 
 def trajectory(uid: int, sample: int = 0, attempt: int = 0, evaluation: str = "", newest: int = 0) -> Trajectory:
@@ -11,8 +14,10 @@ def trajectory(uid: int, sample: int = 0, attempt: int = 0, evaluation: str = ""
     )
 
 
-def due(delivery: Delivery, now: float) -> list[tuple[str, int, bool]]:
-    return [(reward, t.uid, first) for reward, t, first in delivery.due(now)]
+def due(delivery: Delivery, now: float, waiting: dict[str, int] | None = None) -> list[tuple[str, int, bool]]:
+    """`waiting`: bytes that a reward has not taken."""
+    n_waiting = Counter(waiting or {}).__getitem__
+    return [(reward, t.uid, first) for reward, t, first in delivery.due(now, n_waiting)]
 
 
 def rewards(*names: str) -> Directory:
@@ -79,6 +84,27 @@ def test_a_reward_that_was_silent_and_is_listed_again_has_forgotten_nothing_that
     assert due(delivery, 0.1) == [("reward-1.0", 0, False)]
     assert delivery.directory(rewards("reward-0.0", "reward-1.0")) == ({"reward-0.0": "ipc://reward-0.0"}, [])
     assert due(delivery, 0.2) == []
+
+
+def test_a_reward_that_takes_no_more_gets_no_more_and_what_is_for_it_goes_to_another_or_waits() -> None:
+    delivery = Delivery(resend_s=10)
+    delivery.directory(rewards("reward-0.0", "reward-1.0"))
+    for uid in range(2):
+        delivery.add(trajectory(uid))
+    assert due(delivery, 0.0, {"reward-0.0": ROOM_BYTES, "reward-1.0": ROOM_BYTES}) == []
+    room = {"reward-0.0": ROOM_BYTES, "reward-1.0": ROOM_BYTES - 1}
+    assert due(delivery, 0.1, room) == [("reward-1.0", 0, True), ("reward-1.0", 1, True)]
+
+
+def test_a_second_copy_does_not_queue_behind_what_a_reward_has_not_taken() -> None:
+    delivery = Delivery(resend_s=10)
+    delivery.directory(rewards("reward-0.0", "reward-1.0"))
+    delivery.add(trajectory(0))
+    assert due(delivery, 0.0) == [("reward-0.0", 0, True)]
+    assert due(delivery, 10.0, {"reward-0.0": 1, "reward-1.0": 1}) == []
+    assert due(delivery, 11.0, {"reward-1.0": 1}) == [("reward-0.0", 0, False)]
+    delivery.directory(rewards("reward-1.0"))
+    assert due(delivery, 11.1, {"reward-1.0": 1}) == [("reward-1.0", 0, False)]  # the only copy
 
 
 def test_groups_of_which_a_trajectory_has_a_version_that_does_not_count_are_lost() -> None:

@@ -1,0 +1,129 @@
+"""What a peer does not take: how much of it waits, what becomes of the rest, and who hears of that."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import zmq
+from loguru import logger
+
+from actors.context import note_voids
+from actors.delivery import Delivery
+from areal_bus import outbox
+from areal_bus.bus import Bus
+from areal_bus.door import CLIENT_AHEAD
+from areal_bus.journal import Journal
+from areal_bus.messages import Directory, Stop
+from tests.strangers import until
+from tests.test_bus import JOB, trajectory
+from tools import run
+
+REWARD = "reward-0.0"
+N_BYTES = 100_000
+
+
+@dataclass(frozen=True)
+class Deaf:
+    """A generator's bus, and a reward that never reads."""
+
+    bus: Bus
+    endpoint: str
+
+    @property
+    def n_waiting(self) -> int:
+        return self.bus.n_waiting(REWARD)
+
+
+@contextmanager
+def deaf_reward(folder: Path) -> Iterator[Deaf]:
+    endpoint = f"ipc://{folder}/deaf"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as reward:
+        reward.setsockopt(zmq.RCVHWM, 1)
+        reward.setsockopt(zmq.LINGER, 0)
+        reward.bind(endpoint)
+        bus = Bus("generator-0.0", job=JOB)
+        bus.connect(REWARD, endpoint)
+        try:
+            yield Deaf(bus, endpoint)
+        finally:
+            bus.close(0)
+
+
+@contextmanager
+def warnings() -> Iterator[list[str]]:
+    told: list[str] = []
+    number = logger.add(lambda message: told.append(message.record["message"]), level="WARNING")
+    try:
+        yield told
+    finally:
+        logger.remove(number)
+
+
+def test_what_is_sent_again_anyhow_waits_up_to_a_bound_in_bytes_and_what_is_void_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told to people and to the journal when the count has doubled; what nobody sends again waits on."""
+    monkeypatch.setattr(outbox, "OUTBOX_BYTES", 1 << 20)
+    with warnings() as told, deaf_reward(tmp_path) as deaf:
+        for _ in range(4 * CLIENT_AHEAD):
+            deaf.bus.send(REWARD, trajectory(N_BYTES))
+        until(lambda: not deaf.bus._orders and deaf.bus.outbox.undelivered[REWARD], "what is beyond it is void")
+        n_void = deaf.bus.outbox.undelivered[REWARD]
+        assert deaf.n_waiting <= 1 << 20
+        for _ in range(100):
+            deaf.bus.send(REWARD, Stop("x" * 60_000))
+        until(lambda: not deaf.bus._orders, "they wait")
+        assert deaf.bus.outbox.undelivered[REWARD] == n_void
+        assert deaf.n_waiting > 2 << 20
+        journal = Journal(tmp_path / "journal", role="generator", index=0, incarnation=0)
+        note_voids(deaf.bus, journal)
+        note_voids(deaf.bus, journal)
+    doubled = [1 << k for k in range(n_void.bit_length())]
+    why = f"messages to {REWARD} are void, {{}} so far: it takes none, and 1 MiB wait for it"
+    assert told == [f"generator-0.0: {why.format(k)}" for k in doubled]
+    (note,) = run.lines(journal.path, "note")
+    assert (note["peer"], note["n"], note["text"]) == (REWARD, doubled[-1], why.format(doubled[-1]))
+
+
+def test_bytes_wait_from_the_call_of_send_until_they_go_or_their_peer_is_let_go(tmp_path: Path) -> None:
+    with deaf_reward(tmp_path) as deaf:
+        assert deaf.n_waiting == 0
+        deaf.bus.send(REWARD, trajectory(N_BYTES))
+        until(lambda: deaf.n_waiting == 0, "ZeroMQ takes it")
+        for _ in range(4 * CLIENT_AHEAD):
+            deaf.bus.send(REWARD, trajectory(N_BYTES))
+        assert deaf.n_waiting > N_BYTES
+        deaf.bus.disconnect(REWARD)
+        deaf.bus.send(REWARD, trajectory(N_BYTES))
+        until(lambda: deaf.n_waiting == 0, "nothing waits for nobody")
+        until(lambda: deaf.bus.outbox.undelivered[REWARD] == 1, "what comes for nobody is void")
+        deaf.bus.send("nobody", Stop("now"))
+        until(lambda: deaf.bus.outbox.undelivered["nobody"] == 1, "it is void, too")
+        assert deaf.bus.n_waiting("nobody") == 0
+
+
+def test_who_does_not_read_is_sent_no_copies_without_end(tmp_path: Path) -> None:
+    """Ten trajectories, each due again at every turn: ZeroMQ's queues fill with copies, then no further one is made."""
+    delivery = Delivery(resend_s=1.0)
+    with deaf_reward(tmp_path) as deaf:
+        delivery.directory(Directory([REWARD], [deaf.endpoint]))
+        for sample in range(10):
+            delivery.add(replace(trajectory(N_BYTES), sample=sample))
+        n_sent = sum(turn(delivery, deaf.bus, now=2.0 * k) for k in range(20_000))
+        assert 10 <= n_sent <= 4 * CLIENT_AHEAD
+        until(still(delivery, deaf.bus), "a thousand turns send nothing")
+        assert 0 < deaf.n_waiting <= 10 * (N_BYTES + 1000)
+
+
+def turn(delivery: Delivery, bus: Bus, now: float) -> int:
+    n = 0
+    for to, due, _ in delivery.due(now, bus.n_waiting):
+        bus.send(to, due)
+        n += 1
+    return n
+
+
+def still(delivery: Delivery, bus: Bus) -> Callable[[], bool]:
+    return lambda: sum(turn(delivery, bus, now=1e6 + 2.0 * k) for k in range(1000)) == 0
