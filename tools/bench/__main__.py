@@ -9,6 +9,7 @@ from tools import terminal
 from tools.bench import (
     asynchrony,
     bound,
+    curves,
     demo,
     e2e,
     eta0,
@@ -29,6 +30,7 @@ from tools.bench.protocol import Bench
 BENCHES: Mapping[str, Bench] = {
     "async": asynchrony.Asynchrony(),
     "bound": bound.Bound(),
+    "curves": curves.CurvesBench(),
     "demo": demo.Demo(),
     "e2e": e2e.WALL,
     "e2e-core": e2e.CORE,
