@@ -157,9 +157,9 @@ class RewardLoop:
         self._journal.mark("bus")
         trajectory = self._at_work.pop(verdict.key)
         self._n_bytes -= weight(trajectory)
+        journal_score(self._journal, trajectory, verdict)  # first: what the head has heard is written here, whoever dies
         self._bus.send(HEAD, scored(trajectory, verdict))
         self._pulse.progress += 1
-        journal_score(self._journal, trajectory, verdict)
 
 
 def weight(trajectory: Trajectory) -> int:

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.context import Context
-from actors.reward import listen_endpoint
+from actors.context import Context, Pulse
+from actors.presence import Presence
+from actors.reward import RewardLoop, listen_endpoint
+from actors.rewards.workers import WorkerPool
 from areal_bus.bus import Bus
 from areal_bus.config import Config
+from areal_bus.journal import Journal
 from areal_bus.messages import (
     Cancel,
     Failure,
@@ -157,6 +160,43 @@ def test_a_hang_and_a_crash_come_back_as_what_they_are_and_the_journal_tells(fol
     assert {uid: line["status"] for uid, line in scores.items()} == {1: "timeout", 2: "error", 3: "value"}
     assert [uid for uid, line in scores.items() if "reward" in line] == [3]
     assert scores[1]["score_s"] >= 1.0
+
+
+class Watched(Bus):
+    """Notes, as each verdict is sent, which ones the journal has."""
+
+    def __init__(self, name: str, journal: Journal) -> None:
+        super().__init__(name, job=JOB)
+        self.journal = journal
+        self.seen: list[tuple[int, list[int]]] = []
+
+    def send(self, to: str, message: Message) -> None:
+        if isinstance(message, Scored):
+            lines = [json.loads(line) for line in self.journal.path.read_text().splitlines()]
+            self.seen.append((message.uid, [line["uid"] for line in lines if line["event"] == "score"]))
+        super().send(to, message)
+
+
+def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):
+    """So that a reward that dies between the two leaves no verdict at the head that it never wrote down (I10)."""
+    journal = Journal(folder / "journal", role="reward", index=0, incarnation=0)
+    bus = Watched("reward-0.0", journal)
+    head = Bus("head", job=JOB, listen=f"ipc://{folder}/head")
+    try:
+        bus.connect("head", head.endpoint)
+        with WorkerPool("own_actor_rewards:score", str(folder), n_workers=1, timeout_s=1.0) as pool:
+            loop = RewardLoop(bus, Presence(bus, silent_s=60.0), pool, journal, Pulse(), capacity=1)
+            deadline = time.monotonic() + 60
+            while len(bus.seen) < 2 and time.monotonic() < deadline:
+                loop.turn()
+                received = head.receive(0)
+                if received and isinstance(received[1], Ready):  # so the head knows where it is
+                    for uid, text in enumerate(("fine", "raises")):
+                        head.send("reward-0.0", trajectory(uid, text))
+    finally:
+        bus.close()
+        head.close()
+    assert bus.seen == [(0, [0]), (1, [0, 1])]
 
 
 def test_a_trajectory_sent_again_while_it_is_scored_is_scored_once_and_later_again(folder):
