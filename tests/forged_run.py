@@ -163,7 +163,7 @@ class Forge:
         figures = {"n_tokens": float(n_tokens), "n_tokens_trained": float(n_tokens - n_masked - 5)}
         figures |= {"n_tokens_masked": float(n_masked), "n_tokens_skipped": 5.0, "lag_max": 1.0}
         self.write(self.learner, "step", version=self.u, **figures)
-        self.write(self.head, "update", version=self.u, u=self.u, **figures)
+        self.write(self.head, "update", version=self.u, u=self.u, digest=self.digests[self.u], **figures)
 
     def evaluate(self) -> None:
         """Two answers with a value, one error."""

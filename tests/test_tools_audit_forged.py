@@ -185,6 +185,7 @@ def continue_sample(forge: Forge, *, handed: int, n_done: int, versions: list[in
     forge.of(GENERATORS[0], "request", uid=5, sample=1)[0]["n_done"] = n_done
     for line in forge.of(HEAD, "trajectory", uid=5, sample=1):
         line["versions"] = versions
+    forge.of(HEAD, "scored", uid=5, sample=1)[0].update(min_version=versions[0], max_version=versions[-2])
     forge.of(GENERATORS[0], "completion", uid=5, sample=1)[0]["versions"] = versions
 
 

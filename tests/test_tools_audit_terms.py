@@ -74,8 +74,9 @@ def test_a_lease_kept_over_a_term_may_be_given_back(tmp_path: Path) -> None:
         forge.lines[GENERATORS[0]].remove(forge.of(GENERATORS[0], "completion", **uid)[0])
         place = forge.lines[GENERATORS[1]].index(forge.of(GENERATORS[1], "request", uid=5)[-1])
         forge.lines[GENERATORS[1]][place:place] = [began, done]
-        for line in forge.of(HEAD, "scored", **uid) + forge.of(REWARD, "score", **uid):
+        for line in forge.of(HEAD, "scored", **uid) + forge.of(REWARD, "score", **uid, evaluation=""):
             line["attempt"] = 1000
+        forge.of(HEAD, "scored", **uid)[0].update(min_version=1, max_version=1)
         forge.of(HEAD, "trajectory", **uid)[0].update(attempt=1000, versions=[1, 5])
 
     assert not found(tmp_path, edit).findings.first

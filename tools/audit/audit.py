@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tools.audit import setup, terms
+from tools.audit.evidence import Evidence
 from tools.audit.findings import Findings, Judgement, Seen
 from tools.audit.head import Head
-from tools.audit.makers import Evidence, Generator, Learner, Reward
+from tools.audit.makers import Generator, Learner, Reward
 from tools.audit.prompts import TRAINED, TRAINING
 from tools.audit.reading import File, Handler
 from tools.audit.setup import Setup
@@ -136,6 +137,9 @@ def _see_safety(found: Audit, head: Head, seen: Seen) -> None:
     if prompts.n_values + prompts.n_failed:
         n_scored = f"{prompts.n_values} values, {prompts.n_failed} timeouts and errors"
         seen.counts["I10"] = f"{n_scored}, {head.evaluations.n} evaluations"
+    if head.agreement.n_unheard:
+        names = ", ".join(sorted(head.agreement.without_a_file)) or "any reward"
+        seen.missing["I10"] = f"{head.agreement.n_unheard} verdicts are of the head alone: no file of {names}"
     if rules.limit is None:
         seen.missing["I1"] = "config.json does not say B and eta"
     if rules.eta is None or rules.policy is None:
@@ -234,7 +238,7 @@ def figures(found: Audit) -> dict[str, Any]:
 
 def _tokens(found: Audit, head: Head) -> dict[str, Any]:
     batches, tokens = head.batches, head.tokens
-    never_received = sum(sum(spans[1::2]) for spans in found.evidence.completions.values())
+    never_received = sum(made.n_tokens for made in found.evidence.completions.values())
     return {
         "received": tokens.received,
         "trained": batches.n_trained,

@@ -121,6 +121,8 @@ class Batches:
         if eta is not None and self.setup.policy != "paper" and oldest is not None and oldest > eta:
             text = f"no trained token is over eta = {eta} behind: lag_max {oldest:g} by the learner's figures"
             self.file.add("I2", text, step=batch.step)
+        if oldest is None and line.get("n_tokens_trained", 0) > 0:
+            self.file.add("I2", "an update tells the largest lag that it trained: lag_max is missing", step=batch.step)
         self._balance(line, batch)
 
     def _balance(self, line: Line, batch: Batch) -> None:

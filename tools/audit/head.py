@@ -11,17 +11,17 @@ from tools.audit.agreement import Agreement, as_scored
 from tools.audit.batches import Batches
 from tools.audit.clock import Clock
 from tools.audit.evaluations import Evaluations
-from tools.audit.makers import Evidence
-from tools.audit.members import Members
+from tools.audit.evidence import Evidence
+from tools.audit.makers import digest
+from tools.audit.members import Members, held_by
 from tools.audit.prompts import Prompt, Prompts, Sample
+from tools.audit.pushing import Pushing
 from tools.audit.reading import File, Handler, Line
 from tools.audit.rollback import Rollback
 from tools.audit.setup import Setup
 from tools.audit.stalls import Stalls
 from tools.audit.terms import ATTEMPTS
 from tools.audit.tokens import Tokens, Undone
-
-LAST_S = 5.0  # what was given within the last seconds may have been under way when the head ended
 
 
 class Head:
@@ -33,6 +33,7 @@ class Head:
         self.prompts = Prompts(file, self.clock, self.terms)
         self.batches = Batches(setup, file, self.prompts, self.terms)
         self.members = Members(file)
+        self.pushing = Pushing(file, self.members, evidence)
         self.evaluations = Evaluations(file)
         self.agreement = Agreement(file, evidence)
         self.stalls = Stalls(setup, file, self.clock, self.prompts, self.members)
@@ -53,8 +54,8 @@ class Head:
             "evaluation": self.evaluations.close,
             "term": self.on_term,
             "end": self.on_end,
-            "sampled": lambda line: None,
-            "push_broken": lambda line: None,
+            "sampled": self.on_sampled,
+            "push_broken": self.pushing.break_,
         }
         ledger: dict[str, Handler] = {
             "admit": self.on_admit,
@@ -65,8 +66,8 @@ class Head:
             "trajectory": self.on_trajectory,
             "refund": self.on_refund,
             "update": self.on_update,
-            "push": self.clock.push,
-            "publish": self.clock.publish,
+            "push": self.on_push,
+            "publish": self.on_publish,
         }
         ways = {event: self._heed(handler) for event, handler in always.items()}
         return ways | {event: self._heed(self._judge(handler)) for event, handler in ledger.items()}
@@ -97,7 +98,7 @@ class Head:
         """The next file, of a later life. Returns its handlers."""
         self.file = file
         ledger = (self.clock, self.prompts, self.prompts.passes, self.batches)
-        for part in (*ledger, self.members, self.evaluations, self.agreement, self.stalls):
+        for part in (*ledger, self.members, self.pushing, self.evaluations, self.agreement, self.stalls):
             part.file = file
         return {"start": self.on_start} | self.handlers()
 
@@ -113,6 +114,7 @@ class Head:
         if self.lives > 1:
             self._is_judged = False
             self.members.begin_life()
+            self.pushing.begin()
             self.evaluations.go_back()
             self.batches.finish(torn=True)
             self.clock.forget_pushes()
@@ -133,6 +135,7 @@ class Head:
         self.batches.go_back(beginning.version)
         self.evaluations.go_back()
         self.members.begin_term()
+        self.pushing.begin()
         self.undone.updates += self.clock.go_back(beginning)
         rollback = Rollback(self.prompts, beginning, is_same_head=is_same_head)
         rollback.run()
@@ -149,12 +152,17 @@ class Head:
     # members
 
     def on_joined(self, line: Line) -> None:
+        self.agreement.join(line["name"])
         for name in self.members.join(line):
+            self.pushing.lose(name)
             self.prompts.lose(name)
 
     def on_member(self, line: Line) -> None:
-        gone = self.members.change(line)
+        gone, held = self.members.change(line), held_by(line)
+        if held is not None and not self.unseen:
+            self.pushing.hold(line["name"], held)
         if gone is not None:
+            self.pushing.lose(gone)
             self.prompts.lose(gone)
 
     # prompts
@@ -171,9 +179,15 @@ class Head:
         self.members.feed(line, self.clock.v, is_first=is_first)
         self.agreement.lease(line, term=self.term or 0, v=self.clock.v)
 
+    def on_sampled(self, line: Line) -> None:
+        """Before the `term` line of a life nothing is known of prompts."""
+        if self._is_judged and not self.unseen and not line.get("evaluation", ""):
+            self.agreement.sampled(line, self.prompts.open.get(line["uid"]), n_admitted=len(self.prompts.state))
+
     def on_scored(self, line: Line) -> None:
         if line.get("evaluation", ""):
             self.evaluations.score(line)
+            self.agreement.evaluated(line)
             return
         self.tokens.received += line["n_tokens"]
         sample = self.prompts.score(line)
@@ -207,7 +221,7 @@ class Head:
         sample = prompt.scored.get(line["sample"])
         if sample is not None:
             as_scored(self.file, line, sample)
-        self.agreement.train(line, sample, is_undone=is_undone)
+        self.agreement.train(line, is_undone=is_undone)
 
     def _count(self, line: Line, *, is_undone: bool) -> None:
         if is_undone:
@@ -220,6 +234,15 @@ class Head:
     def on_update(self, line: Line) -> None:
         self.clock.update(line)
         self.batches.update(line)
+        digest(self.file, self.evidence, line)
+
+    def on_push(self, line: Line) -> None:
+        self.clock.push(line)
+        self.pushing.push(line)
+
+    def on_publish(self, line: Line) -> None:
+        self.clock.publish(line)
+        self.pushing.publish(line)
 
     # the end
 
@@ -237,7 +260,7 @@ class Head:
             self.tokens.waiting += prompt.n_tokens
             self.agreement.forget(prompt.uid, prompt.scored)
         if ended:
-            self.agreement.lost_verdicts(self.prompts, before=(self.end or {}).get("wall", 0.0) - LAST_S)
+            self.agreement.lost_verdicts(self.prompts, before=(self.end or {}).get("wall", 0.0))
         received, told = self.tokens.received, self.tokens.accounted
         if received != told and not self.batches.is_torn and not self.file.findings.n:
             self.file.add("I12", f"tokens received = in batches + dropped + waiting: {received}, {told}")

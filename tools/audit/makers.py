@@ -1,34 +1,15 @@
-"""What generators, rewards and learners say of their own work: the evidence that the head's account is held against.
+"""Generators, rewards and learners by their own files: what each may say, and the evidence that it gives.
 
 Within one file the order is certain, so what a process held when it did something needs no clock to be known.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from sys import intern
 from typing import NamedTuple
 
-from tools.audit.findings import Findings
+from tools.audit.evidence import Evidence, Made, Push, Score, Version, Work, key
 from tools.audit.reading import File, Handler, Line
-from tools.audit.terms import ATTEMPTS, Terms
-
-Version = tuple[int, int]  # (term, version): how versions of different terms compare
-
-
-class Score(NamedTuple):
-    """One verdict of a reward actor; `reward` is None unless the status is "value" (I10)."""
-
-    status: str
-    reward: float | None
-    where: str
-    wall: float
-
-
-class Push(NamedTuple):
-    """Weights that a process says it holds."""
-
-    digest: str
-    where: str
+from tools.audit.terms import ATTEMPTS
 
 
 class Begun(NamedTuple):
@@ -37,70 +18,6 @@ class Begun(NamedTuple):
     oldest: int  # version that may make a token of it here
     held: int  # version at its request
     n_done: int = 0  # its first tokens, which another generator made
-
-
-@dataclass(slots=True)
-class Evidence:
-    """By ids: key(uid, sample, attempt) for samples, (name, uid, attempt) for leases; no two terms share one."""
-
-    terms: Terms = field(default_factory=Terms)
-    completions: dict[int, tuple[int, ...]] = field(default_factory=dict)  # training: flat spans
-    later: dict[int, int] = field(default_factory=dict)  # the term of a completion, where its lease is of an older one
-    n_completions: int = 0  # evaluations included
-    scores: dict[int, Score] = field(default_factory=dict)  # training: the first verdict
-    more_scores: dict[int, list[Score]] = field(default_factory=dict)  # of a sample that was sent twice
-    held: dict[tuple[str, int, int], Version] = field(default_factory=dict)  # when the first sample began
-    continued: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # tokens that other generators made
-    digests: dict[Version, Push] = field(default_factory=dict)
-    n_digests: int = 0
-    generators: set[str] = field(default_factory=set)
-    rewards: set[str] = field(default_factory=set)
-
-    def scores_of(self, sample: int) -> list[Score]:
-        first = self.scores.get(sample)
-        return [] if first is None else [first, *self.more_scores.get(sample, [])]
-
-    def made_in(self, sample: int) -> int:
-        """The term that its generator was in when it completed the sample."""
-        return self.later.get(sample, attempt_of(sample) // ATTEMPTS)
-
-    def surviving(self) -> dict[int, str]:
-        """The digest of each version as it is after all terms."""
-        versions = {version for _, version in self.digests}
-        made = {version: (self.terms.maker(version, before=len(self.terms.all)) or 0, version) for version in versions}
-        return {version: self.digests[known].digest for version, known in made.items() if known in self.digests}
-
-    def compare_bases(self, findings: Findings) -> None:
-        """What a term begins with is, to the bit, what an older one made (I5)."""
-        for i, beginning in enumerate(self.terms.all):
-            version = beginning.version
-            maker = self.terms.maker(version, before=i) if version else None
-            if maker is None:
-                continue
-            made, here = self.digests.get((maker, version)), self.digests.get((beginning.term, version))
-            if made is not None and here is not None and made.digest != here.digest:
-                text = (
-                    f"a term begins with the weights of its version: digest {here.digest[:12]} here, "
-                    f"{made.digest[:12]} at {made.where}"
-                )
-                findings.add("I5", here.where, text, version=version)
-
-
-def key(uid: int, sample: int, attempt: int) -> int:
-    """The ids of one sample of one attempt as a number."""
-    return uid << 44 | sample << 28 | attempt
-
-
-def uid_of(known: int) -> int:
-    return known >> 44
-
-
-def sample_of(known: int) -> int:
-    return known >> 28 & 0xFFFF
-
-
-def attempt_of(known: int) -> int:
-    return known & 0xFFFFFFF
 
 
 def grows(versions: Sequence[int]) -> bool:
@@ -117,11 +34,11 @@ class Generator:
     """One life after the other of one generator: what it held, and what it stamped (I5, I7)."""
 
     def __init__(self, file: File, evidence: Evidence) -> None:
-        self.file, self.evidence = file, evidence
+        self.file, self.evidence, self.name = file, evidence, intern(file.name)
         self.held: Version | None = None  # of the weights, by its own `pushed` lines
         self.begun: dict[tuple[str, int, int, int], Begun] = {}  # live samples
         self.pushed: set[int] = set()  # versions that may make a token
-        evidence.generators.add(file.name)
+        evidence.generators.add(self.name)
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -146,6 +63,7 @@ class Generator:
             self._forget_void(self.evidence.terms.base(after=before[0], to=term), version)
         self.held = held
         self.pushed.add(version)
+        self.evidence.pushed.add((self.name, line["push"], version))
         digest(self.file, self.evidence, line)
 
     def _forget_void(self, base: int | None, version: int) -> None:
@@ -163,9 +81,11 @@ class Generator:
         n_done = line.get("n_done", 0)
         self.begun[evaluation, uid, attempt, sample] = Begun(self.held[1], self.held[1], n_done)
         if not evaluation:
-            self.evidence.held.setdefault((self.file.name, uid, attempt), self.held)
-            if n_done:
-                self.evidence.continued[self.file.name, uid, attempt] += n_done
+            work = self.evidence.work.setdefault((uid, attempt), Work(self.name, self.held))
+            work.n_continued += n_done
+            if work.maker != self.name:
+                text = f"one generator samples an attempt: {work.maker} does"
+                self.file.add("I6", text, uid=uid, sample=sample, attempt=attempt)
         elif n_done:
             self.file.add("I5", f"no sample of an evaluation is continued: {n_done} tokens", uid=uid, sample=sample)
 
@@ -187,7 +107,7 @@ class Generator:
                 sample=sample,
                 attempt=attempt,
             )
-        evidence.completions[known] = tuple(versions)
+        evidence.completions[known] = Made(tuple(versions), intern(line["finish"]), self.name)
         if (term := line.get("term", 0)) > attempt // ATTEMPTS:
             evidence.later[known] = term
 
@@ -234,11 +154,17 @@ class Reward:
     """Verdicts (I10): a timeout or an error carries no number."""
 
     def __init__(self, file: File, evidence: Evidence) -> None:
-        self.file, self.evidence = file, evidence
-        evidence.rewards.add(file.name)
+        self.file, self.evidence, self.name = file, evidence, file.name
+        evidence.rewards.add(self.name)
 
     def handlers(self) -> dict[str, Handler]:
-        return {"score": self.on_score}
+        return {"start": self.on_sign, "spans": self.on_sign, "score": self.on_score, "end": self.on_end}
+
+    def on_sign(self, line: Line) -> None:
+        self.evidence.cut[self.name] = line["wall"]
+
+    def on_end(self, line: Line) -> None:
+        del self.evidence.cut[self.name]
 
     def on_score(self, line: Line) -> None:
         uid, sample, status = line["uid"], line["sample"], line["status"]
@@ -246,10 +172,11 @@ class Reward:
         if (status == "value") != isinstance(reward, (int, float)):
             text = f"a reward is a number exactly when its status is value: {status} has {reward!r}"
             self.file.add("I10", text, uid=uid, sample=sample)
-        if line.get("evaluation", ""):
+        score = Score(status, reward, self.file.where(), line["wall"])
+        if evaluation := line.get("evaluation", ""):
+            self.evidence.evaluated.setdefault((evaluation, uid, sample, line["attempt"]), []).append(score)
             return
         known = key(uid, sample, line["attempt"])
-        score = Score(status, reward, self.file.where(), line["wall"])
         if known in self.evidence.scores:
             self.evidence.more_scores.setdefault(known, []).append(score)
         else:

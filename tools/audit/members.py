@@ -4,6 +4,7 @@ import re
 
 from tools.audit.reading import File, Line
 
+GENERATOR = "generator-"
 _HOLDS = re.compile(r"holds version (\d+)")
 
 
@@ -39,9 +40,7 @@ class Members:
         if name not in self.state:
             self.file.add("I6", f"only who joined is a member: {name} did not")
         self.state[name] = state
-        version = line.get("version")
-        if version is None and (found := _HOLDS.fullmatch(line["why"])):
-            version = int(found[1])
+        version = held_by(line)
         if version is not None:
             self.version[name] = version
         if state in ("dead", "left"):
@@ -52,7 +51,11 @@ class Members:
     @property
     def any_waits(self) -> bool:
         """Whether a generator is there that could work."""
-        return any(name.startswith("generator-") and s in ("healthy", "stale") for name, s in self.state.items())
+        return bool(self.there())
+
+    def there(self) -> list[str]:
+        """Generators that can be pushed to."""
+        return [name for name, s in self.state.items() if name.startswith(GENERATOR) and s in ("healthy", "stale")]
 
     def feed(self, line: Line, v: int, *, is_first: bool) -> int | None:
         """A lease, the first of its prompt or not: its holder holds what is published (I7), in this very term.
@@ -71,6 +74,14 @@ class Members:
     def _forget(self, name: str) -> None:
         self.state.pop(name, None)
         self.version.pop(name, None)
+
+
+def held_by(line: Line) -> int | None:
+    """The version of a push that its bearer has completed; None when the line says something else."""
+    version: int | None = line.get("version")
+    if version is None and (found := _HOLDS.fullmatch(line["why"])):
+        version = int(found[1])
+    return version
 
 
 def _place(name: str) -> str:
