@@ -164,7 +164,7 @@ class Reward:
         self.evidence.cut[self.name] = line["wall"]
 
     def on_end(self, line: Line) -> None:
-        del self.evidence.cut[self.name]
+        self.evidence.cut.pop(self.name, None)
 
     def on_score(self, line: Line) -> None:
         uid, sample, status = line["uid"], line["sample"], line["status"]
