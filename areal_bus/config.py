@@ -150,14 +150,14 @@ class WorkflowConfig(Section):
 class RolloutConfig(Section):
     engine: Literal["builtin"] = "builtin"
     """Who samples: "builtin" runs in the generator, on CPU or one GPU."""
-    max_head_offpolicyness: int = Field(1, ge=0)
+    max_head_offpolicyness: int = Field(1, ge=0, le=1024)
     """eta: how many versions a trained token may be behind. 0 is the synchronous algorithm."""
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
     """Beyond eta: "mask" trains no older token, "hold" waits, "drop" samples again, "paper" trains all ages."""
     max_concurrent_rollouts: int = Field(32, ge=1)
     """Samples one generator decodes at once (its slots)."""
     on_update: Literal["recompute", "keep", "drain"] = "recompute"
-    """Running samples at new weights: prefill again, keep the old keys and values, or end first, none begun meanwhile."""
+    """Running samples at new weights: prefill again, keep the old keys and values, or end first, beginning none."""
     report_tokens: int = Field(64, ge=0)
     """At new weights a generator reports samples with so many new tokens, for others to continue. 0: none."""
     report_mib: int = Field(256, ge=1)

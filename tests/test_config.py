@@ -59,6 +59,7 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("actor.lr=-1", "actor.lr must be a number, above 0: it is -1 (--set actor.lr=-1)"),
         ("actor.lr=inf", "actor.lr must be a number, above 0"),
         ("actor.adam_beta1=1.0", "at least 0 and below 1: it is 1.0"),
+        ("rollout.max_head_offpolicyness=1025", "at least 0 and at most 1024: it is 1025"),
         ("data.batch_size=2.5", "data.batch_size must be a whole number, at least 1: it is 2.5"),
         ("data.batch_size=four", 'must be a whole number, at least 1: it is "four"'),
         ("data.shuffle=1", "data.shuffle must be true or false: it is 1"),

@@ -13,7 +13,7 @@ from tests.faults.ring import Blow, Ring
 pytestmark = pytest.mark.soak
 
 N_GENERATORS = 3
-N_KILLS = 24
+N_KILLS = 100
 REISSUED_S = 5.0
 
 

@@ -1,0 +1,138 @@
+"""Row 5 with two rewards: what one held when it was killed, and when it was stopped, is scored by the other one."""
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.ring import Blow, Line, Ring
+
+pytestmark = pytest.mark.soak
+
+HEARTBEAT_S, SILENT_S = 0.5, 1.5  # as in ring.toml
+SLACK_S = 1.5  # that a loaded machine takes to see what is due
+ELSEWHERE_S = 5.0
+REWARDS = ("reward-0", "reward-1")
+
+Key = tuple[int, int, int]  # uid, sample, attempt
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A reward that was killed or stopped in mid-score, and the samples that it held then."""
+
+    blow: Blow
+    held: set[Key]
+    other: str  # the reward that was there beside it
+    worker: int  # the process that scores for it, and does not come to an end
+
+
+@dataclass(frozen=True)
+class Rewards:
+    ring: Ring
+    killed: Struck
+    stopped: Struck
+    resumed: float
+
+
+@pytest.fixture(scope="module")
+def rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rewards]:
+    changes = ("topology.rewards=2", "run.total_train_steps=8", "reward.timeout_s=100")
+    ring = Ring(tmp_path_factory.mktemp("rewards"), *changes, ranks=5)
+    ring.hold(2)
+    with ring.started():
+        ring.until("update", version=2)
+        killed = strike(ring, 3, signal.SIGKILL)
+        ring.until("member", name=killed.blow.next, state="healthy")
+        stopped = strike(ring, 4, signal.SIGSTOP)
+        resumed = ring.resume_process(stopped.blow.pid)
+        ring.kill_process(stopped.worker)
+        ring.until("refused", after=resumed, what="Scored", sender=stopped.blow.name)
+        ring.hold(None)
+        ring.finish()
+        ring.check_survived()
+        yield Rewards(ring, killed, stopped, resumed)
+
+
+def strike(ring: Ring, version: int, number: signal.Signals) -> Struck:
+    """While it holds samples of the prompts that are admitted once this version is made; back when they are scored."""
+    ring.wait(lambda: all_are_sampled(ring) and not unscored(ring), "every sample is scored while the learner is held")
+    began = ring.lines(role="head")[-1]["t"]
+    ring.arm("score", "sleep")
+    ring.hold(version)
+    worker = ring.struck("score", after=began).pid
+    who = next(name for name in REWARDS if ring.actor(name)[0] in ancestors(worker))
+    other = ring.actor(next(name for name in REWARDS if name != who))[1]
+    ring.until("update", version=version)
+    ring.wait(lambda: len(unscored(ring)) > 1 and is_at_rest(ring), f"{who} holds samples, and nobody else does")
+    held = unscored(ring)
+    blow = ring.kill(who, number)
+    ring.wait(lambda: not unscored(ring), "what it held is scored", timeout_s=60.0)
+    return Struck(blow, held, other, worker)
+
+
+def is_at_rest(ring: Ring) -> bool:
+    """All that was admitted is sampled, and all that can be scored is: one reward got each second prompt."""
+    return all_are_sampled(ring) and len({uid % 2 for uid, *_ in unscored(ring)}) == 1
+
+
+def all_are_sampled(ring: Ring) -> bool:
+    admitted = {line["uid"] for line in ring.lines("admit", role="head")}
+    sampled = [line["uid"] for line in ring.lines("sampled", role="head")]
+    return all(sampled.count(uid) == 2 for uid in admitted)
+
+
+def unscored(ring: Ring) -> set[Key]:
+    return keys(ring.lines("completion", role="generator")) - keys(ring.lines("score", role="reward"))
+
+
+def keys(lines: list[Line]) -> set[Key]:
+    return {(line["uid"], line["sample"], line["attempt"]) for line in lines if not line.get("evaluation")}
+
+
+def ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    while pid > 1:
+        found.add(pid)
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def scored_elsewhere(rewards: Rewards, struck: Struck) -> list[Line]:
+    """The first scores of what it held."""
+    lines = rewards.ring.lines("score", role="reward", after=struck.blow.t)
+    mine = [line for line in lines if keys([line]) & struck.held]
+    return [next(line for line in mine if keys([line]) == {key}) for key in struck.held]
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_row_05_what_a_reward_held_is_scored_by_the_other_one(rewards: Rewards, how: str) -> None:
+    """Within 5 s, each with a value: none is refunded, none sampled again."""
+    ring, struck = rewards.ring, getattr(rewards, how)
+    assert len(struck.held) > 1
+    for line in scored_elsewhere(rewards, struck):
+        assert f"reward-{line['rank']}.{line['inc']}" == struck.other
+        assert line["status"] == "value"
+        assert line["t"] - struck.blow.t < ELSEWHERE_S
+    uids = {uid for uid, *_ in struck.held}
+    assert {line["uid"] for line in ring.lines("ready", role="head")} >= uids
+    assert not [line for line in ring.lines("refund", role="head") if line["uid"] in uids]
+    assert len([line for line in ring.lines("lease", role="head") if line["uid"] in uids]) == len(uids)
+
+
+def test_row_05_a_reward_that_is_gone_or_silent_is_noticed_within_three_heartbeats(rewards: Rewards) -> None:
+    for struck in (rewards.killed, rewards.stopped):
+        dead = rewards.ring.lines("member", role="head", name=struck.blow.name, state="dead")[0]
+        assert dead["t"] - struck.blow.t <= 3 * HEARTBEAT_S + SLACK_S
+    assert dead["t"] - rewards.stopped.blow.t >= SILENT_S - HEARTBEAT_S
+
+
+def test_row_05_verdicts_of_a_reward_that_goes_on_are_refused_where_others_were_first(rewards: Rewards) -> None:
+    """In the same life; what was scored is trained once, with the verdict that came first."""
+    ring, struck = rewards.ring, rewards.stopped
+    refused = ring.lines("refused", role="head", after=rewards.resumed, what="Scored", sender=struck.blow.name)
+    assert keys(refused) & struck.held
+    assert ring.lines("member", role="head", name=struck.blow.name, after=rewards.resumed)[0]["state"] == "healthy"
+    assert not ring.lines("joined", role="head", name=struck.blow.next)
