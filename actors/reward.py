@@ -25,6 +25,7 @@ from areal_bus.messages import (
     Trajectory,
     VerdictStatus,
 )
+from areal_bus.outbox import ROOM_BYTES
 
 IDLE_S = 0.5  # longest wait for a message when nothing is being scored
 BUSY_S = 0.01  # longest wait for a verdict before messages are looked at
@@ -91,14 +92,19 @@ class RewardLoop:
     def turn(self) -> None:
         self._take_messages()
         self._journal.mark("score" if self._at_work else "idle")
-        starting = not self._pool.ready
-        for verdict in self._pool.poll(BUSY_S if self._at_work or starting else 0.0):
+        waits = self._at_work or not self._pool.ready or self._is_full
+        for verdict in self._pool.poll(BUSY_S if waits else 0.0):
             self._conclude(verdict)
         if not self._announced and self._pool.ready:
             self._announced = True
             self._presence.say(Ready(capacity=self._capacity))
         self._pulse.note = self._presence.remark(self._say())
         note_refusals(self._bus, self._journal)
+
+    @property
+    def _is_full(self) -> bool:
+        """It takes nothing in: for what it has to score, or because the head does not take its verdicts."""
+        return self._n_bytes >= BACKLOG_BYTES or self._bus.n_waiting(HEAD) >= ROOM_BYTES
 
     def _say(self) -> str:
         if not self._announced:
@@ -108,7 +114,7 @@ class RewardLoop:
     def _take_messages(self) -> None:
         """All that is there; waits for the first one when there is nothing else to do."""
         patience_s = IDLE_S if self._announced and not self._at_work else 0.0
-        while self._n_bytes < BACKLOG_BYTES and self.stopped is None:
+        while not self._is_full and self.stopped is None:
             self._journal.mark("idle" if patience_s else "bus")
             received = self._bus.receive(patience_s)
             if received is None:
