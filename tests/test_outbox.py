@@ -9,8 +9,12 @@ import pytest
 import zmq
 from loguru import logger
 
-from actors.context import note_voids
+import actors.reward
+from actors.context import Pulse, note_voids
 from actors.delivery import Delivery
+from actors.presence import Presence
+from actors.reward import RewardLoop
+from actors.rewards.workers import WorkerPool
 from areal_bus import outbox
 from areal_bus.bus import Bus
 from areal_bus.door import CLIENT_AHEAD
@@ -30,6 +34,12 @@ class Deaf:
 
     bus: Bus
     endpoint: str
+    socket: zmq.Socket[bytes]
+
+    def hear_all(self) -> None:
+        """It reads after all, until there is nothing left."""
+        while self.socket.poll(500):
+            self.socket.recv_multipart()
 
     @property
     def n_waiting(self) -> int:
@@ -37,18 +47,27 @@ class Deaf:
 
 
 @contextmanager
-def deaf_reward(folder: Path) -> Iterator[Deaf]:
+def deaf_reward(folder: Path, *, name: str = REWARD) -> Iterator[Deaf]:
     endpoint = f"ipc://{folder}/deaf"
     with zmq.Context() as context, context.socket(zmq.ROUTER) as reward:
         reward.setsockopt(zmq.RCVHWM, 1)
         reward.setsockopt(zmq.LINGER, 0)
         reward.bind(endpoint)
         bus = Bus("generator-0.0", job=JOB)
-        bus.connect(REWARD, endpoint)
+        bus.connect(name, endpoint)
         try:
-            yield Deaf(bus, endpoint)
+            yield Deaf(bus, endpoint, reward)
         finally:
             bus.close(0)
+
+
+@contextmanager
+def listening(name: str, folder: Path) -> Iterator[Bus]:
+    bus = Bus(name, job=JOB, listen=f"ipc://{folder}/{name}")
+    try:
+        yield bus
+    finally:
+        bus.close(0)
 
 
 @contextmanager
@@ -85,6 +104,36 @@ def test_what_is_sent_again_anyhow_waits_up_to_a_bound_in_bytes_and_what_is_void
     assert told == [f"generator-0.0: {why.format(k)}" for k in doubled]
     (note,) = run.lines(journal.path, "note")
     assert (note["peer"], note["n"], note["text"]) == (REWARD, doubled[-1], why.format(doubled[-1]))
+
+
+def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes on by itself when it does."""
+    monkeypatch.setattr(actors.reward, "ROOM_BYTES", 1 << 20)
+    journal = Journal(tmp_path / "journal", role="reward", index=0, incarnation=0)
+    with (
+        deaf_reward(tmp_path, name="head") as deaf,
+        WorkerPool("sums", tmp_path, n_workers=1, timeout_s=10.0) as pool,
+        listening(REWARD, tmp_path) as bus,
+    ):
+        bus.connect("head", deaf.endpoint)
+        loop = RewardLoop(bus, Presence(bus, silent_s=60.0), pool, journal, Pulse(), capacity=1)
+        for _ in range(4 * CLIENT_AHEAD):
+            bus.send("head", Stop("x" * 60_000))
+        until(lambda: not bus._orders, "they wait")
+        deaf.bus.connect(REWARD, bus.endpoint)
+        deaf.bus.send(REWARD, trajectory(400))
+        until(lambda: bus._received > 0, "it has come in")
+        for _ in range(20):
+            loop.turn()
+        assert bus._consumed == 0
+        deaf.hear_all()
+        until(lambda: (loop.turn(), run_has_score(journal))[1], "it is scored")
+
+
+def run_has_score(journal: Journal) -> bool:
+    return bool(list(run.lines(journal.path, "score")))
 
 
 def test_bytes_wait_from_the_call_of_send_until_they_go_or_their_peer_is_let_go(tmp_path: Path) -> None:
