@@ -59,7 +59,7 @@ def test_the_sixth_crash_without_progress_ends_the_job_with_the_last_error(tmp_p
     ring.arm("turn", "raise", who="generator-0", n=20)
     ring.hold(3)
     with ring.started():
-        ring.finish(code=1)
+        ring.finish(code=1, timeout_s=400.0)  # six starts, and pauses of 8 s and less between them
     crashes = ring.strikes("turn")
     assert [blow.name for blow in crashes] == [f"generator-0.{n}" for n in range(6)]
     last = "that is 6 in a row without progress in between, and launch.max_restarts is 5"

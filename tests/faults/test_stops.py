@@ -17,6 +17,13 @@ SLACK_S = 2.0
 STOPPED_S = 60.0
 BOUND = 8  # (eta + 1) * B
 FLAT = 4 << 20
+STILL = ("spans", "wait", "stall")  # lines of a head to which nothing happens
+
+
+def last_t(ring: Ring, events: tuple[str, ...] = ()) -> float:
+    """When the head wrote the last of these lines; of none named, of all but STILL."""
+    lines = ring.lines(*events, role="head")
+    return float(max(line["t"] for line in lines if events or line["event"] not in STILL))
 
 
 @dataclass(frozen=True)
@@ -96,21 +103,21 @@ def test_row_41_stop_learner_for_a_minute(tmp_path: Path) -> None:
         ring.hold(20)
         ring.until("batch", step=8)
         blow = ring.kill("learner-0", signal.SIGSTOP)
-        ring.until("spans", after=blow.t + 10)  # everything has come to rest
+        ring.wait(lambda: last_t(ring, STILL) > last_t(ring) + 10, "everything comes to rest")
+        rested = last_t(ring)
         parts = ("head-0", "generator-0", "generator-1", "reward-0")
         before = {who: ring.memory(who) for who in parts}
-        ring.until("spans", after=blow.t + STOPPED_S)
+        ring.until("spans", after=rested + STOPPED_S)
         after = {who: ring.memory(who) for who in parts}
+        assert last_t(ring) == rested
         ring.resume_process(blow.pid)
         ring.hold(None)
         ring.finish()
     ring.check_survived()
     assert {who: after[who] - before[who] for who in parts if after[who] - before[who] > FLAT} == {}
-    still = [line for line in ring.lines(role="head", after=blow.t + 10) if line["t"] < blow.t + STOPPED_S]
-    assert {line["event"] for line in still} <= {"spans", "wait", "stall"}
-    last = [line for line in ring.lines("admit", role="head") if line["t"] < blow.t + STOPPED_S][-1]
+    last = [line for line in ring.lines("admit", role="head") if line["t"] < rested + STOPPED_S][-1]
     assert last["live"] + last["in_training"] == BOUND
-    stall = next(line for line in still if line["event"] == "stall")
+    stall = ring.lines("stall", role="head", after=blow.t)[0]
     assert blow.name in stall["on"]
     assert not ring.lines("member", role="head", state="dead")
     assert {path.stem.rpartition(".")[2] for path in runs.Run(ring.run).journals()} == {"0"}
