@@ -163,7 +163,7 @@ class RewardLoop:
         self._journal.mark("bus")
         trajectory = self._at_work.pop(verdict.key)
         self._n_bytes -= weight(trajectory)
-        journal_score(self._journal, trajectory, verdict)  # first: what the head has heard is written here, whoever dies
+        journal_score(self._journal, trajectory, verdict)  # first: all that the head hears is written here
         self._bus.send(HEAD, scored(trajectory, verdict))
         self._pulse.progress += 1
 

@@ -17,7 +17,7 @@ SLACK_S = 2.0
 STOPPED_S = 60.0
 BOUND = 8  # (eta + 1) * B
 FLAT = 4 << 20
-STILL = ("spans", "wait", "stall")  # lines of a head to which nothing happens
+STILL = ("spans", "wait", "stall", "push", "push_broken", "publish")  # lines of a head for whom nobody works
 
 
 def last_t(ring: Ring, events: tuple[str, ...] = ()) -> float:
