@@ -106,6 +106,9 @@ class Replay:
             case "refused" if line["what"] == "Unsampled":
                 unsampled = m.Unsampled(line["uid"], line["attempt"], "", m.Refund.SAMPLING_ERROR, "")
                 return self._say(line["sender"], unsampled)
+            case "refused" if line["what"] == "Sampled":
+                ids = (line["uid"], line["sample"], line["attempt"])
+                return self._say(line["sender"], m.Sampled(*ids, "", 0))
             case "refused" if line["what"] == "Scored":
                 return self._score({**line, "status": "value", "reward": 0.0, "correct": None, "n_tokens": 0})
         raise Differs(f"nothing that the journal names leads to {line}")
@@ -173,10 +176,14 @@ class Replay:
         return self._say(sender, scored)
 
     def _holder(self, line: Line) -> str:
-        """Whoever works on the sample; anybody when nobody does any more."""
-        lease = (line.get("evaluation", ""), line["uid"], line["attempt"], line["sample"])
-        generators = self.head.members.of(Role.GENERATOR)
-        return next((x.name for x in generators if lease in x.leased), generators[0].name)
+        """Whoever the prompt is leased to; anybody when nobody has it any more."""
+        if line.get("evaluation"):
+            evaluation = self.head.examination.open
+            holder = None if evaluation is None else evaluation.leased.get(line["uid"])
+        else:
+            entry = self.head.rollouts.ledger.open.get(line["uid"])
+            holder = None if entry is None else entry.holder
+        return holder or self.head.members.of(Role.GENERATOR)[0].name
 
 
 def replay_run(run: Path, *, n_generators: int) -> Replay:

@@ -46,7 +46,7 @@ def test_the_story_of_a_prompt_names_its_steps_and_no_other_prompt() -> None:
 
 def test_a_violation_says_when_and_of_which_prompt() -> None:
     ring = Ring(Scenario(1, StalenessPolicy.MASK, 1, 1, 1, 2))
-    ring.witness.check("I10", False, "reward 1 was never given", 3)
+    ring.witness.check("I10", False, "reward {} was never given", 1, uid=3)
     assert str(ring.witness.violations[0]) == "I10 at 0.00 s (prompt 3): reward 1 was never given"
 
 
