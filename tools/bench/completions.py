@@ -14,7 +14,7 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
-}  # 860,288 parameters
+}  # 869,504 parameters
 N_GIVEN, N_NEW = 20, 64  # equal lengths; means of mixed ones
 SIGMA, LONGEST = 0.7, 256  # of the logarithm of mixed new tokens, and the cap
 BATCHES = (8, 32, 128)
