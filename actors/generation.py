@@ -82,6 +82,7 @@ class Generator:
         """One round; waits for a message when there is nothing to decode."""
         self._take_messages()
         self._take_weights()
+        self._settle(self._sampling.go_on())
         if self._can_decode:
             self._journal.mark("generate")
             self._settle(self._sampling.step())
@@ -247,7 +248,7 @@ class Generator:
     @property
     def _must_drain(self) -> bool:
         """Samples are under way that end with the weights they have."""
-        return self._drains and self._has_weights and self._engine.hold()
+        return self._drains and self._has_weights and (self._engine.hold() or self._sampling.is_midway)
 
     def _swap(self, received: Received) -> None:
         begin, started = received.begin, time.monotonic()

@@ -5,16 +5,17 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from actors.context import dump
-from actors.engines.protocol import Completion, Done, Engine, Request
-from actors.workflows.driver import Asked, EpisodeRun
+from actors.engines.protocol import Done, Engine, Request
+from actors.workflows.driver import Asked, Awaited, EpisodeRun, Wish
 from actors.workflows.protocol import Workflow
 from areal_bus.config import Config
-from areal_bus.errors import ConfigError, PromptTooLong
+from areal_bus.errors import ConfigError, EngineError, PromptTooLong
 from areal_bus.journal import Event, Journal
 from areal_bus.messages import Partial, Prompt, Refund, Trajectory, Unsampled
 
@@ -33,6 +34,7 @@ class Live:
     began: float  # monotonic
     begun: Partial | None = None  # what another generator had of it
     n_reported: int = 0  # tokens that the head knows of
+    awaits: Awaited | None = None  # what it waits for outside the engine
 
 
 class Sampling:
@@ -59,11 +61,11 @@ class Sampling:
             key = (prompt.evaluation, prompt.uid, prompt.attempt, sample)
             if key in self._live:  # said twice
                 continue
-            run = EpisodeRun(self._workflow, row, self._tokenizer)
+            run = self._run(key, row)
             seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
             live = self._live[key] = Live(run, row, seed, time.monotonic(), begun=begun.get(key))
             evaluation = {"evaluation": prompt.evaluation} if prompt.evaluation else {}
-            outcome = self._advance(key, None)
+            outcome = self._advance(key, run.start)
             done = {"n_done": live.n_reported} if live.n_reported else {}
             ids = {"uid": prompt.uid, "sample": sample, "attempt": prompt.attempt}
             self._journal.write(Event.REQUEST, **ids, **evaluation, **done)
@@ -71,6 +73,15 @@ class Sampling:
                 yield outcome
             if isinstance(outcome, Unsampled):
                 return
+
+    def _run(self, key: Key, row: dict[str, Any]) -> EpisodeRun:
+        evaluation, uid, attempt, sample = key
+        of = f" of evaluation {evaluation!r}" if evaluation else ""
+        name = f"uid {uid} sample {sample} attempt {attempt}{of}"
+        return EpisodeRun(self._workflow, row, self._tokenizer, name=name, temperature=self._temperature(key))
+
+    def _temperature(self, key: Key) -> float:
+        return self._config.evaluate.temperature if key[0] else self._config.gconfig.temperature
 
     def go_on_from(self, partial: Partial) -> None:
         """What there is already of a sample whose prompt follows."""
@@ -108,7 +119,20 @@ class Sampling:
         for completion in self._engine.step():
             key = completion.key[:4]
             if key in self._live:  # a sibling's failure may have ended it just now
-                outcome = self._advance(key, completion)
+                outcome = self._advance(key, partial(self._live[key].run.answer, completion))
+                if outcome is not None:
+                    yield outcome
+
+    @property
+    def is_midway(self) -> bool:
+        """A sample has tokens and waits for something outside the engine."""
+        return any(live.awaits is not None and live.run.logps for live in self._live.values())
+
+    def go_on(self) -> Iterator[Outcome]:
+        """Let the samples go on whose wait outside the engine is over; yields what ended with it."""
+        for key in [key for key, live in self._live.items() if live.awaits is not None and live.awaits.ready()]:
+            if key in self._live:
+                outcome = self._advance(key, self._live[key].run.go_on)
                 if outcome is not None:
                     yield outcome
 
@@ -134,14 +158,24 @@ class Sampling:
         asked = self._engine.newest((*key, live.run.n_turns - 1)) if live.run.n_turns else None
         return live.run.spans[-1][0] if asked is None and live.run.spans else asked
 
-    def _advance(self, key: Key, completion: Completion | None) -> Outcome | None:
+    def _advance(self, key: Key, resume: Callable[[], Wish]) -> Outcome | None:
         """Let the episode go on; its trajectory when it has ended, and why not when it cannot."""
         live = self._live[key]
+        live.awaits = None
         try:
-            asked = live.run.start() if completion is None else live.run.answer(completion)
-            if asked is None:
-                return self._finish(key)
-            self._engine.submit(self._request(key, live, asked))
+            wish = resume()
+            while wish is not None:
+                if isinstance(wish, Asked):
+                    refusal = self._submit(key, live, wish)
+                    if refusal is None:
+                        return None
+                    wish = live.run.refuse(refusal)
+                elif wish.ready():
+                    wish = live.run.go_on()
+                else:
+                    live.awaits = wish
+                    return None
+            return self._finish(key)
         except ConfigError:
             raise  # the whole run is set up wrongly
         except Exception as error:  # noqa: BLE001  the user's code: the group is refunded with the text (I3)
@@ -149,6 +183,13 @@ class Sampling:
             self.cancel(*key[:3])
             text = str(error) if reason == Refund.PROMPT_TOO_LONG else f"{type(error).__name__}: {error}"
             return Unsampled(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text[:2000])
+
+    def _submit(self, key: Key, live: Live, asked: Asked) -> EngineError | None:
+        """To the engine, or why it cannot take it."""
+        try:
+            self._engine.submit(self._request(key, live, asked))
+        except EngineError as error:
+            return error
         return None
 
     def _request(self, key: Key, live: Live, asked: Asked) -> Request:
@@ -159,9 +200,9 @@ class Sampling:
         return Request(
             key=(*key, live.run.n_turns - 1),
             ids=asked.ids,
-            seed=live.seed,
+            seed=(*live.seed, live.run.n_begun_anew) if live.run.n_begun_anew else live.seed,
             max_new_tokens=max_new_tokens,
-            temperature=self._config.evaluate.temperature if key[0] else gconfig.temperature,
+            temperature=self._temperature(key),
             top_p=gconfig.top_p,
             done=done,
         )
@@ -188,6 +229,7 @@ class Sampling:
             n_tokens=len(run.logps),
             finish=run.finish,
             versions=[number for span in run.spans for number in span],
+            **({"n_forgotten": run.n_forgotten} if run.n_forgotten else {}),
         )
         return Trajectory(
             uid=uid,

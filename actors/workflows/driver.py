@@ -4,13 +4,13 @@ Knows nothing of engines, the bus or the ring. It keeps what a trajectory is mad
 log-probs and version spans of the sampled ones.
 """
 
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from actors.engines.protocol import Completion
 from actors.workflows.protocol import Episode, Row, Turn, Workflow
-from areal_bus.errors import WorkflowError
+from areal_bus.errors import EngineError, WorkflowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,44 +19,75 @@ class Asked:
 
     ids: list[int]
     max_new_tokens: int | None
+    anew: bool = False  # what was sampled before is forgotten
 
     def __await__(self) -> Generator["Asked", Turn, Turn]:
         return (yield self)
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What an episode waits for that no engine makes: it goes on when `ready` says so."""
+
+    ready: Callable[[], bool]
+
+    def __await__(self) -> Generator["Awaited", None, None]:
+        yield self
+
+
+Wish = Asked | Awaited | None  # None: the episode has ended
+
+
 class Asker:
     """The `Ask` of one episode."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, name: str, temperature: float) -> None:
+        self.tokenizer, self.name, self.temperature = tokenizer, name, temperature
 
-    async def __call__(self, ids: Sequence[int], *, max_new_tokens: int | None = None) -> Turn:
-        return await Asked(list(ids), max_new_tokens)
+    async def __call__(self, ids: Sequence[int], *, max_new_tokens: int | None = None, anew: bool = False) -> Turn:
+        return await Asked(list(ids), max_new_tokens, anew)
 
 
 class EpisodeRun:
-    """One sample on its way: `start`, then `answer` with each completion, until `episode` is there."""
+    """One sample on its way: `start`, then `answer` with each completion, until `episode` is there.
 
-    def __init__(self, workflow: Workflow, row: Row, tokenizer: Any) -> None:
+    All three ways on (`go_on` after a wait is the third) say what is asked next, or None when the episode has ended.
+    They raise what the workflow raises, and WorkflowError when it breaks a rule.
+    """
+
+    def __init__(
+        self, workflow: Workflow, row: Row, tokenizer: Any, *, name: str = "", temperature: float = 1.0
+    ) -> None:
         self.ids: list[int] = []  # given and sampled
         self.logps: list[float] = []  # of the sampled
         self.spans: list[list[int]] = []  # over the sampled
         self.segments: list[list[int]] = []  # [n_given, n_sampled] a turn
+        self.n_forgotten = 0  # sampled tokens of what the workflow began anew
+        self.n_begun_anew = 0
         self.finish = ""
         self.episode: Episode | None = None
         self._tokenizer = tokenizer
-        self._coroutine: Coroutine[Any, Any, Episode] = workflow.episode(row, Asker(tokenizer))
+        self._coroutine: Coroutine[Any, Any, Episode] = workflow.episode(row, Asker(tokenizer, name, temperature))
 
     @property
     def n_turns(self) -> int:
         return len(self.segments)
 
-    def start(self) -> Asked | None:
-        """The first thing asked. Raises what the workflow raises, and WorkflowError when it breaks a rule."""
+    def start(self) -> Wish:
         return self._send(None)
 
-    def answer(self, completion: Completion) -> Asked | None:
-        """Record a completion and go on: the next thing asked, or None when the episode has ended."""
+    def go_on(self) -> Wish:
+        """What it waited for is there."""
+        return self._send(None)
+
+    def refuse(self, error: EngineError) -> Wish:
+        """The engine cannot take what was asked last: it is as if nobody had, and the workflow hears why."""
+        n_given, _ = self.segments.pop()
+        del self.ids[len(self.ids) - n_given :]
+        return self._settle(lambda: self._coroutine.throw(error))
+
+    def answer(self, completion: Completion) -> Wish:
+        """Record a completion and go on."""
         self.segments[-1][1] = len(completion.ids)
         self.ids.extend(completion.ids)
         self.logps.extend(completion.logps)
@@ -67,7 +98,7 @@ class EpisodeRun:
                 self.spans.append([version, n])
         self.finish = completion.finish
         text = self._tokenizer.decode(completion.ids, skip_special_tokens=True)
-        return self._send(Turn(completion.ids, text, completion.finish))
+        return self._send(Turn(completion.ids, text, completion.finish, completion.logps, completion.spans))
 
     def prompt_text(self) -> str:
         """What the episode said its prompt was, else the decoded first prompt."""
@@ -78,14 +109,28 @@ class EpisodeRun:
         """Let the workflow's `finally` run; nothing of it is wanted any more."""
         self._coroutine.close()
 
-    def _send(self, turn: Turn | None) -> Asked | None:
+    def _send(self, turn: Turn | None) -> Wish:
+        return self._settle(lambda: self._coroutine.send(turn))
+
+    def _settle(self, resume: Callable[[], Any]) -> Wish:
         try:
-            asked = self._coroutine.send(turn)
+            wish = resume()
         except StopIteration as end:
             self._end(end.value)
             return None
-        if not isinstance(asked, Asked):
-            raise WorkflowError(f"a workflow awaits ask(...) and nothing else; it awaited {type(asked).__name__}")
+        if isinstance(wish, Awaited):
+            return wish
+        if not isinstance(wish, Asked):
+            raise WorkflowError(f"a workflow awaits ask(...) and nothing else; it awaited {type(wish).__name__}")
+        self._take(wish)
+        return wish
+
+    def _take(self, asked: Asked) -> None:
+        """Its tokens become those of the episode."""
+        if asked.anew:
+            self.n_forgotten += len(self.logps)
+            self.n_begun_anew += 1
+            self.ids, self.logps, self.spans, self.segments = [], [], [], []
         n_before = len(self.ids)
         if asked.ids[:n_before] != self.ids:
             raise WorkflowError(
@@ -94,7 +139,6 @@ class EpisodeRun:
             )
         self.segments.append([len(asked.ids) - n_before, 0])
         self.ids = list(asked.ids)
-        return asked
 
     def _end(self, value: Any) -> None:
         if not isinstance(value, Episode):

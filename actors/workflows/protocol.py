@@ -16,6 +16,8 @@ class Turn:
     ids: list[int]  # sampled tokens, the stop token included
     text: str  # decoded without special tokens
     finish: str  # messages.Finish
+    logps: list[float] = field(default_factory=list)  # of each token, under the version stamped on it
+    spans: list[list[int]] = field(default_factory=list)  # [[version, n_tokens], ...]
 
 
 @dataclass(slots=True)
@@ -31,9 +33,14 @@ class Ask(Protocol):
     """A workflow's way to the model. Within one episode the tokens of a call must begin with all tokens before it."""
 
     tokenizer: Any  # a transformers tokenizer
+    name: str  # of the sample, for people
+    temperature: float  # that it is sampled at
 
-    async def __call__(self, ids: Sequence[int], *, max_new_tokens: int | None = None) -> Turn:
-        """Sample a completion of `ids`."""
+    async def __call__(self, ids: Sequence[int], *, max_new_tokens: int | None = None, anew: bool = False) -> Turn:
+        """Sample a completion of `ids`. `anew`: the episode begins here, what was sampled before is forgotten.
+
+        Raises EngineError when the engine cannot hold it; then nothing was asked, and the episode may go on.
+        """
 
 
 class Workflow(Protocol):
