@@ -26,7 +26,7 @@ from actors.models.scratch import is_scratch_folder
 from actors.reward import scored
 from actors.rewards.workers import WorkerPool
 from actors.sampling import Outcome, Sampling
-from actors.workflows.loading import load_workflow
+from actors.workflows.loading import close_workflow, load_workflow
 from areal_bus.config import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.evaluation import Evaluation
@@ -36,6 +36,7 @@ from areal_bus.messages import Finish, Prompt, Trajectory
 ME = "evaluate"
 SHOW_S = 2.0  # between two lines of progress
 WAIT_S = 0.5  # for a verdict when there is nothing to decode
+AGENT_S = 0.01  # for a verdict when all samples wait for what is outside the engine
 
 Figures = dict[str, float | int | str | None]
 
@@ -65,12 +66,20 @@ class Scorer:
         """Until every problem has its verdicts; `show` is called in every round."""
         while not self.evaluation.is_over:
             self._begin_problems()
+            self._take(self._sampling.go_on())
             self._take(self._sampling.step())
-            for verdict in self._pool.poll(0.0 if self._sampling.n_live else WAIT_S):
+            for verdict in self._pool.poll(self._patience_s):
                 trajectory = self._at_reward.pop(verdict.key)
                 if trajectory.uid in self.evaluation.leased:  # a sibling may have failed since
                     self.evaluation.deliver(scored(trajectory, verdict))
             show(self.evaluation)
+
+    @property
+    def _patience_s(self) -> float:
+        """For a verdict: none while there is something to decode, little while an agent may ask."""
+        if not self._sampling.n_live:
+            return WAIT_S
+        return AGENT_S if self._sampling.is_idle else 0.0
 
     def _begin_problems(self) -> None:
         evaluation = self.evaluation
@@ -107,6 +116,7 @@ def evaluate(order: Order, show: Callable[[Evaluation], None]) -> Evaluation:
             )
         )
         workflow, tokenizer = load_workflow(config), load_tokenizer(folder)
+        stack.callback(close_workflow, workflow)
         engine = load_engine(folder, config, order.device, tokenizer)
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         journal = Journal(Path(scratch), role=ME, index=0, incarnation=0)

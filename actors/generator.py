@@ -17,7 +17,7 @@ from actors.models.loading import empty_model, load_tokenizer, stop_ids
 from actors.presence import HEAD, Presence
 from actors.receiving import Receiving
 from actors.sampling import Sampling
-from actors.workflows.loading import load_workflow
+from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.bus import Bus
 from areal_bus.config import Config
 from areal_bus.journal import Event, Journal
@@ -50,12 +50,12 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     journal.mark("load")
     pulse.note = f"loads {context.model_folder}"
     tokenizer = load_tokenizer(context.model_folder)
-    workflow = load_workflow(config)
+    workflow = load_workflow(config, wake=bus.wake)
     engine = make_engine(context, config, tokenizer)
     sampling = Sampling(engine, workflow, tokenizer, config, name=context.name, journal=journal)
     receiving = Receiving(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
     delivery = Delivery(config.bus.resend_s)
-    report_tokens = config.rollout.report_tokens if config.rollout.max_head_offpolicyness else 0
+    reports = config.rollout.max_head_offpolicyness > 0 and continues(workflow)
     generator = Generator(
         bus,
         presence,
@@ -65,7 +65,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
         delivery,
         journal,
         pulse,
-        report_tokens=report_tokens,
+        report_tokens=config.rollout.report_tokens if reports else 0,
         drains=config.rollout.on_update == "drain",
     )
     presence.say(Ready(capacity=config.rollout.max_concurrent_rollouts))
@@ -81,6 +81,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
             note_voids(bus, journal)
     finally:
         receiving.close()
+        close_workflow(workflow)
     return generator.stopped
 
 

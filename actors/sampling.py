@@ -124,6 +124,11 @@ class Sampling:
                     yield outcome
 
     @property
+    def is_idle(self) -> bool:
+        """All samples wait for something outside the engine."""
+        return all(live.awaits is not None for live in self._live.values())
+
+    @property
     def is_midway(self) -> bool:
         """A sample has tokens and waits for something outside the engine."""
         return any(live.awaits is not None and live.run.logps for live in self._live.values())

@@ -142,9 +142,30 @@ class DataConfig(Section):
     """Generated tasks: problems held out for the evaluation (both orders of a sum together)."""
 
 
+class AgentConfig(Section):
+    function: str = ""
+    """The agent, "module:function": `(row, base_url, api_key)`, a process calls it. See docs/agents.md."""
+    workers: int = Field(8, ge=1)
+    """Processes of one generator that run agents: so many conversations go on at once."""
+    timeout_s: float = Field(60.0, gt=0)
+    """An agent's own time in one conversation; while it waits for the model its clock stands."""
+    max_calls: int = Field(64, ge=1)
+    """Completions in one conversation; a further call is refused."""
+    max_tokens: int | None = Field(None, ge=2)
+    """Tokens of a whole conversation, given and sampled. Unset: what the engine takes."""
+    rewritten: Literal["refuse", "anew"] = "refuse"
+    """A call whose messages do not go on from the last one's: "refuse" it, or forget those before and begin "anew"."""
+    chat_template: str = ""
+    """Jinja template of the conversations; empty: the tokenizer's own."""
+    tool_calls: Literal["none", "hermes"] = "none"
+    """How the model writes tool calls: "hermes" is JSON within <tool_call> marks (Qwen); "none" refuses tools."""
+
+
 class WorkflowConfig(Section):
     function: str = "single_turn"
-    """How a row becomes an episode: "single_turn" or "module:Class", found from the config's folder."""
+    """How a row becomes an episode: "single_turn", "agent", or "module:Class" found from the config's folder."""
+    agent: AgentConfig = AgentConfig()
+    """An agent that talks to the model as to an OpenAI endpoint."""
 
 
 class RolloutConfig(Section):
@@ -177,7 +198,7 @@ class GenerationConfig(Section):
 
 class RewardConfig(Section):
     function: str = "exact"
-    """"exact", "sums", "reverse", "math" or "module:function", found from the config's folder."""
+    """"exact", "sums", "reverse", "math", "agent" (what it returned) or your "module:function", by the config."""
     timeout_s: float = Field(10.0, gt=0)
     """One score must be there by then, or it is a timeout (never a 0)."""
     workers: int = Field(1, ge=1)
@@ -338,6 +359,16 @@ def _sources(c: Config) -> list[Rule]:
             c.data.chat_template and c.model.scratch is not None and builds_prompts,
             "data.chat_template = true needs a tokenizer that has one, and that of [model.scratch] has none: set "
             "data.chat_template = false",
+        ),
+        (
+            (c.workflow.function == "agent") != bool(c.workflow.agent.function),
+            'an agent needs both keys: set workflow.function = "agent" and workflow.agent.function = "module:function" '
+            "(or neither)",
+        ),
+        (
+            c.workflow.function == "agent" and c.model.scratch is not None and not c.workflow.agent.chat_template,
+            "conversations need a chat template, and the tokenizer of [model.scratch] has none: set "
+            "workflow.agent.chat_template",
         ),
         (
             (c.evaluate.before or c.evaluate.after) and not c.evaluate.path and not (c.data.task and c.data.held_out),

@@ -22,7 +22,7 @@ from actors.data.loading import Placed, place_problems, place_rows
 from actors.models.loading import check_model_path
 from actors.models.scratch import check_shape, write_scratch_folder
 from actors.rewards.loading import check_reward
-from actors.workflows.loading import load_workflow
+from actors.workflows.loading import check_workflow
 from areal_bus.config import Config, LearnerConfig, WorkflowConfig
 from areal_bus.errors import ArealBusError, ConfigError
 from launch.child import environment
@@ -128,7 +128,7 @@ def check_journal_folder(path: str) -> None:
 def check_functions(config: Config, folder: Path) -> None:
     """Reward, workflow and loop import and can be called. Raises ConfigError."""
     check_reward(config, folder)
-    load_workflow(config)
+    check_workflow(config)
     if config.learner.loop != LearnerConfig().loop:
         from actors.training.loop import find_loop  # brings torch: only where there is something to look at
 

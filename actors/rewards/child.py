@@ -30,15 +30,15 @@ class ChildLost(Exception):
 
 
 class Child:
-    """A process of actors.rewards.worker in a session of its own; its pipes are registered with `selector`."""
+    """A process of a worker's module in a session of its own; its pipes are registered with `selector`."""
 
-    def __init__(self, selector: selectors.BaseSelector, data: Any) -> None:
+    def __init__(self, selector: selectors.BaseSelector, data: Any, module: str = "actors.rewards.worker") -> None:
         """`data` comes back from the selector with every event of this child."""
         self._selector = selector
         self._data = data
         self._mark = uuid.uuid4().hex
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "actors.rewards.worker", str(os.getpid())],
+            [sys.executable, "-P", "-m", module, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment() | {MARK: self._mark},

@@ -18,6 +18,7 @@ BUILT_IN = {
     "sums": "actors.rewards.sums:score",
     "reverse": "actors.rewards.reverse:score",
     "math": "actors.rewards.mathematics:score",
+    "agent": "actors.rewards.by_agent:score",
 }
 
 

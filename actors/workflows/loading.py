@@ -1,24 +1,30 @@
 """From the name of a workflow to the workflow; knows nothing of what it does."""
 
 import importlib
+from collections.abc import Callable
 
+from actors.endpoint.agents import check_agent
+from actors.workflows.agent import AgentWorkflow, do_nothing
 from actors.workflows.protocol import Workflow
 from actors.workflows.single_turn import SingleTurn
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError
 
 
-def load_workflow(config: Config) -> Workflow:
+def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing) -> Workflow:
     """An instance of workflow.function, built with the config; a user's module is found on sys.path.
 
-    Raises ConfigError with the module, the name and the cause.
+    `wake` is called from any thread when an episode that waits for something outside the engine may go on. Whoever
+    begins episodes calls `close_workflow` in the end. Raises ConfigError with the module, the name and the cause.
     """
     function = config.workflow.function
     if function == "single_turn":
         return SingleTurn(config)
+    if function == "agent":
+        return AgentWorkflow(config, wake=wake)
     module_name, _, name = function.partition(":")
     if not module_name or not name:
-        raise ConfigError(f'workflow.function must be "single_turn" or "module:Class": it is {function!r}')
+        raise ConfigError(f'workflow.function must be "single_turn", "agent" or "module:Class": it is {function!r}')
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -42,3 +48,21 @@ def load_workflow(config: Config) -> Workflow:
             f"raised {cause}"
         ) from error
     return workflow
+
+
+def continues(workflow: Workflow) -> bool:
+    """Whether another generator can go on with an episode: an agent's process is here, so its episode is made whole."""
+    return not isinstance(workflow, AgentWorkflow)
+
+
+def close_workflow(workflow: Workflow) -> None:
+    """End what it keeps beside this thread: an agent's server and processes."""
+    if isinstance(workflow, AgentWorkflow):
+        workflow.close()
+
+
+def check_workflow(config: Config) -> None:
+    """Raises ConfigError when the workflow does not load; an agent's code is tried in a process of its own."""
+    load_workflow(config)
+    if config.workflow.function == "agent":
+        check_agent(config.workflow.agent.function)

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible way to the model: agents in processes of their own, each call a turn of an episode."""

@@ -1,0 +1,162 @@
+"""The HTTP side: listens on loopback, knows requests by their key, and waits for the loop's answers; knows no tokens.
+
+Whoever has no key of an open conversation learns nothing but that. A thread for each connection, of which there are so
+many at most; bodies have a limit, and a client that is silent for long is let go.
+"""
+
+import contextlib
+import select
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from loguru import logger
+
+from actors.endpoint.answering import Sampled, as_bytes, as_event, chunks, completion, error, models
+from actors.endpoint.asking import Refused, read_call
+from actors.endpoint.sessions import Pending, Session, Sessions
+
+BODY_BYTES = 2 << 20  # with what is rendered of it, far below what one message of the bus may hold
+SILENT_S = 30.0  # a connection without a request for so long is closed
+LOOK_S = 0.5  # how often a waiting request looks whether its client is still there
+CHAT, MODELS = "/v1/chat/completions", "/v1/models"
+
+
+class Server:
+    """Serves until it is closed, in threads of its own."""
+
+    def __init__(self, sessions: Sessions, *, model: str, n_connections: int) -> None:
+        self._http = HttpServer(sessions, model, n_connections)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(LOOK_S,), name="endpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_port}/v1"
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+
+class HttpServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, sessions: Sessions, model: str, n_connections: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.sessions, self.model = sessions, model
+        self._free = threading.BoundedSemaphore(n_connections)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("the endpoint lost a connection of {}", client_address, exc_info=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "areal-bus"
+    sys_version = ""
+    timeout = SILENT_S
+    server: HttpServer
+
+    def do_GET(self) -> None:
+        self._serve(self._get)
+
+    def do_POST(self) -> None:
+        self._serve(self._post)
+
+    def _serve(self, act: Any) -> None:
+        """Refusals are answers, too. A body that was not read ends the connection."""
+        try:
+            act(self._session())
+        except Refused as refused:
+            self.close_connection = True
+            self._send(error(str(refused), status=refused.status, code=refused.code), status=refused.status)
+        except OSError:
+            self.close_connection = True  # the client is gone
+
+    def _session(self) -> Session:
+        """The conversation that the key names. Raises Refused."""
+        kind, _, key = self.headers.get("Authorization", "").partition(" ")
+        session = self.server.sessions.find(key.strip()) if kind.lower() == "bearer" else None
+        if session is None:
+            raise Refused("a request carries the API key of an open conversation", status=401, code="invalid_api_key")
+        return session
+
+    def _get(self, session: Session) -> None:
+        if self.path.partition("?")[0] != MODELS:
+            raise Refused(f"there is {MODELS} to get, and {CHAT} to post to", status=404, code="not_found")
+        self._send(models(self.server.model))
+
+    def _post(self, session: Session) -> None:
+        if self.path.partition("?")[0] != CHAT:
+            raise Refused(f"there is {CHAT} to post to, and {MODELS} to get", status=404, code="not_found")
+        pending = session.call(read_call(self._body()))
+        while not pending.wait(LOOK_S):
+            if self._client_is_gone():
+                pending.unheard = True
+                self.close_connection = True
+                return
+        sampled = pending.result()
+        try:
+            self._answer(session, pending, sampled)
+        except OSError:
+            pending.unheard = True
+            raise
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit():
+            raise Refused("a request says the length of its body", status=411, code="length_required")
+        if len(length) > 12 or int(length) > BODY_BYTES:
+            raise Refused(f"a body has at most {BODY_BYTES} bytes: this one has {length[:12]}", status=413)
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            raise ConnectionError("the body ended early")
+        return body
+
+    def _client_is_gone(self) -> bool:
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        return bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+
+    def _answer(self, session: Session, pending: Pending, sampled: Sampled) -> None:
+        if self._client_is_gone():
+            raise ConnectionError("the client did not wait for its answer")
+        id, call, model = f"chatcmpl-{session.number}-{pending.number}", pending.call, self.server.model
+        if not call.stream:
+            self._send(completion(call, sampled, id=id, model=model))
+            return
+        events = [as_event(chunk) for chunk in chunks(call, sampled, id=id, model=model)]
+        self._write(b"".join([*events, b"data: [DONE]\n\n"]), "text/event-stream", 200)
+
+    def _send(self, record: dict[str, Any], *, status: int = 200) -> None:
+        self._write(as_bytes(record), "application/json", status)
+
+    def _write(self, body: bytes, kind: str, status: int) -> None:
+        with contextlib.suppress(OSError) if status != 200 else contextlib.nullcontext():
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            if self.close_connection:
+                self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug("endpoint: {}", format % args)

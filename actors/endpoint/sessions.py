@@ -1,0 +1,192 @@
+"""Conversations between threads: calls come in by key, the generator's loop answers; knows no HTTP and no tokens.
+
+A key is known from its conversation's begin to its end. One call is under way at a time, for the tokens of a
+conversation are in one order.
+"""
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from actors.endpoint.answering import Sampled
+from actors.endpoint.asking import Call, Refused
+
+ENDED = "this conversation has ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The agent is done: what it returned, or why it did not."""
+
+    returned: dict[str, Any] | None
+    error: str = ""
+    is_unusable: bool = False  # the agent's code does not load: no conversation will do better
+
+
+class Pending:
+    """One call under way: answered or refused once, from the loop's thread; waited for in the server's."""
+
+    def __init__(self, call: Call, number: int, session: "Session") -> None:
+        self.call, self.number = call, number
+        self.unheard = False  # its client was gone before the answer was
+        self._session = session
+        self._done = threading.Event()
+        self._sampled: Sampled | None = None
+        self._refused: Refused | None = None
+
+    def answer(self, sampled: Sampled) -> None:
+        self._sampled = sampled
+        self._end()
+
+    def refuse(self, refused: Refused) -> None:
+        self._refused = refused
+        self._end()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it is done."""
+        return self._done.wait(timeout_s)
+
+    def result(self) -> Sampled:
+        """Of a call that is done. Raises Refused."""
+        if self._refused is not None:
+            raise self._refused
+        if self._sampled is None:
+            raise RuntimeError("only what is done has a result")
+        return self._sampled
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def _end(self) -> None:
+        self._session.ran_again()
+        self._done.set()
+
+
+class Session:
+    """One conversation. The server's threads call, the agent's thread ends it, the loop takes both and closes it."""
+
+    def __init__(self, key: str, number: int, name: str, wake: Callable[[], None]) -> None:
+        self.key, self.number, self.name = key, number, name
+        self._wake = wake
+        self._news: queue.SimpleQueue[Pending | Ended] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._last: Pending | None = None
+        self._n_calls = 0
+        self._is_closed = False
+        self._on_close: Callable[[], None] = lambda: None
+        self._own_s = 0.0  # that the agent took for itself, up to:
+        self._runs_since: float | None = None  # None: it waits for the model, or has not begun
+
+    # the server's threads
+
+    def call(self, call: Call) -> Pending:
+        """Put a call to the model. Raises Refused."""
+        with self._lock:
+            if self._is_closed:
+                raise Refused(ENDED, status=401, code="invalid_api_key")
+            last = self._last
+            if last is not None and last.unheard and last.call.body == call.body:
+                last.unheard = False  # asked once more by a client that did not hear the answer
+                return last
+            if last is not None and not last.is_done:
+                raise Refused("a conversation has one call under way at a time: the one before is not answered yet")
+            self._pause_clock()
+            self._n_calls += 1
+            self._last = Pending(call, self._n_calls, self)
+            self._news.put(self._last)
+        self._wake()
+        return self._last
+
+    # the agent's thread
+
+    def begin(self, on_close: Callable[[], None]) -> bool:
+        """The agent begins; `on_close` is called once, from any thread, when nobody wants it any more.
+
+        False when that is so already.
+        """
+        with self._lock:
+            if not self._is_closed:
+                self._on_close, self._runs_since = on_close, time.monotonic()
+            return not self._is_closed
+
+    def restart_clock(self) -> None:
+        """All until now was none of the agent's own time."""
+        with self._lock:
+            self._own_s, self._runs_since = 0.0, time.monotonic()
+
+    def end(self, ended: Ended) -> None:
+        self._news.put(ended)
+        self._wake()
+
+    @property
+    def own_s(self) -> float:
+        """Time that the agent took for itself: while it waits for the model its clock stands."""
+        with self._lock:
+            return self._own_s + (0.0 if self._runs_since is None else time.monotonic() - self._runs_since)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    # the loop
+
+    def has_news(self) -> bool:
+        return not self._news.empty()
+
+    def news(self) -> Pending | Ended:
+        """The oldest there is; `has_news` said so."""
+        return self._news.get_nowait()
+
+    def ran_again(self) -> None:
+        """The agent has its answer."""
+        with self._lock:
+            if self._runs_since is None:
+                self._runs_since = time.monotonic()
+
+    def close(self) -> None:
+        """Nothing more is wanted of it; whoever waits is told."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            last = self._last
+        if last is not None and not last.is_done:
+            last.refuse(Refused(ENDED, status=410, code="conversation_ended"))
+        self._on_close()
+
+    def _pause_clock(self) -> None:
+        if self._runs_since is not None:
+            self._own_s += time.monotonic() - self._runs_since
+            self._runs_since = None
+
+
+class Sessions:
+    """The conversations that are open, by key."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._open: dict[str, Session] = {}
+        self._n_opened = 0
+
+    def open(self, name: str) -> Session:
+        """A conversation with a key of its own that nobody can guess."""
+        self._n_opened += 1
+        session = Session(f"sk-{secrets.token_urlsafe(32)}", self._n_opened, name, self._wake)
+        self._open[session.key] = session
+        return session
+
+    def find(self, key: str) -> Session | None:
+        return self._open.get(key)
+
+    def close(self, session: Session) -> None:
+        self._open.pop(session.key, None)
+        session.close()
+
+    def close_all(self) -> None:
+        for session in list(self._open.values()):
+            self.close(session)

@@ -1,0 +1,166 @@
+"""The workflow "agent": the user's own agent asks, over HTTP, and each of its calls is a turn of the episode.
+
+The agent runs in a process of its own (`actors.endpoint.agents`), the server in threads; here, on the loop's thread,
+calls become tokens and completions answers. An agent that fails or takes too long ends its sample, never the generator.
+"""
+
+from collections.abc import Callable
+
+from loguru import logger
+
+from actors.endpoint.agents import Agents, Job
+from actors.endpoint.answering import Sampled
+from actors.endpoint.asking import Call, Message, Refused
+from actors.endpoint.conversation import Conversation, Rewritten
+from actors.endpoint.server import Server
+from actors.endpoint.sessions import Ended, Pending, Sessions
+from actors.endpoint.tool_calls import read_hermes
+from actors.workflows.driver import Awaited
+from actors.workflows.protocol import Ask, Episode, Row, Turn
+from areal_bus.config import AgentConfig, Config
+from areal_bus.errors import ConfigError, EngineError, WorkflowError
+
+
+def do_nothing() -> None:
+    """For a loop that never sleeps."""
+
+
+class AgentWorkflow:
+    """Serves from its first episode on, until `close`."""
+
+    def __init__(self, config: Config, *, wake: Callable[[], None] = do_nothing) -> None:
+        """`wake` is called from any thread when an episode may go on."""
+        self._config, self._agent = config, config.workflow.agent
+        self._sessions = Sessions(wake)
+        self._agents = Agents(self._agent.function, n_workers=self._agent.workers, timeout_s=self._agent.timeout_s)
+        self._server: Server | None = None
+
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        """Until the agent returns. Raises WorkflowError when it fails, ConfigError when it cannot run at all."""
+        if not self._agent.chat_template and not ask.tokenizer.chat_template:
+            raise ConfigError(
+                "conversations need a chat template, the tokenizer has none: set workflow.agent.chat_template"
+            )
+        dialogue = Dialogue(self._config, ask)
+        session = self._sessions.open(ask.name)
+        try:
+            self._agents.run(Job(session, row, self._serve()))
+            while True:
+                await Awaited(session.has_news)
+                news = session.news()
+                if isinstance(news, Ended):
+                    return dialogue.episode(row, news)
+                await dialogue.take(news)
+        finally:
+            self._sessions.close(session)
+
+    def close(self) -> None:
+        """No episode is under way; end the server and all processes."""
+        self._sessions.close_all()
+        self._agents.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _serve(self) -> str:
+        """The base URL of the server, which runs from now on."""
+        if self._server is None:
+            model = self._config.model.path or "scratch"
+            self._server = Server(self._sessions, model=model, n_connections=16 + 4 * self._agent.workers)
+            logger.info("agents of {} find the model at {}", self._agent.function, self._server.base_url)
+        return self._server.base_url
+
+
+class Dialogue:
+    """One conversation with the model: each call is checked, sampled and answered."""
+
+    def __init__(self, config: Config, ask: Ask) -> None:
+        self._config, self._ask = config, ask
+        self._agent: AgentConfig = config.workflow.agent
+        self._conversation = Conversation(ask.tokenizer, self._agent.chat_template)
+        self._n_calls = self._n_tool_calls = self._n_anew = 0
+        self._n_given = 0  # tokens before the last completion
+        self._text = ""  # of the last completion
+
+    async def take(self, pending: Pending) -> None:
+        """Answer a call, or refuse it, which changes nothing."""
+        call = pending.call
+        try:
+            self._check(call)
+            ids, is_anew = self._tokens(call)
+            turn = await self._ask(ids, max_new_tokens=self._budget(call, len(ids)), anew=is_anew)
+        except Refused as refused:
+            pending.refuse(refused)
+            return
+        except EngineError as error:
+            pending.refuse(Refused(str(error), code="context_length_exceeded"))
+            return
+        if is_anew:
+            self._conversation.forget()
+            self._n_anew += 1
+        pending.answer(self._record(call, ids, turn))
+
+    def episode(self, row: Row, ended: Ended) -> Episode:
+        """What the reward gets: the last answer, all before it as the prompt, and the agent's fields in the row."""
+        if ended.is_unusable:
+            raise ConfigError(ended.error)
+        if ended.returned is None:
+            raise WorkflowError(f"an agent must end by itself: that of {self._ask.name} did not: {ended.error}")
+        if not self._n_calls:
+            raise WorkflowError(f"an agent must call the model: that of {self._ask.name} ended without a call")
+        prompt = str(self._ask.tokenizer.decode(self._conversation.ids[: self._n_given]))
+        fields = {**ended.returned, "messages": self._conversation.messages, "n_anew": self._n_anew}
+        return Episode(text=self._text, prompt_text=prompt, row={"agent": fields})
+
+    def _check(self, call: Call) -> None:
+        """Raises Refused for what this run does not do."""
+        top_p, limit = self._config.gconfig.top_p, self._agent.max_calls
+        rules = [
+            (call.temperature not in (None, self._ask.temperature), f"this conversation is sampled at temperature "
+             f"{self._ask.temperature:g}, which its training needs: leave temperature out"),
+            (call.top_p not in (None, top_p), f"this run samples at top_p {top_p:g}: leave top_p out"),
+            (bool(call.tools) and self._agent.tool_calls == "none", "tools need to know how the model writes calls: "
+             "leave them out, or set workflow.agent.tool_calls"),
+            (self._n_calls >= limit, f"a conversation has at most workflow.agent.max_calls = {limit} completions"),
+        ]  # fmt: skip
+        for broken, sentence in rules:
+            if broken:
+                raise Refused(sentence)
+
+    def _tokens(self, call: Call) -> tuple[list[int], bool]:
+        """What to complete, and whether the conversation begins anew with it. Raises Refused."""
+        try:
+            return self._conversation.extend(call.messages, call.tools), False
+        except Rewritten:
+            if self._agent.rewritten == "refuse":
+                raise
+        fresh = Conversation(self._ask.tokenizer, self._agent.chat_template)
+        return fresh.extend(call.messages, call.tools), True
+
+    def _budget(self, call: Call, n_given: int) -> int:
+        """Tokens to sample at most. Raises Refused."""
+        most = self._config.gconfig.max_new_tokens
+        if self._agent.max_tokens is not None:
+            most = min(most, self._agent.max_tokens - n_given)
+            if most < 1:
+                raise Refused(
+                    f"a conversation has at most workflow.agent.max_tokens = {self._agent.max_tokens} tokens: "
+                    f"{n_given} are given already",
+                    code="context_length_exceeded",
+                )
+        return min(most, call.max_tokens or most)
+
+    def _record(self, call: Call, ids: list[int], turn: Turn) -> Sampled:
+        message: Message = {"role": "assistant", "content": turn.text}
+        finish = "length" if turn.finish == "length" else "stop"
+        if call.tools:
+            content, calls = read_hermes(turn.text, self._n_tool_calls)
+            if calls:
+                message |= {"content": content, "tool_calls": calls}
+                finish = "tool_calls"
+                self._n_tool_calls += len(calls)
+        self._conversation.record(call.messages, call.tools, [*ids, *turn.ids], message, turn.finish)
+        self._n_calls += 1
+        self._n_given, self._text = len(ids), turn.text
+        tokens = [str(self._ask.tokenizer.decode([token])) for token in turn.ids] if call.logprobs else []
+        return Sampled(message, finish, len(ids), tokens, turn.logps, turn.spans[-1][0])
