@@ -19,7 +19,9 @@ from actors.endpoint.sessions import Pending, Session, Sessions
 
 BODY_BYTES = 2 << 20  # with what is rendered of it, far below what one message of the bus may hold
 SILENT_S = 30.0  # a connection without a request for so long is closed
+STOP_S = 0.1  # how often the server looks whether it is to stop
 LOOK_S = 0.5  # how often a waiting request looks whether its client is still there
+RETRIES = "x-stainless-retry-count"  # of OpenAI's own clients: they had no answer so often
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 
 
@@ -28,7 +30,7 @@ class Server:
 
     def __init__(self, sessions: Sessions, *, model: str, n_connections: int) -> None:
         self._http = HttpServer(sessions, model, n_connections)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(LOOK_S,), name="endpoint", daemon=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(STOP_S,), name="endpoint", daemon=True)
         self._thread.start()
 
     @property
@@ -73,6 +75,7 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = SILENT_S
     server: HttpServer
+    _has_left = False  # nobody writes the answer that was waited for
 
     def do_GET(self) -> None:
         self._serve(self._get)
@@ -106,18 +109,19 @@ class Handler(BaseHTTPRequestHandler):
     def _post(self, session: Session) -> None:
         if self.path.partition("?")[0] != CHAT:
             raise Refused(f"there is {CHAT} to post to, and {MODELS} to get", status=404, code="not_found")
-        pending = session.call(read_call(self._body()))
-        while not pending.wait(LOOK_S):
-            if self._client_is_gone():
-                pending.unheard = True
-                self.close_connection = True
-                return
-        sampled = pending.result()
+        call = read_call(self._body())
+        self._has_left = False
+        says_again = self.headers.get(RETRIES, "0") != "0"
+        pending = session.call(call, self._client_is_gone, says_again=says_again)
         try:
+            while not pending.wait(LOOK_S):
+                self._check_client()
+            sampled = pending.result()
+            self._check_client()
             self._answer(session, pending, sampled)
-        except OSError:
-            pending.unheard = True
-            raise
+            pending.is_heard = True
+        finally:
+            self._has_left = not pending.is_heard
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
@@ -130,14 +134,20 @@ class Handler(BaseHTTPRequestHandler):
             raise ConnectionError("the body ended early")
         return body
 
-    def _client_is_gone(self) -> bool:
-        poll = select.poll()
-        poll.register(self.connection, select.POLLIN)
-        return bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
-
-    def _answer(self, session: Session, pending: Pending, sampled: Sampled) -> None:
+    def _check_client(self) -> None:
         if self._client_is_gone():
             raise ConnectionError("the client did not wait for its answer")
+
+    def _client_is_gone(self) -> bool:
+        """Asked from other threads, too."""
+        try:
+            poll = select.poll()
+            poll.register(self.connection, select.POLLIN)
+            return self._has_left or (bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK))
+        except (OSError, ValueError):
+            return True
+
+    def _answer(self, session: Session, pending: Pending, sampled: Sampled) -> None:
         id, call, model = f"chatcmpl-{session.number}-{pending.number}", pending.call, self.server.model
         if not call.stream:
             self._send(completion(call, sampled, id=id, model=model))

@@ -30,9 +30,10 @@ class Ended:
 class Pending:
     """One call under way: answered or refused once, from the loop's thread; waited for in the server's."""
 
-    def __init__(self, call: Call, number: int, session: "Session") -> None:
+    def __init__(self, call: Call, number: int, client_is_gone: Callable[[], bool], session: "Session") -> None:
         self.call, self.number = call, number
-        self.unheard = False  # its client was gone before the answer was
+        self.client_is_gone = client_is_gone  # while it is not heard
+        self.is_heard = False  # the answer was written to its client
         self._session = session
         self._done = threading.Event()
         self._sampled: Sampled | None = None
@@ -62,6 +63,11 @@ class Pending:
     def is_done(self) -> bool:
         return self._done.is_set()
 
+    @property
+    def is_unheard(self) -> bool:
+        """Its client went away before."""
+        return not self.is_heard and self.client_is_gone()
+
     def _end(self) -> None:
         self._session.ran_again()
         self._done.set()
@@ -84,20 +90,23 @@ class Session:
 
     # the server's threads
 
-    def call(self, call: Call) -> Pending:
-        """Put a call to the model. Raises Refused."""
+    def call(self, call: Call, client_is_gone: Callable[[], bool], *, says_again: bool = False) -> Pending:
+        """Put a call to the model; the one before, where its client did not hear the answer and comes with it again.
+
+        `says_again`: the client says so itself. Raises Refused.
+        """
         with self._lock:
             if self._is_closed:
                 raise Refused(ENDED, status=401, code="invalid_api_key")
             last = self._last
-            if last is not None and last.unheard and last.call.body == call.body:
-                last.unheard = False  # asked once more by a client that did not hear the answer
+            if last is not None and last.call.body == call.body and (says_again or last.is_unheard):
+                last.client_is_gone = client_is_gone
                 return last
             if last is not None and not last.is_done:
                 raise Refused("a conversation has one call under way at a time: the one before is not answered yet")
             self._pause_clock()
             self._n_calls += 1
-            self._last = Pending(call, self._n_calls, self)
+            self._last = Pending(call, self._n_calls, client_is_gone, self)
             self._news.put(self._last)
         self._wake()
         return self._last

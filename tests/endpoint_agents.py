@@ -1,0 +1,157 @@
+"""Agents for the tests of the endpoint: plain functions, each run in a process by the generator under test."""
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+WAIT_S = 60.0
+
+
+def post(base_url: str, key: str, body: Any, *, path: str = "/chat/completions", **headers: str) -> tuple[int, Any]:
+    """Status, and the answer's JSON or text. `body`: an object, or bytes as they are."""
+    url = urlsplit(base_url)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=WAIT_S)
+    data = body if isinstance(body, bytes) else json.dumps({"model": "any", **body}).encode()
+    connection.request("POST", url.path + path, data, {"Authorization": f"Bearer {key}", **headers})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, json.loads(text) if answer.headers["Content-Type"] == "application/json" else text
+
+
+def get(base_url: str, key: str, path: str) -> tuple[int, Any]:
+    url = urlsplit(base_url)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=WAIT_S)
+    connection.request("GET", url.path + path, headers={"Authorization": f"Bearer {key}"} if key else {})
+    answer = connection.getresponse()
+    record = json.loads(answer.read())
+    connection.close()
+    return answer.status, record
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def once(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """One call, and what it brought."""
+    status, answer = post(base_url, api_key, {"messages": [user(row["question"])], **row.get("fields", {})})
+    return {"status": status, "answer": answer, "key": api_key, "pid": os.getpid()}
+
+
+def talk(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """Two calls; the second when the file `go` is there."""
+    messages = [user(row["question"])]
+    _, first = post(base_url, api_key, {"messages": messages, "logprobs": True})
+    wait_for(row["go"])
+    messages += [first["choices"][0]["message"], user("and then")]
+    _, second = post(base_url, api_key, {"messages": messages, "max_tokens": 5})
+    return {"first": first, "second": second, "url": os.environ["OPENAI_BASE_URL"], "key": os.environ["OPENAI_API_KEY"]}
+
+
+def wait_for(path: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+async def reward_later(row: Any, base_url: str, api_key: str) -> float:
+    once(row, base_url, api_key)
+    await asyncio.sleep(0)
+    return 0.25
+
+
+def stranger(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """What those without a key, or with nonsense, are told; then one call as it should be."""
+    hello = {"messages": [user("hello")]}
+    said = {
+        "no key": get(base_url, "", "/models"),
+        "wrong key": post(base_url, api_key[:-1], hello),
+        "models": get(base_url, api_key, "/models"),
+        "no such thing": post(base_url, api_key, hello, path="/embeddings"),
+        "not to get": get(base_url, api_key, "/chat/completions"),
+        "no json": post(base_url, api_key, b"{"),
+        "too long": post(base_url, api_key, b"", **{"Content-Length": str(1 << 30)}),
+        "no length": post(base_url, api_key, b"", **{"Content-Length": "many"}),
+        "temperature": post(base_url, api_key, {**hello, "temperature": 0.2}),
+        "top_p": post(base_url, api_key, {**hello, "top_p": 0.2}),
+        "tools": post(base_url, api_key, {**hello, "tools": [{"type": "function", "function": {"name": "f"}}]}),
+        "over the model": post(base_url, api_key, {"messages": [user("x" * 1000)]}),
+        "well": post(base_url, api_key, hello),
+        "again": post(base_url, api_key, hello),
+    }
+    return {"said": said}
+
+
+def at_once(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """Two calls at the same time."""
+    statuses: list[int] = []
+
+    def ask() -> None:
+        statuses.append(post(base_url, api_key, {"messages": [user("hello")]})[0])
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"statuses": statuses}
+
+
+def hangs_up(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """Goes away before the answer, and asks the same once more."""
+    url, body = urlsplit(base_url), json.dumps({"model": "any", "messages": [user("hello")]}).encode()
+    head = (
+        f"POST {url.path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {api_key}\r\nContent-Length: {len(body)}"
+    )
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        wait_for(row["go"])  # the call is with the model by then
+    Path(row["gone"]).touch()
+    status, answer = post(base_url, api_key, body)
+    _, once_more = post(base_url, api_key, body, **{"x-stainless-retry-count": "1"})
+    return {"status": status, "answer": answer, "once_more": once_more}
+
+
+def rewrites(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """Three calls that have nothing to do with each other."""
+    return {"statuses": [post(base_url, api_key, {"messages": [user(text)]})[0] for text in ("one", "two", "three")]}
+
+
+def hangs(row: Any, base_url: str, api_key: str) -> None:
+    """With a child in a session of its own; says who they are."""
+    once(row, base_url, api_key)
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    Path(row["pids"]).write_text(f"{os.getpid()} {child.pid}")
+    child.wait()
+
+
+def fails(row: Any, base_url: str, api_key: str) -> Any:
+    """In the way that the row says."""
+    if row["how"] != "no call":
+        once(row, base_url, api_key)
+    ways: dict[str, Any] = {
+        "raises": lambda: 1 / 0,
+        "exits": lambda: os._exit(3),
+        "leaves": lambda: exit(0),
+        "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "no json": lambda: {"a": {1, 2}},
+        "no number": lambda: float("nan"),
+        "half a character": lambda: {"a": "\ud800"},
+        "long": lambda: {"a": "x" * (1 << 20)},
+        "text": lambda: "well",
+        "no call": lambda: None,
+    }
+    return ways[row["how"]]()
+
+
+def too_few(row: Any) -> None: ...

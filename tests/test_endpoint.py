@@ -1,0 +1,354 @@
+"""Agents in processes of their own call the model over HTTP, and their conversations become trajectories."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.engines.builtin import BuiltinEngine
+from actors.models.loading import load_model, load_tokenizer, stop_ids
+from actors.models.scratch import write_scratch_folder
+from actors.rewards.loading import load_reward
+from actors.sampling import Outcome, Sampling
+from actors.workflows.loading import check_workflow, close_workflow, load_workflow
+from areal_bus.config import Config, ScratchConfig
+from areal_bus.errors import ConfigError
+from areal_bus.journal import Journal
+from areal_bus.messages import Prompt, Trajectory, Unsampled
+from tests.endpoint_agents import post
+
+WAIT_S = 60.0  # for anything to happen, on a loaded machine
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] + '>' + m['content'] + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant>{% endif %}"
+)
+SCRATCH = ScratchConfig(hidden_size=32, layers=2, heads=4, max_positions=512)
+
+
+class Stage:
+    """One engine with the agents' workflow, turned by the test's thread."""
+
+    def __init__(self, folder: Path, function: str, **agent: Any) -> None:
+        """`agent`: fields of the section of that name that differ."""
+        names = {"function": f"tests.endpoint_agents:{function}", "chat_template": TEMPLATE}
+        self.config = Config.model_validate(
+            {
+                "data": {"task": "reverse"},
+                "workflow": {"function": "agent", "agent": names | agent},
+                "gconfig": {"n_samples": 2, "max_new_tokens": 10},
+            }
+        )
+        self.folder = folder
+        write_scratch_folder(folder / "model", SCRATCH)
+        self.tokenizer = load_tokenizer(str(folder / "model"))
+        model = self.model(0)
+        self.engine = BuiltinEngine(model, stop_ids=stop_ids(model, self.tokenizer), n_slots=4, version=0)
+        self._news = threading.Event()
+        self.workflow = load_workflow(self.config, wake=self._news.set)
+        self.journal = Journal(folder / "journal", role="generator", index=0, incarnation=0)
+        self.sampling = Sampling(
+            self.engine, self.workflow, self.tokenizer, self.config, name="generator", journal=self.journal
+        )
+        self.outcomes: list[Outcome] = []
+
+    def model(self, seed: int) -> Any:
+        return load_model(str(self.folder / "model"), "float32", "cpu", random_seed=seed)
+
+    def begin(self, uid: int = 0, *, samples: tuple[int, ...] = (0,), **row: Any) -> None:
+        text = json.dumps({"question": "abc", "go": str(self.folder), **row})
+        self.outcomes.extend(self.sampling.begin(Prompt(uid, 0, 0, list(samples), "", text)))
+
+    def turn(self) -> None:
+        self._news.clear()
+        self.outcomes.extend(self.sampling.go_on())
+        if self.engine.n_live:
+            self.outcomes.extend(self.sampling.step())
+        elif self.sampling.n_live and self.sampling.is_idle:
+            self._news.wait(0.05)
+
+    def run_until(self, satisfied: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not satisfied():
+            assert time.monotonic() < deadline
+            self.turn()
+
+    def run(self) -> list[Outcome]:
+        """Until every sample has ended."""
+        self.run_until(lambda: not self.sampling.n_live)
+        return self.outcomes
+
+    def trajectory(self) -> Trajectory:
+        """Of the one sample there is."""
+        (outcome,) = self.run()
+        assert isinstance(outcome, Trajectory), outcome
+        return outcome
+
+    def unsampled(self) -> Unsampled:
+        (outcome,) = self.run()
+        assert isinstance(outcome, Unsampled), outcome
+        return outcome
+
+
+def returned(trajectory: Trajectory) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(trajectory.row)["agent"]
+    return found
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(function: str, **agent: Any) -> Stage:
+            made = Stage(tmp_path, function, **agent)
+            stack.callback(made.journal.close)
+            stack.callback(close_workflow, made.workflow)
+            return made
+
+        yield make
+
+
+def test_a_conversation_becomes_one_trajectory_of_exact_tokens_and_versions(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    s = stage("talk")
+    s.begin(go=str(tmp_path / "go"))
+    s.run_until(lambda: s.sampling.is_midway)
+    assert s.sampling.is_idle
+    s.engine.update(1, dict(s.model(1).named_parameters()))
+    (tmp_path / "go").touch()
+    t = s.trajectory()
+    row, ids = returned(t), np.frombuffer(t.ids, dtype="<i4").tolist()
+    logps = np.frombuffer(t.logps, dtype="<f4")
+    first, second = row["first"]["choices"][0], row["second"]["choices"][0]
+    (given, n_first), (added, n_second) = t.segments
+    assert t.spans == [[0, n_first], [1, n_second]]
+    assert s.tokenizer.decode(ids[:given]) == "user>abc<eos>assistant>"
+    has_end = first["finish_reason"] == "stop"
+    assert (
+        s.tokenizer.decode(ids[given + n_first :][:added])
+        == ("" if has_end else "<eos>") + "user>and then<eos>assistant>"
+    )
+    answer = ids[given : given + n_first]
+    assert [token["token"] for token in first["logprobs"]["content"]] == [s.tokenizer.decode([i]) for i in answer]
+    assert [token["logprob"] for token in first["logprobs"]["content"]] == logps[:n_first].tolist()
+    assert row["second"]["usage"] == {
+        "prompt_tokens": len(ids) - n_second,
+        "completion_tokens": n_second,
+        "total_tokens": len(ids),
+    }
+    for version, begin, end, mine in [
+        (0, given, given + n_first, logps[:n_first]),
+        (1, -n_second, None, logps[n_first:]),
+    ]:
+        with torch.no_grad():
+            fresh = s.model(version)(torch.tensor([ids])).logits[0].log_softmax(-1)
+        places = range(len(ids))[begin:end]
+        assert np.allclose([fresh[at - 1, ids[at]] for at in places], mine, atol=1e-4)
+    assert (t.text, t.prompt_text) == (second["message"]["content"], s.tokenizer.decode(ids[:-n_second]))
+    assert [m["role"] for m in row["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert row["url"].startswith("http://127.0.0.1:")
+
+
+def test_conversations_at_once_have_keys_and_tokens_of_their_own(stage: Callable[..., Stage]) -> None:
+    s = stage("once", workers=3)
+    for uid, question in enumerate(("aaaa", "bbbb", "cccc")):
+        s.begin(uid, samples=(0, 1), question=question)
+    trajectories = s.run()
+    assert len(trajectories) == 6
+    for t in trajectories:
+        assert isinstance(t, Trajectory)
+        assert t.prompt_text == f"user>{'abc'[t.uid] * 4}<eos>assistant>"
+        assert returned(t)["answer"]["choices"][0]["message"]["content"] == t.text
+    assert len({returned(t)["key"] for t in trajectories if isinstance(t, Trajectory)}) == 6
+    assert 1 <= len({returned(t)["pid"] for t in trajectories if isinstance(t, Trajectory)}) <= 3
+    texts = {(t.uid, t.sample): t.text for t in trajectories if isinstance(t, Trajectory)}
+    assert texts[0, 0] != texts[0, 1]
+
+
+def test_the_number_that_an_agent_returns_is_its_reward(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    s = stage("reward_later")
+    s.begin()
+    t = s.trajectory()
+    score: Any = load_reward("agent", tmp_path)(t.prompt_text, t.text, json.loads(t.row))
+    assert (score.reward, score.correct) == (0.25, None)
+    with pytest.raises(ValueError, match="must return its reward"):
+        load_reward("agent", tmp_path)("", "", {"agent": {}})
+
+
+def test_strangers_and_nonsense_are_refused_and_change_nothing(stage: Callable[..., Stage]) -> None:
+    s = stage("stranger")
+    s.begin()
+    t = s.trajectory()
+    said = returned(t)["said"]
+    statuses = {name: status for name, (status, _) in said.items()}
+    assert statuses == {
+        "no key": 401,
+        "wrong key": 401,
+        "models": 200,
+        "no such thing": 404,
+        "not to get": 404,
+        "no json": 400,
+        "too long": 413,
+        "no length": 411,
+        "temperature": 400,
+        "top_p": 400,
+        "tools": 400,
+        "over the model": 400,
+        "well": 200,
+        "again": 400,
+    }
+    assert said["models"][1]["data"][0]["id"] == "scratch"
+    assert "leave temperature out" in said["temperature"][1]["error"]["message"]
+    assert said["over the model"][1]["error"]["code"] == "context_length_exceeded"
+    assert "messages[1] is not there" in said["again"][1]["error"]["message"]
+    assert t.segments == [[len("user>hello>assistant>"), len(t.logps) // 4]]
+
+
+def test_a_key_is_of_no_use_when_its_conversation_has_ended(stage: Callable[..., Stage]) -> None:
+    s = stage("once")
+    s.begin()
+    key = returned(s.trajectory())["key"]
+    status, answer = post(s.workflow._serve(), key, {"messages": [{"role": "user", "content": "x"}]})
+    assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_a_conversation_has_one_call_at_a_time(stage: Callable[..., Stage]) -> None:
+    s = stage("at_once")
+    s.begin()
+    t = s.trajectory()
+    assert sorted(returned(t)["statuses"]) == [200, 400]
+    assert len(t.segments) == 1
+
+
+def test_a_client_that_hung_up_gets_the_same_answer_when_it_asks_again(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    s = stage("hangs_up")
+    s.begin(go=str(tmp_path / "go"), gone=str(tmp_path / "gone"))
+    s.run_until(lambda: s.engine.n_live > 0)
+    (tmp_path / "go").touch()
+    wait_until((tmp_path / "gone").exists)
+    t = s.trajectory()
+    assert returned(t)["status"] == 200, returned(t)
+    assert returned(t)["once_more"]["choices"] == returned(t)["answer"]["choices"]
+    assert returned(t)["answer"]["choices"][0]["message"]["content"] == t.text
+    assert len(t.segments) == 1
+
+
+def test_a_stream_is_the_answer_in_one_piece(stage: Callable[..., Stage]) -> None:
+    s = stage("once")
+    s.begin(fields={"stream": True, "stream_options": {"include_usage": True}})
+    t = s.trajectory()
+    events = returned(t)["answer"].removesuffix("\n\n").split("\n\n")
+    assert events.pop() == "data: [DONE]"
+    piece, end, usage = (json.loads(event.removeprefix("data: ")) for event in events)
+    assert piece["choices"][0]["delta"] == {"role": "assistant", "content": t.text}
+    assert end["choices"][0]["finish_reason"] == t.finish
+    assert usage["usage"]["completion_tokens"] == len(t.logps) // 4
+
+
+def test_rewritten_messages_are_refused(stage: Callable[..., Stage]) -> None:
+    s = stage("rewrites")
+    s.begin()
+    t = s.trajectory()
+    assert returned(t)["statuses"] == [200, 400, 400]
+    assert t.prompt_text == "user>one<eos>assistant>"
+
+
+def test_rewritten_messages_begin_the_conversation_anew_where_that_is_wanted(stage: Callable[..., Stage]) -> None:
+    s = stage("rewrites", rewritten="anew")
+    s.begin()
+    t = s.trajectory()
+    assert returned(t)["statuses"] == [200, 200, 200]
+    assert (t.prompt_text, len(t.segments), returned(t)["n_anew"]) == ("user>three<eos>assistant>", 1, 2)
+    lines = map(json.loads, s.journal.path.read_text().splitlines())
+    (completion,) = [line for line in lines if line["event"] == "completion"]
+    assert completion["n_tokens"] == len(t.logps) // 4
+    assert s.engine.n_tokens == completion["n_tokens"] + completion["n_forgotten"]
+
+
+def test_a_conversation_keeps_to_its_budgets(stage: Callable[..., Stage]) -> None:
+    s = stage("talk", max_tokens=26)
+    s.begin()
+    t = s.trajectory()
+    assert returned(t)["second"]["error"]["code"] == "context_length_exceeded"
+    assert len(t.ids) // 4 <= 26
+    s = stage("talk", max_calls=1)
+    s.begin()
+    assert "at most workflow.agent.max_calls = 1" in returned(s.trajectory())["second"]["error"]["message"]
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def wait_until(satisfied: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not satisfied():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_agent_that_hangs_is_ended_with_all_it_started_and_the_next_one_goes_on(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    s = stage("hangs", timeout_s=1.0, workers=1)
+    s.begin(pids=str(tmp_path / "pids"))
+    assert "timeout_s = 1 s of its own" in s.unsampled().error
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    wait_until(lambda: not any(map(alive, pids)))
+    assert not s.engine.n_live
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("raises", "ZeroDivisionError"),
+        ("exits", "exit code 3"),
+        ("leaves", "SystemExit"),
+        ("is killed", "SIGKILL"),
+        ("no json", "not JSON serializable"),
+        ("no number", "must be finite"),
+        ("half a character", "surrogates"),
+        ("long", "at most 65536 bytes"),
+        ("text", "a number, a Score, an object of fields or nothing: str"),
+        ("no call", "without a call"),
+    ],
+)
+def test_a_failing_agent_ends_its_sample_and_nothing_else(stage: Callable[..., Stage], how: str, why: str) -> None:
+    s = stage("fails", workers=1)
+    s.begin(how=how)
+    s.begin(1, how="raises")  # by the same process, or the one after it
+    mine, other = sorted((o for o in s.run() if isinstance(o, Unsampled)), key=lambda o: o.uid)
+    assert why in mine.error, mine.error
+    assert "ZeroDivisionError" in other.error
+
+
+def test_a_cancelled_conversation_ends_its_agent_at_once(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    s = stage("hangs", timeout_s=1000.0)
+    s.begin(pids=str(tmp_path / "pids"))
+    s.run_until((tmp_path / "pids").exists)
+    wait_until(lambda: len((tmp_path / "pids").read_text().split()) == 2)
+    s.sampling.cancel("", 0, 0)
+    assert s.sampling.n_live == 0
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_an_agent_that_does_not_load_is_a_config_error(stage: Callable[..., Stage]) -> None:
+    for agent, why in [("nowhere", "has none of that name"), ("too_few", r"must take \(row, base_url, api_key\)")]:
+        s = stage(agent)
+        with pytest.raises(ConfigError, match=why):
+            check_workflow(s.config)
+        s.begin()
+        with pytest.raises(ConfigError, match=why):
+            s.run()
