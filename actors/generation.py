@@ -80,6 +80,7 @@ class Generator:
 
     def turn(self) -> None:
         """One round; waits for a message when there is nothing to decode."""
+        self._engine.check()
         self._take_messages()
         self._take_weights()
         self._settle(self._sampling.go_on())
@@ -200,6 +201,7 @@ class Generator:
     def _put_weights_away(self) -> None:
         """Nothing is decoded before the next ones are swapped in; requests wait for them."""
         self._holds_void = True
+        self._engine.pause()
         self._pulse.version = None
 
     def _drop(self, evaluation: str, uid: int, attempt: int) -> None:

@@ -12,6 +12,8 @@ from actors import draining
 from actors.context import Context, Pulse, note_voids, open_bus
 from actors.delivery import Delivery
 from actors.engines.builtin import BuiltinEngine
+from actors.engines.protocol import Engine
+from actors.engines.servers.opening import open_engine
 from actors.generation import Generator
 from actors.models.loading import empty_model, load_tokenizer, stop_ids
 from actors.presence import HEAD, Presence
@@ -81,23 +83,27 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
             note_voids(bus, journal)
     finally:
         receiving.close()
+        engine.close()
         close_workflow(workflow)
     return generator.stopped
 
 
 def make_member(context: Context, config: Config) -> Member:
-    """This generator in pushes."""
+    """This generator in pushes. What is for a server comes down in host memory, and goes on when it is verified."""
+    is_server = config.rollout.engine != "builtin"
     return Member(
         context.name,
         address=context.address,
         interface=context.interface,
-        device=context.device,
-        staging=config.weights.staging,
+        device="cpu" if is_server else context.device,
+        staging="host" if is_server else config.weights.staging,
     )
 
 
-def make_engine(context: Context, config: Config, tokenizer: Any) -> BuiltinEngine:
-    """The builtin engine without weights: all of them come by push."""
+def make_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
+    """The engine without weights: all of them come by push."""
+    if config.rollout.engine != "builtin":
+        return open_engine(context, config, tokenizer)
     model = empty_model(context.model_folder, config.model.dtype, context.device)
     return BuiltinEngine(
         model,

@@ -87,8 +87,8 @@ class Group:
         self.name = name
         self.size = size
         self._rank = rank
-        self._data = _gloo(PrefixStore(f"{name}/data", store), rank, size, device, timeout_s)
-        self._control = _gloo(PrefixStore(f"{name}/control", store), rank, size, device, timeout_s)
+        self._data = gloo(PrefixStore(f"{name}/data", store), rank, size, device, timeout_s)
+        self._control = gloo(PrefixStore(f"{name}/control", store), rank, size, device, timeout_s)
         self._works: list[Any] = []  # under way
         self._staging: list[Tensor] = []
         _alive.add(self)
@@ -246,7 +246,7 @@ def _abandon() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def _gloo(store: PrefixStore, rank: int, size: int, device: Any, timeout_s: float) -> Any:
+def gloo(store: PrefixStore, rank: int, size: int, device: Any, timeout_s: float) -> Any:
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # as torch.distributed itself makes them
     options._timeout = timedelta(seconds=timeout_s)
     options._devices = [device]

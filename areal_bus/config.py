@@ -169,8 +169,8 @@ class WorkflowConfig(Section):
 
 
 class RolloutConfig(Section):
-    engine: Literal["builtin"] = "builtin"
-    """Who samples: "builtin" runs in the generator, on CPU or one GPU."""
+    engine: Literal["builtin", "sglang"] = "builtin"
+    """Who samples: "builtin" runs in the generator, on CPU or one GPU; "sglang" is a server of its own."""
     max_head_offpolicyness: int = Field(1, ge=0, le=1024)
     """eta: how many versions a trained token may be behind. 0 is the synchronous algorithm."""
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
@@ -183,6 +183,21 @@ class RolloutConfig(Section):
     """At new weights a generator reports samples with so many new tokens, for others to continue. 0: none."""
     report_mib: int = Field(256, ge=1)
     """MiB of reported samples that the head keeps: beyond it those reported longest ago go."""
+
+
+class EngineConfig(Section):
+    urls: tuple[str, ...] = ()
+    """Servers to attach to, "http://HOST:PORT", one for each generator in order; empty: each starts its own."""
+    python: str = ""
+    """Interpreter of the server's environment, whose pins conflict with ours; empty: this one."""
+    arguments: tuple[str, ...] = ()
+    """Further words of the server's command line, after ours."""
+    start_timeout_s: float = Field(600.0, gt=0)
+    """A server must be ready within this time after its start."""
+    call_timeout_s: float = Field(60.0, gt=0)
+    """A server must answer a call within this time (weights: weights.timeout_s)."""
+    silent_s: float = Field(120.0, gt=0)
+    """A server that has samples under way and says nothing for so long is taken for dead."""
 
 
 class GenerationConfig(Section):
@@ -321,6 +336,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     workflow: WorkflowConfig = WorkflowConfig()
     rollout: RolloutConfig = RolloutConfig()
+    engine: EngineConfig = EngineConfig()
     gconfig: GenerationConfig = GenerationConfig()
     reward: RewardConfig = RewardConfig()
     actor: ActorConfig = ActorConfig()
@@ -334,12 +350,13 @@ class Config(Section):
 
 Rule = tuple[bool, str]  # (whether it is broken, what to change)
 
+SERVER_URL = re.compile(r"https?://[^\s/]+(:[0-9]{1,5})?/?")
 RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc://\S.*")
 
 
 def check(config: Config) -> None:
     """All rules that span two keys, or that a pattern cannot say. Raises ConfigError with what to change."""
-    for broken, sentence in [*_sources(config), *_training(config), *_ring(config)]:
+    for broken, sentence in [*_sources(config), *_training(config), *_engine(config), *_ring(config)]:
         if broken:
             raise ConfigError(sentence)
 
@@ -402,6 +419,29 @@ def _training(c: Config) -> list[Rule]:
             c.rollout.max_concurrent_rollouts < c.gconfig.n_samples,
             f"rollout.max_concurrent_rollouts ({c.rollout.max_concurrent_rollouts}) must hold one group: at least "
             f"gconfig.n_samples ({c.gconfig.n_samples})",
+        ),
+    ]
+
+
+def _engine(c: Config) -> list[Rule]:
+    """Of inference servers."""
+    said = sorted(c.engine.model_dump(exclude_defaults=True))
+    wrong = [url for url in c.engine.urls if not SERVER_URL.fullmatch(url)]
+    n = c.topology.generators
+    return [
+        (
+            c.rollout.engine == "builtin" and bool(said),
+            f"the builtin engine has no server: remove engine.{said[0] if said else ''}, or set rollout.engine = "
+            '"sglang"',
+        ),
+        (bool(wrong), f'engine.urls are like "http://127.0.0.1:30000": {wrong[0] if wrong else ""!r} is not'),
+        (
+            bool(c.engine.urls) and n is not None and len(c.engine.urls) != n,
+            f"engine.urls has a server for each generator: {len(c.engine.urls)} for {n} (topology.generators)",
+        ),
+        (
+            bool(c.engine.urls) and bool(c.engine.python or c.engine.arguments),
+            "a server of engine.urls runs already: remove engine.python and engine.arguments",
         ),
     ]
 

@@ -41,6 +41,10 @@ class EngineError(ArealBusError):
     """The inference engine cannot serve this request (for example, a prompt over its limit)."""
 
 
+class EngineLost(ArealBusError):
+    """The server that samples is gone, wrong or silent: this process ends, and comes back with a new one."""
+
+
 class PromptTooLong(EngineError):
     """A prompt is over data.max_prompt_tokens: refund it, never cut it."""
 

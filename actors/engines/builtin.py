@@ -56,6 +56,7 @@ class BuiltinEngine:
         self._version = version
         self._term = 0  # that the version belongs to
         self._holds = False  # no further request is begun before the next update
+        self._rests = False  # nothing is decoded before the next update
         self._n_tokens = 0
         if version is not None:
             self._check_forward()
@@ -98,7 +99,7 @@ class BuiltinEngine:
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """One token for every row; what ended with it. Nothing without weights."""
-        if self._version is None:
+        if self._version is None or self._rests:
             return []
         self._admit(self._version)
         if not self._rows:
@@ -167,7 +168,7 @@ class BuiltinEngine:
         if self._on_update != "keep" or term > self._term:  # of lost weights no key is kept
             for row in self._rows:
                 row.cached = False
-        self._term, self._version, self._holds = term, version, False
+        self._term, self._version, self._holds, self._rests = term, version, False, False
         if self._fused is not None:
             self._fused.bind()
             self._check_forward()
@@ -177,6 +178,16 @@ class BuiltinEngine:
         """Begin no episode before the next update; whether one is under way."""
         self._holds = True
         return bool(self._rows) or any(request.key[4] for request in self._waiting)
+
+    def pause(self) -> None:
+        """Decode nothing before the next update."""
+        self._rests = True
+
+    def check(self) -> None:
+        """Nothing that it needs is in another process."""
+
+    def close(self) -> None:
+        """Nothing was started."""
 
     def _check_forward(self) -> None:
         """The faster forward is used when it computes what the model does."""

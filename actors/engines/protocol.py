@@ -41,8 +41,9 @@ class Completion:
 class Engine(Protocol):
     """Continuous batching over weights that may change between two tokens.
 
-    The caller's thread does everything: `step` is one decode step for all live requests (with prefill of what is new),
-    `update` happens between two steps, so a running sample goes on under the new weights.
+    In process the caller's thread does everything: `step` is one decode step for all live requests (with prefill of
+    what is new), `update` happens between two steps, so a running sample goes on under the new weights. A server
+    decodes by itself: `step` takes in what has come, and waits a moment for it.
     """
 
     @property
@@ -67,10 +68,16 @@ class Engine(Protocol):
         """Forget a request; what it had so far (finish "abort"), or None when it is not live."""
 
     def newest(self, key: tuple[str, int, int, int, int]) -> int | None:
-        """Version that sampled the latest token of a live request; None when it has none, or is not live."""
+        """Version that sampled the latest token of a live request; None when it has none, or is not live.
+
+        A newer one where the engine cannot tell what a server has sampled meanwhile; never an older one.
+        """
 
     def so_far(self, key: tuple[str, int, int, int, int]) -> Done | None:
-        """What a live request has, as a copy; None when it has no token, or is not live."""
+        """What a live request has, as a copy; None when it has no token, or is not live.
+
+        Fewer tokens than there are where the versions of the latest ones are not known yet.
+        """
 
     def parameters(self) -> Mapping[str, Any]:
         """Name -> tensor of the live weights (shapes and dtypes are those a push must bring)."""
@@ -78,10 +85,20 @@ class Engine(Protocol):
     def hold(self) -> bool:
         """Begin no episode before the next update; those begun go on. Whether one is under way."""
 
+    def pause(self) -> None:
+        """Sample nothing before the next update: the weights held are not to be used any more."""
+
+    def check(self) -> None:
+        """Raises EngineLost when that which samples is gone, or says nothing any more. Called in every turn."""
+
+    def close(self) -> None:
+        """Let go of what it has started."""
+
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
         """Swap in new weights, all names at once; running requests go on by `on_update` (recompute or keep).
 
-        Versions are compared as (term, version) and never go back: EngineError, with nothing changed (I6). The first
-        weights of a newer term recompute, whatever `on_update` says: no key is kept that lost weights may have made.
+        Versions are compared as (term, version) and never go back: EngineError, with nothing changed (I6); EngineLost
+        when it is not known what has changed. The first weights of a newer term recompute, whatever `on_update` says:
+        no key is kept that lost weights may have made.
         Returns the tensors that were live before, free to be received into.
         """

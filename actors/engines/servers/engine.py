@@ -1,0 +1,308 @@
+"""An `Engine` over an inference server: requests go out as HTTP streams; knows no bus and no server's routes.
+
+The server decodes by itself, so `step` decodes nothing: it takes in what has come. New weights are verified in this
+process's memory first, and relayed by `update`, between a pause and a resume of the server where it can pause. One that
+cannot, or that does not stamp its tokens, has its pieces ended before each update: what they have is of the version
+that they were sent under, and the rest is asked for anew, with the tokens so far as prompt. No version is ever read
+from the server after the fact (I5).
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from actors.engines import limits
+from actors.engines.protocol import Completion, Done, Request
+from actors.engines.servers.link import Ended, Link, Said
+from actors.engines.servers.protocol import News, Server
+from actors.engines.servers.sample import Sample, begun, versions
+from areal_bus.errors import EngineError, EngineLost
+from areal_bus.messages import Finish
+
+WAIT_S = 0.01  # that a step waits for news, at most
+SENT_AGAIN = 3  # times that a piece is sent once more when the server ends it by itself
+ABORT_AGAIN_S = 0.25  # a piece that had not come to the server yet did not hear the first call
+
+Key = tuple[str, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The model that is served."""
+
+    parameters: Mapping[str, Any]  # name -> tensor on the meta device: shapes and types
+    vocabulary: int
+    most_tokens: int  # positions that it holds
+
+
+class ServerEngine:
+    """One server. `silent_s`: with pieces under way it says something at least so often, or it is lost."""
+
+    def __init__(
+        self,
+        server: Server,
+        link: Link,
+        shape: Shape,
+        *,
+        name: str,
+        on_update: Literal["recompute", "keep", "drain"],
+        silent_s: float,
+        call_timeout_s: float,
+    ) -> None:
+        """`name` begins the ids of its pieces at the server."""
+        self._server, self._link, self._shape, self._name = server, link, shape, name
+        self._on_update, self._silent_s, self._call_timeout_s = on_update, silent_s, call_timeout_s
+        self._samples: dict[Key, Sample] = {}  # live, in the order in which they came
+        self._by_rid: dict[str, Sample] = {}  # those at the server
+        self._ended: list[Completion] = []  # not yet returned
+        self._held: tuple[int, int] | None = None  # (term, version) of the weights at the server
+        self._labels: dict[str, int] = {}  # of all weights that it was sent
+        self._rests = False  # until the next update
+        self._holds = False  # no episode is begun before it
+        self._ends = False  # pieces are being ended
+        self._n_pieces = self._n_tokens = 0
+        self._heard = time.monotonic()
+
+    @property
+    def version(self) -> int | None:
+        return None if self._held is None else self._held[1]
+
+    @property
+    def n_live(self) -> int:
+        return len(self._samples) + len(self._ended)
+
+    @property
+    def n_tokens(self) -> int:
+        return self._n_tokens
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
+        for broken, sentence in self._rules(request):
+            if broken:
+                raise EngineError(sentence)
+        self._samples[request.key] = begun(request)
+        self._send_waiting()
+
+    def step(self) -> list[Completion]:
+        """What has ended since the last call; waits a moment for news when there is none."""
+        self.check()
+        if self._held is None or self._rests:
+            return self._take_ended()
+        self._send_waiting()
+        self._hear(0.0 if self._ended else WAIT_S)
+        return self._take_ended()
+
+    def abort(self, key: Key) -> Completion | None:
+        """Forget a request; what is sure of it, or None when it is not live."""
+        for completion in self._ended:
+            if completion.key == key:
+                self._ended.remove(completion)
+                return completion
+        sample = self._samples.pop(key, None)
+        if sample is None:
+            return None
+        if sample.rid is not None:
+            self._by_rid.pop(sample.rid)
+            self._link.drop(sample.rid)
+            self._server.abort(sample.rid)
+        return sample.given_up()
+
+    def newest(self, key: Key) -> int | None:
+        """Version of the latest token; of one at the server the version held, for it may have sampled by now."""
+        sample = self._samples.get(key)
+        if sample is not None and sample.rid is not None:
+            return self.version
+        done = self.so_far(key)
+        return None if done is None else done.spans[-1][0]
+
+    def so_far(self, key: Key) -> Done | None:
+        """What is sure of a live request; None when that is no token, or it is not live."""
+        for completion in self._ended:
+            if completion.key == key:
+                return Done(list(completion.ids), list(completion.logps), [list(span) for span in completion.spans])
+        sample = self._samples.get(key)
+        return None if sample is None else sample.done()
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Name -> tensor on the meta device; a tied weight once."""
+        return self._shape.parameters
+
+    def hold(self) -> bool:
+        """Begin no episode before the next update; whether one is under way."""
+        self._holds = True
+        return bool(self._by_rid or self._ended) or any(key[4] for key in self._samples)
+
+    def pause(self) -> None:
+        """Sample nothing before the next update; what comes meanwhile waits."""
+        if self._held is None or self._rests:
+            return
+        self._rests = True
+        self._stop(keep=False)
+
+    def check(self) -> None:
+        """Raises EngineLost when the server has ended, or is silent with pieces under way."""
+        self._server.check()
+        silent_s = time.monotonic() - self._heard
+        if self._by_rid and not self._rests and silent_s > self._silent_s:
+            raise EngineLost(
+                f"a server with work must say something every {self._silent_s:g} s (engine.silent_s): {self._link.url} "
+                f"has {len(self._by_rid)} samples and said nothing for {silent_s:.0f} s"
+            )
+
+    def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
+        """Relay new weights to the server; running requests go on by `on_update`. Returns `tensors`: they are free.
+
+        Raises EngineError, with nothing changed, when names or shapes differ or (term, version) is older than what is
+        held; EngineLost when the server does not take them; ConfigError when it serves another model.
+        """
+        if self._held is not None and (term, version) < self._held:  # I6
+            raise EngineError(
+                f"versions never go back within a term: version {version} of term {term} comes after version "
+                f"{self._held[1]} of term {self._held[0]}"
+            )
+        self._check_names(tensors)
+        keep = self._on_update == "keep" and self._held is not None and term == self._held[0] and not self._rests
+        self._stop(keep=keep)
+        label = f"{term}.{version}"
+        self._labels[label] = version
+        self._server.load(label, tensors, flush=not keep)
+        if self._server.pauses:
+            self._server.resume()
+        self._held, self._rests, self._holds = (term, version), False, False
+        self._heard = time.monotonic()
+        self._send_waiting()
+        return tensors
+
+    def close(self) -> None:
+        """End what is under way, and the server when it is ours."""
+        self._link.close()
+        self._server.close()
+
+    def _rules(self, request: Request) -> list[tuple[bool, str]]:
+        """(whether it is broken, the rule)."""
+        total, most, vocabulary = (
+            len(request.ids) + request.max_new_tokens, self._shape.most_tokens, self._shape.vocabulary
+        )  # fmt: skip
+        is_known = request.key in self._samples or any(completion.key == request.key for completion in self._ended)
+        return [
+            (not request.ids, "a prompt has at least one token"),
+            (request.max_new_tokens < 1, f"at least one new token is asked for, not {request.max_new_tokens}"),
+            (request.temperature < 0, f"a temperature is 0 or more, not {request.temperature}"),
+            (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
+            (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
+             f"{request.max_new_tokens}"),
+            (any(not 0 <= token < vocabulary for token in request.ids), f"token ids are below {vocabulary}"),
+            (is_known, f"keys are unique among live requests: {request.key}"),
+            *limits.rules_of_done(request, vocabulary),
+        ]  # fmt: skip
+
+    def _check_names(self, tensors: Mapping[str, Any]) -> None:
+        forms = self._shape.parameters
+        odd = sorted(tensors.keys() ^ forms.keys())
+        odd += [name for name in forms if not odd and tensors[name].shape != forms[name].shape]
+        if odd:
+            raise EngineError(f"an update brings every weight of the model and no other: {len(odd)} differ ({odd[0]})")
+
+    # pieces
+
+    def _send_waiting(self) -> None:
+        """Everything that waits goes to the server, which queues what it cannot run yet."""
+        if self._held is None or self._rests:
+            return
+        for key, sample in self._samples.items():
+            if sample.rid is None and (key[4] or not self._holds):
+                self._send(sample, self._held[1])
+
+    def _send(self, sample: Sample, version: int) -> None:
+        self._n_pieces += 1
+        rid = f"{self._name}-{self._n_pieces:012d}"
+        path, body = self._server.ask(sample.piece(rid, version))
+        if not self._by_rid:
+            self._heard = time.monotonic()
+        self._by_rid[rid] = sample
+        self._link.stream(rid, path, body)
+
+    def _hear(self, wait_s: float) -> None:
+        for said in self._link.news(wait_s):
+            sample = self._by_rid.get(said.name)
+            if sample is None:  # aborted
+                continue
+            self._heard = time.monotonic()
+            if isinstance(said, Said):
+                self._on(sample, self._server.read(said.event, len(sample.new_ids)))
+            else:
+                self._broke(sample, said)
+
+    def _on(self, sample: Sample, news: News) -> None:
+        sample.hear(news)
+        self._n_tokens += len(news.ids)
+        if news.finish is None:
+            return
+        if self._server.stamps and news.labels is None and sample.new_ids:
+            raise EngineLost(f"{self._link.url} stamps its tokens, and has not those of {sample.rid}")
+        own = [[sample.since, len(sample.new_ids)]]
+        self._settle(sample, own if news.labels is None else versions(news.labels, self._labels))
+        if news.finish != Finish.ABORT:
+            self._finish(sample, news.finish)
+        elif sample.left < 1:
+            self._finish(sample, Finish.LENGTH)
+        elif not self._ends:
+            self._send_again(sample, news.error)
+
+    def _broke(self, sample: Sample, ended: Ended) -> None:
+        """A stream ended before its piece did."""
+        if ended.status in (0, 200):
+            raise EngineLost(f"the server at {self._link.url} broke off: {ended.text or 'the stream has no end'}")
+        self._settle(sample, [])
+        self._send_again(sample, f"it answers {ended.status}: {ended.text}")
+
+    def _settle(self, sample: Sample, spans: list[list[int]]) -> None:
+        del self._by_rid[str(sample.rid)]
+        if sample.new_ids:
+            sample.n_sent_again = 0
+        sample.settle(spans)
+
+    def _send_again(self, sample: Sample, why: str) -> None:
+        """It waits anew, with what it has; not for ever."""
+        sample.n_sent_again += 1
+        if sample.n_sent_again > SENT_AGAIN:
+            raise EngineLost(f"the server at {self._link.url} has ended a sample {SENT_AGAIN + 1} times: {why}")
+
+    def _finish(self, sample: Sample, finish: str) -> None:
+        del self._samples[sample.request.key]
+        self._ended.append(sample.completion(str(finish)))
+
+    def _take_ended(self) -> list[Completion]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    # updates
+
+    def _stop(self, *, keep: bool) -> None:
+        """The server stands still, or has nothing left of ours."""
+        self._hear(0.0)
+        for sample in self._by_rid.values():
+            sample.mark()
+        if self._server.pauses:
+            self._server.pause(keep=keep)
+        if not (self._server.pauses and self._server.stamps):
+            self._end_pieces()
+
+    def _end_pieces(self) -> None:
+        """All pieces end, and what they had is settled under the version that they were sent under."""
+        began, asked = time.monotonic(), -ABORT_AGAIN_S
+        self._ends = True
+        while self._by_rid:
+            passed_s = time.monotonic() - began
+            if passed_s > self._call_timeout_s:
+                raise EngineLost(
+                    f"a server ends what it is asked to end within {self._call_timeout_s:g} s: {self._link.url} still "
+                    f"has {len(self._by_rid)} samples"
+                )
+            if passed_s >= asked + ABORT_AGAIN_S:
+                asked = passed_s
+                self._server.abort_all()
+            self._server.check()
+            self._hear(WAIT_S)
+        self._ends = False

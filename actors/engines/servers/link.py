@@ -1,0 +1,150 @@
+"""HTTP to one server from a thread of its own: calls with a deadline, and streams whose events are queued.
+
+Knows URLs and JSON; no routes, no requests of ours.
+"""
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from areal_bus.errors import EngineLost
+
+SLACK_S = 1.0  # that the thread has beyond a call's own deadline
+TEXT = 500  # characters of an answer that are shown
+
+
+class Refused(Exception):
+    """The server has answered, and not with what was asked for."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"it answers {status}: {text}")
+        self.status, self.text = status, text
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An event of a stream."""
+
+    name: str
+    event: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A stream is over: `status` 200 when the server ended it, another one when it refused it, 0 when it broke."""
+
+    name: str
+    status: int
+    text: str = ""
+
+
+class Link:
+    """A server's address, the connections to it, and what comes from there."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._events: queue.SimpleQueue[Said | Ended] = queue.SimpleQueue()
+        self._streams: dict[str, Future[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
+        self._thread.start()
+        # No deadline here: each call has its own, and a stream may be silent. trust_env: no proxy is asked.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
+        self._client = httpx2.AsyncClient(base_url=self.url, timeout=None, limits=limits, trust_env=False)
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float) -> Any:
+        """The JSON of the answer, or its text. Raises Refused for a status that is not 200, EngineLost for none."""
+        return self.result(self.begin(method, path, body, timeout_s=timeout_s), timeout_s=timeout_s)
+
+    def begin(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float
+    ) -> "Future[Any]":
+        """The call as a future, for one who has something to do meanwhile."""
+        return self._run(self._call(method, path, body, timeout_s))
+
+    def result(self, future: "Future[Any]", *, timeout_s: float) -> Any:
+        """What came of a call, as `call` has it."""
+        try:
+            return future.result(timeout_s + SLACK_S)
+        except FutureTimeout:
+            raise EngineLost(f"the server at {self.url} must answer within {timeout_s:g} s: it has not") from None
+
+    def stream(self, name: str, path: str, body: Mapping[str, Any]) -> None:
+        """Begin a POST whose answer is a stream of server-sent events."""
+        stream = self._streams[name] = self._run(self._stream(name, path, body))
+        stream.add_done_callback(lambda _: self._streams.pop(name, None))
+
+    def drop(self, name: str) -> None:
+        """Nothing more is heard of a stream, but for what is queued."""
+        stream = self._streams.pop(name, None)
+        if stream is not None:
+            stream.cancel()
+
+    def news(self, wait_s: float) -> list[Said | Ended]:
+        """What has come, in order; waits so long for the first."""
+        found: list[Said | Ended] = []
+        try:
+            found.append(self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait())
+            while True:
+                found.append(self._events.get_nowait())
+        except queue.Empty:
+            return found
+
+    def close(self) -> None:
+        """Close all connections."""
+        for name in list(self._streams):
+            self.drop(name)
+        closing = self._run(self._client.aclose())
+        try:
+            closing.result(SLACK_S)
+        except (FutureTimeout, httpx2.HTTPError):
+            closing.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SLACK_S)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._client.request(method, path, json=None if body is None else dict(body))
+        except TimeoutError:
+            raise EngineLost(
+                f"the server at {self.url} must answer {path} within {timeout_s:g} s: it has not"
+            ) from None
+        except (httpx2.HTTPError, OSError) as error:
+            raise EngineLost(f"the server at {self.url} must answer {path}: {_why(error)}") from None
+        if response.status_code != 200:
+            raise Refused(response.status_code, response.text[:TEXT])
+        try:
+            return response.json()
+        except ValueError:
+            return response.text[:TEXT]
+
+    async def _stream(self, name: str, path: str, body: Mapping[str, Any]) -> None:
+        ended = Ended(name, 200)
+        try:
+            async with self._client.stream("POST", path, json=dict(body)) as response:
+                if response.status_code != 200:
+                    ended = Ended(name, response.status_code, (await response.aread()).decode(errors="replace")[:TEXT])
+                    return
+                async for line in response.aiter_lines():
+                    if line.startswith("data:") and not line.endswith("[DONE]"):
+                        self._events.put(Said(name, json.loads(line[5:])))
+        except (httpx2.HTTPError, OSError, ValueError) as error:
+            ended = Ended(name, 0, _why(error))
+        finally:
+            self._events.put(ended)
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

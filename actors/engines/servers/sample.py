@@ -1,0 +1,106 @@
+"""One request at a server: what is settled of it, and the piece under way; knows no server.
+
+Tokens of a piece come bit by bit, their versions only at its end. Until then those are sure that came before the first
+update of its life: they are of the version that it was sent under. So much can be told to others, and no more (I5).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from actors.engines.protocol import Completion, Done, Request
+from actors.engines.servers.protocol import News, Piece
+from areal_bus.errors import EngineLost
+
+
+@dataclass(slots=True)
+class Sample:
+    """One live request."""
+
+    request: Request
+    ids: list[int] = field(default_factory=list)  # settled: of pieces that have ended, and done before
+    logps: list[float] = field(default_factory=list)
+    spans: list[list[int]] = field(default_factory=list)
+    rid: str | None = None  # of the piece under way; None: it waits to be sent
+    since: int = 0  # version it was sent under
+    new_ids: list[int] = field(default_factory=list)  # of the piece under way
+    new_logps: list[float] = field(default_factory=list)
+    n_sure: int | None = None  # of these, once there was an update; None: all are of `since`
+    n_sent_again: int = 0  # pieces in a row that were ended when nobody had asked for that
+
+    @property
+    def left(self) -> int:
+        return self.request.max_new_tokens - len(self.ids)
+
+    def piece(self, rid: str, version: int) -> Piece:
+        """What is left of it, to be sent under this version."""
+        self.rid, self.since, self.n_sure = rid, version, None
+        self.new_ids, self.new_logps = [], []
+        request = self.request
+        return Piece(rid, [*request.ids, *self.ids], self.left, request.temperature, request.top_p)
+
+    def hear(self, news: News) -> None:
+        """More of the piece. Raises EngineLost when it is more than was asked for, or has no log-probs."""
+        if len(news.ids) != len(news.logps) or len(self.new_ids) + len(news.ids) > self.left:
+            raise EngineLost(
+                f"a server gives a log-prob for each token, and no more tokens than asked for: {len(news.ids)} came "
+                f"with {len(news.logps)} after {len(self.new_ids)} of {self.left}"
+            )
+        self.new_ids += news.ids
+        self.new_logps += news.logps
+
+    def mark(self) -> None:
+        """An update begins: what comes from now on may be of either version."""
+        if self.rid is not None and self.n_sure is None:
+            self.n_sure = len(self.new_ids)
+
+    def settle(self, spans: list[list[int]]) -> None:
+        """The piece has ended, with these versions."""
+        stamped = sum(n for _, n in spans)
+        if stamped != len(self.new_ids):
+            raise EngineLost(f"a server stamps every token: it has stamped {stamped} of {len(self.new_ids)}")
+        self.ids += self.new_ids
+        self.logps += self.new_logps
+        self.spans = joined(self.spans, spans)
+        self.rid, self.new_ids, self.new_logps, self.n_sure = None, [], [], None
+
+    def done(self) -> Done | None:
+        """What is sure of it."""
+        n = len(self.new_ids) if self.n_sure is None else self.n_sure
+        ids, logps = self.ids + self.new_ids[:n], self.logps + self.new_logps[:n]
+        return Done(ids, logps, joined(self.spans, [[self.since, n]])) if ids else None
+
+    def completion(self, finish: str) -> Completion:
+        return Completion(self.request.key, self.ids, self.logps, self.spans, finish)
+
+    def given_up(self) -> Completion:
+        """What is sure of it, as a completion that was aborted."""
+        done = self.done() or Done([], [], [])
+        return Completion(self.request.key, done.ids, done.logps, done.spans, "abort")
+
+
+def begun(request: Request) -> Sample:
+    """A request as it comes, with what is done of it."""
+    done = request.done or Done([], [], [])
+    return Sample(request, list(done.ids), list(done.logps), [list(span) for span in done.spans])
+
+
+def joined(first: list[list[int]], then: list[list[int]]) -> list[list[int]]:
+    """Spans one after another, neighbours of one version as one."""
+    spans = [list(span) for span in first]
+    for version, n in then:
+        if n and spans and spans[-1][0] == version:
+            spans[-1][1] += n
+        elif n:
+            spans.append([version, n])
+    return spans
+
+
+def versions(labels: list[tuple[str, int]], known: Mapping[str, int]) -> list[list[int]]:
+    """Labels of weights as versions. Raises EngineLost for one that was never sent: somebody else updates it."""
+    for label, n in labels:
+        if n and label not in known:
+            raise EngineLost(
+                f"a server samples with the weights of this run: its tokens are of {label!r}, which it was not sent; "
+                "it was restarted, or somebody else updates it"
+            )
+    return [[known[label], n] for label, n in labels if n]

@@ -1,0 +1,192 @@
+"""SGLang as a `Server`: its routes, bodies and events. Tried with 0.5.23; docs/engines.md says where."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from actors.engines.servers.link import Link, Refused
+from actors.engines.servers.process import ServerProcess
+from actors.engines.servers.protocol import News, Piece
+from actors.engines.servers.relay import Relay
+from actors.engines.servers.sglang_probe import ABORT, BEGIN, END, JOIN, PAUSE, RESUME, UPDATE, Abilities
+from areal_bus.errors import ConfigError, EngineLost
+from areal_bus.messages import Finish
+
+
+class SGLang:
+    """One server, of ours or attached to."""
+
+    def __init__(
+        self,
+        link: Link,
+        relay: Relay,
+        abilities: Abilities,
+        *,
+        group: str,
+        stop_ids: Sequence[int],
+        bucket_bytes: int,
+        call_timeout_s: float,
+        load_timeout_s: float,
+        process: ServerProcess | None = None,
+    ) -> None:
+        """Joins it to a group of that name, which it has not had before. Raises EngineLost when it does not come."""
+        self._link, self._relay, self._abilities, self._process = link, relay, abilities, process
+        self._group, self._stop_ids, self._bucket_bytes = group, sorted(stop_ids), bucket_bytes
+        self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
+        self._has_loaded = False
+        self._join()
+
+    @property
+    def stamps(self) -> bool:
+        return self._abilities.stamps
+
+    @property
+    def pauses(self) -> bool:
+        return self._abilities.pauses
+
+    def ask(self, piece: Piece) -> tuple[str, dict[str, Any]]:
+        return "/generate", request_body(piece, self._stop_ids)
+
+    def read(self, event: Mapping[str, Any], n_known: int) -> News:
+        try:
+            return read_event(event, 0 if self._abilities.is_incremental else n_known)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise EngineLost(f"{self._link.url} must answer as SGLang does: {error!r} in {str(event)[:300]}") from None
+
+    def abort(self, rid: str) -> None:
+        self._link.begin("POST", ABORT, {"rid": rid}, timeout_s=self._call_timeout_s)
+
+    def abort_all(self) -> None:
+        self._call(ABORT, {"rid": "", "abort_all": True})
+
+    def pause(self, *, keep: bool) -> None:
+        self._call(PAUSE, {"mode": "in_place" if keep else "retract"})
+
+    def resume(self) -> None:
+        self._call(RESUME, {})
+
+    def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
+        """In parts of at most `bucket_bytes`, a broadcast a tensor; only the last part is stamped."""
+        deadline = time.monotonic() + self._load_timeout_s
+        try:
+            if self._abilities.sessions:
+                self._link.call("POST", BEGIN, {}, timeout_s=self._call_timeout_s)
+            parts = split(tensors, self._bucket_bytes)
+            for index, names in enumerate(parts):
+                is_last = index == len(parts) - 1
+                part = {name: tensors[name] for name in names}
+                body = update_body(part, self._group, label if is_last else None, flush=flush and is_last)
+                left_s = max(deadline - time.monotonic(), 0.1)
+                call = self._link.begin("POST", UPDATE, body, timeout_s=left_s)
+                self._relay.send(list(part.values()), call, timeout_s=left_s)
+            if self._abilities.sessions:
+                self._link.call("POST", END, {}, timeout_s=self._call_timeout_s)
+        except Refused as error:
+            raise self._refused(label, error) from None
+        self._has_loaded = True
+
+    def check(self) -> None:
+        if self._process is not None:
+            self._process.check()
+
+    def close(self) -> None:
+        self._relay.close()
+        if self._process is not None:
+            self._process.close()
+
+    def _refused(self, label: str, error: Refused) -> Exception:
+        """The first weights show whether it is the right model; later ones are known to fit."""
+        if self._has_loaded:
+            return EngineLost(f"{self._link.url} must take weights {label}: {error}")
+        return ConfigError(
+            f"the server must serve the model of this run: {self._link.url} did not take its weights ({error}); start "
+            "it with the folder of model.path"
+        )
+
+    def _join(self) -> None:
+        size = 1 + self._abilities.n_ranks
+        body = {
+            "master_address": self._relay.host,
+            "master_port": self._relay.port,
+            "rank_offset": 1,
+            "world_size": size,
+            "group_name": self._group,
+            "backend": "gloo",
+        }
+        call = self._link.begin("POST", JOIN, body, timeout_s=self._call_timeout_s)
+        try:
+            self._relay.meet(self._group, size, call, timeout_s=self._call_timeout_s)
+        except Refused as error:
+            raise EngineLost(f"{self._link.url} must join the group that brings its weights: {error}") from None
+
+    def _call(self, path: str, body: Mapping[str, Any]) -> Any:
+        try:
+            return self._link.call("POST", path, body, timeout_s=self._call_timeout_s)
+        except Refused as error:
+            raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
+
+
+def request_body(piece: Piece, stop_ids: Sequence[int]) -> dict[str, Any]:
+    """All that a model's own generation settings could change is said."""
+    return {
+        "rid": piece.rid,
+        "input_ids": piece.ids,
+        "stream": True,
+        "return_logprob": True,
+        "sampling_params": {
+            "max_new_tokens": piece.max_new_tokens,
+            "temperature": piece.temperature,
+            "top_p": piece.top_p,
+            "top_k": -1,
+            "min_p": 0.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": list(stop_ids),
+        },
+    }
+
+
+def read_event(event: Mapping[str, Any], n_known: int) -> News:
+    """`n_known`: tokens at the front of the event that are known. Raises KeyError and the like for what it is not."""
+    if "error" in event:
+        return News(finish=Finish.ABORT, error=str(event["error"]))
+    about = event["meta_info"]
+    ids = [int(token) for token in event["output_ids"][n_known:]]
+    pairs = (about.get("output_token_logprobs") or [])[n_known:]
+    if [int(pair[1]) for pair in pairs] != ids:
+        raise ValueError("tokens and log-probs differ")
+    finish = about.get("finish_reason")
+    spans = about.get("weight_versions") if finish else None
+    return News(
+        ids=ids,
+        logps=[float(pair[0]) for pair in pairs],
+        finish=None if finish is None else str(Finish(finish["type"])),
+        labels=None if spans is None else [(str(x["version"]), int(x["end"]) - int(x["start"])) for x in spans],
+        error=str(finish.get("message") or "") if finish else "",
+    )
+
+
+def update_body(part: Mapping[str, Any], group: str, label: str | None, *, flush: bool) -> dict[str, Any]:
+    body = {
+        "names": list(part),
+        "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in part.values()],
+        "shapes": [list(tensor.shape) for tensor in part.values()],
+        "group_name": group,
+        "flush_cache": flush,
+        "abort_all_requests": False,
+    }
+    return body if label is None else body | {"weight_version": label}
+
+
+def split(tensors: Mapping[str, Any], n_bytes: int) -> list[list[str]]:
+    """Names in parts of at most so many bytes, in order; a larger tensor is a part by itself."""
+    parts: list[list[str]] = []
+    room = 0
+    for name, tensor in tensors.items():
+        if not parts or tensor.nbytes > room:
+            parts.append([])
+            room = n_bytes
+        parts[-1].append(name)
+        room -= tensor.nbytes
+    return parts

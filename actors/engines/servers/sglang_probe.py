@@ -1,0 +1,125 @@
+"""What an SGLang server can do and whether it can serve a run, as it says itself; knows no requests and no weights.
+
+Asked once: the routes it lists (/openapi.json), its settings (/server_info), its model (/model_info) and one sampled
+token. Version numbers decide nothing but safety.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from actors.engines.servers.link import Link, Refused
+from areal_bus.errors import ConfigError, EngineLost
+
+OLDEST = (0, 5, 10)  # before it strangers' bytes are unpickled (CVE-2026-3059, CVE-2026-3060)
+UPDATE, BEGIN, END = "/update_weights_from_distributed", "/begin_weight_update", "/end_weight_update"
+PAUSE, RESUME, ABORT, JOIN = "/pause_generation", "/continue_generation", "/abort_request", "/init_weights_update_group"
+NEEDED = ("/generate", UPDATE, ABORT, JOIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a server of some version can do."""
+
+    version: str
+    stamps: bool  # its replies have the spans of weight versions (0.5.20)
+    pauses: bool  # it can retract, and pause in place
+    sessions: bool  # weights are taken between a begin and an end only (0.5.22)
+    is_incremental: bool  # an event of a stream has the new tokens only
+    n_ranks: int  # of tensor parallelism
+
+
+def probe(link: Link, *, architecture: str, keep: bool, timeout_s: float) -> Abilities:
+    """What the server can do; it is left as one that nobody uses. Raises ConfigError for one that cannot serve a run
+    (`keep`: with the keys and values of running samples), EngineLost when it does not answer.
+    """
+    try:
+        routes = link.call("GET", "/openapi.json", timeout_s=timeout_s)
+        paths, modes = set(routes["paths"]), pause_modes(routes)
+        info = "/server_info" if "/server_info" in paths else "/get_server_info"
+        settings = link.call("GET", info, timeout_s=timeout_s)
+        model = link.call("GET", "/model_info", timeout_s=timeout_s) if "/model_info" in paths else {}
+        check(link.url, paths, modes, settings, model, architecture=architecture, keep=keep)
+        free(link, paths, timeout_s=timeout_s)
+        abilities = Abilities(
+            version=str(settings["version"]),
+            stamps=stamps_tokens(link, timeout_s=timeout_s),
+            pauses={"retract", "in_place"} <= modes,
+            sessions={BEGIN, END} <= paths,
+            is_incremental=bool(settings.get("incremental_streaming_output") or settings.get("stream_output")),
+            n_ranks=int(settings.get("tp_size") or 1),
+        )
+    except (Refused, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"engine.urls must name servers that speak as SGLang does: {link.url}: {error!r}") from None
+    if keep and not (abilities.pauses and abilities.stamps):
+        raise ConfigError(
+            'rollout.on_update = "keep" needs an SGLang that pauses in place and stamps its tokens (0.5.20 or newer): '
+            f'{link.url} is {abilities.version}; set rollout.on_update = "recompute"'
+        )
+    return abilities
+
+
+def check(
+    url: str,
+    paths: set[str],
+    modes: set[str],
+    settings: Mapping[str, Any],
+    model: Mapping[str, Any],
+    *,
+    architecture: str,
+    keep: bool,
+) -> None:
+    """Raises ConfigError with what to do."""
+    missing = [path for path in NEEDED if path not in paths]
+    version, served = str(settings["version"]), model.get("architectures") or []
+    oldest = ".".join(map(str, OLDEST))
+    stale = [key for key in ("disable_radix_cache", "disable_overlap_schedule") if not settings.get(key)]
+    rules = [
+        (number(version) < OLDEST, f"SGLang {oldest} or newer is needed, for safety: {url} is {version}; upgrade it"),
+        (bool(missing), f"SGLang needs routes that {url} ({version}) has not: {', '.join(missing)}; upgrade it"),
+        ((settings.get("dp_size") or 1) > 1, f"a generator has one server without replicas: {url} has dp_size "
+         f"{settings.get('dp_size')}; start one server a generator"),
+        (bool(served and architecture) and architecture not in served, f"the server must serve the model of this run, "
+         f"a {architecture}: {url} serves {', '.join(served)}; start it with the folder of model.path"),
+        (keep and "in_place" in modes and bool(stale), f'with rollout.on_update = "keep" no prefix of old weights may '
+         f"be used again: start {url} with " + " and ".join(f"--{key.replace('_', '-')}" for key in stale)),
+    ]  # fmt: skip
+    for broken, sentence in rules:
+        if broken:
+            raise ConfigError(sentence)
+
+
+def pause_modes(routes: Mapping[str, Any]) -> set[str]:
+    """The ways in which it can pause, from its own description."""
+    if not {PAUSE, RESUME} <= set(routes["paths"]):
+        return set()
+    schemas = routes.get("components", {}).get("schemas", {})
+    return set(schemas.get("PauseGenerationReqInput", {}).get("properties", {}).get("mode", {}).get("enum", []))
+
+
+def free(link: Link, paths: set[str], *, timeout_s: float) -> None:
+    """End what somebody who was killed may have left: an update begun, a pause, requests. In this order."""
+    body: dict[str, Any]
+    for path, body in [(END, {}), (RESUME, {}), (ABORT, {"rid": "", "abort_all": True})]:
+        if path in paths:
+            with suppress(Refused):  # nothing was left
+                link.call("POST", path, body, timeout_s=timeout_s)
+
+
+def stamps_tokens(link: Link, *, timeout_s: float) -> bool:
+    """Whether a reply says which weights made its tokens. Raises ConfigError when it lacks more than that."""
+    sampling = {"max_new_tokens": 1, "temperature": 1.0}
+    body = {"input_ids": [0], "return_logprob": True, "sampling_params": sampling}
+    try:
+        about = link.call("POST", "/generate", body, timeout_s=timeout_s)["meta_info"]
+    except Refused as error:
+        raise EngineLost(f"{link.url} must sample a token: {error}") from None
+    return "weight_versions" in about
+
+
+def number(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found.group().split("."))) if found else ()
