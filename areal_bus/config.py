@@ -150,7 +150,7 @@ class AgentConfig(Section):
     timeout_s: float = Field(60.0, gt=0)
     """An agent's own time in one conversation; while it waits for the model its clock stands."""
     max_calls: int = Field(64, ge=1)
-    """Completions in one conversation; a further call is refused."""
+    """Calls of one conversation that are looked at, refused ones included; a further one is refused unseen."""
     max_tokens: int | None = Field(None, ge=2)
     """Tokens of a whole conversation, given and sampled. Unset: what the engine takes."""
     rewritten: Literal["refuse", "anew"] = "refuse"

@@ -168,5 +168,9 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
 
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        if code != 200:
+            super().log_request(code, size)
+
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug("endpoint: {}", format % args)

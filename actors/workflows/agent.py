@@ -5,6 +5,7 @@ calls become tokens and completions answers. An agent that fails or takes too lo
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 from loguru import logger
 
@@ -65,7 +66,7 @@ class AgentWorkflow:
     def _serve(self) -> str:
         """The base URL of the server, which runs from now on."""
         if self._server is None:
-            model = self._config.model.path or "scratch"
+            model = Path(self._config.model.path).name or "scratch"
             self._server = Server(self._sessions, model=model, n_connections=16 + 4 * self._agent.workers)
             logger.info("agents of {} find the model at {}", self._agent.function, self._server.base_url)
         return self._server.base_url
@@ -78,13 +79,14 @@ class Dialogue:
         self._config, self._ask = config, ask
         self._agent: AgentConfig = config.workflow.agent
         self._conversation = Conversation(ask.tokenizer, self._agent.chat_template)
-        self._n_calls = self._n_tool_calls = self._n_anew = 0
+        self._n_asked = self._n_tool_calls = self._n_anew = 0
         self._n_given = 0  # tokens before the last completion
         self._text = ""  # of the last completion
 
     async def take(self, pending: Pending) -> None:
         """Answer a call, or refuse it, which changes nothing."""
         call = pending.call
+        self._n_asked += 1
         try:
             self._check(call)
             ids, is_anew = self._tokens(call)
@@ -106,7 +108,7 @@ class Dialogue:
             raise ConfigError(ended.error)
         if ended.returned is None:
             raise WorkflowError(f"an agent must end by itself: that of {self._ask.name} did not: {ended.error}")
-        if not self._n_calls:
+        if not self._n_given:
             raise WorkflowError(f"an agent must call the model: that of {self._ask.name} ended without a call")
         prompt = str(self._ask.tokenizer.decode(self._conversation.ids[: self._n_given]))
         fields = {**ended.returned, "messages": self._conversation.messages, "n_anew": self._n_anew}
@@ -121,7 +123,7 @@ class Dialogue:
             (call.top_p not in (None, top_p), f"this run samples at top_p {top_p:g}: leave top_p out"),
             (bool(call.tools) and self._agent.tool_calls == "none", "tools need to know how the model writes calls: "
              "leave them out, or set workflow.agent.tool_calls"),
-            (self._n_calls >= limit, f"a conversation has at most workflow.agent.max_calls = {limit} completions"),
+            (self._n_asked > limit, f"a conversation has at most workflow.agent.max_calls = {limit} calls"),
         ]  # fmt: skip
         for broken, sentence in rules:
             if broken:
@@ -160,7 +162,6 @@ class Dialogue:
                 finish = "tool_calls"
                 self._n_tool_calls += len(calls)
         self._conversation.record(call.messages, call.tools, [*ids, *turn.ids], message, turn.finish)
-        self._n_calls += 1
         self._n_given, self._text = len(ids), turn.text
         tokens = [str(self._ask.tokenizer.decode([token])) for token in turn.ids] if call.logprobs else []
         return Sampled(message, finish, len(ids), tokens, turn.logps, turn.spans[-1][0])
