@@ -154,4 +154,17 @@ def fails(row: Any, base_url: str, api_key: str) -> Any:
     return ways[row["how"]]()
 
 
+def uses_tools(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """Asks with a tool, runs what the model calls, and asks again."""
+    messages: list[Any] = [user(row["question"])]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    _, first = post(base_url, api_key, {"messages": messages, "tools": tools, "tool_choice": "auto"})
+    message = first["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    total = sum(json.loads(call["function"]["arguments"]).values())
+    messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": str(total)}]
+    _, second = post(base_url, api_key, {"messages": messages, "tools": tools})
+    return {"first": first, "second": second}
+
+
 def too_few(row: Any) -> None: ...

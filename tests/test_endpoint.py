@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from actors.engines.builtin import BuiltinEngine
+from actors.engines.protocol import Completion
 from actors.models.loading import load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
 from actors.sampling import Outcome, Sampling
+from actors.workflows.driver import Asked, EpisodeRun
 from actors.workflows.loading import check_workflow, close_workflow, load_workflow
 from areal_bus.config import Config, ScratchConfig
 from areal_bus.errors import ConfigError
@@ -352,3 +354,40 @@ def test_an_agent_that_does_not_load_is_a_config_error(stage: Callable[..., Stag
         s.begin()
         with pytest.raises(ConfigError, match=why):
             s.run()
+
+
+TOOLS = (
+    "{% for t in tools or [] %}{{ 'tool ' + t['function']['name'] + ';' }}{% endfor %}{% for m in messages %}"
+    "{{ m['role'] + '>' + m['content'] }}{% for c in m['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + c['function'] | tojson + '</tool_call>' }}{% endfor %}{{ '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant>{% endif %}"
+)
+
+
+def test_a_tool_call_is_text_of_the_model_and_its_result_is_given(tmp_path: Path) -> None:
+    """The completions are written here: what a small model samples is no call."""
+    letters = "".join(map(chr, range(32, 127)))
+    write_scratch_folder(tmp_path, ScratchConfig(characters=letters, hidden_size=32, layers=1, heads=4))
+    tokenizer = load_tokenizer(str(tmp_path))
+    fields = {"function": "tests.endpoint_agents:uses_tools", "chat_template": TOOLS, "tool_calls": "hermes"}
+    config = Config.model_validate({"workflow": {"function": "agent", "agent": fields}})
+    workflow = load_workflow(config)
+    run = EpisodeRun(workflow, {"question": "1+2"}, tokenizer)
+    says = iter(['<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><eos>', "3<eos>"])
+    wish = run.start()
+    while wish is not None:
+        if isinstance(wish, Asked):
+            ids = tokenizer(next(says))["input_ids"]
+            wish = run.answer(Completion(("", 0, 0, 0, 0), ids, [-1.0] * len(ids), [[0, len(ids)]], "stop"))
+        else:
+            wait_until(wish.ready)
+            wish = run.go_on()
+    close_workflow(workflow)
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    assert tokenizer.decode(run.ids) == (f"tool add;user>1+2<eos>assistant>{call}<eos>tool>3<eos>assistant>3<eos>")
+    assert [n for n, _ in run.segments] == [len("tool add;user>1+2$assistant>"), len("tool>3$assistant>")]
+    assert run.episode is not None
+    row = run.episode.row["agent"]
+    assert row["first"]["choices"][0]["finish_reason"] == "tool_calls"
+    assert row["first"]["choices"][0]["message"]["content"] is None
+    assert row["second"]["choices"][0]["message"]["content"] == run.episode.text == "3"
