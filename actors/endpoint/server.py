@@ -74,6 +74,8 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "areal-bus"
     sys_version = ""
     timeout = SILENT_S
+    disable_nagle_algorithm = True  # else an answer waits 40 ms for the client's word on its head
+    wbufsize = -1  # head and body leave together
     server: HttpServer
     _has_left = False  # nobody writes the answer that was waited for
 
@@ -167,6 +169,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(body)
+            self.wfile.flush()
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         if code != 200:
