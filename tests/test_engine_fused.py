@@ -149,5 +149,5 @@ def test_new_weights_are_computed_with_wherever_they_lie(in_one_piece: bool) -> 
 def test_a_forward_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sharp(MODELS["llama"]())
     expected = sampled(BuiltinEngine(model, stop_ids=frozenset(), n_slots=2, version=0))
-    monkeypatch.setattr(module, "added", lambda linear, x, to: to)
+    monkeypatch.setattr(module.Joined, "added", lambda joined, x, to: to)
     assert sampled(BuiltinEngine(model, stop_ids=frozenset(), n_slots=2, version=0)) == expected

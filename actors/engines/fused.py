@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from actors.models.product import MOST_PACKED, Weight
+
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}  # of the largest logit
 ROUGH = 0.03  # for narrower types, whose own rounding differs with the order of sums
@@ -41,18 +43,22 @@ class Call:
 class Joined:
     """Linear layers with one input as one product."""
 
-    def __init__(self, parts: Sequence[nn.Linear]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[nn.Linear], *, packs: bool) -> None:
+        self._parts, self._packs = parts, packs
         self.bind()
 
     def bind(self) -> None:
         """Look where the weights are now, and put them together."""
-        self._weight = together([part.weight for part in self._parts])
         biases = [part.bias for part in self._parts if part.bias is not None]
-        self._bias = together(biases) if biases else None
+        weight = together([part.weight for part in self._parts])
+        self._weight = Weight(weight, together(biases) if biases else None, packs=self._packs)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+        return self._weight(x)
+
+    def added(self, x: Tensor, to: Tensor) -> Tensor:
+        """The product added to what there is."""
+        return self._weight.added(x, to)
 
 
 def together(parameters: Sequence[Tensor]) -> Tensor:
@@ -78,24 +84,25 @@ def _moved(parameters: Sequence[Tensor]) -> Tensor:
 class Layer:
     """Attention and feed-forward of one layer."""
 
-    def __init__(self, layer: Any, index: int, n_query: int, n_key: int, width: int) -> None:
+    def __init__(self, layer: Any, index: int, n_query: int, n_key: int, width: int, *, packs: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._index, self._n_query, self._n_key, self._width = index, n_query, n_key, width
         self._scale = attention.scaling
         self._before, self._between = layer.input_layernorm, layer.post_attention_layernorm
         self._of_heads = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-        self._out, self._down = attention.o_proj, mlp.down_proj
-        self._qkv = Joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._gate_up = Joined([mlp.gate_proj, mlp.up_proj])
+        self._qkv = Joined([attention.q_proj, attention.k_proj, attention.v_proj], packs=packs)
+        self._out = Joined([attention.o_proj], packs=packs)
+        self._gate_up = Joined([mlp.gate_proj, mlp.up_proj], packs=packs)
+        self._down = Joined([mlp.down_proj], packs=packs)
 
     def bind(self) -> None:
-        self._qkv.bind()
-        self._gate_up.bind()
+        for joined in (self._qkv, self._out, self._gate_up, self._down):
+            joined.bind()
 
     def __call__(self, h_NE: Tensor, call: Call) -> Tensor:
-        h_NE = added(self._out, self._attend(norm(self._before, h_NE), call), h_NE)
+        h_NE = self._out.added(self._attend(norm(self._before, h_NE), call), h_NE)
         gate_NF, up_NF = self._gate_up(norm(self._between, h_NE)).chunk(2, dim=-1)
-        return added(self._down, F.silu(gate_NF) * up_NF, h_NE)
+        return self._down.added(F.silu(gate_NF).mul_(up_NF), h_NE)
 
     def _attend(self, x_NE: Tensor, call: Call) -> Tensor:
         n_query, n_both = self._n_query, self._n_query + self._n_key
@@ -140,12 +147,6 @@ def norm(module: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
-def added(linear: nn.Linear, x_NF: Tensor, to_NE: Tensor) -> Tensor:
-    """The product added to what there is, in one operation."""
-    sum_NE = torch.addmm(to_NE, x_NF, linear.weight.t())
-    return sum_NE if linear.bias is None else sum_NE + linear.bias
-
-
 class Fused:
     """The forward of a whole model. `bind` is called after its weights were swapped."""
 
@@ -153,16 +154,18 @@ class Fused:
         config, inner = model.config, model.model
         n_query, self._n_key = config.num_attention_heads, config.num_key_value_heads
         self._width = getattr(config, "head_dim", None) or config.hidden_size // n_query
-        self._embedding, self._norm, self._head = inner.embed_tokens, inner.norm, model.lm_head
+        packs = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
+        self._embedding, self._norm, self._head = inner.embed_tokens, inner.norm, Joined([model.lm_head], packs=packs)
         self._rotary = inner.rotary_emb
         layers = enumerate(inner.layers)
-        self._layers = [Layer(layer, i, n_query, self._n_key, self._width) for i, layer in layers]
+        self._layers = [Layer(layer, i, n_query, self._n_key, self._width, packs=packs) for i, layer in layers]
         self._cos_LD = self._sin_LD = torch.empty(0, 0)
 
     def bind(self) -> None:
         """The weights lie elsewhere now."""
         for layer in self._layers:
             layer.bind()
+        self._head.bind()
 
     def __call__(self, ids_BT: Tensor, position_BT: Tensor, length: int, mask: Tensor | None, view: View,
                  keep: Tensor | None = None) -> Tensor:  # fmt: skip
@@ -177,8 +180,7 @@ class Fused:
         h_NE = self._embedding(ids_BT.reshape(-1))
         for layer in self._layers:
             h_NE = layer(h_NE, call)
-        h_NE = norm(self._norm, h_NE if keep is None else h_NE[keep])
-        return F.linear(h_NE, self._head.weight, self._head.bias)
+        return self._head(norm(self._norm, h_NE if keep is None else h_NE[keep]))
 
     def _reserve(self, length: int, device: torch.device) -> None:
         """Rotations of so many positions; these do not depend on weights."""

@@ -1,0 +1,49 @@
+"""Matrix products with a weight, by oneDNN where that is faster; knows no model and no gradient.
+
+torch multiplies float32 on a CPU by MKL, which leaves AVX-512 unused on processors that are not its maker's: oneDNN
+uses it on all. Sums come in another order, so results differ by their rounding. Shapes: N rows, E in, F out.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LEAST = 600_000  # multiplications: for fewer the call costs more than it saves
+MOST_PACKED = 64 << 20  # bytes of a model's weights that are kept a second time, in the order in which they are read
+IS_FASTER = torch._C._has_mkldnn and "AVX512" in torch.backends.cpu.get_cpu_capability()
+_plain = torch.ops.mkldnn._linear_pointwise.default
+_onto = torch.ops.mkldnn._linear_pointwise.binary
+
+
+def is_taken(weight: Tensor) -> bool:
+    """Whether oneDNN multiplies with it."""
+    return IS_FASTER and weight.device.type == "cpu" and weight.dtype is torch.float32
+
+
+def product(x_NE: Tensor, weight_FE: Tensor, bias_F: Tensor | None = None) -> Tensor:
+    """x weight^T + bias by oneDNN; all in float32, on a CPU."""
+    out_NF: Tensor = _plain(x_NE, weight_FE, bias_F, "none", [], "")
+    return out_NF
+
+
+class Weight:
+    """One weight to multiply with, as it was when this was made. `packs`: it may be kept a second time."""
+
+    def __init__(self, weight_FE: Tensor, bias_F: Tensor | None, *, packs: bool) -> None:
+        self._weight_FE, self._bias_F = weight_FE, bias_F
+        self._ready_FE: Tensor | None = None
+        if is_taken(weight_FE):
+            self._ready_FE = torch.ops.mkldnn._reorder_linear_weight(weight_FE, 32) if packs else weight_FE
+
+    def __call__(self, x_NE: Tensor) -> Tensor:
+        if self._ready_FE is None or len(x_NE) * self._weight_FE.numel() < LEAST:
+            return F.linear(x_NE, self._weight_FE, self._bias_F)
+        return product(x_NE, self._ready_FE, self._bias_F)
+
+    def added(self, x_NE: Tensor, to_NF: Tensor) -> Tensor:
+        """The product and what there is, in one operation."""
+        if self._ready_FE is not None and len(x_NE) * self._weight_FE.numel() >= LEAST:
+            sum_NF: Tensor = _onto(x_NE, to_NF, self._ready_FE, self._bias_F, "add")
+            return sum_NF
+        sum_NF = torch.addmm(to_NF, x_NE, self._weight_FE.t())
+        return sum_NF if self._bias_F is None else sum_NF + self._bias_F
