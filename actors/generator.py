@@ -13,12 +13,11 @@ from actors.context import Context, Pulse, note_voids, open_bus
 from actors.delivery import Delivery
 from actors.engines.builtin import BuiltinEngine
 from actors.engines.protocol import Engine
-from actors.engines.servers.opening import open_engine
 from actors.generation import Generator
 from actors.models.loading import empty_model, load_tokenizer, stop_ids
 from actors.presence import HEAD, Presence
 from actors.receiving import Receiving
-from actors.sampling import Sampling
+from actors.sampling import Sampling, capacity
 from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.bus import Bus
 from areal_bus.config import Config
@@ -70,7 +69,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
         report_tokens=config.rollout.report_tokens if reports else 0,
         drains=config.rollout.on_update == "drain",
     )
-    presence.say(Ready(capacity=config.rollout.max_concurrent_rollouts))
+    presence.say(Ready(capacity=capacity(config)))
     try:
         while generator.stopped is None:
             if draining.asked():
@@ -103,6 +102,8 @@ def make_member(context: Context, config: Config) -> Member:
 def make_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
     """The engine without weights: all of them come by push."""
     if config.rollout.engine != "builtin":
+        from actors.engines.servers.opening import open_engine  # optional: what it needs may not be installed
+
         return open_engine(context, config, tokenizer)
     model = empty_model(context.model_folder, config.model.dtype, context.device)
     return BuiltinEngine(

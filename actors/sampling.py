@@ -255,6 +255,14 @@ class Sampling:
         )
 
 
+def capacity(config: Config) -> int:
+    """Samples that a generator asks the head for: its slots, and a group that waits for the first of them to be free.
+
+    Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next.
+    """
+    return config.rollout.max_concurrent_rollouts + config.gconfig.n_samples
+
+
 def evaluation_number(evaluation: str) -> int:
     """0 for training; another number for each evaluation, so that their seeds never meet."""
     if not evaluation:

@@ -16,6 +16,7 @@ from actors.data.loading import load_problems, load_rows
 from actors.data.order import Order
 from actors.data.source import RowSource
 from actors.head import rules_of
+from actors.sampling import capacity
 from areal_bus import messages as m
 from areal_bus.config import Config
 from areal_bus.effects import Effect, Record
@@ -193,7 +194,7 @@ def replay_run(run: Path, *, n_generators: int) -> Replay:
     order = Order(len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs)
     context = Context("head", 0, 0, 0, "", "", "", "", "cpu", n_generators, 1, 1, str(run), "configs", "")
     rules = rules_of(context, config, load_problems(config, "configs"))
-    replay = Replay(rules, RowSource(rows, order), capacity=config.rollout.max_concurrent_rollouts)
+    replay = Replay(rules, RowSource(rows, order), capacity=capacity(config))
     replay.run(json.loads(line) for line in (run / "journal" / "head-0.0.jsonl").read_text().splitlines())
     return replay
 
