@@ -122,6 +122,19 @@ def hangs_up(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
     return {"status": status, "answer": answer, "once_more": once_more}
 
 
+LEAKED: list[http.client.HTTPConnection] = []  # of a process, over all its conversations
+
+
+def leaks(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """Opens connections that it never closes, and then asks."""
+    url = urlsplit(base_url)
+    for _ in range(10):
+        LEAKED.append(http.client.HTTPConnection(url.hostname or "", url.port, timeout=WAIT_S))
+        LEAKED[-1].request("GET", f"{url.path}/models", headers={"Authorization": f"Bearer {api_key}"})
+        LEAKED[-1].getresponse().read()
+    return once(row, base_url, api_key)
+
+
 def rewrites(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
     """Three calls that have nothing to do with each other."""
     return {"statuses": [post(base_url, api_key, {"messages": [user(text)]})[0] for text in ("one", "two", "three")]}

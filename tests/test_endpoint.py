@@ -244,6 +244,13 @@ def test_a_client_that_hung_up_gets_the_same_answer_when_it_asks_again(
     assert len(t.segments) == 1
 
 
+def test_connections_that_an_agent_forgets_end_with_its_conversation(stage: Callable[..., Stage]) -> None:
+    s = stage("leaks", workers=1)  # 20 connections at most
+    for uid in range(4):
+        s.begin(uid)
+    assert [returned(t)["status"] for t in s.run() if isinstance(t, Trajectory)] == [200] * 4
+
+
 def test_a_stream_is_the_answer_in_one_piece(stage: Callable[..., Stage]) -> None:
     s = stage("once")
     s.begin(fields={"stream": True, "stream_options": {"include_usage": True}})

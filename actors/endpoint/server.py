@@ -78,6 +78,7 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # head and body leave together
     server: HttpServer
     _has_left = False  # nobody writes the answer that was waited for
+    _held: Session | None = None  # whose requests the connection carries
 
     def do_GET(self) -> None:
         self._serve(self._get)
@@ -101,7 +102,20 @@ class Handler(BaseHTTPRequestHandler):
         session = self.server.sessions.find(key.strip()) if kind.lower() == "bearer" else None
         if session is None:
             raise Refused("a request carries the API key of an open conversation", status=401, code="invalid_api_key")
+        if session is not self._held:
+            self._let_go()
+            self._held = session
+            session.hold(self.connection)
         return session
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._held.let_go(self.connection)
+            self._held = None
+
+    def finish(self) -> None:
+        self._let_go()
+        super().finish()
 
     def _get(self, session: Session) -> None:
         if self.path.partition("?")[0] != MODELS:

@@ -4,8 +4,10 @@ A key is known from its conversation's begin to its end. One call is under way a
 conversation are in one order.
 """
 
+import contextlib
 import queue
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -84,11 +86,21 @@ class Session:
         self._last: Pending | None = None
         self._n_calls = 0
         self._is_closed = False
+        self._connections: set[socket.socket] = set()
         self._on_close: Callable[[], None] = lambda: None
         self._own_s = 0.0  # that the agent took for itself, up to:
         self._runs_since: float | None = None  # None: it waits for the model, or has not begun
 
     # the server's threads
+
+    def hold(self, connection: socket.socket) -> None:
+        """It carries requests of this conversation, and ends with it: clients forget theirs."""
+        with self._lock:
+            self._connections.add(connection)
+
+    def let_go(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.discard(connection)
 
     def call(self, call: Call, client_is_gone: Callable[[], bool], *, says_again: bool = False) -> Pending:
         """Put a call to the model; the one before, where its client did not hear the answer and comes with it again.
@@ -163,10 +175,13 @@ class Session:
             if self._is_closed:
                 return
             self._is_closed = True
-            last = self._last
+            last, connections = self._last, list(self._connections)
         if last is not None and not last.is_done:
             last.refuse(Refused(ENDED, status=410, code="conversation_ended"))
         self._on_close()
+        for connection in connections:
+            with contextlib.suppress(OSError):  # it has ended already
+                connection.shutdown(socket.SHUT_RD)  # what is being written is still written
 
     def _pause_clock(self) -> None:
         if self._runs_since is not None:
