@@ -17,7 +17,7 @@ RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help setup model demo test check soak soak-faults soak-staleness lint bench-peers
+.PHONY: help setup model demo test check soak soak-faults soak-staleness lint bench-peers sglang-cpu test-sglang
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -58,3 +58,12 @@ bench-peers: setup $(PEERS)  ## what python -m tools.bench measures us against, 
 
 $(PEERS): tools/bench/peers/requirements.txt tools/bench/peers/install.sh
 	@tools/bench/peers/install.sh "$(PYTHON)" "$(TORCH)" "$@"
+
+SGLANG := .venv-sglang/sglang-cpu.stamp
+sglang-cpu: setup $(SGLANG)  ## a real SGLang server on CPU, for make test-sglang, in an environment of its own (3.3 GB)
+
+$(SGLANG): $(shell find tests/servers/sglang_cpu -type f -not -path '*/__pycache__/*')
+	@tests/servers/sglang_cpu/install.sh "$(PYTHON)" "$@"
+
+test-sglang: sglang-cpu  ## the engine sglang against that server: the rules of all engines, and a job that trains by it
+	@$(IN_VENV) python -m pytest -m sglang $(PYTEST_ARGS)

@@ -239,10 +239,12 @@ class ServerEngine:
         self._n_tokens += len(news.ids)
         if news.finish is None:
             return
-        if self._server.stamps and news.labels is None and sample.new_ids:
+        if not self._server.stamps:  # it has seen one version only
+            self._settle(sample, [[sample.since, len(sample.new_ids)]])
+        elif news.labels is None and sample.new_ids:
             raise EngineLost(f"{self._link.url} stamps its tokens, and has not those of {sample.rid}")
-        own = [[sample.since, len(sample.new_ids)]]
-        self._settle(sample, own if news.labels is None else versions(news.labels, self._labels))
+        else:
+            self._settle(sample, versions(news.labels or [], self._labels))
         if news.finish != Finish.ABORT:
             self._finish(sample, news.finish)
         elif sample.left < 1:

@@ -109,6 +109,8 @@ class Link:
             closing.cancel()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SLACK_S)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)

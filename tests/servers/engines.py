@@ -1,0 +1,166 @@
+"""Engines to hold the rules of all engines against: ours, and those over real servers where one is installed."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.context import Context
+from actors.engines.builtin import BuiltinEngine
+from actors.engines.protocol import Completion, Engine, Request
+from actors.engines.servers.opening import open_engine
+from actors.models.loading import empty_model, load_model, load_tokenizer, stop_ids
+from actors.models.scratch import write_scratch_folder
+from areal_bus.config import Config, ScratchConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+SGLANG = ROOT / ".venv-sglang"
+POSITIONS = 256
+EOS = 1  # of scratch models
+PATIENCE_S = 120.0
+
+
+def sglang_python() -> str:
+    """The interpreter of the server's environment; skips where there is none."""
+    if not (SGLANG / "sglang-cpu.stamp").exists():
+        pytest.skip("there is no SGLang server here: make sglang-cpu brings one")
+    return str(SGLANG / "bin" / "python")
+
+
+def model_folder(folder: Path) -> Path:
+    """A small Llama without weights."""
+    write_scratch_folder(folder, ScratchConfig(hidden_size=64, layers=2, max_positions=POSITIONS))
+    return folder
+
+
+def model(folder: Path, seed: int, *, stops: bool = False) -> Any:
+    """Weights of a seed, large enough that context matters; unless it `stops`, the end of text is rare."""
+    made = load_model(str(folder), "float32", "cpu", random_seed=seed)
+    for name, parameter in made.named_parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(10 if "embed" in name else 8)
+    if not stops:  # one direction in which all hidden states lie, and the end of text is against it
+        for layer in made.model.layers:
+            layer.self_attn.o_proj.weight.data[0] = layer.mlp.down_proj.weight.data[0] = 0.0
+        embedding = made.model.embed_tokens.weight.data
+        embedding[:, 0], embedding[EOS] = 1.0, 0.0
+        embedding[EOS, 0] = -1.0
+        made.model.norm.weight.data[0] = 30.0
+    return made
+
+
+def weights(made: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+
+
+def fresh_logps(made: Any, ids: list[int], sampled: list[int], temperature: float) -> torch.Tensor:
+    """(n,) log-prob of each sampled token by one plain forward."""
+    with torch.no_grad():
+        logits = made(torch.tensor([ids + sampled])).logits[0, len(ids) - 1 : -1]
+    logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
+    return logp.gather(-1, torch.tensor(sampled)[:, None])[:, 0]
+
+
+def worst(request: Request, completion: Completion, models: dict[int, Any]) -> float:
+    """Largest difference of its log-probs from fresh forwards of the versions stamped on its tokens."""
+    assert sum(n for _, n in completion.spans) == len(completion.ids) == len(completion.logps) > 0
+    differences, at = [], 0
+    for version, n in completion.spans:
+        expected = fresh_logps(models[version], list(request.ids), completion.ids, request.temperature)[at : at + n]
+        differences.append((torch.tensor(completion.logps[at : at + n]) - expected).abs().max().item())
+        at += n
+    return max(differences)
+
+
+class Running:
+    """An engine that is stepped until something holds; keeps what has ended."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.ended: dict[tuple[str, int, int, int, int], Completion] = {}
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert self.engine.n_live, f"all have ended, after {self.engine.n_tokens} tokens"
+            assert time.monotonic() < deadline, f"{self.engine.n_live} live, {self.engine.n_tokens} tokens"
+            for completion in self.engine.step():
+                assert completion.key not in self.ended
+                self.ended[completion.key] = completion
+
+    def all(self) -> dict[tuple[str, int, int, int, int], Completion]:
+        self.until(lambda: self.engine.n_live == 0)
+        return self.ended
+
+    def tokens(self, n: int) -> None:
+        """Until so many more tokens are there."""
+        goal = self.engine.n_tokens + n
+        self.until(lambda: self.engine.n_tokens >= goal)
+
+
+class Builtin:
+    """The engine of this process."""
+
+    is_server = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def open(self, on_update: str = "recompute") -> Iterator[Running]:
+        empty = empty_model(str(self.folder), "float32", "cpu")
+        stops = stop_ids(empty, load_tokenizer(str(self.folder)))
+        engine = BuiltinEngine(empty, stop_ids=stops, n_slots=8, on_update=on_update)  # type: ignore[arg-type]
+        yield Running(engine)
+        engine.close()
+
+
+class SGLangServers:
+    """A server for each of the ways of going on, started when first asked for; engines attach to it."""
+
+    is_server = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._owners: dict[bool, Engine] = {}
+
+    @contextmanager
+    def open(self, on_update: str = "recompute", **abilities: bool) -> Iterator[Running]:
+        keep = on_update == "keep"
+        if keep not in self._owners:
+            self._owners[keep] = self._engine("keep" if keep else "recompute", python=sglang_python())
+        engine = self._engine(on_update, urls=(self._owners[keep]._link.url,))  # type: ignore[attr-defined]
+        engine._server._abilities = replace(engine._server._abilities, **abilities)  # type: ignore[attr-defined]
+        yield Running(engine)
+        engine.close()
+
+    def close(self) -> None:
+        for owner in self._owners.values():
+            owner.close()
+
+    def _engine(self, on_update: str, **settings: Any) -> Engine:
+        context = context_of(self.folder)
+        rollout = {"engine": "sglang", "max_concurrent_rollouts": 8, "on_update": on_update}
+        config = Config.model_validate({
+            "model": {"path": str(self.folder)},
+            "data": {"task": "sums", "max_prompt_tokens": 128},
+            "gconfig": {"max_new_tokens": 128},
+            "rollout": rollout,
+            "engine": settings,
+        })  # fmt: skip
+        return open_engine(context, config, load_tokenizer(str(self.folder)))
+
+
+def context_of(folder: Path, **more: Any) -> Context:
+    """A generator's, alone on this machine; its run folder lies beside the model's."""
+    return Context(**{
+        "role": "generator", "index": 0, "incarnation": 0, "rank": 0, "job": "engines", "head": "",
+        "address": "127.0.0.1", "interface": "lo", "device": "cpu", "n_generators": 1, "n_rewards": 1, "n_learners": 1,
+        "run_folder": str(folder.parent / "run"), "config_folder": str(folder.parent), "model_folder": str(folder),
+        **more,
+    })  # fmt: skip

@@ -1,0 +1,38 @@
+"""Lets torchvision be imported beside a torch of another build: its wheel from PyPI needs CUDA libraries.
+
+Without its C++ part it still declares fake versions of two operators, which fails as nobody has declared the operators
+themselves. So they are declared before it is imported, where that part does not load. SGLang imports torchvision, and
+does not use these.
+"""
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+class BeforeTorchvision(importlib.abc.MetaPathFinder):
+    """Finds nothing; acts once, when torchvision is looked for."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == "torchvision":
+            sys.meta_path.remove(self)
+            spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+            if spec is not None and spec.submodule_search_locations:
+                declare(spec.submodule_search_locations[0])
+
+
+def declare(folder: str) -> None:
+    import torch
+
+    try:
+        torch.ops.load_library(f"{folder}/_C.so")
+    except OSError:
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", SCHEMA)
+
+
+sys.meta_path.insert(0, BeforeTorchvision())

@@ -1,0 +1,413 @@
+"""The rules that every engine keeps, held against each: docs/engines.md has the table.
+
+The builtin engine in the default suite; a real SGLang server by `make test-sglang`, as it is and as an older one would
+be used (which can neither stand still nor stamp its tokens).
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from actors.engines.protocol import Request
+from areal_bus.errors import EngineError
+from tests.servers.engines import (
+    EOS,
+    POSITIONS,
+    Builtin,
+    Running,
+    SGLangServers,
+    model,
+    model_folder,
+    weights,
+    worst,
+)
+
+EXACT = 1e-4
+
+
+class Rig:
+    """An engine to be tried: `open` makes one, without weights; `models` are those of versions 0, 1, ..."""
+
+    def __init__(self, engines: Builtin | SGLangServers, models: dict[int, Any], **abilities: bool) -> None:
+        self._engines, self.models, self._abilities = engines, models, abilities
+        self.is_server = engines.is_server
+
+    def open(self, on_update: str = "recompute") -> AbstractContextManager[Running]:
+        if on_update == "keep" and self._abilities.get("pauses") is False:
+            pytest.skip("a server that cannot stand still keeps no sample under way")
+        return self._engines.open(on_update, **self._abilities)
+
+    def update(self, running: Running, version: int, *, term: int = 0, like: int | None = None) -> None:
+        """`like`: the version whose model these weights are."""
+        made = self.models[version if like is None else like]
+        running.engine.update(version, weights(made), term=term)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[int, Any]]:
+    folder = model_folder(tmp_path_factory.mktemp("engines") / "model")
+    return folder, {seed: model(folder, seed, stops=seed == STOPS) for seed in range(STOPS + 1)}
+
+
+STOPS = 4  # the model that ends its texts
+
+
+@pytest.fixture(scope="module")
+def servers(models: tuple[Any, dict[int, Any]]) -> Iterator[SGLangServers]:
+    started = SGLangServers(models[0])
+    yield started
+    started.close()
+
+
+@pytest.fixture(
+    params=[
+        "builtin",
+        pytest.param("sglang", marks=pytest.mark.sglang),
+        pytest.param("sglang without pause and stamps", marks=pytest.mark.sglang),
+    ]
+)
+def rig(request: pytest.FixtureRequest, models: tuple[Any, dict[int, Any]]) -> Rig:
+    folder, made = models
+    if request.param == "builtin":
+        return Rig(Builtin(folder), made)
+    servers = request.getfixturevalue("servers")
+    old = {"stamps": False, "pauses": False} if "without" in request.param else {}
+    return Rig(servers, made, **old)
+
+
+def ask(uid: int, *, sample: int = 0, n: int = 64, ids: list[int] | None = None, **more: Any) -> Request:
+    given = {"temperature": 1.0, "top_p": 1.0, "turn": 0, **more}
+    key = ("", uid, 0, sample, given["turn"])
+    prompt = [5 + uid % 20, 6, 7] if ids is None else ids
+    return Request(key, prompt, (7, uid, sample), n, given["temperature"], given["top_p"])
+
+
+def mixed(n: int) -> list[Request]:
+    """Prompts of 1 to 60 tokens, two samples of each, at three temperatures."""
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(3, 31, (1 + 29 * i % 60,), generator=generator).tolist() for i in range(6)]
+    return [
+        ask(i, sample=s, n=n + 7 * i, ids=ids, temperature=[1.0, 0.7, 1.3][(i + s) % 3])
+        for i, ids in enumerate(prompts)
+        for s in range(2)
+    ]
+
+
+def test_log_probs_are_those_of_the_stamped_version_across_updates(rig: Rig) -> None:
+    requests = mixed(70)
+    with rig.open() as running:
+        rig.update(running, 0)
+        for request in requests:
+            running.engine.submit(request)
+        for version in (1, 2, 3):
+            running.tokens(150)
+            rig.update(running, version)
+        ended = running.all()
+    assert len(ended) == len(requests)
+    assert max(worst(request, ended[request.key], rig.models) for request in requests) < EXACT
+    assert max(len(completion.spans) for completion in ended.values()) >= 2
+    for completion in ended.values():
+        assert [version for version, _ in completion.spans] == sorted({version for version, _ in completion.spans})
+
+
+def test_what_is_there_before_an_update_stays_token_for_token(rig: Rig) -> None:
+    requests = mixed(90)
+    with rig.open() as running:
+        rig.update(running, 0)
+        for request in requests:
+            running.engine.submit(request)
+        running.tokens(200)
+        before = {request.key: running.engine.so_far(request.key) for request in requests}
+        rig.update(running, 1)
+        ended = running.all()
+    begun = {key: done for key, done in before.items() if done is not None}
+    assert begun
+    for key, done in begun.items():
+        n = len(done.ids)
+        assert n == len(done.logps) == sum(m for _, m in done.spans)
+        assert ended[key].ids[:n] == done.ids
+        assert ended[key].logps[:n] == pytest.approx(done.logps, abs=1e-6)
+
+
+def test_what_is_said_of_a_live_sample_is_true_of_its_versions(rig: Rig) -> None:
+    requests = mixed(110)
+    with rig.open() as running:
+        rig.update(running, 0)
+        for request in requests:
+            running.engine.submit(request)
+        known = []
+        for version in (1, 2):
+            running.tokens(150)
+            known += [(r.key, running.engine.so_far(r.key), running.engine.newest(r.key)) for r in requests]
+            rig.update(running, version)
+        ended = running.all()
+    said = [(key, done, newest) for key, done, newest in known if done is not None]
+    assert said
+    for key, done, newest in said:
+        stamped = [version for version, n in ended[key].spans for _ in range(n)]
+        assert [version for version, n in done.spans for _ in range(n)] == stamped[: len(done.ids)]
+        assert newest is None or newest >= done.spans[-1][0]
+
+
+def test_an_aborted_sample_is_continued_from_what_it_had(rig: Rig) -> None:
+    request = ask(0, n=100)
+    with rig.open() as running:
+        rig.update(running, 0)
+        running.engine.submit(request)
+        running.until(lambda: running.engine.so_far(request.key) is not None)
+        done = running.engine.so_far(request.key)
+        assert done is not None
+        aborted = running.engine.abort(request.key)
+        assert aborted is not None
+        assert (aborted.finish, aborted.ids[: len(done.ids)]) == ("abort", done.ids)
+        assert running.engine.n_live == 0
+        rig.update(running, 1)
+        running.engine.submit(replace(request, done=done))
+        (completion,) = running.all().values()
+    n = len(done.ids)
+    assert completion.ids[:n] == done.ids
+    assert completion.logps[:n] == pytest.approx(done.logps, abs=1e-6)
+    assert completion.spans == [[0, n], [1, 100 - n]]
+    assert worst(request, completion, rig.models) < EXACT
+
+
+def test_the_budget_is_that_of_the_original_request(rig: Rig) -> None:
+    requests = [ask(uid, n=40 + uid) for uid in range(6)]
+    with rig.open() as running:
+        rig.update(running, 0)
+        for request in requests:
+            running.engine.submit(request)
+        running.tokens(60)
+        rig.update(running, 1)
+        ended = running.all()
+    assert [len(ended[request.key].ids) for request in requests] == [request.max_new_tokens for request in requests]
+    assert {completion.finish for completion in ended.values()} == {"length"}
+
+
+def test_abort_ends_one_sample_and_no_other(rig: Rig) -> None:
+    requests = [ask(uid, n=200) for uid in range(4)]
+    with rig.open() as running:
+        rig.update(running, 0)
+        for request in requests:
+            running.engine.submit(request)
+        running.tokens(4)
+        assert running.engine.abort(requests[1].key) is not None
+        assert running.engine.abort(requests[1].key) is None
+        assert running.engine.n_live == 3
+        ended = running.all()
+    assert set(ended) == {requests[i].key for i in (0, 2, 3)}
+    assert {len(completion.ids) for completion in ended.values()} == {200}
+
+
+def test_nothing_is_sampled_without_weights(rig: Rig) -> None:
+    request = ask(0, n=5)
+    with rig.open() as running:
+        running.engine.submit(request)
+        assert [running.engine.step() for _ in range(5)] == [[]] * 5
+        assert (running.engine.version, running.engine.n_tokens, running.engine.n_live) == (None, 0, 1)
+        rig.update(running, 0)
+        assert running.all()[request.key].spans == [[0, 5]]
+
+
+def test_nothing_is_sampled_while_it_is_paused(rig: Rig) -> None:
+    first, later = ask(0, n=220), ask(1, n=10)
+    with rig.open() as running:
+        rig.update(running, 0)
+        running.engine.submit(first)
+        running.tokens(5)
+        running.engine.pause()
+        running.engine.submit(later)
+        assert [running.engine.step() for _ in range(20)] == [[]] * 20
+        rig.update(running, 1)
+        ended = running.all()
+    assert ended[later.key].spans == [[1, 10]]
+    assert ended[first.key].spans[0][1] < 220
+    assert worst(first, ended[first.key], rig.models) < EXACT
+
+
+def test_a_sample_of_lost_weights_that_is_aborted_while_paused_leaves_nothing(rig: Rig) -> None:
+    lost, anew = ask(0, n=220), ask(0, n=30)
+    with rig.open() as running:
+        rig.update(running, 3)
+        running.engine.submit(lost)
+        running.tokens(5)
+        assert running.engine.newest(lost.key) == 3
+        running.engine.abort(lost.key)
+        running.engine.pause()
+        running.engine.submit(anew)
+        rig.update(running, 1, term=1)
+        (completion,) = running.all().values()
+    assert completion.spans == [[1, 30]]
+    assert worst(anew, completion, rig.models) < EXACT
+
+
+def test_a_stop_token_is_the_last_one_and_no_other(rig: Rig) -> None:
+    requests = [ask(uid, sample=s, n=60) for uid in range(4) for s in range(2)]
+    with rig.open() as running:
+        rig.update(running, STOPS)
+        for request in requests:
+            running.engine.submit(request)
+        ended = running.all()
+    assert {completion.finish for completion in ended.values()} >= {"stop"}
+    for completion in ended.values():
+        assert EOS not in completion.ids[:-1]
+        assert (completion.ids[-1] == EOS) == (completion.finish == "stop")
+    assert max(worst(request, ended[request.key], rig.models) for request in requests) < EXACT
+
+
+def test_the_samples_of_a_group_differ(rig: Rig) -> None:
+    requests = [ask(0, sample=s, n=24) for s in range(6)]
+    with rig.open() as running:
+        rig.update(running, 0)
+        for request in requests:
+            running.engine.submit(request)
+        ended = running.all()
+    assert len({tuple(completion.ids) for completion in ended.values()}) == 6
+
+
+def test_temperature_0_takes_the_likeliest_token_and_gives_its_plain_log_prob(rig: Rig) -> None:
+    request = ask(0, n=20, temperature=0.0)
+    with rig.open() as running:
+        rig.update(running, 0)
+        running.engine.submit(request)
+        (completion,) = running.all().values()
+    ids = [*request.ids, *completion.ids]
+    with torch.no_grad():
+        logits = rig.models[0](torch.tensor([ids])).logits[0, len(request.ids) - 1 : -1]
+    assert logits.argmax(-1).tolist() == completion.ids
+    assert worst(request, completion, rig.models) < EXACT
+
+
+def test_a_nucleus_bounds_the_tokens_and_not_their_log_probs(rig: Rig) -> None:
+    requests = [ask(uid, n=40, top_p=0.3) for uid in range(4)]
+    with rig.open() as running:
+        rig.update(running, 0)
+        for request in requests:
+            running.engine.submit(request)
+        ended = running.all()
+    assert max(worst(request, ended[request.key], rig.models) for request in requests) < EXACT
+    for request in requests:
+        ids = [*request.ids, *ended[request.key].ids]
+        with torch.no_grad():
+            p = rig.models[0](torch.tensor([ids])).logits[0, len(request.ids) - 1 : -1].softmax(-1)
+        chosen = p.gather(-1, torch.tensor(ended[request.key].ids)[:, None])
+        likelier = (p * (p > chosen + 1e-5)).sum(-1)
+        assert float(likelier.max()) < 0.3 + 1e-3
+
+
+@pytest.mark.parametrize("on_update", ["recompute", "keep", "drain"])
+def test_a_new_request_uses_no_prefix_of_older_weights(rig: Rig, on_update: str) -> None:
+    prompt = list(range(3, 31)) * 3
+    with rig.open(on_update) as running:
+        rig.update(running, 0)
+        running.engine.submit(ask(0, ids=prompt, n=8))
+        running.all()
+        rig.update(running, 1)
+        again = ask(1, ids=prompt, n=8)
+        running.engine.submit(again)
+        completion = running.all()[again.key]
+    assert completion.spans == [[1, 8]]
+    assert worst(again, completion, rig.models) < EXACT
+
+
+def test_keep_goes_on_from_the_old_keys_and_stamps_the_new_version(rig: Rig) -> None:
+    request = ask(0, n=220)
+    with rig.open("keep") as running:
+        rig.update(running, 0)
+        running.engine.submit(request)
+        running.tokens(10)
+        rig.update(running, 1)
+        (completion,) = running.all().values()
+    (old, n), (new, m) = completion.spans
+    assert (old, new, n + m) == (0, 1, 220)
+    first = replace(completion, ids=completion.ids[:n], logps=completion.logps[:n], spans=[[0, n]])
+    assert worst(request, first, rig.models) < EXACT
+    assert worst(request, completion, rig.models) > 1e-2  # the keys are those of the old weights
+
+
+def test_the_first_weights_of_a_newer_term_recompute_whatever_is_said(rig: Rig) -> None:
+    request = ask(0, n=220)
+    with rig.open("keep") as running:
+        rig.update(running, 2)
+        running.engine.submit(request)
+        running.tokens(10)
+        rig.update(running, 2, term=1, like=2)
+        (completion,) = running.all().values()
+    assert completion.spans == [[2, 220]]
+    assert worst(request, completion, rig.models) < EXACT
+
+
+def test_drain_begins_no_episode_and_ends_those_begun(rig: Rig) -> None:
+    first, later, turn = ask(0, n=40), ask(1, n=5), ask(2, n=5, turn=1)
+    with rig.open("drain") as running:
+        rig.update(running, 0)
+        running.engine.submit(first)
+        running.tokens(1)
+        assert running.engine.hold()
+        running.engine.submit(later)
+        running.engine.submit(turn)
+        running.until(lambda: not running.engine.hold())
+        assert set(running.ended) == {first.key, turn.key}
+        rig.update(running, 1)
+        ended = running.all()
+    assert [ended[key.key].spans for key in (first, turn, later)] == [[[0, 40]], [[0, 5]], [[1, 5]]]
+
+
+def test_versions_never_go_back_within_a_term(rig: Rig) -> None:
+    request = ask(0, n=5)
+    with rig.open() as running:
+        rig.update(running, 2)
+        with pytest.raises(EngineError, match="never go back"):
+            rig.update(running, 1)
+        assert running.engine.version == 2
+        running.engine.submit(request)
+        assert running.all()[request.key].spans == [[2, 5]]
+
+
+def test_an_update_brings_every_weight_and_no_other(rig: Rig) -> None:
+    request = ask(0, n=5)
+    with rig.open() as running:
+        rig.update(running, 0)
+        with pytest.raises(EngineError, match="every weight"):
+            running.engine.update(1, dict(list(weights(rig.models[1]).items())[1:]))
+        running.engine.submit(request)
+        completion = running.all()[request.key]
+    assert completion.spans == [[0, 5]]
+    assert worst(request, completion, rig.models) < EXACT
+
+
+IMPOSSIBLE = [
+    (ask(0, ids=[]), "at least one token"),
+    (ask(0, n=0), "at least one new token"),
+    (ask(0, temperature=-1.0), "temperature"),
+    (ask(0, top_p=0.0), "top_p"),
+    (ask(0, n=POSITIONS), "the model holds"),
+    (ask(0, ids=[31]), "token ids are below"),
+    (ask(0, ids=[-1]), "token ids are below"),
+]
+
+
+def test_what_cannot_be_served_is_refused_and_the_rest_is_served(rig: Rig) -> None:
+    with rig.open() as running:
+        rig.update(running, 0)
+        for request, why in IMPOSSIBLE:
+            with pytest.raises(EngineError, match=why):
+                running.engine.submit(request)
+        running.engine.submit(ask(0, n=5))
+        with pytest.raises(EngineError, match="unique"):
+            running.engine.submit(ask(0, n=5))
+        assert len(running.all()) == 1
+
+
+def test_a_sequence_may_be_as_long_as_the_model_holds(rig: Rig) -> None:
+    request = ask(0, ids=[5] * 100, n=POSITIONS - 100)
+    with rig.open() as running:
+        rig.update(running, 0)
+        running.engine.submit(request)
+        completion = running.all()[request.key]
+    assert len(completion.ids) == POSITIONS - 100
+    assert worst(request, completion, rig.models) < EXACT
