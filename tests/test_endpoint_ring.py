@@ -1,13 +1,26 @@
 """configs/agent.toml under mpirun: an agent that knows nothing of training is trained, and the audit is clean."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.test_tiny import ROOT, events, launch
+
+WAIT_S = 300.0
+
+
+def run_tool(*words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.soak
@@ -18,7 +31,40 @@ def test_an_agent_learns_by_way_of_its_endpoint(tmp_path: Path) -> None:
     samples = [json.loads(line) for line in (run / "samples" / "samples.jsonl").read_text().splitlines()]
     n_second_tries = sum(sample["prompt"].count(">") > 1 for sample in samples)
     assert 0 < n_second_tries < len(samples)
-    done = subprocess.run([sys.executable, "-m", "tools.audit", str(run)], cwd=ROOT, capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout
+    run_tool("tools.audit", str(run))
     seen = (tmp_path / "listeners.txt").read_text().split()
     assert {address.rpartition(":")[0] for address in seen} == {"127.0.0.1"}
+    words = tmp_path / "words.jsonl"
+    words.write_text("".join(json.dumps({"question": word, "answer": word[::-1]}) + "\n" for word in ("abc", "hello")))
+    told = run_tool("tools.evaluate", str(run), "--data", str(words), "--json").splitlines()[-1]
+    assert json.loads(told)["answers"] == 16
+
+
+def kill_generator(folder: Path, *, at: int) -> None:
+    """Once that many updates are there."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        run = (folder / "latest").resolve()
+        if (run / "journal" / "head-0.0.jsonl").exists() and len(whole(run, "head-0.0", "update")) >= at:
+            (start,) = whole(run, "generator-0.0", "start")
+            os.kill(start["pid"], signal.SIGKILL)
+            return
+        time.sleep(0.2)
+
+
+def whole(run: Path, actor: str, name: str) -> list[dict[str, Any]]:
+    """Events of a journal that is being written: its last line may not be whole."""
+    text = (run / "journal" / f"{actor}.jsonl").read_text()
+    return [line for line in map(json.loads, text.splitlines()[: text.count("\n")]) if line["event"] == name]
+
+
+@pytest.mark.soak
+def test_conversations_of_a_killed_generator_are_made_whole_by_others(tmp_path: Path) -> None:
+    killer = threading.Thread(target=kill_generator, args=(tmp_path,), kwargs={"at": 5}, daemon=True)
+    killer.start()
+    run = launch(tmp_path, "run.total_train_steps=20", "rollout.report_tokens=1", config="configs/agent.toml")
+    killer.join()
+    assert len(events(run, "head-0.0", "update")) == 20
+    assert any(completion["attempt"] for completion in events(run, "generator-1.0", "completion"))
+    assert not any("n_done" in request for request in events(run, "generator-1.0", "request"))
+    run_tool("tools.audit", str(run))
