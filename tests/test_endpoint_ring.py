@@ -40,16 +40,17 @@ def test_an_agent_learns_by_way_of_its_endpoint(tmp_path: Path) -> None:
     assert json.loads(told)["answers"] == 16
 
 
-def kill_generator(folder: Path, *, at: int) -> None:
-    """Once that many updates are there."""
+def kill_generator(folder: Path, *, after: int) -> None:
+    """After so many updates, with conversations under way."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         run = (folder / "latest").resolve()
-        if (run / "journal" / "head-0.0.jsonl").exists() and len(whole(run, "head-0.0", "update")) >= at:
-            (start,) = whole(run, "generator-0.0", "start")
-            os.kill(start["pid"], signal.SIGKILL)
-            return
-        time.sleep(0.2)
+        if (run / "journal" / "head-0.0.jsonl").exists() and len(whole(run, "head-0.0", "update")) >= after:
+            mine = (run, "generator-0.0")
+            if len(whole(*mine, "request")) > len(whole(*mine, "completion")) + 4:
+                os.kill(whole(*mine, "start")[0]["pid"], signal.SIGKILL)
+                return
+        time.sleep(0.02)
 
 
 def whole(run: Path, actor: str, name: str) -> list[dict[str, Any]]:
@@ -60,7 +61,7 @@ def whole(run: Path, actor: str, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.soak
 def test_conversations_of_a_killed_generator_are_made_whole_by_others(tmp_path: Path) -> None:
-    killer = threading.Thread(target=kill_generator, args=(tmp_path,), kwargs={"at": 5}, daemon=True)
+    killer = threading.Thread(target=kill_generator, args=(tmp_path,), kwargs={"after": 5}, daemon=True)
     killer.start()
     run = launch(tmp_path, "run.total_train_steps=20", "rollout.report_tokens=1", config="configs/agent.toml")
     killer.join()
