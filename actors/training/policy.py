@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from actors.training import attention
+from actors.training import attention, linear
 from actors.training.ranks import Ranks
 from actors.training.row import Piece, lay_out
 from areal_bus.errors import ConfigError
@@ -47,6 +47,7 @@ class Policy:
         self.packed = attention.supports(model.config) and model.config._attn_implementation == "sdpa"
         if self.packed:
             self.model.set_attn_implementation(attention.NAME)
+        linear.replace(self.model)
         self.model.eval()  # no dropout: log-probs must be those of the sampler
         if gradient_checkpointing:
             self._checkpoint_activations()
