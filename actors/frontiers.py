@@ -9,8 +9,8 @@ from loguru import logger
 
 from areal_bus.effects import Discard, Save
 from areal_bus.errors import CheckpointError
-from areal_bus.frontier import START, Frontier
-from areal_bus.frontier_file import discard, load, path_of, save, usable
+from areal_bus.frontier import START, Frontier, Waypoint
+from areal_bus.frontier_file import discard, load, mark, path_of, save, usable, waypoints
 
 
 class Frontiers:
@@ -28,6 +28,17 @@ class Frontiers:
         """All that are whole, and the one before the first prompt."""
         found = {version: load(path_of(self._folder, version)) for version in usable(self._folder)}
         return {**START, **found}
+
+    def waypoints(self) -> list[Waypoint]:
+        """What a learner that has outlived the head may be at."""
+        return waypoints(self._folder)
+
+    def mark(self, waypoint: Waypoint) -> None:
+        """It is written when this returns. One that cannot be sends a learner that outlives the head back."""
+        try:
+            mark(self._folder, waypoint)
+        except OSError as error:
+            logger.warning("should the head die, version {} is lost: {}", waypoint.frontier.version, error)
 
     def do(self, effect: Save | Discard) -> None:
         self._work.put(effect)

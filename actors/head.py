@@ -22,7 +22,7 @@ from actors.watchdog import Watchdog
 from areal_bus import messages as m
 from areal_bus.bus import Bus
 from areal_bus.config import Config
-from areal_bus.effects import Discard, Effect, End, Keep, Record, Save, Send
+from areal_bus.effects import Discard, Effect, End, Keep, Mark, Record, Save, Send
 from areal_bus.effects import Progress as Shown
 from areal_bus.errors import ActorFailed, CheckpointError, ConfigError
 from areal_bus.frontier_file import sync_folder
@@ -90,6 +90,7 @@ class Shell:
             life=context.incarnation,
             term=next_term(self.folder),
             frontiers=self.frontiers.load(),
+            waypoints=self.frontiers.waypoints(),
         )
         self.watchdog = Watchdog(config.watchdog, heartbeat_s=config.bus.heartbeat_s)
 
@@ -130,6 +131,8 @@ class Shell:
                 bus.send(effect.to, effect.message)
             elif isinstance(effect, Save | Discard):
                 self.frontiers.do(effect)
+            elif isinstance(effect, Mark):
+                self.frontiers.mark(effect.waypoint)
             elif isinstance(effect, Record):
                 self._watch_lag(effect)
                 if effect.event is Event.TERM:

@@ -6,7 +6,7 @@ snapshot that a side thread pushes while the next update is computed.
 
 import os
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from loguru import logger
 
@@ -23,6 +23,7 @@ from actors.training.meeting import Meeting
 from actors.training.pushing import Pusher
 from actors.training.ranks import Ranks, lost_peer, meet, part
 from actors.training.rollout import Rollout
+from actors.training.tie import Tie
 from areal_bus import messages as m
 from areal_bus.collective import brief
 from areal_bus.config import Config
@@ -60,6 +61,7 @@ class Learner:
         self.root: Root | None = None
         self.endpoint = ""  # of the store at rank 0
         self.has_met = False  # it computes with other ranks
+        self.digest = ""  # of the newest version; rank 0 only
         if self.is_root:
             store, self.endpoint = serve_store(context.address)
             self.root = Root(store, interface=context.interface, address=context.address)
@@ -83,10 +85,12 @@ class Learner:
         loop = find_loop(self.config.learner.loop)
         ranks, beginning = self._meet()
         self._load(ranks, beginning)
+        self.tie = Tie(self.letterbox, most=ranks.max, begin=self._begin, look=self._record)
         self._announce()
         rollout = Rollout(
             self.send,
             self.letterbox,
+            self.tie,
             journal=self.journal,
             pulse=self.pulse,
             eta=self.config.rollout.max_head_offpolicyness,
@@ -100,7 +104,7 @@ class Learner:
         loop(rollout, self.actor)
         rollout.check_ended(self.config.learner.loop)
         self._finish(drained=rollout.drained)
-        self._serve()
+        self._serve(rollout)
 
     def fail(self, error: Exception) -> None:
         """The life ends by this error. Raises what it means here; nothing when it is the end that the head ordered."""
@@ -219,19 +223,30 @@ class Learner:
 
     def _announce(self) -> None:
         """The version that everything begins with is here."""
+        self.digest = self._snapshot(self.actor.version)
+        self.letterbox.live_on(lambda life: self.send(replace(self._join(), again=life)))
+        self.tie.confirm(False)
+        self.keeper.keep(self.actor, self.tokenizer)
+
+    def _begin(self, life: int, lives_on: bool) -> None:
+        """A head of this life is told where this rank is."""
         version = self.actor.version
-        digest = self._snapshot(version)
+        if lives_on:
+            self.journal.write(Event.NOTE, text=f"has outlived a head: goes on at version {version} with the next one")
+            self.pusher.drop()
+            if self.root is not None:
+                self.root.cancel()
         self.send(m.Ready(capacity=0))
         if self.is_root:
-            self.send(m.Begin(version, digest))
-        self.keeper.keep(self.actor, self.tokenizer)
+            self.send(m.Begin(version, self.digest, life, lives_on, self.keeper.sealed()))
 
     def _publish(self, version: int, stats: dict[str, float]) -> None:
         """Called by the actor at the end of every update, on every rank."""
-        digest = self._snapshot(version)
+        self.digest = self._snapshot(version)
         self._record()
         if self.is_root:
-            self.send(m.UpdateDone(version=version, stats=stats, digest=digest))
+            if not self.tie.is_cut:  # else the next head will hear where this is
+                self.send(m.UpdateDone(version=version, stats=stats, digest=self.digest))
             self.journal.write(Event.STEP, version=version, **stats)
         self.keeper.keep(self.actor, self.tokenizer)
 
@@ -241,7 +256,7 @@ class Learner:
     def _sealed(self, version: int, folder: str) -> None:
         """A checkpoint is whole; on every rank."""
         self.pulse.tell()
-        if self.is_root:
+        if self.is_root and not self.tie.is_cut:
             self.send(m.Checkpointed(version, folder))
 
     def _call_off(self, message: m.PushBroken) -> None:
@@ -282,14 +297,18 @@ class Learner:
             self.keeper.finish(self.actor, self.tokenizer)
         if at_end and not drained:
             model = self.keeper.export()
-        self.send(m.Finished(checkpoint=self.keeper.folder, model=model))
+        self._finished = m.Finished(checkpoint=self.keeper.folder, model=model)
+        self.send(self._finished)
 
-    def _serve(self) -> None:
-        """Only pushes are left to do, on their thread."""
+    def _serve(self, rollout: Rollout) -> None:
+        """Only pushes are left to do, on their thread, and to tell a head that comes back how it ended."""
         self.pulse.note = "serves pushes"
         self.journal.mark("serve")
         while True:
             self.letterbox.take(look=self._look)
+            if self.tie.is_cut:
+                rollout.outlive()
+                self.send(self._finished)
 
     def _look(self) -> None:
         self._record()

@@ -4,6 +4,7 @@ A batch is the B oldest complete groups (I8), when the policy lets them go (I2):
 refunds those that are too old by now.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from areal_bus import messages as m
@@ -18,6 +19,15 @@ from areal_bus.rules import HeadRules
 from areal_bus.sharding import item, split
 from areal_bus.staleness import runs_under
 from areal_bus.supply import Supply
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What was taken: whole groups, in the order in which they are numbered for the learners."""
+
+    step: int
+    clock: int
+    entries: list[Entry]
 
 
 class Batches:
@@ -46,8 +56,8 @@ class Batches:
         n_groups = size if len(ready) >= size else len(ready) if self.is_at_the_end else 0
         return n_groups if n_groups and self.gate.may_take(n_groups, ready.born) else 0
 
-    def hand_out(self, n_groups: int, learners: list[Member]) -> None:
-        """Take the oldest complete groups and give every learner rank its share."""
+    def take(self, n_groups: int) -> Batch:
+        """The oldest complete groups are in training, and the journal has them."""
         step = self.gate.w
         entries = self.ledger.take(n_groups, step)
         clock = self.gate.take([entry.born for entry in entries])
@@ -61,15 +71,20 @@ class Batches:
             u=self.gate.u,
             v=self.gate.v,
         )
-        weights = [sum(scored.n_sampled for scored in entry.scored.values()) for entry in entries]
-        for learner, share in zip(learners, split(weights, len(learners)), strict=True):
-            self._send_share(learner, share, entries, step, clock)
         for entry in entries:
             self.supply.close(entry.uid)
             for _, scored in sorted(entry.scored.items()):
                 self._record_trajectory(scored, step, clock, entry.born)
+        return Batch(step, clock, entries)
 
-    def _send_share(self, learner: Member, share: list[int], entries: list[Entry], step: int, clock: int) -> None:
+    def hand_out(self, batch: Batch, learners: list[Member]) -> None:
+        """Every learner rank gets its share."""
+        weights = [sum(scored.n_sampled for scored in entry.scored.values()) for entry in batch.entries]
+        for learner, share in zip(learners, split(weights, len(learners)), strict=True):
+            self._send_share(learner, share, batch)
+
+    def _send_share(self, learner: Member, share: list[int], batch: Batch) -> None:
+        step, clock, entries = batch.step, batch.clock, batch.entries
         n_items = 0
         for group in share:
             for _, scored in sorted(entries[group].scored.items()):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.frontier import Frontier
+from areal_bus.frontier import Frontier, Waypoint
 from areal_bus.journal import Event
 
 
@@ -59,13 +59,20 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Effect: write this waypoint before anything that follows is done. The two newest are kept."""
+
+    waypoint: Waypoint
+
+
+@dataclass(frozen=True, slots=True)
 class Discard:
     """Effect: the frontiers of these versions are of no use any more."""
 
     versions: tuple[int, ...]
 
 
-Effect = Send | Record | Keep | Progress | Save | Discard | End
+Effect = Send | Record | Keep | Progress | Save | Mark | Discard | End
 
 
 class Effects:
@@ -88,6 +95,9 @@ class Effects:
 
     def save(self, frontier: Frontier) -> None:
         self._out.append(Save(frontier))
+
+    def mark(self, waypoint: Waypoint) -> None:
+        self._out.append(Mark(waypoint))
 
     def discard(self, versions: Iterable[int]) -> None:
         if gone := tuple(versions):

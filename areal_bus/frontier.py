@@ -1,7 +1,8 @@
 """What a term begins with beside the weights: the head's state at one version; knows no file and no actor.
 
 A frontier is taken when an update is finished (or the run closes). With the checkpoint of the same version it is all
-that is needed to go on from there: no prompt skipped, none trained twice (I3, I4).
+that is needed to go on from there: no prompt skipped, none trained twice (I3, I4). A waypoint is taken as a batch is
+handed out: should the head die, a learner that lives on holds the weights that belong to it.
 """
 
 from collections.abc import Mapping
@@ -39,11 +40,24 @@ class Frontier:
     results: dict[str, Figures] = field(default_factory=dict)  # figures by evaluation
 
 
+@dataclass(frozen=True, slots=True)
+class Waypoint:
+    """Where everything will be once learner 0 `root` has trained the batch it is being given: at `frontier.version`.
+
+    It has no verdicts, which would be most of its bytes: those samples are made again.
+    """
+
+    root: str
+    frontier: Frontier
+
+
 START: Mapping[int, Frontier] = {0: Frontier(0)}  # before the first prompt
 
 
-def take(version: int, ledger: Ledger, supply: Supply, results: Mapping[str, Figures]) -> Frontier:
-    """The frontier of this moment. No batch may be in training."""
+def take(
+    version: int, ledger: Ledger, supply: Supply, results: Mapping[str, Figures], *, verdicts: bool = True
+) -> Frontier:
+    """The frontier of this moment. A batch that is in training counts as trained."""
     open_ = tuple(
         OpenPrompt(
             entry.uid,
@@ -52,7 +66,7 @@ def take(version: int, ledger: Ledger, supply: Supply, results: Mapping[str, Fig
             entry.attempt,
             entry.n_deaths,
             supply.of(entry.uid),
-            tuple(scored for _, scored in sorted(entry.scored.items())),
+            tuple(scored for _, scored in sorted(entry.scored.items())) if verdicts else (),
         )
         for entry in ledger.live()
     )

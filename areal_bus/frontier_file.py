@@ -2,6 +2,8 @@
 
 RUN/frontiers/frontier-000010 is one JSON line {"schema", "bytes", "sha256"} about the rest, then one JSON line with the
 frontier, then its verdicts, each as a message of the wire: for each frame four bytes of length and the frame itself.
+RUN/frontiers/waypoint-0 and -1 are the two newest waypoints, of the same form. They need not outlast the machine, since
+the learner that they are of does not: they are not synced.
 """
 
 import hashlib
@@ -15,16 +17,20 @@ from typing import Any
 
 from areal_bus import wire
 from areal_bus.errors import CheckpointError, WireError
-from areal_bus.frontier import Frontier, OpenPrompt
+from areal_bus.frontier import Frontier, OpenPrompt, Waypoint
 from areal_bus.messages import Scored
 from areal_bus.rules import Drawn
 from areal_bus.supply import Issue
+from areal_bus.terms import slot
 
 SCHEMA = 1
 PREFIX = "frontier-"
 NAMES = f"{PREFIX}[0-9]*"
+WAYPOINT = "waypoint-"
+WAYPOINTS = f"{WAYPOINT}[01]"
 JOB = "frontier"
 LENGTH = struct.Struct("<I")
+DAMAGE = (OSError, ValueError, KeyError, TypeError, struct.error, WireError)  # what reading a damaged file raises
 
 
 def path_of(folder: Path, version: int) -> Path:
@@ -34,20 +40,43 @@ def path_of(folder: Path, version: int) -> Path:
 
 def save(path: Path, frontier: Frontier) -> None:
     """Write it under a temporary name, sync, rename. Raises OSError; what was at `path` is untouched then."""
+    _write(path, frontier, {}, syncs=True)
+    sync_folder(path.parent)
+
+
+def mark(folder: Path, waypoint: Waypoint) -> None:
+    """Write it in its place, whole or not at all, but for a crash of the machine. Raises OSError."""
+    path = folder / f"{WAYPOINT}{slot(waypoint)}"
+    _write(path, waypoint.frontier, {"root": waypoint.root}, syncs=False)
+
+
+def waypoints(folder: Path) -> list[Waypoint]:
+    """Those that are whole."""
+    found = []
+    for path in sorted(folder.glob(WAYPOINTS)):
+        try:
+            about, body = _read(path)
+            found.append(Waypoint(about["root"], _unpack(body)))
+        except DAMAGE:
+            continue
+    return found
+
+
+def _write(path: Path, frontier: Frontier, further: dict[str, str], *, syncs: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     body = b"".join(_pack(frontier))
-    about = {"schema": SCHEMA, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    about = {"schema": SCHEMA, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest(), **further}
     building = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with building.open("wb") as file:
             file.write(json.dumps(about).encode() + b"\n")
             file.write(body)
             file.flush()
-            os.fsync(file.fileno())
+            if syncs:
+                os.fsync(file.fileno())
         building.replace(path)
     finally:
         building.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 def discard(path: Path) -> None:
@@ -60,8 +89,8 @@ def discard(path: Path) -> None:
 def load(path: Path) -> Frontier:
     """Raises CheckpointError when it is missing, torn or not what it says of itself."""
     try:
-        return _unpack(_body(path))
-    except (OSError, ValueError, KeyError, TypeError, struct.error, WireError) as error:
+        return _unpack(_read(path)[1])
+    except DAMAGE as error:
         raise CheckpointError(f"a frontier is whole: {path}: {error}") from error
 
 
@@ -86,7 +115,8 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _body(path: Path) -> bytes:
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The first line, and the rest as that has it."""
     with path.open("rb") as file:
         about = json.loads(file.readline(1 << 12))
         if about["schema"] != SCHEMA:
@@ -94,7 +124,7 @@ def _body(path: Path) -> bytes:
         body = file.read()
     if len(body) != about["bytes"] or hashlib.sha256(body).hexdigest() != about["sha256"]:
         raise ValueError("it differs in size or SHA-256 from what its first line says")
-    return body
+    return about, body
 
 
 def _pack(frontier: Frontier) -> Iterator[bytes]:

@@ -49,7 +49,7 @@ class Gathering:
             if len(self._told) >= MOST_STRANGERS:
                 self._told.clear()
             self._told[sender] = now
-            self._effects.send(sender, m.Rejoin("only a member may speak"))
+            self._effects.send(sender, m.Rejoin("only a member may speak", self.life))
         raise ImpossibleEvent(f"only a member may speak; {sender!r} has not joined")
 
     def heard(self, sender: str, message: m.Message, now: float) -> tuple[Member, bool]:
@@ -100,7 +100,7 @@ class Gathering:
         """It speaks by another connection. Who may have lost what nobody repeats joins again, or comes back anew."""
         member.is_cut = False
         if member.role is not Role.REWARD or not member.ready:
-            self._effects.send(member.name, m.Rejoin("its connection was broken"))
+            self._effects.send(member.name, m.Rejoin("its connection was broken", self.life))
 
     def join(self, sender: str, message: m.Join, now: float) -> None:
         """A new member, or a known one that forgot everything. Raises ImpossibleEvent for an older incarnation."""
@@ -112,18 +112,27 @@ class Gathering:
             for other in before:
                 self._forget(other.name, died=other.name != member.name)
             self._effects.record(Event.JOINED, name=member.name, host=message.host, pid=message.pid)
-            if member.role is Role.LEARNER and before:
-                self._break_crew(member)
+            if member.role is Role.LEARNER:
+                self._join_crew(member, is_new=bool(before))
         self.send_directory()
 
-    def _break_crew(self, newcomer: Member) -> None:
-        """Learners compute together: when one comes back all do, from the checkpoint."""
-        self.terms.break_crew()
-        for other in self.members.of(Role.LEARNER):
-            if other is not newcomer:
-                self._effects.send(other.name, m.Rejoin(f"{newcomer.name} begins anew"))
-                self._forget(other.name)
-                self.members.expel(other.name)
+    def _join_crew(self, member: Member, *, is_new: bool) -> None:
+        """Learners compute together: when one comes back all do, from the checkpoint.
+
+        Those who have outlived a head compute with nobody who has not.
+        """
+        others = [other for other in self.members.of(Role.LEARNER) if other is not member]
+        if is_new or (not member.again and any(other.again for other in others)):
+            self.terms.break_crew()
+            for other in others:
+                self._send_back(other, member)
+        elif member.again and (newcomer := next((other for other in others if not other.again), None)):
+            self._send_back(member, newcomer)
+
+    def _send_back(self, member: Member, newcomer: Member) -> None:
+        self._effects.send(member.name, m.Rejoin(f"{newcomer.name} begins anew", self.life, anew=True))
+        self._forget(member.name)
+        self.members.expel(member.name)
 
     def leave(self, member: Member) -> None:
         """A generator wants no further work: it is let go when it holds none."""

@@ -5,7 +5,7 @@ generators; here are the members, the learner's requests, the phases of a run an
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from areal_bus.batches import Batches
 from areal_bus.effects import Effect, Effects
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.evaluation import Evaluation, Examination
-from areal_bus.frontier import START, Frontier, take
+from areal_bus.frontier import START, Frontier, Waypoint, take
 from areal_bus.gate import Gate
 from areal_bus.gathering import Gathering
 from areal_bus.journal import Event
@@ -47,6 +47,7 @@ class Head:
         life: int = 0,
         term: int = 0,
         frontiers: Mapping[int, Frontier] = START,
+        waypoints: Iterable[Waypoint] = (),
     ) -> None:
         """A head that comes back (its `life` counts on) begins a new term, at the version of the learner's Begin."""
         self.life = life
@@ -76,7 +77,7 @@ class Head:
         self.batches = Batches(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
         self._began = self._ticked = now
         self._n_refused: Counter[tuple[str, str]] = Counter()
-        self.terms = Terms(term, frontiers, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
+        self.terms = Terms(term, frontiers, waypoints, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
         self.gathering = Gathering(self.members, self.rollouts, self.publishing, self.terms, self._effects, life=life)
         self._handlers: dict[type, Handler] = {
             m.Ready: self._on_ready,
@@ -129,6 +130,8 @@ class Head:
         for member in self.members.silent(now):
             self.gathering.lose(member, f"silent for {self.rules.silent_s:g} s")
         self.publishing.expire(now)
+        if self._awaits_a_step:
+            self._began = now
         if self.phase is Phase.ASSEMBLING and now - self._began > self.rules.assemble_s:
             awaited = self.members.awaited(self._wanted, self.publishing.errors())
             self._end(1, f"the ring must be complete within {self.rules.assemble_s:g} s; {awaited}")
@@ -158,6 +161,12 @@ class Head:
             self._effects.send(sender, m.Stop("the job is over"))
             raise ImpossibleEvent("nobody joins a job that is over")
         self.gathering.join(sender, message, now)
+
+    @property
+    def _awaits_a_step(self) -> bool:
+        """A learner has outlived a head, and says where it is once its step is done, however long that takes."""
+        learners = self.members.of(Role.LEARNER, Standing.JOINING) if self.phase is Phase.ASSEMBLING else []
+        return any(learner.again for learner in learners)
 
     @property
     def version(self) -> int:
@@ -198,7 +207,14 @@ class Head:
             raise ImpossibleEvent(f"learner 0 begins a term; got one of {member.name}")
         if member.name == self.terms.begun_by:
             raise ImpossibleEvent(f"a learner begins once; {member.name} has begun term {self.terms.term}")
-        frontier = self.terms.begin(message.version) if self.phase is not Phase.STOPPING else None
+        self._check_life(message)
+        if self.phase is Phase.STOPPING:
+            return
+        outlived = member.name if message.lives_on else None
+        frontier = self.terms.begin(message.version, outlived=outlived, sealed=message.sealed)
+        if frontier is None and message.lives_on:
+            self._send_back(member, message.version)
+            return
         if frontier is None:
             self._end(1, f"{member.name} begins at version {message.version}, whose frontier is not there")
             return
@@ -216,10 +232,32 @@ class Head:
             position=frontier.position,
             open=list(kept),
             kept=list(kept.values()),
+            lives_on=message.lives_on,
         )
+        self._mark(message.version, member.name)
+        if message.lives_on and self.terms.is_due(message.version) and message.version not in self.terms.frontiers:
+            self._capture()  # its checkpoint is there, or is being written
         for generator in self.members.of(Role.GENERATOR):
             self._effects.send(generator.name, m.Term(term, message.version))
         self._go_back(message.version)
+
+    def _check_life(self, message: m.Begin | m.BatchRequest) -> None:
+        """What was said to a head that is no more is no word to this one."""
+        if message.life != self.life:
+            raise ImpossibleEvent(f"this head has life {self.life}; this was said to one of life {message.life}")
+
+    def _send_back(self, member: Member, version: int) -> None:
+        """A learner has outlived a head, and where it is nobody knows here: it goes back to its checkpoint."""
+        why = f"no waypoint on disk says what {member.name} had at version {version}"
+        self._effects.progress("warning", text=f"{why}: back to the last checkpoint")
+        self._effects.send(member.name, m.Rejoin(why, self.life, anew=True))
+
+    def _mark(self, version: int, root: str) -> None:
+        """What a head that comes back needs, should learner 0, `root`, live on at this version."""
+        frontier = take(version, self.rollouts.ledger, self.supply, self.figures, verdicts=False)
+        waypoint = Waypoint(root, frontier)
+        self.terms.mark(waypoint)
+        self._effects.mark(waypoint)
 
     def _go_back(self, version: int) -> None:
         """To the phase that a term at `version` begins in."""
@@ -247,6 +285,7 @@ class Head:
         self._effects.save(frontier)
 
     def _on_batch_request(self, member: Member, message: m.BatchRequest) -> None:
+        self._check_life(message)
         if self.terms.begun_by is not None and message.step != self.gate.w:
             raise ImpossibleEvent(f"batch {self.gate.w} is next; {member.name} asks for {message.step}")
         self.terms.requests[member.index] = message.step  # before rank 0's Begin, perhaps
@@ -389,7 +428,8 @@ class Head:
 
     def _serve_requests(self) -> None:
         """A batch for the learner that waits, or the news that there is none."""
-        if not self.terms.requests:
+        root = self.terms.begun_by
+        if not self.terms.requests or root is None:
             return
         learners = self.members.of(Role.LEARNER, Standing.HEALTHY)
         if self._wants_batch and len(learners) == self.rules.n_learners:
@@ -397,9 +437,11 @@ class Head:
                 self.rollouts.refund_all(Refund.END_OF_DATA)
             n_groups = self.batches.n_next()
             if n_groups:
-                self.batches.hand_out(n_groups, learners)
+                batch = self.batches.take(n_groups)
+                self._mark(batch.step + 1, root)
+                self.batches.hand_out(batch, learners)
                 self.terms.hand_out()
-        elif self.phase in (Phase.CLOSING, Phase.AFTER) and self.terms.begun_by is not None:
+        elif self.phase in (Phase.CLOSING, Phase.AFTER):
             for learner in learners:
                 if learner.index in self.terms.requests:
                     self._effects.send(learner.name, m.NoBatch(self.gate.w, self.is_draining))

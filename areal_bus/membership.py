@@ -29,7 +29,7 @@ class Member:
     incarnation: int
     endpoint: str
     heard: float  # monotonic seconds
-    again: int = 0  # times it has joined again
+    again: int = 0  # grows with each time it joins again; a learner does so only when it has outlived a head
     standing: Standing = Standing.JOINING
     ready: bool = False
     capacity: int = 0  # samples at once
@@ -72,13 +72,16 @@ class Membership:
         self._of_role: dict[Role, list[Member]] = {role: [] for role in Role}  # by index
 
     def join(self, message: Join, now: float) -> Member:
-        """A new member; the same one again begins anew. Raises ImpossibleEvent for an older incarnation (I6)."""
+        """A new member; the same one again begins anew, but for a learner, which forgets nothing.
+
+        Raises ImpossibleEvent for an older incarnation (I6).
+        """
         role = Role(message.role)
         if message.name != f"{role}-{message.index}.{message.incarnation}":
             raise ImpossibleEvent(f"a name is ROLE-INDEX.INCARNATION; got {message.name!r}")
         for other in self.of(role, index=message.index):
-            if other.name == message.name and other.again >= message.again:
-                other.heard = now
+            if other.name == message.name and (role is Role.LEARNER or other.again >= message.again):
+                other.heard, other.again = now, max(other.again, message.again)
                 return other
             if other.incarnation > message.incarnation:
                 raise ImpossibleEvent(f"{other.name} is newer than {message.name}: an older incarnation stays out")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-PROTOCOL = 5  # raised with every change of a record here
+PROTOCOL = 6  # raised with every change of a record here
 
 ATTEMPTS = 1000  # attempts that a prompt has in one term, so that no two terms' results are ever mixed up
 
@@ -67,7 +67,7 @@ class Join:
     endpoint: str  # where it listens: a reward's ROUTER, a learner's TCPStore "host:port"; "" for a generator
     pid: int
     host: str
-    again: int = 0  # times it was told to rejoin: the same Join twice is one
+    again: int = 0  # grows with each time it was told to rejoin: the same Join twice is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +123,13 @@ class Term:
 class Rejoin:
     """The head does not know you: forget what you hold of its work, and say Join and Ready again.
 
-    A learner cannot forget: it ends, and comes back from its checkpoint as a new incarnation.
+    A learner cannot forget. To a head of another life it says where it is (Begin); else, and whenever `anew` is set, it
+    ends, and comes back from its checkpoint as a new incarnation.
     """
 
     reason: str
+    life: int = 0  # of the head, as in HeadBeat
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +274,15 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Learner rank 0 begins a term with these weights: the model's (version 0) or those of a checkpoint."""
+    """Learner rank 0 begins a term with these weights: the model's (version 0), those of a checkpoint or, where it has
+    outlived a head (`lives_on`), its own.
+    """
 
     version: int
     digest: str
+    life: int = 0  # of the head that it has joined
+    lives_on: bool = False
+    sealed: list[int] = dataclasses.field(default_factory=list)  # versions whose checkpoints are whole on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +298,7 @@ class BatchRequest:
     """A learner rank is ready for the batch of this step (0, 1, 2, ...)."""
 
     step: int
+    life: int = 0  # of the head that it asks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,36 @@
 """Lives of the learner: which term it is, who began it, and the frontiers it may go back to; knows no prompt.
 
-A term begins at the version of a checkpoint. A checkpoint can be gone back to only with the frontier of the same
-version, so frontiers stay for as long as their checkpoint does.
+A term begins at the version of a checkpoint, or at that of a learner which has outlived its head. A checkpoint can be
+gone back to only with the frontier of the same version, so frontiers stay for as long as their checkpoint does. A
+learner that lives can be gone on with only from a waypoint of its own: at the version that it began with, or at that of
+one of the two batches that it was given last.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from areal_bus.frontier import Frontier
+from areal_bus.frontier import Frontier, Waypoint
 from areal_bus.messages import Finished
 
 
 class Terms:
-    """Numbers terms; keeps the frontiers of the checkpoints that are there, or may be."""
+    """Numbers terms; keeps the frontiers of the checkpoints that are there, or may be, and the last waypoints."""
 
-    def __init__(self, term: int, frontiers: Mapping[int, Frontier], *, every: int, keep: int) -> None:
+    def __init__(
+        self,
+        term: int,
+        frontiers: Mapping[int, Frontier],
+        waypoints: Iterable[Waypoint] = (),
+        *,
+        every: int,
+        keep: int,
+    ) -> None:
         """`term` is the number of the first one; `every` and `keep` are the checkpoints' (0: none but the last)."""
         self.term = term
         self.frontiers = dict(frontiers)
         self.begun_by: str | None = None  # learner 0 of this term; None before it begins
         self.requests: dict[int, int] = {}  # learner ranks that wait for a batch -> its step
         self.finished: dict[int, Finished] = {}  # learner rank -> what it wrote, at the end
+        self._waypoints = {slot(waypoint): waypoint for waypoint in waypoints}
         self._every = every
         self._keep = keep
         self._has_begun = False
@@ -38,13 +49,25 @@ class Terms:
         """Whether a checkpoint of this version is written."""
         return self._every > 0 and version % self._every == 0
 
-    def begin(self, version: int) -> Frontier | None:
-        """A term begins at `version`. Returns its frontier; None when there is none, and then nothing has begun."""
+    def begin(self, version: int, *, outlived: str | None = None, sealed: Collection[int] = ()) -> Frontier | None:
+        """A term begins at `version`. Returns its frontier; None when there is none, and then nothing has begun.
+
+        `outlived` is the learner 0 that has outlived a head, if one has; `sealed` are whole checkpoints, by its word.
+        """
         frontier = self.frontiers.get(version)
+        if outlived is not None:
+            waypoint = self._waypoints.get(version % 2)
+            is_its_own = waypoint is not None and (waypoint.root, waypoint.frontier.version) == (outlived, version)
+            frontier = None if waypoint is None or not is_its_own else frontier or waypoint.frontier
         if frontier is not None:
             self.term += self._has_begun
             self._has_begun = True
+            self._sealed = self.frontiers.keys() & set(sealed)
         return frontier
+
+    def mark(self, waypoint: Waypoint) -> None:
+        """A batch is about to be handed out, or a term begins: the one before the last is of no use any more."""
+        self._waypoints[slot(waypoint)] = waypoint
 
     def later_than(self, version: int) -> list[int]:
         """Forget the frontiers after `version`: the timeline that they belong to is lost. Returns which they were."""
@@ -81,3 +104,8 @@ class Terms:
         self._saved = {version for version in self._saved if not is_gone(version)}
         self._whole = {version for version in self._whole if not is_gone(version)}
         return gone
+
+
+def slot(waypoint: Waypoint) -> int:
+    """Where it is kept: two that follow each other are in different places."""
+    return waypoint.frontier.version % 2

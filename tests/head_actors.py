@@ -52,10 +52,10 @@ class Actor:
             if loses and type(message) in REPEATED:
                 loses = False
             elif isinstance(message, m.Rejoin):
-                self.rejoin()
+                self.rejoin(message)
             elif isinstance(message, m.Directory) and self.life not in (None, message.life):
-                self.life = message.life
-                self.rejoin()
+                self.rejoin(message)
+                self.life, self.listed = message.life, message.names
             elif isinstance(message, m.Directory):
                 self.life, self.listed = message.life, message.names
             elif isinstance(message, m.Stop | m.Dismiss):
@@ -70,7 +70,7 @@ class Actor:
     def end(self) -> None:
         self.stage.cast.pop((self.role, self.index), None)
 
-    def rejoin(self) -> None:
+    def rejoin(self, message: m.Rejoin | m.Directory) -> None:
         """The head is another one, or what it said was lost."""
         self.n_joins += 1
         self.join()
@@ -125,7 +125,7 @@ class GeneratorModel(Actor):
         super().__init__(stage, index, incarnation)
         stage.witness.generators[self.name] = self  # type: ignore[assignment]
 
-    def rejoin(self) -> None:
+    def rejoin(self, message: m.Rejoin | m.Directory) -> None:
         if self._reports:
             ended = [self._partial(self.finished[key], less=1) for key in self.kept if self.finished[key].made > 1]
             begun = [self._partial(sample) for sample in self.running.values() if sample.made]
@@ -133,7 +133,7 @@ class GeneratorModel(Actor):
         for held in (self.running, self.kept, self._begun):
             held.clear()
         self.push, self.version, self.timeline = None, None, Timeline()
-        super().rejoin()
+        super().rejoin(message)
         if self.is_ready:
             self.get_ready()
         if self.is_leaving:
@@ -286,23 +286,49 @@ class LearnerModel(Actor):
         self.share: m.ShardEnd | None = None
         self.is_due = False  # a checkpoint of its version is not written yet
         self.asks = False  # it waits for a batch
+        self.asked: int | None = None  # life of the head that its crew asks
         self.pushes: list[m.PushBegin] = []
         self.has_finished = False
         super().__init__(stage, index, incarnation)
 
-    def rejoin(self) -> None:
-        """It cannot forget: it ends."""
-        self.end()
+    def rejoin(self, message: m.Rejoin | m.Directory) -> None:
+        """It cannot forget: it ends, or outlives its head."""
+        is_told_so = isinstance(message, m.Rejoin) and (message.anew or message.life == self.life)
+        if self.version is None or is_told_so:
+            self.end()
+        elif isinstance(message, m.Rejoin):
+            self.n_joins = message.life
+            self.join()
+
+    @property
+    def crew(self) -> "list[LearnerModel]":
+        """All that it computes with, rank 0 first; none when one of them is gone."""
+        crew = [rank for rank in self.stage.learners if rank.root == self.root]
+        return crew if len(crew) == self.stage.plan.n_learners else []
+
+    def _go_over(self) -> None:
+        """Its head is gone: all of its crew that have joined the next one say where they are."""
+        crew = self.crew
+        if not crew:
+            self.end()  # a collective breaks
+        elif len({rank.life for rank in crew}) == 1:
+            for rank in crew:
+                rank.asked, rank.asks, rank.has_finished, rank.share = self.life, False, False, None
+                rank.items.clear()
+                rank.say(m.Ready(0))
+            crew[0].say_begin(lives_on=True)
+
+    def say_begin(self, *, lives_on: bool) -> None:
+        stage, version = self.stage, self.version or 0
+        weights = stage.weights[self.name, version]
+        stage.begun = (version, weights)
+        self.say(m.Begin(version, weights, self.asked or 0, lives_on, sorted(stage.disk.checkpoints)))
 
     def take(self, message: m.Message) -> None:
         if isinstance(message, m.ShardItem):
             self.items.append(message)
         elif isinstance(message, m.ShardEnd):
             self.share = message
-            for item in self.items:
-                runs = runs_under(self.stage.plan.policy, item.spans, item.clock, self.stage.plan.eta)
-                self.stage.witness.trained(item, runs)
-            self.items.clear()
         elif isinstance(message, m.PushBegin):
             self.pushes.append(message)
         elif isinstance(message, m.NoBatch):
@@ -317,13 +343,15 @@ class LearnerModel(Actor):
         """The next thing that it has to do."""
         if self.version is None:
             self._begin()
-        elif self.share is not None:
-            self._update()
+        elif self.share is not None and self._update():
+            pass
         elif self.is_due:
             self.checkpoint()
+        elif self.asked != self.life:
+            self._go_over()
         elif not self.asks and not self.has_finished:
             self.asks = True
-            self.say(m.BatchRequest(self.version))
+            self.say(m.BatchRequest(self.version, self.asked or 0))
 
     def _begin(self) -> None:
         """When all are there, and none is left of an earlier crew."""
@@ -335,28 +363,31 @@ class LearnerModel(Actor):
         version = disk.newest
         disk.checkpoints = {other: w for other, w in disk.checkpoints.items() if other <= version}
         weights = stage.weights[self.name, version] = disk.checkpoints.get(version, MODEL)
-        stage.begun = (version, weights)
         for rank in crew:
-            rank.version, rank.root = version, self.name
+            rank.version, rank.root, rank.asked = version, self.name, self.life
             rank.say(m.Ready(0))
-        self.say(m.Begin(version, weights))
+        self.say_begin(lives_on=False)
 
-    def _update(self) -> None:
+    def _update(self) -> bool:
         """When each rank of the crew has its share of the same batch."""
-        crew, share = self.stage.learners, self.share
-        is_whole = len(crew) == self.stage.plan.n_learners and all(rank.root == self.root for rank in crew)
+        crew, share = self.crew, self.share
         steps = {None if rank.share is None else rank.share.step for rank in crew}
-        if share is None or not is_whole or steps != {share.step}:
-            return
+        if share is None or steps != {share.step}:
+            return False
+        for item in [item for rank in crew for item in rank.items]:
+            runs = runs_under(self.stage.plan.policy, item.spans, item.clock, self.stage.plan.eta)
+            self.stage.witness.trained(item, runs)
         root, version, every = crew[0], share.step + 1, self.stage.plan.checkpoint_every
         weights = self.stage.weights[root.name, version] = f"{version} of {root.name}"
         for rank in crew:
             rank.version, rank.share, rank.asks = version, None, False
+            rank.items.clear()
         root.is_due = every > 0 and version % every == 0
         root.say(m.UpdateDone(version, {}, weights))
         for rank in crew if share.last else ():
             rank.has_finished = True
             rank.say(m.Finished("", ""))
+        return True
 
     def checkpoint(self) -> None:
         """Rank 0 writes it."""

@@ -7,7 +7,7 @@ and every token.
 from collections.abc import Iterator
 
 from areal_bus import messages as m
-from areal_bus.effects import Discard, Effect, End, Record, Save, Send
+from areal_bus.effects import Discard, Effect, End, Mark, Record, Save, Send
 from areal_bus.head import Head
 from areal_bus.journal import Event
 from areal_bus.messages import Role
@@ -98,6 +98,8 @@ class Stage:
                 self.write(len(self.pending))
             elif isinstance(effect, Save | Discard):
                 self.pending.append(effect)
+            elif isinstance(effect, Mark):
+                self.disk.mark(effect.waypoint)
             elif isinstance(effect, End):
                 self._on_end(effect)
 
@@ -125,7 +127,10 @@ class Stage:
         term = 0 if self.disk.term is None else self.disk.term + 1
         life = self.head.life + 1
         source = Numbers(self.plan.n_rows)
-        self.head = Head(self.plan.rules, source, now=self.now, life=life, term=term, frontiers=self.disk.whole)
+        whole, waypoints = self.disk.whole, self.disk.waypoints.values()
+        self.head = Head(
+            self.plan.rules, source, now=self.now, life=life, term=term, frontiers=whole, waypoints=waypoints
+        )
         self.witness.follow(self.head)
 
     def kill_all(self) -> None:

@@ -205,7 +205,7 @@ def weights_stay_whatever_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def crews_are_not_broken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Gathering, "_break_crew", lambda self, newcomer: self.terms.break_crew())
+    patch.setattr(Gathering, "_send_back", lambda self, member, newcomer: None)
 
 
 def old_finishes_count(patch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def head_with(n_generators: int = 1, **changes: object) -> tuple[Head, list[Effe
         endpoint = "" if role == "generator" else name
         effects += head.on(name, m.Join(name, role, index, 0, endpoint, 1, ""), 0.0)
         effects += head.on(name, m.Ready(4), 0.0)
-    effects += head.on("learner-0.0", m.Begin(0, "digest 0"), 0.0)
+    effects += head.on("learner-0.0", m.Begin(0, "digest 0", head.life), 0.0)
     for name in ("learner-0.0", *(f"generator-{i}.0" for i in range(n_generators))):
         effects += push_done(head, name, 0)
     return head, effects
@@ -283,7 +283,7 @@ def test_a_batch_needs_every_learner_rank_to_ask() -> None:
                               ("generator-0.0", "generator", 0)]:  # fmt: skip
         head.on(name, m.Join(name, role, index, 0, "", 1, ""), 0.0)
         head.on(name, m.Ready(4), 0.0)
-    head.on("learner-0.0", m.Begin(0, "digest 0"), 0.0)
+    head.on("learner-0.0", m.Begin(0, "digest 0", head.life), 0.0)
     push_done(head, "learner-0.0", 0)
     push_done(head, "generator-0.0", 0)
     head.on("learner-1.0", m.BatchRequest(0), 0.0)
@@ -353,7 +353,7 @@ def test_a_head_that_comes_back_at_version_0_does_not_evaluate_again() -> None:
     for name, role in (("learner-0.1", "learner"), ("reward-0.0", "reward"), ("generator-0.0", "generator")):
         head.on(name, m.Join(name, role, 0, int(name[-1]), "", 1, ""), 0.0)
         head.on(name, m.Ready(4), 0.0)
-    head.on("learner-0.1", m.Begin(0, "digest 0"), 0.0)
+    head.on("learner-0.1", m.Begin(0, "digest 0", head.life), 0.0)
     for name in ("learner-0.1", "generator-0.0"):
         push_done(head, name, 0)
     assert str(head.phase) == "training"

@@ -134,19 +134,20 @@ def test_what_a_batch_of_the_surviving_history_trained_and_a_term_opens_again_is
 ) -> None:
     def reopens(patch: pytest.MonkeyPatch) -> None:
         """Frontiers are taken as if the batch that was just trained were still to come."""
-        take, hand_out, batch = head.take, Batches.hand_out, list[OpenPrompt]()
+        take, take_batch, batch = head.take, Batches.take, list[OpenPrompt]()
 
-        def hand_out_and_remember(self: Any, n_groups: int, learners: Any) -> None:
+        def take_and_remember(self: Any, n_groups: int) -> Any:
             before = {prompt.uid: prompt for prompt in take(0, self.ledger, self.supply, {}).open}
-            hand_out(self, n_groups, learners)
+            taken = take_batch(self, n_groups)
             live = {entry.uid for entry in self.ledger.live()}
             batch[:] = [prompt for uid, prompt in before.items() if uid not in live]
+            return taken
 
-        def take_too_many(*args: Any) -> Frontier:
-            right = take(*args)
+        def take_too_many(*args: Any, **named: Any) -> Frontier:
+            right = take(*args, **named)
             return replace(right, open=(*batch, *right.open))
 
-        patch.setattr(Batches, "hand_out", hand_out_and_remember)
+        patch.setattr(Batches, "take", take_and_remember)
         patch.setattr(head, "take", take_too_many)
 
     assert "has trained it" in first_break(monkeypatch, reopens)
@@ -183,7 +184,7 @@ def test_a_frontier_of_a_later_moment_than_its_version_is_noticed(monkeypatch: p
         """When the next update is finished, under the number of the one before."""
         is_due, take = Terms.is_due, head.take
         patch.setattr(Terms, "is_due", lambda self, version: version > 1 and is_due(self, version - 1))
-        patch.setattr(head, "take", lambda version, *more: take(version - 1, *more))
+        patch.setattr(head, "take", lambda version, *more, **named: take(version - 1, *more, **named))
         patch.setattr(Head, "_capture", capture_unless_closing(Head._capture))
 
     assert "is undone by a term" in first_break(monkeypatch, takes_late)

@@ -162,6 +162,7 @@ def test_a_loop_that_returns_early_ends_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def train(rollout, actor): pass")
     said = "learner.loop takes batches until there are none: 'mine:train' returned at version 0 while the run goes on"
     with script(tmp_path, learner={"loop": "mine:train"}) as head:
+        head.assemble()
         assert head.take(m.Failure).error == said
         assert head.processes[0].wait(PATIENCE_S) == codes.BAD_INPUT
         stderr = head.processes[0].stderr

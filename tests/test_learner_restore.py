@@ -262,13 +262,13 @@ def test_learners_come_back_together_and_make_the_same_bits_again(tmp_path: Path
         head.bus.send(join.name, m.Directory(["learner-0.0"], [old]))  # nobody is there any more
         head.waiting.append((join.name, join))
         head.come_back(0)
-        assert head.assemble() == m.Begin(2, digests[1])
+        assert head.assemble() == m.Begin(2, digests[1], sealed=[2])
         assert update(head, 2) == digests[2]
         await_requests(head, 3)
         root, stopped = head.processes
         stopped.send_signal(signal.SIGSTOP)
         head.hand_out(3, last=False)  # rank 0 waits for the other one within a collective
-        head.bus.send(head.name(0), m.Rejoin("learner-1.2 begins anew"))
+        head.bus.send(head.name(0), m.Rejoin("learner-1.2 begins anew", anew=True))
         assert root.wait(PATIENCE_S) == codes.RESTART
         assert not any(isinstance(message, m.Failure) for _, message in head.waiting)
 

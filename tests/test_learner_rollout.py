@@ -15,6 +15,7 @@ from actors.training.letterbox import Letterbox, StopRun
 from actors.training.loop import find_loop, train
 from actors.training.pushing import Pusher
 from actors.training.rollout import Rollout
+from actors.training.tie import Tie
 from areal_bus import messages as m
 from areal_bus.bus import Bus
 from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed, Restart
@@ -32,6 +33,7 @@ class Line:
     rollout: Rollout
     begun: list[m.PushBegin]
     version: list[int]  # of the actor
+    said: list[tuple[int, bool]]  # life of each head that was told where this learner is; whether it had outlived one
     ended: list[int]  # exit codes with which the process would have been ended
 
     def train(self) -> None:
@@ -58,16 +60,21 @@ def line(tmp_path: Path) -> Iterator[Line]:
     letterbox = Letterbox(bus, push_begun=begun.append, overdue=ended.append, rejoin_grace_s=0.05)
     journal = Journal(tmp_path, role="learner", index=0, incarnation=0)
     version = [0]
+    head.send("learner-0.0", m.Directory([], []))
+    said: list[tuple[int, bool]] = []
+    tie = Tie(letterbox, most=list, begin=lambda life, lives_on: said.append((life, lives_on)))
+    assert not tie.confirm(False)
     rollout = Rollout(
         lambda message: bus.send("head", message),
         letterbox,
+        tie,
         journal=journal,
         pulse=Pulse(),
         eta=1,
         n_samples=4,
         version=lambda: version[0],
     )
-    yield Line(head, letterbox, rollout, begun, version, ended)
+    yield Line(head, letterbox, rollout, begun, version, said, ended)
     letterbox.close()
     bus.close()
     head.close()

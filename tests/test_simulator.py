@@ -157,7 +157,7 @@ def test_the_seeds_cover_their_ranges() -> None:
     scenarios = [draw(seed) for seed in range(800)]
     assert {scenario.policy for scenario in scenarios} == set(StalenessPolicy)
     assert {scenario.eta for scenario in scenarios} >= {0, 1, 2, 3, 4, 6}
-    assert {scenario.n_learners for scenario in scenarios} == {1, 2}
+    assert {scenario.n_learners for scenario in scenarios} == {1, 2, 3}
     kinds = {(fault.kind, str(fault.role)) for scenario in scenarios for fault in scenario.faults}
     assert kinds >= {(kind, role) for kind in ("crash", "stop", "cut") for role in ("generator", "reward", "learner")}
     assert kinds >= {("crash", "head"), ("stop", "head"), ("kill", "head"), ("drain", "head")}

@@ -36,7 +36,7 @@ def join(head: Head, name: str, now: float = 0.0, *, capacity: int = 4, again: i
 
 def begin(head: Head, version: int, learner: str = "learner-0.1") -> list[Effect]:
     """A learner comes back with the checkpoint of this version."""
-    return join(head, learner) + say(head, learner, m.Begin(version, f"digest {version}"))
+    return join(head, learner) + say(head, learner, m.Begin(version, f"digest {version}", head.life))
 
 
 def hold(head: Head, version: int, *, learner: str = LEARNER, generator: str = GENERATOR) -> list[Effect]:
@@ -75,7 +75,7 @@ def train_one(head: Head, step: int, uid: int, learner: str = LEARNER) -> list[E
     """Score a whole prompt, and train it as the batch of this step (B = 1)."""
     attempt = head.rollouts.ledger.open[uid].attempt
     effects = score(head, uid, [0, 1], attempt=attempt, version=head.gate.v, term=head.terms.term)
-    effects += say(head, learner, m.BatchRequest(step))
+    effects += say(head, learner, m.BatchRequest(step, head.life))
     return effects + say(head, learner, m.UpdateDone(step + 1, {}, f"digest {step + 1}"))
 
 
@@ -514,7 +514,7 @@ def test_a_drained_run_goes_on_with_what_was_open() -> None:
     later = Head(scenario(batch_size=1, eta=2).rules, source, now=0.0, life=1, term=1, frontiers={1: frontier})
     for name in ("learner-0.1", REWARD, "generator-0.1"):
         join(later, name)
-    say(later, "learner-0.1", m.Begin(1, "digest 1"))
+    say(later, "learner-0.1", m.Begin(1, "digest 1", later.life))
     push_done(later, "learner-0.1", 1)
     effects = push_done(later, "generator-0.1", 1)
     assert leases(effects) == {1: ATTEMPTS, 2: ATTEMPTS}
@@ -637,7 +637,7 @@ def test_a_learner_that_chose_before_a_newer_frontier_was_durable_finds_its_own(
 def test_a_frontier_of_a_lost_timeline_is_never_counted_as_saved() -> None:
     found = terms(1)
     late = found.frontiers[2] = Frontier(2)
-    found.begin(1)
+    found.begin(1, sealed=[1])
     found.later_than(1)
     found.frontiers[2] = Frontier(2, next_uid=5)
     found.saved(late)

@@ -7,7 +7,7 @@ from typing import Any
 
 from loguru import logger
 
-from actors.training import checkpoint
+from actors.training import checkpoint, shelf
 from actors.training.actor import PPOActor
 from actors.training.beginning import Beginning, choose, forget_newer, has_frontier
 from areal_bus.config import CheckpointConfig
@@ -90,6 +90,10 @@ class Keeper:
             seconds = round(time.monotonic() - began, 6)
             self._journal.write(Event.CHECKPOINT, step=version, folder=str(folder), seconds=seconds)
         self._sealed(version, str(folder))
+
+    def sealed(self) -> list[int]:
+        """Versions whose checkpoints are on disk."""
+        return sorted(shelf.versions(self._run / "checkpoints"))
 
     def export(self) -> str:
         """RUN/model, a link to the transformers folder of the newest checkpoint."""

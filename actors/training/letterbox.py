@@ -48,6 +48,7 @@ class Letterbox:
     ) -> None:
         """`overdue(code)` ends the process: called when the loop has not ended it a grace time after an order to."""
         self.term = 0  # as far as the head has said; once pushes have come: theirs, whatever term follows
+        self.life: int | None = None  # of the head that was joined, by its Directory
         self._bus = bus
         self._push_begun = push_begun
         self._push_broken = push_broken
@@ -56,6 +57,7 @@ class Letterbox:
         self._letters: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._stop: Stop | None = None
         self._rejoin: Rejoin | None = None
+        self._join: Callable[[int], None] | None = None  # for a learner that outlives its head
         self._is_bound = False
         self._has_pushed = False
         self._is_ending = False
@@ -114,6 +116,11 @@ class Letterbox:
             if self._rejoin is not None:
                 self._end_soon(codes.RESTART, self._rejoin_grace_s)
 
+    def live_on(self, join: Callable[[int], None]) -> None:
+        """From now on this life outlives its head: `join(life)`, on the reading thread, joins the next one."""
+        with self._lock:
+            self._join = join
+
     def asked_to_rejoin(self) -> bool:
         """Whether the head has said Rejoin since the last call. For a learner that is not bound."""
         with self._lock:
@@ -155,15 +162,26 @@ class Letterbox:
                 self._stop = message
                 self._end_soon(codes.DONE, STOP_GRACE_S)
             case Rejoin():
-                with self._lock:
-                    self._rejoin = message
-                    if self._is_bound:
-                        self._end_soon(codes.RESTART, self._rejoin_grace_s)
-            case ShardItem() | ShardEnd() | NoBatch() | Directory():
+                self._join_or_end(message)
+            case Directory():
+                self.life = message.life
+                self._letters.put(message)
+            case ShardItem() | ShardEnd() | NoBatch():
                 self._letters.put(message)
             case _:
                 return  # what is not for a learner
         self._changed.set()
+
+    def _join_or_end(self, message: Rejoin) -> None:
+        """A head of another life is joined by whoever can outlive one; the same head has lost what nobody repeats."""
+        with self._lock:
+            join = None if message.anew or message.life == self.life else self._join
+            if join is None:
+                self._rejoin = message
+                if self._is_bound:
+                    self._end_soon(codes.RESTART, self._rejoin_grace_s)
+        if join is not None:
+            join(message.life)
 
     def _end_soon(self, code: int, grace_s: float) -> None:
         """The loop ends by itself within the grace time, or the process is ended."""

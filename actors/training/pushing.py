@@ -6,6 +6,7 @@ A push needs a snapshot, never the live parameters, so it overlaps the next upda
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from areal_bus.errors import PushFailed
 from areal_bus.journal import Event, Journal
@@ -58,6 +59,12 @@ class Pusher:
     def begin(self, begin: PushBegin) -> None:
         """Queue a push; callable from any thread."""
         self._begun.put(begin)
+
+    def drop(self) -> None:
+        """Forget the pushes that have not begun: whoever asked for them is no more."""
+        with suppress(queue.Empty):
+            while True:
+                self._begun.get_nowait()
 
     def record(self, journal: Journal) -> None:
         """Journal the pushes that ended since the last call; called on the thread that owns the journal."""

@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterator
 from actors.context import Pulse
 from actors.training.batch import Batch, build
 from actors.training.letterbox import Letterbox
-from areal_bus.errors import ConfigError, ImpossibleEvent
+from actors.training.tie import Tie
+from areal_bus.errors import ConfigError, ImpossibleEvent, Restart
 from areal_bus.journal import Journal
-from areal_bus.messages import BatchRequest, Message, NoBatch, ShardEnd, ShardItem
+from areal_bus.messages import BatchRequest, Directory, Message, NoBatch, ShardEnd, ShardItem
 from areal_bus.staleness import StalenessPolicy
+
+Answer = tuple[ShardEnd | NoBatch, list[ShardItem]]
 
 
 class Rollout:
@@ -18,6 +21,7 @@ class Rollout:
         self,
         send: Callable[[Message], None],
         letterbox: Letterbox,
+        tie: Tie,
         *,
         journal: Journal,
         pulse: Pulse,
@@ -33,6 +37,7 @@ class Rollout:
         """
         self._send = send
         self._letterbox = letterbox
+        self._tie = tie
         self._journal = journal
         self._pulse = pulse
         self._eta = eta
@@ -59,10 +64,9 @@ class Rollout:
             return None
         with self._journal.span("wait_batch"):
             self._pulse.note = f"waits for the batch of step {self._step}"
-            self._send(BatchRequest(step=self._step))
-            end, items = self._collect()
-            if end is None:
-                self.ended = True
+            end, items = self._next()
+            if isinstance(end, NoBatch):
+                self.ended, self.drained = True, end.drained
                 return None
             batch = build(
                 items,
@@ -95,17 +99,40 @@ class Rollout:
                 "while the run goes on"
             )
 
-    def _collect(self) -> tuple[ShardEnd | None, list[ShardItem]]:
+    def outlive(self) -> None:
+        """After the end: another head is there, and hears once more that there is nothing left to do.
+
+        Raises Restart where it may know better: what a drained run had is on disk, and so is whatever else ended.
+        """
+        if self.drained or not isinstance(self._next()[0], NoBatch):
+            raise Restart(f"the next head goes on from what is on disk: the run had ended at step {self._step}")
+
+    def _next(self) -> Answer:
+        """What the head that all ranks ask has for them, whichever that is in the end."""
+        while True:
+            answer = self._ask()
+            if self._tie.confirm(answer is not None) and answer is not None:
+                return answer
+
+    def _ask(self) -> Answer | None:
+        """The answer for this rank; None when that head is no more."""
+        if self._tie.is_cut:
+            return None
+        self._send(BatchRequest(self._step, self._tie.life))
+        return self._collect()
+
+    def _collect(self) -> Answer | None:
         items: list[ShardItem] = []
         while True:
             message = self._letterbox.take(look=self._look_around)
+            if isinstance(message, Directory) and message.life > self._tie.life:
+                return None  # nothing of the head before comes after this; an older word is left over from a step
             if not isinstance(message, ShardItem | ShardEnd | NoBatch):
                 continue
             if message.step != self._step:
                 raise ImpossibleEvent(f"batches come in order: waited for step {self._step}, got step {message.step}")
             if isinstance(message, NoBatch):
-                self.drained = message.drained
-                return None, []
+                return message, []
             if isinstance(message, ShardItem):
                 items.append(message)
                 continue

@@ -4,10 +4,10 @@ import random
 from dataclasses import dataclass, field
 
 from areal_bus.effects import Discard, Save
-from areal_bus.frontier import START, Frontier
+from areal_bus.frontier import START, Frontier, Waypoint
 from areal_bus.simulation.scenario import Scenario
 from areal_bus.simulation.world import HEAD, World
-from areal_bus.terms import Terms
+from areal_bus.terms import Terms, slot
 
 
 @dataclass(slots=True)
@@ -16,6 +16,7 @@ class Disk:
 
     checkpoints: dict[int, str] = field(default_factory=dict)  # version -> which weights those are
     frontiers: dict[int, Frontier] = field(default_factory=dict)
+    waypoints: dict[int, Waypoint] = field(default_factory=dict)  # the two newest, by `terms.slot`
     term: int | None = None  # newest term that was begun
 
     @property
@@ -32,6 +33,10 @@ class Disk:
     def whole(self) -> dict[int, Frontier]:
         """What a head that comes back knows."""
         return {**START, **self.frontiers}
+
+    def mark(self, waypoint: Waypoint) -> None:
+        """In place of the one before the last."""
+        self.waypoints[slot(waypoint)] = waypoint
 
     def seal(self, version: int, weights: str, keep: int) -> None:
         """A checkpoint is whole; those that nobody will go back to make room."""

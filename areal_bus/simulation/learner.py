@@ -1,10 +1,12 @@
 """Learner ranks without a model: they meet, begin at a checkpoint, update together, write checkpoints, push.
 
-A rank trains what the production rule lets it (`runs_under`), and says which runs of tokens those were.
+A rank trains what the production rule lets it (`runs_under`), and says which runs of tokens those were. Before each
+batch the ranks agree whether all of them have their share; if a head died before, they go on with the next one.
 """
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from areal_bus import messages as m
 from areal_bus.errors import ImpossibleEvent
@@ -15,7 +17,16 @@ from areal_bus.simulation.world import HEAD, World
 from areal_bus.staleness import runs_under
 
 MODEL = "the model's"  # weights of version 0
+LOOK_S = 1.0  # how soon a collective breaks when another rank is gone
 Trained = Callable[[m.ShardItem, list[tuple[int, bool]]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a rank brings to the agreement: its share, or the news that there is none; None when its head is gone."""
+
+    got: m.ShardEnd | m.NoBatch | None
+    life: int  # of the newest head that it has joined
 
 
 class Learners:
@@ -28,15 +39,15 @@ class Learners:
         self.begun: tuple[int, str] = (0, MODEL)  # version and weights that a crew began with last
         self.drained: int | None = None  # version that a crew went on to disk with, told that the job drains
         self._met: dict[int, Rank] = {}  # ranks that compute together, by index
-        self._waiting: dict[int, m.ShardEnd] = {}
+        self._words: dict[int, Word] = {}  # of those who wait for the others
 
     def start(self, index: int, incarnation: int) -> "Rank":
         """A process comes up; rank 0 opens a new meeting, whoever was in the old one is lost to it."""
         rank = Rank(self, index, incarnation)
         self.world.nodes[rank.name] = rank
-        self.world.send(rank.name, HEAD, m.Join(rank.name, Role.LEARNER, index, incarnation, rank.name, 1, ""))
+        rank.join()
         if index == 0:
-            self._met, self._waiting = {0: rank}, {}
+            self._met, self._words = {0: rank}, {}
             self._begin_if_met()
         return rank
 
@@ -52,16 +63,20 @@ class Learners:
             self.world.timer(self._met[0].name, delay, self._begin, self._met[0])
 
     def _begin(self, root: "Rank") -> None:
+        """All have loaded; each says so to the head that all of them have joined."""
+        crew = self._crew(root)
         version = self.disk.newest
         self.disk.checkpoints = {other: w for other, w in self.disk.checkpoints.items() if other <= version}
-        weights = self.disk.checkpoints.get(version, MODEL)
-        self.weights[root.name, version] = weights
-        self.begun = (version, weights)
-        for rank in self._crew(root):
-            self.world.send(rank.name, HEAD, m.Ready(0))
-        self.world.send(root.name, HEAD, m.Begin(version, weights))
-        for rank in self._crew(root):
+        self.weights[root.name, version] = self.disk.checkpoints.get(version, MODEL)
+        for rank in crew:
             rank.begin(version)
+
+    def say_begin(self, root: "Rank", version: int, life: int, *, lives_on: bool) -> None:
+        """By rank 0: where everything goes on."""
+        weights = self.weights[root.name, version]
+        self.begun = (version, weights)
+        sealed = sorted(self.disk.checkpoints)
+        self.world.send(root.name, HEAD, m.Begin(version, weights, life, lives_on, sealed))
 
     def _crew(self, root: "Rank") -> "list[Rank]":
         """Those who compute with this root and are there: none when one of them is not."""
@@ -69,36 +84,77 @@ class Learners:
         is_whole = self._met.get(0) is root and all(self.world.nodes.get(rank.name) is rank for rank in met)
         return met if is_whole else []
 
-    def has_share(self, rank: "Rank", end: m.ShardEnd) -> None:
-        """One rank is ready; the last one starts the update. One that is left of an older crew waits for nobody."""
-        if self._met.get(rank.index) is not rank:
+    # the agreement before a batch
+
+    def agree(self, rank: "Rank", word: Word) -> None:
+        """One rank waits for the others; with the last one all go on. It ends when one of them is gone."""
+        if self._met.get(rank.index) is rank:
+            self._words[rank.index] = word
+            self._settle()
+        self.world.timer(rank.name, LOOK_S, self._look, rank, word)
+
+    def _look(self, rank: "Rank", word: Word) -> None:
+        """A collective breaks."""
+        if rank.word is word:
+            if self._met.get(rank.index) is not rank or not self._crew(self._met[0]):
+                rank.come_back()
+            else:
+                self.world.timer(rank.name, LOOK_S, self._look, rank, word)
+
+    def _settle(self) -> None:
+        crew = self._crew(self._met[0])
+        if len(self._words) < self.scenario.n_learners or not crew:
             return
-        self._waiting[rank.index] = end
-        if len(self._waiting) == self.scenario.n_learners:
-            self._waiting.clear()
-            root = self._met[0]
-            delay = self.scenario.update_s * (0.5 + self.rng.random())
-            self.world.timer(root.name, delay, self._update, root, end)
+        words, self._words = list(self._words.values()), {}
+        ends = [word.got for word in words if word.got is not None]
+        for rank in crew:
+            rank.word = None
+        if len(ends) < len(crew):
+            newest = max(word.life for word in words)
+            for rank in crew:
+                rank.go_over(newest)
+        elif len({(type(end), end.step) for end in ends}) > 1:
+            raise ImpossibleEvent(f"all ranks have the same batch; got {ends}")
+        elif isinstance(ends[0], m.ShardEnd):
+            self._train(crew, ends[0])
+        else:
+            self._end(crew, ends[0])
 
-    def train(self, item: m.ShardItem) -> None:
-        runs = runs_under(self.scenario.policy, item.spans, item.clock, self.scenario.eta)
-        self._trained(item, runs)
+    def _train(self, crew: "list[Rank]", end: m.ShardEnd) -> None:
+        for rank in crew:
+            for item in rank.take_items():
+                runs = runs_under(self.scenario.policy, item.spans, item.clock, self.scenario.eta)
+                self._trained(item, runs)
+        delay = self.scenario.update_s * (0.5 + self.rng.random())
+        self.world.timer(crew[0].name, delay, self._update, crew, end)
 
-    def _update(self, root: "Rank", end: m.ShardEnd) -> None:
-        version = end.step + 1
-        if not self._crew(root):  # a collective breaks
+    # what follows from a batch
+
+    def _is_whole(self, crew: "list[Rank]") -> bool:
+        """Whether all of them are there still; else the collective breaks, and whoever is there comes back."""
+        is_whole = self._crew(crew[0]) == crew
+        for rank in [] if is_whole else crew:
+            if self.world.nodes.get(rank.name) is rank:
+                self.world.timer(rank.name, self.rng.random() * LOOK_S, rank.come_back)
+        return is_whole
+
+    def _update(self, crew: "list[Rank]", end: m.ShardEnd) -> None:
+        version, root = end.step + 1, crew[0]
+        if not self._is_whole(crew):
             return
         weights = self.weights[root.name, version] = f"{version} of {root.name}"
-        self.world.send(root.name, HEAD, m.UpdateDone(version, {}, weights))
+        if root.has_head:
+            self.world.send(root.name, HEAD, m.UpdateDone(version, {}, weights))
         every = self.scenario.checkpoint_every
         is_due = every and version % every == 0
         if (is_due and self.rng.random() >= self.scenario.p_disk) or (end.last and self.scenario.checkpoint_at_end):
-            self._checkpoint(root, version, lambda: self._go_on(root, version, end.last))
+            self._checkpoint(crew, version, lambda: self._go_on(crew, version, end.last))
         else:
-            self._go_on(root, version, end.last)
+            self._go_on(crew, version, end.last)
 
-    def _checkpoint(self, root: "Rank", version: int, then: Callable[[], None]) -> None:
+    def _checkpoint(self, crew: "list[Rank]", version: int, then: Callable[[], None]) -> None:
         """It takes a while; nothing of it is there before."""
+        root = crew[0]
 
         def seal() -> None:
             self.disk.seal(version, self.weights[root.name, version], self.scenario.checkpoint_keep)
@@ -107,19 +163,28 @@ class Learners:
 
         self.world.timer(root.name, self.scenario.checkpoint_s * self.rng.random(), seal)
 
-    def _go_on(self, root: "Rank", version: int, ended: bool) -> None:
-        for rank in self._crew(root):
-            rank.go_on(version, ended=ended)
+    def _go_on(self, crew: "list[Rank]", version: int, ended: bool) -> None:
+        if self._is_whole(crew):
+            for rank in crew:
+                rank.go_on(version, ended=ended)
 
-    def end(self, rank: "Rank", message: m.NoBatch) -> None:
+    def _end(self, crew: "list[Rank]", message: m.NoBatch) -> None:
         """No further batch: a checkpoint of what there is, if one is wanted, and the end."""
         version = message.step
-        if rank.index or version in self.disk.checkpoints or not (message.drained or self.scenario.checkpoint_at_end):
-            rank.finish()
+
+        def finish() -> None:
+            if self._is_whole(crew):
+                for rank in crew:
+                    rank.finish(drained=message.drained)
+
+        if version in self.disk.checkpoints or not (message.drained or self.scenario.checkpoint_at_end):
+            finish()
         else:
-            self._checkpoint(rank, version, rank.finish)
+            self._checkpoint(crew, version, finish)
         if message.drained:
             self.drained = version
+
+    # pushes
 
     def begin_push(self, rank: "Rank", begin: m.PushBegin) -> None:
         """The root's part. It waits for a member that says nothing until its deadline."""
@@ -145,62 +210,140 @@ class Rank:
     def __init__(self, learners: Learners, index: int, incarnation: int) -> None:
         self.index, self.incarnation = index, incarnation
         self.name = f"{Role.LEARNER}-{index}.{incarnation}"
+        self.word: Word | None = None  # while it waits for the others
         self._learners = learners
         self._world = learners.world
         self._step: int | None = None  # None before it has begun
         self._items: list[m.ShardItem] = []
-        self._life: int | None = None  # of the head, as it said last
+        self._life: int | None = None  # of the head that it has joined
+        self._asked: int | None = None  # life of the head that all ranks ask; None before there is one
+        self._awaits: int | None = None  # a head of this life, or a later one
+        self._asks = False  # for a batch, and has no answer
+        self._is_idle = False  # there is no further batch
+        self._has_drained = False
+
+    def join(self, *, again: int = 0) -> None:
+        name, role = self.name, Role.LEARNER
+        self._world.send(name, HEAD, m.Join(name, role, self.index, self.incarnation, name, 1, "", again))
 
     def begin(self, version: int) -> None:
+        """It has loaded; which head they tell is for all ranks to agree on."""
         self._step = version
-        self._world.send(self.name, HEAD, m.BatchRequest(version))
+        self._lose_head()
+
+    @property
+    def has_head(self) -> bool:
+        """The head that it asked is the one that is there, as far as it knows."""
+        return self._asked == self._life
 
     def receive(self, sender: str, message: m.Message) -> None:
         if isinstance(message, m.ShardItem):
             self._items.append(message)
-        elif isinstance(message, m.HeadBeat | m.Directory):
-            is_other, self._life = self._life not in (None, message.life), message.life
-            if is_other:
-                self._come_back()
-            elif isinstance(message, m.Directory):
-                self._look_for_root(message)
+        elif isinstance(message, m.Directory):
+            self._hear(message)
         elif isinstance(message, m.ShardEnd):
-            self._take_share(message)
+            if len(self._items) != message.n_items:
+                raise ImpossibleEvent(f"a share comes whole; {self.name} got {message} with {len(self._items)}")
+            self._take(message)
         elif isinstance(message, m.NoBatch):
-            self._learners.end(self, message)
+            self._take(message)
         elif isinstance(message, m.PushBegin):
             self._learners.begin_push(self, message)
         elif isinstance(message, m.Rejoin):
-            self._come_back()
+            if self._step is None or message.anew or message.life == self._life:
+                self.come_back()
+            else:
+                self.join(again=message.life)
         elif isinstance(message, m.Stop):
             self._world.crash(self.name)
 
-    def _come_back(self) -> None:
-        """It cannot forget: it ends, and begins anew."""
-        self._world.crash(self.name)
-        self._learners.restarted(self.index, self.incarnation + 1)
+    def come_back(self) -> None:
+        """It ends, and begins anew."""
+        if self._world.nodes.get(self.name) is self:
+            self._world.crash(self.name)
+            self._learners.restarted(self.index, self.incarnation + 1)
 
-    def _look_for_root(self, directory: m.Directory) -> None:
-        root = next((name for name in directory.names if name.startswith(f"{Role.LEARNER}-0.")), None)
-        if self.index and self._step is None and root is not None:
-            self._learners.meet(self, root)
+    def _hear(self, directory: m.Directory) -> None:
+        """Of a head that it has joined."""
+        is_other, self._life = self._life not in (None, directory.life), directory.life
+        if self._step is not None:
+            self._follow()
+        elif is_other:
+            self.come_back()
+        else:
+            root = next((name for name in directory.names if name.startswith(f"{Role.LEARNER}-0.")), None)
+            if self.index and root is not None:
+                self._learners.meet(self, root)
 
-    def _take_share(self, end: m.ShardEnd) -> None:
-        if end.step != self._step or len(self._items) != end.n_items:
-            raise ImpossibleEvent(f"a share comes whole and in order; {self.name} got {end} with {len(self._items)}")
-        for item in self._items:
-            self._learners.train(item)
+    def _follow(self) -> None:
+        """It has joined a head, perhaps another one than it asked."""
+        if self._awaits is not None:
+            self.go_over(self._awaits)
+        elif (self._asks or self._is_idle) and not self.has_head:
+            self._lose_head()
+
+    def _lose_head(self) -> None:
+        """What came of a batch is void: the ranks agree on another head."""
+        if self._has_drained:  # what it had is on disk
+            self.come_back()
+            return
         self._items.clear()
-        self._learners.has_share(self, end)
+        self._agree(None)
+
+    def _agree(self, got: m.ShardEnd | m.NoBatch | None) -> None:
+        self._asks = self._is_idle = False
+        self.word = Word(got, -1 if self._life is None else self._life)
+        self._learners.agree(self, self.word)
+
+    def go_over(self, life: int) -> None:
+        """All ranks ask the head of this life, once each has joined it; a later one makes that void."""
+        if self._life is None or self._life < max(life, 0):
+            self._awaits = life
+            return
+        self._awaits, lives_on, self._asked = None, self._asked is not None, max(life, 0)
+        if not self.has_head:
+            self._lose_head()
+            return
+        self._world.send(self.name, HEAD, m.Ready(0))
+        if self.index == 0:
+            self._learners.say_begin(self, self._now_at, self._asked, lives_on=lives_on)
+        self._ask()
+
+    @property
+    def _now_at(self) -> int:
+        return self._step or 0
+
+    def _ask(self) -> None:
+        self._asks = True
+        self._world.send(self.name, HEAD, m.BatchRequest(self._now_at, self._asked or 0))
+
+    def _take(self, got: m.ShardEnd | m.NoBatch) -> None:
+        if isinstance(got, m.NoBatch) and not self._asks:
+            return  # the answer to a doubled question
+        if got.step != self._step or not self._asks:
+            raise ImpossibleEvent(f"batches come in order, when asked for; {self.name} got {got} at {self._step}")
+        self._agree(got)
+
+    def take_items(self) -> list[m.ShardItem]:
+        """Its share, to be trained now."""
+        items, self._items = self._items, []
+        return items
 
     def go_on(self, version: int, *, ended: bool) -> None:
         """After an update: the next batch, or the end."""
         self._step = version
         if ended:
-            self.finish()
+            self.finish(drained=False)
+        elif self.has_head:
+            self._ask()
         else:
-            self._world.send(self.name, HEAD, m.BatchRequest(version))
+            self._lose_head()
 
-    def finish(self) -> None:
+    def finish(self, *, drained: bool) -> None:
         """It has written what it had to write."""
-        self._world.send(self.name, HEAD, m.Finished("", ""))
+        self._has_drained = drained
+        if self.has_head:
+            self._is_idle = True
+            self._world.send(self.name, HEAD, m.Finished("", ""))
+        else:
+            self._lose_head()

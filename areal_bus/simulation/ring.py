@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from areal_bus import messages as m
-from areal_bus.effects import Discard, Effect, End, Record, Save, Send
+from areal_bus.effects import Discard, Effect, End, Mark, Record, Save, Send
 from areal_bus.errors import ArealBusError
 from areal_bus.head import Head
 from areal_bus.journal import Event
@@ -236,7 +236,13 @@ class Ring:
         source = Numbers(self.scenario.n_rows)
         now = self.world.now
         self.head = self._head_class(
-            self.scenario.rules, source, now=now, life=self._n_heads - 1, term=term, frontiers=self.disk.whole
+            self.scenario.rules,
+            source,
+            now=now,
+            life=self._n_heads - 1,
+            term=term,
+            frontiers=self.disk.whole,
+            waypoints=self.disk.waypoints.values(),
         )
         self.witness.follow(self.head)
         self._writer = self._new_writer()
@@ -285,6 +291,8 @@ class Ring:
                 self._record(effect)
             elif isinstance(effect, Save | Discard):
                 self._writer.do(effect)
+            elif isinstance(effect, Mark):
+                self.disk.mark(effect.waypoint)
             elif isinstance(effect, End):
                 self._on_end(effect)
 

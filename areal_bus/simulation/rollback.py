@@ -13,6 +13,8 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
     version, next_uid = line["version"], line["next_uid"]
     kept = dict(zip(line["open"], line["kept"], strict=True))
     witness.n_terms += 1
+    if line["lives_on"]:
+        _finish(witness, version)
     witness.begin_term(version, n_live=len(kept))
     _check_weights(witness, version)
     for uid in sorted((uid for uid in witness.prompts if uid >= next_uid), reverse=True):  # a row's later issues first
@@ -28,8 +30,19 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
             witness.check("I3", prompt.state != "live", "it vanished with its term", uid=uid)
     live = ((uid, prompt) for uid, prompt in witness.prompts.items() if prompt.state == "live")
     witness.whole = {(prompt.born, uid) for uid, prompt in live if len(prompt.accepted) == witness.scenario.n_samples}
+    witness.is_same_head = True
+    witness.saved = {saved: prompts for saved, prompts in witness.saved.items() if saved <= version}
     n_rows = len(witness.rows)
     witness.check("I4", line["position"] == n_rows, "row {} is next, {} rows are known", line["position"], n_rows)
+
+
+def _finish(witness: "Witness", version: int) -> None:
+    """A learner has outlived its head: the batch that it had then is trained, though no head has heard of it."""
+    begun = witness.learners.begun if witness.learners is not None else (0, "")
+    made = version in (witness.u, witness.u + 1) and (version == witness.u or version - 1 in witness.update_of)
+    witness.check("I6", made, "a learner lives on at {}, {} updates are known", version, witness.u)
+    if made and version > witness.u:
+        witness.make(*begun)
 
 
 def _check_weights(witness: "Witness", version: int) -> None:
@@ -55,6 +68,7 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
         "I4", not trained, "batch {} has trained it, a term at {} opens it again", prompt.batch, version, uid=uid
     )
     witness.n_undone += prompt.state == "trained"
+    _remember(witness, uid, prompt, version)
     known = all(prompt.accepted.get(sample, -1) >= 0 for sample in kept)
     witness.check("I3", known, "samples {} are kept, {} had counted", kept, sorted(prompt.accepted), uid=uid)
     for sample in kept:
@@ -62,9 +76,18 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
         witness.check("I5", not lost, "sample {} is kept, tokens of it were made by {}", sample, lost, uid=uid)
     prompt.state, prompt.batch, prompt.n_accounted, prompt.failed = "live", None, 0, ""
     prompt.accepted = {sample: prompt.accepted[sample] for sample in kept if sample in prompt.accepted}
-    prompt.tokens = {sample: prompt.tokens[sample] for sample in kept if sample in prompt.tokens}
+    prompt.tokens = {sample: witness.n_tokens(uid, sample, attempt) for sample, attempt in prompt.accepted.items()}
     witness.rows[prompt.row] = "open"
     _forget_training(witness, uid)
+
+
+def _remember(witness: "Witness", uid: int, prompt: Followed, version: int) -> None:
+    """What counted when the frontier was taken counts again: a term may have dropped it, and others may have come.
+
+    A head that lives on has both; one that comes back has what is on disk.
+    """
+    saved = witness.saved.get(version, {}).get(uid, {})
+    prompt.accepted = {**saved, **prompt.accepted} if witness.is_same_head else {**prompt.accepted, **saved}
 
 
 def _forget_training(witness: "Witness", uid: int) -> None:

@@ -213,7 +213,28 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
         report_tokens=more.choice((0, 1, 1, 3)),
         report_bytes=more.choice((2000, 1 << 20)),
     )
-    return _in_a_storm(scenario, more) if rough and more.random() < 0.05 else scenario
+    if rough and more.random() < 0.05:
+        return _in_a_storm(scenario, more)
+    heads = random.Random(f"heads of {seed}")
+    return _under_many_heads(scenario, heads) if rough and heads.random() < 0.05 else scenario
+
+
+def _under_many_heads(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Heads that die one after the other, and learners that live on: also two of them, while no head is there."""
+    calm_s = 150.0
+    faults = list(scenario.faults)
+    for _ in range(rng.randint(2, 10)):
+        faults.append(Fault("crash", Role.HEAD, 0, rng.uniform(2, calm_s), rng.choice((0.05, 0.5, 2.0, 10.0))))
+    return replace(
+        scenario,
+        total_steps=rng.choice((4, 8, 12)),
+        n_learners=rng.choice((1, 2, 2, 3)),
+        update_s=rng.choice((0.5, 3.0, 10.0, 30.0)),
+        checkpoint_every=rng.choice((0, 0, 1, 3)),
+        n_rows=rng.choice((None, None, 20)),
+        faults=tuple(faults),
+        calm_s=calm_s,
+    )
 
 
 def _in_a_storm(scenario: Scenario, rng: random.Random) -> Scenario:

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.effects import Effect, Record, Send
+from areal_bus.effects import Effect, Record, Save, Send
 from areal_bus.head import Head
 from areal_bus.journal import Event
 from areal_bus.messages import Role
@@ -48,6 +48,8 @@ class Witness:
         self.groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
         self.samples_trained: set[tuple[int, int]] = set()
         self.whole: set[tuple[int, int]] = set()  # born and uid of live prompts whose samples all have a value
+        self.saved: dict[int, dict[int, dict[int, int]]] = {}  # version -> what had counted when it was saved
+        self.is_same_head = True  # since the last term, or the beginning
         self.n_terms = 0
         self._max_reissues = scenario.rules.max_reissues
         self.n_masked = 0  # tokens handed to learners that are too old to be trained
@@ -82,6 +84,9 @@ class Witness:
                 handler(effect.fields)
         elif type(effect) is Send and type(effect.message) in WATCHED:
             self._on_send(effect.to, effect.message)
+        elif type(effect) is Save:
+            live = ((uid, prompt) for uid, prompt in self.prompts.items() if prompt.state == "live")
+            self.saved[effect.frontier.version] = {uid: dict(prompt.accepted) for uid, prompt in live}
 
     def _on_send(self, to: str, message: m.Message) -> None:
         if isinstance(message, m.ShardItem):
@@ -101,6 +106,7 @@ class Witness:
     def follow(self, head: Head) -> None:
         """The head came back: this is it now."""
         self.head = head
+        self.is_same_head = False
         self.pushed.restart()
 
     def hear(self, sender: str, done: m.PushDone) -> None:
@@ -288,6 +294,10 @@ class Witness:
         """Which of the weights that made a sample are not of the surviving history."""
         return [weights for version, weights in self._made(key).made_by if weights != self.weights.get(version)]
 
+    def n_tokens(self, uid: int, sample: int, attempt: int) -> int:
+        """That a generator truly sampled."""
+        return sum(n for _, n in self._made(("", uid, attempt, sample)).spans)
+
     def _made(self, key: tuple[str, int, int, int]) -> Sample:
         """What a generator truly made."""
         return next((g.finished[key] for g in self.generators.values() if key in g.finished), Sample(key, 0))
@@ -336,25 +346,29 @@ class Witness:
             oldest = min({(prompt.born, uid), *self.whole})
             self.check("I8", oldest[1] == uid, "it is taken before prompt {}, which is older", oldest[1], uid=uid)
             self.whole.discard((prompt.born, uid))
-            samples = self.groups.get(step, {}).get(uid, set())
-            whole = samples == set(range(self.scenario.n_samples))
-            self.check("I8", whole, "its group has samples {}", sorted(samples), uid=uid)
 
     # the clock
 
     def _on_update(self, line: dict[str, Any]) -> None:
         self.check("I6", line["version"] == self.u + 1, "update {} after {}", line["version"], self.u)
-        self.u = line["version"]
-        self.weights[self.u] = line["digest"]
-        for uid in self.update_of.pop(self.u - 1, ()):
+        self.make(line["version"], line["digest"])
+
+    def make(self, version: int, weights: str) -> None:
+        """A learner has trained the batch before this version."""
+        self.u = version
+        self.weights[version] = weights
+        groups = self.groups.pop(version - 1, {})
+        for uid in self.update_of.pop(version - 1, ()):
             prompt = self._of(uid)
             prompt.state = "trained"
+            samples = groups.get(uid, set())
+            whole = samples == set(range(self.scenario.n_samples))
+            self.check("I8", whole, "its group has samples {}", sorted(samples), uid=uid)
             known = self.rows[prompt.row]
             self.check("I4", known == "open", "row {} was {} when it was trained", prompt.row, known, uid=uid)
             self.rows[prompt.row] = "trained"
             even = prompt.n_accounted == prompt.n_received
             self.check("I12", even, "{} tokens of {} accounted for", prompt.n_accounted, prompt.n_received, uid=uid)
-        self.groups.pop(self.u - 1, None)
         self._count()
 
     def _on_publish(self, line: dict[str, Any]) -> None:

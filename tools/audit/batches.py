@@ -108,6 +108,14 @@ class Batches:
         if self._short is not None and self._short >= version:
             self._short = None
 
+    def outlive(self, figures: Line | None) -> None:
+        """A learner that lives on has trained the batch that it had; `figures` are its own, if its journal is there."""
+        self.finish()
+        if self.is_torn:
+            step = self._training[-1].step
+            self.file.add("I12", "a batch has all its lines before a learner has it: this one is trained", step=step)
+        self.update({} if figures is None else figures)
+
     def update(self, line: Line) -> None:
         """Its prompts are trained, and its tokens are what the learner says it trained, masked and skipped (I12)."""
         self.finish()

@@ -81,6 +81,15 @@ class Clock:
         self.u = version
         self._first_uids[version] = self._n_uids
 
+    def outlive(self, version: int) -> bool:
+        """Whether a learner that lives on has made this version unheard, of the batch that it had."""
+        is_unheard = version == self.u + 1 == self.w
+        if is_unheard:
+            self.n_updates += 1
+            self.u = version
+            self._first_uids[version] = self._n_uids
+        return is_unheard
+
     def push(self, line: Line) -> None:
         version, is_late = line["version"], line["catch_up"]
         if version != self.u and not (is_late and version == self.v):
@@ -112,10 +121,13 @@ class Clock:
             self._first_uids[version] = next_uid
         else:
             low, high = self._first_uids[version], self._last_uids.get(version, self._n_uids)
+            rule = f"next_uid is what it was between update {version} and batch {version}"
+            if beginning.lives_on and version:
+                low = self._last_uids.get(version - 1, low)
+                rule = f"next_uid is what it was between batches {version - 1} and {version}"
             if not low <= next_uid <= high:
-                rule = f"next_uid is what it was between update {version} and batch {version}"
-                text = f"{rule}: {low}..{high}, not {next_uid}"
-                self.file.add("I3", text, version=version)
+                self.file.add("I3", f"{rule}: {low}..{high}, not {next_uid}", version=version)
+            self._first_uids[version] = min(next_uid, self._first_uids[version])
         self.u = self.v = self.w = version
         self.live, self.in_training = len(beginning.open), 0
         limit = self.setup.limit

@@ -1,7 +1,7 @@
 """What generators, rewards and learners have said of their own work, by ids; knows no rule of theirs."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tools.audit.findings import Findings
 from tools.audit.terms import ATTEMPTS, Terms
@@ -69,11 +69,17 @@ class Evidence:
     n_digests: int = 0
     generators: set[str] = field(default_factory=set)
     rewards: set[str] = field(default_factory=set)
+    steps: dict[int, list[tuple[float, dict[str, Any]]]] = field(default_factory=dict)  # version -> wall, figures
+    has_learner: bool = False  # a learner's own journal is there
     cut: dict[str, float] = field(default_factory=dict)  # rewards that were killed -> wall time of the last line
 
     def scores_of(self, sample: int) -> list[Score]:
         first = self.scores.get(sample)
         return [] if first is None else [first, *self.more_scores.get(sample, [])]
+
+    def step(self, version: int, *, before: float) -> dict[str, Any] | None:
+        """A learner's own figures of the update that made this version last before that time."""
+        return next((figures for wall, figures in reversed(self.steps.get(version, [])) if wall <= before), None)
 
     def made_in(self, sample: int) -> int:
         """The term that its generator was in when it completed the sample."""

@@ -132,6 +132,8 @@ class Head:
         self.terms.begin(beginning)
         if self.unseen:
             return
+        if beginning.lives_on and self.clock.outlive(beginning.version):
+            self.batches.outlive(self._figures(line))
         self.batches.go_back(beginning.version)
         self.evaluations.go_back()
         self.members.begin_term()
@@ -144,6 +146,16 @@ class Head:
         self.undone.prompts += rollback.n_erased
         for prompt, samples in rollback.lost:
             self._drop(prompt, samples, "lost_timeline")
+        self.tokens.found += sum(sample.n_tokens for _, found in rollback.found for sample in found.values())
+
+    def _figures(self, term: Line) -> Line | None:
+        """Of an update that no head has heard of: a learner that lives on has written them."""
+        version = term["version"]
+        known = self.evidence.step(version, before=term["wall"])
+        if known is None and self.evidence.has_learner:
+            text = f"a learner lives on at a version that it has made: none has written a step line of {version}"
+            self.file.add("I6", text, version=version)
+        return known
 
     def _drop(self, prompt: Prompt, samples: Mapping[int, Sample], reason: str) -> None:
         self.tokens.drop(samples.values(), reason)
@@ -218,10 +230,23 @@ class Head:
             return
         ages = self.undone_ages if is_undone else self.ages
         ages.take(line, prompt.born, self.file)
-        sample = prompt.scored.get(line["sample"])
+        sample = self._verdict(prompt, line)
         if sample is not None:
             as_scored(self.file, line, sample)
         self.agreement.train(line, is_undone=is_undone)
+
+    def _verdict(self, prompt: Prompt, line: Line) -> Sample | None:
+        """That counts for a trajectory: perhaps one that a term has lost, and a later one found again."""
+        number, attempt = line["sample"], line["attempt"]
+        sample = prompt.scored.get(number)
+        if sample is not None and sample.attempt != attempt:
+            for other, earlier in prompt.earlier:
+                if other == number and earlier.attempt == attempt:
+                    self._drop(prompt, {number: sample}, "lost_timeline")
+                    self.tokens.found += earlier.n_tokens
+                    prompt.scored[number] = earlier
+                    return earlier
+        return sample
 
     def _count(self, line: Line, *, is_undone: bool) -> None:
         if is_undone:
@@ -261,6 +286,6 @@ class Head:
             self.agreement.forget(prompt.uid, prompt.scored)
         if ended:
             self.agreement.lost_verdicts(self.prompts, before=(self.end or {}).get("wall", 0.0))
-        received, told = self.tokens.received, self.tokens.accounted
+        received, told = self.tokens.received + self.tokens.found, self.tokens.accounted
         if received != told and not self.batches.is_torn and not self.file.findings.n:
             self.file.add("I12", f"tokens received = in batches + dropped + waiting: {received}, {told}")

@@ -49,6 +49,7 @@ class Prompt:
     is_ready: bool = False
     failed: str = ""  # status of a verdict without a value: it must be refunded next
     scored: dict[int, Sample] = field(default_factory=dict)
+    earlier: list[tuple[int, Sample]] = field(default_factory=list)  # verdicts that terms have lost
     left: int | None = None  # the clock's moment at which it was taken or refunded
     reason: str = ""  # of its refund
 

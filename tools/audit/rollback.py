@@ -18,8 +18,10 @@ class Rollback:
         self.prompts, self.beginning, self.is_same_head = prompts, beginning, is_same_head
         self.file = prompts.file
         self.moment = 2 * beginning.version  # of the clock, between update V and batch V
+        self.first = self.moment - beginning.lives_on  # between batch V - 1 and update V
         self.n_erased = 0
         self.lost: list[Lost] = []
+        self.found: list[Lost] = []  # verdicts that an earlier term had lost, and the frontier of this one has
 
     def run(self) -> None:
         since = self._left_since()
@@ -34,16 +36,19 @@ class Rollback:
         """Who left after the line that is gone back to, or may have: none is closed that was open then."""
         moments, uids = self.prompts.left
         since, stay = set(), []
-        while moments and moments[-1] >= self.moment:
+        while moments and moments[-1] >= self.first:
             left, uid = moments.pop(), uids.pop()
             if uid >= self.beginning.next_uid:
                 continue
+            if left < self.moment and self.prompts.state[uid] in (TRAINING, TRAINED):  # by batch V - 1
+                stay.append((left, uid))
+                continue
             since.add(uid)
             if uid not in self.beginning.open:
-                stay.append(uid)
+                stay.append((min(left, self.moment), uid))
                 self._must_be_open(uid, left)
-        for uid in reversed(stay):
-            moments.append(self.moment)
+        for left, uid in reversed(stay):
+            moments.append(left)
             uids.append(uid)
         return since
 
@@ -113,6 +118,7 @@ class Rollback:
         gone = {number: sample for number, sample in prompt.scored.items() if number not in kept}
         if gone:
             self.lost.append((prompt, gone))
+            prompt.earlier.extend(gone.items())
         prompt.scored = {number: sample for number, sample in prompt.scored.items() if number in kept}
         stays = is_live and self.is_same_head and not (gone or prompt.is_ready or prompt.is_queued)
         prompt.is_ready = 0 < prompt.n == len(prompt.scored)
@@ -123,11 +129,20 @@ class Rollback:
         prompt.failed, prompt.left = "", None
         self.prompts.passes.put_back(prompt.row, n_before=prompt.n_before, is_drawn=True)
 
+    def _earlier(self, prompt: Prompt, number: int) -> Sample | None:
+        known = [
+            sample for other, sample in prompt.earlier if other == number and sample.newest <= self.beginning.version
+        ]
+        return known[-1] if known else None
+
     def _check(self, prompt: Prompt, kept: frozenset[int]) -> None:
         """Verdicts that are kept were received, with a value, for tokens of versions that still count."""
         version = self.beginning.version
         for number in sorted(kept):
             ids = {"uid": prompt.uid, "sample": number}
+            if number not in prompt.scored and (again := self._earlier(prompt, number)) is not None:
+                self.found.append((prompt, {number: again}))
+                prompt.scored[number] = again
             sample = prompt.scored.get(number)
             if sample is None:
                 self.file.add("I12", "a verdict that is kept was received: this one was not", **ids)

@@ -22,6 +22,7 @@ class Beginning:
     next_uid: int
     position: int  # rows drawn from the data
     open: Mapping[int, frozenset[int]]  # prompt -> its samples whose verdicts are kept
+    lives_on: bool = False  # with a learner that has outlived its head: from here on all is as batch V - 1 left it
 
 
 def read(line: Line) -> Beginning:
@@ -32,7 +33,7 @@ def read(line: Line) -> Beginning:
     if len(open_) != len(uids) or not all(type(n) is int and n >= 0 for n in [*numbers, *open_]):
         raise ValueError("numbers count from 0, and each prompt is open once")
     term, version, next_uid, position = numbers
-    return Beginning(term, version, next_uid, position, open_)
+    return Beginning(term, version, next_uid, position, open_, line.get("lives_on", False) is True)
 
 
 class Terms:

@@ -15,6 +15,7 @@ class Tokens:
     """Of all terms together, but for `in_batches`: batches of the surviving history."""
 
     received: int = 0
+    found: int = 0  # lost by a term, and found again by a later one, in its frontier
     in_batches: int = 0
     waiting: int = 0  # received, of prompts that are open at the last line
     dropped: Counter[str] = field(default_factory=Counter)  # by reason
