@@ -258,9 +258,13 @@ class Sampling:
 def capacity(config: Config) -> int:
     """Samples that a generator asks the head for: its slots, and a group that waits for the first of them to be free.
 
-    Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next.
+    Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next. Agents
+    take a process each, and those that would wait for one may find it at another generator.
     """
-    return config.rollout.max_concurrent_rollouts + config.gconfig.n_samples
+    slots, workflow = config.rollout.max_concurrent_rollouts, config.workflow
+    if workflow.function == "agent":
+        slots = min(slots, workflow.agent.workers)
+    return slots + config.gconfig.n_samples
 
 
 def evaluation_number(evaluation: str) -> int:

@@ -18,12 +18,13 @@ from actors.models.loading import load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
 from actors.sampling import Outcome, Sampling
+from actors.training.batch import Batch, build
 from actors.workflows.driver import Asked, EpisodeRun
 from actors.workflows.loading import check_workflow, close_workflow, load_workflow
 from areal_bus.config import Config, ScratchConfig
 from areal_bus.errors import ConfigError
 from areal_bus.journal import Journal
-from areal_bus.messages import Prompt, Trajectory, Unsampled
+from areal_bus.messages import Prompt, ShardItem, Trajectory, Unsampled
 from tests.endpoint_agents import post
 
 WAIT_S = 60.0  # for anything to happen, on a loaded machine
@@ -103,6 +104,14 @@ def returned(trajectory: Trajectory) -> dict[str, Any]:
     return found
 
 
+def batch_of(t: Trajectory) -> Batch:
+    """As a learner gets it."""
+    head = {"step": 2, "clock": 2, "group": 0, "n_groups": 1, "reward": 1.0, "correct": None}
+    same = ("uid", "sample", "finish", "segments", "spans", "ids", "logps", "text")
+    shard = [ShardItem(**head, **{name: getattr(t, name) for name in same})]
+    return build(shard, step=2, clock=2, n_groups=1, eta=2)
+
+
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     with contextlib.ExitStack() as stack:
@@ -154,6 +163,8 @@ def test_a_conversation_becomes_one_trajectory_of_exact_tokens_and_versions(
         places = range(len(ids))[begin:end]
         assert np.allclose([fresh[at - 1, ids[at]] for at in places], mine, atol=1e-4)
     assert (t.text, t.prompt_text) == (second["message"]["content"], s.tokenizer.decode(ids[:-n_second]))
+    (item,) = batch_of(t).items
+    assert item.ids_T[item.places_K].tolist() == [*answer, *ids[-n_second:]]  # what was given enters no loss
     assert [m["role"] for m in row["messages"]] == ["user", "assistant", "user", "assistant"]
     assert row["url"].startswith("http://127.0.0.1:")
 
