@@ -258,8 +258,8 @@ class Sampling:
 def capacity(config: Config) -> int:
     """Samples that a generator asks the head for: its slots, and a group that waits for the first of them to be free.
 
-    Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next. Agents
-    take a process each, and those that would wait for one may find it at another generator.
+    Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next.
+    Agents take a process each, and those that would wait for one may find it at another generator.
     """
     slots, workflow = config.rollout.max_concurrent_rollouts, config.workflow
     if workflow.function == "agent":
