@@ -1,5 +1,6 @@
 """From settings to a server and the engine over it: starts the server, or attaches to one that runs."""
 
+import hashlib
 import sys
 import time
 import uuid
@@ -97,7 +98,12 @@ def _process(context: Context, config: Config, shape: Shape) -> tuple[ServerProc
         oldest = ".".join(map(str, OLDEST))
         raise ConfigError(f"SGLang {oldest} or newer is needed, for safety: {python} has {version}; upgrade it")
     port = free_port()
-    command = [python, "-m", "sglang.launch_server", *arguments(context, config, shape, port)]
+    command = [
+        python,
+        "-m",
+        "sglang.launch_server",
+        *arguments(context, config, most_tokens=shape.most_tokens, port=port),
+    ]
     log = context.folder / "logs" / f"{context.name}.server.txt"
     return ServerProcess(command, log, environment(context)), f"http://127.0.0.1:{port}"
 
@@ -112,7 +118,7 @@ def interpreter(python: str, folder: Path) -> str:
     return str(given.absolute() if given.exists() else folder / given)
 
 
-def arguments(context: Context, config: Config, shape: Shape, port: int) -> list[str]:
+def arguments(context: Context, config: Config, *, most_tokens: int, port: int) -> list[str]:
     """The server's command line: ours, then the user's, which win."""
     rollout, gconfig = config.rollout, config.gconfig
     words: Sequence[object] = [
@@ -122,9 +128,9 @@ def arguments(context: Context, config: Config, shape: Shape, port: int) -> list
         "--load-format", "dummy",  # all weights come by push
         "--dtype", config.model.dtype,
         "--tp-size", config.topology.tensor_parallel,
-        "--context-length", shape.most_tokens + ROOM,
+        "--context-length", most_tokens + ROOM,
         "--max-running-requests", rollout.max_concurrent_rollouts,
-        "--random-seed", (config.run.seed * 1009 + context.index * 31 + context.incarnation) % (1 << 31),
+        "--random-seed", seed(config.run.seed, context),
         "--skip-tokenizer-init",
         "--skip-server-warmup",
         "--incremental-streaming-output",
@@ -133,7 +139,7 @@ def arguments(context: Context, config: Config, shape: Shape, port: int) -> list
     if rollout.on_update == "keep":
         words = [*words, "--disable-radix-cache", "--disable-overlap-schedule"]
     if context.device == "cpu":
-        longest = min(config.data.max_prompt_tokens + gconfig.max_new_tokens, shape.most_tokens) + ROOM
+        longest = min(config.data.max_prompt_tokens + gconfig.max_new_tokens, most_tokens) + ROOM
         words = [
             *words,
             "--device", "cpu",
@@ -143,6 +149,12 @@ def arguments(context: Context, config: Config, shape: Shape, port: int) -> list
             "--max-total-tokens", SPARE * longest * rollout.max_concurrent_rollouts,
         ]  # fmt: skip
     return [*map(str, words), *config.engine.arguments]
+
+
+def seed(run_seed: int, context: Context) -> int:
+    """Another number for each generator and each of its lives: their samples of one prompt are to differ."""
+    text = f"{run_seed},{context.index},{context.incarnation}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") >> 1
 
 
 def environment(context: Context) -> dict[str, str]:
