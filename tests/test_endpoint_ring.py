@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.engines import sglang_python
 from tests.test_tiny import ROOT, events, launch
 
 WAIT_S = 300.0
@@ -69,3 +70,26 @@ def test_conversations_of_a_killed_generator_are_made_whole_by_others(tmp_path: 
     assert any(completion["attempt"] for completion in events(run, "generator-1.0", "completion"))
     assert not any("n_done" in request for request in events(run, "generator-1.0", "request"))
     run_tool("tools.audit", str(run))
+
+
+@pytest.mark.sglang
+def test_an_agents_conversations_are_exact_on_a_real_server_too(tmp_path: Path) -> None:
+    settings = [
+        "run.total_train_steps=6",
+        "rollout.engine='sglang'",
+        f"engine.python='{sglang_python()}'",
+        "model.scratch.max_positions=256",
+        "data.batch_size=4",
+        "gconfig.n_samples=4",
+        "learner.warmup.steps=60",
+        "journal.tokens=true",
+        "checkpoint.every_steps=1",
+        "checkpoint.keep=20",
+        "weights.timeout_s=120",
+    ]
+    run = launch(tmp_path, *settings, config="configs/agent.toml", ranks=3)
+    assert len(events(run, "head-0.0", "update")) == 6
+    kept = [json.loads(line) for line in (run / "samples" / "tokens.jsonl").read_text().splitlines()]
+    assert sum(len(sample["segments"]) == 2 for sample in kept) > len(kept) / 2
+    told = json.loads(run_tool("tools.audit", "--json", "--recompute", str(run)).splitlines()[-1])
+    assert max(tally["max_error"] for tally in told["recomputed"]["versions"]) < 1e-4
