@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,6 +117,16 @@ class Script:
             self.take(m.Ready)
         return self.take(m.Begin)
 
+    def succeed(self, life: int) -> m.Begin:
+        """Be the head's next life from now on, which knows nobody: up to the word of learners that outlive the last."""
+        self.tell(m.Rejoin("only a member may speak", life))
+        for _ in range(self.n_learners):
+            self.take(m.Join, lambda join: join.again == life)
+        self.tell(m.Directory([self.name(0)], [self.store], life))
+        for _ in range(self.n_learners):
+            self.take(m.Ready)
+        return self.take(m.Begin, lambda begin: begin.life == life)
+
     def write_frontier(self, version: int) -> None:
         """What the head writes beside a checkpoint."""
         frontier_file.save(frontier_file.path_of(self.run_folder / "frontiers", version), Frontier(version))
@@ -127,8 +137,9 @@ class Script:
             assert self.take(m.BatchRequest).step == step
         self.hand_out(step, last=last, broken=broken)
 
-    def hand_out(self, step: int, *, last: bool, broken: int | None = None) -> None:
-        for index in range(self.n_learners):
+    def hand_out(self, step: int, *, last: bool, broken: int | None = None, to: Iterable[int] | None = None) -> None:
+        """Their shares to these ranks; to all when not said."""
+        for index in range(self.n_learners) if to is None else to:
             groups = [g for g in range(2) if g % self.n_learners == index]
             items = [
                 shard_item(

@@ -406,6 +406,8 @@ class History:
         self.admitted = {uid: row for uid, row in self.admitted.items() if uid < line["next_uid"]}
         self.refunded = {uid: reason for uid, reason in self.refunded.items() if stays(uid)}
         self.versions = [v for v in self.versions if v <= version]
+        if line.get("lives_on") and self.versions[-1:] != [version] and version:
+            self.versions.append(version)  # the head before died before it could hear of that update
 
 
 def replace(path: Path, text: str) -> None:

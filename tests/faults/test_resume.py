@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -63,14 +65,22 @@ def sample_slowly_after(ring: Ring, version: int) -> None:
 
 def reference(ring: Ring) -> dict[int, Line]:
     """What the plain loop in one process gives: a line a version."""
-    out = ring.folder / "reference"
-    changes = [word for change in ring.changes for word in ("--set", change)]
-    words = [sys.executable, "-m", "actors.reference", str(CONFIG), "--generators", "2", "--out", str(out), *changes]
+    return plain_loop(*(change for change in ring.changes if not change.startswith("checkpoint.")))
+
+
+@cache
+def plain_loop(*settings: str) -> dict[int, Line]:
+    changes = [word for setting in settings for word in ("--set", setting)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{INSIDE}{os.pathsep}{ROOT}"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = map(json.loads, (out / "reference.jsonl").read_text().splitlines())
-    return {line["version"]: line for line in lines}
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "reference"
+        words = [sys.executable, "-m", "actors.reference", str(CONFIG), "--generators", "2", "--out", str(out)]
+        done = subprocess.run(
+            [*words, *changes], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = map(json.loads, (out / "reference.jsonl").read_text().splitlines())
+        return {line["version"]: line for line in lines}
 
 
 def differences(ring: Ring, plain: dict[int, Line]) -> dict[int, list[str]]:

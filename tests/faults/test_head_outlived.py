@@ -1,0 +1,275 @@
+"""Row 12: a head dies, and the learner lives on; each update is made once, whatever the learner was doing."""
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.ring import Blow, History, Line, Ring
+from tests.faults.test_resume import (
+    STEPS,
+    SYNCHRONOUS,
+    batches,
+    differences,
+    plain_batches,
+    reference,
+    sample_slowly_after,
+)
+from tools import run as runs
+
+WITHOUT = "checkpoint.every_steps=0"  # no checkpoint but the last: whoever goes back begins at version 0
+
+
+@dataclass(frozen=True)
+class Outlived:
+    """A run at eta = 0 whose head was killed twice, and what a plain synchronous loop makes of the same settings."""
+
+    ring: Ring
+    waiting: Blow  # the learner waited for a batch then
+    training: Blow
+    learner: tuple[int, str]  # process id and name, at the beginning
+    last: tuple[int, str]  # and when the last head was there
+    history: History
+    plain: dict[int, Line]  # version -> its line
+
+
+@pytest.fixture(scope="module")
+def outlived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outlived]:
+    ring = Ring(tmp_path_factory.mktemp("outlived"), *SYNCHRONOUS, WITHOUT)
+    with ring.started():
+        sample_slowly_after(ring, 2)
+        ring.hold(None)
+        learner = ring.actor("learner-0")
+        waiting = ring.kill("head-0")
+        ring.until("term", inc=1)
+        ring.arm("update", "lag", who="learner-0")
+        ring.slow(None)
+        ring.struck("update")
+        training = ring.kill("head-0")
+        ring.until("term", inc=2)
+        last = ring.actor("learner-0")
+        plain = reference(ring)
+        ring.finish()
+        yield Outlived(ring, waiting, training, learner, last, ring.check_survived(), plain)
+
+
+def made(ring: Ring) -> list[int]:
+    """Versions in the order in which learner 0 made them, over all its lives."""
+    return [line["version"] for line in ring.lines("step", role="learner", rank=0)]
+
+
+def lives(ring: Ring, role: str) -> int:
+    return len(list(runs.Run(ring.run).journals(role)))
+
+
+def test_row_12_a_learner_outlives_heads_and_makes_every_update_once(outlived: Outlived) -> None:
+    assert outlived.last == outlived.learner
+    assert (lives(outlived.ring, "learner"), lives(outlived.ring, "head")) == (1, 3)
+    assert made(outlived.ring) == list(range(1, STEPS + 1))
+    assert outlived.history.versions == list(range(1, STEPS + 1))
+
+
+def test_a_term_begins_where_the_learner_is(outlived: Outlived) -> None:
+    """A batch that it waited for is made anew; one that it had is trained, and the next head goes on after it."""
+    ring = outlived.ring
+    assert [(x["inc"], x["version"], x["lives_on"]) for x in ring.lines("term", role="head")] == [
+        (0, 0, False),
+        (1, 2, True),
+        (2, 3, True),
+    ]
+    steps = [(line["inc"], line["step"]) for line in ring.lines("batch", role="head")]
+    assert steps == [(0, 0), (0, 1), (1, 2), *((2, step) for step in range(3, STEPS))]
+    assert [line["version"] for line in ring.lines("update", role="head")] == [1, 2, *range(4, STEPS + 1)]
+
+
+def test_at_eta_0_a_run_whose_head_was_killed_is_bit_equal_to_one_without(outlived: Outlived) -> None:
+    assert differences(outlived.ring, outlived.plain) == {}
+    assert batches(outlived.ring) == plain_batches(outlived.plain)
+    assert set(outlived.history.rows().values()) == {1}
+
+
+def test_the_terminal_says_where_each_term_begins(outlived: Outlived) -> None:
+    said = outlived.ring.output
+    for version in (2, 3):
+        assert f"begins at version {version}" in said
+    assert "back to the last checkpoint" not in said
+
+
+def outlive(ring: Ring, n_steps: int, *, learners: int = 1) -> History:
+    """What holds after a run whose heads alone have died."""
+    ring.finish()
+    history = ring.check_survived()
+    assert lives(ring, "learner") == learners
+    assert made(ring) == list(range(1, n_steps + 1))
+    begun = [line["version"] for line in ring.lines("term", role="head")]
+    assert begun == sorted(begun)
+    assert [line["lives_on"] for line in ring.lines("term", role="head")][1:] == [True] * (len(begun) - 1)
+    return history
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("eta", "every", "seed"), [(0, 0, 1), (2, 0, 2), (2, 2, 3), (4, 1, 4)])
+def test_row_12_heads_that_are_killed_at_random_cost_no_update(tmp_path: Path, eta: int, every: int, seed: int) -> None:
+    """Eight, each from nothing to two seconds after its term has begun, or before it has."""
+    dice, n_steps = random.Random(seed), 30
+    ring = Ring(
+        tmp_path,
+        f"run.total_train_steps={n_steps}",
+        f"rollout.max_head_offpolicyness={eta}",
+        f"checkpoint.every_steps={every}",
+        "launch.max_restarts=100",
+    )
+    ring.slow(0.03)
+    with ring.started():
+        ring.until("update", version=1)
+        for life in range(8):
+            ring.until(dice.choice(["start", "term", "update", "batch", "joined"]), inc=life)
+            time.sleep(dice.uniform(0.0, 2.0))  # the fault's own time: nothing is waited for
+            ring.kill("head-0")
+            ring.hold(None)
+        ring.slow(None)
+        outlive(ring, n_steps)
+    assert lives(ring, "head") == 9
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2])
+def test_row_12_two_learner_ranks_outlive_their_heads_together(tmp_path: Path, seed: int) -> None:
+    dice, n_steps = random.Random(seed), 24
+    ring = Ring(
+        tmp_path,
+        f"run.total_train_steps={n_steps}",
+        "topology.learners=2",
+        "launch.max_restarts=100",
+        WITHOUT,
+        ranks=5,
+    )
+    ring.slow(0.03)
+    with ring.started():
+        ring.until("update", version=1)
+        for life in range(6):
+            ring.until(dice.choice(["term", "update", "batch", "joined"]), inc=life)
+            time.sleep(dice.uniform(0.0, 1.5))  # the fault's own time: nothing is waited for
+            ring.kill("head-0")
+        ring.slow(None)
+        outlive(ring, n_steps, learners=2)
+    assert lives(ring, "head") == 7
+
+
+POINTS = (
+    "consumed",  # the learner has a batch
+    "snapshot",  # and the weights after it
+    "push-announced",
+    "push-met",
+    "checkpoint-begun",
+    "checkpoint-renamed",
+)
+
+
+@pytest.mark.soak
+def test_row_12_a_head_may_die_at_any_point_of_a_step_a_push_or_a_checkpoint(tmp_path: Path) -> None:
+    n_steps = 24
+    ring = Ring(tmp_path, f"run.total_train_steps={n_steps}")
+    ring.slow(0.02)
+    with ring.started():
+        for life, point in enumerate(POINTS):
+            ring.until("update", inc=life)
+            ring.arm(point, "lag", who="learner-0")
+            blow = ring.struck(point, after=ring.until("update", inc=life)["t"])
+            ring.kill("head-0")
+            ring.until("term", inc=life + 1, after=blow.t)
+        ring.slow(None)
+        outlive(ring, n_steps)
+
+
+@pytest.mark.soak
+def test_row_12_a_head_and_a_generator_die_together(tmp_path: Path) -> None:
+    ring = Ring(tmp_path, "run.total_train_steps=10", WITHOUT)
+    ring.slow(0.02)
+    with ring.started():
+        ring.until("update", version=3)
+        ring.kill("generator-0")
+        ring.kill("head-0")
+        ring.until("update", inc=1, n=2)
+        ring.kill("head-0")
+        ring.kill("reward-0")
+        ring.slow(None)
+        outlive(ring, 10)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", ["head-0", "learner-0"])
+def test_a_head_and_a_learner_that_die_together_go_back_to_the_checkpoint(tmp_path: Path, first: str) -> None:
+    ring = Ring(tmp_path, "run.total_train_steps=10", "checkpoint.every_steps=3")
+    ring.hold(5)
+    with ring.started():
+        ring.until("update", version=5)
+        ring.until("checkpoint", role="learner", step=3)
+        for who in (first, "head-0" if first == "learner-0" else "learner-0"):
+            ring.kill(who)
+        ring.hold(None)
+        ring.finish()
+    ring.check_survived()
+    (term,) = ring.lines("term", role="head")[1:]
+    assert (term["version"], term["lives_on"]) == (3, False)
+    assert made(ring) == [*range(1, 6), *range(4, 11)]
+
+
+@pytest.mark.soak
+def test_a_learner_whose_head_comes_back_without_a_waypoint_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
+    ring = Ring(tmp_path, "run.total_train_steps=10", "checkpoint.every_steps=3")
+    ring.hold(5)
+    with ring.started():
+        ring.until("update", version=5)
+        ring.until("checkpoint", role="learner", step=3)
+        ring.kill("head-0")
+        for path in (ring.run / "frontiers").glob("waypoint-*"):
+            path.write_bytes(b"damaged")
+        ring.hold(None)
+        ring.finish()
+    ring.check_survived()
+    (term,) = ring.lines("term", role="head")[1:]
+    assert (term["version"], term["lives_on"]) == (3, False)
+    assert "no waypoint on disk says what learner-0.0 had at version 5: back to the last checkpoint" in ring.output
+
+
+@pytest.mark.soak
+def test_a_learner_that_is_done_outlives_its_head_and_writes_no_second_checkpoint(tmp_path: Path) -> None:
+    """All is trained, and an evaluation is made: the next head makes it anew, and ends the job."""
+    evaluation = ("evaluate.after=true", "evaluate.limit=8", "evaluate.n_samples=2")
+    ring = Ring(tmp_path, "run.total_train_steps=4", WITHOUT, *evaluation)
+    with ring.started():
+        ring.slow(0.05)
+        ring.until("checkpoint", role="learner", step=4)
+        ring.until("request", role="generator", evaluation="after")
+        ring.kill("head-0")
+        ring.until("term", inc=1)
+        ring.slow(None)
+        outlive(ring, 4)
+    assert len(ring.lines("checkpoint", role="learner")) == 1
+    assert len(ring.lines("evaluation", role="head", name="after")) == 1
+    assert json.loads((ring.run / "summary.json").read_text())["code"] == 0
+
+
+@pytest.mark.soak
+def test_a_drained_job_whose_head_dies_ends_all_the_same_and_goes_on_later(tmp_path: Path) -> None:
+    ring = Ring(tmp_path, "run.total_train_steps=8", WITHOUT)
+    ring.hold(3)
+    with ring.started():
+        ring.until("update", version=3)
+        ring.send(signal.SIGUSR1)
+        ring.wait(lambda: "head: drains" in ring.output, "the head drains")
+        ring.kill("head-0")
+        ring.hold(None)
+        ring.finish()
+        assert json.loads((ring.run / "summary.json").read_text())["code"] == 0
+        if ring.version < 8:
+            ring.start("--resume", str(ring.run))
+            ring.finish()
+    history = ring.check_survived()
+    assert set(history.rows().values()) == {1}
