@@ -374,6 +374,15 @@ def test_an_agent_that_does_not_load_is_a_config_error(stage: Callable[..., Stag
             s.run()
 
 
+def test_an_agent_whose_code_ends_its_process_does_not_load(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stage("once")
+    monkeypatch.setenv("AREAL_BUS_TEST_DIES", "1")
+    with pytest.raises(ConfigError, match="must load: it ended by signal SIGKILL"):
+        check_workflow(s.config)
+
+
 TOOLS = (
     "{% for t in tools or [] %}{{ 'tool ' + t['function']['name'] + ';' }}{% endfor %}{% for m in messages %}"
     "{{ m['role'] + '>' + m['content'] }}{% for c in m['tool_calls'] or [] %}"

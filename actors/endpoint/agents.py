@@ -5,6 +5,7 @@ returns, the end of its time, the end of its process, or nobody wanting it any m
 with all that it started.
 """
 
+import json
 import os
 import queue
 import selectors
@@ -21,6 +22,7 @@ from actors.rewards.framing import REQUEST_BYTES, pack
 from areal_bus.errors import ConfigError
 
 MODULE = "actors.endpoint.worker"
+STARTS = 3  # processes that may end while they load it
 START_S = 60.0  # for a process to load the agent's code, its imports included
 BELL, CHILD = "bell", "child"  # what a selector's event is of
 CLOSE_S = 10.0  # a thread has ended by then: its process is killed
@@ -104,8 +106,8 @@ class Runner:
                 raise Lost(f"it took more than workflow.agent.timeout_s = {timeout_s:g} s of its own")
             if record.get("id") != session.number:
                 raise Lost("its process wrote what is no answer")
-            session.end(Ended(record.get("returned"), str(record.get("error", ""))))
-        except (Lost, ChildLost, ValueError) as error:
+            session.end(read_end(record))
+        except (Lost, ChildLost, ValueError, OSError) as error:  # OSError: the system has no process for it
             self._drop()
             is_unusable = isinstance(error, Unusable) and not self._agents.has_loaded
             session.end(Ended(None, str(error), is_unusable))
@@ -128,6 +130,15 @@ class Runner:
 
 def load(selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool]) -> Child:
     """A process with the agent's code. Raises Unusable when it does not load, Lost when it is wanted no more."""
+    for _ in range(STARTS):
+        try:
+            return load_once(selector, function, is_unwanted)
+        except ChildLost as lost:  # perhaps killed by somebody: that says nothing of the code
+            why = str(lost)
+    raise Unusable(f"workflow.agent.function {function!r} must load: {why}")
+
+
+def load_once(selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool]) -> Child:
     began = time.monotonic()
     child = Child(selector, CHILD, MODULE)
     try:
@@ -137,10 +148,7 @@ def load(selector: selectors.BaseSelector, function: str, is_unwanted: Callable[
             raise Unusable(f"workflow.agent.function {function!r} must load within {START_S:g} s: it did not")
         if record != {"ready": True}:
             raise Unusable(str(record.get("broken", "its process wrote what is no answer")))
-    except ChildLost as lost:
-        end(child)
-        raise Unusable(f"workflow.agent.function {function!r} must load: {lost}") from None
-    except Lost:
+    except (Lost, ChildLost):
         end(child)
         raise
     return child
@@ -164,6 +172,15 @@ def receive(
             elif records := child.receive():
                 return records[0]
     return None
+
+
+def read_end(record: dict[str, Any]) -> Ended:
+    """Raises ValueError for what cannot go on in a trajectory."""
+    returned = record.get("returned")
+    if returned is not None and not isinstance(returned, dict):
+        raise ValueError("its process wrote what is no answer")
+    json.dumps(returned, allow_nan=False, ensure_ascii=False).encode()
+    return Ended(returned, str(record.get("error", "")))
 
 
 def end(child: Child) -> None:
