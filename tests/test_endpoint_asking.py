@@ -1,10 +1,14 @@
 """What a chat request may ask for, and how the tokens of a conversation go on, without a server or an engine."""
 
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.endpoint.asking import Call, Refused, read_call
 from actors.endpoint.conversation import Conversation, Rewritten
@@ -28,10 +32,17 @@ def call(**fields: Any) -> Call:
     return read_call(json.dumps({"model": "any", "messages": HELLO, **fields}).encode())
 
 
+@cache
+def letters() -> Any:
+    """One token a character."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_scratch_folder(Path(folder), ScratchConfig(characters="abcdefghijklmnopqrstuvwxyz >"))
+        return load_tokenizer(folder)
+
+
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> Any:
-    write_scratch_folder(tmp_path, ScratchConfig(characters="abcdefghijklmnopqrstuvwxyz >"))
-    return load_tokenizer(str(tmp_path))
+def tokenizer() -> Any:
+    return letters()
 
 
 def test_a_call_says_what_is_to_be_sampled() -> None:
@@ -117,6 +128,27 @@ def test_a_further_call_keeps_every_token_and_adds_what_is_new(tokenizer: Any) -
     second = conversation.extend([*messages, {"role": "user", "content": "more"}], ())
     assert second[: len(first) + len(odd)] == [*first, *odd]
     assert tokenizer.decode(second[len(first) + len(odd) :]) == "user>more<eos>assistant>"
+
+
+TEXT = st.text("abc >", max_size=6)
+
+
+@given(st.lists(st.tuples(st.lists(st.tuples(st.sampled_from(["user", "tool", "assistant"]), TEXT), min_size=1), TEXT)))
+def test_any_conversation_has_the_tokens_of_its_whole_rendering(rounds: list[tuple[list[Any], str]]) -> None:
+    """Where the model's answers are what the tokenizer would make of their text: then a call is no more than its text.
+
+    Messages of others, assistants among them, are given; every call begins with the tokens of the one before.
+    """
+    tokenizer = letters()
+    conversation, messages = Conversation(tokenizer, PLAIN), list(HELLO)
+    for given_now, answer in rounds:
+        messages += [{"role": role, "content": text} for role, text in given_now]
+        before = conversation.ids
+        assert conversation.extend(messages, ())[: len(before)] == before
+        ids = tokenizer(f"{answer.strip()}<eos>")["input_ids"]
+        messages = answered(conversation, messages, answer.strip(), ids, "stop")
+        whole = tokenizer.apply_chat_template(messages, chat_template=PLAIN, tokenize=False)
+        assert tokenizer.decode(conversation.ids) == whole
 
 
 def test_an_answer_that_was_cut_gets_the_end_that_the_template_writes(tokenizer: Any) -> None:
