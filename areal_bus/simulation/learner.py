@@ -287,7 +287,6 @@ class Rank:
         if self._has_drained:  # what it had is on disk
             self.come_back()
             return
-        self._items.clear()
         self._agree(None)
 
     def _agree(self, got: m.ShardEnd | m.NoBatch | None) -> None:
@@ -296,7 +295,11 @@ class Rank:
         self._learners.agree(self, self.word)
 
     def go_over(self, life: int) -> None:
-        """All ranks ask the head of this life, once each has joined it; a later one makes that void."""
+        """All ranks ask the head of this life, once each has joined it; a later one makes that void.
+
+        A share that this rank had, and others had not, is void.
+        """
+        self._items.clear()
         if self._life is None or self._life < max(life, 0):
             self._awaits = life
             return

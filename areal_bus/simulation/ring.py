@@ -224,6 +224,7 @@ class Ring:
     def _crash_head(self, for_s: float, *, everybody: bool) -> None:
         """What it had in memory is lost, and what was not synced."""
         self.world.crash(HEAD)
+        self.world.lose_under_way(HEAD)
         self._n_heads += 1
         self._writer.is_gone = True
         self.learners.drained = None

@@ -364,6 +364,8 @@ class Witness:
             samples = groups.get(uid, set())
             whole = samples == set(range(self.scenario.n_samples))
             self.check("I8", whole, "its group has samples {}", sorted(samples), uid=uid)
+            left_out = [sample for sample in samples if (uid, sample) not in self.samples_trained]
+            self.check("I8", not left_out, "samples {} of its batch were not trained", left_out, uid=uid)
             known = self.rows[prompt.row]
             self.check("I4", known == "open", "row {} was {} when it was trained", prompt.row, known, uid=uid)
             self.rows[prompt.row] = "trained"

@@ -103,6 +103,20 @@ class World:
         heapify(self._events)
         self.say_gone(name)
 
+    def lose_under_way(self, sender: str) -> None:
+        """It is dead: of what it had sent, the first part of each connection arrives."""
+        until: dict[str, float] = {}
+        kept = []
+        for event in self._events:
+            if event[2] == self._arrive and event[3][0] == sender:
+                to = event[3][1]
+                if event[0] > until.setdefault(to, self.now + 2.0 * self.rng.random() * self._link_s):
+                    self.tell(f"{sender} -> {to} lost with its connection", event[3][2])
+                    continue
+            kept.append(event)
+        self._events = kept
+        heapify(self._events)
+
     def say_gone(self, name: str) -> None:
         """The head's bus, after all that came by the connection; what comes by the next one comes later."""
         arrives = self.now + 2.0 * self.rng.random() * self._link_s
