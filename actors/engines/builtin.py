@@ -14,12 +14,13 @@ from loguru import logger
 from torch import Tensor
 
 from actors.engines import limits
-from actors.engines.fused import disagreement, fused
+from actors.engines.blocks import Blocks
+from actors.engines.fused import TOLERANCE, disagreement, fused
 from actors.engines.live import Row, live
 from actors.engines.prefill import Pack, plan
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.sampling import sample
-from actors.engines.slots import DecodeView, FillView, Slots
+from actors.engines.slots import Slots
 from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 
@@ -49,7 +50,8 @@ class BuiltinEngine:
         self._is_checked = False  # the faster forward, with weights that mean something
         self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)
         self._stop_ids, self._on_update = stop_ids, on_update
-        self._slots = Slots(n_slots)
+        self._n_slots = n_slots
+        self._slots: Slots | Blocks = Slots(n_slots)
         self._rows: list[Row] = []
         self._waiting: deque[Request] = deque()
         self._keys: set[Key] = set()  # of both
@@ -75,21 +77,9 @@ class BuiltinEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
-        total, most = len(request.ids) + request.max_new_tokens, limits.most_tokens(self._model.config)
-        window, vocabulary = limits.window(self._model.config), self._model.get_input_embeddings().num_embeddings
-        rules = [
-            (not request.ids, "a prompt has at least one token"),
-            (request.max_new_tokens < 1, f"at least one new token is asked for, not {request.max_new_tokens}"),
-            (request.temperature < 0, f"a temperature is 0 or more, not {request.temperature}"),
-            (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
-            (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
-             f"{request.max_new_tokens}"),
-            (window is not None and total > window, f"sliding attention is not supported beyond its window of {window} "
-             f"tokens; prompt and budget are {total}"),
-            (any(not 0 <= token < vocabulary for token in request.ids), f"token ids are below {vocabulary}"),
-            (request.key in self._keys, f"keys are unique among live requests: {request.key}"),
-            *limits.rules_of_done(request, vocabulary),
-        ]  # fmt: skip
+        rules = limits.rules(request, self._model.config, self._model.get_input_embeddings().num_embeddings)
+        if request.key in self._keys:
+            raise EngineError(f"keys are unique among live requests: {request.key}")
         for broken, sentence in rules:
             if broken:
                 raise EngineError(sentence)
@@ -198,6 +188,8 @@ class BuiltinEngine:
         if why is not None:
             logger.warning("the model's own forward is used, which is slower: the fused one's {}", why)
             self._fused = None
+        elif self._device.type == "cpu" and self._dtype in TOLERANCE:
+            self._slots = Blocks(*self._fused.heads)
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         if tensors.keys() != self._parameters.keys():
@@ -227,7 +219,7 @@ class BuiltinEngine:
 
     def _take(self) -> list[Request]:
         """Requests for the free rows, in their order; while it holds, only those that go on with an episode."""
-        n_free = self._slots.n_slots - len(self._rows)
+        n_free = self._n_slots - len(self._rows)
         if not n_free:
             return []
         taken = [request for request in self._waiting if request.key[4] or not self._holds][:n_free]
@@ -238,7 +230,7 @@ class BuiltinEngine:
     def _logits(self, version: int) -> Tensor:
         """(n, V) for the next token of every row."""
         n_cached = sum(row.cached for row in self._rows)
-        self._slots.reserve(max(row.length for row in self._rows), n_cached)
+        self._slots.reserve([row.length for row in self._rows], n_cached)
         parts = [self._decode(n_cached)] if n_cached else []
         order = list(range(n_cached))
         fresh = self._rows[n_cached:]
@@ -255,17 +247,11 @@ class BuiltinEngine:
     def _decode(self, n: int) -> Tensor:
         rows = self._rows[:n]
         positions = [row.length - 1 for row in rows]
-        longest = max(positions) + 1
         position_n1 = torch.tensor(positions, device=self._device)[:, None]
-        mask = None
-        if min(positions) + 1 < longest:
-            unseen_nL = torch.arange(longest, device=self._device) > position_n1
-            mask = torch.zeros(n, longest, dtype=self._dtype, device=self._device)
-            mask = mask.masked_fill_(unseen_nL, torch.finfo(self._dtype).min)[:, None, None]
-        view = DecodeView(self._slots, position_n1[:, 0], longest)
+        view, mask = self._slots.decoding(positions, self._dtype, self._device)
         ids_n1 = torch.tensor([[row.last] for row in rows], device=self._device)
         if self._fused is not None:
-            return self._fused(ids_n1, position_n1, longest, mask, view)
+            return self._fused(ids_n1, position_n1, max(positions) + 1, mask, view)
         return self._forward(ids_n1, position_n1, mask, view, 1)[:, 0]
 
     def _fill(self, pack: Pack) -> Tensor:
@@ -273,7 +259,7 @@ class BuiltinEngine:
         ids_1T = torch.tensor([pack.ids], device=self._device)
         position_1T = torch.tensor([pack.positions], device=self._device)
         last = torch.tensor(pack.last, device=self._device)
-        view = FillView(self._slots, pack.pieces)
+        view = self._slots.filling(pack.pieces)
         if self._fused is not None:
             return self._fused(ids_1T, position_1T, max(pack.positions) + 1, mask, view, last)
         return self._forward(ids_1T, position_1T, mask, view, last)[0]
@@ -308,7 +294,6 @@ class BuiltinEngine:
         """The last row moves into the place of one that ended, so that live rows stay together."""
         last = len(self._rows) - 1
         self._keys.remove(self._rows[index].request.key)
-        if index != last and self._rows[last].cached:
-            self._slots.copy(last, index, self._rows[last].length - 1)
+        self._slots.drop(index, last, self._rows[last].length - 1 if self._rows[last].cached else 0)
         self._rows[index] = self._rows[last]
         self._rows.pop()

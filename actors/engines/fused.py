@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from actors.engines.blocks import DecodeBlocks
 from actors.models.product import MOST_PACKED, Weight
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -36,8 +37,7 @@ class Call:
     cos: Tensor  # (B, T, 1, D)
     sin: Tensor  # the same, negative in the first half of D
     mask: Tensor | None  # added to the scores; None: plain causal
-    view: View
-    by_products: bool  # of one token a row: mask is (B key heads, 1, L)
+    view: View | DecodeBlocks
 
 
 class Joined:
@@ -110,12 +110,13 @@ class Layer:
         qk_BTHD = qkv_BTHD[:, :, :n_both]
         if self._of_heads is not None:
             queries, keys = self._of_heads
-            qk_BTHD = torch.cat([norm(queries, qk_BTHD[:, :, :n_query]), norm(keys, qk_BTHD[:, :, n_query:])], dim=2)
-        qk_BTHD = torch.addcmul(qk_BTHD * call.cos, qk_BTHD.roll(self._width // 2, -1), call.sin)
+            qk_BTHD[:, :, :n_query] = norm(queries, qk_BTHD[:, :, :n_query])
+            qk_BTHD[:, :, n_query:] = norm(keys, qk_BTHD[:, :, n_query:])
+        torch.addcmul(qk_BTHD * call.cos, qk_BTHD.roll(self._width // 2, -1), call.sin, out=qk_BTHD)
+        if isinstance(call.view, DecodeBlocks):
+            return call.view.attended(qkv_BTHD[:, 0], n_query, self._n_key, self._index, self._scale)
         qk_BHTD, v_BHTD = qk_BTHD.transpose(1, 2), qkv_BTHD[:, :, n_both:].transpose(1, 2)
         k_BHLD, v_BHLD = call.view.update(qk_BHTD[:, n_query:], v_BHTD, self._index)
-        if call.by_products:
-            return attended(qk_BHTD[:, :n_query], k_BHLD, v_BHLD, call.mask, self._scale).view(len(x_NE), -1)
         seen_BHTD = F.scaled_dot_product_attention(
             qk_BHTD[:, :n_query],
             k_BHLD,
@@ -128,20 +129,6 @@ class Layer:
         return seen_BHTD.transpose(1, 2).reshape(len(x_NE), -1)
 
 
-def attended(q_BH1D: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attention of one token a row as two products a key head: (B key heads, query heads of each, D).
-
-    On a CPU faster than the kernel made for many tokens, and keys are not repeated for the query heads that share them.
-    """
-    k_XLD, v_XLD = k_BHLD.flatten(0, 1), v_BHLD.flatten(0, 1)
-    q_XGD = q_BH1D.reshape(len(k_XLD), -1, q_BH1D.shape[-1])
-    if mask is None:
-        score_XGL = torch.bmm(q_XGD * scale, k_XLD.transpose(1, 2))
-    else:
-        score_XGL = torch.baddbmm(mask, q_XGD, k_XLD.transpose(1, 2), alpha=scale)
-    return torch.bmm(torch.softmax(score_XGL, dim=-1), v_XLD)
-
-
 def norm(module: Any, x: Tensor) -> Tensor:
     """Root mean square norm."""
     return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
@@ -152,13 +139,13 @@ class Fused:
 
     def __init__(self, model: Any) -> None:
         config, inner = model.config, model.model
-        n_query, self._n_key = config.num_attention_heads, config.num_key_value_heads
+        n_query, n_key = self.heads = (config.num_attention_heads, config.num_key_value_heads)
         self._width = getattr(config, "head_dim", None) or config.hidden_size // n_query
         packs = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
         self._embedding, self._norm, self._head = inner.embed_tokens, inner.norm, Joined([model.lm_head], packs=packs)
         self._rotary = inner.rotary_emb
         layers = enumerate(inner.layers)
-        self._layers = [Layer(layer, i, n_query, self._n_key, self._width, packs=packs) for i, layer in layers]
+        self._layers = [Layer(layer, i, n_query, n_key, self._width, packs=packs) for i, layer in layers]
         self._cos_LD = self._sin_LD = torch.empty(0, 0)
 
     def bind(self) -> None:
@@ -167,16 +154,13 @@ class Fused:
             layer.bind()
         self._head.bind()
 
-    def __call__(self, ids_BT: Tensor, position_BT: Tensor, length: int, mask: Tensor | None, view: View,
+    def __call__(self, ids_BT: Tensor, position_BT: Tensor, length: int, mask: Tensor | None, view: View | DecodeBlocks,
                  keep: Tensor | None = None) -> Tensor:  # fmt: skip
         """(N, V) logits, or those of the tokens `keep` alone; positions are below `length`."""
         self._reserve(length, position_BT.device)
         cos_BTD, sin_BTD = self._cos_LD[position_BT], self._sin_LD[position_BT]
-        by_products = ids_BT.shape[1] == 1 and ids_BT.device.type == "cpu" and cos_BTD.dtype in TOLERANCE
-        if by_products and mask is not None:
-            mask = mask.expand(-1, self._n_key, -1, -1).flatten(0, 1)
         shape = (ids_BT.shape[0], ids_BT.shape[1])
-        call = Call(shape, cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view, by_products)
+        call = Call(shape, cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view)
         h_NE = self._embedding(ids_BT.reshape(-1))
         for layer in self._layers:
             h_NE = layer(h_NE, call)

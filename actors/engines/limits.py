@@ -37,6 +37,23 @@ def window(config: Any) -> int | None:
     return None if size is None else int(size)
 
 
+def rules(request: Request, config: Any, vocabulary: int) -> list[tuple[bool, str]]:
+    """(whether it is broken, the rule) of a request."""
+    total, most, sees = len(request.ids) + request.max_new_tokens, most_tokens(config), window(config)
+    return [
+        (not request.ids, "a prompt has at least one token"),
+        (request.max_new_tokens < 1, f"at least one new token is asked for, not {request.max_new_tokens}"),
+        (request.temperature < 0, f"a temperature is 0 or more, not {request.temperature}"),
+        (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
+        (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
+         f"{request.max_new_tokens}"),
+        (sees is not None and total > sees, f"sliding attention is not supported beyond its window of {sees} "
+         f"tokens; prompt and budget are {total}"),
+        (any(not 0 <= token < vocabulary for token in request.ids), f"token ids are below {vocabulary}"),
+        *rules_of_done(request, vocabulary),
+    ]  # fmt: skip
+
+
 def rules_of_done(request: Request, vocabulary: int) -> list[tuple[bool, str]]:
     """(whether it is broken, the rule) of a request that is done in part."""
     done = request.done

@@ -15,6 +15,16 @@ from transformers.cache_utils import Cache
 STEP = 64  # capacity grows and shrinks by multiples of this many positions
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens begin .. end of a packed sequence are positions start .. of these rows."""
+
+    rows: list[int]
+    begin: int
+    end: int
+    start: int
+
+
 class Slots:
     """Preallocated keys and values, (S, H, C, D) a layer; C follows the longest live sequence."""
 
@@ -23,8 +33,9 @@ class Slots:
         self.capacity = STEP
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def reserve(self, length: int, n_live: int) -> None:
-        """Room for `length` positions, what the first `n_live` rows hold kept; trimmed when four times too large."""
+    def reserve(self, lengths: Sequence[int], n_live: int) -> None:
+        """Room for so many positions, what the first `n_live` rows hold kept; trimmed when four times too large."""
+        length = max(lengths)
         if length <= self.capacity < 4 * max(length, STEP):
             return
         self.capacity = _round(length * 5 // 4)
@@ -43,6 +54,27 @@ class Slots:
             keys[target, :, :length] = keys[source, :, :length]
             values[target, :, :length] = values[source, :, :length]
 
+    def drop(self, row: int, last: int, length: int) -> None:
+        """A row ends, and the last one takes its place, with so many positions."""
+        if row != last and length:
+            self.copy(last, row, length)
+
+    def filling(self, pieces: Sequence[Piece]) -> "FillView":
+        """Where the pieces of one packed forward go."""
+        return FillView(self, pieces)
+
+    def decoding(
+        self, positions: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> "tuple[DecodeView, Tensor | None]":
+        """Where the next token of rows 0 .. n-1 goes; and what each does not see, if they differ in that."""
+        position_n, longest = torch.tensor(positions, device=device), max(positions) + 1
+        mask = None
+        if min(positions) + 1 < longest:
+            unseen_nL = torch.arange(longest, device=device) > position_n[:, None]
+            mask = torch.zeros(unseen_nL.shape, dtype=dtype, device=device)
+            mask = mask.masked_fill_(unseen_nL, torch.finfo(dtype).min)[:, None, None]
+        return DecodeView(self, position_n, longest), mask
+
     def _new(self, like: Tensor) -> Tensor:
         # zeros, for a masked cell still enters a product with weight 0, and 0 * NaN is NaN
         return like.new_zeros(self.n_slots, like.shape[1], self.capacity, like.shape[3])
@@ -55,16 +87,6 @@ class Slots:
 
 def _round(length: int) -> int:
     return -(-length // STEP) * STEP
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens begin .. end of a packed sequence are positions start .. of these rows."""
-
-    rows: list[int]
-    begin: int
-    end: int
-    start: int
 
 
 class FillView(Cache):

@@ -1,0 +1,79 @@
+"""Attention over blocks is attention: rows of any lengths, in any order of coming and going."""
+
+import random
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actors.engines.blocks import Blocks, P
+from actors.engines.slots import Piece
+
+N_QUERY, N_KEY, WIDTH, SCALE = 4, 2, 8, 0.3
+DICE = random.Random(1)
+
+
+def attended(blocks: Blocks, kept: list[Tensor]) -> None:
+    """One token more for every row, by blocks and by torch's own attention; `kept`: (2, K, T, D) of each row."""
+    qkv_nSD = torch.randn(len(kept), N_QUERY + 2 * N_KEY, WIDTH)
+    blocks.reserve([rows.shape[2] + 1 for rows in kept], len(kept))
+    view, mask = blocks.decoding([rows.shape[2] for rows in kept], torch.float32, torch.device("cpu"))
+    assert mask is None
+    found_nE = view.attended(qkv_nSD.clone(), N_QUERY, N_KEY, 0, SCALE)
+    for row, qkv_SD in enumerate(qkv_nSD):
+        new = qkv_SD[N_QUERY:].view(2, N_KEY, 1, WIDTH)
+        kept[row] = keys, values = torch.cat([kept[row], new], dim=2)
+        q_1H1D = qkv_SD[None, :N_QUERY, None]
+        expected = F.scaled_dot_product_attention(q_1H1D, keys[None], values[None], scale=SCALE, enable_gqa=True)
+        torch.testing.assert_close(found_nE[row], expected.flatten())
+
+
+def filled(blocks: Blocks, kept: list[Tensor], n: int, *, siblings: int = 1) -> None:
+    """New rows with the same first n tokens."""
+    first = len(kept)
+    kept += [torch.randn(2, N_KEY, n, WIDTH)] * siblings
+    blocks.reserve([rows.shape[2] + 1 for rows in kept], first)
+    view = blocks.filling([Piece(list(range(first, first + siblings)), 0, n, 0)])
+    view.update(kept[-1][:1], kept[-1][1:], 0)
+
+
+def test_rows_attend_to_what_they_have_as_they_come_and_go() -> None:
+    blocks, kept = Blocks(N_QUERY, N_KEY), list[Tensor]()
+    for _ in range(60):
+        if len(kept) < 9:
+            filled(blocks, kept, DICE.randint(1, 3 * P), siblings=DICE.randint(1, 3))
+        attended(blocks, kept)
+        for _ in range(DICE.randint(0, 2)):
+            row = DICE.randrange(len(kept))
+            blocks.drop(row, len(kept) - 1, 0)
+            kept[row] = kept[-1]
+            kept.pop()
+        if DICE.random() < 0.3:
+            n = DICE.randint(1, kept[0].shape[2])
+            blocks.copy(0, len(kept), n)
+            kept.append(kept[0][:, :, :n])
+        attended(blocks, kept)
+
+
+def test_rows_behind_those_that_decode_are_left_alone() -> None:
+    blocks, kept = Blocks(N_QUERY, N_KEY), list[Tensor]()
+    filled(blocks, kept, 40)
+    blocks.reserve([kept[0].shape[2] + 1, 70], 1)
+    qkv_1SD = torch.randn(1, N_QUERY + 2 * N_KEY, WIDTH)
+    view, _ = blocks.decoding([40], torch.float32, torch.device("cpu"))
+    new = torch.cat([kept[0], qkv_1SD[0, N_QUERY:].view(2, N_KEY, 1, WIDTH)], dim=2)
+    expected = F.scaled_dot_product_attention(
+        qkv_1SD[:, :N_QUERY, None], new[:1], new[1:], scale=SCALE, enable_gqa=True
+    )
+    torch.testing.assert_close(view.attended(qkv_1SD, N_QUERY, N_KEY, 0, SCALE)[0], expected.flatten())
+
+
+def test_room_follows_what_is_there() -> None:
+    blocks, kept = Blocks(N_QUERY, N_KEY), list[Tensor]()
+    filled(blocks, kept, 3000)
+    filled(blocks, kept, 5)
+    most = blocks.capacity
+    assert 3000 <= most <= 4000
+    blocks.drop(0, 1, 6)
+    assert blocks.capacity < most / 4
+    attended(blocks, kept[1:])
