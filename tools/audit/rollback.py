@@ -129,21 +129,27 @@ class Rollback:
         prompt.failed, prompt.left = "", None
         self.prompts.passes.put_back(prompt.row, n_before=prompt.n_before, is_drawn=True)
 
-    def _earlier(self, prompt: Prompt, number: int) -> Sample | None:
-        known = [
-            sample for other, sample in prompt.earlier if other == number and sample.newest <= self.beginning.version
-        ]
-        return known[-1] if known else None
+    def _find_again(self, prompt: Prompt, number: int, *, instead_of: Sample | None) -> Sample | None:
+        """The last verdict that a term has lost, and the frontier of this one may have."""
+        version = self.beginning.version
+        lost = (sample for other, sample in reversed(prompt.earlier) if other == number and sample.newest <= version)
+        again = next(lost, None)
+        if again is None:
+            return instead_of
+        if instead_of is not None:
+            self.lost.append((prompt, {number: instead_of}))
+        self.found.append((prompt, {number: again}))
+        prompt.scored[number] = again
+        return again
 
     def _check(self, prompt: Prompt, kept: frozenset[int]) -> None:
         """Verdicts that are kept were received, with a value, for tokens of versions that still count."""
         version = self.beginning.version
         for number in sorted(kept):
             ids = {"uid": prompt.uid, "sample": number}
-            if number not in prompt.scored and (again := self._earlier(prompt, number)) is not None:
-                self.found.append((prompt, {number: again}))
-                prompt.scored[number] = again
             sample = prompt.scored.get(number)
+            if sample is None or sample.newest > version:
+                sample = self._find_again(prompt, number, instead_of=sample)
             if sample is None:
                 self.file.add("I12", "a verdict that is kept was received: this one was not", **ids)
                 continue
