@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from actors.endpoint.asking import read_call
+from actors.endpoint.sessions import Ended, Sessions
 from actors.engines.builtin import BuiltinEngine
 from actors.engines.protocol import Completion
 from actors.models.loading import load_model, load_tokenizer, stop_ids
@@ -238,6 +240,20 @@ def test_a_conversation_has_one_call_at_a_time(stage: Callable[..., Stage]) -> N
     t = s.trajectory()
     assert sorted(returned(t)["statuses"]) == [200, 400]
     assert len(t.segments) == 1
+
+
+def test_many_calls_wake_the_loop_once_until_it_looks() -> None:
+    woken: list[str] = []
+    sessions = Sessions(lambda: woken.append("now"))
+    one, other = sessions.open("one"), sessions.open("other")
+    call = read_call(b'{"messages": [{"role": "user", "content": "x"}]}')
+    one.call(call, lambda: False)
+    other.call(call, lambda: False)
+    assert len(woken) == 1
+    assert one.has_news()
+    other.end(Ended({}))
+    assert len(woken) == 2
+    assert [type(other.news()).__name__ for _ in range(2)] == ["Pending", "Ended"]
 
 
 def test_a_client_that_hung_up_gets_the_same_answer_when_it_asks_again(

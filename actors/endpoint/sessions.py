@@ -75,12 +75,30 @@ class Pending:
         self._done.set()
 
 
+class Bell:
+    """Wakes the loop once until it has looked: what is put after it looked wakes it again."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._is_rung = False
+
+    def ring(self) -> None:
+        """After the news was put, from any thread."""
+        if not self._is_rung:
+            self._is_rung = True
+            self._wake()
+
+    def heard(self) -> None:
+        """The loop looks now."""
+        self._is_rung = False
+
+
 class Session:
     """One conversation. The server's threads call, the agent's thread ends it, the loop takes both and closes it."""
 
-    def __init__(self, key: str, number: int, name: str, wake: Callable[[], None]) -> None:
+    def __init__(self, key: str, number: int, name: str, bell: Bell) -> None:
         self.key, self.number, self.name = key, number, name
-        self._wake = wake
+        self._bell = bell
         self._news: queue.SimpleQueue[Pending | Ended] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._last: Pending | None = None
@@ -120,7 +138,7 @@ class Session:
             self._n_calls += 1
             self._last = Pending(call, self._n_calls, client_is_gone, self)
             self._news.put(self._last)
-        self._wake()
+        self._bell.ring()
         return self._last
 
     # the agent's thread
@@ -142,7 +160,7 @@ class Session:
 
     def end(self, ended: Ended) -> None:
         self._news.put(ended)
-        self._wake()
+        self._bell.ring()
 
     @property
     def own_s(self) -> float:
@@ -157,6 +175,7 @@ class Session:
     # the loop
 
     def has_news(self) -> bool:
+        self._bell.heard()
         return not self._news.empty()
 
     def news(self) -> Pending | Ended:
@@ -193,14 +212,14 @@ class Sessions:
     """The conversations that are open, by key."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+        self._bell = Bell(wake)
         self._open: dict[str, Session] = {}
         self._n_opened = 0
 
     def open(self, name: str) -> Session:
         """A conversation with a key of its own that nobody can guess."""
         self._n_opened += 1
-        session = Session(f"sk-{secrets.token_urlsafe(32)}", self._n_opened, name, self._wake)
+        session = Session(f"sk-{secrets.token_urlsafe(32)}", self._n_opened, name, self._bell)
         self._open[session.key] = session
         return session
 
