@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,6 +47,14 @@ def once(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
     """One call, and what it brought."""
     status, answer = post(base_url, api_key, {"messages": [user(row["question"])], **row.get("fields", {})})
     return {"status": status, "answer": answer, "key": api_key, "pid": os.getpid()}
+
+
+def proxied(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """By a client that follows the environment's proxies."""
+    request = urllib.request.Request(f"{base_url}/models", headers={"Authorization": f"Bearer {api_key}"})
+    with urllib.request.urlopen(request) as answer:
+        models = json.load(answer)
+    return once(row, base_url, api_key) | {"models": models}
 
 
 def talk(row: Any, base_url: str, api_key: str) -> dict[str, Any]:

@@ -278,6 +278,14 @@ def test_connections_that_an_agent_forgets_end_with_its_conversation(stage: Call
     assert [returned(t)["status"] for t in s.run() if isinstance(t, Trajectory)] == [200] * 4
 
 
+def test_an_agent_finds_its_endpoint_past_a_proxy(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.delenv("no_proxy", raising=False)
+    s = stage("proxied")
+    s.begin()
+    assert returned(s.trajectory())["models"]["data"][0]["id"] == "scratch"
+
+
 def test_a_stream_is_the_answer_in_one_piece(stage: Callable[..., Stage]) -> None:
     s = stage("once")
     s.begin(fields={"stream": True, "stream_options": {"include_usage": True}})
