@@ -87,7 +87,7 @@ def test_a_server_ends_with_whoever_is_killed(tmp_path: Path, who: str) -> None:
 def test_a_server_that_has_ended_is_lost_with_its_last_error(tmp_path: Path) -> None:
     code = "print('loads'); raise MemoryError('no room for 3 tokens')"
     server = ServerProcess([sys.executable, "-c", code], tmp_path / "server.txt", {})
-    until(lambda: not runs(server.pid))
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(EngineLost, match=r"code 1: MemoryError: no room for 3 tokens \(all of it: .*server\.txt\)"):
         server.check()
     server.close()
