@@ -106,16 +106,16 @@ def packed_attention(
     if packing.expand_E is not None:  # whole sequences, shared prompts repeated
         query, key, value = (_Spread.apply(part, packing) for part in (query, key, value))  # type: ignore[no-untyped-call]
     outputs: list[Tensor] = []
-    start = 0
-    for length, run in groupby(packing.lengths):
-        n = len(list(run))
-        stop = start + n * length
-        q, k, v = (_apart(part[0, :, start:stop], n) for part in (query, key, value))
+    runs = [(length, len(list(run))) for length, run in groupby(packing.lengths)]
+    sizes = [length * n for length, n in runs]
+    # split, for its gradient is put together once: each slice would fill and add one of the whole size
+    parts = zip(*(torch.split(part[0], sizes, dim=1) for part in (query, key, value)), strict=True)
+    for (_, n), of_run in zip(runs, parts, strict=True):
+        q, k, v = (_apart(part, n) for part in of_run)
         out = scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
         )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-        start = stop
     whole = torch.cat(outputs)
     if packing.keep_S is not None:
         whole = _Kept.apply(whole, packing)  # type: ignore[no-untyped-call]
