@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from actors.engines.protocol import Request
 from actors.engines.servers.engine import SENT_AGAIN, ServerEngine
-from actors.engines.servers.opening import open_engine
+from actors.engines.servers.opening import open_engine, shape_of
 from actors.engines.servers.sglang import split
 from actors.models.loading import load_tokenizer
 from areal_bus.config import Config, check
@@ -261,6 +262,16 @@ def test_a_server_that_is_not_there_ends_a_job_at_its_start_and_a_life_later_on(
         attach(folder, "http://127.0.0.1:9")
     with pytest.raises(EngineLost, match="start it"):
         attach(folder, "http://127.0.0.1:9", incarnation=1)
+
+
+def test_a_model_whose_parameters_have_other_names_than_its_files_is_refused() -> None:
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.device("meta"):
+        plain = Qwen3ForCausalLM(Qwen3Config(vocab_size=40, num_key_value_heads=2, head_dim=8, **shape))
+        experts = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=40, num_key_value_heads=2, head_dim=8, **shape))
+    assert shape_of(plain).vocabulary == 40
+    with pytest.raises(ConfigError, match=r"those of qwen3_moe; set rollout\.engine"):
+        shape_of(experts)
 
 
 def test_a_generator_without_an_address_of_its_own_is_refused(folder: Path) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers.conversion_mapping import get_model_conversion_mapping
+
 from actors.context import Context
 from actors.engines import limits
 from actors.engines.servers.engine import ServerEngine, Shape
@@ -34,11 +36,7 @@ def open_engine(context: Context, config: Config, tokenizer: Any) -> ServerEngin
     one that is not there later.
     """
     model = empty_model(context.model_folder, config.model.dtype, "meta")
-    shape = Shape(
-        parameters=dict(model.named_parameters()),
-        vocabulary=int(model.get_input_embeddings().num_embeddings),
-        most_tokens=limits.most_tokens(model.config),
-    )
+    shape = shape_of(model)
     architecture = (getattr(model.config, "architectures", None) or [""])[0]
     try:
         return _open(context, config, shape, architecture, stop_ids(model, tokenizer))
@@ -46,6 +44,22 @@ def open_engine(context: Context, config: Config, tokenizer: Any) -> ServerEngin
         if context.incarnation:
             raise
         raise ConfigError(f"rollout.engine = {config.rollout.engine!r}: {error}") from error
+
+
+def shape_of(model: Any) -> Shape:
+    """Raises ConfigError for a model whose parameters have other names than its files: servers pass over those names
+    without a word, and would sample with the weights that they were started with.
+    """
+    if get_model_conversion_mapping(model, add_legacy=False):
+        raise ConfigError(
+            "a server is sent weights under the names that the model's files have: transformers joins or renames those "
+            f'of {model.config.model_type}; set rollout.engine = "builtin"'
+        )
+    return Shape(
+        parameters=dict(model.named_parameters()),
+        vocabulary=int(model.get_input_embeddings().num_embeddings),
+        most_tokens=limits.most_tokens(model.config),
+    )
 
 
 def _open(context: Context, config: Config, shape: Shape, architecture: str, stops: frozenset[int]) -> ServerEngine:
