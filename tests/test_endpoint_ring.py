@@ -79,6 +79,7 @@ def test_an_agents_conversations_are_exact_on_a_real_server_too(tmp_path: Path) 
         "rollout.engine='sglang'",
         f"engine.python='{sglang_python()}'",
         "model.scratch.max_positions=256",
+        "data.largest=8",
         "data.batch_size=4",
         "gconfig.n_samples=4",
         "learner.warmup.steps=60",
