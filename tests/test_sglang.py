@@ -238,7 +238,7 @@ UNFIT = [
     (too_old, "0.5.10 or newer is needed, for safety: .* is 0.5.9; upgrade"),
     (without_route, "routes that .* has not: /init_weights_update_group; upgrade"),
     (other_model, "a LlamaForCausalLM: .* serves Qwen2ForCausalLM; start it with the folder of model.path"),
-    (with_replicas, "without replicas: .* dp_size 2; start one server a generator"),
+    (with_replicas, "without replicas or stages: .* has 2; start it with --tp-size alone"),
     (of_another_kind, "engine.urls must name servers that speak as SGLang does"),
     (that_fails, "must sample a token: it answers 503: no room"),
 ]
@@ -361,13 +361,14 @@ def test_a_stream_that_breaks_off_loses_the_server(folder: Path) -> None:
         lost(run, "broke off")
 
 
-def test_a_server_that_was_restarted_is_lost_and_none_of_its_tokens_is_kept(folder: Path) -> None:
-    with speaking() as fake, running(folder, fake) as run:
+@pytest.mark.parametrize("kind", [None, old])
+def test_a_server_that_was_restarted_is_lost_and_none_of_its_tokens_is_kept(folder: Path, kind: Any) -> None:
+    with speaking(kind) as fake, running(folder, fake) as run:
         update(run.engine, 0)
         fake.label = "default"
         run.engine.submit(ask())
         fake.allow(8)
-        lost(run, "tokens are of 'default'.*restarted, or somebody else updates it")
+        lost(run, "'default'.*restarted, or somebody else updates it")
 
 
 def test_a_refused_sample_is_sent_again_and_not_for_ever(folder: Path) -> None:

@@ -160,7 +160,7 @@ def arguments(context: Context, config: Config, *, most_tokens: int, port: int) 
             "--attention-backend", "torch_native",
             "--grammar-backend", "none",
             "--disable-overlap-schedule",
-            "--max-total-tokens", SPARE * longest * rollout.max_concurrent_rollouts,
+            "--max-total-tokens", max(SPARE * longest * rollout.max_concurrent_rollouts, most_tokens + ROOM),
         ]  # fmt: skip
     return [*map(str, words), *config.engine.arguments]
 

@@ -33,7 +33,7 @@ class SGLang:
         self._link, self._relay, self._abilities, self._process = link, relay, abilities, process
         self._group, self._stop_ids, self._bucket_bytes = group, sorted(stop_ids), bucket_bytes
         self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
-        self._has_loaded = False
+        self._label: str | None = None  # of the weights it has from us
         self._join()
 
     @property
@@ -49,9 +49,19 @@ class SGLang:
 
     def read(self, event: Mapping[str, Any], n_known: int) -> News:
         try:
+            self._check_label(event.get("meta_info") or {})
             return read_event(event, 0 if self._abilities.is_incremental else n_known)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise EngineLost(f"{self._link.url} must answer as SGLang does: {error!r} in {str(event)[:300]}") from None
+
+    def _check_label(self, about: Mapping[str, Any]) -> None:
+        """Without stamps no piece outlives an update, so that what it serves now is what it had: a check, no stamp."""
+        served = about.get("weight_version", self._label)
+        if not self._abilities.stamps and served != self._label:
+            raise EngineLost(
+                f"a server samples with the weights of this run: {self._link.url} has {served!r}, and was sent "
+                f"{self._label!r}; it was restarted, or somebody else updates it"
+            )
 
     def abort(self, rid: str) -> None:
         self._link.begin("POST", ABORT, {"rid": rid}, timeout_s=self._call_timeout_s)
@@ -83,7 +93,7 @@ class SGLang:
                 self._link.call("POST", END, {}, timeout_s=self._call_timeout_s)
         except Refused as error:
             raise self._refused(label, error) from None
-        self._has_loaded = True
+        self._label = label
 
     def check(self) -> None:
         if self._process is not None:
@@ -96,7 +106,7 @@ class SGLang:
 
     def _refused(self, label: str, error: Refused) -> Exception:
         """The first weights show whether it is the right model; later ones are known to fit."""
-        if self._has_loaded:
+        if self._label is not None:
             return EngineLost(f"{self._link.url} must take weights {label}: {error}")
         return ConfigError(
             f"the server must serve the model of this run: {self._link.url} did not take its weights ({error}); start "

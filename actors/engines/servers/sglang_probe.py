@@ -79,8 +79,8 @@ def check(
     rules = [
         (number(version) < OLDEST, f"SGLang {oldest} or newer is needed, for safety: {url} is {version}; upgrade it"),
         (bool(missing), f"SGLang needs routes that {url} ({version}) has not: {', '.join(missing)}; upgrade it"),
-        ((settings.get("dp_size") or 1) > 1, f"a generator has one server without replicas: {url} has dp_size "
-         f"{settings.get('dp_size')}; start one server a generator"),
+        (replicas(settings) > 1, f"a generator has one server without replicas or stages: {url} has "
+         f"{replicas(settings)}; start it with --tp-size alone, one a generator"),
         (bool(served and architecture) and architecture not in served, f"the server must serve the model of this run, "
          f"a {architecture}: {url} serves {', '.join(served)}; start it with the folder of model.path"),
         (keep and "in_place" in modes and bool(stale), f'with rollout.on_update = "keep" no prefix of old weights may '
@@ -89,6 +89,11 @@ def check(
     for broken, sentence in rules:
         if broken:
             raise ConfigError(sentence)
+
+
+def replicas(settings: Mapping[str, Any]) -> int:
+    """Of data and of pipeline parallelism: weights come to the tensor-parallel ranks only."""
+    return max(int(settings.get(key) or 1) for key in ("dp_size", "pp_size"))
 
 
 def pause_modes(routes: Mapping[str, Any]) -> set[str]:
