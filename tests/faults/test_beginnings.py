@@ -21,8 +21,8 @@ def test_the_evaluation_before_is_made_once_though_learner_and_head_die_at_versi
         ring.until("term", after=learner.t, version=0)
         ring.until("member", name="generator-0.0", version=0, after=learner.t)
         head = ring.kill("head-0")
-        ring.until("term", after=head.t, version=0)
         ring.hold(None)
+        ring.until("term", after=head.t, version=0, lives_on=True)
         ring.finish()
     ring.check_survived()
     assert ring.lines("evaluation", role="head") == [before]

@@ -169,13 +169,13 @@ def test_row_09_kill_learner_after_a_checkpoint(deaths: Deaths) -> None:
 
 
 def test_row_12_kill_head(deaths: Deaths) -> None:
-    """The next head goes on from its frontier; generators and reward join it as they are, and mpirun saw nothing."""
+    """The next head goes on where the learner is; all others join it as they are, and mpirun saw nothing."""
     ring, blow = deaths.ring, deaths.head
     assert lives(ring, "head") == ["head-0.0", "head-0.1"]
     joined = {line["name"] for line in ring.lines("joined", role="head", inc=1)}
-    assert {"generator-0.1", "generator-1.1", "reward-0.1"} <= joined
+    assert {"generator-0.1", "generator-1.1", "reward-0.1", "learner-0.1"} <= joined
     term = ring.lines("term", role="head", inc=1)[0]
-    assert term["version"] == 6
+    assert (term["version"], term["lives_on"]) == (7, True)
     assert term["term"] > max(line["term"] for line in ring.lines("term", inc=0))
     assert json.loads((ring.run / "summary.json").read_text())["code"] == 0
     assert ring.codes == [0]
