@@ -192,8 +192,8 @@ class EngineConfig(Section):
     """Interpreter of the server's environment, whose pins conflict with ours; empty: this one."""
     arguments: tuple[str, ...] = ()
     """Further words of the server's command line, after ours."""
-    start_timeout_s: float = Field(600.0, gt=0)
-    """A server must be ready within this time after its start."""
+    start_timeout_s: float = Field(240.0, gt=0)
+    """A server must be ready within this time after its start; launch.timeout_s is longer."""
     call_timeout_s: float = Field(60.0, gt=0)
     """A server must answer a call within this time (weights: weights.timeout_s)."""
     silent_s: float = Field(120.0, gt=0)
@@ -438,6 +438,11 @@ def _engine(c: Config) -> list[Rule]:
         (
             bool(c.engine.urls) and n is not None and len(c.engine.urls) != n,
             f"engine.urls has a server for each generator: {len(c.engine.urls)} for {n} (topology.generators)",
+        ),
+        (
+            c.rollout.engine != "builtin" and c.engine.start_timeout_s >= c.launch.timeout_s,
+            f"the ring waits for servers to start: set launch.timeout_s ({c.launch.timeout_s:g}) to more than "
+            f"engine.start_timeout_s ({c.engine.start_timeout_s:g})",
         ),
         (
             bool(c.engine.urls) and bool(c.engine.python or c.engine.arguments),

@@ -14,7 +14,11 @@ settings.register_profile("new", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "sglang" not in config.getoption("markexpr"):
+        for item in items:
+            if item.get_closest_marker("sglang"):
+                item.add_marker(pytest.mark.skip(reason="needs a real SGLang server: make test-sglang"))
     if not Path("/dev/nvidia0").exists():
         for item in items:
             if "gpu" in item.keywords:

@@ -462,6 +462,7 @@ RULES = [
     ({"engine": {"urls": ["127.0.0.1:30000"]}}, "engine.urls are like"),
     ({"engine": {"urls": ["http://a:1"]}, "topology": {"generators": 2}}, "1 for 2"),
     ({"engine": {"urls": ["http://a:1"], "python": "python3"}}, "runs already"),
+    ({"engine": {"start_timeout_s": 900}}, "set launch.timeout_s .300. to more than engine.start_timeout_s .900."),
 ]
 
 
