@@ -45,9 +45,16 @@ def save(path: Path, frontier: Frontier) -> None:
 
 
 def mark(folder: Path, waypoint: Waypoint) -> None:
-    """Write it in its place, whole or not at all, but for a crash of the machine. Raises OSError."""
+    """Write it in its place, whole or not at all, but for a crash of the machine. Raises OSError.
+
+    Nothing is in its place then: an older one of this version would be of a batch that was never trained.
+    """
     path = folder / f"{WAYPOINT}{slot(waypoint)}"
-    _write(path, waypoint.frontier, {"root": waypoint.root}, syncs=False)
+    try:
+        _write(path, waypoint.frontier, {"root": waypoint.root}, syncs=False)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def waypoints(folder: Path) -> list[Waypoint]:

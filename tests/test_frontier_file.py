@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loguru import logger
 
 from actors.frontiers import Frontiers
 from areal_bus.effects import Discard, Save
 from areal_bus.errors import CheckpointError
-from areal_bus.frontier import START, Frontier, OpenPrompt
-from areal_bus.frontier_file import discard, load, path_of, save, usable
+from areal_bus.frontier import START, Frontier, OpenPrompt, Waypoint
+from areal_bus.frontier_file import discard, load, mark, path_of, save, usable, waypoints
 from areal_bus.messages import Finish, Scored, VerdictStatus
 from areal_bus.rules import Drawn
 from areal_bus.supply import Issue
@@ -164,6 +165,87 @@ def test_what_is_discarded_is_gone_and_need_not_have_been_there(tmp_path: Path) 
     save(path, frontier())
     discard(path)
     assert not path.exists()
+
+
+# waypoints
+
+
+@given(FRONTIERS, TEXT)
+@settings(max_examples=50)
+def test_a_waypoint_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, one: Frontier, root: str) -> None:
+    folder = tmp_path_factory.mktemp("waypoints")
+    mark(folder, Waypoint(root, one))
+    assert waypoints(folder) == [Waypoint(root, one)]
+
+
+def test_the_two_newest_waypoints_are_kept_and_none_is_taken_for_a_frontier(tmp_path: Path) -> None:
+    older: Waypoint | None = None
+    for version in (2, 3, 4, 3, 4, 5):  # back at 3 the batch of before is lost
+        newest = Waypoint(f"learner-0.{version // 4}", frontier(version))
+        mark(tmp_path, newest)
+        expected = [newest] if older is None else [newest, older] if version % 2 == 0 else [older, newest]
+        assert waypoints(tmp_path) == expected
+        older = newest
+    assert usable(tmp_path) == []
+    assert Frontiers(tmp_path).load() == START
+
+
+def damage(path: Path, how: str) -> None:
+    whole = path.read_bytes()
+    at = len(whole) // 2
+    path.write_bytes(
+        {
+            "empty": b"",
+            "half": whole[:at],
+            "a bit": whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
+            "longer": whole + b"\n",
+            "nobody's": whole.replace(b'"root"', b'"toor"', 1),
+            "no words": os.urandom(300),
+        }[how]
+    )
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "a bit", "longer", "nobody's", "no words"])
+def test_a_damaged_waypoint_is_passed_over_and_the_other_one_is_not(tmp_path: Path, how: str) -> None:
+    kept, damaged = Waypoint("learner-0.0", frontier(6)), Waypoint("learner-0.0", frontier(7))
+    for one in (kept, damaged):
+        mark(tmp_path, one)
+    damage(tmp_path / "waypoint-1", how)
+    assert waypoints(tmp_path) == [kept]
+    mark(tmp_path, damaged)
+    assert waypoints(tmp_path) == [kept, damaged]
+
+
+def test_what_is_half_written_is_no_waypoint(tmp_path: Path) -> None:
+    mark(tmp_path, Waypoint("learner-0.0", frontier(6)))
+    (tmp_path / ".waypoint-1.77.tmp").write_bytes((tmp_path / "waypoint-0").read_bytes())
+    assert [one.frontier.version for one in Frontiers(tmp_path).waypoints()] == [6]
+    assert Frontiers(tmp_path / "nowhere").waypoints() == []
+
+
+def test_a_full_disk_is_warned_of_and_leaves_no_waypoint_of_that_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the same learner and version would be of a batch that was lost with its head, and count it as trained."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    frontiers = Frontiers(tmp_path)
+    for version in (6, 7):
+        frontiers.mark(Waypoint("learner-0.0", frontier(version)))
+    said: list[str] = []
+    hearing = logger.add(said.append, format="{level}: {message}")
+    try:
+        with monkeypatch.context() as disk:
+            disk.setattr(Path, "replace", full)
+            frontiers.mark(Waypoint("learner-0.0", frontier(7, next_uid=10)))
+    finally:
+        logger.remove(hearing)
+    assert [one.frontier.version for one in frontiers.waypoints()] == [6]
+    assert [path.name for path in tmp_path.iterdir()] == ["waypoint-0"]
+    (warning,) = said
+    assert warning.startswith("WARNING: should the head die, version 7 is lost: ")
 
 
 # the head's thread that writes them
