@@ -28,6 +28,10 @@ RENDEZVOUS_VARIABLES = {
     "MASTER_ADDR",
     "MASTER_PORT",
 }
+KEEPING = {  # glibc's: an update's activations are not handed back to the system to be asked for again at the next one
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
 UNBUFFERED = "PYTHONUNBUFFERED"  # two writes a line, the text and its end: lines of several ranks would mix
 
 
@@ -73,6 +77,8 @@ def start_child(context: Context, gpus: Sequence[int], command: Sequence[str]) -
     told = {PROGRESS_FD: tell} | ({TURNS_FD: turns} if turns is not None else {})
     numbers = {name: str(descriptor) for name, descriptor in told.items()}
     inner = environment(os.environ, gpus=gpus, cpu=context.device == "cpu") | numbers
+    if context.role == Role.LEARNER:
+        inner = KEEPING | inner
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         process = subprocess.Popen(command, stdin=theirs, env=inner, pass_fds=[*told.values()], start_new_session=True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,10 @@ from areal_bus.errors import ConfigError
 
 ROOT = Path(areal_bus.__file__).parents[1]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
+KEEPING = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}  # as a job's learner has them
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 START_S = 180.0  # imports of a peer on a loaded machine
 ANSWER_S = 600.0
@@ -28,7 +33,7 @@ READ_BYTES = 1 << 20
 
 def ours(module: str) -> "Side":
     """Our half of a bench, `tools.bench.ours.MODULE`."""
-    return Side(Path(sys.executable), f"tools.bench.ours.{module}")
+    return Side(Path(sys.executable), f"tools.bench.ours.{module}", KEEPING)
 
 
 def peer(module: str) -> "Side":
@@ -41,8 +46,9 @@ def peer(module: str) -> "Side":
 class Side:
     """A process that measures, from the moment it is entered to the end of the block."""
 
-    def __init__(self, python: Path, module: str) -> None:
-        self._python, self._module = python, module
+    def __init__(self, python: Path, module: str, variables: Mapping[str, str] | None = None) -> None:
+        """With these environment variables, where they are not set."""
+        self._python, self._module, self._variables = python, module, variables or {}
         self._unread = b""
 
     def __enter__(self) -> Self:
@@ -50,7 +56,7 @@ class Side:
         self._process = subprocess.Popen(
             [str(self._python), "-m", self._module],
             cwd=ROOT,
-            env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+            env={**self._variables, **os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
