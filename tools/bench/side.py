@@ -20,10 +20,7 @@ from areal_bus.errors import ConfigError
 
 ROOT = Path(areal_bus.__file__).parents[1]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
-KEEPING = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-}  # as a job's learner has them
+KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}  # of a job's learner
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 START_S = 180.0  # imports of a peer on a loaded machine
 ANSWER_S = 600.0
