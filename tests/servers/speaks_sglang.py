@@ -71,7 +71,10 @@ class SpeaksSGLang:
         return [body for at, body in self.calls if at == path]
 
     def close(self) -> None:
+        """May be said twice."""
         with self.changed:
+            if self.ends:
+                return
             self.ends = True
             self.changed.notify_all()
         self._http.shutdown()

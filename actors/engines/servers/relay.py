@@ -5,6 +5,7 @@ a TCPStore here, PrefixStore(name) on it, what torch's own helper puts before th
 ranks follow. Host memory to whatever the server computes on: gloo copies to a GPU at the server's end.
 """
 
+import ctypes
 import queue
 import threading
 import time
@@ -20,8 +21,6 @@ from areal_bus.collective import brief, gloo, open_device, serve_store
 from areal_bus.errors import EngineLost
 
 PAUSE_S = 0.002
-
-_kept: list[Any] = []  # groups with operations that do not end: their destructors would wait for them
 
 
 class Relay:
@@ -70,8 +69,8 @@ class Relay:
 
     def close(self) -> None:
         """Let go of the group; one that is stuck is left to the end of the process."""
-        if self._under_way:
-            _kept.append(self._group)
+        if any(not work.is_completed() for work in self._under_way):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))  # its destructor would wait for them
         self._group = None
 
     def _is_sent(self) -> bool:
