@@ -203,6 +203,36 @@ def test_row_12_a_head_and_a_generator_die_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize(("every", "learners", "seed"), [(2, 1, 1), (1, 1, 2), (3, 2, 3)])
+def test_heads_and_learners_that_die_in_any_order_lose_nothing(
+    tmp_path: Path, every: int, learners: int, seed: int
+) -> None:
+    """Those that are outlived, those that go back, and those that go back to what was outlived."""
+    dice, n_steps = random.Random(seed), 30
+    ring = Ring(
+        tmp_path,
+        f"run.total_train_steps={n_steps}",
+        f"checkpoint.every_steps={every}",
+        f"topology.learners={learners}",
+        "launch.max_restarts=100",
+        ranks=3 + learners,
+    )
+    ring.slow(0.03)
+    with ring.started():
+        ring.until("update", version=1)
+        for _ in range(10):
+            struck = dice.choice([["head-0"], ["head-0"], ["learner-0"], ["head-0", "learner-0"]])
+            died = max(ring.kill(who).t for who in struck)
+            ring.until("term", after=died)
+            ring.until(dice.choice(["term", "update"]), after=died)
+            time.sleep(dice.uniform(0.0, 1.5))  # the fault's own time: nothing is waited for
+        ring.slow(None)
+        ring.finish(timeout_s=240)
+    ring.check_survived()
+    assert {line["lives_on"] for line in ring.lines("term", role="head")} == {False, True}
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("first", ["head-0", "learner-0"])
 def test_a_head_and_a_learner_that_die_together_go_back_to_the_checkpoint(tmp_path: Path, first: str) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=10", "checkpoint.every_steps=3")
