@@ -24,7 +24,7 @@ from tools.run import Line
 
 BALANCE = 1.25  # generation alone over training alone, at most, and its reciprocal
 NEAR = 1.1  # a shape this near is taken without a look at the others
-SHAPES = ((256, 3, 4), (384, 3, 6), (192, 3, 3), (512, 3, 8), (128, 4, 4))  # width, layers, heads
+SHAPES = ((320, 3, 5), (256, 3, 4), (384, 3, 6), (192, 3, 3), (128, 4, 4))  # width, layers, heads
 WARM = 3  # batches generated before speeds are compared: lengths have spread over the slots by then
 N_ROWS = 2048
 SETTINGS = """\
