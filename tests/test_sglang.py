@@ -13,8 +13,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from actors.engines.protocol import Request
 from actors.engines.servers.engine import SENT_AGAIN, ServerEngine
-from actors.engines.servers.opening import open_engine, shape_of
+from actors.engines.servers.opening import open_engine
 from actors.engines.servers.sglang import split
+from actors.engines.servers.shape import shape_of
 from actors.models.loading import load_tokenizer
 from areal_bus.config import Config, check
 from areal_bus.errors import ConfigError, EngineError, EngineLost
@@ -284,8 +285,8 @@ def test_a_server_that_does_not_come_to_its_group_is_given_up(folder: Path) -> N
     def hangs(fake: SpeaksSGLang) -> None:
         fake.hangs.add("/init_weights_update_group")
 
-    with speaking(hangs) as fake, pytest.raises(ConfigError, match=re.escape("0.5 s")):
-        attach(folder, fake, call_timeout_s=0.5)
+    with speaking(hangs) as fake, pytest.raises(ConfigError, match=re.escape("0.3 s")):
+        attach(folder, fake, call_timeout_s=0.3)
 
 
 def test_a_server_of_another_vocabulary_is_told_by_its_first_weights(folder: Path) -> None:
@@ -317,17 +318,17 @@ def test_a_server_that_stops_in_the_middle_of_weights_is_given_up(folder: Path) 
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
         fake.hangs.add("/update_weights_from_distributed")
-        run.engine._server._load_timeout_s = 0.5  # type: ignore[attr-defined]
+        run.engine._server._load_timeout_s = 0.3  # type: ignore[attr-defined]
         with pytest.raises(EngineLost, match="s to take the weights"):
             update(run.engine, 1)
 
 
 @pytest.mark.parametrize("path", ["/pause_generation", "/begin_weight_update", "/continue_generation"])
 def test_a_call_without_an_answer_ends_by_its_deadline(folder: Path, path: str) -> None:
-    with speaking() as fake, running(folder, fake, call_timeout_s=0.5) as run:
+    with speaking() as fake, running(folder, fake, call_timeout_s=0.3) as run:
         update(run.engine, 0)
         fake.hangs.add(path)
-        with pytest.raises(EngineLost, match=f"must answer {path} within 0.5 s"):
+        with pytest.raises(EngineLost, match=f"must answer {path} within 0.3 s"):
             update(run.engine, 1)
 
 
@@ -339,11 +340,11 @@ def test_a_call_that_fails_loses_the_server(folder: Path) -> None:
 
 
 def test_a_server_that_is_silent_with_work_is_lost(folder: Path) -> None:
-    with speaking() as fake, running(folder, fake, silent_s=0.4) as run:
+    with speaking() as fake, running(folder, fake, silent_s=0.3) as run:
         update(run.engine, 0)
         run.engine.submit(ask())
         fake.allow(2)
-        lost(run, "every 0.4 s .*has 1 samples and said nothing")
+        lost(run, "every 0.3 s .*has 1 samples and said nothing")
 
 
 def test_a_server_without_work_may_be_silent(folder: Path) -> None:

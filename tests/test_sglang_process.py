@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from actors.engines.servers.opening import arguments, environment, interpreter
-from actors.engines.servers.opening import open_engine as open_server
+from actors.engines.servers.opening import interpreter, open_engine
 from actors.engines.servers.process import ServerProcess, installed
+from actors.engines.servers.sglang_start import command, environment
 from actors.models.loading import load_tokenizer
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError, EngineLost
@@ -134,7 +134,7 @@ def words(folder: Path, *, device: str = "cpu", **rollout: Any) -> list[str]:
         "engine": {"arguments": ["--mem-fraction-static", "0.7"]},
         "topology": {"tensor_parallel": 2},
     })  # fmt: skip
-    return arguments(context_of(folder, device=device), config, most_tokens=256, port=30007)
+    return command(context_of(folder, device=device), config, most_tokens=256, port=30007)
 
 
 def test_the_command_line_says_what_the_settings_say(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_command_line_says_what_the_settings_say(tmp_path: Path) -> None:
 def test_servers_of_other_generators_and_lives_draw_other_numbers(tmp_path: Path) -> None:
     def seed(**more: Any) -> str:
         config = Config.model_validate({"model": {"path": "m"}, "data": {"task": "sums"}, "run": {"seed": 3}})
-        line = arguments(context_of(tmp_path, **more), config, most_tokens=256, port=1)
+        line = command(context_of(tmp_path, **more), config, most_tokens=256, port=1)
         return line[line.index("--random-seed") + 1]
 
     assert len({seed(), seed(index=1), seed(incarnation=1), seed(index=1, incarnation=1)}) == 4
@@ -177,4 +177,4 @@ def test_a_server_that_does_not_start_ends_the_job_with_its_last_words(tmp_path:
         "engine": {"python": str(broken)},
     })  # fmt: skip
     with pytest.raises(ConfigError, match="the server has ended with code 1: OSError: 28"):
-        open_server(context_of(folder), config, load_tokenizer(str(folder)))
+        open_engine(context_of(folder), config, load_tokenizer(str(folder)))

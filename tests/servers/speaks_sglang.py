@@ -25,6 +25,12 @@ OLD = ["/pause_generation", "/continue_generation", "/begin_weight_update", "/en
 TIMEOUT_S = 20.0
 
 
+class Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128  # five, the default, is less than the samples that come at once
+
+
 class Stream:
     """One piece under way."""
 
@@ -54,9 +60,7 @@ class SpeaksSGLang:
         self.changed = threading.Condition()
         self.allowed = 0  # tokens that each stream may have
         self.ends = False
-        server = self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"fake": self}))
-        server.daemon_threads = True
-        server.block_on_close = False
+        server = self._http = Listener(("127.0.0.1", 0), type("Handler", (Handler,), {"fake": self}))
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
         self._thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()

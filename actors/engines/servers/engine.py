@@ -9,14 +9,13 @@ from the server after the fact (I5).
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from actors.engines import limits
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.servers.link import Ended, Link, Said
 from actors.engines.servers.protocol import News, Server
 from actors.engines.servers.sample import Sample, begun, versions
+from actors.engines.servers.shape import Shape
 from areal_bus.errors import EngineError, EngineLost
 from areal_bus.messages import Finish
 
@@ -25,15 +24,6 @@ SENT_AGAIN = 3  # times that a piece is sent once more when the server ends it b
 ABORT_AGAIN_S = 0.25  # a piece that had not come to the server yet did not hear the first call
 
 Key = tuple[str, int, int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The model that is served."""
-
-    parameters: Mapping[str, Any]  # name -> tensor on the meta device: shapes and types
-    vocabulary: int
-    most_tokens: int  # positions that it holds
 
 
 class ServerEngine:
@@ -78,9 +68,9 @@ class ServerEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
-        for broken, sentence in self._rules(request):
-            if broken:
-                raise EngineError(sentence)
+        if request.key in self._samples or any(completion.key == request.key for completion in self._ended):
+            raise EngineError(f"keys are unique among live requests: {request.key}")
+        self._shape.check_request(request)
         self._samples[request.key] = begun(request)
         self._send_waiting()
 
@@ -161,7 +151,7 @@ class ServerEngine:
                 f"versions never go back within a term: version {version} of term {term} comes after version "
                 f"{self._held[1]} of term {self._held[0]}"
             )
-        self._check_names(tensors)
+        self._shape.check_weights(tensors)
         keep = self._on_update == "keep" and self._held is not None and term == self._held[0] and not self._rests
         self._stop(keep=keep)
         label = f"{term}.{version}"
@@ -178,31 +168,6 @@ class ServerEngine:
         """End what is under way, and the server when it is ours."""
         self._link.close()
         self._server.close()
-
-    def _rules(self, request: Request) -> list[tuple[bool, str]]:
-        """(whether it is broken, the rule)."""
-        total, most, vocabulary = (
-            len(request.ids) + request.max_new_tokens, self._shape.most_tokens, self._shape.vocabulary
-        )  # fmt: skip
-        is_known = request.key in self._samples or any(completion.key == request.key for completion in self._ended)
-        return [
-            (not request.ids, "a prompt has at least one token"),
-            (request.max_new_tokens < 1, f"at least one new token is asked for, not {request.max_new_tokens}"),
-            (request.temperature < 0, f"a temperature is 0 or more, not {request.temperature}"),
-            (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
-            (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
-             f"{request.max_new_tokens}"),
-            (any(not 0 <= token < vocabulary for token in request.ids), f"token ids are below {vocabulary}"),
-            (is_known, f"keys are unique among live requests: {request.key}"),
-            *limits.rules_of_done(request, vocabulary),
-        ]  # fmt: skip
-
-    def _check_names(self, tensors: Mapping[str, Any]) -> None:
-        forms = self._shape.parameters
-        odd = sorted(tensors.keys() ^ forms.keys())
-        odd += [name for name in forms if not odd and tensors[name].shape != forms[name].shape]
-        if odd:
-            raise EngineError(f"an update brings every weight of the model and no other: {len(odd)} differ ({odd[0]})")
 
     # pieces
 

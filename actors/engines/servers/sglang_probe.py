@@ -4,12 +4,12 @@ Asked once: the routes it lists (/openapi.json), its settings (/server_info), it
 token. Version numbers decide nothing but safety.
 """
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from actors.engines.servers.kinds import number
 from actors.engines.servers.link import Link, Refused
 from areal_bus.errors import ConfigError, EngineLost
 
@@ -122,9 +122,3 @@ def stamps_tokens(link: Link, *, timeout_s: float) -> bool:
     except Refused as error:
         raise EngineLost(f"{link.url} must sample a token: {error}") from None
     return "weight_versions" in about
-
-
-def number(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, found.group().split("."))) if found else ()

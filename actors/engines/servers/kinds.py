@@ -1,0 +1,57 @@
+"""What there is to know of a kind of server before one is met; knows none of them."""
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.context import Context
+from actors.engines.servers.link import Link
+from actors.engines.servers.process import ServerProcess
+from actors.engines.servers.protocol import Server
+from areal_bus.config import Config
+
+LOOPBACK = ("127.0.0.1", "lo")  # where servers of ours listen: address and interface
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A server that answers, and what it is to serve."""
+
+    link: Link
+    process: ServerProcess | None  # None: it was attached to
+    config: Config
+    architecture: str  # of the model, by its config.json; "" where that does not say
+    stop_ids: frozenset[int]
+    name: str  # unique among all meetings
+    address: str  # of ours, for a group with it
+    interface: str
+
+
+class Command(Protocol):
+    def __call__(self, context: Context, config: Config, *, most_tokens: int, port: int) -> list[str]: ...
+
+
+class Environment(Protocol):
+    def __call__(self, context: Context) -> dict[str, str]: ...
+
+
+class Meet(Protocol):
+    def __call__(self, met: Met) -> Server: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of server."""
+
+    package: str  # that its environment has
+    oldest: tuple[int, ...]  # version of it that may serve
+    ready: str  # path that answers as soon as it can serve
+    command: Command  # what follows the interpreter
+    environment: Environment  # beside its own
+    meet: Meet
+
+
+def number(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found.group().split("."))) if found else ()

@@ -1,0 +1,60 @@
+"""The model that a server serves: the forms of its weights, and what it can be asked for; knows no server."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.conversion_mapping import get_model_conversion_mapping
+
+from actors.engines import limits
+from actors.engines.protocol import Request
+from areal_bus.errors import ConfigError, EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What must be known of a model that lives elsewhere."""
+
+    parameters: Mapping[str, Any]  # name -> tensor on the meta device: shapes and types
+    vocabulary: int
+    most_tokens: int  # positions that it holds
+
+    def check_request(self, request: Request) -> None:
+        """Raises EngineError for what cannot be served; servers do not survive all of it."""
+        total, most, vocabulary = len(request.ids) + request.max_new_tokens, self.most_tokens, self.vocabulary
+        rules = [
+            (not request.ids, "a prompt has at least one token"),
+            (request.max_new_tokens < 1, f"at least one new token is asked for, not {request.max_new_tokens}"),
+            (request.temperature < 0, f"a temperature is 0 or more, not {request.temperature}"),
+            (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
+            (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
+             f"{request.max_new_tokens}"),
+            (any(not 0 <= token < vocabulary for token in request.ids), f"token ids are below {vocabulary}"),
+            *limits.rules_of_done(request, vocabulary),
+        ]  # fmt: skip
+        for broken, sentence in rules:
+            if broken:
+                raise EngineError(sentence)
+
+    def check_weights(self, tensors: Mapping[str, Any]) -> None:
+        """Raises EngineError unless these are all the weights and no others."""
+        odd = sorted(tensors.keys() ^ self.parameters.keys())
+        odd = odd or [name for name, form in self.parameters.items() if tensors[name].shape != form.shape]
+        if odd:
+            raise EngineError(f"an update brings every weight of the model and no other: {len(odd)} differ ({odd[0]})")
+
+
+def shape_of(model: Any) -> Shape:
+    """Raises ConfigError for a model whose parameters have other names than its files: servers pass over those names
+    without a word, and would sample with the weights that they were started with.
+    """
+    if get_model_conversion_mapping(model, add_legacy=False):
+        raise ConfigError(
+            "a server is sent weights under the names that the model's files have: transformers joins or renames those "
+            f'of {model.config.model_type}; set rollout.engine = "builtin"'
+        )
+    return Shape(
+        parameters=dict(model.named_parameters()),
+        vocabulary=int(model.get_input_embeddings().num_embeddings),
+        most_tokens=limits.most_tokens(model.config),
+    )
