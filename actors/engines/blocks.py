@@ -52,11 +52,14 @@ class Blocks:
     def reserve(self, lengths: Sequence[int], n_cached: int) -> None:
         """Room for so many positions of each row; what is there is kept."""
         for row, length in enumerate(lengths):
-            self._extend(row, length)
+            if row == len(self._tables) or len(self._tables[row]) * P < length:
+                self._extend(row, length)
+        self._resize(len(self._places))
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The first `length` positions of one row to another."""
         self._extend(target, length)
+        self._resize(len(self._places))
         n = -(-length // P)
         taken, given = self._tables[source][:n], self._tables[target][:n]
         for layer in self._layers.values():
@@ -92,9 +95,14 @@ class Blocks:
         """Where the next token of rows 0 .. n-1 goes, and all that it sees."""
         return DecodeBlocks(self, positions, dtype, self._ordered(len(positions))), None
 
-    def place(self, row: int, position: int) -> tuple[int, int]:
-        """Block, and position in it."""
-        return self._tables[row][position // P], position % P
+    def places(self, row: int, first: int, n: int) -> list[tuple[int, int]]:
+        """Block, and position in it, of so many positions of a row."""
+        table = self._tables[row]
+        return [(table[position // P], position % P) for position in range(first, first + n)]
+
+    def nexts(self, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """The same of one position of each of rows 0 .. n-1."""
+        return [(table[at // P], at % P) for table, at in zip(self._tables, positions, strict=False)]
 
     def layer(self, index: int, like: Tensor) -> Tensor:
         """Keys and values of a layer; of the type of `like` (.., D) when first asked for."""
@@ -110,7 +118,6 @@ class Blocks:
             self._order = None
             self._places.append((row, len(table)))
             table.append(len(self._places) - 1)
-        self._resize(len(self._places))
 
     def _resize(self, n: int) -> None:
         """Room for so many blocks, and a quarter more; less room when there is four times too much."""
@@ -157,13 +164,14 @@ class FillBlocks:
 
     def __init__(self, blocks: Blocks, pieces: Sequence[Piece]) -> None:
         self._blocks = blocks
-        at = [
-            (*blocks.place(row, piece.start + i), piece.begin + i)
-            for piece in pieces
-            for row in piece.rows
-            for i in range(piece.end - piece.begin)
-        ]
-        self._block_T, self._position_T, self._token_T = torch.tensor(at).unbind(1)
+        places: list[tuple[int, int]] = []
+        tokens: list[int] = []
+        for piece in pieces:
+            for row in piece.rows:
+                places += blocks.places(row, piece.start, piece.end - piece.begin)
+                tokens += range(piece.begin, piece.end)
+        self._block_T, self._position_T = torch.tensor(places).unbind(1)
+        self._token_T = torch.tensor(tokens)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         layer = self._blocks.layer(layer_idx, key_states)
@@ -177,8 +185,7 @@ class DecodeBlocks:
 
     def __init__(self, blocks: Blocks, positions: Sequence[int], dtype: torch.dtype, order: Order) -> None:
         self._blocks, self._order = blocks, order
-        places = [blocks.place(row, position) for row, position in enumerate(positions)]
-        self._block_n1, self._position_n1 = torch.tensor(places).tensor_split(2, dim=1)
+        self._block_n1, self._position_n1 = torch.tensor(blocks.nexts(positions)).tensor_split(2, dim=1)
         self._cells = torch.empty(0)
         unseen_nL = torch.arange(order.longest * P) > torch.tensor(positions)[:, None]
         mask_nL = torch.zeros(unseen_nL.shape, dtype=dtype)
