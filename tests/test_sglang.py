@@ -200,6 +200,18 @@ def test_what_a_killed_generator_left_is_ended_first(folder: Path) -> None:
         assert paths.index("/abort_request") < paths.index("/generate")
 
 
+def test_no_connection_is_used_twice_for_the_server_may_be_closing_it(folder: Path) -> None:
+    with speaking() as fake, running(folder, fake) as run:
+        for version in range(2):
+            update(run.engine, version)
+            run.engine.submit(ask())
+            fake.allow(8)
+            run.all()
+            run.ended.clear()
+        assert len(fake.calls) > 10
+        assert fake.most_on_one == 1
+
+
 def test_no_proxy_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")

@@ -54,6 +54,7 @@ class SpeaksSGLang:
         self.hangs: set[str] = set()  # paths that get no answer
         self.breaks = False  # streams end in the middle
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.most_on_one = 0  # requests that came over one connection
         self.label, self.weight, self.is_paused = "default", 0, False
         self.streams: dict[str, Stream] = {}
         self.groups: dict[str, Any] = {}
@@ -174,6 +175,7 @@ class Handler(BaseHTTPRequestHandler):
     fake: SpeaksSGLang
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    n_requests = 0
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -189,6 +191,8 @@ class Handler(BaseHTTPRequestHandler):
         fake = self.fake
         with suppress(BrokenPipeError, ConnectionResetError):
             fake.calls.append((self.path, body))
+            self.n_requests += 1
+            fake.most_on_one = max(fake.most_on_one, self.n_requests)
             if self.path in fake.hangs:
                 with fake.changed:
                     fake.changed.wait_for(lambda: fake.ends, TIMEOUT_S)

@@ -57,7 +57,8 @@ class Link:
         self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
         self._thread.start()
         # No deadline here: each call has its own, and a stream may be silent. trust_env: no proxy is asked.
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
+        # No connection is used twice: a server (uvicorn after 5 s) may close an idle one just as it is taken again.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx2.AsyncClient(base_url=self.url, timeout=None, limits=limits, trust_env=False)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float) -> Any:
