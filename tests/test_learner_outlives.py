@@ -49,7 +49,8 @@ class Agreement:
         self._said[index] = list(values)
         self._barrier.wait(WAIT_S)
         found = [max(column) for column in zip(*self._said.values(), strict=True)]
-        self.n_rounds += self._barrier.wait(WAIT_S) == 0
+        if self._barrier.wait(WAIT_S) == 0:  # one of them
+            self.n_rounds += 1
         return found
 
 
