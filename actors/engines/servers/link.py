@@ -18,6 +18,7 @@ import httpx2
 from areal_bus.errors import EngineLost
 
 SLACK_S = 1.0  # that the thread has beyond a call's own deadline
+CLOSE_S = 5.0
 TEXT = 500  # characters of an answer that are shown
 
 
@@ -100,18 +101,23 @@ class Link:
             return found
 
     def close(self) -> None:
-        """Close all connections."""
-        for name in list(self._streams):
-            self.drop(name)
-        closing = self._run(self._client.aclose())
+        """End all calls and streams, and the thread; one that does not end is left to the end of the process."""
+        closing = self._run(self._close())
         try:
-            closing.result(SLACK_S)
+            closing.result(CLOSE_S)
         except (FutureTimeout, httpx2.HTTPError):
-            closing.cancel()
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(SLACK_S)
+        self._thread.join(CLOSE_S)
         if not self._thread.is_alive():
             self._loop.close()
+
+    async def _close(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._client.aclose()
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)
