@@ -461,7 +461,7 @@ def test_two_learner_processes_outlive_two_heads_and_lose_no_update(tmp_path: Pa
         await_requests(head, 3, life=0)
         head.hand_out(3, last=False, to=[0])
         begin = head.succeed(1)
-        assert begin == m.Begin(3, digests[2], 1, True, [2])
+        assert (begin.version, begin.digest, begin.lives_on, begin.sealed) == (3, digests[2], True, [2])
         digests.append(update(head, 3, life=1))
         await_requests(head, 4, life=1)
         head.hand_out(4, last=False)

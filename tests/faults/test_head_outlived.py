@@ -297,9 +297,11 @@ def test_a_drained_job_whose_head_dies_ends_all_the_same_and_goes_on_later(tmp_p
         ring.kill("head-0")
         ring.hold(None)
         ring.finish()
-        assert json.loads((ring.run / "summary.json").read_text())["code"] == 0
-        if ring.version < 8:
-            ring.start("--resume", str(ring.run))
-            ring.finish()
+        summary = json.loads((ring.run / "summary.json").read_text())
+        assert (summary["code"], summary["sentence"]) == (0, "drained at version 3")
+        assert summary["checkpoint"] == str(ring.run / "checkpoints" / "step-000003")
+        ring.start("--resume", str(ring.run))
+        ring.finish()
+    assert made(ring) == list(range(1, 9))
     history = ring.check_survived()
     assert set(history.rows().values()) == {1}
