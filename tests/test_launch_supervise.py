@@ -22,7 +22,7 @@ from actors.context import PROGRESS_FD, TURNS_FD, Context, Pulse
 from areal_bus import errors
 from areal_bus.config import LaunchConfig, WatchdogConfig
 from launch import supervise as module
-from launch.child import environment
+from launch.child import environment, start_child
 from launch.restarts import Restarts
 from launch.stillness import Stillness
 from launch.supervise import Supervisor
@@ -309,6 +309,22 @@ def test_an_actor_prints_a_line_in_one_write() -> None:
         subprocess.run([sys.executable, "-c", program], stdout=theirs, env=inner, check=True)
         ours.setblocking(False)
         assert ours.recv(100) == b"version 1: 2\n"
+
+
+@pytest.mark.parametrize(("role", "keeps"), [("learner", True), ("generator", False)])
+def test_a_learner_keeps_the_memory_of_its_activations(
+    role: str, keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    told = tmp_path / "told"
+    program = f"import os; open({str(told)!r}, 'w').write(os.environ.get('MALLOC_TRIM_THRESHOLD_', ''))"
+    context = Context(role, 0, 0, 0, "", "", "", "", "cpu", 1, 1, 1, str(tmp_path), "", "")
+    child = start_child(context, (), [sys.executable, "-c", program])
+    try:
+        assert child.process.wait(60) == 0
+    finally:
+        child.close()
+    assert bool(told.read_text()) == keeps
 
 
 def test_an_actor_sees_its_gpus_only() -> None:
