@@ -10,7 +10,8 @@ from loguru import logger
 from areal_bus.effects import Discard, Save
 from areal_bus.errors import CheckpointError
 from areal_bus.frontier import START, Frontier, Waypoint
-from areal_bus.frontier_file import discard, load, mark, path_of, save, usable, waypoints
+from areal_bus.frontier_file import discard, load, mark, path_of, save, tidy, usable, versions, waypoints
+from areal_bus.terms import slot
 
 
 class Frontiers:
@@ -18,6 +19,7 @@ class Frontiers:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        tidy(folder)
         self._work: queue.SimpleQueue[Save | Discard | threading.Event | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Frontier] = queue.SimpleQueue()
         self._undiscarded: set[Path] = set()  # the disk did not let them go
@@ -34,20 +36,30 @@ class Frontiers:
         return waypoints(self._folder)
 
     def mark(self, waypoint: Waypoint) -> None:
-        """It is written when this returns. One that cannot be sends a learner that outlives the head back."""
+        """It is written when this returns. One that cannot be sends a learner that outlives the head back.
+
+        Raises CheckpointError when an older one stays in its place.
+        """
+        version = waypoint.frontier.version
         try:
             mark(self._folder, waypoint)
         except OSError as error:
-            logger.warning("should the head die, version {} is lost: {}", waypoint.frontier.version, error)
+            logger.warning("should the head die, version {} is lost: {}", version, error)
+            if any(slot(other) == slot(waypoint) for other in waypoints(self._folder)):
+                raise CheckpointError(f"no batch goes out beside an older waypoint: {version}") from error
 
     def do(self, effect: Save | Discard) -> None:
         self._work.put(effect)
 
-    def settle(self, timeout_s: float) -> None:
-        """Return when all that was ordered is on disk. Raises CheckpointError when it is not, or the time is over.
+    def settle(self, timeout_s: float, *, version: int) -> None:
+        """Return when all that was ordered is on disk, and nothing of a later version. Raises CheckpointError when it
+        is not, or the time is over.
 
-        A term waits for it: a frontier of a lost timeline must not lie beside the next checkpoint of its version.
+        A term at `version` waits for it: a frontier of a lost timeline, were it one that could not be read, must not
+        lie beside the next checkpoint of its version.
         """
+        if lost := tuple(other for other in versions(self._folder) if other > version):
+            self._work.put(Discard(lost))
         done = threading.Event()
         self._work.put(done)
         if not done.wait(timeout_s) or self._undiscarded:

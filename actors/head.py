@@ -71,7 +71,6 @@ class Shell:
         self.turns = Turns()
         self.end: End | None = None
         self.began = time.monotonic()
-        self.max_lag: int | None = None  # of trained tokens; None while there are none
         self.samples = SampleFile(self.folder, tokens=config.journal.tokens) if config.journal.samples else None
         self.progress = Progress(total_steps=config.run.total_train_steps)
         rows = load_rows(config, context.config_folder)
@@ -134,9 +133,8 @@ class Shell:
             elif isinstance(effect, Mark):
                 self.frontiers.mark(effect.waypoint)
             elif isinstance(effect, Record):
-                self._watch_lag(effect)
                 if effect.event is Event.TERM:
-                    self._begin_term(effect.fields["term"])
+                    self._begin_term(effect.fields["term"], effect.fields["version"])
                 self.journal.write(effect.event, **effect.fields)
                 self.pulse.progress += effect.event in (Event.SCORED, Event.UPDATE)
                 if effect.event is Event.FAILED:  # the actor names itself; what follows from it is no news
@@ -154,15 +152,11 @@ class Shell:
         for goodbye in goodbyes:
             bus.send(goodbye.to, goodbye.message)
 
-    def _begin_term(self, term: int) -> None:
+    def _begin_term(self, term: int, version: int) -> None:
         """On disk before anybody hears of it: no two heads begin the same term, or go back to what it undoes."""
-        self.frontiers.settle(FRONTIERS_S)
+        self.frontiers.settle(FRONTIERS_S, version=version)
         write_whole(self.folder / TERM_FILE, json.dumps({"term": term}) + "\n")
         self.journal.term = term
-
-    def _watch_lag(self, record: Record) -> None:
-        if record.event is Event.UPDATE and "lag_max" in record.fields:
-            self.max_lag = max(self.max_lag or 0, int(record.fields["lag_max"]))
 
     def _save_problems(self, problems: list[dict[str, Any]]) -> None:
         """The evaluation's problems in their order, so that tools.evaluate can ask the same."""
@@ -183,7 +177,7 @@ class Shell:
             "versions": self.head.version,
             "eta": self.head.gate.eta,
             "seconds": round(time.monotonic() - self.began, 3),
-            "max_trained_token_lag": self.max_lag,
+            "max_trained_token_lag": self.head.max_lag,
             "evaluations": self.head.figures,
             "drained": self.head.is_draining,
             "term": self.head.terms.term,
@@ -209,7 +203,7 @@ class Shell:
 
     def _report(self) -> list[str]:
         head, results, seconds = self.head, self.head.results, time.monotonic() - self.began
-        age = f"oldest trained token {self.max_lag} behind" if self.max_lag is not None else "no token was trained"
+        age = f"oldest trained token {head.max_lag} behind" if head.max_lag is not None else "no token was trained"
         what = "drained" if head.is_draining else "done"
         lines = ["", f"{what}: {head.version} versions in {clock(seconds)}, {age} (eta {head.gate.eta})"]
         for name in ("before", "after"):

@@ -62,6 +62,7 @@ class Learner:
         self.endpoint = ""  # of the store at rank 0
         self.has_met = False  # it computes with other ranks
         self.digest = ""  # of the newest version; rank 0 only
+        self.max_lag: int | None = None  # of the tokens trained in this life; None while there are none
         if self.is_root:
             store, self.endpoint = serve_store(context.address)
             self.root = Root(store, interface=context.interface, address=context.address)
@@ -233,12 +234,12 @@ class Learner:
         version = self.actor.version
         if lives_on:
             self.journal.write(Event.NOTE, text=f"has outlived a head: goes on at version {version} with the next one")
-            self.pusher.drop()
-            if self.root is not None:
-                self.root.cancel()
+            for push in self.pusher.drop():
+                if self.root is not None:
+                    self.root.cancel(push)
         self.send(m.Ready(capacity=0))
         if self.is_root:
-            self.send(m.Begin(version, self.digest, life, lives_on, self.keeper.sealed()))
+            self.send(m.Begin(version, self.digest, life, lives_on, self.keeper.sealed(), self.max_lag))
 
     def _publish(self, version: int, stats: dict[str, float]) -> None:
         """Called by the actor at the end of every update, on every rank."""
@@ -247,7 +248,9 @@ class Learner:
         if self.is_root:
             if not self.tie.is_cut:  # else the next head will hear where this is
                 self.send(m.UpdateDone(version=version, stats=stats, digest=self.digest))
-            self.journal.write(Event.STEP, version=version, **stats)
+            self.journal.write(Event.STEP, version=version, digest=self.digest, **stats)
+            if "lag_max" in stats:
+                self.max_lag = max(self.max_lag or 0, int(stats["lag_max"]))
         self.keeper.keep(self.actor, self.tokenizer)
 
         if not self.config.checkpoint.every_steps:  # else only what is kept counts: a crash loses all that came after

@@ -169,8 +169,8 @@ class WorkflowConfig(Section):
 
 
 class RolloutConfig(Section):
-    engine: Literal["builtin", "sglang"] = "builtin"
-    """Who samples: "builtin" runs in the generator, on CPU or one GPU; "sglang" is a server of its own."""
+    engine: Literal["builtin", "sglang", "vllm"] = "builtin"
+    """Who samples: "builtin" runs in the generator, on CPU or one GPU; "sglang" and "vllm" are servers."""
     max_head_offpolicyness: int = Field(1, ge=0, le=1024)
     """eta: how many versions a trained token may be behind. 0 is the synchronous algorithm."""
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"

@@ -38,6 +38,7 @@ class Frontier:
     again: tuple[Issue, ...] = ()  # rows to be issued again
     open: tuple[OpenPrompt, ...] = ()
     results: dict[str, Figures] = field(default_factory=dict)  # figures by evaluation
+    max_lag: int | None = None  # of trained tokens; None while there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,13 @@ START: Mapping[int, Frontier] = {0: Frontier(0)}  # before the first prompt
 
 
 def take(
-    version: int, ledger: Ledger, supply: Supply, results: Mapping[str, Figures], *, verdicts: bool = True
+    version: int,
+    ledger: Ledger,
+    supply: Supply,
+    results: Mapping[str, Figures],
+    max_lag: int | None = None,
+    *,
+    verdicts: bool = True,
 ) -> Frontier:
     """The frontier of this moment. A batch that is in training counts as trained."""
     open_ = tuple(
@@ -70,7 +77,7 @@ def take(
         )
         for entry in ledger.live()
     )
-    return Frontier(version, ledger.next_uid, supply.position, supply.waiting, open_, dict(results))
+    return Frontier(version, ledger.next_uid, supply.position, supply.waiting, open_, dict(results), max_lag)
 
 
 def revive(prompt: OpenPrompt, known: Entry | None, version: int) -> Entry:

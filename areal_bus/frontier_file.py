@@ -113,6 +113,18 @@ def usable(folder: Path) -> list[int]:
     return sorted(found, reverse=True)
 
 
+def versions(folder: Path) -> list[int]:
+    """Of all frontiers that lie there, whole or not."""
+    names = (path.name.removeprefix(PREFIX) for path in folder.glob(NAMES))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a head that was killed had begun to write."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """What was renamed or removed in it stays so."""
     fd = os.open(folder, os.O_RDONLY)
@@ -141,6 +153,7 @@ def _pack(frontier: Frontier) -> Iterator[bytes]:
         "position": frontier.position,
         "again": [asdict(issue) for issue in frontier.again],
         "results": frontier.results,
+        "max_lag": frontier.max_lag,
         "open": [_about(prompt) for prompt in frontier.open],
     }
     yield json.dumps(about).encode() + b"\n"
@@ -174,7 +187,8 @@ def _unpack(body: bytes) -> Frontier:
         n_scored, issue = found.pop("n_scored"), _issue(found.pop("issue"))
         prompts.append(OpenPrompt(**found, issue=issue, scored=tuple(next(verdicts) for _ in range(n_scored))))
     again = tuple(_issue(issue) for issue in about["again"])
-    return Frontier(about["version"], about["next_uid"], about["position"], again, tuple(prompts), about["results"])
+    version, next_uid, position = about["version"], about["next_uid"], about["position"]
+    return Frontier(version, next_uid, position, again, tuple(prompts), about["results"], about.get("max_lag"))
 
 
 def _issue(found: dict[str, Any]) -> Issue:

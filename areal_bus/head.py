@@ -56,6 +56,7 @@ class Head:
         self.results: dict[str, Evaluation] = {}
         self.figures = dict(frontiers[max(frontiers)].results)  # of evaluations that are over, in earlier lives, too
         self.is_draining = False
+        self.max_lag = frontiers[max(frontiers)].max_lag  # of trained tokens that count; None: there are none
         self._effects = Effects()
         self.gate = Gate(batch_size=rules.batch_size, eta=rules.eta, policy=rules.policy)
         self.members = Membership(silent_s=rules.silent_s)
@@ -132,6 +133,8 @@ class Head:
         self.publishing.expire(now)
         if self._awaits_a_step:
             self._began = now
+        if self.phase is Phase.ASSEMBLING and self.is_draining and now - self._began > self.rules.assemble_s:
+            self._end_drained()
         if self.phase is Phase.ASSEMBLING and now - self._began > self.rules.assemble_s:
             awaited = self.members.awaited(self._wanted, self.publishing.errors())
             self._end(1, f"the ring must be complete within {self.rules.assemble_s:g} s; {awaited}")
@@ -142,9 +145,20 @@ class Head:
         if not self.is_draining and self.phase is not Phase.STOPPING:
             self.is_draining = True
             self._effects.progress("note", name="head", text="drains: a checkpoint after this update, then the end")
-            if self.phase in (Phase.ASSEMBLING, Phase.BEFORE):
-                self._end(0, f"drained at version {self.version}" if self.version else "drained before the first step")
+            if self.phase is Phase.BEFORE:
+                self._end_drained()
         return self._settle(now)
+
+    def _drain_early(self) -> None:
+        """Before the ring is complete. A learner that has outlived a head first writes down what it has."""
+        if self.life and self.terms.begun_by is not None and self.gate.u:
+            self._enter(Phase.CLOSING)
+            self._capture()
+        elif self.terms.begun_by is not None or not (self.life and self.terms.may_be_outlived):
+            self._end_drained()
+
+    def _end_drained(self) -> None:
+        self._end(0, f"drained at version {self.version}" if self.version else "drained before the first step")
 
     def requeue(self, name: str, now: float) -> list[Effect]:
         """What this member holds goes to others: it counts as dead until it is heard, and is then STALE (I7)."""
@@ -224,6 +238,7 @@ class Head:
         self.publishing.restart(term, message.version, message.digest, root=member.name)
         self.terms.begun_by = member.name
         self.figures = dict(frontier.results)
+        self.max_lag = largest(frontier.max_lag, message.max_lag if message.lives_on else None)
         self._effects.record(
             Event.TERM,
             term=term,
@@ -239,7 +254,7 @@ class Head:
             self._capture()  # its checkpoint is there, or is being written
         for generator in self.members.of(Role.GENERATOR):
             self._effects.send(generator.name, m.Term(term, message.version))
-        self._go_back(message.version)
+        self._go_back(message.version, lives_on=message.lives_on)
 
     def _check_life(self, message: m.Begin | m.BatchRequest) -> None:
         """What was said to a head that is no more is no word to this one."""
@@ -254,15 +269,16 @@ class Head:
 
     def _mark(self, version: int, root: str) -> None:
         """What a head that comes back needs, should learner 0, `root`, live on at this version."""
-        frontier = take(version, self.rollouts.ledger, self.supply, self.figures, verdicts=False)
+        frontier = take(version, self.rollouts.ledger, self.supply, self.figures, self.max_lag, verdicts=False)
         waypoint = Waypoint(root, frontier)
         self.terms.mark(waypoint)
         self._effects.mark(waypoint)
 
-    def _go_back(self, version: int) -> None:
+    def _go_back(self, version: int, *, lives_on: bool) -> None:
         """To the phase that a term at `version` begins in."""
         if version:
-            self._effects.progress("note", name="head", text=f"term {self.terms.term} begins at version {version}")
+            how = ", which the learner has: it has outlived the head before" if lives_on else ""
+            self._effects.progress("note", name="head", text=f"term {self.terms.term} begins at version {version}{how}")
         if self.phase is not Phase.ASSEMBLING:
             self._begin_phases()
 
@@ -280,7 +296,7 @@ class Head:
 
     def _capture(self) -> None:
         """What a term that began at this version would need."""
-        frontier = take(self.gate.u, self.rollouts.ledger, self.supply, self.figures)
+        frontier = take(self.gate.u, self.rollouts.ledger, self.supply, self.figures, self.max_lag)
         self.terms.frontiers[frontier.version] = frontier
         self._effects.save(frontier)
 
@@ -297,6 +313,8 @@ class Head:
             raise ImpossibleEvent(f"a learner begins before it updates; {member.name} has not")
         self.gate.finish_update(message.version)
         self.rollouts.ledger.trained(message.version - 1)
+        if (lag := message.stats.get("lag_max")) is not None:
+            self.max_lag = largest(self.max_lag, int(lag))
         clock = {"version": message.version, "u": self.gate.u}
         self._effects.record(Event.UPDATE, **clock, digest=message.digest, **message.stats)
         self._effects.progress("step", version=message.version, v=self.gate.v, **message.stats)
@@ -339,7 +357,9 @@ class Head:
         """From phase to phase."""
         if self.phase is Phase.TRAINING and not self.is_draining and not self._is_trained():
             return  # most of the time
-        if self.phase is Phase.ASSEMBLING and self._is_complete():
+        if self.phase is Phase.ASSEMBLING and self.is_draining:
+            self._drain_early()
+        if self.phase is Phase.ASSEMBLING and not self.is_draining and self._is_complete():
             self._begin_phases()
         if self.phase is Phase.BEFORE and self._evaluation_is_over():
             self._enter(Phase.TRAINING)
@@ -441,10 +461,9 @@ class Head:
                 self._mark(batch.step + 1, root)
                 self.batches.hand_out(batch, learners)
                 self.terms.hand_out()
-        elif self.phase in (Phase.CLOSING, Phase.AFTER):
-            for learner in learners:
-                if learner.index in self.terms.requests:
-                    self._effects.send(learner.name, m.NoBatch(self.gate.w, self.is_draining))
+        elif self.phase in (Phase.CLOSING, Phase.AFTER) and len(self.terms.requests) == self.rules.n_learners:
+            for learner in learners:  # all of them hear the same
+                self._effects.send(learner.name, m.NoBatch(self.gate.w, self.is_draining))
             self.terms.requests.clear()
 
     @property
@@ -477,3 +496,8 @@ class Head:
         if n <= ALL_TOLD or n.bit_count() == 1 or isinstance(message, m.Scored):
             ids = {name: getattr(message, name) for name in ("uid", "sample", "attempt") if hasattr(message, name)}
             self._effects.record(Event.REFUSED, what=what, sender=sender, why=why, n=n, **ids)
+
+
+def largest(*lags: int | None) -> int | None:
+    """Of those that there are."""
+    return max((lag for lag in lags if lag is not None), default=None)

@@ -283,6 +283,7 @@ class Begin:
     life: int = 0  # of the head that it has joined
     lives_on: bool = False
     sealed: list[int] = dataclasses.field(default_factory=list)  # versions whose checkpoints are whole on disk
+    max_lag: int | None = None  # of the tokens that it has trained in this life
 
 
 @dataclass(frozen=True, slots=True)

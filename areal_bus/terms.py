@@ -45,6 +45,11 @@ class Terms:
         self.requests.clear()
         self.finished.clear()
 
+    @property
+    def may_be_outlived(self) -> bool:
+        """A learner that lives may hold what no checkpoint has."""
+        return any(waypoint.frontier.version for waypoint in self._waypoints.values())
+
     def is_due(self, version: int) -> bool:
         """Whether a checkpoint of this version is written."""
         return self._every > 0 and version % self._every == 0

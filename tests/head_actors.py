@@ -362,7 +362,7 @@ class LearnerModel(Actor):
             return
         version = disk.newest
         disk.checkpoints = {other: w for other, w in disk.checkpoints.items() if other <= version}
-        weights = stage.weights[self.name, version] = disk.checkpoints.get(version, MODEL)
+        stage.weights[self.name, version] = disk.checkpoints.get(version, MODEL)
         for rank in crew:
             rank.version, rank.root, rank.asked = version, self.name, self.life
             rank.say(m.Ready(0))

@@ -265,7 +265,7 @@ def test_frontiers_are_written_in_order_and_said_to_be_saved(tmp_path: Path) -> 
     for one in written:
         frontiers.do(Save(one))
     frontiers.do(Discard((1, 2, 99)))
-    frontiers.settle(20.0)
+    frontiers.settle(20.0, version=1_000_000)
     assert list(frontiers.saved()) == written
     frontiers.close(20.0)
     assert Frontiers(tmp_path).load() == {**START, 3: written[2]}
@@ -276,7 +276,7 @@ def test_one_that_the_disk_does_not_take_is_not_saved_and_the_next_one_is(tmp_pa
     path_of(tmp_path, 1).mkdir()  # nothing can be renamed to it
     frontiers.do(Save(frontier(1)))
     frontiers.do(Save(frontier(2)))
-    frontiers.settle(20.0)
+    frontiers.settle(20.0, version=1_000_000)
     assert [one.version for one in frontiers.saved()] == [2]
 
 
@@ -286,10 +286,10 @@ def test_a_term_does_not_begin_beside_a_frontier_of_a_lost_one(tmp_path: Path) -
     path_of(tmp_path, 4).mkdir()  # cannot be unlinked
     frontiers.do(Discard((4,)))
     with pytest.raises(CheckpointError, match="frontier-000004"):
-        frontiers.settle(20.0)
+        frontiers.settle(20.0, version=1_000_000)
     path_of(tmp_path, 4).rmdir()
     frontiers.do(Discard((4,)))
-    frontiers.settle(20.0)
+    frontiers.settle(20.0, version=1_000_000)
 
 
 def test_settling_waits_for_what_was_ordered_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +304,6 @@ def test_settling_waits_for_what_was_ordered_before(tmp_path: Path, monkeypatch:
     for version in range(5):
         frontiers.do(Save(frontier(version)))
     with pytest.raises(CheckpointError, match="are not"):
-        frontiers.settle(0.01)
-    frontiers.settle(20.0)
+        frontiers.settle(0.01, version=1_000_000)
+    frontiers.settle(20.0, version=1_000_000)
     assert len(list(tmp_path.iterdir())) == 5

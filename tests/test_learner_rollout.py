@@ -285,3 +285,30 @@ def test_a_loop_that_cannot_be_found_is_named(
         (tmp_path / f"{name.partition(':')[0]}.py").write_text(text)
     with pytest.raises(ConfigError, match=said):
         find_loop(name)
+
+
+def test_a_push_of_a_dead_head_that_was_just_taken_ends_when_it_is_given_up() -> None:
+    """Its thread had taken it and not begun it; one behind it had not been taken."""
+    taken, go_on, given_up = threading.Event(), threading.Event(), list[int]()
+    ended: list[m.Message] = []
+
+    def push(snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
+        taken.set()
+        assert go_on.wait(10.0)
+        if begin.push in given_up:
+            raise PushFailed(f"push {begin.push} was called off before it began")
+        return m.PushDone(begin.push, begin.version, snapshot.digest, 0.0, 0.0)
+
+    pusher = Pusher(push, send=ended.append, failed=lambda error: pytest.fail(str(error)))
+    pusher.keep(snapshot_of(1))
+    for number in (7, 8):
+        pusher.begin(m.PushBegin(number, 1, 0, [], "", 5.0))
+    assert taken.wait(10.0)
+    given_up += pusher.drop()
+    assert given_up == [7]
+    pusher.begin(m.PushBegin(1_000_000, 1, 0, [], "", 5.0))
+    go_on.set()
+    until(lambda: len(ended) == 2)
+    assert [type(message) for message in ended] == [m.PushBroken, m.PushDone]
+    assert pusher.drop() == []
+    pusher.close(1.0)

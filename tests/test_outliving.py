@@ -274,7 +274,7 @@ def test_a_waypoint_taken_before_its_batch_is_noticed(monkeypatch: pytest.Monkey
 
 
 def test_a_disk_that_takes_no_waypoint_costs_work_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Disk, "mark", lambda self, waypoint: None)
+    monkeypatch.setattr(Disk, "mark", lambda self, waypoint, fails=False: None)
     for seed in range(20):
         ring = Ring(schedule(seed))
         outcome = ring.run()
@@ -359,3 +359,63 @@ def unseen(seed: int) -> Any:
         heartbeat_s=8.0, silent_s=25.0,
     )  # fmt: skip
     return Ring(plan).run()
+
+
+# a job that drains, and whose head dies
+
+
+def test_a_head_that_drains_from_its_beginning_waits_for_a_learner_that_lives() -> None:
+    """Its supervisor tells it to, as it had told the one before. What the learner has goes on to disk first."""
+    before, effects = trained_head(checkpoint_every=0)
+    head = next_head(before, marks(effects))
+    assert end_of(head.drain(0.1)) is None
+    assert [frontier.version for frontier in saved(go_on(head, 1))] == [1]
+    (answer,) = [message for _, message in sent(say(head, LEARNER, m.BatchRequest(1, 1)), m.NoBatch)]
+    assert (answer.step, answer.drained) == (1, True)
+    assert end_of(say(head, LEARNER, m.Finished("", ""))) == End(0, "drained at version 1")
+
+
+def test_also_when_the_learner_has_begun_and_the_ring_is_not_complete() -> None:
+    before, effects = trained_head(checkpoint_every=0)
+    head = next_head(before, marks(effects))
+    go_on(head, 1)
+    effects = head.drain(0.1)
+    assert end_of(effects) is None
+    assert [frontier.version for frontier in saved(effects)] == [1]
+
+
+def test_it_does_not_wait_for_ever_nor_where_nothing_can_be_lost() -> None:
+    before, effects = trained_head(checkpoint_every=0)
+    head = next_head(before, marks(effects))
+    head.drain(0.1)
+    assert end_of(head.tick(before.rules.assemble_s + 1.0)) == End(0, "drained before the first step")
+    assert end_of(next_head(before, marks(effects)[:1]).drain(0.1)) == End(0, "drained before the first step")
+
+
+def test_all_ranks_hear_the_same_of_the_end() -> None:
+    """A request to drain comes between two of their requests."""
+    rules = scenario(batch_size=1, eta=2, n_samples=2, n_learners=2, total_steps=5).rules
+    head = Head(rules, Numbers(0), now=0.0)
+    for name in (REWARD, GENERATOR, LEARNER, "learner-1.0"):
+        join(head, name)
+    say(head, LEARNER, m.Begin(0, "digest 0"))
+    push_done(head, LEARNER, 0)
+    push_done(head, GENERATOR, 0)
+    effects = say(head, LEARNER, m.BatchRequest(0)) + head.drain(0.1) + say(head, "learner-1.0", m.BatchRequest(0))
+    assert sorted((to, answer.drained) for to, answer in sent(effects, m.NoBatch)) == [
+        (LEARNER, True),
+        ("learner-1.0", True),
+    ]
+
+
+def test_the_largest_lag_is_carried_from_head_to_head() -> None:
+    before, effects = trained_head(checkpoint_every=0)
+    push_done(before, LEARNER, 1)
+    push_done(before, GENERATOR, 1)
+    effects += score(before, 1, [1]) + say(before, LEARNER, m.BatchRequest(1))
+    say(before, LEARNER, m.UpdateDone(2, {"lag_max": 1.0}, "digest 2"))
+    assert before.max_lag == 1
+    head = next_head(before, marks(effects)[-2:])
+    join(head, LEARNER, again=1)
+    say(head, LEARNER, m.Begin(2, "digest 2", 1, True, [], 2))
+    assert head.max_lag == 2

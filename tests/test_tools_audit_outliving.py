@@ -103,8 +103,29 @@ def test_a_true_run_is_clean(tmp_path: Path) -> None:
     assert all(judgement.verdict is not Verdict.BROKEN for judgement in judge(found).values())
 
 
+def test_clocks_of_different_hosts_are_not_compared(tmp_path: Path) -> None:
+    assert not audited(tmp_path, other_clock).findings.n
+
+
 def drop_step(forge: TermForge) -> None:
     forge.lines[LEARNER].remove(forge.of(LEARNER, "step", version=2)[0])
+
+
+def another_life(forge: TermForge) -> None:
+    """The step line is of a learner that died; the one that lives on never had the batch."""
+    for line in forge.of(SECOND, "joined", name=LEARNER) + forge.of(SECOND, "member", name=LEARNER):
+        line["name"] = "learner-0.9"
+    forge.start("learner-0.9")
+
+
+def other_weights(forge: TermForge) -> None:
+    forge.of(LEARNER, "step", version=2)[0]["digest"] = "of other weights"
+
+
+def other_clock(forge: TermForge) -> None:
+    """The learner's host is ten seconds ahead."""
+    for line in forge.lines[LEARNER]:
+        line["wall"] += 10.0
 
 
 def reopen(forge: TermForge) -> None:
@@ -129,7 +150,9 @@ def say_nothing(forge: TermForge) -> None:
 
 
 FORGED: dict[str, tuple[Edit, str, str]] = {
-    "a version that the learner has not made": (drop_step, "I6", "none has written a step line of 2"),
+    "a version that the learner has not made": (drop_step, "I6", "learner-0.0 has no step line of 2"),
+    "a version that another life of the learner has made": (another_life, "I6", "learner-0.9 has no step line of 2"),
+    "weights that the learner has not made": (other_weights, "I5", "a learner lives on with the weights that it made"),
     "a version of a batch that nobody took": (no_batch, "I6", "a term begins at a version that was made: 3"),
     "a version that was made, by a learner that did not live": (
         say_nothing,

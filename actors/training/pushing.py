@@ -33,6 +33,7 @@ class Pusher:
         self._begun: queue.SimpleQueue[PushBegin | None] = queue.SimpleQueue()
         self._kept: dict[int, Snapshot] = {}
         self._sending: Snapshot | None = None
+        self._asked: set[int] = set()  # pushes that have not ended
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[PushDone | PushBroken] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pusher", daemon=True)
@@ -58,13 +59,17 @@ class Pusher:
 
     def begin(self, begin: PushBegin) -> None:
         """Queue a push; callable from any thread."""
+        with self._lock:
+            self._asked.add(begin.push)
         self._begun.put(begin)
 
-    def drop(self) -> None:
-        """Forget the pushes that have not begun: whoever asked for them is no more."""
-        with suppress(queue.Empty):
-            while True:
-                self._begun.get_nowait()
+    def drop(self) -> list[int]:
+        """Forget the pushes that have not begun: whoever asked for them is no more. Returns which have not ended."""
+        with self._lock:
+            with suppress(queue.Empty):
+                while (begin := self._begun.get_nowait()) is not None:
+                    self._asked.discard(begin.push)
+            return sorted(self._asked)
 
     def record(self, journal: Journal) -> None:
         """Journal the pushes that ended since the last call; called on the thread that owns the journal."""
@@ -94,6 +99,8 @@ class Pusher:
         try:
             while (begin := self._begun.get()) is not None:
                 result = self._one(begin)
+                with self._lock:
+                    self._asked.discard(begin.push)
                 self._results.put(result)
                 self._send(result)
         except BaseException as error:  # noqa: BLE001 (handed to the loop, which raises it)

@@ -34,9 +34,11 @@ class Disk:
         """What a head that comes back knows."""
         return {**START, **self.frontiers}
 
-    def mark(self, waypoint: Waypoint) -> None:
-        """In place of the one before the last."""
-        self.waypoints[slot(waypoint)] = waypoint
+    def mark(self, waypoint: Waypoint, *, fails: bool = False) -> None:
+        """In place of the one before the last; when it fails nothing is there."""
+        self.waypoints.pop(slot(waypoint), None)
+        if not fails:
+            self.waypoints[slot(waypoint)] = waypoint
 
     def seal(self, version: int, weights: str, keep: int) -> None:
         """A checkpoint is whole; those that nobody will go back to make room."""

@@ -63,6 +63,7 @@ class Ring:
         self.learners.restarted = lambda index, incarnation: self._come_back(Role.LEARNER, index, incarnation)
         self.witness.learners = self.learners
         self._n_heads = 1
+        self._drains = False  # every head of the job is told to
         self._writer = self._new_writer()
         self.end: End | None = None
         self.records: list[tuple[float, Record]] | None = None  # all of them, when somebody sets a list
@@ -217,6 +218,7 @@ class Ring:
         elif fault.kind == "cut":
             self.world.cut(HEAD, fault.for_s)
         elif fault.kind == "drain":
+            self._drains = True
             self.carry_out(self.head.drain(self.world.now))
         else:
             self._crash_head(fault.for_s, everybody=fault.kind == "kill")
@@ -249,6 +251,8 @@ class Ring:
         self._writer = self._new_writer()
         self.world.nodes[HEAD] = self
         self._start_clocks()
+        if self._drains:
+            self.carry_out(self.head.drain(now))
 
     # the head
 
@@ -293,7 +297,8 @@ class Ring:
             elif isinstance(effect, Save | Discard):
                 self._writer.do(effect)
             elif isinstance(effect, Mark):
-                self.disk.mark(effect.waypoint)
+                fails = self.scenario.p_disk > 0 and self.rng.random() < self.scenario.p_disk
+                self.disk.mark(effect.waypoint, fails=fails)
             elif isinstance(effect, End):
                 self._on_end(effect)
 
@@ -315,6 +320,7 @@ class Ring:
             return
         self._writer.flush()
         drained, newest = self.learners.drained, self.disk.newest
+        self._drains = False
         if drained is not None and not self._writer.has_failed:
             self.witness.check("I4", newest == drained, "drained at {}, on disk is {}", drained, newest)
         self._crash_head(5.0, everybody=True)

@@ -39,6 +39,10 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
 def _finish(witness: "Witness", version: int) -> None:
     """A learner has outlived its head: the batch that it had then is trained, though no head has heard of it."""
     begun = witness.learners.begun if witness.learners is not None else (0, "")
+    trained = {uid for uid, _ in witness.samples_trained}
+    for uid, prompt in witness.prompts.items():
+        has_it = prompt.batch == version and uid in trained
+        witness.check("I4", not has_it, "a learner that lives on at {} has trained it since", version, uid=uid)
     made = version in (witness.u, witness.u + 1) and (version == witness.u or version - 1 in witness.update_of)
     witness.check("I6", made, "a learner lives on at {}, {} updates are known", version, witness.u)
     if made and version > witness.u:

@@ -69,17 +69,14 @@ class Evidence:
     n_digests: int = 0
     generators: set[str] = field(default_factory=set)
     rewards: set[str] = field(default_factory=set)
-    steps: dict[int, list[tuple[float, dict[str, Any]]]] = field(default_factory=dict)  # version -> wall, figures
-    has_learner: bool = False  # a learner's own journal is there
+    steps: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # (learner, version) -> its figures
+    learners: set[str] = field(default_factory=set)  # whose own journal is there
+    outlived: list[tuple[Version, str, str]] = field(default_factory=list)  # begun with by a learner that lives, digest
     cut: dict[str, float] = field(default_factory=dict)  # rewards that were killed -> wall time of the last line
 
     def scores_of(self, sample: int) -> list[Score]:
         first = self.scores.get(sample)
         return [] if first is None else [first, *self.more_scores.get(sample, [])]
-
-    def step(self, version: int, *, before: float) -> dict[str, Any] | None:
-        """A learner's own figures of the update that made this version last before that time."""
-        return next((figures for wall, figures in reversed(self.steps.get(version, [])) if wall <= before), None)
 
     def made_in(self, sample: int) -> int:
         """The term that its generator was in when it completed the sample."""
@@ -105,6 +102,11 @@ class Evidence:
                     f"{made.digest[:12]} at {made.where}"
                 )
                 findings.add("I5", here.where, text, version=version)
+        for held, digest, learner in self.outlived:
+            here = self.digests.get(held)
+            if here is not None and here.digest != digest:
+                rule = f"a learner lives on with the weights that it made: {learner} made {digest[:12]}"
+                findings.add("I5", here.where, f"{rule}, here is {here.digest[:12]}", version=held[1])
 
 
 def key(uid: int, sample: int, attempt: int) -> int:

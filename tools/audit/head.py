@@ -133,7 +133,7 @@ class Head:
         if self.unseen:
             return
         if beginning.lives_on and self.clock.outlive(beginning.version):
-            self.batches.outlive(self._figures(line))
+            self.batches.outlive(self._figures(beginning))
         self.batches.go_back(beginning.version)
         self.evaluations.go_back()
         self.members.begin_term()
@@ -148,13 +148,17 @@ class Head:
             self._drop(prompt, samples, "lost_timeline")
         self.tokens.found += sum(sample.n_tokens for _, found in rollback.found for sample in found.values())
 
-    def _figures(self, term: Line) -> Line | None:
-        """Of an update that no head has heard of: a learner that lives on has written them."""
-        version = term["version"]
-        known = self.evidence.step(version, before=term["wall"])
-        if known is None and self.evidence.has_learner:
-            text = f"a learner lives on at a version that it has made: none has written a step line of {version}"
+    def _figures(self, beginning: terms.Beginning) -> Line | None:
+        """Of an update that no head has heard of: the learner that lives on has written them."""
+        version, learner = beginning.version, self.members.root
+        known = self.evidence.steps.get((learner, version))
+        if known is None and (learner in self.evidence.learners or not learner):
+            text = (
+                f"a learner lives on at a version that it has made: {learner or 'none'} has no step line of {version}"
+            )
             self.file.add("I6", text, version=version)
+        if known is not None and "digest" in known:
+            self.evidence.outlived.append(((beginning.term, version), known["digest"], learner))
         return known
 
     def _drop(self, prompt: Prompt, samples: Mapping[int, Sample], reason: str) -> None:

@@ -11,7 +11,7 @@ from tools.audit.evidence import Evidence, Made, Push, Score, Version, Work, key
 from tools.audit.reading import File, Handler, Line
 from tools.audit.terms import ATTEMPTS
 
-FIGURES = ("n_tokens", "n_tokens_trained", "n_tokens_masked", "n_tokens_skipped", "lag_max")  # of a `step` line, kept
+FIGURES = ("n_tokens", "n_tokens_trained", "n_tokens_masked", "n_tokens_skipped", "lag_max", "digest")  # kept
 
 
 class Begun(NamedTuple):
@@ -197,7 +197,7 @@ class Learner:
 
     def start(self, line: Line) -> None:
         self.version = None
-        self.evidence.has_learner = True
+        self.evidence.learners.add(self.file.name)
 
     def on_pushed(self, line: Line) -> None:
         if self.version is not None and line["version"] > self.version:
@@ -209,7 +209,7 @@ class Learner:
             self.file.add("I6", f"each update makes the next version: {line['version']} after {self.version}")
         self.version = line["version"]
         figures = {name: line[name] for name in FIGURES if name in line}
-        self.evidence.steps.setdefault(line["version"], []).append((line["wall"], figures))
+        self.evidence.steps[self.file.name, line["version"]] = figures
 
 
 def digest(file: File, evidence: Evidence, line: Line) -> None:

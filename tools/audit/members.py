@@ -49,6 +49,11 @@ class Members:
         return None
 
     @property
+    def root(self) -> str:
+        """Learner 0; "" when it has not joined."""
+        return next((name for name in self.state if name.startswith("learner-0.")), "")
+
+    @property
     def any_waits(self) -> bool:
         """Whether a generator is there that could work."""
         return bool(self.there())
