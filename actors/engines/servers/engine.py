@@ -21,6 +21,7 @@ from areal_bus.messages import Finish
 
 WAIT_S = 0.01  # that a step waits for news, at most
 SENT_AGAIN = 3  # times that a piece is sent once more when the server ends it by itself
+LAST_WORDS_S = 0.5  # in which the process of a server that broke off is seen to have ended
 ABORT_AGAIN_S = 0.25  # a piece that had not come to the server yet did not hear the first call
 
 Key = tuple[str, int, int, int, int]
@@ -71,8 +72,9 @@ class ServerEngine:
         if request.key in self._samples or any(completion.key == request.key for completion in self._ended):
             raise EngineError(f"keys are unique among live requests: {request.key}")
         self._shape.check_request(request)
-        self._samples[request.key] = begun(request)
-        self._send_waiting()
+        self._server.check_sampling(temperature=request.temperature, top_p=request.top_p)
+        sample = self._samples[request.key] = begun(request)
+        self._send(sample)
 
     def step(self) -> list[Completion]:
         """What has ended since the last call; waits a moment for news when there is none."""
@@ -173,16 +175,17 @@ class ServerEngine:
 
     def _send_waiting(self) -> None:
         """Everything that waits goes to the server, which queues what it cannot run yet."""
-        if self._held is None or self._rests:
-            return
-        for key, sample in self._samples.items():
-            if sample.rid is None and (key[4] or not self._holds):
-                self._send(sample, self._held[1])
+        for sample in self._samples.values():
+            if sample.rid is None:
+                self._send(sample)
 
-    def _send(self, sample: Sample, version: int) -> None:
+    def _send(self, sample: Sample) -> None:
+        """Unless it is to wait."""
+        if self._held is None or self._rests or (self._holds and not sample.request.key[4]):
+            return
         self._n_pieces += 1
         rid = f"{self._name}-{self._n_pieces:012d}"
-        path, body = self._server.ask(sample.piece(rid, version))
+        path, body = self._server.ask(sample.piece(rid, self._held[1]))
         if not self._by_rid:
             self._heard = time.monotonic()
         self._by_rid[rid] = sample
@@ -220,9 +223,17 @@ class ServerEngine:
     def _broke(self, sample: Sample, ended: Ended) -> None:
         """A stream ended before its piece did."""
         if ended.status in (0, 200):
+            self._hear_why()
             raise EngineLost(f"the server at {self._link.url} broke off: {ended.text or 'the stream has no end'}")
         self._settle(sample, [])
         self._send_again(sample, f"it answers {ended.status}: {ended.text}")
+
+    def _hear_why(self) -> None:
+        """Raises EngineLost with the server's own last words, when it has ended; that is known a moment later."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while time.monotonic() < deadline:
+            self._server.check()
+            time.sleep(WAIT_S)
 
     def _settle(self, sample: Sample, spans: list[list[int]]) -> None:
         del self._by_rid[str(sample.rid)]

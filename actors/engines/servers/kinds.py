@@ -1,5 +1,6 @@
 """What there is to know of a kind of server before one is met; knows none of them."""
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,6 +9,7 @@ from actors.context import Context
 from actors.engines.servers.link import Link
 from actors.engines.servers.process import ServerProcess
 from actors.engines.servers.protocol import Server
+from actors.engines.servers.shape import Shape
 from areal_bus.config import Config
 
 LOOPBACK = ("127.0.0.1", "lo")  # where servers of ours listen: address and interface
@@ -20,6 +22,7 @@ class Met:
     link: Link
     process: ServerProcess | None  # None: it was attached to
     config: Config
+    shape: Shape  # of the model
     architecture: str  # of the model, by its config.json; "" where that does not say
     stop_ids: frozenset[int]
     name: str  # unique among all meetings
@@ -43,12 +46,18 @@ class Meet(Protocol):
 class Kind:
     """One kind of server."""
 
-    package: str  # that its environment has
+    packages: tuple[str, ...]  # of which its environment has one
     oldest: tuple[int, ...]  # version of it that may serve
     ready: str  # path that answers as soon as it can serve
     command: Command  # what follows the interpreter
     environment: Environment  # beside its own
     meet: Meet
+
+
+def seed(run_seed: int, context: Context) -> int:
+    """Another number for each generator and each of its lives: their samples of one prompt are to differ."""
+    text = f"{run_seed},{context.index},{context.incarnation}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") >> 1
 
 
 def number(version: str) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ def _open(context: Context, config: Config, shape: Shape, architecture: str, sto
     name = f"{context.name}-{uuid.uuid4().hex[:12]}"
     try:
         wait_ready(link, kind.ready, process, timeout_s=config.engine.start_timeout_s)
-        server = kind.meet(Met(link, process, config, architecture, stops, name, address, interface))
+        server = kind.meet(Met(link, process, config, shape, architecture, stops, name, address, interface))
     except BaseException:
         link.close()
         if process is not None:
@@ -73,10 +73,10 @@ def _process(kind: Kind, context: Context, config: Config, shape: Shape) -> tupl
     if urls:
         return None, urls[context.index]
     python = interpreter(config.engine.python, Path(context.config_folder))
-    version = installed(python, kind.package)
+    version = installed(python, *kind.packages)
     if number(version) < kind.oldest:
         oldest = ".".join(map(str, kind.oldest))
-        raise ConfigError(f"{kind.package} {oldest} or newer is needed: {python} has {version}; upgrade it")
+        raise ConfigError(f"{kind.packages[0]} {oldest} or newer is needed: {python} has {version}; upgrade it")
     port = free_port()
     command = [python, *kind.command(context, config, most_tokens=shape.most_tokens, port=port)]
     log = context.folder / "logs" / f"{context.name}.server.txt"

@@ -64,9 +64,13 @@ class ServerProcess:
         self._process.wait()
 
 
-def installed(python: str, package: str) -> str:
-    """The version of a package in that interpreter's environment. Raises ConfigError with what to do."""
-    code = f"from importlib.metadata import version; print(version({package!r}))"
+def installed(python: str, *packages: str) -> str:
+    """The version of the first of these in that interpreter's environment. Raises ConfigError with what to do."""
+    code = (
+        "from importlib.metadata import distributions\n"
+        "found = {at.metadata['Name'].lower().replace('_', '-'): at.version for at in distributions()}\n"
+        f"print(next(found[name] for name in {packages!r} if name in found))"
+    )
     advice = (
         f"make its environment (docs/engines.md) and set engine.python to its interpreter, or engine.urls; now {python}"
     )
@@ -75,7 +79,7 @@ def installed(python: str, package: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"engine.python must be an interpreter: {error}; {advice}") from None
     if done.returncode:
-        raise ConfigError(f"rollout.engine needs {package}, which is not there: {advice}")
+        raise ConfigError(f"rollout.engine needs {packages[0]}, which is not there: {advice}")
     return done.stdout.strip()
 
 

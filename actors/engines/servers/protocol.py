@@ -38,6 +38,9 @@ class Server(Protocol):
     def pauses(self) -> bool:
         """Whether it can stand still with pieces under way."""
 
+    def check_sampling(self, *, temperature: float, top_p: float) -> None:
+        """Raises EngineError where it has no log-probs of the whole distribution at that temperature."""
+
     def ask(self, piece: Piece) -> tuple[str, dict[str, Any]]:
         """Path and body of the POST that samples it, as a stream of events."""
 

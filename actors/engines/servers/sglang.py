@@ -44,6 +44,9 @@ class SGLang:
     def pauses(self) -> bool:
         return self._abilities.pauses
 
+    def check_sampling(self, *, temperature: float, top_p: float) -> None:
+        """It has them for all."""
+
     def ask(self, piece: Piece) -> tuple[str, dict[str, Any]]:
         return "/generate", request_body(piece, self._stop_ids)
 

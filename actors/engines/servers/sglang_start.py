@@ -1,10 +1,9 @@
 """How an SGLang server is started and met: its command line, its environment, and what is asked of it at first."""
 
-import hashlib
 from collections.abc import Sequence
 
 from actors.context import Context
-from actors.engines.servers.kinds import LOOPBACK, Kind, Met
+from actors.engines.servers.kinds import LOOPBACK, Kind, Met, seed
 from actors.engines.servers.protocol import Server
 from actors.engines.servers.relay import Relay
 from actors.engines.servers.sglang import SGLang
@@ -50,12 +49,6 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
     return [*map(str, words), *config.engine.arguments]
 
 
-def seed(run_seed: int, context: Context) -> int:
-    """Another number for each generator and each of its lives: their samples of one prompt are to differ."""
-    text = f"{run_seed},{context.index},{context.incarnation}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") >> 1
-
-
 def environment(context: Context) -> dict[str, str]:
     """What the server needs to know besides."""
     more = {
@@ -86,7 +79,7 @@ def meet(met: Met) -> Server:
 
 
 SGLANG = Kind(
-    package="sglang",
+    packages=("sglang",),
     oldest=OLDEST,
     ready="/model_info",
     command=command,

@@ -1,7 +1,7 @@
 """The model that a server serves: the forms of its weights, and what it can be asked for; knows no server."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -18,6 +18,7 @@ class Shape:
     parameters: Mapping[str, Any]  # name -> tensor on the meta device: shapes and types
     vocabulary: int
     most_tokens: int  # positions that it holds
+    tied: Mapping[str, str] = field(default_factory=dict)  # name of a weight that is another one -> of that one
 
     def check_request(self, request: Request) -> None:
         """Raises EngineError for what cannot be served; servers do not survive all of it."""
@@ -53,8 +54,12 @@ def shape_of(model: Any) -> Shape:
             "a server is sent weights under the names that the model's files have: transformers joins or renames those "
             f'of {model.config.model_type}; set rollout.engine = "builtin"'
         )
+    parameters = dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    every = model.named_parameters(remove_duplicate=False)
     return Shape(
-        parameters=dict(model.named_parameters()),
+        parameters=parameters,
+        tied={name: names[id(parameter)] for name, parameter in every if name not in parameters},
         vocabulary=int(model.get_input_embeddings().num_embeddings),
         most_tokens=limits.most_tokens(model.config),
     )
