@@ -74,8 +74,18 @@ def test_who_has_no_key_is_not_spoken_to() -> None:
         Keyring(HEAD, SEATS).key_of("reward-7.0")
 
 
-@pytest.mark.parametrize("key", ["", "x", "x" * 41, "\N{GREEK SMALL LETTER ALPHA}" * 40, HEAD.public[:-1] + "~"])
-def test_what_is_no_key_is_refused(key: str) -> None:
+NO_KEYS = {
+    "nothing": "",
+    "short": "x",
+    "long": "x" * 41,
+    "other letters": "\N{GREEK SMALL LETTER ALPHA}" * 40,
+    "one other letter": HEAD.public[:-1] + "~",
+}
+
+
+@pytest.mark.parametrize("what", NO_KEYS)
+def test_what_is_no_key_is_refused(what: str) -> None:
+    key = NO_KEYS[what]
     with pytest.raises(ConfigError, match="40 characters of Z85"):
         Keyring(HEAD, {"generator-0": key})
     with pytest.raises(ConfigError, match="40 characters of Z85"):
