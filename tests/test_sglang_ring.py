@@ -109,7 +109,7 @@ def test_all_steps_are_trained_and_published(run: Path) -> None:
 
 def test_the_generator_came_back_with_a_new_server(run: Path) -> None:
     (failed,) = events(run, "generator-0.0", "failed")
-    assert "the server" in failed["error"]
+    assert failed["error"].startswith("EngineLost: the server ")  # in the middle of a call, of a stream, or of neither
     assert events(run, "generator-0.1", "pushed")[-1]["version"] == STEPS
 
 
