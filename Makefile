@@ -17,7 +17,7 @@ RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help setup model demo test check soak soak-faults soak-staleness lint bench-peers sglang-cpu test-sglang
+.PHONY: help setup model demo test check soak soak-faults soak-staleness lint bench-peers sglang-cpu test-sglang vllm-cpu test-vllm
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -67,3 +67,12 @@ $(SGLANG): $(shell find tests/servers/sglang_cpu -type f -not -path '*/__pycache
 
 test-sglang: sglang-cpu  ## the engine sglang against that server: the rules of all engines, and a job that trains by it
 	@$(IN_VENV) python -m pytest -m sglang $(PYTEST_ARGS)
+
+VLLM := .venv-vllm/vllm-cpu.stamp
+vllm-cpu: setup $(VLLM)  ## a real vLLM server on CPU, for make test-vllm, in an environment of its own (3 GB)
+
+$(VLLM): $(shell find tests/servers/vllm_cpu -type f)
+	@tests/servers/vllm_cpu/install.sh "$(PYTHON)" "$@"
+
+test-vllm: vllm-cpu  ## the engine vllm against that server: the rules of all engines, and a job that trains by it
+	@$(IN_VENV) python -m pytest -m vllm $(PYTEST_ARGS)

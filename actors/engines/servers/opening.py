@@ -13,12 +13,13 @@ from actors.engines.servers.link import Link, Refused
 from actors.engines.servers.process import ServerProcess, free_port, installed
 from actors.engines.servers.sglang_start import SGLANG
 from actors.engines.servers.shape import Shape, shape_of
+from actors.engines.servers.vllm_start import VLLM_SERVER
 from actors.models.loading import empty_model, stop_ids
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError, EngineLost
 
 POLL_S = 0.2
-KINDS = {"sglang": SGLANG}  # by rollout.engine
+KINDS = {"sglang": SGLANG, "vllm": VLLM_SERVER}  # by rollout.engine
 
 
 def open_engine(context: Context, config: Config, tokenizer: Any) -> ServerEngine:

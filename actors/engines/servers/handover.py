@@ -1,0 +1,82 @@
+"""A private folder of memory through which weights come to a server on this machine, as safetensors; knows no server.
+
+It is locked by this process. One whose process is gone, killed in the middle of a handover, is removed by the next.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from areal_bus.errors import EngineLost
+
+MEMORY = Path("/dev/shm")  # a tmpfs on Linux; elsewhere, or where it is too small, the usual temporary folder
+PREFIX = "areal-bus-weights-"
+FILE = "model.safetensors"
+SPARE_BYTES = 1 << 20
+
+
+class Handover:
+    """The folder is there until `close`, the weights only while they are taken."""
+
+    def __init__(self) -> None:
+        self._folders: dict[Path, tuple[Path, int]] = {}  # of memory or disk: ours in it, and its lock
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Any]) -> Iterator[Path]:
+        """The folder with these in it. Raises EngineLost where no room is for them."""
+        n_bytes = sum(tensor.nbytes for tensor in tensors.values()) + SPARE_BYTES
+        parent = _roomy(n_bytes)
+        if parent not in self._folders:
+            sweep(parent)
+            self._folders[parent] = _make(parent)
+        folder, _ = self._folders[parent]
+        try:
+            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / FILE)
+            yield folder
+        except OSError as error:
+            raise EngineLost(
+                f"weights need {n_bytes >> 20} MiB in {parent} on their way to the server: {error}"
+            ) from None
+        finally:
+            (folder / FILE).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the folders."""
+        for folder, lock in self._folders.values():
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+        self._folders = {}
+
+
+def sweep(parent: Path) -> None:
+    """Remove folders whose processes are gone."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _make(parent: Path) -> tuple[Path, int]:
+    """A folder of its own, readable by this user only, and the lock on it."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return folder, lock
+
+
+def _roomy(n_bytes: int) -> Path:
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > n_bytes:
+        return MEMORY
+    return Path(tempfile.gettempdir())

@@ -1,0 +1,171 @@
+"""vLLM as a `Server`: its routes, bodies and events. Tried with 0.32.0; docs/engines.md says where."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from actors.engines.servers.handover import Handover
+from actors.engines.servers.link import Link, Refused
+from actors.engines.servers.process import ServerProcess
+from actors.engines.servers.protocol import News, Piece
+from actors.engines.servers.vllm_probe import ABORT, CACHE, GENERATE, LABEL, PAUSE, RESUME, RPC, Abilities
+from areal_bus.errors import ConfigError, EngineError, EngineLost
+from areal_bus.messages import Finish
+
+PREFIX = "generate-tokens-"  # that the server puts before the ids of pieces
+NO_LOG_PROB = -9999.0  # its word for one that is not a number
+COLDEST = 0.01  # a temperature between 0 and this one becomes this one, in the server
+
+
+class VLLM:
+    """One server, of ours or attached to; on this machine, for its weights come through a folder."""
+
+    stamps = True
+    pauses = True
+
+    def __init__(
+        self,
+        link: Link,
+        abilities: Abilities,
+        handover: Handover,
+        *,
+        tied: Mapping[str, str],
+        stop_ids: Sequence[int],
+        call_timeout_s: float,
+        load_timeout_s: float,
+        process: ServerProcess | None = None,
+    ) -> None:
+        """`tied`: names of weights that are not sent, and of those that they are the same as."""
+        self._link, self._abilities, self._handover, self._process = link, abilities, handover, process
+        self._tied = dict(tied) if abilities.is_untied else {}
+        self._stop_ids = sorted(stop_ids)
+        self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
+        self._has_weights = False
+
+    def check_sampling(self, *, temperature: float, top_p: float) -> None:
+        if broken := sampling_rule(self._abilities.logprobs_mode, temperature=temperature, top_p=top_p):
+            raise EngineError(broken)
+
+    def ask(self, piece: Piece) -> tuple[str, dict[str, Any]]:
+        return GENERATE, request_body(piece, self._stop_ids)
+
+    def read(self, event: Mapping[str, Any], n_known: int) -> News:
+        try:
+            return read_event(event)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise EngineLost(f"{self._link.url} must answer as vLLM does: {error!r} in {str(event)[:300]}") from None
+
+    def abort(self, rid: str) -> None:
+        self._link.begin("POST", ABORT, {"request_ids": [PREFIX + rid]}, timeout_s=self._call_timeout_s)
+
+    def abort_all(self) -> None:
+        self._call(ABORT, {})
+
+    def pause(self, *, keep: bool) -> None:
+        """Pieces under way stay in its queue; without `keep` their keys and values, and all prefixes, are dropped."""
+        self._call(f"{PAUSE}?mode=keep&clear_cache={'false' if keep else 'true'}", {})
+
+    def resume(self) -> None:
+        self._call(RESUME, {})
+
+    def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
+        """Through a folder of memory that holds them as long as the call lasts."""
+        deadline = time.monotonic() + self._load_timeout_s
+        whole = dict(tensors) | {name: tensors[same].clone() for name, same in self._tied.items()}
+        with self._handover.holding(whole) as folder:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+            left_s = max(deadline - time.monotonic(), 0.1)
+            try:
+                self._link.call("POST", RPC, body, timeout_s=left_s)
+            except Refused as error:
+                raise self._refused(label, error) from None
+        if flush and not self._call(CACHE, {}).get("success"):
+            raise EngineLost(f"{self._link.url} must forget the prefixes of older weights: it does not")
+        self._call(LABEL, {"new_version": label})
+        self._has_weights = True
+
+    def check(self) -> None:
+        if self._process is not None:
+            self._process.check()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.close()
+        self._handover.close()
+
+    def _refused(self, label: str, error: Refused) -> Exception:
+        """The first weights show whether it is the right model; later ones are known to fit."""
+        if self._has_weights:
+            return EngineLost(f"{self._link.url} must take weights {label}: {error}")
+        return ConfigError(
+            f"the server must serve the model of this run: {self._link.url} did not take its weights ({error}); start "
+            "it with the folder of model.path"
+        )
+
+    def _call(self, path: str, body: Mapping[str, Any]) -> Any:
+        try:
+            return self._link.call("POST", path, body, timeout_s=self._call_timeout_s)
+        except Refused as error:
+            raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
+
+
+def sampling_rule(logprobs_mode: str, *, temperature: float, top_p: float) -> str:
+    """Why it has no log-probs of the whole distribution for such a request; empty: it has.
+
+    Its processed ones are at the temperature and of what the nucleus leaves, its raw ones of all, at temperature 1.
+    """
+    if logprobs_mode == "raw_logprobs" and temperature not in (0.0, 1.0):
+        return (
+            f"vLLM's raw log-probs are those at temperature 1, and {temperature:g} was asked for: set temperatures to "
+            "1, or gconfig.top_p = 1"
+        )
+    if logprobs_mode != "raw_logprobs" and top_p < 1 and temperature > 0:
+        return f"vLLM's processed log-probs are of the nucleus: top_p {top_p:g} was asked for, not 1; set gconfig.top_p"
+    if 0 < temperature < COLDEST:
+        return f"vLLM's temperatures are 0, or {COLDEST:g} and more: {temperature:g} was asked for"
+    return ""
+
+
+def request_body(piece: Piece, stop_ids: Sequence[int]) -> dict[str, Any]:
+    """All that a model's own generation settings could change is said."""
+    return {
+        "request_id": piece.rid,
+        "token_ids": piece.ids,
+        "stream": True,
+        "sampling_params": {
+            "max_tokens": piece.max_new_tokens,
+            "temperature": piece.temperature,
+            "top_p": piece.top_p,
+            "top_k": 0,
+            "min_p": 0.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": list(stop_ids),
+            "ignore_eos": True,  # the model's own: those above are all
+            "logprobs": 0,  # of the sampled token only
+            "detokenize": False,
+        },
+    }
+
+
+def read_event(event: Mapping[str, Any]) -> News:
+    """Raises KeyError and the like for what it is not."""
+    if "error" in event:
+        return News(finish=Finish.ABORT, error=str(event["error"]))
+    (choice,) = event["choices"]
+    ids = [int(token) for token in choice["token_ids"] or []]
+    told = (choice["logprobs"] or {}).get("content") or []
+    logps = [float(token["logprob"]) for token in told]
+    if [int(token["token_id"]) for token in told] != ids:
+        raise ValueError("tokens and log-probs differ")
+    if any(logp <= NO_LOG_PROB for logp in logps):
+        raise ValueError("a log-prob is not a number")
+    finish = choice["finish_reason"]
+    spans = choice["weight_versions"] if finish else None
+    return News(
+        ids=ids,
+        logps=logps,
+        finish=None if finish is None else str(Finish(finish)),
+        labels=None if spans is None else [(str(x["version"]), int(x["end"]) - int(x["start"])) for x in spans],
+    )
