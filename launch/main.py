@@ -145,8 +145,8 @@ def check_size(config: Config, size: int, file: str) -> None:
             f"started together: run mpirun -np {least} python -m areal_bus.launch {file}"
         )
     check_count(config.topology, size)
-    if config.topology.tensor_parallel > 1:
+    if config.topology.tensor_parallel > 1 and config.rollout.engine == "builtin":
         raise ConfigError(
-            f'rollout.engine = "{config.rollout.engine}" computes on one GPU: topology.tensor_parallel is '
-            f"{config.topology.tensor_parallel}; set it to 1 (--dry-run plans with more)"
+            'rollout.engine = "builtin" computes on one GPU: topology.tensor_parallel is '
+            f"{config.topology.tensor_parallel}; set it to 1, or take a server's engine (--dry-run plans with either)"
         )
