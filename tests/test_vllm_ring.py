@@ -16,7 +16,14 @@ from tests.test_sglang_ring import PATIENCE_S, ROOT, STEPS, events, launch, wait
 
 pytestmark = pytest.mark.vllm
 
-SETTINGS = ["run.name='vllm'", "rollout.engine='vllm'", "model.scratch.heads=2", "model.scratch.layers=8"]
+SETTINGS = [  # few slots and many layers: updates come while samples are under way
+    "run.name='vllm'",
+    "rollout.engine='vllm'",
+    "rollout.max_concurrent_rollouts=4",
+    "model.scratch.hidden_size=128",
+    "model.scratch.heads=4",
+    "model.scratch.layers=8",
+]
 
 
 def servers_of(run: Path) -> list[int]:
