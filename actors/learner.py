@@ -63,6 +63,7 @@ class Learner:
         self.has_met = False  # it computes with other ranks
         self.digest = ""  # of the newest version; rank 0 only
         self.max_lag: int | None = None  # of the tokens trained in this life; None while there are none
+        self.began_at = 0  # the version that this life began with
         if self.is_root:
             store, self.endpoint = serve_store(context.address)
             self.root = Root(store, interface=context.interface, address=context.address)
@@ -224,7 +225,8 @@ class Learner:
 
     def _announce(self) -> None:
         """The version that everything begins with is here."""
-        self.digest = self._snapshot(self.actor.version)
+        self.began_at = self.actor.version
+        self.digest = self._snapshot(self.began_at)
         self.letterbox.live_on(lambda life: self.send(replace(self._join(), again=life)))
         self.tie.confirm(False)
         self.keeper.keep(self.actor, self.tokenizer)
@@ -239,7 +241,8 @@ class Learner:
                     self.root.cancel(push)
         self.send(m.Ready(capacity=0))
         if self.is_root:
-            self.send(m.Begin(version, self.digest, life, lives_on, self.keeper.sealed(), self.max_lag))
+            has_more = lives_on and version > self.began_at  # than any learner that comes up has
+            self.send(m.Begin(version, self.digest, life, has_more, self.keeper.sealed(), self.max_lag))
 
     def _publish(self, version: int, stats: dict[str, float]) -> None:
         """Called by the actor at the end of every update, on every rank."""

@@ -275,7 +275,7 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class Begin:
     """Learner rank 0 begins a term with these weights: the model's (version 0), those of a checkpoint or, where it has
-    outlived a head (`lives_on`), its own.
+    outlived a head and trained before (`lives_on`), its own.
     """
 
     version: int

@@ -287,6 +287,7 @@ class LearnerModel(Actor):
         self.is_due = False  # a checkpoint of its version is not written yet
         self.asks = False  # it waits for a batch
         self.asked: int | None = None  # life of the head that its crew asks
+        self.began_at = 0  # the version that it came up with
         self.pushes: list[m.PushBegin] = []
         self.has_finished = False
         super().__init__(stage, index, incarnation)
@@ -316,7 +317,7 @@ class LearnerModel(Actor):
                 rank.asked, rank.asks, rank.has_finished, rank.share = self.life, False, False, None
                 rank.items.clear()
                 rank.say(m.Ready(0))
-            crew[0].say_begin(lives_on=True)
+            crew[0].say_begin(lives_on=(self.version or 0) > self.began_at)
 
     def say_begin(self, *, lives_on: bool) -> None:
         stage, version = self.stage, self.version or 0
@@ -364,7 +365,7 @@ class LearnerModel(Actor):
         disk.checkpoints = {other: w for other, w in disk.checkpoints.items() if other <= version}
         stage.weights[self.name, version] = disk.checkpoints.get(version, MODEL)
         for rank in crew:
-            rank.version, rank.root, rank.asked = version, self.name, self.life
+            rank.version, rank.root, rank.asked, rank.began_at = version, self.name, self.life, version
             rank.say(m.Ready(0))
         self.say_begin(lives_on=False)
 

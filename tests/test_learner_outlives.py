@@ -53,6 +53,10 @@ class Agreement:
             self.n_rounds += 1
         return found
 
+    def end(self) -> None:
+        """Nobody is waited for any more."""
+        self._barrier.abort()
+
 
 @dataclass
 class Rank:
@@ -133,7 +137,10 @@ def crew(tmp_path: Path, size: int) -> Iterator[Crew]:
     agreement = Agreement(size)
     with ThreadPoolExecutor(size) as pool:
         ranks = [rank_of(tmp_path, head, index, agreement) for index in range(size)]
-        yield Crew(head, ranks, pool, agreement)
+        made = Crew(head, ranks, pool, agreement)
+        yield made
+        made.tell(m.Stop("the test is over"))  # whoever waits still, where it has failed
+        agreement.end()
         for rank in ranks:
             rank.letterbox.close()
             rank.bus.close()
@@ -324,7 +331,7 @@ def test_ranks_that_have_joined_different_heads_agree_on_the_newest(crew: Crew) 
     for index in range(1, len(crew.ranks)):
         crew.is_joined(2, of=index)
     until(lambda: crew.ranks[0].tie.life == 2)  # it is told of no batch before it has joined that one, too
-    assert crew.said == [[(0, False)], *[[(0, False), (2, True)]] * (len(crew.ranks) - 1)]
+    until(lambda: crew.said == [[(0, False)], *[[(0, False), (2, True)]] * (len(crew.ranks) - 1)])
     for index in range(1, len(crew.ranks)):
         crew.asked(0, 2, of=index)
     crew.is_joined(2, of=0)

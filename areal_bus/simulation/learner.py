@@ -214,6 +214,7 @@ class Rank:
         self._learners = learners
         self._world = learners.world
         self._step: int | None = None  # None before it has begun
+        self._began_at = 0  # the version that it came up with
         self._items: list[m.ShardItem] = []
         self._life: int | None = None  # of the head that it has joined
         self._asked: int | None = None  # life of the head that all ranks ask; None before there is one
@@ -228,7 +229,7 @@ class Rank:
 
     def begin(self, version: int) -> None:
         """It has loaded; which head they tell is for all ranks to agree on."""
-        self._step = version
+        self._step = self._began_at = version
         self._lose_head()
 
     @property
@@ -309,7 +310,8 @@ class Rank:
             return
         self._world.send(self.name, HEAD, m.Ready(0))
         if self.index == 0:
-            self._learners.say_begin(self, self._now_at, self._asked, lives_on=lives_on)
+            has_more = lives_on and self._now_at > self._began_at  # than any that comes up has
+            self._learners.say_begin(self, self._now_at, self._asked, lives_on=has_more)
         self._ask()
 
     @property

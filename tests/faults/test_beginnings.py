@@ -22,7 +22,7 @@ def test_the_evaluation_before_is_made_once_though_learner_and_head_die_at_versi
         ring.until("member", name="generator-0.0", version=0, after=learner.t)
         head = ring.kill("head-0")
         ring.hold(None)
-        ring.until("term", after=head.t, version=0, lives_on=True)
+        ring.until("term", after=head.t, version=0, lives_on=False)
         ring.finish()
     ring.check_survived()
     assert ring.lines("evaluation", role="head") == [before]
