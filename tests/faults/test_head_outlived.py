@@ -116,7 +116,7 @@ def outlive(ring: Ring, n_steps: int, *, learners: int = 1) -> History:
 @pytest.mark.parametrize(("eta", "every", "seed"), [(0, 0, 1), (2, 0, 2), (2, 2, 3), (4, 1, 4)])
 def test_row_12_heads_that_are_killed_at_random_cost_no_update(tmp_path: Path, eta: int, every: int, seed: int) -> None:
     """Eight, each from nothing to two seconds after its term has begun, or before it has."""
-    dice, n_steps = random.Random(seed), 30
+    dice, n_steps = random.Random(seed), 100
     ring = Ring(
         tmp_path,
         f"run.total_train_steps={n_steps}",
@@ -208,7 +208,7 @@ def test_heads_and_learners_that_die_in_any_order_lose_nothing(
     tmp_path: Path, every: int, learners: int, seed: int
 ) -> None:
     """Those that are outlived, those that go back, and those that go back to what was outlived."""
-    dice, n_steps = random.Random(seed), 30
+    dice, n_steps = random.Random(seed), 100
     ring = Ring(
         tmp_path,
         f"run.total_train_steps={n_steps}",
