@@ -141,6 +141,7 @@ def crew(tmp_path: Path, size: int) -> Iterator[Crew]:
         yield made
         made.tell(m.Stop("the test is over"))  # whoever waits still, where it has failed
         agreement.end()
+        pool.shutdown()
         for rank in ranks:
             rank.letterbox.close()
             rank.bus.close()
@@ -332,8 +333,9 @@ def test_ranks_that_have_joined_different_heads_agree_on_the_newest(crew: Crew) 
         crew.is_joined(2, of=index)
     until(lambda: crew.ranks[0].tie.life == 2)  # it is told of no batch before it has joined that one, too
     until(lambda: crew.said == [[(0, False)], *[[(0, False), (2, True)]] * (len(crew.ranks) - 1)])
-    for index in range(1, len(crew.ranks)):
-        crew.asked(0, 2, of=index)
+    names = [rank.name for rank in crew.ranks[1:]]
+    heard = [crew.head.receive(WAIT_S) for _ in names]
+    assert sorted(heard, key=str) == [(name, m.BatchRequest(0, 2)) for name in names]
     crew.is_joined(2, of=0)
     crew.asked(0, 2, of=0)
     crew.tell(*crew.share(0, seed=2))
