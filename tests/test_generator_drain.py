@@ -54,6 +54,7 @@ def test_weights_that_waited_are_forgotten_when_a_new_term_takes_them_back(
         around.send_weights(around.begin(1))
         go_on(around, 8)
         around.tell(Term(1, 0))
+        go_on(around, 8)  # it has read that
         let_end(around)
         assert take_sample(around).spans[0][0] == 0
         done = around.push(0, term=1)
