@@ -5,7 +5,8 @@ Every rank runs this. A fault in the settings shows on all ranks alike, so rank 
 
 import argparse
 import difflib
-import signal
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -131,8 +132,10 @@ def parser() -> Parser:
 
 def say(rank: int, text: str) -> int:
     if rank == 0:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends us quietly
-        print(text)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # `| head` has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
