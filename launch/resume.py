@@ -27,6 +27,7 @@ FIXED: dict[str, str] = {  # section or key, the longest that fits decides: why 
     "data.total_train_epochs": "",
     "data.drop_last": "",
     "data.max_prompt_tokens": "",
+    "engine": "",
     "workflow": "the samples of an open group come from one workflow (I8)",
     "rollout": "",
     "rollout.max_head_offpolicyness": "open prompts were admitted under it and have to fit again (I1, I2)",
