@@ -432,7 +432,7 @@ def _engine(c: Config) -> list[Rule]:
         (
             c.rollout.engine == "builtin" and bool(said),
             f"the builtin engine has no server: remove engine.{said[0] if said else ''}, or set rollout.engine = "
-            '"sglang"',
+            '"sglang" or "vllm"',
         ),
         (bool(wrong), f'engine.urls are like "http://127.0.0.1:30000": {wrong[0] if wrong else ""!r} is not'),
         (

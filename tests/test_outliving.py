@@ -5,7 +5,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,11 +25,10 @@ from areal_bus.simulation.scenario import Fault, Lengths, Numbers, Scenario, Tai
 from areal_bus.staleness import StalenessPolicy
 from areal_bus.terms import Terms
 from tests.test_head import head_with, push_done, refused, scenario, scored, sent
+from tests.test_invariants_terms import first_break
 from tests.test_terms import GENERATOR, LEARNER, REWARD, end_of, join, lines, saved, say, score, trained_head
 
 N_SCHEDULES = 60
-
-Sabotage = Callable[[pytest.MonkeyPatch], None]
 
 
 def marks(effects: list[Effect]) -> list[Waypoint]:
@@ -223,16 +221,6 @@ def schedule(seed: int) -> Scenario:
     )
 
 
-def first_break(monkeypatch: pytest.MonkeyPatch, sabotage: Sabotage) -> str:
-    with monkeypatch.context() as patch:
-        sabotage(patch)
-        for seed in range(N_SCHEDULES):
-            outcome = Ring(schedule(seed)).run()
-            if outcome.violations:
-                return str(outcome.violations[0])
-    return "none"
-
-
 def test_heads_die_and_the_learners_version_never_goes_back_for_it() -> None:
     seen: Counter[str] = Counter()
     for seed in range(N_SCHEDULES):
@@ -270,7 +258,7 @@ def test_a_waypoint_taken_before_its_batch_is_noticed(monkeypatch: pytest.Monkey
         patch.setattr(Batches, "take", remember)
         patch.setattr(head_module, "take", wrong)
 
-    assert "I4 " in first_break(monkeypatch, takes_early)
+    assert "I4 " in first_break(monkeypatch, takes_early, schedule)
 
 
 def test_a_disk_that_takes_no_waypoint_costs_work_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +309,7 @@ def test_ranks_that_do_not_agree_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
         right = Learners._settle
         patch.setattr(Learners, "_settle", settle)
 
-    assert first_break(monkeypatch, does_not_ask) != "none"
+    assert first_break(monkeypatch, does_not_ask, schedule) != "none"
 
 
 def test_crews_of_which_one_died_unseen_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

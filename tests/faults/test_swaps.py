@@ -78,9 +78,6 @@ class Arrived:
 class Diary:
     """An engine that writes down what it is told, and ends nothing by itself."""
 
-    def check(self) -> None:
-        """It has no server."""
-
     def __init__(self) -> None:
         self.version: int | None = None
         self.n_tokens = 0
@@ -93,6 +90,9 @@ class Diary:
 
     def submit(self, request: Request) -> None:
         self.live.append(request.key)
+
+    def check(self) -> None:
+        """It has no server that could be gone."""
 
     def step(self) -> list[Completion]:
         self.told.append(f"step {[key[1] for key in self.live]}")

@@ -230,12 +230,12 @@ class Handler(BaseHTTPRequestHandler):
         while True:
             with fake.changed:
                 fake.changed.wait_for(lambda: fake.ends or stream.finish or fake.sample(stream), TIMEOUT_S)
-                event = fake.event(stream)
+                event, is_last = fake.event(stream), stream.finish is not None
             if fake.ends or fake.breaks:
                 self.close_connection = True
                 return None
             self.chunk(f"data: {json.dumps(event)}\n\n")
-            if stream.finish:
+            if is_last:  # the client has been told so
                 fake.streams.pop(body["rid"], None)
                 self.chunk("data: [DONE]\n\n")
                 return self.chunk("")
