@@ -35,8 +35,9 @@ demo: model  ## the main job: a real model learns sums on two CPU cores
 	@echo '$$ $(RUN_DEMO)'
 	@$(IN_VENV) $(RUN_DEMO)
 
-test: setup  ## the test suite (PYTEST_ARGS= for more)
-	@$(IN_VENV) python -m pytest $(PYTEST_ARGS)
+WORKERS ?= 2
+test: setup  ## the test suite, its files over two processes (WORKERS=, PYTEST_ARGS= for more)
+	@$(IN_VENV) python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: setup  ## format, lint and types
 	@$(IN_VENV) ruff format --check . && ruff check . && mypy
