@@ -92,9 +92,7 @@ def test_samples_shows_a_prompt_and_an_evaluation(kept: Path, capsys: Out) -> No
     assert shown(capsys) == ["final words"]
 
 
-def test_a_sample_is_printed_with_what_it_was_made_of(
-    kept: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_is_printed_with_what_it_was_made_of(kept: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     samples.main([str(kept), "--n", "1"])
     out = capsys.readouterr().out
