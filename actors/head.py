@@ -205,7 +205,8 @@ class Shell:
         head, results, seconds = self.head, self.head.results, time.monotonic() - self.began
         age = f"oldest trained token {head.max_lag} behind" if head.max_lag is not None else "no token was trained"
         what = "drained" if head.is_draining else "done"
-        lines = ["", f"{what}: {head.version} versions in {clock(seconds)}, {age} (eta {head.gate.eta})"]
+        took = f", {clock(seconds)} since the head came back" if head.life else f" in {clock(seconds)}"
+        lines = ["", f"{what}: {head.version} versions{took}, {age} (eta {head.gate.eta})"]
         for name in ("before", "after"):
             accuracy = head.figures.get(name, {}).get("accuracy")
             if accuracy is not None:
