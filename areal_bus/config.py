@@ -64,6 +64,8 @@ class TopologyConfig(Section):
     """For --dry-run: ranks on one host, filled in order."""
     gpus_per_host: int = Field(0, ge=0)
     """GPUs on one host; 0: everything runs on CPU."""
+    ranks_per_gpu: int = Field(1, ge=1)
+    """Ranks that share a GPU: a host's ranks take its GPUs in turn. No two learners, nor ranks of one generator."""
 
 
 class BusConfig(Section):
@@ -169,8 +171,9 @@ class WorkflowConfig(Section):
 
 
 class RolloutConfig(Section):
-    engine: Literal["builtin", "sglang", "vllm"] = "builtin"
-    """Who samples: "builtin" runs in the generator, on CPU or one GPU; "sglang" and "vllm" are servers."""
+    engine: Literal["builtin", "sglang", "vllm", "simulated"] = "builtin"
+    """Who samples: "builtin" runs in the generator, on CPU or one GPU; "sglang" and "vllm" are servers; "simulated"
+    makes its tokens up."""
     max_head_offpolicyness: int = Field(1, ge=0, le=1024)
     """eta: how many versions a trained token may be behind. 0 is the synchronous algorithm."""
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
@@ -183,6 +186,23 @@ class RolloutConfig(Section):
     """At new weights a generator reports samples with so many new tokens, for others to continue. 0: none."""
     report_mib: int = Field(256, ge=1)
     """MiB of reported samples that the head keeps: beyond it those reported longest ago go."""
+
+
+class SimulatedConfig(Section):
+    """Laws of the simulated engine, and of `tools.simulate` for any."""
+
+    median_tokens: float = Field(64.0, ge=1)
+    """Half of the answers are no longer; gconfig.max_new_tokens cuts them."""
+    sigma: float = Field(0.5, ge=0, le=4)
+    """Deviation of the logarithm of their length; 0: all have the median."""
+    decode_tokens_per_s: float = Field(2000.0, gt=0)
+    """All live samples of one generator together, at the limit of many."""
+    half_slots: float = Field(8.0, ge=0)
+    """Live samples that decode at half of that limit; 0: one reaches it."""
+    prefill_tokens_per_s: float = Field(20000.0, gt=0)
+    """Prompts, and after an update ("recompute") all that is live; decoding stops meanwhile."""
+    update_s: float = Field(0.05, ge=0)
+    """A generator stands still so long when it swaps in weights."""
 
 
 class EngineConfig(Section):
@@ -198,6 +218,8 @@ class EngineConfig(Section):
     """A server must answer a call within this time (weights: weights.timeout_s)."""
     silent_s: float = Field(120.0, gt=0)
     """A server that has samples under way and says nothing for so long is taken for dead."""
+    simulated: SimulatedConfig = SimulatedConfig()
+    """Lengths and speeds of the simulated engine."""
 
 
 class GenerationConfig(Section):
@@ -425,14 +447,20 @@ def _training(c: Config) -> list[Rule]:
 
 def _engine(c: Config) -> list[Rule]:
     """Of inference servers."""
-    said = sorted(c.engine.model_dump(exclude_defaults=True))
+    said = sorted(c.engine.model_dump(exclude_defaults=True, exclude={"simulated"}))
+    name, is_served = c.rollout.engine, c.rollout.engine in ("sglang", "vllm")
     wrong = [url for url in c.engine.urls if not SERVER_URL.fullmatch(url)]
     n = c.topology.generators
     return [
         (
-            c.rollout.engine == "builtin" and bool(said),
-            f"the builtin engine has no server: remove engine.{said[0] if said else ''}, or set rollout.engine = "
+            not is_served and bool(said),
+            f"the {name} engine has no server: remove engine.{said[0] if said else ''}, or set rollout.engine = "
             '"sglang" or "vllm"',
+        ),
+        (
+            name == "simulated" and (c.evaluate.before or c.evaluate.after),
+            "the simulated engine makes its tokens up, and a score of them says nothing of the model: set "
+            "evaluate.before and evaluate.after to false",
         ),
         (bool(wrong), f'engine.urls are like "http://127.0.0.1:30000": {wrong[0] if wrong else ""!r} is not'),
         (
@@ -440,7 +468,7 @@ def _engine(c: Config) -> list[Rule]:
             f"engine.urls has a server for each generator: {len(c.engine.urls)} for {n} (topology.generators)",
         ),
         (
-            c.rollout.engine != "builtin" and c.engine.start_timeout_s >= c.launch.timeout_s,
+            is_served and c.engine.start_timeout_s >= c.launch.timeout_s,
             f"the ring waits for servers to start: set launch.timeout_s ({c.launch.timeout_s:g}) to more than "
             f"engine.start_timeout_s ({c.engine.start_timeout_s:g})",
         ),

@@ -8,19 +8,19 @@ from actors.data.loading import place_rows
 from areal_bus.config import Config
 from areal_bus.messages import Role
 from launch.explain import as_toml
-from launch.memory import BYTES, GIB, N_LOGITS, SUPERVISOR, MicroBatch, Shape, estimate, find_shape
+from launch.memory import BYTES, GIB, N_LOGITS, SUPERVISOR, MicroBatch, Need, Shape, estimate, find_shape
 from launch.prompts import count_tokens, filled
 from launch.resume import preview
-from launch.topology import Place, dry_hosts, least_ranks, plan
+from launch.topology import Place, by_gpu, dry_hosts, least_ranks, plan
 
 FORMULA = """memory: the peak, every completion at full length.
 learner: 12 bytes a parameter (float32: itself, two AdamW moments) / learners; in a step the activations of a
 micro-batch or 4 bytes a parameter for gradients, whichever is more (both, with several micro-batches); learner 0 also
-two snapshots in host memory. generator: weights twice (live, and received in host memory unless weights.staging =
-"device"), keys and values of all slots; the device's part / tensor_parallel. Snapshots, activations and generators are
-in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host memory has what libraries take on CPU, and
-60 MiB for each rank's supervisor. On CPU both columns add up. What CUDA takes for itself and the layers that FSDP
-gathers come on top."""
+two snapshots in host memory. generator: weights twice (live, and received: as weights.staging says, a server's in host
+memory), keys and values of all slots; the device's part / tensor_parallel; a server takes what its arguments allow it.
+Snapshots, activations and generators are in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host
+memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On CPU both columns add up. What CUDA
+takes for itself (for each rank on a GPU) and the layers that FSDP gathers come on top."""
 LOOKED_AT = 256  # rows, the longest by bytes, whose tokens are counted
 FEW = 16  # up to so many ranks each has its own line
 
@@ -42,6 +42,7 @@ def dry_run(config: Config, file: Path, size: int | None) -> str:
     parts = [
         f"{size} ranks, {len({p.host for p in places})} host(s); model {model} ({known})",
         *lines,
+        *shared_gpus(config, places, shape, n_prompt),
         "",
         FORMULA,
         *per_token(config, shape, n_prompt),
@@ -120,15 +121,33 @@ def role_name(place: Place) -> str:
     return " + ".join(map(str, place.seats))
 
 
+def shared_gpus(config: Config, places: Sequence[Place], shape: Shape | None, n_prompt: int) -> list[str]:
+    """What the ranks of one GPU need together, a line for each that has several; of many the one that needs most."""
+    if shape is None:
+        return []
+    needs = []
+    for (host, gpu), ranks in by_gpu(places).items():
+        if len(ranks) > 1:
+            device = sum(need(config, place, shape, n_prompt).device for place in ranks)
+            names = " and ".join(str(place.rank) for place in ranks)
+            needs.append((device, f"GPU {gpu} of {host}: ranks {names} need {amount(device)} together"))
+    return [line for _, line in (needs if len(needs) <= FEW else [max(needs)])]
+
+
 def memory(config: Config, place: Place, shape: Shape | None, n_prompt: int) -> tuple[str, str]:
-    """Of one rank, its actors and its supervisor; a member needs what its generator does on the device."""
+    """Of one rank, in words."""
     if shape is None:
         return "unknown", "unknown"
+    found = need(config, place, shape, n_prompt)
+    return amount(found.device), amount(found.host)
+
+
+def need(config: Config, place: Place, shape: Shape, n_prompt: int) -> Need:
+    """Of one rank, its actors and its supervisor; a member needs what its generator does on the device."""
     seats = place.seats if place.member_of is None else (place.member_of,)
     needs = [estimate(config, shape, seat.role, seat.index, n_prompt=n_prompt) for seat in seats]
-    device = sum(need.device for need in needs)
     host = SUPERVISOR + (0 if place.member_of else sum(need.host for need in needs))
-    return amount(device), amount(host)
+    return Need(sum(need.device for need in needs), host)
 
 
 def amount(n_bytes: int) -> str:

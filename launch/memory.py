@@ -75,6 +75,8 @@ KNOWN = {  # as in the config.json that these models are published with
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": Shape(3584, 28, 18944, 28, 4, 128, 152064, False),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": Shape(5120, 48, 13824, 40, 8, 128, 152064, False),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": Shape(5120, 64, 27648, 40, 8, 128, 152064, False),
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(896, 24, 4864, 14, 2, 64, 151936, True),
+    "Qwen/Qwen2.5-1.5B-Instruct": Shape(1536, 28, 8960, 12, 2, 128, 151936, True),
 }
 
 
@@ -185,6 +187,12 @@ def of_generator(config: Config, shape: Shape, n_prompt: int) -> Need:
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
     on_device = (weights + slots * positions * shape.kv_per_token * one) // width + sampling
     on_host = LIBRARIES[Role.GENERATOR] + N_BUCKETS * min(config.weights.bucket_mib * MIB, weights)
-    if config.weights.staging == "device":
+    if receives_on_device(config):
         return Need(on_device + weights // width, on_host)
     return Need(on_device, on_host + weights)
+
+
+def receives_on_device(config: Config) -> bool:
+    """Where a generator's second set of weights lies; what is for a server comes down in host memory."""
+    staging, on_gpu = config.weights.staging, config.topology.gpus_per_host > 0
+    return config.rollout.engine == "builtin" and (staging == "device" or (staging == "auto" and on_gpu))

@@ -18,6 +18,7 @@ from areal_bus.keys import KeyPair, new_pair
 from areal_bus.messages import Role
 from launch.bootstrap import Bootstrap, Missing, open_bootstrap, rank_and_size
 from launch.endpoint import Endpoint, keys_for, open_endpoint, transport, wants_curve
+from launch.gpus import check_gpus, count_gpus
 from launch.interfaces import Facts, choose, here
 from launch.joining import GUEST_SEAT, invite
 from launch.lock import Lock
@@ -53,9 +54,13 @@ def join(config: Config, file: Path) -> tuple[Bootstrap, int]:
     try:
         bootstrap = open_bootstrap(config.launch)
         pair = new_pair()
-        mine = json.dumps(asdict(here(pair.public))).encode()
-        facts = [Facts(**json.loads(part)) for part in bootstrap.allgather(mine)]
-        places = plan(config.topology, [fact.host for fact in facts])
+        gpus = count_gpus() if config.topology.gpus_per_host else (0, "")
+        mine = json.dumps({"facts": asdict(here(pair.public)), "gpus": gpus}).encode()
+        told = [json.loads(part) for part in bootstrap.allgather(mine)]
+        facts = [Facts(**part["facts"]) for part in told]
+        hosts = [fact.host for fact in facts]
+        places = plan(config.topology, hosts)
+        check_gpus(config.topology.gpus_per_host, hosts, [tuple(part["gpus"]) for part in told])
         addresses = choose(config.bus.interface, facts)
         transport(config.bus, facts)
     except ArealBusError as error:

@@ -1,7 +1,8 @@
 """Ranks to roles, hosts and GPUs: a pure function of the settings and the ranks' hosts.
 
 Learners come first (rank 0 is learner 0, with the head beside it), then reward actors, then generators. A generator of
-`tensor_parallel` ranks is its first rank (it runs the actor) and members that hold their GPU for it, on one host.
+`tensor_parallel` ranks is its first rank (it runs the actor) and members that hold their GPU for it, on one host. Ranks
+of one host may share its GPUs (`ranks_per_gpu`): as they take them in turn, a learner and a generator come together.
 """
 
 from collections import defaultdict
@@ -101,7 +102,7 @@ def plan(topology: TopologyConfig, hosts: Sequence[str]) -> tuple[Place, ...]:
     for index in range(topology.rewards):
         beside = topology.reward == "beside"
         seats[groups[index % len(groups)][0] if beside else topology.learners + index].append(Seat(Role.REWARD, index))
-    return tuple(
+    places = tuple(
         Place(
             rank=rank,
             host=host,
@@ -112,6 +113,8 @@ def plan(topology: TopologyConfig, hosts: Sequence[str]) -> tuple[Place, ...]:
         )
         for rank, host in enumerate(hosts)
     )
+    check_shared(topology, places)
+    return places
 
 
 def generator_groups(hosts: Sequence[str], *, first: int, width: int) -> list[list[int]]:
@@ -132,23 +135,58 @@ def generator_groups(hosts: Sequence[str], *, first: int, width: int) -> list[li
 
 
 def gpu_of_rank(topology: TopologyConfig, hosts: Sequence[str]) -> dict[int, int]:
-    """GPU by rank: a host's ranks take its GPUs in order; reward ranks own none."""
+    """GPU by rank: a host's ranks take its GPUs in turn, `ranks_per_gpu` times at most; reward ranks own none."""
     if topology.gpus_per_host == 0:
         return {}
     reward_ranks = range(topology.learners, fixed_ranks(topology))
+    most = topology.gpus_per_host * topology.ranks_per_gpu
     taken: dict[str, int] = defaultdict(int)
     gpu: dict[int, int] = {}
     for rank, host in enumerate(hosts):
         if rank in reward_ranks:
             continue
-        gpu[rank] = taken[host]
+        gpu[rank] = taken[host] % topology.gpus_per_host
         taken[host] += 1
-        if taken[host] > topology.gpus_per_host:
+        if taken[host] > most:
+            width = topology.ranks_per_gpu
+            rule = (
+                "a rank has a GPU of its own" if width == 1 else f"topology.ranks_per_gpu = {width} ranks share a GPU"
+            )
             raise ConfigError(
-                f"a rank has a GPU of its own: host {host} has topology.gpus_per_host = {topology.gpus_per_host} "
-                f"for at least {taken[host]} ranks; start fewer ranks there"
+                f"{rule}: host {host} has topology.gpus_per_host = {topology.gpus_per_host} for at least "
+                f"{taken[host]} ranks; start fewer ranks there"
             )
     return gpu
+
+
+def check_shared(topology: TopologyConfig, places: Sequence[Place]) -> None:
+    """Raises ConfigError where a GPU would have two ranks that NCCL, or a server, wants on one each."""
+    learner_on: dict[tuple[str, int], Seat] = {}
+    for place in places:
+        for seat in place.seats:
+            if seat.role is Role.LEARNER and place.own_gpu is not None:
+                other = learner_on.setdefault((place.host, place.own_gpu), seat)
+                if other != seat:
+                    raise ConfigError(
+                        f"learners compute together, each on a GPU of its own: {other} and {seat} would share GPU "
+                        f"{place.own_gpu} of {place.host}; set topology.learners to {topology.gpus_per_host} or fewer "
+                        "a host"
+                    )
+            if seat.role is Role.GENERATOR and len(set(place.gpus)) < len(place.gpus):
+                raise ConfigError(
+                    f"a generator's topology.tensor_parallel = {topology.tensor_parallel} ranks have a GPU each: "
+                    f"{seat} would get GPUs {', '.join(map(str, place.gpus))} of {place.host}; lower "
+                    "topology.tensor_parallel, or change topology.learners or topology.generators"
+                )
+
+
+def by_gpu(places: Sequence[Place]) -> dict[tuple[str, int], list[Place]]:
+    """The ranks of each GPU, by host and number."""
+    found: dict[tuple[str, int], list[Place]] = defaultdict(list)
+    for place in places:
+        if place.own_gpu is not None:
+            found[place.host, place.own_gpu].append(place)
+    return dict(found)
 
 
 def dry_hosts(topology: TopologyConfig, size: int) -> list[str]:

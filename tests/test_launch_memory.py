@@ -100,11 +100,16 @@ def test_a_large_job_shares_learners_and_splits_generators() -> None:
     assert found.host == LIBRARIES[Role.LEARNER] + 2 * 2 * N
     positions = -(-((100 + large.gconfig.max_new_tokens) * 5 // 4) // 64) * 64
     held = estimate(large, SHAPE, generator.role, 0, n_prompt=100)
-    assert held.device == (2 * N + slots * positions * 2 * 2 * 4 * 2) // width + 3 * slots * 10 * 8
+    spare = 2 * N // width  # received on the device
+    assert held.device == (2 * N + slots * positions * 2 * 2 * 4 * 2) // width + spare + 3 * slots * 10 * 8
 
 
 def test_weights_are_received_where_staging_says() -> None:
     host, device = (config(weights={"staging": staging}) for staging in ("host", "device"))
+    on_gpu = {"topology": {"gpus_per_host": 1}}
+    assert need(config(**on_gpu), Role.GENERATOR) == need(device, Role.GENERATOR), "auto: where it computes"
+    for_a_server = config(**on_gpu, rollout={"engine": "sglang"})
+    assert need(for_a_server, Role.GENERATOR) == need(host, Role.GENERATOR)
     apart, together = need(host, Role.GENERATOR), need(device, Role.GENERATOR)
     assert (apart.host - together.host, together.device - apart.device) == (4 * N, 4 * N)
     assert need(host, Role.REWARD).host == LIBRARIES[Role.REWARD] + REWARD_WORKER

@@ -1,6 +1,7 @@
 """Ranks to roles, hosts and GPUs."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from areal_bus.config import TopologyConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.topology import Seat, check_count, counts, dry_hosts, least_ranks, plan
+from launch.topology import Seat, by_gpu, check_count, counts, dry_hosts, least_ranks, plan
 
 topologies = st.builds(
     TopologyConfig,
@@ -19,7 +20,8 @@ topologies = st.builds(
     reward=st.sampled_from(["rank", "beside"]),
     tensor_parallel=st.sampled_from([1, 2, 4]),
     ranks_per_host=st.sampled_from([4, 8]),
-    gpus_per_host=st.sampled_from([0, 8]),
+    gpus_per_host=st.sampled_from([0, 1, 2, 8]),
+    ranks_per_gpu=st.integers(1, 3),
 )
 
 
@@ -58,13 +60,19 @@ def test_a_generator_stays_on_one_host_with_a_gpu_for_each_of_its_ranks(topology
 
 
 @given(topologies, st.integers(1, 64))
-def test_no_gpu_has_two_ranks_and_reward_ranks_have_none(topology: TopologyConfig, size: int) -> None:
+def test_a_gpu_has_as_many_ranks_as_may_share_it_one_learner_and_none_of_a_reward(
+    topology: TopologyConfig, size: int
+) -> None:
     try:
         places = plan(topology, dry_hosts(topology, size))
     except ConfigError:
         return
-    owned = Counter((p.host, p.own_gpu) for p in places if p.own_gpu is not None)
-    assert all(number == 1 for number in owned.values())
+    for ranks in by_gpu(places).values():
+        assert len(ranks) <= topology.ranks_per_gpu
+        assert sum(seat.role is Role.LEARNER for place in ranks for seat in place.seats) <= 1
+        generators = [place.member_of or seat for place in ranks for seat in place.seats or (None,)]
+        owners = [seat for seat in generators if seat is not None and seat.role is Role.GENERATOR]
+        assert len(set(owners)) == len(owners), "no two ranks of one generator"
     if topology.reward == "rank":
         assert all(p.own_gpu is None for p in places if p.seats and p.seats[0].role is Role.REWARD)
 
@@ -111,3 +119,34 @@ def test_a_generator_over_two_hosts_is_refused() -> None:
 def test_more_ranks_than_gpus_on_a_host_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"host a has topology\.gpus_per_host = 2"):
         plan(TopologyConfig(gpus_per_host=2), ["a"] * 5)
+
+
+def shared(**more: Any) -> TopologyConfig:
+    return TopologyConfig.model_validate({"reward": "beside", "ranks_per_gpu": 2} | more)
+
+
+def test_two_learners_and_two_generators_on_two_gpus_are_one_of_each_a_gpu() -> None:
+    places = plan(shared(learners=2, gpus_per_host=2), ["a"] * 4)
+    assert [(place.seats[-1].role, place.gpus) for place in places] == [
+        (Role.LEARNER, (0,)),
+        (Role.LEARNER, (1,)),
+        (Role.REWARD, (0,)),  # beside generator-0
+        (Role.GENERATOR, (1,)),
+    ]
+
+
+def test_two_learners_on_one_gpu_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"learner-0 and learner-1 would share GPU 0 of a; set topology\.learners to 1"
+    ):
+        plan(shared(learners=2, gpus_per_host=1, ranks_per_gpu=3), ["a"] * 3)
+
+
+def test_ranks_of_one_generator_on_one_gpu_are_refused() -> None:
+    with pytest.raises(ConfigError, match="generator-0 would get GPUs 1, 2, 0, 1 of a"):
+        plan(shared(gpus_per_host=3, tensor_parallel=4), ["a"] * 5)
+
+
+def test_more_ranks_than_may_share_a_hosts_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ranks_per_gpu = 2 ranks share a GPU: host a has .* = 2 for at least 5"):
+        plan(shared(gpus_per_host=2), ["a"] * 5)

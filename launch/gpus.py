@@ -1,0 +1,41 @@
+"""Whether each host has the GPUs that the settings say; knows no rank's role.
+
+Asked of torch, for what counts is what it can compute on, and in a process of its own: supervisors have no torch.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from areal_bus.errors import ConfigError
+from launch.child import environment
+
+COUNT = "import torch; print(torch.cuda.device_count(), torch.__version__)"
+TIMEOUT_S = 300.0  # torch comes over a network file system
+
+
+def count_gpus() -> tuple[int, str]:
+    """(how many GPUs torch finds here, its version). Actors choose theirs by number, so all of the host are counted."""
+    inner = environment(os.environ, gpus=(), cpu=True)
+    del inner["CUDA_VISIBLE_DEVICES"]
+    words = [sys.executable, "-c", COUNT]
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=inner, timeout=TIMEOUT_S, check=True
+        )
+        number, version = done.stdout.split()
+        return int(number), version
+    except (subprocess.SubprocessError, OSError, ValueError):  # no torch that works
+        return 0, "none that imports"
+
+
+def check_gpus(wanted: int, hosts: Sequence[str], found: Sequence[tuple[int, str]]) -> None:
+    """`found` by rank, as `count_gpus` says. Raises ConfigError that names the first host with fewer than `wanted`."""
+    by_host: Mapping[str, tuple[int, str]] = dict(zip(hosts, found, strict=True))
+    for host, (number, version) in by_host.items():
+        if number < wanted:
+            raise ConfigError(
+                f"topology.gpus_per_host = {wanted} needs as many GPUs on each host: torch ({version}) finds {number} "
+                f"on {host}; run on such a machine, lower it (0: all on CPU), or only plan with --dry-run"
+            )

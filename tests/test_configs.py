@@ -1,0 +1,57 @@
+"""The configs that come with the project: each can be planned, and those for GPUs say how they are started."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from areal_bus.errors import ConfigError
+from areal_bus.settings import load
+from launch.dry_run import dry_run
+from launch.gpus import check_gpus
+from launch.topology import least_ranks
+
+FOLDER = Path(__file__).parents[1] / "configs"
+BASES = {"paper.toml", "gpus.toml"}
+CONFIGS = sorted(path for path in FOLDER.glob("*.toml") if path.name not in BASES)
+FOR_GPUS = sorted(FOLDER.glob("gpus-*.toml"))
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_can_be_planned(file: Path) -> None:
+    config = load(file, (), {})
+    said = dry_run(config, file, None)
+    assert said.startswith(f"{least_ranks(config.topology)} ranks, ")
+    assert "head-0 + learner-0" in said
+
+
+@pytest.mark.parametrize("file", FOR_GPUS, ids=lambda path: path.stem)
+def test_a_config_for_gpus_says_how_it_is_started_and_fits_them(file: Path) -> None:
+    config, first = load(file, (), {}), file.read_text().splitlines()[0]
+    n_gpus = int(file.stem.split("-")[1])
+    assert first.startswith("# ")
+    line = f"mpirun -np {config.topology.ranks} python -m areal_bus.launch configs/{file.name}"
+    assert first.endswith(f": {line}")
+    assert config.run.name == file.stem
+    assert config.topology.gpus_per_host == n_gpus
+    said = dry_run(config, file, None)
+    rows = re.findall(r"^[0-9]+ +host-0 +([0-9]+) ", said, re.MULTILINE)
+    assert {int(gpu) for gpu in rows} == set(range(n_gpus)), "every GPU is used"
+    assert len(rows) == (2 if n_gpus == 1 else n_gpus)
+    assert "unknown" not in said
+
+
+def test_one_gpu_of_24_gib_holds_learner_and_generator() -> None:
+    file = FOLDER / "gpus-1.toml"
+    found = re.search(
+        r"GPU 0 of host-0: ranks 0 and 1 need ([0-9.]+) GiB together", dry_run(load(file, (), {}), file, None)
+    )
+    assert found is not None
+    assert 10 < float(found[1]) < 20, "CUDA takes some for itself, twice"
+
+
+def test_without_the_gpus_a_start_ends_with_a_sentence_that_names_the_host() -> None:
+    check_gpus(2, ["a", "a", "b"], [(2, "2.13.0"), (2, "2.13.0"), (8, "2.13.0")])
+    check_gpus(0, ["a"], [(0, "")])
+    with pytest.raises(ConfigError, match=r"gpus_per_host = 2 needs .*: torch \(2\.13\.0\) finds 1 on b; run on such"):
+        check_gpus(2, ["a", "b"], [(2, "2.13.0"), (1, "2.13.0")])
