@@ -88,19 +88,25 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
 
 
 def make_member(context: Context, config: Config) -> Member:
-    """This generator in pushes. What is for a server comes down in host memory, and goes on when it is verified."""
-    is_server = config.rollout.engine != "builtin"
+    """This generator in pushes. What is for a server comes down in host memory, and goes on when it is verified; what no
+    model computes with comes down there, too.
+    """
+    computes = config.rollout.engine == "builtin"
     return Member(
         context.name,
         address=context.address,
         interface=context.interface,
-        device="cpu" if is_server else context.device,
-        staging="host" if is_server else config.weights.staging,
+        device=context.device if computes else "cpu",
+        staging=config.weights.staging if computes else "host",
     )
 
 
 def make_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
     """The engine without weights: all of them come by push."""
+    if config.rollout.engine == "simulated":
+        from actors.engines.simulated_opening import open_simulated  # optional: few jobs make their tokens up
+
+        return open_simulated(context, config, tokenizer)
     if config.rollout.engine != "builtin":
         from actors.engines.servers.opening import open_engine  # optional: what it needs may not be installed
 

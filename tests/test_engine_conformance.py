@@ -1,7 +1,8 @@
 """The rules that every engine keeps, held against each: docs/engines.md has the table.
 
-The builtin engine in the default suite; a real SGLang server by `make test-sglang`, as it is and as an older one would
-be used (which can neither stand still nor stamp its tokens); a real vLLM server by `make test-vllm`.
+The builtin engine and the simulated one in the default suite; a real SGLang server by `make test-sglang`, as it is and
+as an older one would be used (which can neither stand still nor stamp its tokens); a real vLLM server by
+`make test-vllm`.
 """
 
 from collections.abc import Iterator
@@ -18,8 +19,11 @@ from tests.servers.engines import (
     EOS,
     POSITIONS,
     Builtin,
+    Imagined,
     Running,
     Servers,
+    Simulated,
+    distributions,
     model,
     model_folder,
     weights,
@@ -32,14 +36,18 @@ EXACT = 1e-4
 class Rig:
     """An engine to be tried: `open` makes one, without weights; `models` are those of versions 0, 1, ..."""
 
-    def __init__(self, engines: Builtin | Servers, models: dict[int, Any], **abilities: bool) -> None:
+    def __init__(self, engines: Builtin | Simulated | Servers, models: dict[int, Any], **abilities: bool) -> None:
         self._engines, self.models, self._abilities = engines, models, abilities
         self.is_server = engines.is_server
 
-    def open(self, on_update: str = "recompute", **settings: float) -> AbstractContextManager[Running]:
-        """`settings`: of gconfig, where a server must be started for them."""
+    def open(
+        self, on_update: str = "recompute", *, stops: bool = False, **settings: float
+    ) -> AbstractContextManager[Running]:
+        """`settings`: of gconfig, where a server must be started for them. `stops`: texts end, for the model STOPS."""
         if on_update == "keep" and self._abilities.get("pauses") is False:
             pytest.skip("a server that cannot stand still keeps no sample under way")
+        if isinstance(self._engines, Simulated):
+            return self._engines.open(on_update, stops=stops)
         return self._engines.open(on_update, **settings, **self._abilities)  # type: ignore[arg-type]
 
     def update(self, running: Running, version: int, *, term: int = 0, like: int | None = None) -> None:
@@ -76,6 +84,7 @@ def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ser
 @pytest.fixture(
     params=[
         "builtin",
+        "simulated",
         pytest.param("sglang", marks=pytest.mark.sglang),
         pytest.param("sglang without pause and stamps", marks=pytest.mark.sglang),
         pytest.param("vllm", marks=pytest.mark.vllm),
@@ -85,6 +94,8 @@ def rig(request: pytest.FixtureRequest, models: tuple[Any, dict[int, Any]]) -> R
     folder, made = models
     if request.param == "builtin":
         return Rig(Builtin(folder), made)
+    if request.param == "simulated":
+        return Rig(Simulated(folder), {seed: Imagined(made[seed], stops=seed == STOPS) for seed in made})
     if request.param == "vllm":
         return Rig(*request.getfixturevalue("vllm_servers"))
     servers = request.getfixturevalue("sglang_servers")
@@ -260,7 +271,7 @@ def test_a_sample_of_lost_weights_that_is_aborted_while_paused_leaves_nothing(ri
 
 def test_a_stop_token_is_the_last_one_and_no_other(rig: Rig) -> None:
     requests = [ask(uid, sample=s, n=60) for uid in range(4) for s in range(2)]
-    with rig.open() as running:
+    with rig.open(stops=True) as running:
         rig.update(running, STOPS)
         for request in requests:
             running.engine.submit(request)
@@ -288,10 +299,8 @@ def test_temperature_0_takes_the_likeliest_token_and_gives_its_plain_log_prob(ri
         rig.update(running, 0)
         running.engine.submit(request)
         (completion,) = running.all().values()
-    ids = [*request.ids, *completion.ids]
-    with torch.no_grad():
-        logits = rig.models[0](torch.tensor([ids])).logits[0, len(request.ids) - 1 : -1]
-    assert logits.argmax(-1).tolist() == completion.ids
+    logps = distributions(rig.models[0], list(request.ids), completion.ids)
+    assert logps.argmax(-1).tolist() == completion.ids
     assert worst(request, completion, rig.models) < EXACT
 
 
@@ -304,9 +313,7 @@ def test_a_nucleus_bounds_the_tokens_and_not_their_log_probs(rig: Rig) -> None:
         ended = running.all()
     assert max(worst(request, ended[request.key], rig.models) for request in requests) < EXACT
     for request in requests:
-        ids = [*request.ids, *ended[request.key].ids]
-        with torch.no_grad():
-            p = rig.models[0](torch.tensor([ids])).logits[0, len(request.ids) - 1 : -1].softmax(-1)
+        p = distributions(rig.models[0], list(request.ids), ended[request.key].ids).exp()
         chosen = p.gather(-1, torch.tensor(ended[request.key].ids)[:, None])
         likelier = (p * (p > chosen + 1e-5)).sum(-1)
         assert float(likelier.max()) < 0.3 + 1e-3

@@ -3,7 +3,8 @@
 import torch
 
 from actors.engines.prefill import plan
-from actors.engines.sampling import Uniforms, invert, nucleus, sample
+from actors.engines.sampling import invert, nucleus, sample
+from actors.engines.uniforms import Uniforms
 
 
 def draw(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from actors.engines.protocol import Completion, Request
-from actors.engines.sampling import Uniforms
+from actors.engines.uniforms import Uniforms
 from areal_bus.messages import Finish
 
 

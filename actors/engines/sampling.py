@@ -1,28 +1,13 @@
-"""From logits to tokens: a counter-based uniform for each token and the inverse of the distribution; knows no requests.
+"""From logits and a uniform number for each token to tokens: the inverse of the distribution; knows no requests.
 
 A token depends on its logits, its seed and its position, and on nothing else: not on who is in the batch, not on the
 process. Shapes: n rows, V vocabulary.
 """
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-
-class Uniforms:
-    """The uniform numbers in [0, 1) of one seed, one for each position."""
-
-    __slots__ = ("_seeded",)
-
-    def __init__(self, seed: tuple[int, ...]) -> None:
-        self._seeded = hashlib.blake2b(",".join(map(str, seed)).encode(), digest_size=8)
-
-    def at(self, position: int) -> float:
-        hashed = self._seeded.copy()
-        hashed.update(b"@%d" % position)
-        return (int.from_bytes(hashed.digest(), "little") >> 11) * 2.0**-53
 
 
 def sample(

@@ -1,12 +1,16 @@
 """Engines to hold the rules of all engines against: ours, and those over real servers where one is installed."""
 
+import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,9 +18,11 @@ from actors.context import Context
 from actors.engines.builtin import BuiltinEngine
 from actors.engines.protocol import Completion, Engine, Request
 from actors.engines.servers.opening import open_engine
+from actors.engines.simulated_opening import open_simulated
 from actors.models.loading import empty_model, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config import Config, ScratchConfig
+from areal_bus.lengths import Lengths
 
 ROOT = Path(__file__).resolve().parents[2]
 SGLANG, VLLM = ROOT / ".venv-sglang", ROOT / ".venv-vllm"
@@ -67,11 +73,18 @@ def weights(made: Any) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
 
 
-def fresh_logps(made: Any, ids: list[int], sampled: list[int], temperature: float) -> torch.Tensor:
-    """(n,) log-prob of each sampled token by one plain forward."""
+def distributions(made: Any, ids: list[int], sampled: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """(n, V) log-probs of every token at the place of each sampled one, by one plain forward."""
+    if isinstance(made, Imagined):
+        return made.distributions(ids, sampled, temperature)
     with torch.no_grad():
         logits = made(torch.tensor([ids + sampled])).logits[0, len(ids) - 1 : -1]
-    logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
+    return torch.log_softmax(logits.float() / (temperature or 1.0), -1)
+
+
+def fresh_logps(made: Any, ids: list[int], sampled: list[int], temperature: float) -> torch.Tensor:
+    """(n,) log-prob of each sampled token by one plain forward."""
+    logp = distributions(made, ids, sampled, temperature)
     return logp.gather(-1, torch.tensor(sampled)[:, None])[:, 0]
 
 
@@ -127,6 +140,81 @@ class Builtin:
         engine = BuiltinEngine(empty, stop_ids=stops, n_slots=8, on_update=on_update)  # type: ignore[arg-type]
         yield Running(engine)
         engine.close()
+
+
+class Imagined:
+    """What the simulated engine says of a model's weights (docs/engines.md), computed whole and by other means: every
+    token's probability, from the weights and from all the tokens before it.
+    """
+
+    def __init__(self, made: Any, *, stops: bool) -> None:
+        self.named_parameters = made.named_parameters
+        self.lengths = STOPPING if stops else ENDLESS
+        whole = hashlib.blake2b(digest_size=32)
+        for name in sorted(weights(made)):
+            raw = weights(made)[name].numpy()
+            whole.update(f"{name} torch.{raw.dtype} {raw.shape}\n".encode() + raw.tobytes())
+        self.key = whole.digest()
+
+    def distributions(self, ids: list[int], sampled: list[int], temperature: float) -> torch.Tensor:
+        rows = [self._next(ids + sampled[:n], n + 1, temperature or 1.0) for n in range(len(sampled))]
+        return torch.stack(rows).log().float()
+
+    def _next(self, ids: list[int], n: int, temperature: float) -> torch.Tensor:
+        """(V,) probabilities of the n-th sampled token."""
+        read = hashlib.blake2b(self.key + np.asarray(ids, dtype="<i4").tobytes(), digest_size=8).digest()
+        others = torch.tensor([token for token in range(len(self._vocabulary())) if token != EOS])
+        place = torch.arange(len(others))
+        rank = (place - int.from_bytes(read, "little") % len(others)) % len(others)
+        share = (1.0 / (rank + 1).double()) ** (1.0 / temperature)
+        longer = [1 - NormalDist(math.log(self.lengths.median), self.lengths.sigma).cdf(math.log(m)) if m else 1.0
+                  for m in (n - 1, n)]  # fmt: skip
+        p = torch.zeros(len(self._vocabulary()), dtype=torch.float64)
+        p[EOS] = 1 - longer[1] / longer[0]
+        p[others] = (1 - p[EOS]) * share / share.sum()
+        return p
+
+    def _vocabulary(self) -> torch.Tensor:
+        return dict(self.named_parameters())["model.embed_tokens.weight"]
+
+
+ENDLESS, STOPPING = Lengths(1e6, 0.5), Lengths(20.0, 1.0)  # of the simulated engine's answers
+
+
+class Simulated:
+    """The engine that makes its tokens up, by a clock that its waiting moves."""
+
+    is_server = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def open(self, on_update: str = "recompute", *, stops: bool = False, **settings: Any) -> Iterator[Running]:
+        lengths = STOPPING if stops else ENDLESS
+        law = {"median_tokens": lengths.median, "sigma": lengths.sigma}
+        config = Config.model_validate({
+            "rollout": {"engine": "simulated", "max_concurrent_rollouts": 8, "on_update": on_update},
+            "engine": {"simulated": law},
+        })  # fmt: skip
+        clock = VirtualClock()
+        context = context_of(self.folder, index=1)
+        engine = open_simulated(context, config, load_tokenizer(str(self.folder)), clock=clock.now, wait=clock.wait)
+        yield Running(engine)
+        engine.close()
+
+
+class VirtualClock:
+    """Time that passes by waiting only."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def wait(self, seconds: float) -> None:
+        self._now += seconds
 
 
 class Servers:
