@@ -468,6 +468,10 @@ def _engine(c: Config) -> list[Rule]:
             f"engine.urls has a server for each generator: {len(c.engine.urls)} for {n} (topology.generators)",
         ),
         (
+            len({url.rstrip("/").lower() for url in c.engine.urls}) < len(c.engine.urls),
+            "each generator has a server of its own: engine.urls names one twice",
+        ),
+        (
             is_served and c.engine.start_timeout_s >= c.launch.timeout_s,
             f"the ring waits for servers to start: set launch.timeout_s ({c.launch.timeout_s:g}) to more than "
             f"engine.start_timeout_s ({c.engine.start_timeout_s:g})",

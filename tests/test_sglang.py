@@ -1,5 +1,6 @@
 """The engine sglang against a server of the test's own: what it asks for, and what it does when that goes wrong."""
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from actors.engines.servers.shape import shape_of
 from actors.models.loading import load_tokenizer
 from areal_bus.config import Config, check
 from areal_bus.errors import ConfigError, EngineError, EngineLost
-from tests.servers.engines import Running, context_of, model_folder
+from tests.servers.engines import EOS, Running, context_of, model_folder
 from tests.servers.speaks_sglang import OLD, SpeaksSGLang, V, speaking
 
 
@@ -148,8 +149,8 @@ def test_recompute_retracts_and_flushes_with_the_last_weights(folder: Path) -> N
         update(run.engine, 3, term=1)
         assert steps(fake) == ["pause retract", "begin", "weights", "end", "resume"]
         (body,) = fake.called("/update_weights_from_distributed")
-        assert (body["flush_cache"], body["weight_version"], body["abort_all_requests"]) == (True, "1.3", False)
-        assert fake.label == "1.3"
+        assert (body["flush_cache"], body["weight_version"], body["abort_all_requests"]) == (True, fake.label, False)
+        assert fake.label.endswith(".1.3")
 
 
 def test_keep_pauses_in_place_and_flushes_nothing_but_at_a_new_term(folder: Path) -> None:
@@ -175,7 +176,7 @@ def test_weights_go_in_parts_of_a_bucket_and_the_last_one_is_stamped(folder: Pat
         parts = fake.called("/update_weights_from_distributed")
         assert len(parts) > 1
         assert [name for part in parts for name in part["names"]] == list(run.engine.parameters())
-        assert [part.get("weight_version") for part in parts] == [None] * (len(parts) - 1) + ["0.2"]
+        assert [part.get("weight_version") for part in parts] == [None] * (len(parts) - 1) + [fake.label]
         assert [part["flush_cache"] for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
@@ -322,7 +323,7 @@ def test_weights_that_are_refused_later_lose_the_server(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
         fake.answers["/update_weights_from_distributed"] = [(400, "no memory")]
-        with pytest.raises(EngineLost, match=r"must take weights 0\.1: it answers 400: no memory"):
+        with pytest.raises(EngineLost, match=r"must take weights .*\.0\.1: it answers 400: no memory"):
             update(run.engine, 1)
 
 
@@ -419,6 +420,109 @@ def test_a_sample_that_the_server_ends_by_itself_goes_on_from_its_tokens(folder:
     )
 
 
+def test_a_piece_that_was_ended_just_after_its_stop_token_is_no_longer_asked_for(folder: Path) -> None:
+    request = ask(n=9)
+    with speaking(old) as fake, running(folder, fake) as run:
+        update(run.engine, 30)  # its first token is the end of text
+        run.engine.submit(request)
+        fake.allow(1)
+        run.tokens(1)
+        update(run.engine, 31)
+        fake.allow(9)
+        completion = run.all()[request.key]
+    assert (completion.ids, completion.spans, completion.finish) == ([EOS], [[30, 1]], "stop")
+
+
+def test_a_piece_that_ends_before_its_budget_goes_on_with_what_is_left_of_it(folder: Path) -> None:
+    request = ask(n=9)
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.most_new_tokens = 4  # SGLang's SGLANG_MAX_NEW_TOKENS_LIMIT, and where its memory is short
+        fake.allow(9)
+        run.engine.submit(request)
+        completion = run.all()[request.key]
+        assert [body["sampling_params"]["max_new_tokens"] for body in fake.called("/generate")[1:]] == [9, 5, 1]
+        assert (completion.ids, completion.finish) == (expected(request, [[0, 9]])[0], "length")
+        fake.most_new_tokens = 0
+        run.engine.submit(ask(1))
+        lost(run, "has ended a sample 4 times: .* 0 of 8 tokens")
+
+
+def test_a_sample_that_is_ended_while_it_waits_anew_has_its_last_token_once(folder: Path) -> None:
+    request = ask(n=9)
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        run.engine.submit(request)
+        fake.allow(4)
+        run.tokens(4)
+        (stream,) = fake.streams.values()
+        with fake.changed:
+            stream.finish, stream.ends_in_queue = {"type": "abort", "message": "Abort in waiting queue"}, True
+            fake.changed.notify_all()
+        fake.allow(9)
+        completion = run.all()[request.key]
+    assert (completion.ids, completion.spans) == (expected(request, [[0, 9]])[0], [[0, 9]])
+    assert completion.logps == pytest.approx(expected(request, [[0, 9]])[1])
+
+
+RUBBISH: list[Any] = [
+    [1],
+    "text",
+    {"meta_info": "text"},
+    {"meta_info": {}, "output_ids": [V + 1000]},
+    *(
+        {"output_ids": [3], "meta_info": {"output_token_logprobs": [[logp, 3, None]], "finish_reason": None}}
+        for logp in (None, float("nan"), float("-inf"), 0.5)
+    ),
+    {"output_ids": [9999], "meta_info": {"output_token_logprobs": [[-1.0, 9999, None]], "finish_reason": None}},
+    {"output_ids": [-1], "meta_info": {"output_token_logprobs": [[-1.0, -1, None]], "finish_reason": None}},
+    {"output_ids": [3], "meta_info": {"output_token_logprobs": [[-1.0, 3, None]],
+                                      "finish_reason": {"type": "stop", "matched": "NaN happened"},
+                                      "weight_versions": [{"version": "0", "start": 0, "end": 1}]}},
+    {"output_ids": [3], "meta_info": {"output_token_logprobs": [[-1.0, 3, None]], "finish_reason": {"type": "stop"},
+                                      "weight_versions": [{"version": "0", "start": 3, "end": 1},
+                                                          {"version": "0", "start": 0, "end": 3}]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", RUBBISH)
+def test_an_event_that_is_none_loses_the_server_with_a_sentence(folder: Path, event: Any) -> None:
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.answers["/generate"] = [(200, f"data: {json.dumps(event)}\n\n")]
+        run.engine.submit(ask())
+        lost(run, "must answer as SGLang does|a log-prob is|samples token ids below|stamps its tokens in their order")
+
+
+def test_a_line_of_a_stream_ends_with_a_newline_only(folder: Path) -> None:
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.text = "a\u2028b\u0085c\u2029d"  # as orjson writes it
+        fake.allow(8)
+        run.engine.submit(ask())
+        assert [completion.spans for completion in run.all().values()] == [[[0, 8]]]
+
+
+def test_a_server_is_not_silent_while_nobody_listens(folder: Path) -> None:
+    with speaking() as fake, running(folder, fake, silent_s=0.3) as run:
+        update(run.engine, 0)
+        run.engine.submit(ask())
+        fake.allow(8)
+        hears(lambda: not fake.streams and bool(fake.called("/generate")[1:]))
+        began = time.monotonic()
+        hears(lambda: time.monotonic() > began + 0.5)
+        assert [completion.spans for completion in run.all().values()] == [[[0, 8]]]
+
+
+def test_two_that_update_one_server_are_both_told(folder: Path) -> None:
+    with speaking() as fake, running(folder, fake) as run, running(folder, fake) as other:
+        update(run.engine, 0)
+        update(other.engine, 0)  # perhaps of another run: other weights by the same number
+        fake.allow(8)
+        run.engine.submit(ask())
+        lost(run, "restarted, or somebody else updates it")
+
+
 def test_an_aborted_sample_is_ended_at_the_server_by_a_name_that_begins_no_other(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
@@ -477,6 +581,7 @@ RULES = [
     ({"rollout": {"engine": "builtin"}, "engine": {"silent_s": 3.0}}, "the builtin engine has no server"),
     ({"engine": {"urls": ["127.0.0.1:30000"]}}, "engine.urls are like"),
     ({"engine": {"urls": ["http://a:1"]}, "topology": {"generators": 2}}, "1 for 2"),
+    ({"engine": {"urls": ["http://a:1", "http://a:1/"]}, "topology": {"generators": 2}}, "a server of its own"),
     ({"engine": {"urls": ["http://a:1"], "python": "python3"}}, "runs already"),
     ({"engine": {"start_timeout_s": 900}}, "set launch.timeout_s .300. to more than engine.start_timeout_s .900."),
 ]

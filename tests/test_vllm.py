@@ -104,7 +104,7 @@ def test_recompute_drops_keys_and_prefixes_and_stamps_before_it_goes_on(folder: 
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 3, term=1)
         assert steps(fake) == ["pause keep true", "weights", "flush", "stamp", "resume"]
-        assert fake.label == "1.3"
+        assert fake.label.endswith(".1.3")
 
 
 def test_keep_drops_nothing_but_at_a_new_term(folder: Path) -> None:
@@ -312,7 +312,7 @@ def test_weights_that_are_refused_later_lose_the_server(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
         fake.answers["/collective_rpc"] = [(500, "no memory")]
-        with pytest.raises(EngineLost, match=r"must take weights 0\.1: it answers 500: no memory"):
+        with pytest.raises(EngineLost, match=r"must take weights .*\.0\.1: it answers 500: no memory"):
             update(run.engine, 1)
 
 

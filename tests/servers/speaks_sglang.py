@@ -41,6 +41,7 @@ class Stream:
         self.labels: list[str] = []
         self.n_sent = 0
         self.finish: dict[str, Any] | None = None
+        self.ends_in_queue = False  # the end comes while it waits, retracted
 
 
 class SpeaksSGLang:
@@ -53,6 +54,8 @@ class SpeaksSGLang:
         self.answers: dict[str, list[tuple[int, str]]] = {}  # of a path, in order, instead of what it would do
         self.hangs: set[str] = set()  # paths that get no answer
         self.breaks = False  # streams end in the middle
+        self.most_new_tokens = 1 << 30  # of one request, whatever it asks for
+        self.text = ""  # of each event, from a server that has a tokenizer
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.most_on_one = 0  # requests that came over one connection
         self.label, self.weight, self.is_paused = "default", 0, False
@@ -145,12 +148,16 @@ class SpeaksSGLang:
         """Its next token, when it may have one."""
         n = len(stream.pairs)
         probe = "rid" not in stream.body
+        most = min(stream.body["sampling_params"]["max_new_tokens"], self.most_new_tokens)
+        if n >= most:
+            stream.finish = stream.finish or {"type": "length", "length": n}
+            return True
         if stream.finish or self.is_paused or (n >= self.allowed and not probe):
             return False
         at = stream.n_prompt + n
         stream.pairs.append((-(self.weight + at / 1000), (self.weight + at) % V))
         stream.labels.append(self.label)
-        if n + 1 == stream.body["sampling_params"]["max_new_tokens"]:
+        if n + 1 == most:
             stream.finish = {"type": "length", "length": n + 1}
         return True
 
@@ -160,6 +167,7 @@ class SpeaksSGLang:
         pairs = stream.pairs[first:]
         about: dict[str, Any] = {
             "finish_reason": stream.finish,
+            "completion_tokens": len(stream.pairs),
             "weight_version": self.label,
             "output_token_logprobs": [[logp, token, None] for logp, token in pairs],
         }
@@ -171,7 +179,10 @@ class SpeaksSGLang:
                 else:
                     spans.append({"version": label, "start": i, "end": i + 1})
             about["weight_versions"] = spans
-        return {"output_ids": [token for _, token in pairs], "meta_info": about}
+        if stream.ends_in_queue and self.incremental:  # as 0.5.23: all log-probs, and the last token once more
+            about["output_token_logprobs"] = [[logp, token, None] for logp, token in stream.pairs]
+            pairs = stream.pairs[-1:]
+        return {"output_ids": [token for _, token in pairs], "meta_info": about, "text": self.text}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -234,7 +245,7 @@ class Handler(BaseHTTPRequestHandler):
             if fake.ends or fake.breaks:
                 self.close_connection = True
                 return None
-            self.chunk(f"data: {json.dumps(event)}\n\n")
+            self.chunk(f"data: {json.dumps(event, ensure_ascii=False)}\n\n")
             if is_last:  # the client has been told so
                 fake.streams.pop(body["rid"], None)
                 self.chunk("data: [DONE]\n\n")

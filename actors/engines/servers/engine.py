@@ -8,7 +8,7 @@ from the server after the fact (I5).
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from actors.engines.protocol import Completion, Done, Request
@@ -38,12 +38,14 @@ class ServerEngine:
         *,
         name: str,
         on_update: Literal["recompute", "keep", "drain"],
+        stop_ids: Collection[int],
         silent_s: float,
         call_timeout_s: float,
     ) -> None:
-        """`name` begins the ids of its pieces at the server."""
+        """`name` begins the ids of its pieces at the server, and the labels of its weights: nobody else has it."""
         self._server, self._link, self._shape, self._name = server, link, shape, name
         self._on_update, self._silent_s, self._call_timeout_s = on_update, silent_s, call_timeout_s
+        self._stop_ids = frozenset(stop_ids)
         self._samples: dict[Key, Sample] = {}  # live, in the order in which they came
         self._by_rid: dict[str, Sample] = {}  # those at the server
         self._ended: list[Completion] = []  # not yet returned
@@ -53,7 +55,7 @@ class ServerEngine:
         self._holds = False  # no episode is begun before it
         self._ends = False  # pieces are being ended
         self._n_pieces = self._n_tokens = 0
-        self._heard = time.monotonic()
+        self._heard = self._listened = time.monotonic()
 
     @property
     def version(self) -> int | None:
@@ -135,7 +137,9 @@ class ServerEngine:
     def check(self) -> None:
         """Raises EngineLost when the server has ended, or is silent with pieces under way."""
         self._server.check()
-        silent_s = time.monotonic() - self._heard
+        if time.monotonic() - self._heard > self._silent_s:
+            self._hear(0.0)  # perhaps nobody has listened
+        silent_s = self._listened - self._heard
         if self._by_rid and not self._rests and silent_s > self._silent_s:
             raise EngineLost(
                 f"a server with work must say something every {self._silent_s:g} s (engine.silent_s): {self._link.url} "
@@ -156,7 +160,7 @@ class ServerEngine:
         self._shape.check_weights(tensors)
         keep = self._on_update == "keep" and self._held is not None and term == self._held[0] and not self._rests
         self._stop(keep=keep)
-        label = f"{term}.{version}"
+        label = f"{self._name}.{term}.{version}"
         self._labels[label] = version
         self._server.load(label, tensors, flush=not keep)
         if self._server.pauses:
@@ -192,6 +196,10 @@ class ServerEngine:
         self._link.stream(rid, path, body)
 
     def _hear(self, wait_s: float) -> None:
+        now, before = time.monotonic(), self._listened
+        self._listened = now
+        if now - before > self._silent_s / 2:  # this process did something else, or stood still: that is no silence
+            self._heard = now
         for said in self._link.news(wait_s):
             sample = self._by_rid.get(said.name)
             if sample is None:  # aborted
@@ -203,22 +211,26 @@ class ServerEngine:
                 self._broke(sample, said)
 
     def _on(self, sample: Sample, news: News) -> None:
+        self._shape.check_sampled(news.ids, news.logps)
         sample.hear(news)
         self._n_tokens += len(news.ids)
         if news.finish is None:
             return
+        ended = news.error or f"{news.finish} after {len(sample.new_ids)} of {sample.left} tokens"
         if not self._server.stamps:  # it has seen one version only
             self._settle(sample, [[sample.since, len(sample.new_ids)]])
         elif news.labels is None and sample.new_ids:
             raise EngineLost(f"{self._link.url} stamps its tokens, and has not those of {sample.rid}")
         else:
             self._settle(sample, versions(news.labels or [], self._labels))
-        if news.finish != Finish.ABORT:
-            self._finish(sample, news.finish)
+        if sample.ids and sample.ids[-1] in self._stop_ids:  # whatever else ended it at the same time
+            self._finish(sample, Finish.STOP)
         elif sample.left < 1:
             self._finish(sample, Finish.LENGTH)
-        elif not self._ends:
-            self._send_again(sample, news.error)
+        elif sample.ids and news.finish == Finish.STOP:
+            self._finish(sample, Finish.STOP)
+        elif not self._ends:  # the budget is that of the request, and not the server's
+            self._send_again(sample, ended)
 
     def _broke(self, sample: Sample, ended: Ended) -> None:
         """A stream ended before its piece did."""

@@ -7,7 +7,7 @@ import asyncio
 import json
 import queue
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -146,13 +146,23 @@ class Link:
                 if response.status_code != 200:
                     ended = Ended(name, response.status_code, (await response.aread()).decode(errors="replace")[:TEXT])
                     return
-                async for line in response.aiter_lines():
-                    if line.startswith("data:") and not line.endswith("[DONE]"):
+                async for line in _lines(response.aiter_bytes()):
+                    if line.startswith(b"data:") and not line.endswith(b"[DONE]"):
                         self._events.put(Said(name, json.loads(line[5:])))
         except (httpx2.HTTPError, OSError, ValueError) as error:
             ended = Ended(name, 0, _why(error))
         finally:
             self._events.put(ended)
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Of an event stream: a text in it may hold what else is taken for the end of a line (U+2028)."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
+    yield rest
 
 
 def _why(error: Exception) -> str:

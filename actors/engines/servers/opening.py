@@ -59,6 +59,7 @@ def _open(context: Context, config: Config, shape: Shape, architecture: str, sto
         shape,
         name=name,
         on_update=config.rollout.on_update,
+        stop_ids=stops,
         silent_s=config.engine.silent_s,
         call_timeout_s=config.engine.call_timeout_s,
     )

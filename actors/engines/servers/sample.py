@@ -97,6 +97,8 @@ def joined(first: list[list[int]], then: list[list[int]]) -> list[list[int]]:
 
 def versions(labels: list[tuple[str, int]], known: Mapping[str, int]) -> list[list[int]]:
     """Labels of weights as versions. Raises EngineLost for one that was never sent: somebody else updates it."""
+    if any(n < 0 for _, n in labels):
+        raise EngineLost(f"a server stamps its tokens in their order: {labels}")
     for label, n in labels:
         if n and label not in known:
             raise EngineLost(

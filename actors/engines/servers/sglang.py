@@ -12,6 +12,8 @@ from actors.engines.servers.sglang_probe import ABORT, BEGIN, END, JOIN, PAUSE, 
 from areal_bus.errors import ConfigError, EngineLost
 from areal_bus.messages import Finish
 
+NAN = "NaN happened"  # SGLang's word for a token that it has put in place of an impossible one
+
 
 class SGLang:
     """One server, of ours or attached to."""
@@ -53,8 +55,8 @@ class SGLang:
     def read(self, event: Mapping[str, Any], n_known: int) -> News:
         try:
             self._check_label(event.get("meta_info") or {})
-            return read_event(event, 0 if self._abilities.is_incremental else n_known)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            return read_event(event, n_known, is_incremental=self._abilities.is_incremental)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise EngineLost(f"{self._link.url} must answer as SGLang does: {error!r} in {str(event)[:300]}") from None
 
     def _check_label(self, about: Mapping[str, Any]) -> None:
@@ -160,16 +162,23 @@ def request_body(piece: Piece, stop_ids: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def read_event(event: Mapping[str, Any], n_known: int) -> News:
-    """`n_known`: tokens at the front of the event that are known. Raises KeyError and the like for what it is not."""
+def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) -> News:
+    """`n_known`: tokens of the piece that are known; without `is_incremental` the event begins with them.
+
+    Raises KeyError and the like for what it is not.
+    """
     if "error" in event:
         return News(finish=Finish.ABORT, error=str(event["error"]))
-    about = event["meta_info"]
-    ids = [int(token) for token in event["output_ids"][n_known:]]
-    pairs = (about.get("output_token_logprobs") or [])[n_known:]
+    about, n_before = event["meta_info"], 0 if is_incremental else n_known
+    finish = about.get("finish_reason")
+    ids = [int(token) for token in event["output_ids"][n_before:]]
+    pairs = (about.get("output_token_logprobs") or [])[n_before:]
+    if is_incremental and finish and finish["type"] == "abort" and "completion_tokens" in about:
+        ids, pairs = _new_of_ended(ids, pairs, int(about["completion_tokens"]) - n_known)
     if [int(pair[1]) for pair in pairs] != ids:
         raise ValueError("tokens and log-probs differ")
-    finish = about.get("finish_reason")
+    if finish and finish.get("matched") == NAN:
+        raise ValueError("its last token is not the one that was sampled")
     spans = about.get("weight_versions") if finish else None
     return News(
         ids=ids,
@@ -178,6 +187,16 @@ def read_event(event: Mapping[str, Any], n_known: int) -> News:
         labels=None if spans is None else [(str(x["version"]), int(x["end"]) - int(x["start"])) for x in spans],
         error=str(finish.get("message") or "") if finish else "",
     )
+
+
+def _new_of_ended(ids: list[int], pairs: Sequence[Any], n_new: int) -> tuple[list[int], Sequence[Any]]:
+    """Of a piece that was ended while it waited, 0.5.23 says the last token once more, and the log-probs of all."""
+    if n_new == len(ids) == len(pairs):
+        return ids, pairs
+    if not 0 <= n_new <= len(pairs):
+        raise ValueError(f"{n_new} tokens are new, and {len(pairs)} have log-probs")
+    new = pairs[len(pairs) - n_new :]
+    return [int(pair[1]) for pair in new], new
 
 
 def update_body(part: Mapping[str, Any], group: str, label: str | None, *, flush: bool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The model that a server serves: the forms of its weights, and what it can be asked for; knows no server."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +9,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from actors.engines import limits
 from actors.engines.protocol import Request
-from areal_bus.errors import ConfigError, EngineError
+from areal_bus.errors import ConfigError, EngineError, EngineLost
+
+ROUNDING = 1e-2  # by which a log-prob may be over 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,15 @@ class Shape:
         for broken, sentence in rules:
             if broken:
                 raise EngineError(sentence)
+
+    def check_sampled(self, ids: Sequence[int], logps: Sequence[float]) -> None:
+        """Raises EngineLost for what is no token of the model, or no log-prob."""
+        for token in ids:
+            if not 0 <= token < self.vocabulary:
+                raise EngineLost(f"a server samples token ids below {self.vocabulary}: it has sampled {token}")
+        for logp in logps:
+            if not (math.isfinite(logp) and logp <= ROUNDING):
+                raise EngineLost(f"a log-prob is a number, and at most 0: a server gave {logp}")
 
     def check_weights(self, tensors: Mapping[str, Any]) -> None:
         """Raises EngineError unless these are all the weights and no others."""

@@ -52,7 +52,7 @@ class VLLM:
     def read(self, event: Mapping[str, Any], n_known: int) -> News:
         try:
             return read_event(event)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise EngineLost(f"{self._link.url} must answer as vLLM does: {error!r} in {str(event)[:300]}") from None
 
     def abort(self, rid: str) -> None:
@@ -79,7 +79,7 @@ class VLLM:
                 self._link.call("POST", RPC, body, timeout_s=left_s)
             except Refused as error:
                 raise self._refused(label, error) from None
-        if flush and not self._call(CACHE, {}).get("success"):
+        if flush and not is_success(self._call(CACHE, {})):
             raise EngineLost(f"{self._link.url} must forget the prefixes of older weights: it does not")
         self._call(LABEL, {"new_version": label})
         self._has_weights = True
@@ -107,6 +107,10 @@ class VLLM:
             return self._link.call("POST", path, body, timeout_s=self._call_timeout_s)
         except Refused as error:
             raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
+
+
+def is_success(answer: Any) -> bool:
+    return isinstance(answer, Mapping) and answer.get("success") is True
 
 
 def sampling_rule(logprobs_mode: str, *, temperature: float, top_p: float) -> str:
