@@ -149,6 +149,15 @@ def rewrites(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
     return {"statuses": [post(base_url, api_key, {"messages": [user(text)]})[0] for text in ("one", "two", "three")]}
 
 
+def outgrows(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """A call, one that begins anew and is longer than the model holds, and one that goes on from the first."""
+    messages: list[Any] = [user("one")]
+    _, first = post(base_url, api_key, {"messages": messages})
+    status, _ = post(base_url, api_key, {"messages": [user("x" * 1000)]})
+    messages += [first["choices"][0]["message"], user("and then")]
+    return {"statuses": [status, post(base_url, api_key, {"messages": messages})[0]]}
+
+
 def hangs(row: Any, base_url: str, api_key: str) -> None:
     """With a child in a session of its own; says who they are."""
     once(row, base_url, api_key)

@@ -2,17 +2,21 @@
 
 import contextlib
 import json
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 import pytest
 import torch
 
 from actors.endpoint.asking import read_call
+from actors.endpoint.server import SILENT_S, Server
 from actors.endpoint.sessions import Ended, Sessions
 from actors.engines.builtin import BuiltinEngine
 from actors.engines.protocol import Completion
@@ -316,6 +320,58 @@ def test_rewritten_messages_begin_the_conversation_anew_where_that_is_wanted(sta
     (completion,) = [line for line in lines if line["event"] == "completion"]
     assert completion["n_tokens"] == len(t.logps) // 4
     assert s.engine.n_tokens == completion["n_tokens"] + completion["n_forgotten"]
+
+
+def test_a_call_that_is_refused_forgets_nothing_where_it_would_have_begun_anew(stage: Callable[..., Stage]) -> None:
+    s = stage("outgrows", rewritten="anew")
+    s.begin()
+    t = s.trajectory()
+    assert (returned(t)["statuses"], returned(t)["n_anew"]) == ([400, 200], 0)
+    assert len(t.segments) == 2
+    assert sum(n for _, n in t.spans) == len(t.logps) // 4 == sum(n for _, n in t.segments) == s.engine.n_tokens
+
+
+def test_a_request_that_comes_bit_by_bit_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.endpoint.server.SILENT_S", 0.3)
+    with serving() as (url, _), socket.create_connection((url.hostname, url.port)) as connection:
+        deadline = time.monotonic() + WAIT_S
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nx: ")
+        with contextlib.suppress(OSError):
+            while not select.select([connection], [], [], 0.02)[0]:
+                assert time.monotonic() < deadline
+                connection.sendall(b"x")
+
+
+def test_a_connection_that_waits_for_its_answer_has_no_such_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.endpoint.server.SILENT_S", 0.1)
+    with serving() as (url, sessions), socket.create_connection((url.hostname, url.port)) as connection:
+        session = sessions.open("x")
+        body = b'{"messages": [{"role": "user", "content": "x"}]}'
+        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {session.key}\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait_until(session.has_news)
+        assert not select.select([connection], [], [], 0.5)[0]
+        sessions.close(session)
+        assert connection.recv(12) == b"HTTP/1.1 410"
+
+
+def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
+    with serving() as (url, sessions), socket.create_connection((url.hostname, url.port), SILENT_S / 2) as connection:
+        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {sessions.open('x').key}\r\n"
+        connection.sendall(f"{head}Expect: 100-continue\r\nContent-Length: 1\r\n\r\n".encode())
+        assert connection.recv(12) == b"HTTP/1.1 100"
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[tuple[SplitResult, Sessions]]:
+    """A server, and nobody who answers."""
+    sessions = Sessions(lambda: None)
+    server = Server(sessions, model="any", n_connections=4)
+    try:
+        yield urlsplit(server.base_url), sessions
+    finally:
+        sessions.close_all()
+        server.close()
 
 
 def test_a_conversation_keeps_to_its_budgets(stage: Callable[..., Stage]) -> None:

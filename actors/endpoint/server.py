@@ -8,6 +8,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,7 +19,7 @@ from actors.endpoint.asking import Refused, read_call
 from actors.endpoint.sessions import Pending, Session, Sessions
 
 BODY_BYTES = 2 << 20  # with what is rendered of it, far below what one message of the bus may hold
-SILENT_S = 30.0  # a connection without a request for so long is closed
+SILENT_S = 30.0  # a connection without a whole request for so long is closed
 STOP_S = 0.1  # how often the server looks whether it is to stop
 LOOK_S = 0.5  # how often a waiting request looks whether its client is still there
 RETRIES = "x-stainless-retry-count"  # of OpenAI's own clients: they had no answer so often
@@ -52,12 +53,24 @@ class HttpServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.sessions, self.model = sessions, model
         self._free = threading.BoundedSemaphore(n_connections)
+        self.idle: dict[socket.socket, float] = {}  # connections without a whole request, and since when
+
+    def service_actions(self) -> None:
+        """Now and then: whoever sends bit by bit is let go, too."""
+        for connection, since in list(self.idle.items()):
+            if time.monotonic() - since > SILENT_S:
+                with contextlib.suppress(OSError):  # it has ended already
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # the system has no thread for it
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -80,6 +93,22 @@ class Handler(BaseHTTPRequestHandler):
     _has_left = False  # nobody writes the answer that was waited for
     _held: Session | None = None  # whose requests the connection carries
 
+    def setup(self) -> None:
+        super().setup()
+        self._is_idle()
+
+    def handle_expect_100(self) -> bool:
+        """Its client waits for this word."""
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
+    def _is_idle(self) -> None:
+        self.server.idle[self.connection] = time.monotonic()
+
+    def _has_asked(self) -> None:
+        self.server.idle.pop(self.connection, None)
+
     def do_GET(self) -> None:
         self._serve(self._get)
 
@@ -95,6 +124,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(error(str(refused), status=refused.status, code=refused.code), status=refused.status)
         except OSError:
             self.close_connection = True  # the client is gone
+        finally:
+            self._is_idle()
 
     def _session(self) -> Session:
         """The conversation that the key names. Raises Refused."""
@@ -114,6 +145,7 @@ class Handler(BaseHTTPRequestHandler):
             self._held = None
 
     def finish(self) -> None:
+        self._has_asked()
         self._let_go()
         super().finish()
 
@@ -125,7 +157,9 @@ class Handler(BaseHTTPRequestHandler):
     def _post(self, session: Session) -> None:
         if self.path.partition("?")[0] != CHAT:
             raise Refused(f"there is {CHAT} to post to, and {MODELS} to get", status=404, code="not_found")
-        call = read_call(self._body())
+        body = self._body()
+        self._has_asked()
+        call = read_call(body)
         self._has_left = False
         says_again = self.headers.get(RETRIES, "0") != "0"
         pending = session.call(call, self._client_is_gone, says_again=says_again)

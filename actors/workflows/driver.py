@@ -35,6 +35,7 @@ class Awaited:
         yield self
 
 
+State = tuple[list[int], list[float], list[list[int]], list[list[int]], int, int]
 Wish = Asked | Awaited | None  # None: the episode has ended
 
 
@@ -64,6 +65,7 @@ class EpisodeRun:
         self.segments: list[list[int]] = []  # [n_given, n_sampled] a turn
         self.n_forgotten = 0  # sampled tokens of what the workflow began anew
         self.n_begun_anew = 0
+        self._before = self._state  # before what was asked last
         self.finish = ""
         self.episode: Episode | None = None
         self._tokenizer = tokenizer
@@ -72,6 +74,10 @@ class EpisodeRun:
     @property
     def n_turns(self) -> int:
         return len(self.segments)
+
+    @property
+    def _state(self) -> State:
+        return self.ids, self.logps, self.spans, self.segments, self.n_forgotten, self.n_begun_anew
 
     def start(self) -> Wish:
         return self._send(None)
@@ -82,8 +88,7 @@ class EpisodeRun:
 
     def refuse(self, error: EngineError) -> Wish:
         """The engine cannot take what was asked last: it is as if nobody had, and the workflow hears why."""
-        n_given, _ = self.segments.pop()
-        del self.ids[len(self.ids) - n_given :]
+        self.ids, self.logps, self.spans, self.segments, self.n_forgotten, self.n_begun_anew = self._before
         return self._settle(lambda: self._coroutine.throw(error))
 
     def answer(self, completion: Completion) -> Wish:
@@ -127,6 +132,7 @@ class EpisodeRun:
 
     def _take(self, asked: Asked) -> None:
         """Its tokens become those of the episode."""
+        self._before = self._state
         if asked.anew:
             self.n_forgotten += len(self.logps)
             self.n_begun_anew += 1
@@ -137,7 +143,7 @@ class EpisodeRun:
                 f"the tokens of a call begin with all {n_before} tokens before it: they differ at token "
                 f"{_first_difference(asked.ids, self.ids)}"
             )
-        self.segments.append([len(asked.ids) - n_before, 0])
+        self.segments = [*self.segments, [len(asked.ids) - n_before, 0]]
         self.ids = list(asked.ids)
 
     def _end(self, value: Any) -> None:
