@@ -304,7 +304,7 @@ class Generator:
             self._push, self._arrived = begin, None
             delay = self.scenario.push_s * (0.5 + self.rng.random())
             if self.scenario.slow and self.name.startswith("generator-0."):
-                delay = min(self.scenario.slow * delay, 0.8 * self.scenario.push_timeout_s)
+                delay = min(self.scenario.slow * delay, self.scenario.slowest_s)
             self.world.timer(self.name, delay, self._end_push, begin)
             self._fill()
 

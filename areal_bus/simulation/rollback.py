@@ -88,10 +88,11 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
 def _remember(witness: "Witness", uid: int, prompt: Followed, version: int) -> None:
     """What counted when the frontier was taken counts again: a term may have dropped it, and others may have come.
 
-    A head that lives on has both; one that comes back has what is on disk.
+    Of a prompt that is open at a head that lives on, that head has both; of any other it has what is on disk.
     """
     saved = witness.saved.get(version, {}).get(uid, {})
-    prompt.accepted = {**saved, **prompt.accepted} if witness.is_same_head else {**prompt.accepted, **saved}
+    has_both = witness.is_same_head and prompt.state in ("live", "training")
+    prompt.accepted = {**saved, **prompt.accepted} if has_both else dict(saved)
 
 
 def _forget_training(witness: "Witness", uid: int) -> None:

@@ -91,7 +91,7 @@ class Scenario:
     frontier_s: float = 2.0
     p_disk: float = 0.0  # a checkpoint or a frontier cannot be written
     poison: frozenset[int] = frozenset()  # rows that kill whoever samples them
-    slow: float = 0.0  # weights take so many times longer to reach generator 0; 0: no longer
+    slow: float = 0.0  # weights take so many times longer to reach generator 0, but are in time; 0: no longer
     refuses: str = ""  # how the first generators break every push for all of it: "said", "silent"; "": they do not
     refuses_from_s: float = 0.0
     refuses_until_s: float = 0.0
@@ -131,6 +131,11 @@ class Scenario:
             partial_bytes=self.report_bytes,
             problems=("{}",) * self.n_problems,
         )
+
+    @property
+    def slowest_s(self) -> float:
+        """That weights may take to be in time: announcing them and saying that they are there take time, too."""
+        return 0.8 * self.push_timeout_s - 4 * self.link_s
 
     def is_refused(self, members: list[str], now: float) -> bool:
         """Whether a push to these breaks for all of them: one that completes none is among them."""

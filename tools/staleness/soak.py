@@ -109,7 +109,10 @@ def many_processes(n: int, first: int, jobs: int) -> Tally:
     tally = Tally()
     try:
         for text in as_they_come(workers):
+            known = len(tally.violations)
             tally.add(text)
+            for violation in tally.violations[known : known + SHOWN]:
+                print(violation, flush=True)
             print(f"{tally.schedules} schedules, {len(tally.violations)} violations", flush=True)
         codes = [worker.wait() for worker in workers]
     finally:
