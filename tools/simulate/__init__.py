@@ -1,0 +1,1 @@
+"""The ring in virtual time: what a split and an eta give, before they cost anything."""

@@ -1,0 +1,234 @@
+"""`python -m tools.simulate CONFIG.toml`: which split, which eta; reads the command line and prints the table."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from areal_bus import settings
+from areal_bus.config import Config
+from areal_bus.errors import ConfigError
+from tools import run, terminal
+from tools.simulate.measured import Measured, config_of, measure
+from tools.simulate.outcome import Outcome, play
+from tools.simulate.plan import BALANCE, Pace, Split, as_measured, assumed, schedules, splits
+from tools.simulate.schedule import Schedule
+
+ETAS = "0,1,2,4,8"
+REACHES = 0.98  # of the best of its split
+MANY = 1e9  # tokens/s of a learner whose time does not depend on them
+MORE = """\
+Numbers of a model, in virtual time, around the production gate. Lengths and a generator's speeds are those of
+[engine.simulated] (change them with --set), the learner's those of the options; or all are measured with --from.
+tokens/s: sampled tokens that updates consume in a second. bound: the slower of both halves alone. slots: live samples
+of all slots. *: the smallest eta within 2 % of the best of its split. More learner ranks learn in proportion, longer
+contexts decode no slower, and nothing fails. On one device both halves run at half speed while both work."""
+TITLES = ("learn + generate", "eta", "tokens/s", "of bound", "learner waits", "generators wait", "slots",
+          "lag mean/max", "masked", "dropped", "")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cell of the sweep."""
+
+    split: Split
+    eta: int
+    schedule: Schedule
+    outcome: Outcome
+
+    @property
+    def of_bound(self) -> float:
+        return self.outcome.tokens_per_s / self.schedule.bound
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.simulate",
+        description="Play a ring in virtual time: throughput, waits and lag by split and eta.",
+        epilog=MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the settings (with --from: the run's own)")
+    p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as for a launch")
+    p.add_argument("--from", dest="run", metavar="RUN", help="measure speeds and lengths in this run's journal")
+    p.add_argument(
+        "--gpus", type=int, metavar="N", help="try the splits of N devices (default: the config's own split)"
+    )
+    p.add_argument("--etas", default=ETAS, metavar="0,1,...", help=f"which etas (default: {ETAS})")
+    p.add_argument("--train-tokens-per-s", type=float, metavar="X", help="sampled tokens that one learner rank trains; "
+                   f"default: {BALANCE:g} times what a full generator samples on a device")  # fmt: skip
+    p.add_argument("--step-s", type=float, default=0.0, metavar="S", help="of each training step besides (default: 0)")
+    p.add_argument("--push-s", type=float, default=0.0, metavar="S", help="from an update to its weights being there")
+    p.add_argument("--reward-s", type=float, default=0.0, metavar="S", help="from a sample's end to its score")
+    p.add_argument("--prompt-tokens", type=int, default=0, metavar="N", help="tokens of a prompt (default: 0)")
+    p.add_argument("--steps", type=int, default=40, help="updates that are measured (default: 40)")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--json", action="store_true", help="one JSON object on one line")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    check(args)
+    where = run.find(args.run) if args.run else None
+    config = planned(args, where)
+    seen = measure(where, config_of(where)) if where is not None else None
+    pace = as_measured(seen) if seen is not None else by_options(config, args)
+    each = [own(seen)] if seen is not None and not args.gpus else splits(config, args.gpus)
+    rows = [Row(*cell, played(cell[-1], args)) for cell in schedules(config, pace, each, etas(args.etas))]
+    known = beside(config_of(where), seen, args) if where is not None and seen is not None else None
+    if args.json:
+        print(json.dumps(as_json(pace, rows, known)))
+    else:
+        print("\n".join([*heading(config, pace, where), "", *table(rows), *sentences(known)]))
+    return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises ConfigError for what no ring can be played with."""
+    rules = [
+        (not args.config and not args.run, "settings are needed: name a CONFIG.toml, or a run with --from"),
+        (args.gpus is not None and args.gpus < 1, f"--gpus is 1 or more: it is {args.gpus}"),
+        (args.steps < 1, f"--steps is 1 or more: it is {args.steps}"),
+        (min(args.step_s, args.push_s, args.reward_s, args.prompt_tokens) < 0, "times and tokens are 0 or more"),
+        (args.train_tokens_per_s is not None and args.train_tokens_per_s <= 0, "--train-tokens-per-s is above 0"),
+        (bool(args.run) and any((args.train_tokens_per_s, args.step_s, args.push_s, args.reward_s, args.prompt_tokens)),
+         "speeds are measured with --from, or said by options: give one of them"),
+    ]  # fmt: skip
+    for broken, sentence in rules:
+        if broken:
+            raise ConfigError(sentence)
+
+
+def etas(text: str) -> list[int]:
+    """Raises ConfigError unless they are whole numbers from 0."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--etas are whole numbers from 0, with commas between: it is {text!r}")
+    return [int(word) for word in words]
+
+
+def planned(args: argparse.Namespace, where: run.Run | None) -> Config:
+    """The settings of the sweep."""
+    if args.config:
+        return settings.load(Path(args.config), args.set)
+    assert where is not None
+    if args.set:
+        raise ConfigError("--set changes a CONFIG.toml: name one beside --from")
+    return config_of(where)
+
+
+def by_options(config: Config, args: argparse.Namespace) -> Pace:
+    return assumed(
+        config,
+        train=args.train_tokens_per_s,
+        step_s=args.step_s,
+        push_s=args.push_s,
+        reward_s=args.reward_s,
+        prompt_tokens=args.prompt_tokens,
+    )
+
+
+def own(seen: Measured) -> Split:
+    return Split(seen.n_learners, seen.n_generators)
+
+
+def played(schedule: Schedule, args: argparse.Namespace) -> Outcome:
+    """The first updates, while the ring fills, do not count."""
+    settle = 8 + 2 * schedule.eta
+    return play(schedule, n_steps=settle + args.steps, n_settle=settle, seed=args.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A run's own throughput beside that of its simulation."""
+
+    eta: int
+    measured: float  # tokens/s
+    simulated: float
+    n_updates: int
+
+    @property
+    def error(self) -> float:
+        return self.simulated / self.measured - 1
+
+
+def beside(config: Config, seen: Measured, args: argparse.Namespace) -> Known:
+    """The run as it was, played."""
+    eta = config.rollout.max_head_offpolicyness
+    ((_, _, schedule),) = schedules(config, as_measured(seen), [own(seen)], [eta])
+    return Known(eta, seen.tokens_per_s, played(schedule, args).tokens_per_s, seen.n_updates)
+
+
+def heading(config: Config, pace: Pace, where: run.Run | None) -> list[str]:
+    """What the numbers rest on."""
+    speeds, slots, most = pace.speeds, config.rollout.max_concurrent_rollouts, config.gconfig.max_new_tokens
+    mean = pace.lengths.mean(most)
+    source = f" (speeds and lengths of {where.folder})" if where is not None else ""
+    prefills = "prefills in it" if where is not None else f"{speeds.prefill_tokens_per_s:,.0f} prefilled"
+    trains = (
+        f"{pace.train_tokens_per_s:,.0f} tokens/s a rank" if pace.train_tokens_per_s < MANY else "any tokens at once"
+    )
+    return [
+        f"simulated, not measured{source}: {config.data.batch_size} x {config.gconfig.n_samples} samples a batch, "
+        f"{config.rollout.staleness_policy}, {config.rollout.on_update}",
+        f"answers    {mean:,.0f} tokens at the mean, {most:,} at most; prompts of {pace.prompt_tokens:,}",
+        f"generator  {speeds.tokens_per_s(slots):,.0f} tokens/s with all {slots} slots live, "
+        f"{speeds.tokens_per_s(1):,.0f} with one, {prefills}; an update stops it for {speeds.update_s:.2f} s",
+        f"learner    {trains} and {pace.step_s:.2f} s a step; a push takes {pace.push_s:.2f} s, a reward "
+        f"{pace.reward_s:.2f} s",
+    ]
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    cells = [TITLES]
+    for row in rows:
+        o = row.outcome
+        cells.append((
+            str(row.split), str(row.eta), f"{o.tokens_per_s:,.0f}", f"{row.of_bound:.0%}", f"{o.learner_waits:.0%}",
+            f"{o.generators_wait:.0%}", f"{o.slots_used:.0%}", f"{o.lag_mean:.2f}/{o.lag_max}", f"{o.masked:.1%}",
+            f"{o.dropped:.1%}", "*" if row is smallest(rows, row.split) else "",
+        ))  # fmt: skip
+    return terminal.columns(cells, right=frozenset(range(1, 10)))
+
+
+def smallest(rows: Sequence[Row], split: Split) -> Row:
+    """Of this split, the smallest eta that comes near its best."""
+    of_split = sorted((row for row in rows if row.split == split), key=lambda row: row.eta)
+    best = max(row.outcome.tokens_per_s for row in of_split)
+    return next(row for row in of_split if row.outcome.tokens_per_s >= REACHES * best)
+
+
+def sentences(known: Known | None) -> list[str]:
+    if known is None:
+        return []
+    return [
+        "",
+        f"the run itself (eta {known.eta}): {known.measured:,.0f} tokens/s over {known.n_updates} updates; simulated "
+        f"{known.simulated:,.0f}: {known.error:+.1%}",
+    ]
+
+
+def as_json(pace: Pace, rows: Sequence[Row], known: Known | None) -> dict[str, object]:
+    return {
+        "speeds": {key: finite(value) for key, value in asdict(pace.speeds).items()},
+        "train_tokens_per_s": pace.train_tokens_per_s,
+        "step_s": pace.step_s,
+        "push_s": pace.push_s,
+        "reward_s": pace.reward_s,
+        "prompt_tokens": pace.prompt_tokens,
+        "run": asdict(known) | {"error": known.error} if known is not None else None,
+        "rows": [
+            asdict(row.split) | {"eta": row.eta, "bound": row.schedule.bound} | asdict(row.outcome) for row in rows
+        ],
+    }
+
+
+def finite(value: float) -> float | None:
+    """Infinity is no JSON: a speed without a limit is none."""
+    return value if value < float("inf") else None
+
+
+if __name__ == "__main__":
+    terminal.end(main)
