@@ -3,6 +3,7 @@
 import fcntl
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -161,6 +162,40 @@ def test_folders_of_dead_processes_are_removed_and_no_others(tmp_path: Path, mon
         sweep(tmp_path)
         assert list(tmp_path.iterdir()) == [held]
     ours.close()
+
+
+def test_a_folder_is_not_removed_by_those_that_begin_at_the_same_time(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(handover, "MEMORY", tmp_path)
+    ended = threading.Event()
+
+    def sweeps() -> None:
+        while not ended.is_set():
+            sweep(tmp_path)
+
+    thread = threading.Thread(target=sweeps)
+    thread.start()
+    try:
+        for _ in range(200):
+            mine = Handover()
+            with mine.holding({"a": torch.zeros(3)}) as folder:
+                assert (folder / "model.safetensors").exists()
+            mine.close()
+    finally:
+        ended.set()
+        thread.join()
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_find_no_room_after_all_lose_the_server(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(handover, "MEMORY", tmp_path)
+    mine = Handover()
+    with mine.holding({"a": torch.zeros(3)}) as folder:
+        pass
+    folder.rmdir()
+    why = "weights need 1 MiB in .* on their way to the server"
+    with pytest.raises(EngineLost, match=why), mine.holding({"a": torch.zeros(3)}):
+        pass
+    mine.close()
 
 
 def test_without_room_in_memory_weights_go_through_the_temporary_folder(tmp_path: Path, monkeypatch: Any) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from areal_bus.errors import EngineLost
@@ -39,12 +40,8 @@ class Handover:
             self._folders[parent] = _make(parent)
         folder, _ = self._folders[parent]
         try:
-            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, folder / FILE)
+            _save(tensors, folder / FILE, n_bytes)
             yield folder
-        except OSError as error:
-            raise EngineLost(
-                f"weights need {n_bytes >> 20} MiB in {parent} on their way to the server: {error}"
-            ) from None
         finally:
             (folder / FILE).unlink(missing_ok=True)
 
@@ -69,11 +66,20 @@ def sweep(parent: Path) -> None:
 
 
 def _make(parent: Path) -> tuple[Path, int]:
-    """A folder of its own, readable by this user only, and the lock on it."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    lock = os.open(folder, os.O_RDONLY)
+    """A folder of its own, readable by this user only, and the lock on it. Nobody finds it before it is locked."""
+    made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
+    lock = os.open(made, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return folder, lock
+    return made.rename(made.with_name(made.name.removeprefix("."))), lock
+
+
+def _save(tensors: Mapping[str, Any], path: Path, n_bytes: int) -> None:
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    except (OSError, SafetensorError) as error:
+        raise EngineLost(
+            f"weights need {n_bytes >> 20} MiB in {path.parent.parent} on their way to the server: {error}"
+        ) from None
 
 
 def _roomy(n_bytes: int) -> Path:
