@@ -16,6 +16,7 @@ from torch import Tensor
 from actors.engines import limits
 from actors.engines.blocks import Blocks
 from actors.engines.fused import TOLERANCE, disagreement, fused
+from actors.engines.graphs import CudaRecorder, Graphs, Recorder
 from actors.engines.live import Row, live
 from actors.engines.prefill import Pack, plan
 from actors.engines.protocol import Completion, Done, Request
@@ -39,8 +40,9 @@ class BuiltinEngine:
         on_update: Literal["recompute", "keep", "drain"] = "recompute",
         version: int | None = None,
         prefill_tokens: int | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """Raises EngineError for a kind of model that it cannot run."""
+        """`recorder` is for decode steps: CUDA graphs, on CUDA. Raises EngineError for a kind of model it cannot run."""
         limits.check_supported(model.config)
         self._model = model.eval().requires_grad_(False)
         self._parameters = dict(model.named_parameters())
@@ -52,6 +54,9 @@ class BuiltinEngine:
         self._stop_ids, self._on_update = stop_ids, on_update
         self._n_slots = n_slots
         self._slots: Slots | Blocks = Slots(n_slots)
+        self._graphs: Graphs | None = None  # recorded decode steps
+        self._recorder = recorder
+        self._where = 0  # stands for the memory that the weights are in
         self._rows: list[Row] = []
         self._waiting: deque[Request] = deque()
         self._keys: set[Key] = set()  # of both
@@ -146,7 +151,7 @@ class BuiltinEngine:
                 f"versions never go back within a term: version {version} of term {term} comes after version "
                 f"{self._version} of term {self._term}"
             )
-        self._check(tensors)
+        limits.check_update(self._parameters, tensors)
         free = {}
         for name, parameter in self._parameters.items():
             new = tensors[name]
@@ -162,6 +167,7 @@ class BuiltinEngine:
         if self._fused is not None:
             self._fused.bind()
             self._check_forward()
+        self._where = self._place()
         return free
 
     def hold(self) -> bool:
@@ -188,20 +194,15 @@ class BuiltinEngine:
         if why is not None:
             logger.warning("the model's own forward is used, which is slower: the fused one's {}", why)
             self._fused = None
-        elif self._device.type == "cpu" and self._dtype in TOLERANCE:
+        elif self._recorder is None and self._device.type == "cpu" and self._dtype in TOLERANCE:
             self._slots = Blocks(*self._fused.heads)
+        elif isinstance(self._slots, Slots) and (self._recorder or self._device.type == "cuda"):
+            recorder = self._recorder or CudaRecorder()
+            self._graphs = Graphs(self._fused, self._slots, dtype=self._dtype, recorder=recorder)
 
-    def _check(self, tensors: Mapping[str, Tensor]) -> None:
-        if tensors.keys() != self._parameters.keys():
-            odd = sorted(tensors.keys() ^ self._parameters.keys())
-            raise EngineError(f"an update brings every weight of the model and no other: {len(odd)} differ ({odd[0]})")
-        for name, parameter in self._parameters.items():
-            new = tensors[name]
-            if new.shape != parameter.shape or new.dtype != parameter.dtype:
-                raise EngineError(
-                    f"an update keeps shapes and types: {name} is {tuple(parameter.shape)} {parameter.dtype}, "
-                    f"not {tuple(new.shape)} {new.dtype}"
-                )
+    def _place(self) -> int:
+        """Where the weights are, as one number."""
+        return hash(tuple(parameter.data_ptr() for parameter in self._parameters.values()))
 
     def _admit(self, version: int) -> None:
         """Waiting requests take the free rows; one whose prompt a row holds, by these weights, copies it."""
@@ -247,6 +248,10 @@ class BuiltinEngine:
     def _decode(self, n: int) -> Tensor:
         rows = self._rows[:n]
         positions = [row.length - 1 for row in rows]
+        if self._graphs is not None:
+            recorded = self._graphs.decode([row.last for row in rows], positions, self._where)
+            if recorded is not None:
+                return recorded
         position_n1 = torch.tensor(positions, device=self._device)[:, None]
         view, mask = self._slots.decoding(positions, self._dtype, self._device)
         ids_n1 = torch.tensor([[row.last] for row in rows], device=self._device)

@@ -148,6 +148,12 @@ class Fused:
         self._layers = [Layer(layer, i, n_query, n_key, self._width, packs=packs) for i, layer in layers]
         self._cos_LD = self._sin_LD = torch.empty(0, 0)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        device: torch.device = self._embedding.weight.device
+        return device
+
     def bind(self) -> None:
         """The weights lie elsewhere now."""
         for layer in self._layers:
@@ -157,7 +163,7 @@ class Fused:
     def __call__(self, ids_BT: Tensor, position_BT: Tensor, length: int, mask: Tensor | None, view: View | DecodeBlocks,
                  keep: Tensor | None = None) -> Tensor:  # fmt: skip
         """(N, V) logits, or those of the tokens `keep` alone; positions are below `length`."""
-        self._reserve(length, position_BT.device)
+        self.reserve(length)
         cos_BTD, sin_BTD = self._cos_LD[position_BT], self._sin_LD[position_BT]
         shape = (ids_BT.shape[0], ids_BT.shape[1])
         call = Call(shape, cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view)
@@ -166,14 +172,15 @@ class Fused:
             h_NE = layer(h_NE, call)
         return self._head(norm(self._norm, h_NE if keep is None else h_NE[keep]))
 
-    def _reserve(self, length: int, device: torch.device) -> None:
-        """Rotations of so many positions; these do not depend on weights."""
+    def reserve(self, length: int) -> int:
+        """Rotations of so many positions, or more, how many is returned; these do not depend on weights."""
         if len(self._cos_LD) >= length:
-            return
-        at_1L = torch.arange(2 * length, device=device)[None]
+            return len(self._cos_LD)
+        at_1L = torch.arange(2 * length, device=self.device)[None]
         cos_1LD, sin_1LD = self._rotary(self._embedding.weight, at_1L)
         half = self._width // 2
         self._cos_LD, self._sin_LD = cos_1LD[0], torch.cat([-sin_1LD[0, :, :half], sin_1LD[0, :, half:]], dim=-1)
+        return len(self._cos_LD)
 
 
 class Own:

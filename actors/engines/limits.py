@@ -1,6 +1,9 @@
-"""What the builtin engine can run and how long a sequence may be; knows a model's configuration only."""
+"""What the builtin engine can run and how long a sequence may be; knows a model's configuration and forms only."""
 
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from actors.engines.protocol import Request
 from areal_bus.errors import EngineError
@@ -66,3 +69,17 @@ def rules_of_done(request: Request, vocabulary: int) -> list[tuple[bool, str]]:
         (not n == n_logps == n_stamped, f"each token done has a log-prob and a version: {n}, {n_logps}, {n_stamped}"),
         (any(not 0 <= token < vocabulary for token in done.ids), f"token ids are below {vocabulary}"),
     ]  # fmt: skip
+
+
+def check_update(held: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Raises EngineError unless an update brings every weight that is held, in its shape and type, and no other."""
+    if tensors.keys() != held.keys():
+        odd = sorted(tensors.keys() ^ held.keys())
+        raise EngineError(f"an update brings every weight of the model and no other: {len(odd)} differ ({odd[0]})")
+    for name, parameter in held.items():
+        new = tensors[name]
+        if new.shape != parameter.shape or new.dtype != parameter.dtype:
+            raise EngineError(
+                f"an update keeps shapes and types: {name} is {tuple(parameter.shape)} {parameter.dtype}, "
+                f"not {tuple(new.shape)} {new.dtype}"
+            )

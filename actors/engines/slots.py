@@ -31,6 +31,7 @@ class Slots:
     def __init__(self, n_slots: int) -> None:
         self.n_slots = n_slots
         self.capacity = STEP
+        self.n_made = 0  # tensors so far: while it stays the same, all are where they were
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def reserve(self, lengths: Sequence[int], n_live: int) -> None:
@@ -77,6 +78,7 @@ class Slots:
 
     def _new(self, like: Tensor) -> Tensor:
         # zeros, for a masked cell still enters a product with weight 0, and 0 * NaN is NaN
+        self.n_made += 1
         return like.new_zeros(self.n_slots, like.shape[1], self.capacity, like.shape[3])
 
     def _resized(self, old: Tensor, n_live: int) -> Tensor:
