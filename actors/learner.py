@@ -29,6 +29,7 @@ from areal_bus.collective import brief
 from areal_bus.config import Config
 from areal_bus.errors import PushFailed, Restart
 from areal_bus.journal import Event, Journal
+from areal_bus.route import home
 from areal_bus.staleness import StalenessPolicy
 from areal_bus.weights import Root, Snapshot, serve_store, take_snapshot
 
@@ -66,7 +67,7 @@ class Learner:
         self.began_at = 0  # the version that this life began with
         if self.is_root:
             store, self.endpoint = serve_store(context.address)
-            self.root = Root(store, interface=context.interface, address=context.address)
+            self.root = Root(store, interface=context.interface, address=context.address, route=config.weights.route)
         self.bus = open_bus(context, config, self.pulse)
         self.pusher = Pusher(self._push, send=self.send, failed=lambda error: self.letterbox.fail(error))
         self.letterbox = Letterbox(self.bus, push_begun=self.pusher.begin, push_broken=self._call_off, overdue=leave)
@@ -277,7 +278,7 @@ class Learner:
         return self.root.push(snapshot, begin)
 
     def _snapshot(self, version: int) -> str:
-        """Copy the weights to the host, on this thread, before the next optimizer step; a collective when sharded."""
+        """Copy the weights, on this thread, before the next optimizer step; a collective when sharded."""
         self.actor.check_whole()
         with self.journal.span("snapshot"):
             snapshot = take_snapshot(
@@ -287,6 +288,7 @@ class Learner:
                 previous=self.pusher.spare(),
                 bucket_bytes=self.config.weights.bucket_mib << 20,
                 dtype=self.policy.dtype,
+                shared_on=self.policy.shared_on(home(self.config, on_gpu=self.policy.device.type == "cuda")),
             )
         self.pulse.version = version
         if snapshot is None:

@@ -3,58 +3,96 @@
 The bytes are rows of LANE_BYTES; each word of a row has its own lane, which is a polynomial of that lane's words
 modulo 2^32: one multiply-add a word, in vectors. The CRC-32 of the lanes is the checksum. Words that changed places
 have another lane, or another power of the factor; a plain sum would not see them. Nothing here withstands an attacker.
+Where each operation costs a launch (CUDA), many rows are folded at once: the same sum, by powers of the factor.
 """
 
 import zlib
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 LANE_BYTES = 1 << 17  # the lanes stay in the cache
 WORD = 4  # bytes
+N_LANES = LANE_BYTES // WORD
 FACTOR = 1664525  # 5 modulo 8: its powers repeat after 2^30 only
+ROWS_AT_ONCE = 256  # on a device: 32 MiB, and as much for their products
+CPU = torch.device("cpu")
 
 
 class Checksum:
     """Of bytes that come in pieces, cut anywhere."""
 
-    def __init__(self) -> None:
-        self._lanes = torch.zeros(LANE_BYTES // WORD, dtype=torch.int32)
+    def __init__(self, device: torch.device = CPU, *, rows_at_once: int = 0) -> None:
+        """Pieces are on `device`; `rows_at_once` is how many rows are folded together (0: as suits the device)."""
+        self._lanes = torch.zeros(N_LANES, dtype=torch.int32, device=device)
+        self._rows_at_once = rows_at_once or (1 if device.type == "cpu" else ROWS_AT_ONCE)
         self._n_words = 0
         self._rest = b""  # of a word that is not complete
 
     def add(self, piece: Tensor) -> None:
-        """`piece` is (n,) uint8 in host memory."""
+        """`piece` is (n,) uint8."""
         if self._rest or piece.storage_offset() % WORD:  # cut within a word: only buckets of odd sizes do that
-            raw = self._rest + piece.numpy().tobytes()
-            piece = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else piece
+            raw = self._rest + _raw(piece)
+            piece = self._brought(raw) if raw else piece
         whole = piece.numel() // WORD * WORD
-        self._rest = piece[whole:].numpy().tobytes()
+        self._rest = _raw(piece[whole:])
         self._fold(piece[:whole].view(torch.int32))
 
     def value(self) -> int:
         """Of all that came; an incomplete word at the end counts as if zeros followed."""
         if self._rest:
             last, self._rest = self._rest.ljust(WORD, b"\0"), b""
-            self._fold(torch.frombuffer(bytearray(last), dtype=torch.int32))
-        return zlib.crc32(self._lanes[: self._n_words].numpy().data)
+            self._fold(self._brought(last).view(torch.int32))
+        return zlib.crc32(self._lanes[: self._n_words].cpu().numpy().data)
+
+    def _brought(self, raw: bytes) -> Tensor:
+        return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(self._lanes.device)
 
     def _fold(self, words: Tensor) -> None:
         """Each word to its lane."""
-        n_lanes = len(self._lanes)
-        first = self._n_words % n_lanes
-        head = min(-first % n_lanes, len(words))  # to the end of the row that has begun
+        first = self._n_words % N_LANES
+        head = min(-first % N_LANES, len(words))  # to the end of the row that has begun
         self._n_words += len(words)
         if head:
-            lanes = self._lanes[first : first + head]
-            torch.add(words[:head], lanes, alpha=FACTOR, out=lanes)
-        for row in torch.split(words[head:], n_lanes):
-            lanes = self._lanes[: len(row)]
-            torch.add(row, lanes, alpha=FACTOR, out=lanes)
+            self._fold_row(words[:head], first)
+        n_whole = (len(words) - head) // N_LANES * N_LANES if self._rows_at_once > 1 else 0
+        if n_whole:
+            for rows in torch.split(words[head : head + n_whole].view(-1, N_LANES), self._rows_at_once):
+                self._fold_rows(rows)
+        for row in torch.split(words[head + n_whole :], N_LANES):
+            self._fold_row(row, 0)
+
+    def _fold_row(self, row: Tensor, first: int) -> None:
+        """A row, or a part of one: the lanes from `first` on."""
+        lanes = self._lanes[first : first + len(row)]
+        torch.add(row, lanes, alpha=FACTOR, out=lanes)
+
+    def _fold_rows(self, rows_RL: Tensor) -> None:
+        """R whole rows: lane * factor^R + the sum of row_r * factor^(R - 1 - r), as R single steps come to."""
+        powers_R = _powers(len(rows_RL), rows_RL.device)
+        sums_L = (rows_RL * powers_R.unsqueeze(1)).sum(0, dtype=torch.int32)
+        torch.add(sums_L, self._lanes, alpha=_wrapped(pow(FACTOR, len(rows_RL), 1 << 32)), out=self._lanes)
 
 
 def checksum(bytes_N: Tensor) -> int:
-    """Of (N,) uint8 in host memory."""
-    whole = Checksum()
+    """Of (N,) uint8."""
+    whole = Checksum(bytes_N.device)
     whole.add(bytes_N)
     return whole.value()
+
+
+def _raw(piece: Tensor) -> bytes:
+    return bytes(piece.cpu().numpy().tobytes())
+
+
+def _wrapped(number: int) -> int:
+    """Below 2^32, as the int32 of the same bits."""
+    return number - (1 << 32) if number >> 31 else number
+
+
+@lru_cache(maxsize=8)
+def _powers(n: int, device: torch.device) -> Tensor:
+    """factor^(n - 1), ..., factor, 1."""
+    numbers = [_wrapped(pow(FACTOR, n - 1 - row, 1 << 32)) for row in range(n)]
+    return torch.tensor(numbers, dtype=torch.int32, device=device)

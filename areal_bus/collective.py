@@ -203,11 +203,12 @@ class Watch:
                 group.check()
             if finished:
                 return
-            self._look(waits_for)
+            self.look(waits_for)
             self._cancelled.wait(pause)
             pause = min(pause * 1.5, 0.01)
 
-    def _look(self, waits_for: Callable[[], str]) -> None:
+    def look(self, waits_for: Callable[[], str]) -> None:
+        """Raises PushFailed when the push is over: cancelled here, given up at the other side, or overdue."""
         now = time.monotonic()
         if self._cancelled.is_set():
             raise PushFailed(f"{self._what} was cancelled here; it waited for {waits_for()}")

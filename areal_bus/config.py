@@ -302,6 +302,8 @@ class WeightsConfig(Section):
     """Deadline of a whole push; a member that misses it is fenced and caught up later."""
     staging: Literal["auto", "host", "device"] = "auto"
     """Where a generator receives; "auto": on its device when it computes on one, else in host memory."""
+    route: Literal["auto", "gloo", "shared"] = "auto"
+    """"gloo" sends; "shared": all copy out of learner 0's memory, on one host or GPU; "auto": so on one GPU only."""
 
 
 class CheckpointConfig(Section):

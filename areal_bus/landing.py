@@ -7,7 +7,10 @@ from torch import Tensor
 
 from areal_bus.checksum import Checksum
 from areal_bus.errors import PushFailed
-from areal_bus.snapshot import Entry, Manifest, forms_of
+from areal_bus.manifest import Entry, Manifest
+from areal_bus.snapshot import forms_of
+
+PIECE = 1 << 20  # bytes copied at a time, and summed up while they are in a cache
 
 
 class Landing:
@@ -19,7 +22,8 @@ class Landing:
         self._entries = manifest.entries
         self._checksums = manifest.checksums
         self._next = 0  # first entry not yet complete
-        self._running = Checksum()  # of what has come of it
+        self._device = device
+        self._running = Checksum(device)  # of what has come of it
         if into is not None and _fits(manifest, into, device):
             self.tensors = {entry.name: into[entry.name] for entry in manifest.entries}
         else:
@@ -28,15 +32,22 @@ class Landing:
         self._bytes = {name: tensor.detach().reshape(-1).view(torch.uint8) for name, tensor in self.tensors.items()}
 
     def land(self, start: int, bucket: Tensor) -> None:
-        """`bucket` is (n,) uint8 in host memory: bytes `start` to `start + n` of the flat buffer. In order."""
+        """`bucket` is (n,) uint8: bytes `start` to `start + n` of the flat buffer. In order.
+
+        What has come down is summed up, not what it came from, which another process may change meanwhile.
+        """
         stop = start + bucket.numel()
         while self._next < len(self._entries):
             entry = self._entries[self._next]
             low, high = max(entry.start, start), min(entry.stop, stop)
             if low < high:
-                piece = bucket[low - start : high - start]
-                self._running.add(piece)
-                self._bytes[entry.name][low - entry.start : high - entry.start].copy_(piece)
+                target = self._bytes[entry.name][low - entry.start : high - entry.start]
+                step = PIECE if target.device.type == "cpu" else len(target)
+                for given, here in zip(
+                    torch.split(bucket[low - start : high - start], step), torch.split(target, step), strict=True
+                ):
+                    here.copy_(given)
+                    self._running.add(here)
             if entry.stop > stop:
                 return
             self._complete(entry)
@@ -52,7 +63,7 @@ class Landing:
         if self._running.value() != self._checksums[self._next]:
             self.wrong.append(entry.name)
         self._next += 1
-        self._running = Checksum()
+        self._running = Checksum(self._device)
 
 
 def _fits(manifest: Manifest, into: Mapping[str, Tensor], device: torch.device) -> bool:

@@ -1,110 +1,33 @@
-"""One version of the weights in host memory, its manifest and its digest; knows nothing of groups, stores or peers.
+"""One version of the weights as it is sent, its manifest and its digest; knows nothing of groups, stores or peers.
 
-All tensors lie in one flat buffer, each at a multiple of 64 bytes, in the order of the mapping they came from. The
-layout follows from names, shapes and dtypes alone, so a member computes it for itself. A checksum is of one tensor's
-bytes (`checksum`); the digest is a hash over names, shapes, dtypes and checksums in the order of names, so it depends
-neither on the layout nor on the size of buckets.
+All tensors lie in one flat buffer, as its manifest says; a checksum is of one tensor's bytes (`checksum`).
 """
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from areal_bus.checksum import Checksum, checksum
-from areal_bus.errors import ImpossibleEvent, PushFailed
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.manifest import Entry, Form, Manifest, digest, lay_out
+from areal_bus.shared_memory import Place, SharedMemory, place_of
 
-ALIGN = 64  # bytes: every dtype can view its slice, and copies start on a cache line
 PIECE = 1 << 19  # numbers copied at a time, and summed up while they are in a cache
-
-Form = tuple[tuple[int, ...], str]  # (shape, dtype as "float32")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor of a manifest: `start` is where its bytes begin in the flat buffer."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    start: int
-    n_bytes: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.n_bytes
-
-    def view(self, flat: Tensor) -> Tensor:
-        """This tensor, as a view of the flat buffer."""
-        return flat[self.start : self.stop].view(dtype_of(self.dtype)).view(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a push brings: enough to allocate, to refuse a wrong model and to verify every byte."""
-
-    version: int
-    entries: tuple[Entry, ...]
-    checksums: tuple[int, ...]  # of each entry's bytes
-    bucket_bytes: int
-    n_bytes: int  # of the flat buffer, padding included
-
-    @property
-    def digest(self) -> str:
-        forms = {entry.name: (entry.shape, entry.dtype) for entry in self.entries}
-        return digest(forms, {entry.name: sum_ for entry, sum_ in zip(self.entries, self.checksums, strict=True)})
-
-    def buckets(self) -> list[tuple[int, int]]:
-        """(start, stop) of each broadcast, in order; boundaries may cut a tensor."""
-        starts = range(0, self.n_bytes, self.bucket_bytes)
-        return [(start, min(start + self.bucket_bytes, self.n_bytes)) for start in starts]
-
-    def to_json(self) -> dict[str, Any]:
-        tensors = [[e.name, list(e.shape), e.dtype, s] for e, s in zip(self.entries, self.checksums, strict=True)]
-        return {
-            "version": self.version,
-            "bucket_bytes": self.bucket_bytes,
-            "n_bytes": self.n_bytes,
-            "digest": self.digest,
-            "tensors": tensors,
-        }
-
-    def encode(self) -> str:
-        return json.dumps(self.to_json(), separators=(",", ":"))
-
-    @staticmethod
-    def decode(text: str) -> "Manifest":
-        """Raises PushFailed for what is no manifest, or when its digest or size do not follow from the rest."""
-        try:
-            value = json.loads(text)
-            forms = {str(name): (tuple(map(int, shape)), str(dtype)) for name, shape, dtype, _ in value["tensors"]}
-            entries, n_bytes = lay_out(forms)
-            checksums = tuple(int(row[3]) for row in value["tensors"])
-            manifest = Manifest(int(value["version"]), entries, checksums, int(value["bucket_bytes"]), n_bytes)
-            announced = (value["digest"], value["n_bytes"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise PushFailed(f"a manifest has names, shapes, dtypes and checksums: {text[:200]!r}") from error
-        if announced != (manifest.digest, n_bytes) or manifest.bucket_bytes < 1:
-            raise PushFailed(
-                f"a manifest must agree with its own digest and size: {announced[0]}, {announced[1]} bytes announced, "
-                f"{manifest.digest}, {n_bytes} bytes computed, in buckets of {manifest.bucket_bytes}"
-            )
-        return manifest
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """One version in host memory, at the root. Immutable until `take_snapshot` is given it as `previous`."""
+    """One version at the root. Immutable until `take_snapshot` is given it as `previous`."""
 
     layout: Manifest
     digest: str
     data: Tensor = field(repr=False)  # (n_bytes,) uint8; empty once another snapshot has taken its memory
     n_users: int = 0  # pushes that send it now
+    shared: SharedMemory | None = None  # that `data` lies in, if others can open it
+    _on_host: Tensor | None = field(default=None, repr=False)  # a copy of `data`, for who cannot take it from a device
 
     @property
     def version(self) -> int:
@@ -117,6 +40,19 @@ class Snapshot:
     @property
     def manifest(self) -> dict[str, Any]:
         return self.layout.to_json()
+
+    @property
+    def place(self) -> Place | None:
+        """Where others can open it; None where nobody can."""
+        return None if self.shared is None else place_of(self.shared.device)
+
+    def host_data(self) -> Tensor:
+        """`data` in host memory: itself, or a copy that is made once."""
+        if self.data.device.type == "cpu":
+            return self.data
+        if self._on_host is None:
+            self._on_host = self.data.cpu()
+        return self._on_host
 
     def tensors(self) -> dict[str, Tensor]:
         """Name -> view of the snapshot's memory."""
@@ -131,8 +67,11 @@ def take_snapshot(
     previous: Snapshot | None = None,
     bucket_bytes: int,
     dtype: torch.dtype | None = None,
+    shared_on: torch.device | None = None,
 ) -> Snapshot | None:
-    """Copy the weights to host memory, tensor by tensor; every rank calls it, only the root gets a snapshot.
+    """Copy the weights, tensor by tensor; every rank calls it, only the root gets a snapshot.
+
+    It lies in host memory of this process alone, or on `shared_on` where other processes can open it.
 
     With a `dtype` numbers that are not whole are rounded to it, each shard before it is gathered; layout and digest are
     those of the rounded ones, which members receive.
@@ -149,12 +88,13 @@ def take_snapshot(
             whole(_rounded(tensor, dtype))
         return None
     entries, n_bytes = lay_out(forms_of(unique, dtype))
-    data = _memory(entries, n_bytes, previous, pin=any(tensor.is_cuda for tensor in unique.values()))
+    pin = any(tensor.is_cuda for tensor in unique.values())
+    data, shared = _memory(entries, n_bytes, previous, pin=pin, shared_on=shared_on)
     checksums = []
     for entry in entries:
         checksums.append(_copy(unique[entry.name], entry, data))
     layout = Manifest(version, entries, tuple(checksums), bucket_bytes, n_bytes)
-    return Snapshot(layout, layout.digest, data)
+    return Snapshot(layout, layout.digest, data, shared=shared)
 
 
 def digest_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
@@ -164,50 +104,12 @@ def digest_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None
     return digest(forms_of(unique, dtype), checksums)
 
 
-def digest(forms: Mapping[str, Form], checksums: Mapping[str, int]) -> str:
-    """BLAKE2b-128 over (name, shape, dtype, checksum), sorted by name."""
-    rows = [[name, list(forms[name][0]), forms[name][1], checksums[name]] for name in sorted(forms)]
-    return hashlib.blake2b(json.dumps(rows, separators=(",", ":")).encode(), digest_size=16).hexdigest()
-
-
 def forms_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Form]:
     """Name -> (shape, dtype), of whole tensors where they are sharded: what `Member.receive` takes as `expect`."""
     return {
         name: (tuple(tensor.shape), str(_rounded_to(tensor, dtype)).removeprefix("torch."))
         for name, tensor in parameters.items()
     }
-
-
-def lay_out(forms: Mapping[str, Form]) -> tuple[tuple[Entry, ...], int]:
-    """Where each tensor lies in the flat buffer, and how long that is."""
-    entries, end = [], 0
-    for name, (shape, dtype) in forms.items():
-        n_bytes = prod(shape) * dtype_of(dtype).itemsize
-        entries.append(Entry(name, tuple(shape), dtype, end, n_bytes))
-        end += -(-n_bytes // ALIGN) * ALIGN
-    return tuple(entries), end
-
-
-def first_difference(held: Mapping[str, tuple[Sequence[int], str]], manifest: Manifest) -> str | None:
-    """A sentence on the first thing in which the manifest is another model than `held`; None when it is the same."""
-    brought = {entry.name: (entry.shape, entry.dtype) for entry in manifest.entries}
-    for name, (shape, dtype) in held.items():
-        if name not in brought:
-            return f"{name} is held and not in the push"
-        if (tuple(shape), dtype) != brought[name]:
-            return f"{name} is {dtype} {list(shape)} here and {brought[name][1]} {list(brought[name][0])} in the push"
-    for name in brought:
-        if name not in held:
-            return f"{name} is in the push and not held"
-    return None
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """Raises PushFailed for a name that is no dtype of torch."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise PushFailed(f"a manifest names dtypes of torch; {name!r} is none")
-    return dtype
 
 
 def untied(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -245,8 +147,8 @@ def _copy(tensor: Tensor, entry: Entry, data: Tensor) -> int:
     target = entry.view(data)
     if hasattr(tensor, "full_tensor"):  # rounded before it is gathered
         tensor = whole(tensor.detach().to(target.dtype))
-    source, raw, found = tensor.detach(), data[entry.start : entry.stop], Checksum()
-    if source.is_cuda or not source.is_contiguous():
+    source, raw, found = tensor.detach(), data[entry.start : entry.stop], Checksum(data.device)
+    if source.is_cuda or data.is_cuda or not source.is_contiguous():
         target.copy_(source)
         found.add(raw)
         return found.value()
@@ -263,10 +165,27 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _memory(entries: tuple[Entry, ...], n_bytes: int, previous: Snapshot | None, *, pin: bool) -> Tensor:
+def _memory(
+    entries: tuple[Entry, ...],
+    n_bytes: int,
+    previous: Snapshot | None,
+    *,
+    pin: bool,
+    shared_on: torch.device | None,
+) -> tuple[Tensor, SharedMemory | None]:
+    """That of the snapshot before where it fits, else fresh memory."""
     if previous is not None and previous.n_users:
         raise ImpossibleEvent(f"a snapshot in use is not overwritten: version {previous.version} is being pushed")
-    if previous is None or previous.layout.entries != entries or previous.data.numel() != n_bytes:
-        return torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=pin)
-    data, previous.data = previous.data, torch.empty(0, dtype=torch.uint8)
-    return data
+    if previous is not None and _fits(previous, entries, n_bytes, shared_on):
+        data, previous.data = previous.data, torch.empty(0, dtype=torch.uint8)
+        shared, previous.shared = previous.shared, None
+        return data, shared
+    if shared_on is None:
+        return torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=pin), None
+    memory = SharedMemory(n_bytes, shared_on)
+    return memory.data, memory
+
+
+def _fits(previous: Snapshot, entries: tuple[Entry, ...], n_bytes: int, shared_on: torch.device | None) -> bool:
+    lies_on = previous.shared.device if previous.shared else None
+    return (previous.layout.entries, previous.data.numel(), lies_on) == (entries, n_bytes, shared_on)

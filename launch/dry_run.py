@@ -11,16 +11,17 @@ from launch.explain import as_toml
 from launch.memory import BYTES, GIB, N_LOGITS, SUPERVISOR, MicroBatch, Need, Shape, estimate, find_shape
 from launch.prompts import count_tokens, filled
 from launch.resume import preview
-from launch.topology import Place, by_gpu, dry_hosts, least_ranks, plan
+from launch.topology import Place, by_gpu, check_route, dry_hosts, least_ranks, plan
 
 FORMULA = """memory: the peak, every completion at full length.
 learner: 12 bytes a parameter (float32: itself, two AdamW moments) / learners; in a step the activations of a
 micro-batch or 4 bytes a parameter for gradients, whichever is more (both, with several micro-batches); learner 0 also
-two snapshots in host memory. generator: weights twice (live, and received: as weights.staging says, a server's in host
-memory), keys and values of all slots; the device's part / tensor_parallel; a server takes what its arguments allow it.
-Snapshots, activations and generators are in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host
-memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On CPU both columns add up. What CUDA
-takes for itself (for each rank on a GPU) and the layers that FSDP gathers come on top."""
+two snapshots in host memory, or on its GPU where pushes stay within that. generator: weights twice (live, and received
+as weights.staging says; a server's in host memory), keys and values of all slots; the device's part / tensor_parallel.
+A server takes what its arguments allow. Snapshots, activations and generators are in model.dtype; a lone learner in
+bfloat16 also rounds its parameters. Host memory has what libraries take on CPU, and 60 MiB for each rank's supervisor.
+On CPU both columns add up. What CUDA takes for itself (for each rank on a GPU) and the layers that FSDP gathers come on
+top."""
 LOOKED_AT = 256  # rows, the longest by bytes, whose tokens are counted
 FEW = 16  # up to so many ranks each has its own line
 
@@ -30,6 +31,7 @@ def dry_run(config: Config, file: Path, size: int | None) -> str:
     resumed = preview(config, file)
     size = size or least_ranks(config.topology)
     places = plan(config.topology, dry_hosts(config.topology, size))
+    check_route(config, places)
     shape = find_shape(config, file.resolve().parent)
     n_prompt = longest_prompt(config, file.resolve().parent)
     rows = [("ranks", "host", "GPU", "role", "device memory", "host memory"), *table(config, places, shape, n_prompt)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from areal_bus.config import Config
 from areal_bus.messages import Role
+from areal_bus.route import home
 
 MIB, GIB = 2**20, 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -161,7 +162,10 @@ def of_learner(config: Config, shape: Shape, index: int, n_prompt: int) -> Need:
     step = gradients + passing if batch.n > 1 else max(gradients, passing)
     rounded = weights if learners == 1 and config.model.dtype != "float32" else 0
     snapshots = N_SNAPSHOTS * weights if index == 0 else 0
-    return Need(KEPT * shape.n_parameters // learners + rounded + step, LIBRARIES[Role.LEARNER] + snapshots)
+    device, host = KEPT * shape.n_parameters // learners + rounded + step, LIBRARIES[Role.LEARNER]
+    if home(config, on_gpu=config.topology.gpus_per_host > 0) == "device":
+        return Need(device + snapshots, host)
+    return Need(device, host + snapshots)
 
 
 def activations(config: Config, shape: Shape, batch: MicroBatch) -> int:

@@ -28,7 +28,7 @@ from launch.resume import AUTO, NothingLeft, choose_run, nothing, one_by_one
 from launch.runs import largest_incarnation
 from launch.signals import hold_back
 from launch.supervise import Supervisor
-from launch.topology import Place, Seat, counts, plan
+from launch.topology import Place, Seat, check_route, counts, plan
 
 SPEAK_FIRST_S = 2.0
 
@@ -60,6 +60,7 @@ def join(config: Config, file: Path) -> tuple[Bootstrap, int]:
         facts = [Facts(**part["facts"]) for part in told]
         hosts = [fact.host for fact in facts]
         places = plan(config.topology, hosts)
+        check_route(config, places)
         check_gpus(config.topology.gpus_per_host, hosts, [tuple(part["gpus"]) for part in told])
         addresses = choose(config.bus.interface, facts)
         transport(config.bus, facts)

@@ -9,9 +9,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from areal_bus.config import TopologyConfig
+from areal_bus.config import Config, TopologyConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
+from areal_bus.route import home
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,28 @@ def check_shared(topology: TopologyConfig, places: Sequence[Place]) -> None:
                     f"{seat} would get GPUs {', '.join(map(str, place.gpus))} of {place.host}; lower "
                     "topology.tensor_parallel, or change topology.learners or topology.generators"
                 )
+
+
+def check_route(config: Config, places: Sequence[Place]) -> None:
+    """Raises ConfigError where weights are to be copied out of learner 0's memory and somebody cannot open that."""
+    if config.weights.route != "shared":
+        return
+    on_device = home(config, on_gpu=config.topology.gpus_per_host > 0) == "device"
+    root = places[0]
+    for place in places:
+        for seat in place.seats:
+            if seat.role is not Role.GENERATOR:
+                continue
+            if place.host != root.host:
+                elsewhere = f"on {place.host}, learner-0 on {root.host}"
+            elif on_device and place.own_gpu != root.own_gpu:
+                elsewhere = f"on GPU {place.own_gpu}, learner-0 on GPU {root.own_gpu}"
+            else:
+                continue
+            raise ConfigError(
+                f'weights.route = "shared" needs all generators on the host and GPU of learner-0: {seat} is '
+                f'{elsewhere}; set weights.route = "auto", or topology.gpus_per_host = 1 with ranks_per_gpu'
+            )
 
 
 def by_gpu(places: Sequence[Place]) -> dict[tuple[str, int], list[Place]]:

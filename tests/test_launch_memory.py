@@ -116,6 +116,14 @@ def test_weights_are_received_where_staging_says() -> None:
     assert need(host, Role.HEAD) == Need(0, LIBRARIES[Role.HEAD])
 
 
+def test_snapshots_lie_on_the_gpu_where_pushes_stay_within_it() -> None:
+    one_gpu = {"gpus_per_host": 1, "ranks_per_gpu": 2}
+    kept, sent = (need(config(topology=one_gpu, weights={"route": r}), Role.LEARNER) for r in ("auto", "gloo"))
+    assert (kept.device - sent.device, sent.host - kept.host) == (2 * 4 * N, 2 * 4 * N)
+    alone = config(topology=one_gpu | {"ranks_per_gpu": 1})
+    assert need(alone, Role.LEARNER) == sent
+
+
 def test_the_longest_prompt_is_counted_where_data_and_tokenizer_are_here(tmp_path: Path) -> None:
     words = config(
         model={"scratch": {}},

@@ -17,7 +17,13 @@ MAY = {
 }
 CORE = ("errors", "messages", "effects", "rules", "gate", "ledger", "membership", "pushes", "staleness", "evaluation",
         "sharding", "speakers", "partials", "head")  # fmt: skip
-TORCH_IN_BUS = {"weights.py", "snapshot.py", "checksum.py", "collective.py", "landing.py"}  # the weight push
+TORCH_IN_BUS = {  # the weight push
+    f"{name}.py"
+    for name in (
+        *("weights", "member", "push_words", "manifest", "snapshot"),
+        *("checksum", "collective", "landing", "shared_memory"),
+    )
+}
 MEASURING = ROOT / "tools" / "bench" / "ours"
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 

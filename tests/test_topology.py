@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus.config import TopologyConfig
+from areal_bus.config import Config, TopologyConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.topology import Seat, by_gpu, check_count, counts, dry_hosts, least_ranks, plan
+from launch.topology import Seat, by_gpu, check_count, check_route, counts, dry_hosts, least_ranks, plan
 
 topologies = st.builds(
     TopologyConfig,
@@ -150,3 +150,29 @@ def test_ranks_of_one_generator_on_one_gpu_are_refused() -> None:
 def test_more_ranks_than_may_share_a_hosts_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"ranks_per_gpu = 2 ranks share a GPU: host a has .* = 2 for at least 5"):
         plan(shared(gpus_per_host=2), ["a"] * 5)
+
+
+@pytest.mark.parametrize(
+    ("topology", "hosts", "elsewhere"),
+    [
+        ({}, ["a", "a", "b"], "generator-1 is on b, learner-0 on a"),
+        ({"gpus_per_host": 2}, ["a", "a"], "generator-0 is on GPU 1, learner-0 on GPU 0"),
+    ],
+)
+def test_weights_are_not_to_be_shared_with_generators_elsewhere(
+    topology: dict[str, Any], hosts: list[str], elsewhere: str
+) -> None:
+    sections = {"model": {"scratch": {}}, "data": {"task": "sums"}, "topology": {"reward": "beside"} | topology}
+    config = Config.model_validate(sections | {"weights": {"route": "shared"}})
+    with pytest.raises(ConfigError, match=elsewhere):
+        check_route(config, plan(config.topology, hosts))
+    auto = Config.model_validate(sections)
+    check_route(auto, plan(auto.topology, hosts))
+
+
+def test_weights_are_shared_within_a_host_or_a_gpu() -> None:
+    sections = {"model": {"scratch": {}}, "data": {"task": "sums"}, "weights": {"route": "shared"}}
+    for topology in (TopologyConfig(), shared(gpus_per_host=1)):
+        check_route(
+            Config.model_validate(sections | {"topology": topology}), plan(topology, ["a"] * least_ranks(topology))
+        )

@@ -13,11 +13,14 @@ import torch
 
 from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed
 from areal_bus.messages import PushBegin
+from areal_bus.push_words import Ready
+from areal_bus.shared_memory import place_of
 from areal_bus.weights import Member, Root, Snapshot, forms_of, join_store, serve_store, take_snapshot
 from tests.weights_member import fingerprint
 from tests.weights_peer import Peer
 
 BUCKET = 1 << 16
+HERE = place_of(torch.device("cpu"))
 
 
 class Ring:
@@ -276,7 +279,7 @@ def test_a_push_whose_member_died_before_the_members_met_is_called_off_at_once(r
     (peer,) = ring.members("generator-0.0")
     sent = snapshot(9)
     begin = ring.begin(sent, peer.name, "generator-8.0")
-    ring.store.set(f"push/{begin.push}/ready/generator-8.0", "none")  # all that it lived to say
+    ring.store.set(f"push/{begin.push}/ready/generator-8.0", Ready("", HERE).encode())  # all that it lived to say
     peer.order(begin)
     errors: list[PushFailed] = []
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus.checksum import LANE_BYTES, Checksum, checksum
+from areal_bus.checksum import LANE_BYTES, ROWS_AT_ONCE, Checksum, checksum
 
 SEVERAL_ROWS = 3 * LANE_BYTES + 1004
 
@@ -20,13 +20,21 @@ def data(n: int, seed: int = 0) -> torch.Tensor:
 @given(
     n=st.one_of(st.integers(0, 40), st.integers(LANE_BYTES - 9, LANE_BYTES + 9), st.just(SEVERAL_ROWS)),
     cuts=st.lists(st.integers(0, SEVERAL_ROWS), max_size=6),
+    rows_at_once=st.integers(1, 4),  # as on a device, where many are
 )
-def test_pieces_cut_anywhere_have_the_checksum_of_the_whole(n: int, cuts: list[int]) -> None:
-    whole, pieces = data(n), Checksum()
+def test_pieces_cut_anywhere_have_the_checksum_of_the_whole(n: int, cuts: list[int], rows_at_once: int) -> None:
+    whole, pieces = data(n), Checksum(rows_at_once=rows_at_once)
     edges = [0, *sorted(min(cut, n) for cut in cuts), n]
     for start, stop in itertools.pairwise(edges):
         pieces.add(whole[start:stop])
     assert pieces.value() == checksum(whole) == checksum(whole.clone())
+
+
+def test_rows_folded_together_have_the_checksum_of_rows_one_by_one() -> None:
+    """More rows than are folded at once on a device, so that powers wrap and a whole block follows another."""
+    whole, blocks = data((2 * ROWS_AT_ONCE + 3) * LANE_BYTES + 5), Checksum(rows_at_once=ROWS_AT_ONCE)
+    blocks.add(whole)
+    assert blocks.value() == checksum(whole)
 
 
 def test_any_bit_counts() -> None:

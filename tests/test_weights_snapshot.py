@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from areal_bus.errors import PushFailed
 from areal_bus.landing import Landing
-from areal_bus.snapshot import Manifest, Snapshot, digest_of, first_difference, forms_of, take_snapshot
+from areal_bus.manifest import Manifest, first_difference
+from areal_bus.snapshot import Snapshot, digest_of, forms_of, take_snapshot
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]

@@ -1,7 +1,7 @@
 """Learner ranks that push: FSDP2 over two ranks while a side thread sends, or one rank that gives a push up.
 
 `fsdp RANK WORLD_STORE`: for each {"begin": {...}} a snapshot, a push, steps beside it; the root answers what it sent.
-`cancel`: {"begin": {...}} starts a push, the next line cancels it, and the process ends.
+`cancel [ROUTE]`: {"begin": {...}} starts a push, the next line cancels it, and the process ends.
 """
 
 import json
@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from actors.leaving import leave
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
+from areal_bus.route import Route
 from areal_bus.weights import Root, Snapshot, digest_of, join_store, serve_store, take_snapshot
 
 BUCKET = 1 << 20
@@ -69,13 +70,14 @@ def push(root: Root | None, snapshot: Snapshot | None, begin: PushBegin, done: l
         done.append(root.push(snapshot, begin).digest)
 
 
-def cancel() -> None:
+def cancel(route: Route = "gloo") -> None:
     store, endpoint = serve_store("127.0.0.1")
-    root = Root(store, interface="lo", address="127.0.0.1")
+    root = Root(store, interface="lo", address="127.0.0.1", route=route)
     say({"store": endpoint})
     requests = orders()
     begin = PushBegin(**next(requests)["begin"])  # type: ignore[arg-type]
-    snapshot = take_snapshot(begin.version, {"w": torch.randn(16 << 20)}, bucket_bytes=BUCKET)
+    shared_on = torch.device("cpu") if route == "shared" else None
+    snapshot = take_snapshot(begin.version, {"w": torch.randn(16 << 20)}, bucket_bytes=BUCKET, shared_on=shared_on)
     if snapshot is None:
         raise RuntimeError("the root takes a snapshot")
     thread = threading.Thread(target=fail, args=(root, snapshot, begin))
@@ -98,5 +100,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "fsdp":
         fsdp(int(sys.argv[2]), sys.argv[3])
     else:
-        cancel()
+        cancel(*sys.argv[2:])  # type: ignore[arg-type]
     leave(0)

@@ -1,4 +1,5 @@
 """A member of weight pushes in a process of its own: reads one JSON order a line, answers with one JSON line each.
+`python -m tests.weights_member NAME [DEVICE]`.
 
 An order is {"begin": {...PushBegin}, "expect": {...}, "signal_at": [bucket, signal], "reuse": bool, "prints": bool}:
 the answer tells what was received, or the error.
@@ -20,7 +21,7 @@ from areal_bus.weights import Member, digest_of
 
 
 def fingerprint(tensor: torch.Tensor) -> list[object]:
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
     return [list(tensor.shape), str(tensor.dtype), hashlib.sha256(raw).hexdigest()]
 
 
@@ -39,9 +40,9 @@ def signal_at(bucket: int, number: int) -> None:
     Landing.land = land  # type: ignore[method-assign, assignment]
 
 
-def main(name: str) -> None:
+def main(name: str, device: str = "cpu") -> None:
     torch.set_num_threads(1)
-    member = Member(name, address="127.0.0.1", interface="lo")
+    member = Member(name, address="127.0.0.1", interface="lo", device=device)
     spare = None
     print(json.dumps({"up": name}), flush=True)
     for line in sys.stdin:
@@ -69,5 +70,5 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
     leave(0)

@@ -1,4 +1,4 @@
-"""How long a push of a model of SmolLM2-135M takes here: `python -m tests.weights_speed [MEMBERS [BUCKET_MIB]]`.
+"""How long a push of a model of SmolLM2-135M takes here: `python -m tests.weights_speed MEMBERS BUCKET_MIB ROUTE`.
 
 Prints one JSON object; medians over the pushes after the first, which also builds the group and fresh memory.
 """
@@ -13,6 +13,7 @@ import torch
 
 from areal_bus.checksum import checksum
 from areal_bus.messages import PushBegin
+from areal_bus.route import Route
 from areal_bus.weights import Root, Snapshot, serve_store, take_snapshot
 from tests.weights_peer import Peer
 
@@ -31,11 +32,12 @@ def model() -> dict[str, torch.Tensor]:
     return parameters
 
 
-def main(n_members: int, bucket_mib: int) -> None:
+def main(n_members: int = 2, bucket_mib: int = 64, route: Route = "gloo") -> None:
     torch.set_num_threads(1)
     parameters = model()
     store, endpoint = serve_store("127.0.0.1")
-    root = Root(store, interface="lo", address="127.0.0.1")
+    root = Root(store, interface="lo", address="127.0.0.1", route=route)
+    shared_on = torch.device("cpu") if route == "shared" else None
     peers = [Peer(f"generator-{i}.0", "tests.weights_member", f"generator-{i}.0") for i in range(n_members)]
     names = [peer.name for peer in peers]
     for peer in peers:
@@ -44,7 +46,9 @@ def main(n_members: int, bucket_mib: int) -> None:
     pushes, snapshots = [], []
     for push in range(N_PUSHES):
         began = time.perf_counter()
-        snapshot = take_snapshot(push, parameters, previous=snapshot, bucket_bytes=bucket_mib << 20)
+        snapshot = take_snapshot(
+            push, parameters, previous=snapshot, bucket_bytes=bucket_mib << 20, shared_on=shared_on
+        )
         snapshots.append(time.perf_counter() - began)
         if snapshot is None:
             raise RuntimeError("the root takes a snapshot")
@@ -61,6 +65,7 @@ def main(n_members: int, bucket_mib: int) -> None:
         raise RuntimeError("no push was made")
     copy = torch.empty_like(snapshot.data)
     figures = {
+        "route": route,
         "members": n_members,
         "bucket_mib": bucket_mib,
         "mb": round(snapshot.n_bytes / 1e6),
@@ -84,4 +89,4 @@ def median_of(act: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main(*[int(argument) for argument in (*sys.argv[1:], *("2", "64")[len(sys.argv) - 1 :])])
+    main(*map(int, sys.argv[1:3]), *sys.argv[3:])  # type: ignore[arg-type]

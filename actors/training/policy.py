@@ -16,6 +16,7 @@ from actors.training import attention, linear
 from actors.training.ranks import Ranks
 from actors.training.row import Piece, lay_out
 from areal_bus.errors import ConfigError
+from areal_bus.route import Home
 
 
 class Policy:
@@ -71,6 +72,10 @@ class Policy:
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Name -> live parameter, tied ones once; DTensors when sharded."""
         return dict(self.model.named_parameters())
+
+    def shared_on(self, home: Home) -> torch.device | None:
+        """Where a snapshot lies that others are to open."""
+        return {"private": None, "host": torch.device("cpu"), "device": self.device}[home]
 
     def _compute(self) -> AbstractContextManager[object]:
         """Where a forward is of type `dtype`: FSDP2 casts by its own policy, a single rank by autocast."""

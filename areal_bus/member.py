@@ -1,0 +1,177 @@
+"""The receiving side of a weight push: takes part in each, and hands over tensors of which every byte is verified.
+
+Weights arrive in a side thread while the engine decodes with those it holds. Knows no engine, and not what the tensors
+are for; how a push goes is told in `weights.py`.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from areal_bus.collective import WINDOW, Group, Groups, Watch, brief, join_store, meet, open_device
+from areal_bus.errors import PushFailed
+from areal_bus.landing import Landing
+from areal_bus.manifest import Manifest, first_difference
+from areal_bus.messages import PushBegin
+from areal_bus.push_words import HELD, WRONG, Go, Ready, bucket, key, read, reason, title
+from areal_bus.shared_memory import Handle, open_memory, place_of
+
+
+class Member:
+    """One member of pushes. One push at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        address: str,
+        interface: str,
+        device: str = "cpu",
+        staging: Literal["auto", "host", "device"] = "auto",
+    ) -> None:
+        """`device` is where the engine computes; `staging` where tensors are received ("auto": there)."""
+        self.name = name
+        self._gloo = open_device(address, interface)
+        self._device = torch.device("cpu" if staging == "host" else device)
+        self._groups = Groups()
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._endpoint = ""
+        self._store: TCPStore | None = None
+
+    def receive(
+        self,
+        begin: PushBegin,
+        into: Mapping[str, Tensor] | None = None,
+        *,
+        expect: Mapping[str, tuple[Sequence[int], str]] | None = None,
+    ) -> tuple[dict[str, Tensor], str, float]:
+        """Take part in a push: tensors by name, all verified, their digest, and the seconds it took.
+
+        `into` is memory to receive into (the engine's spare set), used when names, shapes, dtypes and device fit and
+        fresh memory otherwise; after a failure its contents are undefined. `expect` (see `forms_of`) is the model that
+        must come. Raises PushFailed when it is another one, when bytes are wrong, or when the push breaks.
+        """
+        if self.name not in begin.members:
+            raise PushFailed(f"a push is received by its members: {self.name} is none of {begin.members}")
+        with self._lock:
+            self._cancelled.clear()
+            started = time.monotonic()
+            try:
+                landing = self._receive(begin, self._join(begin), into, expect)
+            except (PushFailed, RuntimeError) as error:
+                self._groups.drop_view(begin.view)
+                self._refuse(begin, error)
+                if isinstance(error, PushFailed):
+                    raise
+                raise PushFailed(f"{title(begin)} failed at {self.name}: {brief(error)}") from error
+            if landing.wrong:  # reported: the root goes on with the others
+                self._groups.drop_view(begin.view)
+                raise PushFailed(
+                    f"received bytes must have the checksums of the manifest: {len(landing.wrong)} of "
+                    f"{len(landing.tensors)} tensors of version {begin.version} have not, first {landing.wrong[0]}"
+                )
+            return landing.tensors, landing.digest, time.monotonic() - started
+
+    def cancel(self) -> None:
+        """End the push that is under way, if any: its `receive` raises PushFailed. Callable from any thread."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Let go of all groups and of the store."""
+        self._groups.clear()
+        self._store, self._endpoint = None, ""
+
+    def _join(self, begin: PushBegin) -> TCPStore:
+        """The store of this push; another endpoint means another root, and groups of the old one are gone."""
+        if self._store is None or self._endpoint != begin.store:
+            self.close()
+            self._store = join_store(begin.store, begin.timeout_s)
+            self._endpoint = begin.store
+        return self._store
+
+    def _receive(
+        self,
+        begin: PushBegin,
+        store: TCPStore,
+        into: Mapping[str, Tensor] | None,
+        expect: Mapping[str, tuple[Sequence[int], str]] | None,
+    ) -> Landing:
+        watch = Watch(
+            title(begin),
+            store,
+            alarm=key(begin, "stop"),
+            timeout_s=begin.timeout_s,
+            cancelled=self._cancelled,
+        )
+        manifest = Manifest.decode(read(store, begin, "manifest", watch))
+        difference = None if expect is None else first_difference(expect, manifest)
+        if difference is not None or manifest.version != begin.version:
+            said = difference or f"version {manifest.version} was announced for version {begin.version}"
+            raise PushFailed(f"a push must bring the model that its members hold: {said}")
+        landing = Landing(manifest, into, self._device)
+        group, handle = self._meet(begin, store, watch)
+        if handle is None:
+            self._take(manifest, landing, group, watch)
+        else:
+            self._copy(manifest, landing, handle, watch)
+        sent, _ = group.report(WRONG if landing.wrong else HELD, watch.left_s)
+        watch.until(sent.is_completed, lambda: "the root to take the report", group)
+        return landing
+
+    def _meet(self, begin: PushBegin, store: TCPStore, watch: Watch) -> tuple[Group, Handle | None]:
+        """Say ready, then use or build the group that the root names; with it the handle of the root's memory."""
+        group = self._groups.of_view(begin.view)
+        ready = Ready(group.name if group else "", place_of(self._device))
+        store.set(key(begin, f"ready/{self.name}"), ready.encode())
+        go = Go.decode(read(store, begin, "go", watch))
+        if group is not None and group.name == go.group:
+            return group, go.handle
+        self._groups.drop_view(begin.view)
+        rank, size = begin.members.index(self.name) + 1, len(begin.members) + 1
+        group = meet(go.group, store, watch, rank=rank, size=size, device=self._gloo)
+        self._groups.keep(begin.view, group)
+        return group, go.handle
+
+    def _copy(self, manifest: Manifest, landing: Landing, handle: Handle, watch: Watch) -> None:
+        """Out of the root's memory; should that hold another version meanwhile, the copy has other checksums."""
+        flat = open_memory(handle, manifest.n_bytes, self._device)
+        buckets = manifest.buckets()
+        for index, (start, stop) in enumerate(buckets):
+            watch.look(bucket(index, len(buckets)))
+            landing.land(start, flat[start:stop])
+        landing.finish()
+
+    def _take(self, manifest: Manifest, landing: Landing, group: Group, watch: Watch) -> None:
+        buckets = manifest.buckets()
+        largest = min(manifest.bucket_bytes, manifest.n_bytes)
+        staging = group.staging(largest, pin=self._device.type == "cuda")
+        posted: list[Any] = []
+
+        def land(index: int) -> None:
+            start, stop = buckets[index]
+            watch.until(posted[index].is_completed, bucket(index, len(buckets)), group)
+            landing.land(start, staging[index % WINDOW][: stop - start])
+
+        for index, (start, stop) in enumerate(buckets):
+            if index >= WINDOW:
+                land(index - WINDOW)
+            posted.append(group.broadcast(staging[index % WINDOW][: stop - start], watch.left_s))
+        for index in range(max(len(buckets) - WINDOW, 0), len(buckets)):
+            land(index)
+        landing.finish()
+
+    def _refuse(self, begin: PushBegin, error: Exception) -> None:
+        """Tell the root why, so that it need not wait for the deadline; nothing when the root gave up first."""
+        if self._store is None:
+            return
+        try:
+            if not self._store.check([key(begin, "stop")]):
+                self._store.set(key(begin, "refused"), f"{self.name}: {reason(error)}")
+        except RuntimeError:  # the root is gone with its store: nobody to tell, and the next push joins anew
+            self.close()
