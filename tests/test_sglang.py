@@ -20,7 +20,7 @@ from actors.engines.servers.shape import shape_of
 from actors.models.loading import load_tokenizer
 from areal_bus.config import Config, check
 from areal_bus.errors import ConfigError, EngineError, EngineLost
-from tests.servers.engines import EOS, Running, context_of, model_folder
+from tests.servers.engines import EOS, POSITIONS, Running, context_of, model_folder
 from tests.servers.speaks_sglang import OLD, SpeaksSGLang, V, speaking
 
 
@@ -240,6 +240,18 @@ def with_replicas(fake: SpeaksSGLang) -> None:
     fake.settings = {"tp_size": 1, "dp_size": 2}
 
 
+def of_more_layers(fake: SpeaksSGLang) -> None:
+    fake.names.append("model.layers.2.mlp.down_proj.weight")
+
+
+def of_a_short_context(fake: SpeaksSGLang) -> None:
+    fake.settings |= {"context_length": POSITIONS, "max_total_num_tokens": 1 << 20}
+
+
+def of_little_memory(fake: SpeaksSGLang) -> None:
+    fake.settings |= {"context_length": None, "max_total_num_tokens": 100}
+
+
 def of_another_kind(fake: SpeaksSGLang) -> None:
     fake.answers["/openapi.json"] = [(200, "<html>a printer</html>")]
 
@@ -253,6 +265,9 @@ UNFIT = [
     (without_route, "routes that .* has not: /init_weights_update_group; upgrade"),
     (other_model, "a LlamaForCausalLM: .* serves Qwen2ForCausalLM; start it with the folder of model.path"),
     (with_replicas, "without replicas or stages: .* has 2; start it with --tp-size alone"),
+    (of_more_layers, r"differ in 'layers\.2'; start it with the folder of model\.path"),
+    (of_a_short_context, "up to 256 tokens and SGLang needs 8 more, and .* holds 256: start .* --context-length 264"),
+    (of_little_memory, "holds 100: start it with"),
     (of_another_kind, "engine.urls must name servers that speak as SGLang does"),
     (that_fails, "must sample a token: it answers 503: no room"),
 ]
@@ -262,6 +277,15 @@ UNFIT = [
 def test_a_server_that_cannot_serve_the_run_is_refused_with_what_to_do(folder: Path, kind: Any, why: str) -> None:
     with speaking(kind) as fake, pytest.raises(ConfigError, match=why):
         attach(folder, fake)
+
+
+def test_in_a_running_job_such_a_server_is_a_dead_engine(folder: Path) -> None:
+    with speaking(too_old) as fake, pytest.raises(EngineLost, match="upgrade"):
+        attach(folder, fake, incarnation=1)
+    with speaking() as fake, running(folder, fake, incarnation=1) as run:
+        fake.answers["/update_weights_from_distributed"] = [(400, "no memory")]
+        with pytest.raises(EngineLost, match=r"must take weights .*: it answers 400: no memory"):
+            update(run.engine, 0)
 
 
 def test_keep_is_refused_where_old_prefixes_or_no_stamps_are(folder: Path) -> None:

@@ -46,9 +46,9 @@ def config(folder: Path, *, on_update: str = "recompute", gconfig: Any = None, *
     })  # fmt: skip
 
 
-def attach(folder: Path, fake: SpeaksVLLM | str, **settings: Any) -> ServerEngine:
+def attach(folder: Path, fake: SpeaksVLLM | str, *, incarnation: int = 0, **settings: Any) -> ServerEngine:
     settled = config(folder, urls=(fake if isinstance(fake, str) else fake.url,), **settings)
-    return open_engine(context_of(folder), settled, load_tokenizer(str(folder)))
+    return open_engine(context_of(folder, incarnation=incarnation), settled, load_tokenizer(str(folder)))
 
 
 @contextmanager
@@ -296,6 +296,10 @@ def with_biases(fake: SpeaksVLLM) -> None:
     fake.names.append("model.layers.1.self_attn.qkv_proj.bias")
 
 
+def of_a_short_context(fake: SpeaksVLLM) -> None:
+    fake.model["max_model_len"] = 255
+
+
 def of_another_kind(fake: SpeaksVLLM) -> None:
     fake.answers["/version"] = [(200, "<html>a printer</html>")]
 
@@ -309,6 +313,7 @@ UNFIT = [
     (that_ties_on_cpu, "never reloads a tied output layer: start .* with --hf-overrides"),
     (of_more_layers, r"differ in 'layers\.2'; start it with the folder of model\.path"),
     (with_biases, r"differ in 'bias'; start it with the folder of model\.path"),
+    (of_a_short_context, "up to 256 tokens, and .* holds 255: start it with --max-model-len 256"),
     (of_another_kind, "engine.urls must name servers that speak as vLLM does"),
 ]
 
@@ -317,6 +322,15 @@ UNFIT = [
 def test_a_server_that_cannot_serve_the_run_is_refused_with_what_to_do(folder: Path, kind: Any, why: str) -> None:
     with speaking(kind) as fake, pytest.raises(ConfigError, match=why):
         attach(folder, fake)
+
+
+def test_in_a_running_job_such_a_server_is_a_dead_engine(folder: Path) -> None:
+    with speaking(too_old) as fake, pytest.raises(EngineLost, match="upgrade"):
+        attach(folder, fake, incarnation=1)
+    with speaking() as fake, running(folder, fake, incarnation=1) as run:
+        fake.answers["/collective_rpc"] = [(400, "no memory")] * 9
+        with pytest.raises(EngineLost, match=r"must take weights .*: it answers 400: no memory"):
+            update(run.engine, 0)
 
 
 def test_keep_is_refused_where_old_prefixes_are(folder: Path) -> None:
@@ -329,7 +343,7 @@ def test_a_server_that_is_not_there_or_elsewhere_ends_a_job_at_its_start(folder:
         attach(folder, "http://127.0.0.1:9")
     link = Link("http://127.0.0.2:9")
     with pytest.raises(ConfigError, match=r"its server is on this machine, not 127\.0\.0\.2"):
-        probe(link, names=None, is_tied=False, keep=False, timeout_s=5.0)
+        probe(link, names=None, is_tied=False, keep=False, longest=9, timeout_s=5.0)
     link.close()
 
 

@@ -20,7 +20,14 @@ V = 31
 ROUTES = [
     "/generate", "/model_info", "/server_info", "/pause_generation", "/continue_generation", "/abort_request",
     "/init_weights_update_group", "/update_weights_from_distributed", "/begin_weight_update", "/end_weight_update",
+    "/weights_checker",
 ]  # fmt: skip
+NAMES = [
+    "model.embed_tokens.weight",
+    "model.layers.0.mlp.gate_up_proj.weight",
+    "model.layers.1.x.weight",
+    "lm_head.weight",
+]
 OLD = ["/pause_generation", "/continue_generation", "/begin_weight_update", "/end_weight_update"]
 TIMEOUT_S = 20.0
 
@@ -54,6 +61,7 @@ class SpeaksSGLang:
         self.answers: dict[str, list[tuple[int, str]]] = {}  # of a path, in order, instead of what it would do
         self.hangs: set[str] = set()  # paths that get no answer
         self.breaks = False  # streams end in the middle
+        self.names = list(NAMES)  # of its weights
         self.most_new_tokens = 1 << 30  # of one request, whatever it asks for
         self.text = ""  # of each event, from a server that has a tokenizer
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -118,6 +126,8 @@ class SpeaksSGLang:
                         stream.finish = stream.finish or {"type": "abort", "message": "Aborted"}
             case "/init_weights_update_group":
                 self.join(body)
+            case "/weights_checker":
+                return 200, {"success": True, "ranks": [{"checksums": dict.fromkeys(self.names, "0")}]}
             case "/update_weights_from_distributed":
                 self.receive(body)
         return 200, {"success": True, "message": ""}

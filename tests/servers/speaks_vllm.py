@@ -14,12 +14,6 @@ from safetensors.torch import load_file
 from actors.engines.servers.vllm_probe import GENERATE, RL
 from tests.servers.speaks_sglang import Handler, SpeaksSGLang, Stream
 
-NAMES = [
-    "model.embed_tokens.weight",
-    "model.layers.0.mlp.gate_up_proj.weight",
-    "model.layers.1.x.weight",
-    "lm_head.weight",
-]
 UNTIED = {"tie_word_embeddings": False}
 
 
@@ -28,7 +22,7 @@ class SpeaksVLLM(SpeaksSGLang):
 
     def __init__(self) -> None:
         super().__init__()
-        self.version, self.names = "0.32.0", list(NAMES)
+        self.version = "0.32.0"
         self.routes = ["/generate", "/health", "/version", "/server_info", *RL]
         self.model: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "hf_overrides": UNTIED}
         self.parallel = {"data_parallel_size": 1, "pipeline_parallel_size": 1, "worker_cls": "cpu_worker.CPUWorker"}

@@ -28,6 +28,12 @@ class Met:
     name: str  # unique among all meetings
     address: str  # of ours, for a group with it
     interface: str
+    is_known: bool  # one like it has served this run before
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample of one turn, as far as the settings tell."""
+        return longest(self.config, self.shape.most_tokens)
 
 
 class Command(Protocol):
@@ -52,6 +58,11 @@ class Kind:
     command: Command  # what follows the interpreter
     environment: Environment  # beside its own
     meet: Meet
+
+
+def longest(config: Config, most_tokens: int) -> int:
+    """Tokens of a prompt and its completion at most."""
+    return min(config.data.max_prompt_tokens + config.gconfig.max_new_tokens, most_tokens)
 
 
 def seed(run_seed: int, context: Context) -> int:

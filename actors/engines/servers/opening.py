@@ -26,15 +26,17 @@ def open_engine(context: Context, config: Config, tokenizer: Any) -> ServerEngin
     """The engine of this generator, its server ready for the first weights.
 
     Raises ConfigError for a server that cannot serve the run, or that is not there when the job begins; EngineLost for
-    one that is not there later.
+    such a one later.
     """
     model = empty_model(context.model_folder, config.model.dtype, "meta")
     shape = shape_of(model)
     architecture = (getattr(model.config, "architectures", None) or [""])[0]
     try:
         return _open(context, config, shape, architecture, stop_ids(model, tokenizer))
-    except EngineLost as error:
+    except (ConfigError, EngineLost) as error:
         if context.incarnation:
+            raise EngineLost(str(error)) from error
+        if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"rollout.engine = {config.rollout.engine!r}: {error}") from error
 
@@ -47,7 +49,8 @@ def _open(context: Context, config: Config, shape: Shape, architecture: str, sto
     name = f"{context.name}-{uuid.uuid4().hex[:12]}"
     try:
         wait_ready(link, kind.ready, process, timeout_s=config.engine.start_timeout_s)
-        server = kind.meet(Met(link, process, config, shape, architecture, stops, name, address, interface))
+        is_known = context.incarnation > 0
+        server = kind.meet(Met(link, process, config, shape, architecture, stops, name, address, interface, is_known))
     except BaseException:
         link.close()
         if process is not None:

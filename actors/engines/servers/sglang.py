@@ -29,13 +29,17 @@ class SGLang:
         bucket_bytes: int,
         call_timeout_s: float,
         load_timeout_s: float,
+        is_known: bool = False,
         process: ServerProcess | None = None,
     ) -> None:
-        """Joins it to a group of that name, which it has not had before. Raises EngineLost when it does not come."""
+        """Joins it to a group of that name, which it has not had before. `is_known`: that it serves the model of the
+        run. Raises EngineLost when it does not come.
+        """
         self._link, self._relay, self._abilities, self._process = link, relay, abilities, process
         self._group, self._stop_ids, self._bucket_bytes = group, sorted(stop_ids), bucket_bytes
         self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
         self._label: str | None = None  # of the weights it has from us
+        self._is_known = is_known
         self._join()
 
     @property
@@ -98,7 +102,7 @@ class SGLang:
                 self._link.call("POST", END, {}, timeout_s=self._call_timeout_s)
         except Refused as error:
             raise self._refused(label, error) from None
-        self._label = label
+        self._label, self._is_known = label, True
 
     def check(self) -> None:
         if self._process is not None:
@@ -111,7 +115,7 @@ class SGLang:
 
     def _refused(self, label: str, error: Refused) -> Exception:
         """The first weights show whether it is the right model; later ones are known to fit."""
-        if self._label is not None:
+        if self._is_known:
             return EngineLost(f"{self._link.url} must take weights {label}: {error}")
         return ConfigError(
             f"the server must serve the model of this run: {self._link.url} did not take its weights ({error}); start "

@@ -4,18 +4,21 @@ Asked once: the routes it lists (/openapi.json), its settings (/server_info), it
 token. Version numbers decide nothing but safety.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from actors.engines.servers.kinds import number
 from actors.engines.servers.link import Link, Refused
+from actors.engines.servers.shape import check_names
 from areal_bus.errors import ConfigError, EngineLost
 
+ROOM = 8  # positions beyond the longest sample: SGLang ends a completion a few tokens before its limit
 OLDEST = (0, 5, 10)  # before it strangers' bytes are unpickled (CVE-2026-3059, CVE-2026-3060)
 UPDATE, BEGIN, END = "/update_weights_from_distributed", "/begin_weight_update", "/end_weight_update"
 PAUSE, RESUME, ABORT, JOIN = "/pause_generation", "/continue_generation", "/abort_request", "/init_weights_update_group"
+CHECKER = "/weights_checker"
 NEEDED = ("/generate", UPDATE, ABORT, JOIN)
 
 
@@ -31,9 +34,13 @@ class Abilities:
     n_ranks: int  # of tensor parallelism
 
 
-def probe(link: Link, *, architecture: str, keep: bool, timeout_s: float) -> Abilities:
-    """What the server can do; it is left as one that nobody uses. Raises ConfigError for one that cannot serve a run
-    (`keep`: with the keys and values of running samples), EngineLost when it does not answer.
+def probe(
+    link: Link, *, architecture: str, names: Collection[str] | None, keep: bool, longest: int, timeout_s: float
+) -> Abilities:
+    """What the server can do; it is left as one that nobody uses.
+
+    `names`: of the model's weights, where it may serve another. `longest`: tokens of a sample. Raises ConfigError for
+    one that cannot serve a run (`keep`: with the keys and values of running samples), EngineLost for no answer.
     """
     try:
         routes = link.call("GET", "/openapi.json", timeout_s=timeout_s)
@@ -42,7 +49,10 @@ def probe(link: Link, *, architecture: str, keep: bool, timeout_s: float) -> Abi
         settings = link.call("GET", info, timeout_s=timeout_s)
         model = link.call("GET", "/model_info", timeout_s=timeout_s) if "/model_info" in paths else {}
         check(link.url, paths, modes, settings, model, architecture=architecture, keep=keep)
+        check_room(link.url, settings, longest)
         free(link, paths, timeout_s=timeout_s)
+        if names is not None and CHECKER in paths:
+            check_weights(link, names, timeout_s=timeout_s)
         abilities = Abilities(
             version=str(settings["version"]),
             stamps=stamps_tokens(link, timeout_s=timeout_s),
@@ -51,7 +61,7 @@ def probe(link: Link, *, architecture: str, keep: bool, timeout_s: float) -> Abi
             is_incremental=bool(settings.get("incremental_streaming_output") or settings.get("stream_output")),
             n_ranks=int(settings.get("tp_size") or 1),
         )
-    except (Refused, KeyError, TypeError, ValueError) as error:
+    except (Refused, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"engine.urls must name servers that speak as SGLang does: {link.url}: {error!r}") from None
     if keep and not (abilities.pauses and abilities.stamps):
         raise ConfigError(
@@ -89,6 +99,28 @@ def check(
     for broken, sentence in rules:
         if broken:
             raise ConfigError(sentence)
+
+
+def check_room(url: str, settings: Mapping[str, Any], longest: int) -> None:
+    """It cuts what it has no room for without a word. Raises ConfigError with what to do."""
+    limits = [settings.get(name) for name in ("context_length", "max_total_num_tokens")]
+    holds = min([int(limit) for limit in limits if limit], default=longest + ROOM)
+    if holds < longest + ROOM:
+        raise ConfigError(
+            f"a sample of this run has up to {longest} tokens and SGLang needs {ROOM} more, and {url} holds {holds}: "
+            f"start it with --context-length {longest + ROOM} (SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 in its "
+            "environment) and memory for so many"
+        )
+
+
+def check_weights(link: Link, names: Collection[str], *, timeout_s: float) -> None:
+    """Whether its weights are those of the model by their names: those that it is not sent stay as they are.
+
+    Raises ConfigError with what to do. Older servers do not tell.
+    """
+    with suppress(Refused):
+        for rank in link.call("POST", CHECKER, {"action": "checksum"}, timeout_s=timeout_s).get("ranks") or []:
+            check_names(link.url, rank["checksums"], names)
 
 
 def replicas(settings: Mapping[str, Any]) -> int:

@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 
 from actors.context import Context
-from actors.engines.servers.kinds import LOOPBACK, Kind, Met, seed
+from actors.engines.servers.kinds import LOOPBACK, Kind, Met, longest, seed
 from actors.engines.servers.protocol import Server
 from actors.engines.servers.relay import Relay
 from actors.engines.servers.sglang import SGLang
-from actors.engines.servers.sglang_probe import OLDEST, probe
+from actors.engines.servers.sglang_probe import OLDEST, ROOM, probe
 from areal_bus.config import Config
 
-ROOM = 8  # positions beyond the model's: SGLang ends a completion a few tokens before its limit
 STREAM = 16  # tokens in an event: what is not yet sent when a generator dies is lost
 SPARE = 2  # times the tokens of all slots, on CPU: room for what they share
 
 
 def command(context: Context, config: Config, *, most_tokens: int, port: int) -> list[str]:
     """What follows the interpreter: our words, then the user's, which win."""
-    rollout, gconfig = config.rollout, config.gconfig
+    rollout = config.rollout
     words: Sequence[object] = [
         "-m", "sglang.launch_server",
         "--model-path", context.model_folder,
@@ -37,14 +36,14 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
     if rollout.on_update == "keep":
         words = [*words, "--disable-radix-cache", "--disable-overlap-schedule"]
     if context.device == "cpu":
-        longest = min(config.data.max_prompt_tokens + gconfig.max_new_tokens, most_tokens) + ROOM
+        most = longest(config, most_tokens) + ROOM
         words = [
             *words,
             "--device", "cpu",
             "--attention-backend", "torch_native",
             "--grammar-backend", "none",
             "--disable-overlap-schedule",
-            "--max-total-tokens", max(SPARE * longest * rollout.max_concurrent_rollouts, most_tokens + ROOM),
+            "--max-total-tokens", max(SPARE * most * rollout.max_concurrent_rollouts, most_tokens + ROOM),
         ]  # fmt: skip
     return [*map(str, words), *config.engine.arguments]
 
@@ -64,7 +63,10 @@ def meet(met: Met) -> Server:
     """The server, joined to a group of its own. Raises ConfigError for one that cannot serve the run, EngineLost."""
     config, call_s = met.config, met.config.engine.call_timeout_s
     keep = config.rollout.on_update == "keep"
-    abilities = probe(met.link, architecture=met.architecture, keep=keep, timeout_s=call_s)
+    names = met.shape.parameters if met.process is None else None
+    abilities = probe(
+        met.link, architecture=met.architecture, names=names, keep=keep, longest=met.longest, timeout_s=call_s
+    )
     return SGLang(
         met.link,
         Relay(address=met.address, interface=met.interface),
@@ -74,6 +76,7 @@ def meet(met: Met) -> Server:
         bucket_bytes=config.weights.bucket_mib << 20,
         call_timeout_s=call_s,
         load_timeout_s=config.weights.timeout_s,
+        is_known=met.is_known,
         process=met.process,
     )
 

@@ -1,7 +1,8 @@
 """The model that a server serves: the forms of its weights, and what it can be asked for; knows no server."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,3 +76,24 @@ def shape_of(model: Any) -> Shape:
         vocabulary=int(model.get_input_embeddings().num_embeddings),
         most_tokens=limits.most_tokens(model.config),
     )
+
+
+def check_names(url: str, served: Iterable[str], names: Iterable[str]) -> None:
+    """Whether its weights are those of the model, as far as names tell: it joins some. It passes over weights that it
+    is not sent without a word, so that those of more layers would stay as they are.
+    """
+    theirs, ours = parts(name.rpartition(":")[2] for name in served), parts(names)
+    if odd := sorted(theirs ^ ours):
+        raise ConfigError(
+            f"the server must serve the model of this run: {url} and model.path differ in {odd[0]!r}; start it with "
+            "the folder of model.path"
+        )
+
+
+def parts(names: Iterable[str]) -> set[str]:
+    """Of what is numbered the numbers, and what the last words are (weight, bias)."""
+    found = set()
+    for name in names:
+        found.add(name.rpartition(".")[2])
+        found.update(re.findall(r"\w+\.\d+(?=\.)", name))
+    return found

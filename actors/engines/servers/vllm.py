@@ -33,14 +33,17 @@ class VLLM:
         stop_ids: Sequence[int],
         call_timeout_s: float,
         load_timeout_s: float,
+        is_known: bool = False,
         process: ServerProcess | None = None,
     ) -> None:
-        """`tied`: names of weights that are not sent, and of those that they are the same as."""
+        """`tied`: names of weights that are not sent, and of those that they are the same as. `is_known`: that it
+        serves the model of the run.
+        """
         self._link, self._abilities, self._handover, self._process = link, abilities, handover, process
         self._tied = dict(tied) if abilities.is_untied else {}
         self._stop_ids = sorted(stop_ids)
         self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
-        self._has_weights = False
+        self._is_known = is_known
 
     def check_sampling(self, *, temperature: float, top_p: float) -> None:
         if broken := sampling_rule(self._abilities.logprobs_mode, temperature=temperature, top_p=top_p):
@@ -82,7 +85,7 @@ class VLLM:
         if flush and not is_success(self._call(CACHE, {})):
             raise EngineLost(f"{self._link.url} must forget the prefixes of older weights: it does not")
         self._call(LABEL, {"new_version": label})
-        self._has_weights = True
+        self._is_known = True
 
     def check(self) -> None:
         if self._process is not None:
@@ -95,7 +98,7 @@ class VLLM:
 
     def _refused(self, label: str, error: Refused) -> Exception:
         """The first weights show whether it is the right model; later ones are known to fit."""
-        if self._has_weights:
+        if self._is_known:
             return EngineLost(f"{self._link.url} must take weights {label}: {error}")
         return ConfigError(
             f"the server must serve the model of this run: {self._link.url} did not take its weights ({error}); start "

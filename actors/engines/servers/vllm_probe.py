@@ -3,14 +3,14 @@
 Asked once: the routes it lists, its settings (/server_info) and the names of its weights (/weight_checker).
 """
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from actors.engines.servers.kinds import number
 from actors.engines.servers.link import Link, Refused
+from actors.engines.servers.shape import check_names
 from areal_bus.errors import ConfigError
 
 OLDEST = (0, 32)  # that was tried
@@ -28,11 +28,13 @@ class Abilities:
     is_untied: bool  # it has weights of its own for what the model ties
 
 
-def probe(link: Link, *, names: Collection[str] | None, is_tied: bool, keep: bool, timeout_s: float) -> Abilities:
+def probe(
+    link: Link, *, names: Collection[str] | None, is_tied: bool, keep: bool, longest: int, timeout_s: float
+) -> Abilities:
     """What the server can do; it is left as one that nobody uses, and reads weights from folders.
 
-    `names`: of the model's weights, where it may serve another. Raises ConfigError for one that cannot serve a run
-    (`keep`: with the keys and values of running samples), EngineLost when it does not answer.
+    `names`: of the model's weights, where it may serve another. `longest`: tokens of a sample. Raises ConfigError for
+    one that cannot serve a run (`keep`: with the keys and values of running samples), EngineLost for no answer.
     """
     host = urlsplit(link.url).hostname
     if host not in HERE:
@@ -44,14 +46,14 @@ def probe(link: Link, *, names: Collection[str] | None, is_tied: bool, keep: boo
         paths = set(link.call("GET", "/openapi.json", timeout_s=timeout_s)["paths"])
         check_routes(link.url, paths, version)
         settings = link.call("GET", "/server_info?config_format=json", timeout_s=timeout_s)["vllm_config"]
-        check_settings(link.url, settings, is_tied=is_tied, keep=keep)
+        check_settings(link.url, settings, is_tied=is_tied, keep=keep, longest=longest)
         free(link, timeout_s=timeout_s)
         if names is not None:
             served = link.call("POST", CHECKER, {"action": "checksum"}, timeout_s=timeout_s)["checksums"]
             check_names(link.url, served, names)
         read_from_folders(link, timeout_s=timeout_s)
         return Abilities(str(settings["model_config"]["logprobs_mode"]), is_untied(settings))
-    except (Refused, KeyError, TypeError, ValueError) as error:
+    except (Refused, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"engine.urls must name servers that speak as vLLM does: {link.url}: {error!r}") from None
 
 
@@ -68,16 +70,19 @@ def check_routes(url: str, paths: set[str], version: str) -> None:
     _raise_first(rules)
 
 
-def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keep: bool) -> None:
+def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keep: bool, longest: int) -> None:
     """Raises ConfigError with what to do."""
     parallel, mode = settings["parallel_config"], settings["model_config"]["logprobs_mode"]
     replicas = max(int(parallel.get(f"{kind}_parallel_size") or 1) for kind in ("data", "pipeline"))
+    holds = int(settings["model_config"].get("max_model_len") or longest)
     on_cpu = "cpu" in str(parallel["worker_cls"]).lower()
     rules = [
         (replicas > 1, f"a generator has one server without replicas or stages: {url} has {replicas}; start it with "
          "--tensor-parallel-size alone, one a generator"),
         (mode not in ("raw_logprobs", "processed_logprobs"), f"vLLM must give log-probs: {url} gives {mode}; start it "
          "with --logprobs-mode processed_logprobs"),
+        (holds < longest, f"a sample of this run has up to {longest} tokens, and {url} holds {holds}: start it with "
+         f"--max-model-len {longest}"),
         (keep and bool(settings["cache_config"].get("enable_prefix_caching")), 'with rollout.on_update = "keep" no '
          f"prefix of old weights may be used again: start {url} with --no-enable-prefix-caching"),
         (on_cpu and is_tied and not is_untied(settings), f"on CPU vLLM never reloads a tied output layer: start {url} "
@@ -89,27 +94,6 @@ def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keep
 def is_untied(settings: Mapping[str, Any]) -> bool:
     overrides = settings["model_config"].get("hf_overrides") or {}
     return isinstance(overrides, Mapping) and overrides.get("tie_word_embeddings") is False
-
-
-def check_names(url: str, served: Iterable[str], names: Iterable[str]) -> None:
-    """Whether its weights are those of the model, as far as names tell: it joins some. It passes over weights that it
-    is not sent without a word, so that those of more layers would stay as they are.
-    """
-    theirs, ours = parts(name.rpartition(":")[2] for name in served), parts(names)
-    if odd := sorted(theirs ^ ours):
-        raise ConfigError(
-            f"the server must serve the model of this run: {url} and model.path differ in {odd[0]!r}; start it with "
-            "the folder of model.path"
-        )
-
-
-def parts(names: Iterable[str]) -> set[str]:
-    """Of what is numbered the numbers, and what the last words are (weight, bias)."""
-    found = set()
-    for name in names:
-        found.add(name.rpartition(".")[2])
-        found.update(re.findall(r"\w+\.\d+(?=\.)", name))
-    return found
 
 
 def free(link: Link, *, timeout_s: float) -> None:

@@ -65,7 +65,9 @@ def meet(met: Met) -> Server:
     config, call_s = met.config, met.config.engine.call_timeout_s
     keep = config.rollout.on_update == "keep"
     names = met.shape.parameters if met.process is None else None
-    abilities = probe(met.link, names=names, is_tied=bool(met.shape.tied), keep=keep, timeout_s=call_s)
+    abilities = probe(
+        met.link, names=names, is_tied=bool(met.shape.tied), keep=keep, longest=met.longest, timeout_s=call_s
+    )
     for temperature in (config.gconfig.temperature, config.evaluate.temperature):
         if broken := sampling_rule(abilities.logprobs_mode, temperature=temperature, top_p=config.gconfig.top_p):
             raise ConfigError(f'rollout.engine = "vllm": {broken}')
@@ -77,6 +79,7 @@ def meet(met: Met) -> Server:
         stop_ids=sorted(met.stop_ids),
         call_timeout_s=call_s,
         load_timeout_s=config.weights.timeout_s,
+        is_known=met.is_known,
         process=met.process,
     )
 
