@@ -49,9 +49,10 @@ class Pushes:
     history: History | None = None
 
 
-@pytest.fixture(scope="module")
-def pushes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pushes]:
+@pytest.fixture(scope="module", params=["gloo", "shared"])
+def pushes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pushes]:
     settings = (
+        f"weights.route={request.param}",
         "run.total_train_steps=40",
         f"weights.timeout_s={DEADLINE_S}",
         "checkpoint.every_steps=0",

@@ -157,21 +157,26 @@ def shelf(module: Any) -> None:
 
 
 def weights(module: Any) -> None:
-    """A push from both sides, in the order of its phases."""
+    """A push at the root, in the order of its phases."""
     before(module.Root, "_assemble", "push-announced")
     before(module.Root, "_send", "push-met")
     after(module.Root, "_push", "push-reported")
+
+
+def member(module: Any) -> None:
+    """A push at a member, in the order of its phases, by either route."""
     before(module.Member, "_receive", "receive-announced")
     before(module.Member, "_take", "receive-met")
+    before(module.Member, "_copy", "receive-met")
     after(module.Member, "_receive", "receive-reported")
-    real = module._read
+    real = module.read
 
     def read(store: Any, begin: Any, name: str, watch: Any) -> str:
         if name == "go":
             strike("receive-ready")
         return str(real(store, begin, name, watch))
 
-    module._read = read
+    module.read = read
 
 
 def landing(module: Any) -> None:
@@ -241,6 +246,7 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.training.keeping": keeping,
     "actors.training.shelf": shelf,
     "areal_bus.weights": weights,
+    "areal_bus.member": member,
     "areal_bus.landing": landing,
     "actors.generation": generation,
     "actors.delivery": delivery,
