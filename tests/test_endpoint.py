@@ -362,6 +362,12 @@ def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
         assert connection.recv(12) == b"HTTP/1.1 100"
 
 
+def test_a_client_that_sends_far_too_much_hears_so() -> None:
+    with serving() as (url, sessions):
+        status, answer = post(url.geturl(), sessions.open("x").key, b"x" * (16 << 20))
+    assert (status, answer["error"]["message"][:15]) == (413, "a body has at m")
+
+
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[SplitResult, Sessions]]:
     """A server, and nobody who answers."""

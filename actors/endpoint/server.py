@@ -19,6 +19,7 @@ from actors.endpoint.asking import Refused, read_call
 from actors.endpoint.sessions import Pending, Session, Sessions
 
 BODY_BYTES = 2 << 20  # with what is rendered of it, far below what one message of the bus may hold
+THROWN_BYTES = 256 << 20  # of a longer body that are read, so that its client hears why it was refused
 SILENT_S = 30.0  # a connection without a whole request for so long is closed
 STOP_S = 0.1  # how often the server looks whether it is to stop
 LOOK_S = 0.5  # how often a waiting request looks whether its client is still there
@@ -178,11 +179,17 @@ class Handler(BaseHTTPRequestHandler):
         if not length.isascii() or not length.isdigit():
             raise Refused("a request says the length of its body", status=411, code="length_required")
         if len(length) > 12 or int(length) > BODY_BYTES:
+            self._throw_away(min(int(length[:12]), THROWN_BYTES))
             raise Refused(f"a body has at most {BODY_BYTES} bytes: this one has {length[:12]}", status=413)
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise ConnectionError("the body ended early")
         return body
+
+    def _throw_away(self, n_bytes: int) -> None:
+        """Who is still sending does not hear an answer."""
+        while n_bytes > 0 and (piece := self.rfile.read(min(n_bytes, 1 << 16))):
+            n_bytes -= len(piece)
 
     def _check_client(self) -> None:
         if self._client_is_gone():
