@@ -27,6 +27,7 @@ NAMES = [
     "model.layers.0.mlp.gate_up_proj.weight",
     "model.layers.1.x.weight",
     "lm_head.weight",
+    "model.layers.1.self_attn.attn.k_scale",
 ]
 OLD = ["/pause_generation", "/continue_generation", "/begin_weight_update", "/end_weight_update"]
 TIMEOUT_S = 20.0

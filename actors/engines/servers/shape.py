@@ -91,9 +91,9 @@ def check_names(url: str, served: Iterable[str], names: Iterable[str]) -> None:
 
 
 def parts(names: Iterable[str]) -> set[str]:
-    """Of what is numbered the numbers, and what the last words are (weight, bias)."""
+    """Of what is numbered the numbers, and whether there are biases; a server's own scales are its affair."""
     found = set()
     for name in names:
-        found.add(name.rpartition(".")[2])
+        found.update({name.rpartition(".")[2]} & {"bias"})
         found.update(re.findall(r"\w+\.\d+(?=\.)", name))
     return found
