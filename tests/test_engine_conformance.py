@@ -44,8 +44,8 @@ class Rig:
         self, on_update: str = "recompute", *, stops: bool = False, **settings: float
     ) -> AbstractContextManager[Running]:
         """`settings`: of gconfig, where a server must be started for them. `stops`: texts end, for the model STOPS."""
-        if on_update == "keep" and self._abilities.get("pauses") is False:
-            pytest.skip("a server that cannot stand still keeps no sample under way")
+        if on_update == "keep" and self._abilities:
+            pytest.skip("a server that cannot stand still or stamp keeps no sample under way")
         if isinstance(self._engines, Simulated):
             return self._engines.open(on_update, stops=stops)
         return self._engines.open(on_update, **settings, **self._abilities)  # type: ignore[arg-type]
@@ -86,6 +86,7 @@ def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ser
         "builtin",
         "simulated",
         pytest.param("sglang", marks=pytest.mark.sglang),
+        pytest.param("sglang without stamps", marks=pytest.mark.sglang),
         pytest.param("sglang without pause and stamps", marks=pytest.mark.sglang),
         pytest.param("vllm", marks=pytest.mark.vllm),
     ]
@@ -99,8 +100,8 @@ def rig(request: pytest.FixtureRequest, models: tuple[Any, dict[int, Any]]) -> R
     if request.param == "vllm":
         return Rig(*request.getfixturevalue("vllm_servers"))
     servers = request.getfixturevalue("sglang_servers")
-    old = {"stamps": False, "pauses": False} if "without" in request.param else {}
-    return Rig(servers, made, **old)
+    lacks = {"stamps": False} if "without" in request.param else {}
+    return Rig(servers, made, **lacks | ({"pauses": False} if "pause" in request.param else {}))
 
 
 def ask(uid: int, *, sample: int = 0, n: int = 64, ids: list[int] | None = None, **more: Any) -> Request:
