@@ -92,7 +92,7 @@ def _remember(witness: "Witness", uid: int, prompt: Followed, version: int) -> N
     """
     saved = witness.saved.get(version, {}).get(uid, {})
     has_both = witness.is_same_head and prompt.state in ("live", "training")
-    prompt.accepted = {**saved, **prompt.accepted} if has_both else dict(saved)
+    prompt.accepted = {**saved, **prompt.accepted} if has_both else {**prompt.accepted, **saved}
 
 
 def _forget_training(witness: "Witness", uid: int) -> None:
