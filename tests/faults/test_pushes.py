@@ -198,3 +198,30 @@ def test_after_all_those_pushes_each_generator_held_every_version_in_order(pushe
     for path in runs.Run(pushes.ring.run).journals("generator"):
         versions = [line["version"] for line in runs.lines(path, "pushed")]
         assert versions == sorted(versions)
+
+
+def test_row_03_the_learner_dies_while_a_generator_copies_out_of_its_memory(tmp_path: Path) -> None:
+    """That memory lasts until the generator hears of the death; then it gets its weights of the next life."""
+    ring = Ring(tmp_path, "run.total_train_steps=8", "weights.route=shared", "weights.timeout_s=20")
+    ring.hold(2)
+    with ring.started():
+        ring.until_held(2, f"{ONE}.0", f"{OTHER}.0")
+        now = time.monotonic()
+        ring.arm("receive-landing", "lag", who=ONE)
+        ring.hold(3)
+        halted = ring.struck("receive-landing", after=now)
+        memory = maps_weights(halted.pid)
+        blow = ring.kill("learner-0")
+        assert maps_weights(halted.pid) == memory != set()
+        ring.wait(lambda: not memory & maps_weights(halted.pid), f"{ONE} lets go of the dead learner's memory")
+        ring.hold(None)
+        ring.finish()
+    ring.check_survived()
+    mine = ring.lines("pushed", role="generator", rank=0, after=blow.t)
+    assert {line["inc"] for line in mine} == {0}, f"{ONE} goes on in the same life"
+
+
+def maps_weights(pid: int) -> set[str]:
+    """Inodes of the memory that it copies weights out of."""
+    rows = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {row.split()[4] for row in rows if "memfd:areal-bus-weights" in row}
