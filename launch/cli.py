@@ -9,6 +9,7 @@ COMMANDS = {
     "breakdown": ("tools.breakdown", "where each actor's time went"),
     "audit": ("tools.audit", "the run checked against its invariants, by its journal alone"),
     "why": ("tools.why", "alive, stalled, dead or over, and who waits for whom"),
+    "simulate": ("tools.simulate", "which split, which eta: a ring in virtual time"),
     "evaluate": ("tools.evaluate", "score a model or a run on a file of problems"),
     "bench": ("tools.bench", "measure; one JSON object on the last line"),
 }

@@ -204,7 +204,8 @@ def test_spans_are_split_where_the_versions_change() -> None:
 def test_a_line_is_found_through_points_and_is_never_below_0() -> None:
     assert measured.line_through([(1, 3, 1), (2, 5, 2), (4, 9, 1)]) == pytest.approx((1, 2))
     assert measured.line_through([(2, 6, 1), (2, 6, 1)]) == pytest.approx((0, 3))
-    assert measured.line_through([(1, 5, 1), (2, 4, 1)]) == pytest.approx((4.5, 0))
+    assert measured.line_through([(1, 5, 1), (2, 4, 1)]) == pytest.approx((0, 3))  # no slope shows
+    assert measured.line_through([(1, 2, 1), (2, 9, 1), (3, 1, 1), (4, 9, 1)]) == pytest.approx((0, 2.1))
     assert measured.line_through([(1, 1, 1), (2, 4, 1)])[0] >= 0
 
 

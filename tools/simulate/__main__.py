@@ -16,14 +16,15 @@ from tools.simulate.plan import BALANCE, Pace, Split, as_measured, assumed, sche
 from tools.simulate.schedule import Schedule
 
 ETAS = "0,1,2,4,8"
-REACHES = 0.98  # of the best of its split
+REACHES = 0.98  # of the best of its split, in tokens that train
 MANY = 1e9  # tokens/s of a learner whose time does not depend on them
 MORE = """\
 Numbers of a model, in virtual time, around the production gate. Lengths and a generator's speeds are those of
 [engine.simulated] (change them with --set), the learner's those of the options; or all are measured with --from.
 tokens/s: sampled tokens that updates consume in a second. bound: the slower of both halves alone. slots: live samples
-of all slots. *: the smallest eta within 2 % of the best of its split. More learner ranks learn in proportion, longer
-contexts decode no slower, and nothing fails. On one device both halves run at half speed while both work."""
+of all slots. *: the smallest eta within 2 % of the best of its split, masked tokens left out. More learner ranks learn
+in proportion, longer contexts decode no slower, and nothing fails. On one device both halves run at half speed while
+both work."""
 TITLES = ("learn + generate", "eta", "tokens/s", "of bound", "learner waits", "generators wait", "slots",
           "lag mean/max", "masked", "dropped", "")  # fmt: skip
 
@@ -194,10 +195,10 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def smallest(rows: Sequence[Row], split: Split) -> Row:
-    """Of this split, the smallest eta that comes near its best."""
+    """Of this split, the smallest eta that comes near its best, in tokens that train."""
     of_split = sorted((row for row in rows if row.split == split), key=lambda row: row.eta)
-    best = max(row.outcome.tokens_per_s for row in of_split)
-    return next(row for row in of_split if row.outcome.tokens_per_s >= REACHES * best)
+    best = max(row.outcome.trained_per_s for row in of_split)
+    return next(row for row in of_split if row.outcome.trained_per_s >= REACHES * best)
 
 
 def sentences(known: Known | None) -> list[str]:

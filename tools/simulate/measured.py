@@ -152,12 +152,17 @@ def paces(lines: Sequence[Line], n_slots: int) -> list[tuple[float, float, float
 
 
 def line_through(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """(at 0, slope) of the line nearest to these (x, y, weight), neither below 0."""
+    """(at 0, slope) of the line nearest to these (x, y, weight), neither below 0.
+
+    Through 0 where no slope shows: one that is not twice its own error.
+    """
     total = sum(w for _, _, w in points)
     x, y = sum(a * w for a, _, w in points) / total, sum(b * w for _, b, w in points) / total
-    spread = sum((a - x) ** 2 * w for a, _, w in points)
-    slope = sum((a - x) * (b - y) * w for a, b, w in points) / spread if spread > 1e-9 * total * x * x else y / x
-    slope = min(max(slope, 0.0), y / x)
+    xx = sum((a - x) ** 2 * w for a, _, w in points)
+    xy = sum((a - x) * (b - y) * w for a, b, w in points)
+    off = sum((b - y) ** 2 * w for _, b, w in points) - (xy * xy / xx if xx else 0.0)
+    shows = xy > 0 and xy * xy * (len(points) - 2) > 4 * xx * max(0.0, off)
+    slope = min(xy / xx, y / x) if shows else y / x
     return y - slope * x, slope
 
 

@@ -19,6 +19,11 @@ class Outcome:
     masked: float  # share of the consumed tokens
     dropped: float  # share of the complete samples' tokens
 
+    @property
+    def trained_per_s(self) -> float:
+        """Tokens that enter a loss."""
+        return self.tokens_per_s * (1 - self.masked)
+
 
 def play(schedule: Schedule, *, n_steps: int, n_settle: int, seed: int = 0) -> Outcome:
     """Of the updates after the first `n_settle`. Raises ValueError unless there are any."""
@@ -35,7 +40,7 @@ def play(schedule: Schedule, *, n_steps: int, n_settle: int, seed: int = 0) -> O
     dropped, of_all = ring.count.dropped - dropped, seconds * schedule.n_generators
     return Outcome(
         tokens_per_s=n_tokens / seconds,
-        learner_waits=1 - sum(b.ended - max(b.began, began) for b in measured) / seconds,
+        learner_waits=max(0.0, 1 - sum(b.ended - max(b.began, began) for b in measured) / seconds),
         generators_wait=idle_s / of_all,
         slots_used=live_s / of_all / schedule.slots,
         lag_mean=sum(b.n_lag for b in measured) / max(1, n_tokens - n_masked),
