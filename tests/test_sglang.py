@@ -372,6 +372,16 @@ def test_a_call_without_an_answer_ends_by_its_deadline(folder: Path, path: str) 
         assert fake.called(path)
 
 
+@pytest.mark.parametrize("text", ["<html>a printer</html>", '{"success": false, "message": "no"}'])
+@pytest.mark.parametrize("path", ["/pause_generation", "/begin_weight_update", "/end_weight_update"])
+def test_a_call_whose_answer_is_no_yes_loses_the_server(folder: Path, path: str, text: str) -> None:
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.answers[path] = [(200, text)]
+        with pytest.raises(EngineLost, match=r"it answers 200: .*(printer|no)"):
+            update(run.engine, 1)
+
+
 def test_a_call_that_fails_loses_the_server(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         fake.answers["/pause_generation"] = [(500, "internal error")]

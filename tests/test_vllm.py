@@ -365,10 +365,19 @@ def test_weights_that_are_refused_later_lose_the_server(folder: Path) -> None:
             update(run.engine, 1)
 
 
+@pytest.mark.parametrize("path", ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version"])
+def test_a_call_whose_answer_is_no_yes_loses_the_server(folder: Path, path: str) -> None:
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.answers[path] = [(200, "<html>a printer</html>")]
+        with pytest.raises(EngineLost, match=r"it answers 200: .*printer"):
+            update(run.engine, 1)
+
+
 def test_a_server_that_keeps_its_prefixes_is_lost(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         fake.forgets = False
-        with pytest.raises(EngineLost, match="must forget the prefixes of older weights"):
+        with pytest.raises(EngineLost, match="must do /reset_prefix_cache: it answers 200"):
             update(run.engine, 0)
 
 

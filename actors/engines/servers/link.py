@@ -155,6 +155,13 @@ class Link:
             self._events.put(ended)
 
 
+def done(answer: Any) -> Mapping[str, Any]:
+    """The answer to an order. Raises Refused for one that is no object, or says that it was not carried out."""
+    if not isinstance(answer, Mapping) or answer.get("success") is False:
+        raise Refused(200, str(answer)[:TEXT])
+    return answer
+
+
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Of an event stream: a text in it may hold what else is taken for the end of a line (U+2028)."""
     rest = b""

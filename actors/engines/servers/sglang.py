@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.engines.servers.link import Link, Refused
+from actors.engines.servers.link import Link, Refused, done
 from actors.engines.servers.process import ServerProcess
 from actors.engines.servers.protocol import News, Piece
 from actors.engines.servers.relay import Relay
@@ -76,7 +76,7 @@ class SGLang:
         self._link.begin("POST", ABORT, {"rid": rid}, timeout_s=self._call_timeout_s)
 
     def abort_all(self) -> None:
-        self._call(ABORT, {"rid": "", "abort_all": True})
+        self._call(ABORT, {"rid": "", "abort_all": True}, is_told=False)
 
     def pause(self, *, keep: bool) -> None:
         self._call(PAUSE, {"mode": "in_place" if keep else "retract"})
@@ -89,7 +89,7 @@ class SGLang:
         deadline = time.monotonic() + self._load_timeout_s
         try:
             if self._abilities.sessions:
-                self._link.call("POST", BEGIN, {}, timeout_s=self._call_timeout_s)
+                done(self._link.call("POST", BEGIN, {}, timeout_s=self._call_timeout_s))
             parts = split(tensors, self._bucket_bytes)
             for index, names in enumerate(parts):
                 is_last = index == len(parts) - 1
@@ -98,8 +98,9 @@ class SGLang:
                 left_s = max(deadline - time.monotonic(), 0.1)
                 call = self._link.begin("POST", UPDATE, body, timeout_s=left_s)
                 self._relay.send(list(part.values()), call, timeout_s=left_s)
+                done(call.result())
             if self._abilities.sessions:
-                self._link.call("POST", END, {}, timeout_s=self._call_timeout_s)
+                done(self._link.call("POST", END, {}, timeout_s=self._call_timeout_s))
         except Refused as error:
             raise self._refused(label, error) from None
         self._label, self._is_known = label, True
@@ -138,9 +139,12 @@ class SGLang:
         except Refused as error:
             raise EngineLost(f"{self._link.url} must join the group that brings its weights: {error}") from None
 
-    def _call(self, path: str, body: Mapping[str, Any]) -> Any:
+    def _call(self, path: str, body: Mapping[str, Any], *, is_told: bool = True) -> None:
+        """`is_told`: the answer says whether it was done."""
         try:
-            return self._link.call("POST", path, body, timeout_s=self._call_timeout_s)
+            answer = self._link.call("POST", path, body, timeout_s=self._call_timeout_s)
+            if is_told:
+                done(answer)
         except Refused as error:
             raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.servers.handover import Handover
-from actors.engines.servers.link import Link, Refused
+from actors.engines.servers.link import Link, Refused, done
 from actors.engines.servers.process import ServerProcess
 from actors.engines.servers.protocol import News, Piece
 from actors.engines.servers.vllm_probe import ABORT, CACHE, GENERATE, LABEL, PAUSE, RESUME, RPC, Abilities
@@ -79,11 +79,11 @@ class VLLM:
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             left_s = max(deadline - time.monotonic(), 0.1)
             try:
-                self._link.call("POST", RPC, body, timeout_s=left_s)
+                done(self._link.call("POST", RPC, body, timeout_s=left_s))
             except Refused as error:
                 raise self._refused(label, error) from None
-        if flush and not is_success(self._call(CACHE, {})):
-            raise EngineLost(f"{self._link.url} must forget the prefixes of older weights: it does not")
+        if flush:
+            self._call(CACHE, {})
         self._call(LABEL, {"new_version": label})
         self._is_known = True
 
@@ -105,15 +105,11 @@ class VLLM:
             "it with the folder of model.path"
         )
 
-    def _call(self, path: str, body: Mapping[str, Any]) -> Any:
+    def _call(self, path: str, body: Mapping[str, Any]) -> None:
         try:
-            return self._link.call("POST", path, body, timeout_s=self._call_timeout_s)
+            done(self._link.call("POST", path, body, timeout_s=self._call_timeout_s))
         except Refused as error:
             raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
-
-
-def is_success(answer: Any) -> bool:
-    return isinstance(answer, Mapping) and answer.get("success") is True
 
 
 def sampling_rule(logprobs_mode: str, *, temperature: float, top_p: float) -> str:
