@@ -1,6 +1,9 @@
 """The configs that come with the project: each can be planned, and those for GPUs say how they are started."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +58,20 @@ def test_without_the_gpus_a_start_ends_with_a_sentence_that_names_the_host() -> 
     check_gpus(0, ["a"], [(0, "")])
     with pytest.raises(ConfigError, match=r"gpus_per_host = 2 needs .*: torch \(2\.13\.0\) finds 1 on b; run on such"):
         check_gpus(2, ["a", "b"], [(2, "2.13.0"), (1, "2.13.0")])
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU here")
+def test_a_start_on_a_machine_without_gpus_says_so_once_and_leaves_no_run(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "areal_bus.launch", str(FOLDER / "gpus-1.toml"), "--set", "launch.bootstrap=env"]
+    words += ["--set", f"run.folder={tmp_path / 'runs'}"]
+    meeting = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": str(tmp_path)}
+    ranks = [
+        subprocess.Popen(words, cwd=FOLDER.parent, env=meeting | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert re.fullmatch(r"error: topology\.gpus_per_host = 1 needs .* finds 0 on .*--dry-run\n", said[0])
+    assert said[1] == ""
+    assert not (tmp_path / "runs").exists()

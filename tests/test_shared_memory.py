@@ -122,6 +122,12 @@ def test_a_cuda_handle_is_plain_json_without_the_event() -> None:
     assert sorted(CUDA) == ["counter", "counter_offset", "kind", "memory", "offset", "size"]
 
 
+def test_torch_has_the_two_calls_that_a_device_needs() -> None:
+    """They are torch's own, underscored: what is pinned has them, and another version may not."""
+    assert callable(torch.UntypedStorage._share_cuda_)
+    assert callable(torch.UntypedStorage._new_shared_cuda)
+
+
 def test_processes_of_this_host_say_the_same_place() -> None:
     words = "import torch; from areal_bus.shared_memory import place_of; print(repr(place_of(torch.device('cpu'))))"
     said = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout

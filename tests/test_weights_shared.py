@@ -166,7 +166,11 @@ def test_a_member_that_stands_still_costs_a_push_and_the_memory_serves_the_next_
     (peer,) = ring.members("generator-0.0")
     (still,) = ring.members("generator-1.0")
     sent = large(10)
-    order = ring.begin(sent, still.name, timeout_s=3.0)
+    met = ring.begin(sent, still.name, view=300)
+    still.order(met)
+    ring.root.push(sent, met)
+    still.answer()
+    order = ring.begin(sent, still.name, view=300, timeout_s=3.0)  # their group is built: the rest takes no time
     still.order(order, signal_at=[5, signal.SIGSTOP])
     thread, outcome = push_in_thread(ring, sent, order)
     wait_until_stopped(still)
