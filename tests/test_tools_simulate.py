@@ -110,6 +110,7 @@ def test_ages_keep_their_bound_and_only_mask_masks_and_only_drop_drops(schedule:
 @settings(max_examples=20, deadline=None)
 @given(rings)
 def test_the_same_ring_twice_is_the_same(schedule: Schedule) -> None:
+    """However its objects lie in memory."""
     first, again = Play(schedule, seed=3), Play(schedule, seed=3)
     first.run(STEPS)
     again.run(STEPS // 2)

@@ -22,6 +22,7 @@ from tools.bench import (
     padding,
     push,
     reward,
+    simulated,
     smollm2,
     wire,
 )
@@ -44,6 +45,7 @@ BENCHES: Mapping[str, Bench] = {
     "padding": padding.PaddingBench(),
     "push": push.PushBench(),
     "reward": reward.RewardBench(),
+    "simulate": simulated.SimulateBench(),
     "smollm2": smollm2.SmolLM2Bench(),
     "wire": wire.WireBench(),
 }

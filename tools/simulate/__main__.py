@@ -10,8 +10,9 @@ from areal_bus import settings
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError
 from tools import run, terminal
+from tools.simulate.known import Known, known, split_of
 from tools.simulate.measured import Measured, config_of, measure
-from tools.simulate.outcome import Outcome, play
+from tools.simulate.outcome import Outcome, settled
 from tools.simulate.plan import BALANCE, Pace, Split, as_measured, assumed, schedules, splits
 from tools.simulate.schedule import Schedule
 
@@ -76,13 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = planned(args, where)
     seen = measure(where, config_of(where)) if where is not None else None
     pace = as_measured(seen) if seen is not None else by_options(config, args)
-    each = [own(seen)] if seen is not None and not args.gpus else splits(config, args.gpus)
-    rows = [Row(*cell, played(cell[-1], args)) for cell in schedules(config, pace, each, etas(args.etas))]
-    known = beside(config_of(where), seen, args) if where is not None and seen is not None else None
+    each = [split_of(seen)] if seen is not None and not args.gpus else splits(config, args.gpus)
+    cells = schedules(config, pace, each, etas(args.etas))
+    rows = [Row(*cell, settled(cell[-1], n_steps=args.steps, seed=args.seed)) for cell in cells]
+    itself = beside(where, seen, args) if where is not None and seen is not None else None
     if args.json:
-        print(json.dumps(as_json(pace, rows, known)))
+        print(json.dumps(as_json(pace, rows, itself)))
     else:
-        print("\n".join([*heading(config, pace, where), "", *table(rows), *sentences(known)]))
+        print("\n".join([*heading(config, pace, where), "", *table(rows), *sentences(itself)]))
     return 0
 
 
@@ -131,35 +133,10 @@ def by_options(config: Config, args: argparse.Namespace) -> Pace:
     )
 
 
-def own(seen: Measured) -> Split:
-    return Split(seen.n_learners, seen.n_generators)
-
-
-def played(schedule: Schedule, args: argparse.Namespace) -> Outcome:
-    """The first updates, while the ring fills, do not count."""
-    settle = 8 + 2 * schedule.eta
-    return play(schedule, n_steps=settle + args.steps, n_settle=settle, seed=args.seed)
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A run's own throughput beside that of its simulation."""
-
-    eta: int
-    measured: float  # tokens/s
-    simulated: float
-    n_updates: int
-
-    @property
-    def error(self) -> float:
-        return self.simulated / self.measured - 1
-
-
-def beside(config: Config, seen: Measured, args: argparse.Namespace) -> Known:
+def beside(where: run.Run, seen: Measured, args: argparse.Namespace) -> Known:
     """The run as it was, played."""
-    eta = config.rollout.max_head_offpolicyness
-    ((_, _, schedule),) = schedules(config, as_measured(seen), [own(seen)], [eta])
-    return Known(eta, seen.tokens_per_s, played(schedule, args).tokens_per_s, seen.n_updates)
+    config = config_of(where)
+    return known(config, seen, seen, eta=config.rollout.max_head_offpolicyness, n_steps=args.steps, seed=args.seed)
 
 
 def heading(config: Config, pace: Pace, where: run.Run | None) -> list[str]:
@@ -201,17 +178,17 @@ def smallest(rows: Sequence[Row], split: Split) -> Row:
     return next(row for row in of_split if row.outcome.trained_per_s >= REACHES * best)
 
 
-def sentences(known: Known | None) -> list[str]:
-    if known is None:
+def sentences(itself: Known | None) -> list[str]:
+    if itself is None:
         return []
     return [
         "",
-        f"the run itself (eta {known.eta}): {known.measured:,.0f} tokens/s over {known.n_updates} updates; simulated "
-        f"{known.simulated:,.0f}: {known.error:+.1%}",
+        f"the run itself (eta {itself.eta}): {itself.measured:,.0f} tokens/s over {itself.n_updates} updates; "
+        f"simulated {itself.simulated.tokens_per_s:,.0f}: {itself.error:+.1%}",
     ]
 
 
-def as_json(pace: Pace, rows: Sequence[Row], known: Known | None) -> dict[str, object]:
+def as_json(pace: Pace, rows: Sequence[Row], itself: Known | None) -> dict[str, object]:
     return {
         "speeds": {key: finite(value) for key, value in asdict(pace.speeds).items()},
         "train_tokens_per_s": pace.train_tokens_per_s,
@@ -219,7 +196,7 @@ def as_json(pace: Pace, rows: Sequence[Row], known: Known | None) -> dict[str, o
         "push_s": pace.push_s,
         "reward_s": pace.reward_s,
         "prompt_tokens": pace.prompt_tokens,
-        "run": asdict(known) | {"error": known.error} if known is not None else None,
+        "run": asdict(itself) | {"error": itself.error} if itself is not None else None,
         "rows": [
             asdict(row.split) | {"eta": row.eta, "bound": row.schedule.bound} | asdict(row.outcome) for row in rows
         ],

@@ -50,6 +50,12 @@ def play(schedule: Schedule, *, n_steps: int, n_settle: int, seed: int = 0) -> O
     )
 
 
+def settled(schedule: Schedule, *, n_steps: int, seed: int = 0) -> Outcome:
+    """Of so many updates, after those in which the ring fills."""
+    n_settle = 8 + 2 * schedule.eta
+    return play(schedule, n_steps=n_settle + n_steps, n_settle=n_settle, seed=seed)
+
+
 def waiting(ring: Play) -> tuple[float, float]:
     """(seconds without a sample, samples times seconds) of all generators so far."""
     for generator in ring.generators:

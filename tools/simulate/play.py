@@ -172,7 +172,7 @@ class Play:
             self._at(self.now + self.schedule.push_s, "arrived", self.gate.u)
         if self.schedule.shares_device:
             touched |= self._share()
-        for generator in touched:
+        for generator in sorted(touched, key=lambda x: x.index):  # sets of objects have no order of their own
             self._plan(generator)
 
     def _refund(self) -> None:
