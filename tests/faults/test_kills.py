@@ -38,13 +38,15 @@ def test_row_02_kill_generators_at_random(tmp_path: Path) -> None:
         ring.finish()
     history = ring.check_survived(ended=False)
     assert history.n_terms == 1
-    leases, sampled = ring.lines("lease", role="head"), ring.lines("sampled", role="head")
+    leases, made = ring.lines("lease", role="head"), ring.lines("sampled", "scored", role="head")
     n_again = 0
     for blow in blows:
         assert blow.name in {line["name"] for line in ring.lines("member", role="head", state="dead")}
         held = {line["uid"]: line for line in leases if line["holder"] == blow.name}
         for uid, lease in held.items():
-            n_left = lease["n"] - sum(x["uid"] == uid and x["attempt"] == lease["attempt"] for x in sampled)
+            n_left = lease["n"] - len(
+                {x["sample"] for x in made if (x["uid"], x["attempt"]) == (uid, lease["attempt"])}
+            )
             again = [x for x in leases if x["uid"] == uid and x["attempt"] == lease["attempt"] + 1]
             assert bool(again) >= (n_left > 0)
             assert all(line["t"] - blow.t < REISSUED_S for line in again)

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from actors.frontiers import newest_checkpoint
 from tests.faults.ring import CONFIG, INSIDE, ROOT, History, Ring
 from tools.bench import eta0
 from tools.run import Line
@@ -160,6 +161,11 @@ def test_at_eta_0_a_run_whose_learner_was_killed_is_bit_equal_to_one_without(tmp
     assert batches(ring) == plain_batches(plain)
 
 
+def is_kept(ring: Ring, version: int) -> bool:
+    """Its checkpoint and its frontier are there."""
+    return newest_checkpoint(ring.run, version).endswith(f"step-{version:06d}")
+
+
 @pytest.mark.soak
 def test_row_13_a_command_line_that_is_queued_again_goes_on_by_itself(tmp_path: Path) -> None:
     """run.resume = "auto": the first start makes the run, the next two take it up."""
@@ -167,10 +173,12 @@ def test_row_13_a_command_line_that_is_queued_again_goes_on_by_itself(tmp_path: 
     ring.hold(3)
     with ring.started():
         ring.until("publish", version=3)
+        ring.wait(partial(is_kept, ring, 2), "version 2 is on disk")
         ring.kill_all()
         ring.hold(6)
         ring.start()
         ring.until("publish", version=6, inc=1)
+        ring.wait(partial(is_kept, ring, 6), "version 6 is on disk")
         ring.kill_all()
         ring.hold(None)
         ring.start()

@@ -72,9 +72,10 @@ def test_row_04_a_late_result_is_refused_by_its_attempt(stopped: Stopped) -> Non
     ring = stopped.ring
     refused = ring.lines("refused", role="head", after=stopped.resumed)
     late = {x["what"]: x for x in reversed(refused) if x["sender"] == stopped.blow.name or x["what"] == "Scored"}
-    for what in ("Sampled", "Scored"):
-        uid = late[what]["uid"]
-        assert late[what]["why"] == f"prompt {uid} is at attempt 1 (leased); got attempt 0"
+    uid = late["Sampled"]["uid"]
+    assert late["Sampled"]["why"] == f"{stopped.blow.name} does not hold prompt {uid} at attempt 0"
+    uid = late["Scored"]["uid"]
+    assert late["Scored"]["why"] == f"prompt {uid} is at attempt 1 (leased); got attempt 0"
     uid, sample = late["Scored"]["uid"], late["Scored"]["sample"]
     (scored,) = ring.lines("scored", role="head", uid=uid, sample=sample)
     assert scored["attempt"] == 1

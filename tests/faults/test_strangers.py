@@ -46,6 +46,7 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
     ring.hold(4)
     with ring.started():
         began = ring.until("update", version=4)["t"]
+        ring.until_held(4, "generator-0.0", "generator-1.0")
         open_to = {one for one in listeners(ring.pids()) if not of_the_launcher(one)}
         of_the_bus = [one.port for who in ("head-0", "reward-0") for one in open_to if one.pid == ring.actor(who)[0]]
         ring.check(len(of_the_bus) == 2, f"head and reward listen at one port each: {of_the_bus}")
