@@ -27,6 +27,7 @@ from areal_bus.errors import ConfigError, PushFailed
 WINDOW = 2  # broadcasts under way at once: one is verified and copied while the next one arrives
 MAX_GROUPS = 4  # kept at once: the ring's view and a few catch-ups
 STORE_TIMEOUT_S = 30.0  # one request to the store
+OVER_S = 1.0  # that an operation of gloo may outlast its push
 ALARM_S = 0.05  # how often a wait looks for the other side's alarm
 
 
@@ -193,6 +194,11 @@ class Watch:
     def left_s(self) -> float:
         """Never 0, which torch takes for "no limit"."""
         return max(self._deadline - time.monotonic(), 0.05)
+
+    @property
+    def limit_s(self) -> float:
+        """Of an operation: it outlasts the deadline, whose own sentence says more."""
+        return self.left_s + OVER_S
 
     def until(self, done: Callable[[], bool], waits_for: Callable[[], str], group: Group | None = None) -> None:
         """Poll until `done`. Raises PushFailed, or RuntimeError when an operation of `group` or the store fails."""

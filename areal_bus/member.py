@@ -120,7 +120,7 @@ class Member:
             self._take(manifest, landing, group, watch)
         else:
             self._copy(manifest, landing, handle, watch)
-        sent, _ = group.report(WRONG if landing.wrong else HELD, watch.left_s)
+        sent, _ = group.report(WRONG if landing.wrong else HELD, watch.limit_s)
         watch.until(sent.is_completed, lambda: "the root to take the report", group)
         return landing
 
@@ -161,7 +161,7 @@ class Member:
         for index, (start, stop) in enumerate(buckets):
             if index >= WINDOW:
                 land(index - WINDOW)
-            posted.append(group.broadcast(staging[index % WINDOW][: stop - start], watch.left_s))
+            posted.append(group.broadcast(staging[index % WINDOW][: stop - start], watch.limit_s))
         for index in range(max(len(buckets) - WINDOW, 0), len(buckets)):
             land(index)
         landing.finish()

@@ -100,7 +100,7 @@ class Root:
         )
         self._store.set(key(begin, "manifest"), snapshot.layout.encode())
         group, is_sent = self._assemble(snapshot, begin, watch)
-        reported, statuses = group.report(HELD, watch.left_s)
+        reported, statuses = group.report(HELD, watch.limit_s)
         if is_sent:
             self._send(snapshot, group, watch)
         watch.until(reported.is_completed, lambda: "the members' reports", group)
@@ -140,7 +140,7 @@ class Root:
         for index, (start, stop) in enumerate(buckets):
             if index >= WINDOW:
                 watch.until(works[index - WINDOW].is_completed, bucket(index - WINDOW, len(buckets)), group)
-            works.append(group.broadcast(data[start:stop], watch.left_s))
+            works.append(group.broadcast(data[start:stop], watch.limit_s))
         for index, work in enumerate(works[-WINDOW:], start=max(len(works) - WINDOW, 0)):
             watch.until(work.is_completed, bucket(index, len(buckets)), group)
 
