@@ -88,9 +88,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
 
 
 def make_member(context: Context, config: Config) -> Member:
-    """This generator in pushes. What is for a server comes down in host memory, and goes on when it is verified; what no
-    model computes with comes down there, too.
-    """
+    """This generator in pushes. What is for a server comes down in host memory, and goes on when it is verified."""
     computes = config.rollout.engine == "builtin"
     return Member(
         context.name,
