@@ -3,8 +3,8 @@ so far decide, at the cost of a hash; knows no request, time or version.
 
 All tokens but those that end a text have a rank, and the law of ranks is fixed (Zipf's). Who has which rank is turned
 by the hash of what was read: runs of (key of the weights that read it, its tokens). So other weights, or one other
-token before, give other log-probs, and tokens read by old weights count as such, as old keys and values do. When a text ends
-is the business of `areal_bus.lengths`: that hazard comes first, and the ranks share what it leaves.
+token before, give other log-probs, and what old weights have read counts as read by them, as old keys and values do.
+When a text ends is the business of `areal_bus.lengths`: that hazard comes first, and the ranks share what it leaves.
 """
 
 import hashlib
