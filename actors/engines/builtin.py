@@ -42,7 +42,7 @@ class BuiltinEngine:
         prefill_tokens: int | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`recorder` is for decode steps: CUDA graphs, on CUDA. Raises EngineError for a kind of model it cannot run."""
+        """`recorder` is for decode steps: CUDA graphs, on CUDA. Raises EngineError for a model that it cannot run."""
         limits.check_supported(model.config)
         self._model = model.eval().requires_grad_(False)
         self._parameters = dict(model.named_parameters())
