@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,14 +91,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check(args: argparse.Namespace) -> None:
     """Raises ConfigError for what no ring can be played with."""
+    said = [args.train_tokens_per_s, args.step_s, args.push_s, args.reward_s, args.prompt_tokens]
     rules = [
         (not args.config and not args.run, "settings are needed: name a CONFIG.toml, or a run with --from"),
         (args.gpus is not None and args.gpus < 1, f"--gpus is 1 or more: it is {args.gpus}"),
         (args.steps < 1, f"--steps is 1 or more: it is {args.steps}"),
+        (not all(math.isfinite(x) for x in said if x is not None), "times and speeds are finite numbers"),
         (min(args.step_s, args.push_s, args.reward_s, args.prompt_tokens) < 0, "times and tokens are 0 or more"),
         (args.train_tokens_per_s is not None and args.train_tokens_per_s <= 0, "--train-tokens-per-s is above 0"),
-        (bool(args.run) and any((args.train_tokens_per_s, args.step_s, args.push_s, args.reward_s, args.prompt_tokens)),
-         "speeds are measured with --from, or said by options: give one of them"),
+        (bool(args.run) and any(said), "speeds are measured with --from, or said by options: give one of them"),
     ]  # fmt: skip
     for broken, sentence in rules:
         if broken:
