@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -273,6 +274,7 @@ COMPLETIONS = [
         "finish": "abort",
     },
 ]
+RECEIVED = {"event": "pushed", "t": 9.5, "wall": 9.5, "version": 1, "stall_s": 0.1}
 
 
 def test_steps_pushes_and_scores_are_timed_by_the_journals_lines() -> None:
@@ -281,15 +283,43 @@ def test_steps_pushes_and_scores_are_timed_by_the_journals_lines() -> None:
     assert measured.scoring_s(HEAD, [COMPLETIONS]) == pytest.approx(0.2)
 
 
-def test_a_run_that_is_too_short_is_not_measured(tmp_path: Path) -> None:
-    (tmp_path / "journal").mkdir()
-    for role in ("head", "learner", "generator"):
-        lines = HEAD if role == "head" else COMPLETIONS
+def journals(folder: Path, **lines_of: list[dict[str, Any]]) -> Path:
+    """A run's folder with these journals."""
+    (folder / "journal").mkdir()
+    for role, lines in lines_of.items():
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        (tmp_path / "journal" / f"{role}-0.0.jsonl").write_text(text)
-    (tmp_path / "config.json").write_text(Config().model_dump_json())
+        (folder / "journal" / f"{role}-0.0.jsonl").write_text(text)
+    (folder / "config.json").write_text(Config().model_dump_json())
+    return folder
+
+
+def test_a_run_that_is_too_short_is_not_measured(tmp_path: Path) -> None:
+    where = journals(tmp_path, head=HEAD, learner=[], generator=COMPLETIONS)
     with pytest.raises(ConfigError, match="a run is measured by 5 updates after the first 4"):
-        tool.main(["--from", str(tmp_path)])
+        tool.main(["--from", str(where)])
+
+
+@pytest.mark.parametrize(
+    ("lines_of", "part"),
+    [
+        ({}, "journal of a learner"),
+        ({"learner": []}, "push that a generator received"),
+        ({"learner": [], "generator": COMPLETIONS}, "push that a generator received"),
+        ({"learner": [], "generator": [RECEIVED, COMPLETIONS[1]]}, "sample with its verdict"),
+    ],
+)
+def test_a_run_of_which_a_part_is_elsewhere_is_not_measured(
+    tmp_path: Path, lines_of: dict[str, list[dict[str, Any]]], part: str
+) -> None:
+    names = "batch", "update", "push", "publish"
+    steps = [
+        {"event": name, "t": 4.0 * n + at, "step": n, "version": n + 1, "n_tokens": 9}
+        for n in range(20)
+        for at, name in enumerate(names)
+    ]
+    where = journals(tmp_path, head=steps, **lines_of)
+    with pytest.raises(ConfigError, match=f"has no {part}"):
+        tool.main(["--from", str(where)])
 
 
 def test_lengths_that_were_seen_are_drawn_alike() -> None:

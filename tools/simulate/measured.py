@@ -57,6 +57,7 @@ def measure(where: Run, config: Config) -> Measured:
         )
     each = [list(run.lines(path, "request", "completion", "pushed")) for path in generators]
     steps = trained(head)
+    check_parts(where, learners, steps, head, each)
     stall_s = fmean(line["stall_s"] for lines in each for line in lines if line["event"] == "pushed")
     step_s, token_s = line_through([(n, s, 1.0) for n, s in steps])
     n_tokens = {line["version"]: line["n_tokens"] for line in updates}
@@ -72,6 +73,29 @@ def measure(where: Run, config: Config) -> Measured:
         n_updates=len(updates) - 1,
         tokens_per_s=sum(n_tokens[line["version"]] for line in updates[1:]) / (updates[-1]["t"] - updates[0]["t"]),
     )
+
+
+def check_parts(
+    where: Run,
+    learners: Sequence[Path],
+    steps: Sequence[tuple[int, float]],
+    head: Sequence[Line],
+    each: Sequence[Sequence[Line]],
+) -> None:
+    """Raises ConfigError for a run that lacks a part, as where a host kept its journal to itself."""
+    whole = {name(line) for lines in each for line in lines if is_whole(line)}
+    parts = [
+        ("journal of a learner", bool(learners)),
+        ("batch with its update", bool(steps)),
+        ("push that was published", {"push", "publish"} <= {line["event"] for line in head}),
+        ("push that a generator received", any(line["event"] == "pushed" for lines in each for line in lines)),
+        ("sample with its verdict", any(line["event"] == "scored" and name(line) in whole for line in head)),
+    ]
+    for part, is_there in parts:
+        if not is_there:
+            raise ConfigError(
+                f"a run is measured by the journals of all its actors, in one folder: {where.folder} has no {part}"
+            )
 
 
 def is_whole(line: Line) -> bool:
