@@ -19,6 +19,7 @@ class Traced:
 
     def __init__(self) -> None:
         self.n_recorded = self.n_replayed = 0
+        self.found: list[Tensor] = []
 
     def __call__(self, step: Step) -> Step:
         self.n_recorded += 1
@@ -27,6 +28,7 @@ class Traced:
         def again() -> Tensor:
             self.n_replayed += 1
             found: Tensor = traced()
+            self.found.append(found)
             return found
 
         return again
@@ -99,6 +101,15 @@ def test_keys_that_move_are_recorded_anew() -> None:
     assert_logps(requests, done, {0: model})
     assert before
     assert recorder.n_recorded > before
+
+
+def test_recordings_of_one_width_leave_their_logits_in_one_place() -> None:
+    """Each of them would hold as much as the vocabulary times its width, else."""
+    running, recorder = recorded(llama(0), stop_ids=frozenset())
+    running.submit(request(0, [3, 4], n=60))
+    run_all(running)
+    assert recorder.n_recorded >= 3
+    assert len({found.data_ptr() for found in recorder.found}) == 1
 
 
 def test_what_a_retried_sample_brings_is_continued() -> None:

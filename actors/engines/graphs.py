@@ -68,6 +68,7 @@ class Graphs:
         self._widths = [w for w in WIDTHS if w < slots.n_slots] + [slots.n_slots]
         self._ids: dict[int, Tensor] = {}  # by width: (n, 1)
         self._positions: dict[int, Tensor] = {}
+        self._logits: dict[int, Tensor] = {}  # of all recordings of a width: one of them runs at a time
         self._kept: dict[Key, Step] = {}
         self._seen: Counter[Key] = Counter()
         self._is_broken = False
@@ -111,7 +112,10 @@ class Graphs:
             unseen_nL = torch.arange(reach, device=position_n.device) > position_n1
             mask_nL = torch.zeros(unseen_nL.shape, dtype=self._dtype, device=position_n.device)
             mask = mask_nL.masked_fill_(unseen_nL, torch.finfo(self._dtype).min)[:, None, None]
-            return self._forward(ids_n1, position_n1, reach, mask, DecodeView(self._slots, position_n, reach))
+            logits_nV = self._forward(ids_n1, position_n1, reach, mask, DecodeView(self._slots, position_n, reach))
+            if width not in self._logits:  # made by the first step, which is not recorded
+                self._logits[width] = torch.empty_like(logits_nV)
+            return self._logits[width].copy_(logits_nV)
 
         try:
             expected_nV = step().clone()
