@@ -191,6 +191,8 @@ def of_generator(config: Config, shape: Shape, n_prompt: int) -> Need:
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
     on_device = (weights + slots * positions * shape.kv_per_token * one) // width + sampling
     on_host = LIBRARIES[Role.GENERATOR] + N_BUCKETS * min(config.weights.bucket_mib * MIB, weights)
+    if config.rollout.engine == "simulated":  # of what it has received it keeps a hash
+        return Need(0, on_host + weights)
     if receives_on_device(config):
         return Need(on_device + weights // width, on_host)
     return Need(on_device, on_host + weights)

@@ -108,6 +108,8 @@ def test_weights_are_received_where_staging_says() -> None:
     host, device = (config(weights={"staging": staging}) for staging in ("host", "device"))
     on_gpu = {"topology": {"gpus_per_host": 1}}
     assert need(config(**on_gpu), Role.GENERATOR) == need(device, Role.GENERATOR), "auto: where it computes"
+    made_up = need(config(rollout={"engine": "simulated"}), Role.GENERATOR)
+    assert made_up == Need(0, need(host, Role.GENERATOR).host), "what it receives is all that it has of a model"
     for_a_server = config(**on_gpu, rollout={"engine": "sglang"})
     assert need(for_a_server, Role.GENERATOR) == need(host, Role.GENERATOR)
     apart, together = need(host, Role.GENERATOR), need(device, Role.GENERATOR)
