@@ -365,6 +365,7 @@ def test_the_table_has_each_split_and_eta(capsys: pytest.CaptureFixture[str]) ->
         (["--from", "runs", "--push-s", "1"], "give one of them"),
         (["configs/demo.toml"], "a split is needed"),
         ([CONFIG, "--gpus", "2", "--set", "topology.tensor_parallel=4"], "a split has a learner and a generator"),
+        ([CONFIG, "--gpus", "1", "--set", "topology.tensor_parallel=2"], "a split has a learner and a generator"),
     ],
 )
 def test_what_cannot_be_played_ends_with_a_sentence(words: list[str], sentence: str) -> None:

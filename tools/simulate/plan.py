@@ -67,9 +67,9 @@ def splits(config: Config, n_gpus: int | None) -> list[Split]:
     """Of so many devices, else the one that the settings name. Raises ConfigError when they name none."""
     if n_gpus is None:
         return [named(config)]
-    if n_gpus == 1:
-        return [Split(1, 1, shares_device=True)]
     size = config.topology.tensor_parallel
+    if n_gpus == size == 1:
+        return [Split(1, 1, shares_device=True)]
     every = [Split(n, (n_gpus - n) // size) for n in range(1, n_gpus) if (n_gpus - n) // size]
     if not every:
         raise ConfigError(
