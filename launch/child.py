@@ -33,6 +33,7 @@ KEEPING = {  # glibc's: an update's activations are not handed back to the syste
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
 UNBUFFERED = "PYTHONUNBUFFERED"  # two writes a line, the text and its end: lines of several ranks would mix
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(slots=True)
@@ -109,5 +110,11 @@ def environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: bool) -> 
     if cpu:  # two OpenMP threads on a busy core cost seven times the CPU time
         inner.setdefault("OMP_NUM_THREADS", "1")
         inner.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    inner["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    inner[VISIBLE] = ",".join(device_of(gpu, outer) for gpu in gpus)
     return inner
+
+
+def device_of(gpu: int, outer: Mapping[str, str]) -> str:
+    """What CUDA calls a GPU of this rank: the numbers of the topology count what the starter lets us see."""
+    seen = [name.strip() for name in outer.get(VISIBLE, "").split(",") if name.strip()]
+    return seen[gpu] if gpu < len(seen) else str(gpu)

@@ -9,16 +9,17 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
-from launch.child import environment
+from launch.child import VISIBLE, environment
 
 COUNT = "import torch; print(torch.cuda.device_count(), torch.__version__)"
 TIMEOUT_S = 300.0  # torch comes over a network file system
 
 
 def count_gpus() -> tuple[int, str]:
-    """(how many GPUs torch finds here, its version). Actors choose theirs by number, so all of the host are counted."""
+    """(how many GPUs torch finds here, its version): all of the host, or those that CUDA_VISIBLE_DEVICES names."""
     inner = environment(os.environ, gpus=(), cpu=True)
-    del inner["CUDA_VISIBLE_DEVICES"]
+    del inner[VISIBLE]
+    inner |= {VISIBLE: os.environ[VISIBLE]} if VISIBLE in os.environ else {}
     words = [sys.executable, "-c", COUNT]
     try:
         done = subprocess.run(

@@ -16,6 +16,7 @@ from actors.context import Context
 from areal_bus.config import RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
+from launch.child import VISIBLE
 from launch.interfaces import choose, here
 from launch.lock import is_held
 from launch.resume import saved
@@ -176,6 +177,6 @@ def seat(run: Path, n_generators: int) -> int:
 
 
 def gpus() -> list[int]:
-    """The first GPU that is visible here; none on CPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return [int(number) for number in visible.split(",")[:1] if number.strip().isdecimal()]
+    """The first of the GPUs that the starter lets us see; none where it names none, which is on CPU."""
+    first = os.environ.get(VISIBLE, "").split(",")[0].strip()
+    return [0] if first and first != "-1" else []

@@ -1,6 +1,7 @@
 """Who may join a running job, and as whom."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -18,6 +19,7 @@ from actors.models.scratch import write_scratch_folder
 from areal_bus.config import Config, ScratchConfig
 from areal_bus.errors import ConfigError
 from launch import joining
+from launch.child import environment
 from launch.joining import INVITATION, check_endpoint, guest, invitation, invite, join, read, seat
 from launch.lock import Lock, is_held
 from launch.main import main
@@ -264,6 +266,7 @@ def test_a_guest_that_is_told_to_leave_with_no_head_there_leaves_at_once(run: Pa
 
 def test_a_guest_takes_the_first_gpu_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert joining.gpus() == [3]
+    assert joining.gpus() == [0]
+    assert environment(os.environ, gpus=[0], cpu=False)["CUDA_VISIBLE_DEVICES"] == "3"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert joining.gpus() == []

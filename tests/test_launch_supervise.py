@@ -328,7 +328,9 @@ def test_a_learner_keeps_the_memory_of_its_activations(
 
 
 def test_an_actor_sees_its_gpus_only() -> None:
-    assert environment({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    seen = {"CUDA_VISIBLE_DEVICES": "4,5, 6,GPU-7"}
+    assert environment(seen, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "6,GPU-7"
+    assert environment({}, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_a_process_that_cannot_be_made_is_a_death_like_others(capfd: pytest.CaptureFixture[str]) -> None:
