@@ -4,12 +4,13 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from areal_bus.errors import ConfigError
 from tools.bench import __main__ as bench
-from tools.bench import side
+from tools.bench import serving, side
 from tools.bench.rounds import Ratio, interleave
 from tools.bench.side import Side
 
@@ -98,3 +99,16 @@ def test_without_the_peers_a_comparison_ends_with_code_2_and_what_to_run(
     said = capsys.readouterr()
     assert "run `make bench-peers`" in said.err
     assert said.out == ""
+
+
+def test_the_cost_of_a_call_is_no_moment_in_which_the_clock_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host takes the core now and then, and the CPU clock makes up for it: some runs cost nothing."""
+    wall, cpu, calls = 0.0, 0.0, itertools.count()
+
+    def work() -> None:
+        nonlocal wall, cpu
+        wall += 1e-4
+        cpu += 0.0 if next(calls) % 160 < 32 else 1e-4
+
+    monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=lambda: wall, process_time=lambda: cpu))
+    assert serving.seconds(work) == pytest.approx(1e-4)

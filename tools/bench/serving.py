@@ -8,9 +8,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from statistics import median
 from typing import Any
 
-AT_LEAST_S = 0.2  # of repeats: the shorter the work, the more of them
+AT_LEAST_S = 0.2  # of repeats, by the clock on the wall: the shorter the work, the more of them
+RUN_S = 1e-3
 
 
 def serve(functions: Mapping[str, Callable[..., Any]], **about: Any) -> None:
@@ -31,14 +33,23 @@ def serve(functions: Mapping[str, Callable[..., Any]], **about: Any) -> None:
 
 
 def seconds(work: Callable[[], object], at_least_s: float = AT_LEAST_S, at_least: int = 3) -> float:
-    """CPU seconds of one call, the fastest of `at_least` or more, as many as fill `at_least_s`.
+    """CPU seconds of one call: the median of `at_least` runs or more, as many as fill `at_least_s`.
 
-    On one thread and a free core that is the wall time; on a shared one it leaves out what others took.
+    On one thread and a free core that is the wall time; on a shared one it leaves out what others took. A run is as many
+    calls as take RUN_S, and not the fastest run counts: in a virtual machine the CPU clock stands still for moments,
+    while it makes up for time that the host took.
     """
-    best, spent, n = float("inf"), 0.0, 0
-    while spent < at_least_s or n < at_least:
-        began = time.process_time()
-        work()
-        took = time.process_time() - began
-        best, spent, n = min(best, took), spent + took, n + 1
-    return best
+    costs: list[float] = []
+    n, spent = 1, 0.0
+    while spent < at_least_s or len(costs) < at_least:
+        wall, cpu = time.monotonic(), time.process_time()
+        for _ in range(n):
+            work()
+        took = time.process_time() - cpu
+        wall = time.monotonic() - wall
+        spent += wall
+        if wall < RUN_S and not costs:
+            n *= 2
+        else:
+            costs.append(took / n)
+    return median(costs)
