@@ -35,9 +35,9 @@ def serve(functions: Mapping[str, Callable[..., Any]], **about: Any) -> None:
 def seconds(work: Callable[[], object], at_least_s: float = AT_LEAST_S, at_least: int = 3) -> float:
     """CPU seconds of one call: the median of `at_least` runs or more, as many as fill `at_least_s`.
 
-    On one thread and a free core that is the wall time; on a shared one it leaves out what others took. A run is as many
-    calls as take RUN_S, and not the fastest run counts: in a virtual machine the CPU clock stands still for moments,
-    while it makes up for time that the host took.
+    On one thread and a free core that is the wall time; on a shared one it leaves out what others took. A run is as
+    many calls as take RUN_S, and not the fastest run counts: in a virtual machine the CPU clock stands still for
+    moments, while it makes up for time that the host took.
     """
     costs: list[float] = []
     n, spent = 1, 0.0
