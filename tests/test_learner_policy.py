@@ -64,7 +64,7 @@ def test_packed_gradients_are_those_of_the_sequences_alone() -> None:
     sum(alone(plain, piece)[0].square().sum() for piece in pieces()).backward()  # type: ignore[union-attr]
     for (name, ours), theirs in zip(policy.parameters().items(), plain.parameters(), strict=True):
         assert ours.grad is not None
-        assert torch.allclose(ours.grad, theirs.grad, atol=1e-4, rtol=1e-4), name
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-5 * float(theirs.grad.abs().max()), rtol=1e-4), name
 
 
 def test_no_token_sees_another_sequence() -> None:
@@ -135,4 +135,4 @@ def test_a_prompt_read_once_gives_the_log_probs_and_gradients_of_each_sequence_a
     for (name, a), b in zip(policy.parameters().items(), plain.parameters(), strict=True):
         assert a.grad is not None
         assert b.grad is not None
-        assert torch.allclose(a.grad, b.grad, atol=1e-4, rtol=1e-4), name
+        assert torch.allclose(a.grad, b.grad, atol=1e-5 * float(b.grad.abs().max()), rtol=1e-4), name

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actors.models.product import is_taken, product
+from actors.models.product import is_taken, multiplied, product
 
 
 class Linear(nn.Linear):
@@ -38,16 +38,16 @@ class _Product(torch.autograd.Function):
         by_x, by_weight, by_bias = ctx.needs_input_grad
         return (
             product(slope_NF, weight_FE.t()) if by_x else None,
-            _outer(slope_NF, x_NE) if by_weight else None,
+            outer(slope_NF, x_NE) if by_weight else None,
             slope_NF.sum(0) if by_bias else None,
         )
 
 
-def _outer(slope_NF: Tensor, x_NE: Tensor) -> Tensor:
+def outer(slope_NF: Tensor, x_NE: Tensor) -> Tensor:
     """(F, E): slope^T x. oneDNN is faster with the longer side first."""
     if slope_NF.shape[1] > x_NE.shape[1]:
-        return product(x_NE.t(), slope_NF.t()).t()
-    return product(slope_NF.t(), x_NE.t())
+        return multiplied(x_NE.t(), slope_NF.t()).t()
+    return multiplied(slope_NF.t(), x_NE.t())
 
 
 def replace(model: nn.Module) -> None:

@@ -8,15 +8,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from actors.training import attention, linear
+from actors.training import attention, fusing, linear
 from actors.training.ranks import Ranks
 from actors.training.row import Piece, lay_out
 from areal_bus.errors import ConfigError
 from areal_bus.route import Home
+
+PROBE = 12  # tokens by which fused layers are compared
 
 
 class Policy:
@@ -50,10 +53,28 @@ class Policy:
             self.model.set_attn_implementation(attention.NAME)
         linear.replace(self.model)
         self.model.eval()  # no dropout: log-probs must be those of the sampler
+        if ranks.size == 1:
+            self._fuse()
         if gradient_checkpointing:
             self._checkpoint_activations()
         if ranks.size > 1:
             shard(self.model, self.dtype)
+
+    def _fuse(self) -> None:
+        """The layers of a model that is known become faster ones where these compute the same; on a CPU."""
+        is_plain = self.device.type == "cpu" and self.dtype is torch.float32 and self.packed
+        if is_plain and fusing.applies(self.model):
+            why = fusing.disagreement(self.model, self._probe)
+            if why is not None:
+                logger.warning("the model's own layers are trained, which is slower: the fused ones' {}", why)
+
+    def _probe(self) -> Tensor:
+        """A loss of two sequences that share their beginning."""
+        ids_T = torch.arange(PROBE) * 7919 % self.model.config.vocab_size
+        other_T = torch.cat([ids_T[: PROBE // 2], ids_T[PROBE // 2 - 2 :].flip(0)])
+        pieces = [Piece(ids, torch.arange(1, len(ids)), family=0) for ids in (ids_T, other_T)]
+        logp_N, _ = self.logprobs(pieces)
+        return (logp_N * torch.linspace(-1.0, 1.0, len(logp_N))).sum()
 
     def _checkpoint_activations(self) -> None:
         dropouts = {
