@@ -1,6 +1,7 @@
 """Sampling: uniforms by position, and the inverse of the distribution."""
 
 import torch
+import torch.nn.functional as F
 
 from actors.engines.prefill import plan
 from actors.engines.sampling import invert, nucleus, sample
@@ -53,11 +54,11 @@ def test_temperature_zero_takes_the_likeliest() -> None:
 
 def test_no_token_of_weight_zero_is_ever_taken() -> None:
     weight = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.3, 0.0, 0.0]])
-    assert invert(weight, torch.tensor([0.0, 1.0 - 2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)).tolist() == [
-        1,
-        1,
-        0,
-    ]
+    uniform = torch.tensor([0.0, 1.0 - 2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)
+    assert invert(weight, uniform).tolist() == [1, 1, 0]
+    for before in (0, 700, 2000):  # zeros, also more than there are in a part of a large vocabulary
+        wide = F.pad(weight, (before, 2000))
+        assert invert(wide, uniform).tolist() == [before + 1, before + 1, before]
 
 
 def test_a_plan_keeps_to_the_budget_and_shares_each_prompt() -> None:
@@ -72,3 +73,18 @@ def test_a_plan_keeps_to_the_budget_and_shares_each_prompt() -> None:
     sees = (mask[0, 0] == 0).int().tolist()
     assert sees[5] == [1, 1, 1, 1, 0, 1, 0]  # the prompt and itself, not its sibling
     assert packs[1].mask(torch.float32, torch.device("cpu")) is None  # plain causal
+
+
+def test_a_token_is_where_the_running_sum_passes_the_uniform() -> None:
+    torch.manual_seed(1)
+    for vocabulary in (3, 1024, 1025, 4000):
+        weight = torch.softmax(torch.randn(500, vocabulary) * 4, -1)
+        weight[:, ::7] = 0
+        weight[0, :] = 0
+        weight[0, -1] = 0.1
+        uniform = torch.rand(500, dtype=torch.float64)
+        cdf = weight.double().cumsum(-1)
+        token = invert(weight, uniform)[:, None]
+        target, share, upto = uniform[:, None] * cdf[:, -1:], weight.gather(-1, token), cdf.gather(-1, token)
+        assert (share > 0).all()
+        assert ((upto - share - 1e-6 <= target) & (target <= upto + 1e-6)).all()

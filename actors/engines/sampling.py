@@ -1,13 +1,17 @@
 """From logits and a uniform number for each token to tokens: the inverse of the distribution; knows no requests.
 
 A token depends on its logits, its seed and its position, and on nothing else: not on who is in the batch, not on the
-process. Shapes: n rows, V vocabulary.
+process. Shapes: n rows, V vocabulary, W tokens of a part of it, G parts.
 """
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+W = 64
+FEW = 1024  # tokens of a vocabulary that is one part
 
 
 def sample(
@@ -18,9 +22,7 @@ def sample(
     Temperature 0 takes the likeliest token and gives its log-prob at temperature 1.
     """
     device = logits_nV.device
-    heat_n = torch.tensor([t if t > 0 else 1.0 for t in temperatures], device=device)
-    logp_nV = torch.log_softmax(logits_nV.float() / heat_n[:, None], dim=-1)
-    weight_nV = logp_nV.exp()
+    weight_nV = torch.softmax(_tempered(logits_nV.float(), temperatures), dim=-1)
     cut = [row for row, top_p in enumerate(top_ps) if top_p < 1]
     if cut:
         p_c = torch.tensor([top_ps[row] for row in cut], device=device)
@@ -28,9 +30,16 @@ def sample(
     token_n = invert(weight_nV, torch.tensor(uniforms, dtype=torch.float64, device=device))
     greedy = [row for row, temperature in enumerate(temperatures) if temperature == 0]
     if greedy:
-        token_n[greedy] = logp_nV[greedy].argmax(-1)
-    chosen_n = logp_nV.gather(-1, token_n[:, None])[:, 0]
+        token_n[greedy] = logits_nV[greedy].argmax(-1)
+    chosen_n = weight_nV.gather(-1, token_n[:, None])[:, 0].log()  # what is chosen keeps its weight in a nucleus
     return token_n.tolist(), chosen_n.tolist()
+
+
+def _tempered(logits_nV: Tensor, temperatures: Sequence[float]) -> Tensor:
+    if all(t in (0, 1) for t in temperatures):
+        return logits_nV
+    heat_n = torch.tensor([t if t > 0 else 1.0 for t in temperatures], device=logits_nV.device)
+    return logits_nV / heat_n[:, None]
 
 
 def nucleus(weight_nV: Tensor, top_p_n: Tensor) -> Tensor:
@@ -42,9 +51,26 @@ def nucleus(weight_nV: Tensor, top_p_n: Tensor) -> Tensor:
 
 
 def invert(weight_nV: Tensor, uniform_n: Tensor) -> Tensor:
-    """Index of the token in whose share of the total weight the uniform falls; never one of weight 0."""
-    cdf_nV = weight_nV.cumsum(-1, dtype=torch.float64)
-    total_n = cdf_nV[:, -1]
-    below_total_n = torch.nextafter(total_n, torch.zeros_like(total_n))
-    target_n = torch.minimum(uniform_n * total_n, below_total_n)
-    return torch.searchsorted(cdf_nV, target_n[:, None], right=True)[:, 0]
+    """Index of the token in whose share of the total weight the uniform falls; never one of weight 0.
+
+    In a large vocabulary first the part, then the token in it: running sums over whole rows take most of the time.
+    """
+    if weight_nV.shape[-1] <= FEW:
+        cdf_nV = weight_nV.cumsum(-1, dtype=torch.float64)
+        return _passing(cdf_nV, uniform_n[:, None] * cdf_nV[:, -1:])[:, 0]
+    n_short = -weight_nV.shape[-1] % W
+    part_nGW = (F.pad(weight_nV, (0, n_short)) if n_short else weight_nV).view(len(weight_nV), -1, W)
+    sum_nG = part_nGW.sum(-1).double()  # rounded as the weights are
+    upto_nG = sum_nG.cumsum(-1)
+    target_n1 = uniform_n[:, None] * upto_nG[:, -1:]
+    which_n1 = _passing(upto_nG, target_n1)
+    rest_n1 = target_n1 - upto_nG.gather(-1, which_n1) + sum_nG.gather(-1, which_n1)
+    cdf_nW = part_nGW.gather(1, which_n1[:, :, None].expand(-1, -1, W))[:, 0].cumsum(-1, dtype=torch.float64)
+    return (which_n1 * W + _passing(cdf_nW, rest_n1.clamp_(min=0)))[:, 0]
+
+
+def _passing(cdf_nC: Tensor, target_n1: Tensor) -> Tensor:
+    """Where each row's running sum first is over the target, or over the number just below all."""
+    total_n1 = cdf_nC[:, -1:]
+    inside_n1 = torch.minimum(target_n1, torch.nextafter(total_n1, torch.zeros_like(total_n1)))
+    return torch.searchsorted(cdf_nC, inside_n1, right=True)
