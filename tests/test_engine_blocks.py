@@ -75,5 +75,5 @@ def test_room_follows_what_is_there() -> None:
     most = blocks.capacity
     assert 3000 <= most <= 4000
     blocks.drop(0, 1, 6)
-    assert blocks.capacity < most / 4
     attended(blocks, kept[1:])
+    assert blocks.capacity < most / 4

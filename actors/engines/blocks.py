@@ -41,7 +41,8 @@ class Blocks:
         self._room = FEWEST
         self._layers: dict[int, Tensor] = {}
         self._tables: list[list[int]] = []  # blocks of each row
-        self._places: list[tuple[int, int]] = []  # (row, which of its blocks) of each block in use
+        self._places: list[tuple[int, int]] = []  # (row, which of its blocks) of each block, holes included
+        self._holes: list[int] = []  # blocks that nobody uses; none when attention reads
         self._order: Order | None = None  # until something changes
 
     @property
@@ -54,35 +55,26 @@ class Blocks:
         for row, length in enumerate(lengths):
             if row == len(self._tables) or len(self._tables[row]) * P < length:
                 self._extend(row, length)
+        self._close()
         self._resize(len(self._places))
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The first `length` positions of one row to another."""
         self._extend(target, length)
-        self._resize(len(self._places))
+        if len(self._places) > self._room:
+            self._resize(len(self._places))
         n = -(-length // P)
         taken, given = self._tables[source][:n], self._tables[target][:n]
         for layer in self._layers.values():
             layer[:, given] = layer[:, taken]
 
     def drop(self, row: int, last: int, length: int) -> None:
-        """A row ends, and the last one takes its place; the last blocks take that of its blocks."""
-        holes = sorted(self._tables[row])
+        """A row ends, and the last one takes its place. What its blocks leave is filled or closed by `reserve`."""
+        self._holes += self._tables[row]
         self._tables[row] = self._tables[last]
         self._tables.pop()
         for which, block in enumerate(self._tables[row] if row < last else ()):
             self._places[block] = (row, which)
-        n_left = len(self._places) - len(holes)
-        movers = sorted(set(range(n_left, len(self._places))) - set(holes))
-        targets = [hole for hole in holes if hole < n_left]
-        for mover, target in zip(movers, targets, strict=True):
-            at, which = self._places[target] = self._places[mover]
-            self._tables[at][which] = target
-        del self._places[n_left:]
-        if movers:
-            for layer in self._layers.values():
-                layer[:, targets] = layer[:, movers]
-        self._resize(n_left)
         self._order = None
 
     def filling(self, pieces: Sequence[Piece]) -> "FillBlocks":
@@ -116,8 +108,28 @@ class Blocks:
         table = self._tables[row]
         while len(table) * P < length:
             self._order = None
-            self._places.append((row, len(table)))
-            table.append(len(self._places) - 1)
+            if not self._holes:
+                self._holes.append(len(self._places))
+                self._places.append((row, 0))
+            block = self._holes.pop()
+            self._places[block] = (row, len(table))
+            table.append(block)
+
+    def _close(self) -> None:
+        """The last blocks take the place of holes, all at once."""
+        if not self._holes:
+            return
+        n_left = len(self._places) - len(self._holes)
+        movers = sorted(set(range(n_left, len(self._places))).difference(self._holes))
+        targets = [hole for hole in self._holes if hole < n_left]
+        for mover, target in zip(movers, targets, strict=True):
+            row, which = self._places[target] = self._places[mover]
+            self._tables[row][which] = target
+        del self._places[n_left:]
+        self._holes.clear()
+        if movers:
+            for layer in self._layers.values():
+                layer[:, targets] = layer[:, movers]
 
     def _resize(self, n: int) -> None:
         """Room for so many blocks, and a quarter more; less room when there is four times too much."""
