@@ -83,7 +83,7 @@ def test_the_faster_forward_computes_what_the_model_does(kind: str) -> None:
 
 
 def test_a_texts_first_token_may_differ_by_more_and_others_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some models' first token has activations of thousands, whose rounding is seen whichever order sums are made in."""
+    """Some models' first token has activations of thousands: their rounding shows, whatever the order of sums."""
     model = sharp(MODELS["llama"]())
     forward = Fused(model)
     largest = float(model(input_ids=(torch.arange(module.PROBE) * 7919 % V)[None]).logits.abs().max())
