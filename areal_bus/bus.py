@@ -6,7 +6,6 @@ socket does not take waits in the outbox, in order; what cannot be delivered or 
 """
 
 import os
-import queue
 import secrets
 import threading
 import time
@@ -18,6 +17,7 @@ import zmq
 from areal_bus import wire
 from areal_bus.door import LINGER_MS, Door, Socket, knock, limit
 from areal_bus.errors import ConfigError, WireError
+from areal_bus.inbox import Inbox
 from areal_bus.intake import Intake, Received
 from areal_bus.keys import Keyring
 from areal_bus.messages import Gone, Message, Scored, Trajectory
@@ -25,7 +25,10 @@ from areal_bus.outbox import Outbox
 from areal_bus.refusals import Refusal, Refusals
 
 RETRY_S = 0.05  # a ROUTER's full peer is tried again after this
-TURN_S = 0.02  # longest time that one socket is read while heartbeats and sending wait
+TURN_S = 0.005  # longest time that one socket is read while what was read, heartbeats and sending wait
+DENSE_S = 0.002  # turns that follow each other faster are dense; the first LONE of them are taken as they come
+LONE = 3
+GATHER_S = 0.001  # pause before each further one: what comes or goes meanwhile costs one turn, not one each
 MAX_SOCKETS = 4096
 SENT_AGAIN = (Trajectory, Scored)  # by the generator, until the head has acknowledged it
 
@@ -60,15 +63,14 @@ class Bus:
         self._heartbeat = heartbeat
         self._heartbeat_to = heartbeat_to
         self._heartbeat_s = heartbeat_s
-        self._cap = inbox_bytes
+        self.inbox = Inbox(inbox_bytes)
         self._tells_gone = tells_gone
         self._last_heard: dict[str, float] = {}  # of those it connected to: monotonic seconds
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._orders: deque[Callable[[], None]] = deque()
-        self._inbox: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
-        self._received = self._consumed = 0  # bytes; each written by one thread only
+        self._is_kicked = False  # and has not begun to look at its orders since
         self._dealers: dict[str, Socket] = {}
         self._dealer_at: dict[str, str] = {}
         self._closing: float | None = None
@@ -108,7 +110,7 @@ class Bus:
     def silence_s(self, peer: str) -> float:
         """How long nothing has come from one that it connected to; 0 before its first word, and with a full inbox."""
         heard = self._last_heard.get(peer)
-        return 0.0 if heard is None or self._is_full else time.monotonic() - heard
+        return 0.0 if heard is None or self.inbox.is_full else time.monotonic() - heard
 
     def connect(self, peer: str, endpoint: str) -> None:
         """A DEALER to `peer`; connecting again to another endpoint replaces it."""
@@ -125,24 +127,18 @@ class Bus:
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """Next message and its sender's name; None after `timeout_s` (0: only what is there; None: wait)."""
-        try:
-            item = self._inbox.get(block=timeout_s != 0, timeout=timeout_s or None)
-        except queue.Empty:
-            item = None
+        received = self.inbox.take(timeout_s)
         if self._error is not None:
             raise self._error
-        if item is None:
+        if received is None:
             return None
-        sender, message, n_bytes = item
-        was_full = self._is_full
-        self._consumed += n_bytes
-        if was_full and not self._is_full:
+        if self.inbox.consume(received[2]):
             self._kick()
-        return sender, message
+        return received[:2]
 
     def wake(self) -> None:
         """Let a `receive` that waits return None at once; callable from any thread."""
-        self._inbox.put(None)
+        self.inbox.wake()
 
     def close(self, linger_s: float = 1.0) -> None:
         """Send what is queued for at most `linger_s`, then end the thread."""
@@ -152,19 +148,17 @@ class Bus:
             self._thread.join()
             os.close(self._wake_fd)
 
-    # from here on: the bus thread only (but _order, _kick, _is_full)
+    # from here on: the bus thread only (but _order, _kick)
 
     def _order(self, act: Callable[[], None]) -> None:
         self._orders.append(act)
         self._kick()
 
     def _kick(self) -> None:
-        if self._thread.is_alive():
+        """Once until it looks: a write for each order is a turn for each."""
+        if not self._is_kicked and self._thread.is_alive():
+            self._is_kicked = True
             os.eventfd_write(self._wake_fd, 1)
-
-    @property
-    def _is_full(self) -> bool:
-        return self._received - self._consumed > self._cap
 
     def _listen(self, endpoint: str) -> Socket:
         router = self._context.socket(zmq.ROUTER)
@@ -224,15 +218,20 @@ class Bus:
             self._context.term()
 
     def _serve(self) -> None:
-        next_beat = time.monotonic()
+        next_beat = ended = time.monotonic()
+        n_dense = 0
         while not self._is_done():
             if self._heartbeat is not None and time.monotonic() >= next_beat:
                 self._beat(self._heartbeat)
                 next_beat = time.monotonic() + self._heartbeat_s
+            if n_dense > LONE and self._closing is None:
+                time.sleep(GATHER_S)
             self._poll(max(0.0, next_beat - time.monotonic()) if self._heartbeat is not None else 1.0)
             while self._orders:
                 self._orders.popleft()()
             self.outbox.flush()
+            before, ended = ended, time.monotonic()
+            n_dense = n_dense + 1 if ended - before < DENSE_S else 0
 
     def _is_done(self) -> bool:
         is_sent = not (self.outbox.waiting or self._orders)
@@ -252,7 +251,7 @@ class Bus:
     def _poll(self, timeout_s: float) -> None:
         poller = zmq.Poller()
         poller.register(self._wake_fd, zmq.POLLIN)
-        reading = 0 if self._is_full else zmq.POLLIN  # I9
+        reading = 0 if self.inbox.is_full else zmq.POLLIN  # I9
         dealers = {dealer: peer for peer, dealer in self._dealers.items()}
         for dealer, peer in dealers.items():
             events = reading | (zmq.POLLOUT if peer in self.outbox.waiting else 0)
@@ -267,6 +266,7 @@ class Bus:
         ready = dict(poller.poll(round(timeout_s * 1000 + 0.5)))
         if ready.get(self._wake_fd):
             os.eventfd_read(self._wake_fd)
+            self._is_kicked = False  # before orders are looked at: none comes in between unseen
         if self._door is not None:
             self._door.look()
         for dealer, peer in dealers.items():
@@ -274,27 +274,27 @@ class Bus:
                 self._drain(dealer, peer)
         if self._router is not None and reading and self._drain(self._router, None) and self._door is not None:
             self._intake.end(self._door.nothing_is_left_to_read())
-            self._tell_gone()
+            self.inbox.put(self._gone())
 
     def _drain(self, socket: Socket, peer: str | None) -> bool:
         """Take what is there, up to the inbox's cap and for one turn's time; whether that was all."""
-        until = time.monotonic() + TURN_S
-        while not self._is_full and time.monotonic() < until:
+        some: list[Received] = []
+        is_all, until = False, time.monotonic() + TURN_S
+        while not (is_all or self.inbox.is_full) and time.monotonic() < until:
             try:
                 received = self._intake.from_client(socket) if peer is None else self._intake.from_server(socket, peer)
+                some += self._gone()
+                if received is not None:
+                    self.inbox.count(received[2])
+                    some.append(received)
+                if peer is not None:
+                    self._last_heard[peer] = time.monotonic()
             except zmq.Again:
-                return True
-            self._tell_gone()
-            if peer is not None:
-                self._last_heard[peer] = time.monotonic()
-            if received is not None:
-                self._received += received[2]
-                self._inbox.put(received)
-        return False
+                is_all = True
+        self.inbox.put(some)
+        return is_all
 
-    def _tell_gone(self) -> None:
-        """After all that those peers had said."""
-        while self._intake.gone:
-            name = self._intake.gone.pop(0)
-            if self._tells_gone:
-                self._inbox.put((name, Gone(), 0))
+    def _gone(self) -> list[Received]:
+        """Whoever has gone, after all that they had said."""
+        names, self._intake.gone = self._intake.gone, []
+        return [(name, Gone(), 0) for name in names] if self._tells_gone else []

@@ -40,7 +40,7 @@ def unpack_header(packed: bytes) -> dict[str, Any]:
     """The map. Raises WireError with the rule that the bytes break, before much is made of them."""
     if len(packed) > MAX_HEADER_BYTES:
         raise WireError(f"a header is at most {MAX_HEADER_BYTES} bytes; this one has {len(packed)}", "size")
-    weigh(packed)
+    n_containers = weigh(packed)
     try:
         header = msgpack.unpackb(
             packed,
@@ -57,19 +57,21 @@ def unpack_header(packed: bytes) -> dict[str, Any]:
         raise WireError(f"a header is one msgpack map: {type(error).__name__}", "header") from None
     if type(header) is not dict:
         raise WireError("a header is one msgpack map", "header")
-    if _is_deeper(header, MAX_DEPTH):
+    if n_containers > MAX_DEPTH and _is_deeper(header, MAX_DEPTH):
         raise WireError(f"a header is nested at most {MAX_DEPTH} deep", "depth")
     return header
 
 
-def weigh(packed: bytes) -> None:
-    """Raises WireError when unpacking would make more than MAX_OBJECT_BYTES, judged from the bytes alone.
+def weigh(packed: bytes) -> int:
+    """Containers that there are at most. Raises WireError when unpacking would make more than MAX_OBJECT_BYTES, judged
+    from the bytes alone.
 
     Most headers are short, and their length and the bytes that might begin a container bound what they can become.
     """
     n_containers = len(packed) - len(packed.translate(None, CONTAINERS))
     if 144 * len(packed) + n_containers * (MAP + ITEM * len(packed)) > MAX_OBJECT_BYTES:
         _walk(packed)
+    return n_containers
 
 
 def _walk(packed: bytes) -> None:

@@ -20,6 +20,8 @@ PROBE = [b""]  # what a Bus overlooks: sent to see whether a connection is still
 NAMELESS = "nobody"  # neither name nor address
 SKIPPED = 100  # frames at most that are skipped in one go
 
+NOBLOCK = int(zmq.NOBLOCK)
+
 Received = tuple[str, Message, int]  # sender, message, bytes
 
 
@@ -49,7 +51,7 @@ class Intake:
         """The next message that came in at the ROUTER; None when it was refused. Raises zmq.Again."""
         if self._is_skipping(router):
             return None
-        first = router.recv(zmq.NOBLOCK, copy=False)
+        first = router.recv(NOBLOCK, copy=False)
         connection = first.bytes
         is_again = self._door is not None and self._door.said_something(first, connection)
         named = IDENTITY.fullmatch(connection)
@@ -113,12 +115,14 @@ class Intake:
 
     def _frames(self, socket: Socket) -> list[bytes]:
         """Of one message; of one that has more than any record those until there, and the rest is to be skipped."""
-        frames = [socket.recv(zmq.NOBLOCK)]
-        while socket.getsockopt(zmq.RCVMORE):
+        part = socket.recv(NOBLOCK, copy=False)
+        frames = [part.bytes]
+        while part.more:
             if len(frames) > wire.MAX_FRAMES:
                 self._torn.add(socket)
                 break
-            frames.append(socket.recv(zmq.NOBLOCK))
+            part = socket.recv(NOBLOCK, copy=False)
+            frames.append(part.bytes)
         return frames
 
     def _is_skipping(self, socket: Socket) -> bool:

@@ -8,6 +8,7 @@ WireError.
 
 import dataclasses
 import math
+import operator
 import reprlib
 import types
 import typing
@@ -42,14 +43,14 @@ def encode(message: Message, *, job: str) -> list[bytes]:
     """Header and frames. Raises WireError for what the other side would refuse: over a cap, not finite, torn."""
     kind: type = type(message)
     schema = _schema(kind)
-    fields = {name: getattr(message, name) for name in schema.plain}
+    fields = dict(zip(schema.plain, schema.of_plain(message), strict=True))
     for name, fits in schema.strict.items():
         if not fits(fields[name]):
             raise WireError(f"{kind.__name__}.{name} may not be {_show(fields[name])}", "fields")
-    raw = [getattr(message, name) for name in schema.framed]
-    frames = [value.encode() if type(value) is str else value for value in raw]
+    frames = [value.encode() if type(value) is str else value for value in schema.of_framed(message)]
     lengths = [len(frame) for frame in frames]
-    _check_frames(schema, fields, frames, lengths)
+    if frames:
+        _check_frames(schema, fields, frames, lengths)
     header = {"p": PROTOCOL, "j": job, "k": kind.__name__, "f": fields, "n": lengths}
     return [pack_header(header, kind.__name__), *frames]
 
@@ -69,9 +70,12 @@ def decode(frames: Sequence[bytes], *, job: str) -> Message:
     lengths = [len(frame) for frame in raw]
     if declared != lengths or len(schema.framed) != len(raw):
         raise WireError(f"{kind.__name__} declares frames of {_show(declared)} bytes; other ones came", "frames")
+    if not raw:
+        return typing.cast(Message, kind(**fields))
     _check_frames(schema, fields, raw, lengths)
-    values = [_text(x) if what == "text" else x for x, what in zip(raw, schema.framed.values(), strict=True)]
-    return typing.cast(Message, kind(**fields, **dict(zip(schema.framed, values, strict=True))))
+    for name, frame, what in zip(schema.framed, raw, schema.framed.values(), strict=True):
+        fields[name] = _text(frame) if what == "text" else frame
+    return typing.cast(Message, kind(**fields))
 
 
 def _addressed(header: dict[str, Any], job: str) -> tuple[type, dict[str, Any], Any]:
@@ -160,6 +164,8 @@ class Schema:
     plain: dict[str, Fits]  # header fields, with a check of their type
     framed: dict[str, str]  # fields that are frames, with what their bytes are
     strict: dict[str, Fits]  # of those that not every value of their type fits; checked before sending, too
+    of_plain: Callable[[Any], tuple[Any, ...]]  # the values of either, of a record
+    of_framed: Callable[[Any], tuple[Any, ...]]
     has_tokens: bool  # segments and spans say how long its first two frames, ids and log-probs, are
 
 
@@ -171,12 +177,20 @@ def _schema(kind: type) -> Schema:
     words = {name: WORDS[f"{kind.__name__}.{name}"] for name in names if f"{kind.__name__}.{name}" in WORDS}
     plain = {name: _is_one_of(words[name]) if name in words else _fits(hints[name]) for name in names}
     strict = {name: plain[name] for name in words} | {name: math.isfinite for name in names if hints[name] is float}
-    return Schema(plain, framed, strict, has_tokens=list(framed)[:2] == ["ids", "logps"] and "segments" in plain)
+    has_tokens = list(framed)[:2] == ["ids", "logps"] and "segments" in plain
+    return Schema(plain, framed, strict, _values_of(list(plain)), _values_of(list(framed)), has_tokens=has_tokens)
+
+
+def _values_of(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """A getter of these fields."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda record: tuple([getattr(record, name) for name in names])
 
 
 def _is_one_of(words: type[StrEnum]) -> Fits:
     known = frozenset(map(str, words))
-    return lambda value: isinstance(value, str) and value in known
+    return lambda value: (type(value) is str or isinstance(value, str)) and value in known
 
 
 def _fits(hint: Any) -> Fits:

@@ -68,7 +68,7 @@ def test_a_full_inbox_stops_reading_and_loses_nothing(tmp_path: Path) -> None:
         actor.send("head", trajectory(400_000))
     actor.send("head", Stop("last"))
     got = [next_of(head)[1] for _ in range(101)]
-    assert head._received <= 100 * 400_000 + (1 << 20)
+    assert head.inbox.n_received <= 100 * 400_000 + (1 << 20)
     assert got[-1] == Stop("last")
     assert all(m == trajectory(400_000) for m in got[:-1])
     actor.close()
@@ -84,7 +84,7 @@ def test_an_unread_inbox_stays_under_its_cap(tmp_path: Path) -> None:
         actor.send("head", trajectory(400_000))
     next_of(head)
     probe.connect("head", head.endpoint)
-    assert head._received - head._consumed <= (1 << 20) + 400_000 + 1000
+    assert head.inbox.n_received - head.inbox.n_consumed <= (1 << 20) + 400_000 + 1000
     for bus in (actor, probe, head):
         bus.close(0)
 

@@ -81,7 +81,7 @@ def test_silence_begins_with_the_first_word_and_is_not_counted_while_nothing_is_
         head.send(NAME, ack(2))
         assert next_of(actor) == ("head", ack(2))
         assert actor.silence_s("head") < 10.0
-        actor._cap = 0  # a full inbox: nothing is read, so nobody is silent
+        actor.inbox.cap_bytes = 0  # a full inbox: nothing is read, so nobody is silent
         head.send(NAME, ack(3))
         until(lambda: actor.silence_s("head") == 0.0, "its inbox is full")
 

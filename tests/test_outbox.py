@@ -124,10 +124,10 @@ def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
         until(lambda: not bus._orders, "they wait")
         deaf.bus.connect(REWARD, bus.endpoint)
         deaf.bus.send(REWARD, trajectory(400))
-        until(lambda: bus._received > 0, "it has come in")
+        until(lambda: bus.inbox.n_received > 0, "it has come in")
         for _ in range(20):
             loop.turn()
-        assert bus._consumed == 0
+        assert bus.inbox.n_consumed == 0
         deaf.hear_all()
         until(lambda: (loop.turn(), run_has_score(journal))[1], "it is scored")
 
