@@ -32,6 +32,7 @@ from areal_bus.rules import HeadRules
 from areal_bus.staleness import StalenessPolicy
 
 TICK_S = 0.1
+AT_ONCE = 256  # effects from which on no further message is looked at before they are carried out
 FRONTIERS_S = 60.0  # at the end, for what is not on disk yet
 TERM_FILE = "term.json"
 
@@ -105,9 +106,9 @@ class Shell:
             self.journal.mark("wait")
             got = bus.receive(max(0.001, next_tick - time.monotonic()))
             self.journal.mark("decide")
-            now = time.monotonic()
             if got is not None:
-                self._carry_out(bus, self.head.on(*got, now))
+                self._carry_out(bus, self._decide(bus, got))
+            now = time.monotonic()
             if now >= next_tick:
                 note_refusals(bus, self.journal)
                 for frontier in self.frontiers.saved():
@@ -119,23 +120,38 @@ class Shell:
                 next_tick = now + TICK_S
         self._say_how_it_ended()
 
+    def _decide(self, bus: Bus, first: tuple[str, m.Message]) -> list[Effect]:
+        """On `first` and on what else is there, until more is to be done than to write and to tell."""
+        effects: list[Effect] = []
+        got: tuple[str, m.Message] | None = first
+        while got is not None:
+            follows = self.head.on(*got, time.monotonic())
+            effects += follows
+            goes_on = len(effects) < AT_ONCE and all(isinstance(effect, Send | Record | Keep) for effect in follows)
+            got = bus.receive(0) if goes_on else None
+        return effects
+
     def _carry_out(self, bus: Bus, effects: list[Effect]) -> None:
-        """In order; but the end is on disk before anybody is told to stop: a head that dies between the two is over."""
+        """In order; but all lines are written before what was decided with them is told, with one write, and the end is
+        on disk before anybody is told to stop: a head that dies between the two is over.
+        """
         ends = any(isinstance(effect, End) for effect in effects)
+        letters: list[Send] = []
         goodbyes: list[Send] = []
         for effect in effects:
-            if isinstance(effect, Send) and isinstance(effect.message, m.Stop) and ends:
-                goodbyes.append(effect)
-            elif isinstance(effect, Send):
-                bus.send(effect.to, effect.message)
+            if isinstance(effect, Send):
+                (goodbyes if ends and isinstance(effect.message, m.Stop) else letters).append(effect)
             elif isinstance(effect, Save | Discard):
+                self._tell(bus, letters)
                 self.frontiers.do(effect)
             elif isinstance(effect, Mark):
+                self._tell(bus, letters)
                 self.frontiers.mark(effect.waypoint)
             elif isinstance(effect, Record):
                 if effect.event is Event.TERM:
+                    self._tell(bus, letters)
                     self._begin_term(effect.fields["term"], effect.fields["version"])
-                self.journal.write(effect.event, **effect.fields)
+                self.journal.keep(effect.event, **effect.fields)
                 self.pulse.progress += effect.event in (Event.SCORED, Event.UPDATE)
                 if effect.event is Event.FAILED:  # the actor names itself; what follows from it is no news
                     self.progress.mute()
@@ -146,11 +162,21 @@ class Shell:
                 self.progress.on(effect.kind, effect.fields)
             else:
                 self.end = effect
+        self._tell(bus, letters)
         if ends:
             self.frontiers.close(FRONTIERS_S)
             self._summarize()
         for goodbye in goodbyes:
             bus.send(goodbye.to, goodbye.message)
+
+    def _tell(self, bus: Bus, letters: list[Send]) -> None:
+        """What is to be told so far, after the lines that were decided with it."""
+        self.journal.flush()
+        if self.samples is not None:
+            self.samples.flush()
+        for letter in letters:
+            bus.send(letter.to, letter.message)
+        letters.clear()
 
     def _begin_term(self, term: int, version: int) -> None:
         """On disk before anybody hears of it: no two heads begin the same term, or go back to what it undoes."""

@@ -9,6 +9,9 @@ from typing import Any
 from areal_bus.effects import Keep
 from areal_bus.lines import LineFile
 
+MOST_KEPT = 64  # samples that wait for one write
+compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 class SampleFile:
     """Appends a JSON line a sample to RUN/samples/samples.jsonl, and one to tokens.jsonl (fields: docs/journal.md)."""
@@ -18,13 +21,23 @@ class SampleFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = LineFile(folder / "samples.jsonl")
         self._tokens = LineFile(folder / "tokens.jsonl") if tokens else None
+        self._kept: list[Keep] = []  # not written yet
 
     def keep(self, effect: Keep) -> None:
-        self._file.append(packed(as_line(effect)))
-        if self._tokens is not None:
-            self._tokens.append(packed(as_tokens(effect)))
+        """Its lines go to the files with the next `flush`."""
+        self._kept.append(effect)
+        if len(self._kept) >= MOST_KEPT:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._kept:
+            kept, self._kept = self._kept, []
+            self._file.append(*[packed(as_line(effect)) for effect in kept])
+            if self._tokens is not None:
+                self._tokens.append(*[packed(as_tokens(effect)) for effect in kept])
 
     def close(self) -> None:
+        self.flush()
         self._file.close()
         if self._tokens is not None:
             self._tokens.close()
@@ -80,4 +93,4 @@ def _numbers(kind: str, raw: bytes) -> list[Any]:
 
 
 def packed(line: dict[str, Any]) -> bytes:
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode()
+    return compact(line).encode()

@@ -1,7 +1,7 @@
 """What happened, one flat JSON line an event, one file a process; knows nothing of who reads it.
 
-A line is written with one write to a file opened for appending, so that what was written survives kill -9 of the
-process. The schema is in docs/journal.md.
+Lines are written to a file opened for appending, whole ones with one write, so that what was written survives kill -9
+of the process. The schema is in docs/journal.md.
 """
 
 import json
@@ -16,6 +16,8 @@ from typing import Any
 from areal_bus.lines import LineFile
 
 SCHEMA = 1
+MOST_KEPT = 256  # lines that wait for one write
+compact = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
 
 
 class Event(StrEnum):
@@ -72,6 +74,7 @@ class Journal:
         self.term = term
         self._who = {"role": role, "rank": index, "inc": incarnation}
         self._seq = 0
+        self._kept: list[bytes] = []
         self._file = LineFile(self.path)
         self._began = self._marked = self._flushed = time.monotonic()
         self._label = "start"
@@ -79,10 +82,15 @@ class Journal:
         self.write(Event.START, schema=SCHEMA, pid=os.getpid())
 
     def write(self, event: Event, **fields: Any) -> None:
-        """One line; `fields` are flat: numbers, strings, or short lists of numbers.
+        """One line, after those that were kept; `fields` are flat: numbers, strings, or short lists of numbers.
 
         One that the disk does not take is lost, and the run goes on: readers see the gap in `seq`.
         """
+        self.keep(event, **fields)
+        self.flush()
+
+    def keep(self, event: Event, **fields: Any) -> None:
+        """One line that goes to the file with the next `write` or `flush`: before anybody hears what it says."""
         line = {
             "t": round(time.monotonic(), 6),
             "wall": round(time.time(), 6),
@@ -93,7 +101,15 @@ class Journal:
             **fields,
         }
         self._seq += 1
-        self._file.append(json.dumps(line, separators=(",", ":"), allow_nan=True).encode())
+        self._kept.append(compact(line).encode())
+        if len(self._kept) >= MOST_KEPT:
+            self.flush()
+
+    def flush(self) -> None:
+        """What was kept is in the file, as far as the disk takes it, when this returns."""
+        if self._kept:
+            lines, self._kept = self._kept, []
+            self._file.append(*lines)
 
     @property
     def n_lost(self) -> int:
@@ -106,7 +122,7 @@ class Journal:
         self._spans[self._label] = self._spans.get(self._label, 0.0) + now - self._marked
         self._marked, self._label = now, label
         if now - self._flushed >= 1.0:
-            self._flush(now)
+            self._write_spans(now)
 
     @contextmanager
     def span(self, label: str) -> Iterator[None]:
@@ -121,11 +137,11 @@ class Journal:
     def close(self, **fields: Any) -> None:
         """The last spans and the END line."""
         self.mark("end")
-        self._flush(time.monotonic())
+        self._write_spans(time.monotonic())
         self.write(Event.END, wall_s=round(time.monotonic() - self._began, 6), **fields)
         self._file.close()
 
-    def _flush(self, now: float) -> None:
+    def _write_spans(self, now: float) -> None:
         spent = {f"s_{label}": round(seconds, 6) for label, seconds in self._spans.items() if seconds > 0}
         self._flushed = now
         self._spans = {}

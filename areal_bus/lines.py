@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 class LineFile:
-    """One write a line. A line that the disk does not take is lost, and the run goes on; people hear of it once."""
+    """One write for all lines of an `append`. One that the disk does not take is lost, and the run goes on; people hear
+    of it once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -14,22 +15,23 @@ class LineFile:
         self._is_torn = False  # the last line was written in part
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def append(self, line: bytes) -> None:
-        """`line` without its end. After half a line the next one begins on a line of its own."""
-        data = b"\n" + line + b"\n" if self._is_torn else line + b"\n"
+    def append(self, *lines: bytes) -> None:
+        """Lines without their ends. After half a line the next one begins on a line of its own."""
+        data = b"\n".join((b"", *lines, b"") if self._is_torn else (*lines, b""))
         try:
             n_written = os.write(self._file, data)
         except OSError as error:
-            self._lose(os.strerror(error.errno or 0))
+            self._lose(len(lines), os.strerror(error.errno or 0))
             return
-        self._is_torn = n_written < len(data)
-        if self._is_torn:
-            self._lose("no space is left for it")
+        n_ends = data.count(b"\n", n_written)
+        self._is_torn = n_ends > 0 and data[n_written - 1 : n_written] != b"\n"
+        if n_ends:
+            self._lose(n_ends, "no space is left for them")
 
     def close(self) -> None:
         os.close(self._file)
 
-    def _lose(self, why: str) -> None:
-        self.n_lost += 1
-        if self.n_lost == 1:
+    def _lose(self, n_lines: int, why: str) -> None:
+        is_first, self.n_lost = not self.n_lost, self.n_lost + n_lines
+        if is_first:
             print(f"warning: {self.path.name} loses lines: {why}", file=sys.stderr, flush=True)

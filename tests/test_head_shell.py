@@ -12,13 +12,14 @@ from actors.codes import OVER, code_of
 from actors.context import Context
 from actors.head import TERM_FILE, Shell, next_term, write_whole
 from areal_bus.config import Config
-from areal_bus.effects import End, Save, Send
+from areal_bus.effects import End, Mark, Record, Save, Send
 from areal_bus.errors import CheckpointError
-from areal_bus.frontier import Frontier
+from areal_bus.frontier import Frontier, Waypoint
 from areal_bus.frontier_file import path_of, save
-from areal_bus.journal import Journal
-from areal_bus.messages import Finished, Message, Stop, Term
+from areal_bus.journal import Event, Journal
+from areal_bus.messages import Ack, Finished, Message, Stop, Term
 from areal_bus.settings import resolve
+from tools.run import lines
 
 TREE: dict[str, Any] = {
     "model": {"scratch": {}},
@@ -72,6 +73,39 @@ def test_an_actor_that_was_replaced_is_told_to_stop_and_nothing_has_ended(tmp_pa
     shell._carry_out(wire, [Send("generator-0.0", Stop("replaced"))])  # type: ignore[arg-type]
     assert wire.sent == [("generator-0.0", Stop("replaced"), False)]
     assert shell.end is None
+
+
+class Reading(Wire):
+    """Notes, too, which uids the journal had as each message was sent."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(run)
+        self._journal = run / "journal" / "head-0.0.jsonl"
+        self.written: list[list[int]] = []
+
+    def send(self, to: str, message: Message) -> None:
+        super().send(to, message)
+        self.written.append([line["uid"] for line in lines(self._journal, "scored")])
+
+
+def test_what_was_decided_is_written_before_any_of_it_is_told(tmp_path: Path, shell: Shell) -> None:
+    """Several messages are decided on together; a head that dies meanwhile has told nobody what it never wrote."""
+    wire = Reading(tmp_path)
+    acks = [Ack(uid, 0, 0, "") for uid in range(3)]
+    effects = [x for ack in acks for x in (Send("generator-0.0", ack), Record(Event.SCORED, {"uid": ack.uid}))]
+    shell._carry_out(wire, effects)  # type: ignore[arg-type]
+    assert [message for _, message, _ in wire.sent] == acks
+    assert wire.written == [[0, 1, 2]] * 3
+
+
+def test_what_is_told_before_a_waypoint_is_told_before_it_is_written(tmp_path: Path, shell: Shell) -> None:
+    wire = Reading(tmp_path)
+    ack, waypoint = Ack(0, 0, 0, ""), Waypoint("learner-0.0", Frontier(3))
+    before = [Send("generator-0.0", ack), Record(Event.SCORED, {"uid": 0})]
+    after = [Record(Event.SCORED, {"uid": 1}), Send("generator-0.0", ack)]
+    shell._carry_out(wire, [*before, Mark(waypoint), *after])  # type: ignore[arg-type]
+    assert wire.written == [[0], [0, 1]]
+    assert [found.frontier.version for found in shell.frontiers.waypoints()] == [3]
 
 
 def test_terms_go_on_where_the_last_head_was(tmp_path: Path) -> None:

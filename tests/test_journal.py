@@ -136,3 +136,46 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
     assert len(readable) + n_lost == readable[-1]["seq"] + 1
     assert [line["k"] for line in readable if line["event"] == "note"][-1] == 10
     assert done.stderr.count("loses lines") == 1
+
+
+def test_kept_lines_are_written_in_order_before_the_next_one_and_when_they_are_many(tmp_path: Path) -> None:
+    book = Journal(tmp_path, role="head", index=0, incarnation=0)
+    for k in range(3):
+        book.keep(Event.NOTE, k=k)
+    assert list(run.lines(book.path, "note")) == []
+    book.write(Event.NOTE, k=3)
+    assert [line["k"] for line in run.lines(book.path, "note")] == [0, 1, 2, 3]
+    book.keep(Event.NOTE, k=4)
+    book.flush()
+    assert [line["k"] for line in run.lines(book.path, "note")] == [0, 1, 2, 3, 4]
+    for k in range(5, 5 + journal.MOST_KEPT):
+        book.keep(Event.NOTE, k=k)
+    assert [line["k"] for line in run.lines(book.path, "note")] == list(range(5 + journal.MOST_KEPT))
+    assert [line["seq"] for line in run.lines(book.path)] == list(range(6 + journal.MOST_KEPT))
+
+
+def test_of_lines_that_were_written_together_those_that_did_not_fit_are_counted_as_lost(tmp_path: Path) -> None:
+    """The file may grow to 700 bytes and no further for a while; the line that was cut ends where the next begins."""
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from areal_bus.lines import LineFile\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "file = LineFile(Path(sys.argv[1]))\n"
+        "for limit in (700, 1000):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))\n"
+        "    file.append(*[b'%098d' % k for k in range(10)])\n"
+        "    print(file.n_lost)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))\n"
+        "file.append(b'last')\n"
+        "print(file.n_lost)\n"
+    )
+    path = tmp_path / "lines"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    whole = [line for line in path.read_text().splitlines() if line == "last" or len(line) == 98]
+    n_lost = [int(n) for n in done.stdout.split()]
+    assert n_lost[0] == 3  # 7 of 99 bytes fit, and 7 bytes of the next
+    assert len(whole) + n_lost[-1] == 21
+    assert whole[-1] == "last"
+    assert done.stderr.count("loses lines") == 1
