@@ -4,6 +4,8 @@ It keeps no state but the scores under way: whatever is lost with it is sent aga
 drops what it has already. Imports without torch.
 """
 
+import time
+
 from loguru import logger
 
 from actors.context import Context, Pulse, note_refusals, open_bus
@@ -29,6 +31,7 @@ from areal_bus.outbox import ROOM_BYTES
 
 IDLE_S = 0.5  # longest wait for a message when nothing is being scored
 BUSY_S = 0.01  # longest wait for a verdict before messages are looked at
+TELL_S = 0.005  # verdicts wait this long for each other, so that they are written and told together
 BACKLOG_BYTES = 64 << 20  # trajectories held here; beyond it they wait in the bus, and then at their senders (I9)
 
 Key = tuple[str, int, int, int]  # (evaluation, uid, sample, attempt)
@@ -88,13 +91,19 @@ class RewardLoop:
         self._announced = False  # Ready was sent
         self._at_work: dict[Key, Trajectory] = {}
         self._n_bytes = 0  # of those
+        self._untold: list[Scored] = []
 
     def turn(self) -> None:
         self._take_messages()
         self._journal.mark("score" if self._at_work else "idle")
         waits = self._at_work or not self._pool.ready or self._is_full
-        for verdict in self._pool.poll(BUSY_S if waits else 0.0):
-            self._conclude(verdict)
+        until = time.monotonic() + TELL_S
+        verdicts = self._pool.poll(BUSY_S if waits else 0.0)
+        while verdicts:
+            for verdict in verdicts:
+                self._conclude(verdict)
+            verdicts = self._pool.poll(BUSY_S) if self._at_work and time.monotonic() < until else []
+        self._tell()
         if not self._announced and self._pool.ready:
             self._announced = True
             self._presence.say(Ready(capacity=self._capacity))
@@ -160,12 +169,19 @@ class RewardLoop:
         self._presence.say_again()
 
     def _conclude(self, verdict: Verdict) -> None:
-        self._journal.mark("bus")
         trajectory = self._at_work.pop(verdict.key)
         self._n_bytes -= weight(trajectory)
-        journal_score(self._journal, trajectory, verdict)  # first: all that the head hears is written here
-        self._bus.send(HEAD, scored(trajectory, verdict))
+        journal_score(self._journal, trajectory, verdict)
+        self._untold.append(scored(trajectory, verdict))
         self._pulse.progress += 1
+
+    def _tell(self) -> None:
+        if self._untold:
+            self._journal.mark("bus")
+            self._journal.flush()  # first: all that the head hears is written here
+            for one in self._untold:
+                self._bus.send(HEAD, one)
+            self._untold.clear()
 
 
 def weight(trajectory: Trajectory) -> int:
@@ -204,9 +220,9 @@ def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
 
 
 def journal_score(journal: Journal, trajectory: Trajectory, verdict: Verdict) -> None:
-    """A line has a reward or an error, never both (I10)."""
+    """A line, kept; it has a reward or an error, never both (I10)."""
     outcome = {"reward": verdict.reward} if verdict.status == VerdictStatus.VALUE else {"error": verdict.error[:500]}
-    journal.write(
+    journal.keep(
         Event.SCORE,
         uid=trajectory.uid,
         sample=trajectory.sample,

@@ -196,7 +196,8 @@ def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):
     finally:
         bus.close()
         head.close()
-    assert bus.seen == [(0, [0]), (1, [0, 1])]
+    assert [uid for uid, _ in bus.seen] == [0, 1]
+    assert all(uid in written for uid, written in bus.seen)
 
 
 def test_a_trajectory_sent_again_while_it_is_scored_is_scored_once_and_later_again(folder):

@@ -10,10 +10,11 @@ from typing import Any
 LENGTH = struct.Struct("<I")
 REQUEST_BYTES = 16 << 20  # a prompt, a completion and a row
 REPLY_BYTES = 64 << 10  # a verdict
+compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def pack(record: dict[str, Any], *, cap_bytes: int) -> bytes:
-    body = json.dumps(record, separators=(",", ":")).encode()
+    body = compact(record).encode()
     if len(body) > cap_bytes:
         raise ValueError(f"a frame must be at most {cap_bytes} bytes: this one has {len(body)}")
     return LENGTH.pack(len(body)) + body
@@ -24,13 +25,23 @@ def unpack(buffer: bytearray, *, cap_bytes: int) -> dict[str, Any] | None:
     if len(buffer) < LENGTH.size:
         return None
     (length,) = LENGTH.unpack_from(buffer)
-    if length > cap_bytes:
-        raise ValueError(f"a frame must be at most {cap_bytes} bytes: this one claims {length}")
+    check(length, cap_bytes=cap_bytes)
     end = LENGTH.size + length
     if len(buffer) < end:
         return None
     body = bytes(buffer[LENGTH.size : end])
     del buffer[:end]
+    return read(body)
+
+
+def check(length: int, *, cap_bytes: int) -> None:
+    """Raises ValueError for a frame that claims to be longer."""
+    if length > cap_bytes:
+        raise ValueError(f"a frame must be at most {cap_bytes} bytes: this one claims {length}")
+
+
+def read(body: bytes) -> dict[str, Any]:
+    """What a frame holds. Raises ValueError when that is no object."""
     record = json.loads(body)
     if not isinstance(record, dict):
         raise ValueError(f"a frame must hold one JSON object: this one holds a {type(record).__name__}")

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsFloat
 
-from actors.rewards.framing import LENGTH, REPLY_BYTES, REQUEST_BYTES, pack, unpack
+from actors.rewards.framing import LENGTH, REPLY_BYTES, REQUEST_BYTES, check, pack, read
 from actors.rewards.loading import load_reward
 from actors.rewards.protocol import RewardFunction, Score
 from areal_bus.errors import ConfigError
@@ -80,8 +80,10 @@ def read_frame(requests: BinaryIO) -> dict[str, Any] | None:
     head = requests.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
-    body = requests.read(LENGTH.unpack(head)[0])
-    return unpack(bytearray(head + body), cap_bytes=REQUEST_BYTES)
+    (length,) = LENGTH.unpack(head)
+    check(length, cap_bytes=REQUEST_BYTES)
+    body = requests.read(length)
+    return read(body) if len(body) == length else None
 
 
 def reply(replies: BinaryIO, record: dict[str, Any]) -> None:
@@ -106,7 +108,7 @@ def read_value(value: object) -> dict[str, Any]:
     correct: object = score.correct if score else value if isinstance(value, bool) else None
     if not isinstance(correct, bool | None):
         raise TypeError(f"Score.correct must be True, False or None: it is a {type(correct).__name__}")
-    if isinstance(number, str | bytes) or not isinstance(number, SupportsFloat):
+    if isinstance(number, str | bytes) or not isinstance(number, (float, int, SupportsFloat)):  # the slow one last
         raise TypeError(f"a reward function must return a number or a Score: it returned a {type(number).__name__}")
     reward = float(number)
     if not math.isfinite(reward):
