@@ -4,6 +4,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from loguru import logger
+
 from areal_bus.evaluation import Evaluation
 from areal_bus.messages import Scored
 
@@ -32,6 +34,8 @@ class Progress:
 
     def on(self, kind: str, fields: dict[str, Any]) -> None:
         """One piece of progress, by its kind (areal_bus.effects.Progress)."""
+        if kind == "late":
+            logger.debug("head: {}", fields["text"])
         if self._muted:
             return
         if kind == "step":

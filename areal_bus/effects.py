@@ -37,7 +37,10 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Effect: something people want to see. `kind` is "step", "evaluation", "phase", "note" or "warning"."""
+    """Effect: something people want to see. `kind` is "step", "evaluation", "phase", "note" or "warning".
+
+    Or "late", what only those want to see who look for something.
+    """
 
     kind: str
     fields: dict[str, Any]

@@ -17,6 +17,10 @@ class ImpossibleEvent(ArealBusError):
     """An event that the rules exclude (a result nobody was asked for, a clock going back): refuse and journal it."""
 
 
+class LateEvent(ImpossibleEvent):
+    """One that was right when it was sent: its prompt has left since. To be journalled, and nothing for people."""
+
+
 class WireError(ArealBusError):
     """Bytes that are no message of this job: drop, count by reason (one word) and name the peer once."""
 

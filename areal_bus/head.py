@@ -12,7 +12,7 @@ from typing import Any
 from areal_bus import messages as m
 from areal_bus.batches import Batches
 from areal_bus.effects import Effect, Effects
-from areal_bus.errors import ImpossibleEvent
+from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.evaluation import Evaluation, Examination
 from areal_bus.frontier import START, Frontier, Waypoint, take
 from areal_bus.gate import Gate
@@ -77,7 +77,8 @@ class Head:
         )
         self.batches = Batches(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
         self._began = self._ticked = now
-        self._n_refused: Counter[tuple[str, str]] = Counter()
+        self._n_refused: Counter[tuple[str, str]] = Counter()  # by sender and kind
+        self._n_late: Counter[tuple[str, str]] = Counter()  # of those
         self.terms = Terms(term, frontiers, waypoints, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
         self.gathering = Gathering(self.members, self.rollouts, self.publishing, self.terms, self._effects, life=life)
         self._handlers: dict[type, Handler] = {
@@ -120,7 +121,7 @@ class Head:
                 check_speaker(member.role, message)
                 handler(member, message)
         except ImpossibleEvent as error:
-            self._refuse(sender, message, str(error))
+            self._refuse(sender, message, error)
         return self._settle(now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -484,15 +485,23 @@ class Head:
             self._effects.send(member.name, m.Stop(sentence))
         self._effects.end(code, sentence)
 
-    def _refuse(self, sender: str, message: m.Message, why: str) -> None:
-        """Every verdict is accounted for; of anything else a sender's first lines, then the 128th, 256th, 512th, ..."""
-        what = type(message).__name__
+    def _refuse(self, sender: str, message: m.Message, error: ImpossibleEvent) -> None:
+        """Every verdict is accounted for; of anything else a sender's first lines, then the 128th, 256th, 512th, ...
+
+        People are told of what should not have been sent, not of what only came late.
+        """
+        what, why = type(message).__name__, str(error)
         if len(self._n_refused) > MOST_REFUSED:
             self._n_refused.clear()
+            self._n_late.clear()
         self._n_refused[sender, what] += 1
+        self._n_late[sender, what] += isinstance(error, LateEvent)
         n = self._n_refused[sender, what]
-        if n.bit_count() == 1 and sender in self.members.by_name:
-            self._effects.progress("note", name="head", text=f"refused {what} of {sender} ({n} so far): {why}")
+        n_wrong = n - self._n_late[sender, what]
+        if sender in self.members.by_name and isinstance(error, LateEvent):
+            self._effects.progress("late", text=f"refused {what} of {sender}: {why}")
+        elif sender in self.members.by_name and n_wrong.bit_count() == 1:
+            self._effects.progress("note", name="head", text=f"refused {what} of {sender} ({n_wrong} so far): {why}")
         if n <= ALL_TOLD or n.bit_count() == 1 or isinstance(message, m.Scored):
             ids = {name: getattr(message, name) for name in ("uid", "sample", "attempt") if hasattr(message, name)}
             self._effects.record(Event.REFUSED, what=what, sender=sender, why=why, n=n, **ids)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 
-from areal_bus.errors import ImpossibleEvent
+from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.messages import ATTEMPTS, Refund, Sampled, Scored
 
 
@@ -170,7 +170,7 @@ class Ledger:
         uid, sample, attempt = message.uid, message.sample, message.attempt
         entry = self.open.get(uid)
         if entry is None:
-            raise ImpossibleEvent(f"only an open prompt is sampled; prompt {uid} {self._known(uid)}")
+            raise self.not_open("only an open prompt is sampled", uid)
         if entry.holder != holder or entry.attempt != attempt:
             raise ImpossibleEvent(f"{holder} does not hold prompt {uid} at attempt {attempt}")
         if sample in entry.noted or not 0 <= sample < entry.n_samples:
@@ -246,15 +246,18 @@ class Ledger:
         """The open entry that a result of this attempt belongs to (I6)."""
         entry = self.open.get(uid)
         if entry is None:
-            raise ImpossibleEvent(f"a result needs an open prompt; prompt {uid} {self._known(uid)}")
+            raise self.not_open("a result needs an open prompt", uid)
         if attempt != entry.attempt or entry.state is State.QUEUED:
             raise ImpossibleEvent(f"prompt {uid} is at attempt {entry.attempt} ({entry.state}); got attempt {attempt}")
         if entry.state in (State.READY, State.TRAINING):
             raise ImpossibleEvent(f"prompt {uid} is {entry.state}: its results are complete")
         return entry
 
-    def _known(self, uid: int) -> str:
-        return "is closed" if 0 <= uid < self.next_uid else "was never admitted"
+    def not_open(self, rule: str, uid: int) -> ImpossibleEvent:
+        """What is wrong with news of a prompt that is not open: it has left, or there has never been one."""
+        if 0 <= uid < self.next_uid:
+            return LateEvent(f"{rule}; prompt {uid} is closed")
+        return ImpossibleEvent(f"{rule}; prompt {uid} was never admitted")
 
     def _requeue(self, entry: Entry) -> None:
         entry.holder = None

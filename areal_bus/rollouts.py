@@ -136,9 +136,12 @@ class Rollouts:
         What waits for a lease may be offered by whoever had it last: to a head that came back, the lease is unknown.
         """
         entry = self.ledger.open.get(message.uid)
-        is_held = entry is not None and entry.holder == member.name and _awaits(entry, message)
-        if entry is None or not (is_held or _is_queued(entry, message)):
-            raise ImpossibleEvent(f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}")
+        not_held = f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}"
+        if entry is None:
+            raise self.ledger.not_open(not_held, message.uid)
+        is_held = entry.holder == member.name and _awaits(entry, message)
+        if not (is_held or _is_queued(entry, message)):
+            raise ImpossibleEvent(not_held)
         if self._is_void(message):
             raise ImpossibleEvent(f"what term {message.term} began is of versions that term {self.term} knows")
         check_whole(message)

@@ -187,6 +187,20 @@ def test_a_stranger_is_refused_and_journalled() -> None:
     assert refused(head.on("stranger", m.Join("generator-0.0", "generator", 0, 0, "", 1, "host"), 0.0))
 
 
+def test_what_only_came_too_late_is_journalled_and_no_news_for_people() -> None:
+    """A prompt may close while its sample is on its way; one that never was is somebody's mistake."""
+    head, _ = head_with()
+    head.on("reward-0.0", replace(scored(0, 0), status="error"), 1.0)
+    late = head.on("generator-0.0", m.Sampled(0, 0, 0, "", LENGTH), 1.0)
+    wrong = head.on("generator-0.0", m.Sampled(10**6, 0, 0, "", LENGTH), 1.0)
+    assert refused(late) == ["only an open prompt is sampled; prompt 0 is closed"]
+    assert [x.kind for x in late if isinstance(x, Progress)] == ["late"]
+    assert refused(wrong) == ["only an open prompt is sampled; prompt 1000000 was never admitted"]
+    (note,) = [x for x in wrong if isinstance(x, Progress)]
+    assert note.kind == "note"
+    assert "(1 so far)" in note.fields["text"]
+
+
 def test_an_older_incarnation_stays_out() -> None:
     head, _ = head_with()
     head.on("generator-0.2", m.Join("generator-0.2", "generator", 0, 2, "", 1, ""), 0.0)
