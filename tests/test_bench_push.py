@@ -11,6 +11,7 @@ import pytest
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config import ScratchConfig
+from areal_bus.route import Route
 from tools.bench import push
 from tools.bench.ours import push_generator, push_learner
 from tools.bench.push import ALONE, MEMCPY, WITH, WITHOUT, Seen
@@ -62,9 +63,10 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
     return config, tmp_path / "model"
 
 
-def test_a_learner_pushes_to_a_generator_that_decodes(small: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("route", ["gloo", "shared"])
+def test_a_learner_pushes_to_a_generator_that_decodes(small: tuple[Path, Path], route: Route) -> None:
     learner, generator = Here(push_learner.FUNCTIONS), Here(push_generator.FUNCTIONS)
-    rounds, seen = push.compare(learner, generator, lambda: 1.0, "bfloat16", *small, rounds=2)
+    rounds, seen = push.compare(learner, generator, lambda: 1.0, "bfloat16", route, *small, rounds=2)
     assert [set(costs) for costs in rounds.costs] == 2 * [{WITH, WITHOUT, ALONE, MEMCPY}]
     assert all(cost > 0 for costs in rounds.costs for cost in costs.values())
     assert len(seen.learner[WITH]) == len(seen.generator[WITH]) == 2

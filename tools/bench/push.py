@@ -1,10 +1,12 @@
 """The weight push of SmolLM2-135M beside training: what it costs the learner's steps, and the generator's decoding.
 
-A learner and a generator, one thread each, and the production push between them: snapshot on the step's thread, gloo
-over the loopback, received in a side thread. A step is a batch of the demo; the generator decodes all the while.
+A learner and a generator, one thread each, and the production push between them: snapshot on the step's thread, then
+gloo over the loopback, or memory that the generator copies out of, received in a side thread. A step is a batch of the
+demo; the generator decodes all the while.
 """
 
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
@@ -13,6 +15,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from areal_bus.errors import ConfigError
+from areal_bus.route import Route
 from tools.bench import side
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Measure, Rounds, interleave
@@ -21,7 +24,11 @@ from tools.bench.side import ROOT
 CONFIG, MODEL = ROOT / "configs" / "demo.toml", ROOT / "models" / "SmolLM2-135M-Instruct"
 MEMBER = "generator-0.0"
 WITH, WITHOUT, ALONE, MEMCPY = "with", "without", "alone", "memcpy"
-WIRES = ("bfloat16", "float32")  # the first is as published, 269 MB, and the one that the plain names are of
+WAYS: Mapping[str, tuple[str, Route]] = {  # by the suffix of their names: type on the wire, and the route
+    "": ("bfloat16", "gloo"),  # as published, 269 MB
+    "_float32": ("float32", "gloo"),
+    "_shared": ("bfloat16", "shared"),
+}
 ROUNDS = 7
 
 
@@ -51,10 +58,9 @@ class PushBench:
         if not (MODEL / "config.json").is_file():
             raise ConfigError(f"this bench pushes SmolLM2-135M, which is not at {MODEL}: run `make model`")
         found: Figures = {"bench": "push"}
-        for wire in WIRES:
-            print(f"weights in {wire}", file=sys.stderr)
-            rounds, seen = processes(wire)
-            suffix = "" if wire == WIRES[0] else f"_{wire}"
+        for suffix, (wire, route) in WAYS.items():
+            print(f"weights in {wire}, {route}", file=sys.stderr)
+            rounds, seen = processes(wire, route)
             found |= {f"{name}{suffix}": value for name, value in figures(rounds, seen).items()}
             found |= {} if suffix else rounds.figures()
         return found
@@ -68,21 +74,29 @@ class Half(Protocol):
     def answer(self) -> Any: ...
 
 
-def processes(wire: str) -> tuple[Rounds, Seen]:
-    """The rounds of one type on the wire, each half in a process of its own."""
+def processes(wire: str, route: Route) -> tuple[Rounds, Seen]:
+    """The rounds of one type on the wire and one route, each half in a process of its own."""
     with ExitStack() as stack:
         learner, generator, control = (
             stack.enter_context(side.ours(name)) for name in ("push_learner", "push_generator", "control")
         )
-        return compare(learner, generator, lambda: float(control.ask("sgemm")), wire, CONFIG, MODEL)
+        return compare(learner, generator, lambda: float(control.ask("sgemm")), wire, route, CONFIG, MODEL)
 
 
 def compare(
-    learner: Half, generator: Half, control: Measure, wire: str, config: Path, model: Path, *, rounds: int = ROUNDS
+    learner: Half,
+    generator: Half,
+    control: Measure,
+    wire: str,
+    route: Route,
+    config: Path,
+    model: Path,
+    *,
+    rounds: int = ROUNDS,
 ) -> tuple[Rounds, Seen]:
     """Rounds of steps with and without a push, of pushes alone and of memcpy; weights go out in the type `wire`."""
     seen = Seen()
-    opened = learner.ask("open", config=str(config), model=str(model), wire=wire, member=MEMBER)
+    opened = learner.ask("open", config=str(config), model=str(model), wire=wire, route=route, member=MEMBER)
     generator.ask("open", model=str(model), dtype=wire, name=MEMBER, **opened)
     pair = Pair(learner, generator, seen)
     pair.push()  # the group, and memory that was never touched

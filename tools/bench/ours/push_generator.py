@@ -96,7 +96,7 @@ opened: list[Generator] = []  # one a process
 
 
 def open_generator(model: str, dtype: str, endpoint: str, name: str, prompts: list[list[int]]) -> None:
-    opened.append(Generator(model, dtype, endpoint, name, prompts))
+    opened[:] = [Generator(model, dtype, endpoint, name, prompts)]
 
 
 def receive(number: int, version: int) -> float:

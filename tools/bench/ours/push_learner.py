@@ -25,6 +25,7 @@ from actors.workflows.prompting import fill, prompt_ids
 from areal_bus.config import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import Message, PushBegin, PushBroken, PushDone, ShardItem
+from areal_bus.route import Route
 from areal_bus.settings import load
 from areal_bus.weights import Root, Snapshot, serve_store, take_snapshot
 from tools.bench.serving import seconds, serve
@@ -35,7 +36,7 @@ WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """What a learner rank has, without the bus; `wire` is the type that weights are pushed in."""
+    """What a learner rank has, without the bus; `wire` is the type that weights are pushed in, by `route`."""
 
     actor: PPOActor
     pusher: Pusher
@@ -43,6 +44,7 @@ class Learner:
     prompts: list[list[int]]
     config: Config
     wire: torch.dtype
+    route: Route
     store: Any
     endpoint: str
     member: str
@@ -55,6 +57,7 @@ class Learner:
             previous=self.pusher.spare(),
             bucket_bytes=self.config.weights.bucket_mib << 20,
             dtype=self.wire,
+            shared_on=self.actor.policy.shared_on("host" if self.route == "shared" else "private"),
         )
         if taken is None:
             raise RuntimeError("the root takes a snapshot")
@@ -88,11 +91,11 @@ class Learner:
 opened: list[Learner] = []  # one a process
 
 
-def open_learner(config: str, model: str, wire: str, member: str) -> dict[str, Any]:
+def open_learner(config: str, model: str, wire: str, route: Route, member: str) -> dict[str, Any]:
     """Load the policy; the store's endpoint for the member."""
     settings = load(Path(config), ["actor.lr_schedule=constant", "actor.lr_warmup_steps=0"], {})
     store, endpoint = serve_store(ADDRESS)
-    root = Root(store, interface=INTERFACE, address=ADDRESS)
+    root = Root(store, interface=INTERFACE, address=ADDRESS, route=route)
     ended: queue.SimpleQueue[Message] = queue.SimpleQueue()
     broken: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     folder = Path(tempfile.mkdtemp())
@@ -107,7 +110,7 @@ def open_learner(config: str, model: str, wire: str, member: str) -> dict[str, A
     pusher = Pusher(root.push, send=ended.put, failed=broken.put)
     prompts = demo_prompts(settings, model, Path(config).parent)
     dtype = getattr(torch, wire)
-    opened.append(Learner(actor, pusher, ended, prompts, settings, dtype, store, endpoint, member))
+    opened[:] = [Learner(actor, pusher, ended, prompts, settings, dtype, route, store, endpoint, member)]
     return {"endpoint": endpoint, "prompts": prompts}
 
 
