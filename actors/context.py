@@ -1,6 +1,7 @@
 """What a process needs to know to be one actor of one job; made by the launcher, read by everything in actors/."""
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from areal_bus.journal import Event, Journal
 from areal_bus.keys import KeyPair, Keyring
 from areal_bus.messages import Heartbeat
 
+YOUNG = 20_000  # objects made and not freed before the collector looks at them; Python's own number is 700
 PROGRESS_FD = "AREAL_BUS_PROGRESS_FD"  # environment: the pipe on which an actor tells its supervisor of progress
 TURNS_FD = "AREAL_BUS_TURNS_FD"  # environment: the eventfd on which the head tells its supervisor that its loop turns
 
@@ -122,6 +124,16 @@ class Turns:
         """Once a turn."""
         if self._supervisor is not None:
             os.eventfd_write(self._supervisor, 1)
+
+
+def collect_seldom() -> None:
+    """For a process that handles messages: they are no cycles, so they are freed without the collector.
+
+    To be called once it is up: what is there by then is looked at no more.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 
 
 def take_descriptor(name: str) -> int | None:

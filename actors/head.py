@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from actors import draining
-from actors.context import Context, Pulse, Turns, dump, note_refusals
+from actors.context import Context, Pulse, Turns, collect_seldom, dump, note_refusals
 from actors.data.loading import load_problems, load_rows
 from actors.data.order import Order
 from actors.data.source import RowSource
 from actors.frontiers import Frontiers, newest_checkpoint
 from actors.progress import Progress, clock, comparison
+from actors.rules import rules_of
 from actors.samples import SampleFile
 from actors.watchdog import Watchdog
 from areal_bus import messages as m
@@ -28,8 +29,6 @@ from areal_bus.errors import ActorFailed, CheckpointError, ConfigError
 from areal_bus.frontier_file import sync_folder
 from areal_bus.head import Head
 from areal_bus.journal import Event, Journal
-from areal_bus.rules import HeadRules
-from areal_bus.staleness import StalenessPolicy
 
 TICK_S = 0.1
 AT_ONCE = 256  # effects from which on no further message is looked at before they are carried out
@@ -52,6 +51,7 @@ def run(context: Context) -> None:
         tells_gone=True,
         keys=context.keyring(),
     )
+    collect_seldom()
     try:
         shell.serve(bus)
     finally:
@@ -291,28 +291,3 @@ def check_data(config: Config, order: Order) -> None:
             f"no batch can ever be full: data.batch_size is {data.batch_size}, and data.total_train_epochs passes give "
             f"{order.total} prompts; lower data.batch_size or set data.drop_last = false"
         )
-
-
-def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -> HeadRules:
-    """What of the config the head decides by."""
-    return HeadRules(
-        batch_size=config.data.batch_size,
-        eta=config.rollout.max_head_offpolicyness,
-        policy=StalenessPolicy(config.rollout.staleness_policy),
-        n_samples=config.gconfig.n_samples,
-        total_steps=config.run.total_train_steps,
-        n_generators=context.n_generators,
-        n_rewards=context.n_rewards,
-        n_learners=context.n_learners,
-        silent_s=config.bus.silent_s,
-        assemble_s=config.launch.timeout_s,
-        push_timeout_s=config.weights.timeout_s,
-        drop_last=config.data.drop_last,
-        checkpoint_every=config.checkpoint.every_steps,
-        checkpoint_keep=config.checkpoint.keep,
-        evaluate_before=config.evaluate.before,
-        evaluate_after=config.evaluate.after,
-        evaluate_samples=config.evaluate.n_samples,
-        partial_bytes=config.rollout.report_mib << 20,
-        problems=tuple(dump(row) for row in problems),
-    )

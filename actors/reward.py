@@ -8,7 +8,7 @@ import time
 
 from loguru import logger
 
-from actors.context import Context, Pulse, note_refusals, open_bus
+from actors.context import Context, Pulse, collect_seldom, note_refusals, open_bus
 from actors.presence import HEAD, Presence
 from actors.rewards.workers import Verdict, WorkerPool
 from areal_bus.bus import Bus
@@ -43,6 +43,7 @@ def run(context: Context) -> None:
     journal = context.journal(config)
     pulse = Pulse()
     bus = open_bus(context, config, pulse, listen=listen_endpoint(context))
+    collect_seldom()
     try:
         reason = score_until_stop(context, config, journal, pulse, bus)
     except Exception as error:

@@ -15,7 +15,7 @@ from actors.context import Context
 from actors.data.loading import load_problems, load_rows
 from actors.data.order import Order
 from actors.data.source import RowSource
-from actors.head import rules_of
+from actors.rules import rules_of
 from actors.sampling import capacity
 from areal_bus import messages as m
 from areal_bus.config import Config

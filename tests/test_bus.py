@@ -1,5 +1,6 @@
 """The bus between two real ends over ipc and tcp."""
 
+import gc
 import os
 import socket
 from pathlib import Path
@@ -110,6 +111,30 @@ def test_foreign_bytes_are_refused_and_counted(tmp_path: Path) -> None:
     stranger.close(0)
     context.term()
     for bus in (actor, friend, head):
+        bus.close()
+
+
+def test_messages_taken_and_refused_are_freed_without_the_collector(tmp_path: Path) -> None:
+    """Heads and rewards let it look seldom: nothing that came in may wait for it."""
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    actor, foreign = Bus("g", job=JOB), Bus("foreign", job="another job")
+    for bus in (actor, foreign):
+        bus.connect("head", head.endpoint)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(200):
+            actor.send("head", trajectory(40_000))
+            foreign.send("head", trajectory(40_000))
+            head.send("nobody", ack(1))
+            assert next_of(head) == ("g", trajectory(40_000))
+            head.send("g", ack(1))
+            assert next_of(actor) == ("head", ack(1))
+        n_cycles = gc.collect()
+    finally:
+        gc.enable()
+    assert n_cycles < 100
+    for bus in (actor, foreign, head):
         bus.close()
 
 
