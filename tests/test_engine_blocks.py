@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actors.engines.blocks import Blocks, P
+from actors.engines.blocks import Blocks
+from actors.engines.pool import P
 from actors.engines.slots import Piece
 
 N_QUERY, N_KEY, WIDTH, SCALE = 4, 2, 8, 0.3
@@ -66,6 +67,35 @@ def test_rows_behind_those_that_decode_are_left_alone() -> None:
         qkv_1SD[:, :N_QUERY, None], new[:1], new[1:], scale=SCALE, enable_gqa=True
     )
     torch.testing.assert_close(view.attended(qkv_1SD, N_QUERY, N_KEY, 0, SCALE)[0], expected.flatten())
+
+
+def test_full_blocks_of_a_prompt_are_kept_once_for_all_its_rows() -> None:
+    blocks, kept = Blocks(N_QUERY, N_KEY), list[Tensor]()
+    filled(blocks, kept, 4 * P + 3, siblings=6)
+    for first, length in ((0, 4 * P + 2), (6, P + 5), (7, P)):  # of one with others, and of those that came by copy
+        blocks.copy(first, len(kept), length)
+        kept.append(kept[first][:, :, :length])
+        attended(blocks, kept)
+    filled(blocks, kept, 2 * P)
+    blocks.copy(len(kept) - 1, len(kept), 2 * P - 1)  # of one that was alone
+    kept.append(kept[-1][:, :, : 2 * P - 1])
+    attended(blocks, kept)
+    assert len(blocks.common.users) == 5
+    assert sorted(len(users) for users in blocks.common.users) == [2, 7, 7, 7, 9]
+    for _ in range(7):
+        blocks.drop(1, len(kept) - 1, 0)
+        kept[1] = kept[-1]
+        kept.pop()
+        attended(blocks, kept)
+
+
+def test_rows_of_two_prompts_may_come_in_turn() -> None:
+    blocks, n = Blocks(N_QUERY, N_KEY), 2 * P + 1
+    prompts = torch.randn(2, N_KEY, 2 * n, WIDTH)
+    blocks.reserve([n + 1] * 4, 0)
+    blocks.filling([Piece([0, 2], 0, n, 0), Piece([1, 3], n, 2 * n, 0)]).update(prompts[:1], prompts[1:], 0)
+    attended(blocks, [prompts[:, :, :n], prompts[:, :, n:]] * 2)
+    assert len(blocks.common.users) == 4
 
 
 def test_room_follows_what_is_there() -> None:

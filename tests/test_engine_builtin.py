@@ -333,7 +333,7 @@ def test_abort_between_update_and_step_leaves_the_others_right() -> None:
 
 def test_the_cache_follows_the_live_sequences() -> None:
     running = engine(llama(0), stop_ids=frozenset(), n_slots=12)
-    short, *long = request(0, [4, 5], n=60), *(request(uid, [3] * 200, n=40) for uid in range(1, 12))
+    short, *long = request(0, [4, 5], n=60), *(request(uid, [uid] + [3] * 199, n=40) for uid in range(1, 12))
     for one in (*long, short):
         running.submit(one)
     most = 0

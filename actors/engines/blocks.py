@@ -1,84 +1,87 @@
 """Keys and values in blocks of a few positions, and attention of one token a row over whole blocks; for a CPU.
 
 A row has as many blocks as its tokens need, wherever they lie, and the blocks in use lie behind one another: reading
-them is one run through memory, as fast as it gets, and short rows cost nothing for the long ones beside them. Between
-the two products over blocks the scores are put into the order of the rows, for the softmax.
+them is one run through memory, as fast as it gets, and short rows cost nothing for the long ones beside them. Rows with
+the same prompt have its full blocks in common, which are read once for all of them. Between the two products over
+blocks the scores are put into the order of the rows, for the softmax.
 
-Shapes: n rows, B blocks in use, P positions of a block, H query heads, K key heads, G = H / K, X = B K, D head width,
-J blocks of the longest row, L = J P, T tokens of a packed forward.
+Shapes: n rows, X = blocks times key heads, M rows that have a block in common, P positions of a block, H query heads, K
+key heads, G = H / K, S = H + 2 K, D head width, J blocks of the longest row, L = J P, T tokens of a packed forward; U
+units (`order`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from actors.engines.order import Order, ordered
+from actors.engines.pool import P, Pool
 from actors.engines.slots import Piece
-
-P = 32
-FEWEST = 8  # blocks that there is room for, at least
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Which block is where, as indices."""
-
-    n_rows: int
-    longest: int  # J
-    row_B: Tensor  # that each block is of
-    block_B: Tensor  # the blocks row by row, each row's in order
-    first_n: Tensor  # where a row begins among these
-    to_rows: Tensor  # (n K G J): of the scores by block, those of a row's heads one after the other
-    to_blocks: Tensor  # (B K G): and back
 
 
 class Blocks:
-    """Preallocated, (2, C, K, P, D) a layer, keys first; the first of C are in use. Rows are those of the engine."""
+    """Rows are those of the engine. What a row has in common with others comes first, then its own blocks."""
 
     def __init__(self, n_query: int, n_key: int) -> None:
         self._n_query, self._n_key = n_query, n_key
-        self._room = FEWEST
-        self._layers: dict[int, Tensor] = {}
-        self._tables: list[list[int]] = []  # blocks of each row
-        self._places: list[tuple[int, int]] = []  # (row, which of its blocks) of each block, holes included
-        self._holes: list[int] = []  # blocks that nobody uses; none when attention reads
+        self.own, self.common = Pool(n_key), Pool(n_key)
         self._order: Order | None = None  # until something changes
 
     @property
     def capacity(self) -> int:
         """Positions that there is room for, over all rows."""
-        return self._room * P
+        return self.own.capacity + self.common.capacity
 
     def reserve(self, lengths: Sequence[int], n_cached: int) -> None:
-        """Room for so many positions of each row; what is there is kept."""
-        for row, length in enumerate(lengths):
-            if row == len(self._tables) or len(self._tables[row]) * P < length:
+        """Room for so many positions of each of the first `n_cached` rows; what is there is kept."""
+        self._begin(len(lengths))
+        tables = zip(self.own.tables, self.common.tables, lengths[:n_cached], strict=False)
+        for row, (own, common, length) in enumerate(tables):
+            if (len(own) + len(common)) * P < length:
                 self._extend(row, length)
-        self._close()
-        self._resize(len(self._places))
+        self.own.grow()
+        n_soon = sum(-(-length // P) for length in lengths) if n_cached < len(lengths) else 0
+        if any([self.own.settle(n_soon), self.common.settle(n_soon)]):
+            self._order = None
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` positions of one row to another."""
-        self._extend(target, length)
-        if len(self._places) > self._room:
-            self._resize(len(self._places))
-        n = -(-length // P)
-        taken, given = self._tables[source][:n], self._tables[target][:n]
-        for layer in self._layers.values():
-            layer[:, given] = layer[:, taken]
+        """The first `length` positions of one row to another: full blocks are common to both from now on."""
+        n_full = length // P
+        while len(self.common.tables[source]) < n_full:
+            self._publish(source)
+        self._begin(target + 1)
+        self._order = None
+        for block in self.common.tables[source][:n_full]:
+            self.common.join(target, block)
+        if length % P:
+            self._extend(target, length)
+            self.own.grow()
+            rest = self.own.tables[target][0]
+            blocks = self.common.tables[source] + self.own.tables[source]
+            pool = self.common if n_full < len(self.common.tables[source]) else self.own
+            for index, layer in self.own.layers():
+                layer[:, rest] = pool.layer(index, layer)[:, blocks[n_full]]
 
     def drop(self, row: int, last: int, length: int) -> None:
         """A row ends, and the last one takes its place. What its blocks leave is filled or closed by `reserve`."""
-        self._holes += self._tables[row]
-        self._tables[row] = self._tables[last]
-        self._tables.pop()
-        for which, block in enumerate(self._tables[row] if row < last else ()):
-            self._places[block] = (row, which)
+        self.own.drop(row, last)
+        self.common.drop(row, last)
         self._order = None
 
     def filling(self, pieces: Sequence[Piece]) -> "FillBlocks":
         """Where the pieces of one packed forward go."""
+        for piece in pieces:
+            n = piece.end - piece.begin
+            is_new = not any(self.own.tables[row] or self.common.tables[row] for row in piece.rows)
+            if len(piece.rows) > 1 and is_new:
+                self._order = None
+                for _ in range(n // P):
+                    self.common.add(piece.rows)
+            for row in piece.rows:
+                self._extend(row, piece.start + n)
+        self.own.grow()
+        self.common.grow()
         return FillBlocks(self, pieces)
 
     def decoding(
@@ -87,109 +90,69 @@ class Blocks:
         """Where the next token of rows 0 .. n-1 goes, and all that it sees."""
         return DecodeBlocks(self, positions, dtype, self._ordered(len(positions))), None
 
-    def places(self, row: int, first: int, n: int) -> list[tuple[int, int]]:
-        """Block, and position in it, of so many positions of a row."""
-        table = self._tables[row]
-        return [(table[position // P], position % P) for position in range(first, first + n)]
-
     def nexts(self, positions: Sequence[int]) -> list[tuple[int, int]]:
-        """The same of one position of each of rows 0 .. n-1."""
-        return [(table[at // P], at % P) for table, at in zip(self._tables, positions, strict=False)]
+        """Own block, and position in it, of one position of each of rows 0 .. n-1."""
+        tables = zip(positions, self.own.tables, self.common.tables, strict=False)
+        return [(own[at // P - len(common)], at % P) for at, own, common in tables]
 
-    def layer(self, index: int, like: Tensor) -> Tensor:
-        """Keys and values of a layer; of the type of `like` (.., D) when first asked for."""
-        if index not in self._layers:
-            self._layers[index] = self._new(like)
-        return self._layers[index]
+    def _begin(self, n_rows: int) -> None:
+        """Tables of so many rows."""
+        for pool in (self.own, self.common):
+            pool.tables += [[] for _ in range(n_rows - len(pool.tables))]
 
     def _extend(self, row: int, length: int) -> None:
-        if row == len(self._tables):
-            self._tables.append([])
-        table = self._tables[row]
-        while len(table) * P < length:
+        n_missing = -(-length // P) - len(self.common.tables[row]) - len(self.own.tables[row])
+        if n_missing > 0:
             self._order = None
-            if not self._holes:
-                self._holes.append(len(self._places))
-                self._places.append((row, 0))
-            block = self._holes.pop()
-            self._places[block] = (row, len(table))
-            table.append(block)
+            for _ in range(n_missing):
+                self.own.add([row])
 
-    def _close(self) -> None:
-        """The last blocks take the place of holes, all at once."""
-        if not self._holes:
-            return
-        n_left = len(self._places) - len(self._holes)
-        movers = sorted(set(range(n_left, len(self._places))).difference(self._holes))
-        targets = [hole for hole in self._holes if hole < n_left]
-        for mover, target in zip(movers, targets, strict=True):
-            row, which = self._places[target] = self._places[mover]
-            self._tables[row][which] = target
-        del self._places[n_left:]
-        self._holes.clear()
-        if movers:
-            for layer in self._layers.values():
-                layer[:, targets] = layer[:, movers]
-
-    def _resize(self, n: int) -> None:
-        """Room for so many blocks, and a quarter more; less room when there is four times too much."""
-        if n <= self._room <= 4 * max(n, FEWEST):
-            return
-        old, self._room = self._room, max(n * 5 // 4, FEWEST)
-        kept = min(old, self._room)
-        for index, layer in self._layers.items():
-            self._layers[index] = self._new(layer)
-            self._layers[index][:, :kept] = layer[:, :kept]
-
-    def _new(self, like: Tensor) -> Tensor:
-        # zeros, for a masked cell still enters a product with weight 0, and 0 * NaN is NaN
-        return like.new_zeros(2, self._room, self._n_key, P, like.shape[-1])
+    def _publish(self, row: int) -> None:
+        """A row's first block of its own is one that others may have in common."""
+        block = self.common.add([row])
+        self.common.grow()
+        mine = self.own.take_first(row)
+        for index, layer in self.own.layers():
+            self.common.layer(index, layer)[:, block] = layer[:, mine]
+        self._order = None
 
     def _ordered(self, n: int) -> Order:
         if self._order is None or self._order.n_rows != n:
-            self._order = self._ordered_anew(n)
+            self._order = ordered(n, self.own, self.common, n_query=self._n_query, n_key=self._n_key)
         return self._order
-
-    def _ordered_anew(self, n: int) -> Order:
-        """Of rows 0 .. n-1; blocks of rows behind these are computed, and not read."""
-        tables, heads = self._tables[:n], self._n_query
-        longest = max(len(table) for table in tables)
-        head_H = torch.arange(heads)
-        padded_nJ = torch.tensor([table + [0] * (longest - len(table)) for table in tables])  # block 0 is masked there
-        place_B2 = torch.tensor([place if place[0] < n else (0, 0) for place in self._places])
-        first = [0]
-        for table in tables[:-1]:
-            first.append(first[-1] + len(table))
-        return Order(
-            n,
-            longest,
-            row_B=place_B2[:, 0],
-            block_B=torch.tensor([block for table in tables for block in table]),
-            first_n=torch.tensor(first),
-            to_rows=(padded_nJ[:, None] * heads + head_H[:, None]).flatten(),
-            to_blocks=((place_B2[:, :1] * heads + head_H) * longest + place_B2[:, 1:]).flatten(),
-        )
 
 
 class FillBlocks:
     """Writes the pieces of one packed forward into their rows; attention sees the packed sequence itself."""
 
     def __init__(self, blocks: Blocks, pieces: Sequence[Piece]) -> None:
-        self._blocks = blocks
-        places: list[tuple[int, int]] = []
-        tokens: list[int] = []
+        common: dict[tuple[int, int], int] = {}  # block, position -> token
+        own: dict[tuple[int, int], int] = {}
         for piece in pieces:
             for row in piece.rows:
-                places += blocks.places(row, piece.start, piece.end - piece.begin)
-                tokens += range(piece.begin, piece.end)
-        self._block_T, self._position_T = torch.tensor(places).unbind(1)
-        self._token_T = torch.tensor(tokens)
+                table, n_common = blocks.common.tables[row] + blocks.own.tables[row], len(blocks.common.tables[row])
+                for token, at in enumerate(range(piece.start, piece.start + piece.end - piece.begin), piece.begin):
+                    (common if at // P < n_common else own)[table[at // P], at % P] = token
+        self._parts = [(pool, *_indices(to)) for pool, to in ((blocks.own, own), (blocks.common, common)) if to]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        layer = self._blocks.layer(layer_idx, key_states)
-        layer[0, self._block_T, :, self._position_T] = key_states[0, :, self._token_T].transpose(0, 1)
-        layer[1, self._block_T, :, self._position_T] = value_states[0, :, self._token_T].transpose(0, 1)
+        for pool, block_T, position_T, token_T in self._parts:
+            layer = pool.layer(layer_idx, key_states)
+            layer[0, block_T, :, position_T] = key_states[0, :, token_T].transpose(0, 1)
+            layer[1, block_T, :, position_T] = value_states[0, :, token_T].transpose(0, 1)
         return key_states, value_states
+
+
+def _indices(to: dict[tuple[int, int], int]) -> tuple[Tensor, Tensor, Tensor]:
+    block_T, position_T = torch.tensor(list(to)).unbind(1)
+    return block_T, position_T, torch.tensor(list(to.values()))
+
+
+def _tables(layer: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Keys (X, D, P) and values (X, P, D) of the first n blocks."""
+    n_key, width = layer.shape[2], layer.shape[-1]
+    keys_XDP = layer.as_strided((n * n_key, width, P), (P * width, 1, width))
+    return keys_XDP, layer.as_strided((n * n_key, P, width), (P * width, width, 1), layer.stride(0))
 
 
 class DecodeBlocks:
@@ -205,20 +168,34 @@ class DecodeBlocks:
 
     def attended(self, qkv_nSD: Tensor, n_query: int, n_key: int, index: int, scale: float) -> Tensor:
         """(n, H D): attention of this layer; of each token its queries', keys' and values' heads are given."""
-        layer, order, width = self._blocks.layer(index, qkv_nSD), self._order, qkv_nSD.shape[-1]
+        layer, order, width = self._blocks.own.layer(index, qkv_nSD), self._order, qkv_nSD.shape[-1]
         if not index:
             self._cells = self._cells_of(layer.shape[1], n_key)
         layer.view(-1, width).index_put_((self._cells,), qkv_nSD[:, n_query:])
-        x, in_layer = len(order.row_B) * n_key, layer.stride(0)
-        keys_XDP = layer.as_strided((x, width, P), (P * width, 1, width))
-        values_XPD = layer.as_strided((x, P, width), (P * width, width, 1), in_layer)
-        q_XGD = qkv_nSD[:, :n_query].index_select(0, order.row_B).view(x, -1, width)
-        score_XGP = torch.bmm(q_XGD, keys_XDP)
-        score_nHL = score_XGP.view(-1, P).index_select(0, order.to_rows).view(len(qkv_nSD), n_query, -1)
+        keys_XDP, values_XPD = _tables(layer, order.n_own)
+        q_XGD = qkv_nSD[:, :n_query].index_select(0, order.row_B).view(len(keys_XDP), -1, width)
+        if order.n_common:
+            far = _tables(self._blocks.common.layer(index, qkv_nSD), order.n_common)
+            far_UD = qkv_nSD.reshape(-1, width).index_select(0, order.query_U).view(len(far[0]), -1, width)
+            score_UP = torch.cat([torch.bmm(q_XGD, keys_XDP).view(-1, P), torch.bmm(far_UD, far[0]).view(-1, P)])
+            share_UP = self._shares(score_UP, n_query, scale)
+            near, rest = share_UP.tensor_split([order.n_own * n_query])
+            parts = [
+                torch.bmm(near.view(len(keys_XDP), -1, P), values_XPD),
+                torch.bmm(rest.view(len(far[0]), -1, P), far[1]),
+            ]
+            part_UD = torch.cat([part.view(-1, width) for part in parts])
+        else:
+            share_UP = self._shares(torch.bmm(q_XGD, keys_XDP).view(-1, P), n_query, scale)
+            part_UD = torch.bmm(share_UP.view(len(keys_XDP), -1, P), values_XPD).view(-1, n_query * width)
+        return torch.embedding_bag(part_UD, order.part_X, order.first, False, 0)[0].view(len(qkv_nSD), -1)
+
+    def _shares(self, score_UP: Tensor, n_query: int, scale: float) -> Tensor:
+        """What each position adds, by units, of its score."""
+        order = self._order
+        score_nHL = score_UP.index_select(0, order.unit_X).view(order.n_rows, n_query, -1)
         share_nHL = torch.softmax(torch.add(self._mask_n1L, score_nHL, alpha=scale), dim=-1)
-        share_XGP = share_nHL.view(-1, P).index_select(0, order.to_blocks).view(x, -1, P)
-        part_BE = torch.bmm(share_XGP, values_XPD).view(-1, n_query * width)
-        return torch.embedding_bag(part_BE, order.block_B, order.first_n, False, 0)[0]
+        return share_nHL.view(-1, P).index_select(0, order.share_U)
 
     def _cells_of(self, room: int, n_key: int) -> Tensor:
         """(n, 2 K): where keys and values of the new tokens are in a layer that is a table of vectors."""
