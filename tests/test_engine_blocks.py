@@ -89,6 +89,14 @@ def test_full_blocks_of_a_prompt_are_kept_once_for_all_its_rows() -> None:
         attended(blocks, kept)
 
 
+def test_a_prompt_of_full_blocks_alone_can_be_copied_before_any_row_has_decoded() -> None:
+    blocks, kept = Blocks(N_QUERY, N_KEY), list[Tensor]()
+    filled(blocks, kept, 2 * P, siblings=2)
+    blocks.copy(0, 2, 2 * P - 1)
+    kept.append(kept[0][:, :, : 2 * P - 1])
+    attended(blocks, kept)
+
+
 def test_rows_of_two_prompts_may_come_in_turn() -> None:
     blocks, n = Blocks(N_QUERY, N_KEY), 2 * P + 1
     prompts = torch.randn(2, N_KEY, 2 * n, WIDTH)

@@ -60,8 +60,8 @@ class Blocks:
             rest = self.own.tables[target][0]
             blocks = self.common.tables[source] + self.own.tables[source]
             pool = self.common if n_full < len(self.common.tables[source]) else self.own
-            for index, layer in self.own.layers():
-                layer[:, rest] = pool.layer(index, layer)[:, blocks[n_full]]
+            for index, layer in pool.layers():
+                self.own.layer(index, layer)[:, rest] = layer[:, blocks[n_full]]
 
     def drop(self, row: int, last: int, length: int) -> None:
         """A row ends, and the last one takes its place. What its blocks leave is filled or closed by `reserve`."""
