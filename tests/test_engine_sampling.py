@@ -52,6 +52,16 @@ def test_temperature_zero_takes_the_likeliest() -> None:
     assert abs(logps[0] - torch.log_softmax(torch.tensor([0.0, 3.0, 1.0]), -1)[1].item()) < 1e-6
 
 
+def test_temperature_zero_gives_a_log_prob_to_the_likeliest_of_equals_whatever_top_p() -> None:
+    logits = torch.zeros(40)
+    for likeliest in range(40):
+        near = logits.clone()
+        near[likeliest] = 1e-9  # of equal weight after rounding
+        tokens, logps = draw(near, temperature=0.0, top_p=0.01, n=1)
+        assert tokens.tolist() == [likeliest]
+        assert abs(logps[0] - torch.tensor(1 / 40).log().item()) < 1e-6
+
+
 def test_no_token_of_weight_zero_is_ever_taken() -> None:
     weight = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.3, 0.0, 0.0]])
     uniform = torch.tensor([0.0, 1.0 - 2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)

@@ -23,7 +23,7 @@ def sample(
     """
     device = logits_nV.device
     weight_nV = torch.softmax(_tempered(logits_nV.float(), temperatures), dim=-1)
-    cut = [row for row, top_p in enumerate(top_ps) if top_p < 1]
+    cut = [row for row, top_p in enumerate(top_ps) if top_p < 1 and temperatures[row] > 0]
     if cut:
         p_c = torch.tensor([top_ps[row] for row in cut], device=device)
         weight_nV[cut] = nucleus(weight_nV[cut], p_c)
