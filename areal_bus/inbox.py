@@ -50,6 +50,7 @@ class Inbox:
 
     def consume(self, n_bytes: int) -> bool:
         """They are looked at. Returns whether it was full and is no more."""
-        was_full = self.is_full
+        before = self.n_consumed
         self.n_consumed += n_bytes
-        return was_full and not self.is_full
+        received = self.n_received  # read once, and last: the bus counts meanwhile, and stops when it finds it full
+        return received - before > self.cap_bytes >= received - self.n_consumed

@@ -10,6 +10,7 @@ import zmq
 
 from areal_bus.bus import Bus
 from areal_bus.errors import ConfigError
+from areal_bus.inbox import Inbox
 from areal_bus.messages import Ack, HeadBeat, Message, Stop, Trajectory
 
 JOB = "job-1"
@@ -88,6 +89,28 @@ def test_an_unread_inbox_stays_under_its_cap(tmp_path: Path) -> None:
     assert head.inbox.n_received - head.inbox.n_consumed <= (1 << 20) + 400_000 + 1000
     for bus in (actor, probe, head):
         bus.close(0)
+
+
+def test_an_inbox_that_fills_up_while_one_is_consumed_says_so() -> None:
+    """Who found it full reads on when it hears of it, and only then."""
+
+    class Raced(Inbox):
+        n_more = 0  # bytes that the bus counts as others are consumed
+
+        @property
+        def n_consumed(self) -> int:
+            return self._n_consumed
+
+        @n_consumed.setter
+        def n_consumed(self, n: int) -> None:
+            self.count(self.n_more)
+            self._n_consumed = n
+
+    inbox = Raced(100)
+    inbox.count(90)
+    inbox.n_more = 20
+    assert inbox.consume(30)
+    assert not inbox.is_full
 
 
 def test_foreign_bytes_are_refused_and_counted(tmp_path: Path) -> None:
