@@ -31,7 +31,7 @@ from areal_bus.head import Head
 from areal_bus.journal import Event, Journal
 
 TICK_S = 0.1
-AT_ONCE = 256  # effects from which on no further message is looked at before they are carried out
+AT_ONCE = 256  # effects, or messages, from which on no further one is looked at before they are carried out
 FRONTIERS_S = 60.0  # at the end, for what is not on disk yet
 TERM_FILE = "term.json"
 
@@ -124,10 +124,12 @@ class Shell:
         """On `first` and on what else is there, until more is to be done than to write and to tell."""
         effects: list[Effect] = []
         got: tuple[str, m.Message] | None = first
+        n_left = AT_ONCE  # most messages have no effects, and deadlines do not wait until there are no more of them
         while got is not None:
             follows = self.head.on(*got, time.monotonic())
             effects += follows
-            goes_on = len(effects) < AT_ONCE and all(isinstance(effect, Send | Record | Keep) for effect in follows)
+            n_left -= max(1, len(follows))
+            goes_on = n_left > 0 and all(isinstance(effect, Send | Record | Keep) for effect in follows)
             got = bus.receive(0) if goes_on else None
         return effects
 

@@ -12,12 +12,12 @@ from actors.codes import OVER, code_of
 from actors.context import Context
 from actors.head import TERM_FILE, Shell, next_term, write_whole
 from areal_bus.config import Config
-from areal_bus.effects import End, Mark, Record, Save, Send
+from areal_bus.effects import Effect, End, Mark, Record, Save, Send
 from areal_bus.errors import CheckpointError
 from areal_bus.frontier import Frontier, Waypoint
 from areal_bus.frontier_file import path_of, save
 from areal_bus.journal import Event, Journal
-from areal_bus.messages import Ack, Finished, Message, Stop, Term
+from areal_bus.messages import Ack, Finished, Heartbeat, Message, Stop, Term
 from areal_bus.settings import resolve
 from tools.run import lines
 
@@ -98,11 +98,25 @@ def test_what_was_decided_is_written_before_any_of_it_is_told(tmp_path: Path, sh
     assert wire.written == [[0, 1, 2]] * 3
 
 
+def test_messages_that_never_end_do_not_keep_the_head_from_its_deadlines(tmp_path: Path, shell: Shell) -> None:
+    class Endless(Wire):
+        n_taken = 0
+
+        def receive(self, timeout_s: float) -> tuple[str, Message]:
+            self.n_taken += 1
+            assert self.n_taken < 10_000
+            return "generator-0.0", Heartbeat(progress=0, version=None, note="")
+
+    wire = Endless(tmp_path)
+    shell._decide(wire, wire.receive(0))  # type: ignore[arg-type]
+    assert wire.n_taken > 1
+
+
 def test_what_is_told_before_a_waypoint_is_told_before_it_is_written(tmp_path: Path, shell: Shell) -> None:
     wire = Reading(tmp_path)
     ack, waypoint = Ack(0, 0, 0, ""), Waypoint("learner-0.0", Frontier(3))
-    before = [Send("generator-0.0", ack), Record(Event.SCORED, {"uid": 0})]
-    after = [Record(Event.SCORED, {"uid": 1}), Send("generator-0.0", ack)]
+    before: list[Effect] = [Send("generator-0.0", ack), Record(Event.SCORED, {"uid": 0})]
+    after: list[Effect] = [Record(Event.SCORED, {"uid": 1}), Send("generator-0.0", ack)]
     shell._carry_out(wire, [*before, Mark(waypoint), *after])  # type: ignore[arg-type]
     assert wire.written == [[0], [0, 1]]
     assert [found.frontier.version for found in shell.frontiers.waypoints()] == [3]
