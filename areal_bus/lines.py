@@ -12,8 +12,9 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.n_lost = 0
-        self._is_torn = False  # the last line was written in part
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(self._file).st_size
+        self._is_torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"  # the last line was written in part
 
     def append(self, *lines: bytes) -> None:
         """Lines without their ends. After half a line the next one begins on a line of its own."""

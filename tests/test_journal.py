@@ -154,6 +154,18 @@ def test_kept_lines_are_written_in_order_before_the_next_one_and_when_they_are_m
     assert [line["seq"] for line in run.lines(book.path)] == list(range(6 + journal.MOST_KEPT))
 
 
+def test_a_later_life_begins_on_a_line_of_its_own_after_half_a_line(tmp_path: Path) -> None:
+    """Which one leaves that is killed within a write."""
+    for k in range(2):
+        book = Journal(tmp_path, role="head", index=0, incarnation=0)
+        book.write(Event.NOTE, k=k)
+        with book.path.open("ab") as file:
+            file.write(b'{"t":1.0,"ev')
+    Journal(tmp_path, role="head", index=0, incarnation=0).close()
+    events = [line["event"] for line in run.lines(book.path)]
+    assert events == ["start", "note"] * 2 + ["start", "spans", "end"]
+
+
 def test_of_lines_that_were_written_together_those_that_did_not_fit_are_counted_as_lost(tmp_path: Path) -> None:
     """The file may grow to 700 bytes and no further for a while; the line that was cut ends where the next begins."""
     code = (
