@@ -498,11 +498,12 @@ class Head:
         self._n_late[sender, what] += isinstance(error, LateEvent)
         n = self._n_refused[sender, what]
         n_wrong = n - self._n_late[sender, what]
+        is_news = not isinstance(error, LateEvent) and n_wrong.bit_count() == 1
         if sender in self.members.by_name and isinstance(error, LateEvent):
             self._effects.progress("late", text=f"refused {what} of {sender}: {why}")
-        elif sender in self.members.by_name and n_wrong.bit_count() == 1:
+        elif sender in self.members.by_name and is_news:
             self._effects.progress("note", name="head", text=f"refused {what} of {sender} ({n_wrong} so far): {why}")
-        if n <= ALL_TOLD or n.bit_count() == 1 or isinstance(message, m.Scored):
+        if n <= ALL_TOLD or n.bit_count() == 1 or is_news or isinstance(message, m.Scored):
             ids = {name: getattr(message, name) for name in ("uid", "sample", "attempt") if hasattr(message, name)}
             self._effects.record(Event.REFUSED, what=what, sender=sender, why=why, n=n, **ids)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from areal_bus import messages as m
 from areal_bus.effects import Effect, End, Progress, Record, Save, Send
 from areal_bus.frontier import START, Frontier
-from areal_bus.head import Head
+from areal_bus.head import ALL_TOLD, Head
 from areal_bus.journal import Event
 from areal_bus.messages import Refund, Role
 from areal_bus.simulation.ring import Ring
@@ -199,6 +199,15 @@ def test_what_only_came_too_late_is_journalled_and_no_news_for_people() -> None:
     (note,) = [x for x in wrong if isinstance(x, Progress)]
     assert note.kind == "note"
     assert "(1 so far)" in note.fields["text"]
+
+
+def test_what_should_not_have_been_sent_is_journalled_however_much_came_late_before() -> None:
+    head, _ = head_with()
+    head.on("reward-0.0", replace(scored(0, 0), status="error"), 1.0)
+    late = [head.on("generator-0.0", m.Sampled(0, 0, 0, "", LENGTH), 1.0) for _ in range(ALL_TOLD + 1)]
+    assert refused(late[-2])
+    assert not refused(late[-1])
+    assert refused(head.on("generator-0.0", m.Sampled(10**6, 0, 0, "", LENGTH), 1.0))
 
 
 def test_an_older_incarnation_stays_out() -> None:
