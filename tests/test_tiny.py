@@ -53,7 +53,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_tiny_model_learns(run: Path) -> None:
-    assert gain(run) >= 0.15
+    """0.15 to 0.21 with other seeds or other roundings; by chance alone, with 2,560 samples in each mean, 0.01."""
+    assert gain(run) >= 0.1
 
 
 @pytest.mark.slow
