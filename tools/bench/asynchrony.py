@@ -13,7 +13,7 @@ from tools.bench.rounds import interleave
 
 ETAS = (1, 2, 4)
 WORKLOAD = drawn.Workload(
-    shape=drawn.SHAPES[0], median=64.0, sigma=0.7, longest=320, batch_size=32, n_samples=8, n_slots=64
+    shape=drawn.SHAPES[0], median=64.0, sigma=0.7, longest=320, batch_size=32, n_samples=8, n_slots=32
 )
 SETTLE = 3  # updates before the first lap, and eta more
 LAP = 2  # updates of a lap

@@ -23,9 +23,8 @@ from tools.bench.victims import Job
 from tools.run import Line
 
 BALANCE = 1.25  # generation alone over training alone, at most, and its reciprocal
-AIM = 0.9  # of it: in a job a generator also computes keys anew after each update, and delivers
-NEAR = 1.06  # a shape this near to that is taken without a look at the others
-SHAPES = ((256, 6, 8), (160, 8, 5), (192, 8, 6), (320, 5, 10), (192, 6, 6))  # width, layers, heads
+NEAR = 1.1  # a shape this near is taken without a look at the others
+SHAPES = ((320, 3, 5), (256, 3, 4), (384, 3, 6), (192, 3, 3), (128, 4, 4))  # width, layers, heads
 WARM = 3  # batches generated before speeds are compared: lengths have spread over the slots by then
 N_ROWS = 2048
 SETTINGS = """\
@@ -154,13 +153,13 @@ def folder(name: str) -> Iterator[Path]:
 
 
 def balanced(workload: Workload, at: Path, alone: Side) -> Prepared:
-    """The workload with that of SHAPES whose generation takes, alone, nearest to AIM of the time of its training."""
+    """The workload with that of SHAPES whose generation and training, each alone, are nearest in speed."""
     best, distance = None, math.inf
     for shape in SHAPES:
         made = Prepared(replace(workload, shape=shape), at / "x".join(map(str, shape)), alone)
         generation, training = speeds(made, alone)
-        if abs(math.log(generation / training / AIM)) < distance:
-            best, distance = made, abs(math.log(generation / training / AIM))
+        if abs(math.log(generation / training)) < distance:
+            best, distance = made, abs(math.log(generation / training))
         if distance < math.log(NEAR):
             break
     if best is None:
