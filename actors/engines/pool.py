@@ -37,7 +37,7 @@ class Pool:
         return list(self._layers.items())
 
     def add(self, rows: Sequence[int]) -> int:
-        """One more block for these rows; there is room for it after `grow`"""
+        """One more block for these rows; there is room for it after `grow`."""
         if not self._holes:
             self._holes.append(len(self.users))
             self.users.append([])
