@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as every actor on CPU; before torch is imported
+
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("new", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))

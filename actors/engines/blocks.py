@@ -16,17 +16,21 @@ import torch
 from torch import Tensor
 
 from actors.engines.order import Order, ordered
-from actors.engines.pool import P, Pool
+from actors.engines.pool import Pool
 from actors.engines.slots import Piece
+from actors.kernels.decode import Decode, P, Tables
 
 
 class Blocks:
-    """Rows are those of the engine. What a row has in common with others comes first, then its own blocks."""
+    """Rows are those of the engine. What a row has in common with others comes first, then its own blocks.
 
-    def __init__(self, n_query: int, n_key: int) -> None:
-        self._n_query, self._n_key = n_query, n_key
+    `by_kernel`: attention of one token a row is the C kernel's, which needs no order of blocks.
+    """
+
+    def __init__(self, n_query: int, n_key: int, *, by_kernel: bool = False) -> None:
+        self._n_query, self._n_key, self._by_kernel = n_query, n_key, by_kernel
         self.own, self.common = Pool(n_key), Pool(n_key)
-        self._order: Order | None = None  # until something changes
+        self._order: Order | Tables | None = None  # until something changes
 
     @property
     def capacity(self) -> int:
@@ -86,9 +90,14 @@ class Blocks:
 
     def decoding(
         self, positions: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> tuple["DecodeBlocks", None]:
+    ) -> tuple["DecodeBlocks | KernelBlocks", None]:
         """Where the next token of rows 0 .. n-1 goes, and all that it sees."""
-        return DecodeBlocks(self, positions, dtype, self._ordered(len(positions))), None
+        n = len(positions)
+        if self._by_kernel:
+            if not isinstance(self._order, Tables) or len(self._order) != n:
+                self._order = Tables(self.common.tables[:n], self.own.tables[:n])
+            return KernelBlocks(self, Decode(self._order, positions, self._n_query, self._n_key)), None
+        return DecodeBlocks(self, positions, dtype, self._ordered(n)), None
 
     def nexts(self, positions: Sequence[int]) -> list[tuple[int, int]]:
         """Own block, and position in it, of one position of each of rows 0 .. n-1."""
@@ -117,7 +126,7 @@ class Blocks:
         self._order = None
 
     def _ordered(self, n: int) -> Order:
-        if self._order is None or self._order.n_rows != n:
+        if not isinstance(self._order, Order) or self._order.n_rows != n:
             self._order = ordered(n, self.own, self.common, n_query=self._n_query, n_key=self._n_key)
         return self._order
 
@@ -153,6 +162,19 @@ def _tables(layer: Tensor, n: int) -> tuple[Tensor, Tensor]:
     n_key, width = layer.shape[2], layer.shape[-1]
     keys_XDP = layer.as_strided((n * n_key, width, P), (P * width, 1, width))
     return keys_XDP, layer.as_strided((n * n_key, P, width), (P * width, width, 1), layer.stride(0))
+
+
+class KernelBlocks:
+    """Writes one token of rows 0 .. n-1 and attends to all that they have, in one pass."""
+
+    def __init__(self, blocks: Blocks, decode: Decode) -> None:
+        self._blocks, self._decode = blocks, decode
+
+    def attended(self, qkv_nSD: Tensor, cos_nD: Tensor, sin_nD: Tensor, index: int, scale: float) -> Tensor:
+        """(n, H D): attention of this layer; of each token all heads are given, not yet turned."""
+        own, common = self._blocks.own, self._blocks.common
+        far = common.layer(index, qkv_nSD) if common.users else None
+        return self._decode.attended(qkv_nSD, cos_nD, sin_nD, own.layer(index, qkv_nSD), far, scale)
 
 
 class DecodeBlocks:

@@ -48,7 +48,7 @@ class BuiltinEngine:
         self._parameters = dict(model.named_parameters())
         first = next(iter(self._parameters.values()))
         self._device, self._dtype = first.device, first.dtype
-        self._fused = fused(model)
+        self._fused = fused(model, by_kernel=recorder is None)  # what is recorded is torch's operations
         self._is_checked = False  # the faster forward, with weights that mean something
         self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)
         self._stop_ids, self._on_update = stop_ids, on_update
@@ -195,7 +195,7 @@ class BuiltinEngine:
             logger.warning("the model's own forward is used, which is slower: the fused one's {}", why)
             self._fused = None
         elif self._recorder is None and self._device.type == "cpu" and self._dtype in TOLERANCE:
-            self._slots = Blocks(*self._fused.heads)
+            self._slots = Blocks(*self._fused.heads, by_kernel=self._fused.by_kernel)
         elif isinstance(self._slots, Slots) and (self._recorder or self._device.type == "cuda"):
             recorder = self._recorder or CudaRecorder()
             self._graphs = Graphs(self._fused, self._slots, dtype=self._dtype, recorder=recorder)

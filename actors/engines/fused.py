@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actors.engines.blocks import DecodeBlocks
+from actors.engines.blocks import DecodeBlocks, KernelBlocks
+from actors.kernels.build import applies
+from actors.kernels.layers import Layers
 from actors.models.product import MOST_PACKED, Weight
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -38,7 +40,7 @@ class Call:
     cos: Tensor  # (B, T, 1, D)
     sin: Tensor  # the same, negative in the first half of D
     mask: Tensor | None  # added to the scores; None: plain causal
-    view: View | DecodeBlocks
+    view: View | DecodeBlocks | KernelBlocks
 
 
 class Joined:
@@ -85,8 +87,11 @@ def _moved(parameters: Sequence[Tensor]) -> Tensor:
 class Layer:
     """Attention and feed-forward of one layer."""
 
-    def __init__(self, layer: Any, index: int, n_query: int, n_key: int, width: int, *, packs: bool) -> None:
+    def __init__(
+        self, layer: Any, index: int, n_query: int, n_key: int, width: int, between: "Between", *, packs: bool
+    ) -> None:
         attention, mlp = layer.self_attn, layer.mlp
+        self._norm, self._gated = between.norm, between.gated
         self._index, self._n_query, self._n_key, self._width = index, n_query, n_key, width
         self._scale = attention.scaling
         self._before, self._between = layer.input_layernorm, layer.post_attention_layernorm
@@ -101,9 +106,8 @@ class Layer:
             joined.bind()
 
     def __call__(self, h_NE: Tensor, call: Call) -> Tensor:
-        h_NE = self._out.added(self._attend(norm(self._before, h_NE), call), h_NE)
-        gate_NF, up_NF = self._gate_up(norm(self._between, h_NE)).chunk(2, dim=-1)
-        return self._down.added(F.silu(gate_NF).mul_(up_NF), h_NE)
+        h_NE = self._out.added(self._attend(self._norm(self._before, h_NE), call), h_NE)
+        return self._down.added(self._gated(self._gate_up(self._norm(self._between, h_NE))), h_NE)
 
     def _attend(self, x_NE: Tensor, call: Call) -> Tensor:
         n_query, n_both = self._n_query, self._n_query + self._n_key
@@ -113,6 +117,8 @@ class Layer:
             queries, keys = self._of_heads
             qk_BTHD[:, :, :n_query] = norm(queries, qk_BTHD[:, :, :n_query])
             qk_BTHD[:, :, n_query:] = norm(keys, qk_BTHD[:, :, n_query:])
+        if isinstance(call.view, KernelBlocks):
+            return call.view.attended(qkv_BTHD[:, 0], call.cos, call.sin, self._index, self._scale)
         torch.addcmul(qk_BTHD * call.cos, qk_BTHD.roll(self._width // 2, -1), call.sin, out=qk_BTHD)
         if isinstance(call.view, DecodeBlocks):
             return call.view.attended(qkv_BTHD[:, 0], n_query, self._n_key, self._index, self._scale)
@@ -135,19 +141,49 @@ def norm(module: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
+def gated(both_N2F: Tensor) -> Tensor:
+    """What gates, the first half of each row, let through of the second."""
+    gate_NF, up_NF = both_N2F.chunk(2, dim=-1)
+    return F.silu(gate_NF).mul_(up_NF)
+
+
+class Between:
+    """What is between products: by C kernels where they apply."""
+
+    def __init__(self, weight: Tensor, *, by_kernel: bool) -> None:
+        self._kernels = Layers() if by_kernel and applies(weight.dtype, weight.device) else None
+        self.by_kernel = self._kernels is not None
+
+    def norm(self, module: Any, x_NE: Tensor) -> Tensor:
+        if self._kernels is None:
+            return norm(module, x_NE)
+        return self._kernels.normed(x_NE, module.weight, module.variance_epsilon)
+
+    def gated(self, both_N2F: Tensor) -> Tensor:
+        return gated(both_N2F) if self._kernels is None else self._kernels.gated(both_N2F)
+
+
 class Fused:
     """The forward of a whole model. `bind` is called after its weights were swapped."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, by_kernel: bool = True) -> None:
         config, inner = model.config, model.model
         n_query, n_key = self.heads = (config.num_attention_heads, config.num_key_value_heads)
         self._width = getattr(config, "head_dim", None) or config.hidden_size // n_query
         packs = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
         self._embedding, self._norm, self._head = inner.embed_tokens, inner.norm, Joined([model.lm_head], packs=packs)
         self._rotary = inner.rotary_emb
-        layers = enumerate(inner.layers)
-        self._layers = [Layer(layer, i, n_query, n_key, self._width, packs=packs) for i, layer in layers]
+        self._between = Between(self._embedding.weight, by_kernel=by_kernel)
+        self._layers = [
+            Layer(layer, i, n_query, n_key, self._width, self._between, packs=packs)
+            for i, layer in enumerate(inner.layers)
+        ]
         self._cos_LD = self._sin_LD = torch.empty(0, 0)
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether C kernels do what is between its products."""
+        return self._between.by_kernel
 
     @property
     def device(self) -> torch.device:
@@ -161,8 +197,15 @@ class Fused:
             layer.bind()
         self._head.bind()
 
-    def __call__(self, ids_BT: Tensor, position_BT: Tensor, length: int, mask: Tensor | None, view: View | DecodeBlocks,
-                 keep: Tensor | None = None) -> Tensor:  # fmt: skip
+    def __call__(
+        self,
+        ids_BT: Tensor,
+        position_BT: Tensor,
+        length: int,
+        mask: Tensor | None,
+        view: View | DecodeBlocks | KernelBlocks,
+        keep: Tensor | None = None,
+    ) -> Tensor:
         """(N, V) logits, or those of the tokens `keep` alone; positions are below `length`."""
         self.reserve(length)
         cos_BTD, sin_BTD = self._cos_LD[position_BT], self._sin_LD[position_BT]
@@ -171,7 +214,7 @@ class Fused:
         h_NE = self._embedding(ids_BT.reshape(-1))
         for layer in self._layers:
             h_NE = layer(h_NE, call)
-        return self._head(norm(self._norm, h_NE if keep is None else h_NE[keep]))
+        return self._head(self._between.norm(self._norm, h_NE if keep is None else h_NE[keep]))
 
     def reserve(self, length: int) -> int:
         """Rotations of so many positions, or more, how many is returned; these do not depend on weights."""
@@ -191,11 +234,11 @@ class Own:
         return key_states, value_states
 
 
-def fused(model: Any) -> Fused | None:
-    """The faster forward of a model, if it is of the family."""
+def fused(model: Any, *, by_kernel: bool = True) -> Fused | None:
+    """The faster forward of a model, if it is of the family; with C kernels where these apply, unless told not to."""
     if type(model).__name__ not in FAMILY or model.config.hidden_act not in ("silu", "swish"):
         return None
-    return Fused(model)
+    return Fused(model, by_kernel=by_kernel)
 
 
 @torch.inference_mode()

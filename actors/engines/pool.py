@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-P = 32  # positions of a block
+from actors.kernels.decode import P
+
 FEWEST = 8  # blocks that there is room for, at least
 
 

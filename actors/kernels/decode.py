@@ -1,0 +1,81 @@
+"""Attention of one new token a row to keys and values in blocks, by a C kernel; knows no pool and no order of blocks.
+
+Shapes: n rows, J blocks of a row at most, C blocks of a pool, H query heads, K key heads, S = H + 2 K, P positions of a
+block, D head width.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from actors.kernels.build import function
+
+P = 16  # as in decode.c
+
+
+class _Cache(ctypes.Structure):
+    """Of decode.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("n_query", "n_key", "most")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("at", "blocks", "common")),
+        *((name, ctypes.c_void_p) for name in ("far_keys", "far_values", "near_keys", "near_values")),
+    )
+
+
+class Tables:
+    """Which blocks rows 0 .. n-1 have: of the common pool first, then their own."""
+
+    def __init__(self, common: Sequence[Sequence[int]], own: Sequence[Sequence[int]]) -> None:
+        self.most = max(len(far) + len(near) for far, near in zip(common, own, strict=True))
+        padded = [
+            [*far, *near] + [0] * (self.most - len(far) - len(near)) for far, near in zip(common, own, strict=True)
+        ]
+        self.blocks_nJ = torch.tensor(padded, dtype=torch.int32)
+        self.common_n = torch.tensor([len(far) for far in common], dtype=torch.int32)
+        self._room = [(len(far) * P, (len(far) + len(near)) * P) for far, near in zip(common, own, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._room)
+
+    def check(self, positions: Sequence[int]) -> None:
+        """Raises ValueError unless each position is in a block of its row's own."""
+        for at, (first, end) in zip(positions, self._room, strict=True):
+            if not first <= at < end:
+                raise ValueError(f"a row's next position is in its own blocks, from {first} to {end - 1}; it is {at}")
+
+
+class Decode:
+    """One step of rows 0 .. n-1, whose next tokens are at these positions. Raises ValueError where there is no room."""
+
+    def __init__(self, tables: Tables, positions: Sequence[int], n_query: int, n_key: int) -> None:
+        tables.check(positions)
+        self._call = function("attended", *[ctypes.c_int64] * 2, ctypes.POINTER(_Cache), *[ctypes.c_void_p] * 5)
+        self._tables, self._at_n = tables, torch.tensor(positions)  # kept, as C has their addresses alone
+        self._score = torch.empty(n_query, tables.most * P)
+        self._cache = _Cache(n_query=n_query, n_key=n_key, most=tables.most, at=self._at_n.data_ptr(),
+                             blocks=tables.blocks_nJ.data_ptr(), common=tables.common_n.data_ptr())  # fmt: skip
+
+    def attended(
+        self, qkv_nSD: Tensor, cos_nD: Tensor, sin_nD: Tensor, near: Tensor, far: Tensor | None, scale: float
+    ) -> Tensor:
+        """(n, H D). Queries and keys are turned in place, keys and values written to pools, (2, C, K, P, D) of a layer."""
+        cache, n, width = self._cache, len(qkv_nSD), qkv_nSD.shape[-1]
+        far = near if far is None else far
+        if not (qkv_nSD.is_contiguous() and cos_nD.is_contiguous() and sin_nD.is_contiguous()):
+            raise ValueError("heads and rotations are contiguous")
+        for pool in (near, far):
+            if pool.shape[2:] != (cache.n_key, P, width) or not pool.is_contiguous():
+                raise ValueError(
+                    f"a pool is (2, C, {cache.n_key}, {P}, {width}) and contiguous, not {tuple(pool.shape)}"
+                )
+        cache.scale = scale
+        cache.near_keys, cache.near_values = near.data_ptr(), near[1].data_ptr()
+        cache.far_keys, cache.far_values = far.data_ptr(), far[1].data_ptr()
+        out_nX = qkv_nSD.new_empty(n, cache.n_query * width)
+        self._call(n, width, cache, qkv_nSD.data_ptr(), cos_nD.data_ptr(), sin_nD.data_ptr(),
+                   self._score.data_ptr(), out_nX.data_ptr())  # fmt: skip
+        return out_nX

@@ -1,0 +1,159 @@
+"""What the C kernels compute is what torch computes, for all shapes; and without a compiler all goes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from actors.kernels import build
+from actors.kernels.decode import Decode, P, Tables
+from actors.kernels.layers import Layers
+
+needs_library = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(n, heads, D), the sine negative in the first half."""
+    return x * cos[:, None] + x.roll(x.shape[-1] // 2, -1) * sin[:, None]
+
+
+@needs_library
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3 * P), st.integers(0, 3)), min_size=1, max_size=6),
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (9, 3)]),
+    width=st.sampled_from([2, 8, 16, 32, 64, 80, 128, 256]),
+    seed=st.integers(0, 99),
+)
+@example(rows=[(P - 1, 0), (P, 1), (0, 0)], heads=(4, 4), width=32, seed=0)  # last of a block, first of the next
+def test_decode_is_rotation_and_attention(
+    rows: list[tuple[int, int]], heads: tuple[int, int], width: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    n_query, n_key = heads
+    n, scale = len(rows), width**-0.5
+    n_common = [min(common, at // P) for at, common in rows]
+    far = torch.randn(2, 3, n_key, P, width)
+    n_own = [at // P + 1 - common for (at, _), common in zip(rows, n_common, strict=True)]
+    near = torch.randn(2, sum(n_own) + 1, n_key, P, width)
+    order = torch.randperm(sum(n_own)).tolist()
+    own = [[order.pop() for _ in range(count)] for count in n_own]
+    qkv = torch.randn(n, n_query + 2 * n_key, width)
+    cos, sin = torch.randn(n, width), torch.randn(n, width)
+    given_qkv, before = qkv.clone(), near.clone()
+    tables = Tables([list(range(count)) for count in n_common], own)
+    out = Decode(tables, [at for at, _ in rows], n_query, n_key).attended(qkv, cos, sin, near, far, scale)
+    n_both = n_query + n_key
+    turned = rotated(given_qkv[:, :n_both].double(), cos.double(), sin.double())
+    for row, (at, _) in enumerate(rows):
+        new = torch.stack([turned[row, n_query:], given_qkv[row, n_both:].double()])
+        before[:, own[row][-1], :, at % P] = new.float()
+        blocks = torch.cat([far[:, : n_common[row]], before[:, own[row]]], dim=1).double()
+        keys, values = blocks.transpose(1, 2).reshape(2, n_key, -1, width)[:, :, : at + 1]
+        seen = F.scaled_dot_product_attention(
+            turned[row, None, :n_query, None], keys[None], values[None], scale=scale, enable_gqa=True
+        )
+        torch.testing.assert_close(out[row].double(), seen.flatten(), rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(near, before)  # its own cells, and no other
+
+
+@needs_library
+def test_a_row_gives_the_same_whoever_decodes_beside_it() -> None:
+    torch.manual_seed(1)
+    own, at = [[0, 1], [2], [3, 4, 5]], [P + 3, 5, 2 * P]
+    near, qkv, ones = torch.randn(2, 6, 2, P, 32), torch.randn(3, 8, 32), torch.ones(3, 32)
+    whole = Decode(Tables([[]] * 3, own), at, 4, 2).attended(qkv.clone(), ones, 0 * ones, near.clone(), None, 0.2)
+    for row in range(3):
+        one = Decode(Tables([[]], own[row : row + 1]), at[row : row + 1], 4, 2)
+        single = one.attended(qkv[row : row + 1].clone(), ones[:1], 0 * ones[:1], near.clone(), None, 0.2)
+        assert torch.equal(single[0], whole[row])
+
+
+@needs_library
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_is_not_hidden(bad: float) -> None:
+    near, qkv, ones = torch.randn(2, 2, 1, P, 32), torch.randn(2, 3, 32), torch.ones(2, 32)
+    near[0, 0, 0, 3] = bad
+    out = Decode(Tables([[]] * 2, [[0], [1]]), [5, 5], 1, 1).attended(qkv, ones, 0 * ones, near, None, 1.0)
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+    x = torch.tensor([[1.0, bad, 2.0], [1.0, 2.0, 3.0]])
+    normed = Layers().normed(x, torch.ones(3), 1e-5)
+    torch.testing.assert_close(normed, F.rms_norm(x, (3,), torch.ones(3), 1e-5), equal_nan=True)
+    both = torch.tensor([[bad, 1.0]])
+    torch.testing.assert_close(Layers().gated(both), F.silu(both[:, :1]), equal_nan=True)
+
+
+@needs_library
+@given(at=st.integers(0, 5 * P), first=st.integers(0, 3), n_own=st.integers(1, 3))
+def test_a_position_outside_a_rows_own_blocks_is_refused(at: int, first: int, n_own: int) -> None:
+    tables = Tables([list(range(first))], [list(range(n_own))])
+    if first * P <= at < (first + n_own) * P:
+        Decode(tables, [at], 1, 1)
+    else:
+        with pytest.raises(ValueError, match="in its own blocks"):
+            Decode(tables, [at], 1, 1)
+
+
+@needs_library
+@given(
+    n=st.integers(1, 5), width=st.integers(1, 70), size=st.sampled_from([1e-3, 1.0, 30.0, 1e3]), seed=st.integers(0, 9)
+)
+def test_norms_and_gates_are_as_near_as_torchs(n: int, width: int, size: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    x, scale = size * torch.randn(n, width), torch.randn(width)
+    exact = F.rms_norm(x.double(), (width,), scale.double(), 1e-5)
+    torch.testing.assert_close(Layers().normed(x, scale, 1e-5).double(), exact, rtol=2e-6, atol=1e-7)
+    both = size * torch.randn(n, 2 * width)
+    gate, up = both.double().chunk(2, dim=-1)
+    torch.testing.assert_close(Layers().gated(both).double(), F.silu(gate) * up, rtol=2e-6, atol=1e-30)
+
+
+def test_without_a_compiler_there_is_no_library_and_it_says_so() -> None:
+    code = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from actors.kernels.build import applies, library\n"
+        "assert library() is None and not applies(torch.float32, torch.device('cpu'))"
+    )
+    environment = {"PATH": "/nowhere", "PYTHONPATH": str(Path(__file__).parents[1])}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "no C compiler was found" in ended.stderr
+
+
+@needs_library
+def test_a_compiler_that_fails_is_reported_and_left(tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho it broke >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    code = "from actors.kernels.build import library; assert library() is None"
+    environment = {"CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin",
+                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "it broke" in ended.stderr
+    assert not list((tmp_path / "areal-bus").glob("*"))
+
+
+@needs_library
+def test_the_library_is_compiled_once(tmp_path: Path) -> None:
+    code = "from actors.kernels.build import library; assert library() is not None"
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin",
+                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
+    made = []
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, timeout=120)
+        made.append([(path.name, path.stat().st_mtime_ns) for path in (tmp_path / "areal-bus").iterdir()])
+    assert made[0] == made[1]
+    assert len(made[0]) == 1
+
+
+@needs_library
+def test_small_numbers_are_not_flushed_to_zero_in_this_process() -> None:
+    tiny = torch.tensor([1e-40])
+    assert float(tiny * 0.5) > 0
