@@ -14,6 +14,7 @@ from torch import Tensor
 from actors.kernels import build
 from actors.kernels.decode import Decode, P, Tables
 from actors.kernels.layers import Layers
+from actors.kernels.sample import sampled
 
 needs_library = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
 
@@ -157,3 +158,49 @@ def test_the_library_is_compiled_once(tmp_path: Path) -> None:
 def test_small_numbers_are_not_flushed_to_zero_in_this_process() -> None:
     tiny = torch.tensor([1e-40])
     assert float(tiny * 0.5) > 0
+
+
+@needs_library
+@given(
+    n=st.integers(1, 4),
+    width=st.sampled_from([1, 2, 63, 64, 65, 512, 1000, 5000]),
+    spread=st.sampled_from([0.0, 1.0, 8.0, 300.0]),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    hidden=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_a_sampled_token_is_where_the_running_sum_passes_the_uniform(
+    n: int, width: int, spread: float, temperature: float, hidden: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    logits = spread * torch.randn(n, width)
+    if hidden:
+        logits[:, 1::2] = -torch.inf
+    uniforms = [*torch.rand(n, dtype=torch.float64).tolist(), 0.0, 1 - 2**-53][-n:]
+    tokens, logps = sampled(logits, [temperature] * n, uniforms)
+    heat = temperature or 1.0
+    logp = torch.log_softmax(logits.double() / heat, dim=-1)
+    cdf = logp.exp().cumsum(-1)
+    for row, (token, found, uniform) in enumerate(zip(tokens, logps, uniforms, strict=True)):
+        assert found <= 1e-6
+        assert abs(found - float(logp[row, token])) < 2e-6 * (1 + spread)
+        assert not hidden or token % 2 == 0
+        if temperature == 0:
+            assert token == int(logits[row].argmax())
+        else:
+            share = float(logp[row, token].exp())
+            assert share > 0
+            assert float(cdf[row, token]) - share - 1e-6 <= uniform <= float(cdf[row, token]) + 1e-6
+
+
+@needs_library
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_no_numbers_are_an_error(bad: float) -> None:
+    logits = torch.zeros(3, 70)
+    logits[1] = bad
+    with pytest.raises(ValueError, match="those of row 1 are not"):
+        sampled(logits, [1.0] * 3, [0.5] * 3)
+    logits[1] = 0.0
+    logits[1, 66] = float("nan")
+    with pytest.raises(ValueError, match="those of row 1 are not"):
+        sampled(logits, [0.0] * 3, [0.5] * 3)

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from actors.kernels.build import applies
+from actors.kernels.sample import sampled
+
 W = 64
 FEW = 1024  # tokens of a vocabulary that is one part
 
@@ -21,7 +24,9 @@ def sample(
 
     Temperature 0 takes the likeliest token and gives its log-prob at temperature 1.
     """
-    device = logits_nV.device
+    device, is_cut = logits_nV.device, any(p < 1 for p in top_ps)
+    if not is_cut and applies(logits_nV.dtype, device) and logits_nV.is_contiguous():
+        return sampled(logits_nV, temperatures, uniforms)
     weight_nV = torch.softmax(_tempered(logits_nV.float(), temperatures), dim=-1)
     cut = [row for row, top_p in enumerate(top_ps) if top_p < 1 and temperatures[row] > 0]
     if cut:

@@ -44,8 +44,8 @@ INLINE void scored(int64_t n, const float *restrict query, const float *restrict
 
 /* Scores to shares, which add up to 1. */
 INLINE void shared(int64_t n, float scale, float *restrict score) {
-    float most = -INFINITY, total = 0.0f;
-    for (int64_t p = 0; p < n; p++) most = score[p] > most ? score[p] : most;
+    const float most = highest(n, score);
+    float total = 0.0f;
     for (int64_t p = 0; p < n; p++) {
         score[p] = exponential(scale * (score[p] - most));
         total += score[p];

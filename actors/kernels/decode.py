@@ -62,7 +62,7 @@ class Decode:
     def attended(
         self, qkv_nSD: Tensor, cos_nD: Tensor, sin_nD: Tensor, near: Tensor, far: Tensor | None, scale: float
     ) -> Tensor:
-        """(n, H D). Queries and keys are turned in place, keys and values written to pools, (2, C, K, P, D) of a layer."""
+        """(n, H D). Queries and keys are turned in place, keys and values go to a layer's pools, (2, C, K, P, D)."""
         cache, n, width = self._cache, len(qkv_nSD), qkv_nSD.shape[-1]
         far = near if far is None else far
         if not (qkv_nSD.is_contiguous() and cos_nD.is_contiguous() and sin_nD.is_contiguous()):

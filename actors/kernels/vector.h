@@ -9,7 +9,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 /* 2^n times e^r, where x = n ln 2 + r: e^r by the polynomial of Cephes' expf, 2^n by its bits. Below -87 it is near 0
-   and not less, above 88 near the largest number; NaN stays. */
+   and not less, above 88 near the highest number; NaN stays. */
 INLINE float exponential(float x) {
     float at = x < -87.0f ? -87.0f : x;
     at = at > 88.0f ? 88.0f : at;
@@ -26,6 +26,20 @@ INLINE float exponential(float x) {
     float power;
     memcpy(&power, &bits, sizeof power);
     return y * power;
+}
+
+enum { OF_HIGHEST = 16 };
+
+/* The highest of n; numbers that are none are passed over. In lanes, as compilers do not reorder comparisons. */
+INLINE float highest(int64_t n, const float *restrict x) {
+    float lane[OF_HIGHEST], most = -INFINITY;
+    for (int64_t j = 0; j < OF_HIGHEST; j++) lane[j] = -INFINITY;
+    int64_t i = 0;
+    for (; i + OF_HIGHEST <= n; i += OF_HIGHEST)
+        for (int64_t j = 0; j < OF_HIGHEST; j++) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
+    for (; i < n; i++) most = x[i] > most ? x[i] : most;
+    for (int64_t j = 0; j < OF_HIGHEST; j++) most = lane[j] > most ? lane[j] : most;
+    return most;
 }
 
 #endif

@@ -1,0 +1,40 @@
+"""A token for each row of logits, by a C kernel; float32 on a CPU, knows no request.
+
+Shapes: n rows, V vocabulary.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.kernels.build import function
+
+PART = 64  # as in sample.c
+
+
+@cache
+def _call() -> Any:
+    return function("sampled", *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 7)
+
+
+def sampled(
+    logits_nV: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """One token a row and its log-prob at the row's temperature; the likeliest, and that of temperature 1, at 0.
+
+    Raises ValueError where a row's logits are not numbers.
+    """
+    n, width = logits_nV.shape
+    rates = (ctypes.c_float * n)(*[1 / t if t > 0 else 0.0 for t in temperatures])
+    at, tokens, logps = (ctypes.c_double * n)(*uniforms), (ctypes.c_int64 * n)(), (ctypes.c_double * n)()
+    room = torch.empty(width + -(-width // PART))
+    weight = room.data_ptr()
+    _call()(n, width, logits_nV.data_ptr(), rates, at, weight, weight + width * 4, tokens, logps)
+    found = list(tokens)
+    if -1 in found:
+        raise ValueError(f"logits are numbers; those of row {found.index(-1)} are not")
+    return found, list(logps)
