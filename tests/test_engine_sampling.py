@@ -23,7 +23,7 @@ def test_uniforms_are_a_function_of_seed_and_position() -> None:
     assert len(numbers) == 400
     assert all(0 <= u < 1 for u in numbers)
     assert abs(sum(numbers) / 400 - 0.5) < 0.05
-    assert Uniforms((5,)).at(9) == 0.6976866279687468  # the same in every process and on every machine
+    assert Uniforms((5,)).at(9) == 0.04585439130490998  # the same in every process and on every machine
 
 
 def test_sampled_shares_are_the_probabilities_at_the_temperature() -> None:

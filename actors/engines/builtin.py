@@ -100,11 +100,12 @@ class BuiltinEngine:
         if not self._rows:
             return []
         rows = self._rows
+        lengths = [row.length for row in rows]
         tokens, logps = sample(
-            self._logits(self._version),
+            self._logits(self._version, lengths),
             temperatures=[row.request.temperature for row in rows],
             top_ps=[row.request.top_p for row in rows],
-            uniforms=[row.uniforms.at(row.length) for row in rows],
+            uniforms=[row.uniforms.at(length) for row, length in zip(rows, lengths, strict=True)],
         )
         for row, token, logp in zip(rows, tokens, logps, strict=True):
             row.add(token, logp, self._version)
@@ -228,11 +229,11 @@ class BuiltinEngine:
             self._waiting.remove(request)
         return taken
 
-    def _logits(self, version: int) -> Tensor:
+    def _logits(self, version: int, lengths: list[int]) -> Tensor:
         """(n, V) for the next token of every row."""
         n_cached = sum(row.cached for row in self._rows)
-        self._slots.reserve([row.length for row in self._rows], n_cached)
-        parts = [self._decode(n_cached)] if n_cached else []
+        self._slots.reserve(lengths, n_cached)
+        parts = [self._decode([length - 1 for length in lengths[:n_cached]])] if n_cached else []
         order = list(range(n_cached))
         fresh = self._rows[n_cached:]
         for pack in plan(((n_cached + i, row.prompt, row.sampled) for i, row in enumerate(fresh)), self._budget):
@@ -245,9 +246,9 @@ class BuiltinEngine:
             return logits_nV
         return logits_nV[torch.tensor(order, device=self._device).argsort()]
 
-    def _decode(self, n: int) -> Tensor:
-        rows = self._rows[:n]
-        positions = [row.length - 1 for row in rows]
+    def _decode(self, positions: list[int]) -> Tensor:
+        """(n, V) for the rows that come first, whose last tokens are at these positions."""
+        rows = self._rows[: len(positions)]
         if self._graphs is not None:
             recorded = self._graphs.decode([row.last for row in rows], positions, self._where)
             if recorded is not None:
