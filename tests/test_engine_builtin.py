@@ -118,8 +118,8 @@ def test_logps_equal_the_stamped_version_across_updates_with_recompute(build: Ca
     for tick in range(200):
         if waiting and tick % 2 == 0:
             running.submit(waiting.pop())
-        if tick in (5, 11, 18):
-            running.update({5: 1, 11: 2, 18: 3}[tick], weights(models[{5: 1, 11: 2, 18: 3}[tick]]))
+        if tick in (5, 9, 14):
+            running.update({5: 1, 9: 2, 14: 3}[tick], weights(models[{5: 1, 9: 2, 14: 3}[tick]]))
         done |= {c.key[1] * 100 + c.key[3]: c for c in running.step()}
     assert len(done) == 15
     assert running.n_live == 0

@@ -13,7 +13,8 @@ class Uniforms:
 
     def __init__(self, seed: tuple[int, ...]) -> None:
         self._seeded = hashlib.blake2b(",".join(map(str, seed)).encode(), digest_size=8 * N)
-        self._at, self._numbers = -1, ()  # of the last digest, as one comes after the other
+        self._at: int | None = None  # the last digest that was made, as one comes after the other
+        self._numbers: tuple[int, ...] = ()
 
     def at(self, position: int) -> float:
         which, place = divmod(position, N)
