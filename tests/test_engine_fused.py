@@ -90,8 +90,8 @@ def test_a_texts_first_token_may_differ_by_more_and_others_may_not(monkeypatch: 
     plain = type(forward).__call__
 
     def found(at: int, gap: float) -> str | None:
-        def off(self: Fused, *given: Any) -> Tensor:
-            logits_TV = plain(self, *given)
+        def off(self: Fused, *given: Any, **named: Any) -> Tensor:
+            logits_TV = plain(self, *given, **named)
             logits_TV[at, 2] += gap * largest
             return logits_TV
 

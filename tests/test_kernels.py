@@ -13,15 +13,17 @@ from torch import Tensor
 
 from actors.kernels import build
 from actors.kernels.decode import Decode, P, Tables
-from actors.kernels.layers import Layers
+from actors.kernels.layer import LayerKernels
 from actors.kernels.sample import sampled
 
 needs_library = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(n, heads, D), the sine negative in the first half."""
-    return x * cos[:, None] + x.roll(x.shape[-1] // 2, -1) * sin[:, None]
+    """(n, heads, D) by the angles of the first halves."""
+    half = x.shape[-1] // 2
+    a, b, cosine, sine = x[..., :half], x[..., half:], cos[:, None, :half], sin[:, None, :half]
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)
 
 
 @needs_library
@@ -84,10 +86,10 @@ def test_what_is_no_number_is_not_hidden(bad: float) -> None:
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
     x = torch.tensor([[1.0, bad, 2.0], [1.0, 2.0, 3.0]])
-    normed = Layers().normed(x, torch.ones(3), 1e-5)
+    normed = LayerKernels().normed(x, torch.ones(3), 1e-5)
     torch.testing.assert_close(normed, F.rms_norm(x, (3,), torch.ones(3), 1e-5), equal_nan=True)
     both = torch.tensor([[bad, 1.0]])
-    torch.testing.assert_close(Layers().gated(both), F.silu(both[:, :1]), equal_nan=True)
+    torch.testing.assert_close(LayerKernels().gate(both), F.silu(both[:, :1]), equal_nan=True)
 
 
 @needs_library
@@ -109,10 +111,10 @@ def test_norms_and_gates_are_as_near_as_torchs(n: int, width: int, size: float, 
     torch.manual_seed(seed)
     x, scale = size * torch.randn(n, width), torch.randn(width)
     exact = F.rms_norm(x.double(), (width,), scale.double(), 1e-5)
-    torch.testing.assert_close(Layers().normed(x, scale, 1e-5).double(), exact, rtol=2e-6, atol=1e-7)
+    torch.testing.assert_close(LayerKernels().normed(x, scale, 1e-5).double(), exact, rtol=2e-6, atol=1e-7)
     both = size * torch.randn(n, 2 * width)
     gate, up = both.double().chunk(2, dim=-1)
-    torch.testing.assert_close(Layers().gated(both).double(), F.silu(gate) * up, rtol=2e-6, atol=1e-30)
+    torch.testing.assert_close(LayerKernels().gate(both).double(), F.silu(gate) * up, rtol=2e-6, atol=1e-30)
 
 
 def test_without_a_compiler_there_is_no_library_and_it_says_so() -> None:

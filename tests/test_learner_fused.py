@@ -18,6 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from actors.kernels import build
+from actors.kernels.layer import found
 from actors.models import product
 from actors.training import fusing
 from actors.training.fused import Layer
@@ -80,12 +82,29 @@ def told() -> Iterator[list[str]]:
     logger.remove(sink)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As kernels need it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no compiler is."""
+    monkeypatch.setattr(build, "library", lambda: None)
+
+
 @pytest.mark.parametrize("by_onednn", [True, False])
+@pytest.mark.parametrize("by_kernels", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_log_probs_and_gradients_are_those_of_the_plain_layers(
-    name: str, by_onednn: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, by_kernels: bool, by_onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(product, "IS_FASTER", by_onednn)
+    if not by_kernels:
+        without_kernels(monkeypatch)
     fast = policy_of(made(name))
     assert is_fused(fast)
     monkeypatch.setattr(fusing, "LAYERS", set())
@@ -96,6 +115,35 @@ def test_log_probs_and_gradients_are_those_of_the_plain_layers(
     assert gradients.keys() == theirs.keys() == dict(slow.model.named_parameters()).keys()
     for key, gradient in gradients.items():
         assert torch.allclose(gradient, theirs[key], rtol=1e-4, atol=1e-5 * float(theirs[key].abs().max())), key
+
+
+def test_kernels_are_used_by_one_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    ones = torch.ones(3, 4)
+    assert (found(ones) is None) == (build.library() is None)
+    assert found(ones.t()) is found(ones.double()) is None
+    torch.set_num_threads(2)
+    assert found(ones) is None
+    torch.set_num_threads(1)
+    without_kernels(monkeypatch)
+    assert found(ones) is None
+
+
+def test_equal_rows_give_equal_bits() -> None:
+    (logp, gradients), (again, others) = trained(policy_of(made("llama"))), trained(policy_of(made("llama")))
+    assert torch.equal(logp, again)
+    assert all(torch.equal(gradient, others[key]) for key, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("by_kernels", [True, False])
+def test_what_is_no_number_stays_none(by_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not by_kernels:
+        without_kernels(monkeypatch)
+    policy = policy_of(made("llama"))
+    with torch.no_grad():
+        policy.model.model.embed_tokens.weight[pieces()[0].ids_T[0]] = torch.nan
+    logp, gradients = trained(policy)
+    assert logp.isnan().any()
+    assert all(gradients[key].isnan().any() for key in gradients if "layers.0" in key)
 
 
 def test_without_gradients_the_log_probs_are_the_same() -> None:

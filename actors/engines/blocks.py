@@ -20,6 +20,8 @@ from actors.engines.pool import Pool
 from actors.engines.slots import Piece
 from actors.kernels.decode import Decode, P, Tables
 
+Cells = tuple[int, int, int, int]  # block, first position in it, how many, the token of the first
+
 
 class Blocks:
     """Rows are those of the engine. What a row has in common with others comes first, then its own blocks.
@@ -135,14 +137,23 @@ class FillBlocks:
     """Writes the pieces of one packed forward into their rows; attention sees the packed sequence itself."""
 
     def __init__(self, blocks: Blocks, pieces: Sequence[Piece]) -> None:
-        common: dict[tuple[int, int], int] = {}  # block, position -> token
-        own: dict[tuple[int, int], int] = {}
+        cells: tuple[list[Cells], list[Cells]] = ([], [])  # of own blocks, of those in common
+        written = set[tuple[int, int]]()
         for piece in pieces:
+            end = piece.start + piece.end - piece.begin
             for row in piece.rows:
-                table, n_common = blocks.common.tables[row] + blocks.own.tables[row], len(blocks.common.tables[row])
-                for token, at in enumerate(range(piece.start, piece.start + piece.end - piece.begin), piece.begin):
-                    (common if at // P < n_common else own)[table[at // P], at % P] = token
-        self._parts = [(pool, *_indices(to)) for pool, to in ((blocks.own, own), (blocks.common, common)) if to]
+                common = blocks.common.tables[row]
+                table = common + blocks.own.tables[row]
+                for which in range(piece.start // P, -(-end // P)):
+                    is_common, block = which < len(common), table[which]
+                    if is_common and (block, piece.begin) in written:
+                        continue
+                    if is_common:
+                        written.add((block, piece.begin))
+                    first, last = max(piece.start, which * P), min(end, which * P + P)
+                    cells[is_common].append((block, first % P, last - first, piece.begin + first - piece.start))
+        pools = zip((blocks.own, blocks.common), cells, strict=True)
+        self._parts = [(pool, *_indices(of_pool)) for pool, of_pool in pools if of_pool]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         for pool, block_T, position_T, token_T in self._parts:
@@ -152,9 +163,12 @@ class FillBlocks:
         return key_states, value_states
 
 
-def _indices(to: dict[tuple[int, int], int]) -> tuple[Tensor, Tensor, Tensor]:
-    block_T, position_T = torch.tensor(list(to)).unbind(1)
-    return block_T, position_T, torch.tensor(list(to.values()))
+def _indices(cells: Sequence[Cells]) -> tuple[Tensor, Tensor, Tensor]:
+    """Block, position in it and token of each cell."""
+    block_T = [block for block, _, n, _ in cells for _ in range(n)]
+    position_T = [at for _, first, n, _ in cells for at in range(first, first + n)]
+    token_T = [at for _, _, n, first in cells for at in range(first, first + n)]
+    return torch.tensor(block_T), torch.tensor(position_T), torch.tensor(token_T)
 
 
 def _tables(layer: Tensor, n: int) -> tuple[Tensor, Tensor]:

@@ -261,13 +261,14 @@ class BuiltinEngine:
         return self._forward(ids_n1, position_n1, mask, view, 1)[:, 0]
 
     def _fill(self, pack: Pack) -> Tensor:
-        mask = pack.mask(self._dtype, self._device)
+        where = pack.sequences() if self._fused is not None and self._fused.by_kernel else None
+        mask = pack.mask(self._dtype, self._device) if where is None else None
         ids_1T = torch.tensor([pack.ids], device=self._device)
         position_1T = torch.tensor([pack.positions], device=self._device)
         last = torch.tensor(pack.last, device=self._device)
         view = self._slots.filling(pack.pieces)
         if self._fused is not None:
-            return self._fused(ids_1T, position_1T, max(pack.positions) + 1, mask, view, last)
+            return self._fused(ids_1T, position_1T, max(pack.positions) + 1, mask, view, last, where)
         return self._forward(ids_1T, position_1T, mask, view, last)[0]
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, view: Any, keep: Any) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from actors.engines.blocks import DecodeBlocks, KernelBlocks
 from actors.kernels.build import applies
-from actors.kernels.layers import Layers
+from actors.kernels.layer import LayerKernels, Sequences
 from actors.models.product import MOST_PACKED, Weight
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -38,9 +38,10 @@ class Call:
 
     shape: tuple[int, int]  # B, T
     cos: Tensor  # (B, T, 1, D)
-    sin: Tensor  # the same, negative in the first half of D
+    sin: Tensor  # the same; for torch negative in the first half of D
     mask: Tensor | None  # added to the scores; None: plain causal
     view: View | DecodeBlocks | KernelBlocks
+    where: Sequences | None  # of a packed forward by kernels; there is no mask then
 
 
 class Joined:
@@ -91,10 +92,10 @@ class Layer:
         self, layer: Any, index: int, n_query: int, n_key: int, width: int, between: "Between", *, packs: bool
     ) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._norm, self._gated = between.norm, between.gated
+        self._between = between
         self._index, self._n_query, self._n_key, self._width = index, n_query, n_key, width
         self._scale = attention.scaling
-        self._before, self._between = layer.input_layernorm, layer.post_attention_layernorm
+        self._first, self._second = layer.input_layernorm, layer.post_attention_layernorm
         self._of_heads = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
         self._qkv = Joined([attention.q_proj, attention.k_proj, attention.v_proj], packs=packs)
         self._out = Joined([attention.o_proj], packs=packs)
@@ -106,8 +107,9 @@ class Layer:
             joined.bind()
 
     def __call__(self, h_NE: Tensor, call: Call) -> Tensor:
-        h_NE = self._out.added(self._attend(self._norm(self._before, h_NE), call), h_NE)
-        return self._down.added(self._gated(self._gate_up(self._norm(self._between, h_NE))), h_NE)
+        between = self._between
+        h_NE = self._out.added(self._attend(between.norm(self._first, h_NE), call), h_NE)
+        return self._down.added(between.gated(self._gate_up(between.norm(self._second, h_NE))), h_NE)
 
     def _attend(self, x_NE: Tensor, call: Call) -> Tensor:
         n_query, n_both = self._n_query, self._n_query + self._n_key
@@ -119,6 +121,8 @@ class Layer:
             qk_BTHD[:, :, n_query:] = norm(keys, qk_BTHD[:, :, n_query:])
         if isinstance(call.view, KernelBlocks):
             return call.view.attended(qkv_BTHD[:, 0], call.cos, call.sin, self._index, self._scale)
+        if call.where is not None and not isinstance(call.view, DecodeBlocks):
+            return self._packed(qkv_BTHD, call, call.view, call.where)
         torch.addcmul(qk_BTHD * call.cos, qk_BTHD.roll(self._width // 2, -1), call.sin, out=qk_BTHD)
         if isinstance(call.view, DecodeBlocks):
             return call.view.attended(qkv_BTHD[:, 0], n_query, self._n_key, self._index, self._scale)
@@ -134,6 +138,15 @@ class Layer:
             enable_gqa=n_query != self._n_key,
         )
         return seen_BHTD.transpose(1, 2).reshape(len(x_NE), -1)
+
+    def _packed(self, qkv_1THD: Tensor, call: Call, view: View, where: Sequences) -> Tensor:
+        """A packed forward's attention by kernels."""
+        n_query, n_both, kernels = self._n_query, self._n_query + self._n_key, self._between.kernels
+        qkv_TA = qkv_1THD.view(qkv_1THD.shape[1], -1)
+        kernels.turn(qkv_TA, call.cos[0, :, 0], call.sin[0, :, 0], n_heads=n_both, width=self._width)
+        qkv_1HTD = qkv_1THD.transpose(1, 2)
+        view.update(qkv_1HTD[:, n_query:n_both], qkv_1HTD[:, n_both:], self._index)
+        return kernels.attention(qkv_TA, where, n_query=n_query, n_key=self._n_key, scale=self._scale)[0]
 
 
 def norm(module: Any, x: Tensor) -> Tensor:
@@ -151,8 +164,18 @@ class Between:
     """What is between products: by C kernels where they apply."""
 
     def __init__(self, weight: Tensor, *, by_kernel: bool) -> None:
-        self._kernels = Layers() if by_kernel and applies(weight.dtype, weight.device) else None
-        self.by_kernel = self._kernels is not None
+        self._kernels = LayerKernels() if by_kernel and applies(weight.dtype, weight.device) else None
+
+    @property
+    def by_kernel(self) -> bool:
+        return self._kernels is not None
+
+    @property
+    def kernels(self) -> LayerKernels:
+        """Raises RuntimeError where they do not apply."""
+        if self._kernels is None:
+            raise RuntimeError("a forward is by kernels only where these apply")
+        return self._kernels
 
     def norm(self, module: Any, x_NE: Tensor) -> Tensor:
         if self._kernels is None:
@@ -160,7 +183,7 @@ class Between:
         return self._kernels.normed(x_NE, module.weight, module.variance_epsilon)
 
     def gated(self, both_N2F: Tensor) -> Tensor:
-        return gated(both_N2F) if self._kernels is None else self._kernels.gated(both_N2F)
+        return gated(both_N2F) if self._kernels is None else self._kernels.gate(both_N2F)
 
 
 class Fused:
@@ -205,12 +228,18 @@ class Fused:
         mask: Tensor | None,
         view: View | DecodeBlocks | KernelBlocks,
         keep: Tensor | None = None,
+        where: Sequences | None = None,
     ) -> Tensor:
-        """(N, V) logits, or those of the tokens `keep` alone; positions are below `length`."""
+        """(N, V) logits, or those of the tokens `keep` alone; positions are below `length`.
+
+        `where` stands for the mask of a packed forward where this is by kernel.
+        """
         self.reserve(length)
         cos_BTD, sin_BTD = self._cos_LD[position_BT], self._sin_LD[position_BT]
+        if where is None and not isinstance(view, KernelBlocks):
+            sin_BTD[..., : self._width // 2].neg_()
         shape = (ids_BT.shape[0], ids_BT.shape[1])
-        call = Call(shape, cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view)
+        call = Call(shape, cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view, where)
         h_NE = self._embedding(ids_BT.reshape(-1))
         for layer in self._layers:
             h_NE = layer(h_NE, call)
@@ -222,8 +251,7 @@ class Fused:
             return len(self._cos_LD)
         at_1L = torch.arange(2 * length, device=self.device)[None]
         cos_1LD, sin_1LD = self._rotary(self._embedding.weight, at_1L)
-        half = self._width // 2
-        self._cos_LD, self._sin_LD = cos_1LD[0], torch.cat([-sin_1LD[0, :, :half], sin_1LD[0, :, half:]], dim=-1)
+        self._cos_LD, self._sin_LD = cos_1LD[0].contiguous(), sin_1LD[0].contiguous()
         return len(self._cos_LD)
 
 
@@ -247,7 +275,8 @@ def disagreement(model: Any, forward: Fused) -> str | None:
     vocabulary, device = model.config.vocab_size, model.lm_head.weight.device
     ids_1T = (torch.arange(PROBE, device=device) * 7919 % vocabulary)[None]
     plain_TV = model(input_ids=ids_1T, use_cache=False).logits[0]
-    fast_TV = forward(ids_1T, torch.arange(PROBE, device=device)[None], PROBE, None, Own())
+    where = Sequences.of([PROBE], None, None) if forward.by_kernel else None
+    fast_TV = forward(ids_1T, torch.arange(PROBE, device=device)[None], PROBE, None, Own(), where=where)
     bound = TOLERANCE.get(plain_TV.dtype, ROUGH) * max(1.0, float(plain_TV.abs().max()))
     gap_T = (plain_TV - fast_TV).abs().amax(-1)
     gap_T[0] /= FIRST

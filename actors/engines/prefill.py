@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from actors.engines.slots import Piece
+from actors.kernels.layer import Sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,17 @@ class Pack:
     rows: list[int]
     last: list[int]
     parents: list[tuple[int, int, int, int]]  # prompt begin, prompt end, tail begin, tail end: tail sees prompt
+
+    def sequences(self) -> Sequences:
+        """What attends to what, as the kernel takes it: tails after the prompts whose queries are their own."""
+        prompts = {begin: (first, end) for first, end, begin, _ in self.parents}
+        lengths, firsts, rows = [], [], list[int]()
+        for piece in self.pieces:
+            first, end = prompts.get(piece.begin, (0, 0))
+            rows += [*range(first, end), *range(piece.begin, piece.end)]
+            lengths.append(end - first + piece.end - piece.begin)
+            firsts.append(end - first)
+        return Sequences(len(self.ids), torch.tensor(lengths), torch.tensor(firsts), torch.tensor(rows))
 
     def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """(1, 1, T, T), 0 where a token sees another and the least number where not; None for plain causal."""

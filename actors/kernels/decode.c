@@ -16,13 +16,13 @@ typedef struct {
     float *near_keys, *near_values;
 } Cache;
 
-/* A head in its halves; the sine is negative in the first. */
+/* A head in its halves, by angles whose halves are alike. */
 INLINE void turn(float *restrict x, const float *restrict cosine, const float *restrict sine, int64_t width) {
     const int64_t half = width / 2;
     for (int64_t d = 0; d < half; d++) {
         const float a = x[d], b = x[d + half];
-        x[d] = a * cosine[d] + b * sine[d];
-        x[d + half] = b * cosine[d + half] + a * sine[d + half];
+        x[d] = a * cosine[d] - b * sine[d];
+        x[d + half] = b * cosine[d] + a * sine[d];
     }
 }
 

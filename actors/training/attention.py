@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from actors.kernels.layer import Sequences
 from actors.training.row import Row
 
 NAME = "areal_bus_packed"
@@ -26,13 +27,15 @@ class Packing:
     expand_E: Tensor | None
     keep_S: Tensor | None
     repeats: tuple[tuple[int, int, int], ...] = ()  # (place among the E, row, length) of what is not at its first place
+    sequences: Sequences | None = None  # for kernels, on a CPU
 
     @staticmethod
     def of(row: Row, device: torch.device) -> "Packing":
+        sequences = Sequences.of(row.lengths, row.expand_E, row.keep_S) if device.type == "cpu" else None
         if row.expand_E is None or row.keep_S is None:
-            return Packing(row.lengths, None, None)
+            return Packing(row.lengths, None, None, sequences=sequences)
         repeats = _repeats(row.expand_E, row.keep_S)
-        return Packing(row.lengths, row.expand_E.to(device), row.keep_S.to(device), repeats)
+        return Packing(row.lengths, row.expand_E.to(device), row.keep_S.to(device), repeats, sequences)
 
 
 def _repeats(expand_E: Tensor, keep_S: Tensor) -> tuple[tuple[int, int, int], ...]:

@@ -1,44 +1,26 @@
 """Decoder layers of the Llama family, forward and backward written down: the plain layer in fewer passes over memory.
 
 It computes what transformers' layer computes over a packed row, in another order of sums, for one learner in float32 on
-a CPU. The scales of both norms are multiplied into the weights behind them, and the rows of query and key weights are
-put into such an order that a rotation is one complex product. Knows no tokens and no loss.
+a CPU. The scales of both norms are multiplied into the weights behind them. What is between the products is done by C
+kernels or by torch (see `between`). Knows no tokens and no loss.
 
-Shapes: S tokens of the row, E of all sequences laid end to end (see `Packing`), C channels of the row, H query heads,
-K key heads, D head width, A = (H + 2 K) D, G gates.
+Shapes: S tokens of the row, C channels of it, H query heads, K key heads, D head width, A = (H + 2 K) D, X = H D,
+G gates.
 """
 
-from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from actors.kernels.layer import found
 from actors.models.product import added, multiplied
 from actors.training.attention import Packing
-from actors.training.linear import outer
+from actors.training.between import Between, Heads, Plain, seen, seen_back
 
-_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Of one layer's attention."""
-
-    n_query: int
-    n_key: int
-    width: int
-    scale: float
-
-    @property
-    def n_rotated(self) -> int:
-        """Queries' and keys' heads, which come first."""
-        return self.n_query + self.n_key
+_PLAIN = Plain()
 
 
 class Layer(GradientCheckpointingLayer):
@@ -65,7 +47,7 @@ class Layer(GradientCheckpointingLayer):
             )
             return out
         attention, mlp = self.self_attn, self.mlp
-        h_SC = hidden_states[0]
+        h_SC = hidden_states.flatten(0, 1)  # as a view, whose gradient is one: that of [0] would be filled and copied
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         heads = Heads(
             attention.q_proj.out_features // attention.head_dim,
@@ -74,7 +56,7 @@ class Layer(GradientCheckpointingLayer):
             attention.scaling,
         )
         qkv_SA = _Projected.apply(  # type: ignore[no-untyped-call]
-            h_SC, _turns(*position_embeddings), heads, self.input_layernorm.variance_epsilon,
+            h_SC, *(part[0] for part in position_embeddings), heads, self.input_layernorm.variance_epsilon,
             self.input_layernorm.weight, *(part.weight for part in parts), *(part.bias for part in parts),
         )  # fmt: skip
         seen_SX = _Seen.apply(qkv_SA, packing, heads)  # type: ignore[no-untyped-call]
@@ -85,152 +67,105 @@ class Layer(GradientCheckpointingLayer):
         return out_SC.unsqueeze(0)  # type: ignore[no-any-return]
 
 
-def _turns(cos_1SD: Tensor, sin_1SD: Tensor) -> Tensor:
-    """(S, 1, D / 2), complex: the rotation of each token's pairs."""
-    half = cos_1SD.shape[-1] // 2
-    return torch.complex(cos_1SD[0, :, :half], sin_1SD[0, :, :half]).unsqueeze(1)
+def _outer(between: Between, slope_NF: Tensor, x_NE: Tensor) -> Tensor:
+    """(F, E): slope^T x. The narrower is transposed, and oneDNN is faster with the longer side first."""
+    if slope_NF.shape[1] > x_NE.shape[1]:
+        return between.transposed(multiplied(between.transposed(x_NE), slope_NF.t()))
+    return multiplied(between.transposed(slope_NF), x_NE.t())
 
 
 def _pairs(heads: Heads, device: torch.device) -> Tensor:
-    """(A): rows of the joined weight, each rotated pair side by side; what was rotated are the halves of a head."""
+    """(A): rows of the joined weight, each turned pair side by side; what was turned are the halves of a head."""
     order_D = torch.arange(heads.width, device=device).view(2, -1).t().flatten()
-    order_ND = torch.arange(heads.n_rotated, device=device)[:, None] * heads.width + order_D
-    values = torch.arange(heads.n_rotated * heads.width, (heads.n_rotated + heads.n_key) * heads.width, device=device)
+    order_ND = torch.arange(heads.n_turned, device=device)[:, None] * heads.width + order_D
+    values = torch.arange(heads.n_turned * heads.width, (heads.n_turned + heads.n_key) * heads.width, device=device)
     return torch.cat([order_ND.flatten(), values])
 
 
-def _complex(qkv_SA: Tensor, heads: Heads) -> Tensor:
-    """(S, H + K, D / 2), complex: the pairs of queries and keys, in the same memory."""
-    qk_SNP2 = qkv_SA[:, : heads.n_rotated * heads.width].view(len(qkv_SA), heads.n_rotated, -1, 2)
-    return torch.view_as_complex(qk_SNP2)
+def _ordered(parts: tuple[Tensor, ...], order_A: Tensor | None) -> Tensor:
+    whole = torch.cat(parts)
+    return whole if order_A is None else whole[order_A]
 
 
-def _normed(x_SC: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """x over its root mean square, and the reciprocal of that: (S, C), (S, 1)."""
-    power_S1 = torch.linalg.vector_norm(x_SC, dim=-1, keepdim=True).square_().div_(x_SC.shape[-1])
-    rate_S1 = power_S1.add_(epsilon).rsqrt_()
-    return x_SC * rate_S1, rate_S1
-
-
-def _by_normed(by_normed_SC: Tensor, normed_SC: Tensor, rate_S1: Tensor, to_SC: Tensor | None = None) -> Tensor:
-    """The gradient by what was normed, rate (g - n mean(g n)), added to what there is; without that, in place of g."""
-    less_S1 = (by_normed_SC * normed_SC).mean(-1, keepdim=True).mul_(rate_S1)
-    if to_SC is None:
-        by_SC = by_normed_SC.mul_(rate_S1)
-    else:
-        by_SC = torch.addcmul(to_SC, by_normed_SC, rate_S1)
-    return by_SC.addcmul_(normed_SC, less_S1, value=-1.0)
+def _parted(whole: Tensor, order_A: Tensor | None, sizes: list[int]) -> tuple[Tensor, ...]:
+    if order_A is not None:
+        whole = torch.empty_like(whole).index_copy_(0, order_A, whole)
+    return torch.split(whole, sizes)
 
 
 class _Projected(torch.autograd.Function):
     """Norm, product with the weights of queries, keys and values, rotation: (S, C) -> (S, A).
 
-    Pairs of a head's channels stand side by side in it: a score of queries and keys does not depend on their order.
+    A head's channels may stand in another order: a score of queries and keys does not depend on it.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x_SC: Tensor, turn_S1P: Tensor, heads: Heads, epsilon: float, scale_C: Tensor, *parts: Tensor | None
-    ) -> Tensor:
+        ctx: Any, x_SC: Tensor, cos_SD: Tensor, sin_SD: Tensor, heads: Heads, epsilon: float, scale_C: Tensor,
+        *parts: Any,
+    ) -> Tensor:  # fmt: skip
+        between = found(x_SC, cos_SD, sin_SD) or _PLAIN
         weights, biases = parts[:3], parts[3:]
-        normed_SC, rate_S1 = _normed(x_SC, epsilon)
-        order_A = _pairs(heads, x_SC.device)
-        bias_A = None if biases[0] is None else torch.cat(biases)[order_A]  # type: ignore[arg-type]
-        qkv_SA = multiplied(normed_SC, torch.cat(weights)[order_A].mul_(scale_C), bias_A)  # type: ignore[arg-type]
-        _complex(qkv_SA, heads).mul_(turn_S1P)
-        ctx.save_for_backward(normed_SC, rate_S1, turn_S1P, scale_C, order_A, *weights)
-        ctx.heads, ctx.has_bias = heads, bias_A is not None
+        normed_SC, rate_S1 = between.norm(x_SC, epsilon)
+        order_A = _pairs(heads, x_SC.device) if between.turns_pairs else None
+        bias_A = None if biases[0] is None else _ordered(biases, order_A)
+        qkv_SA = multiplied(normed_SC, _ordered(weights, order_A).mul_(scale_C), bias_A)
+        between.turn(qkv_SA, cos_SD, sin_SD, n_heads=heads.n_turned, width=heads.width)
+        ctx.save_for_backward(normed_SC, rate_S1, cos_SD, sin_SD, scale_C, order_A, *weights)
+        ctx.between, ctx.heads, ctx.has_bias = between, heads, bias_A is not None
         return qkv_SA
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope_SA: Tensor) -> tuple[Tensor | None, ...]:
         """The slope's memory is `_Seen`'s own and is turned in place: once only."""
-        normed_SC, rate_S1, turn_S1P, scale_C, order_A, *weights = ctx.saved_tensors
-        _complex(slope_SA, ctx.heads).mul_(turn_S1P.conj())
-        weight_AC = torch.cat(weights)[order_A]
-        by_scaled_AC = outer(slope_SA, normed_SC)
-        by_scale_C = (by_scaled_AC * weight_AC).sum(0)
-        by_weight_AC = torch.empty_like(weight_AC).index_copy_(0, order_A, by_scaled_AC * scale_C)
+        normed_SC, rate_S1, cos_SD, sin_SD, scale_C, order_A, *weights = ctx.saved_tensors
+        between: Between = ctx.between
+        between.turn(slope_SA, cos_SD, sin_SD, n_heads=ctx.heads.n_turned, width=ctx.heads.width, back=True)
         sizes = [len(weight) for weight in weights]
-        by_biases: tuple[Tensor | None, ...] = (None, None, None)
-        if ctx.has_bias:
-            by_bias_A = slope_SA.sum(0)
-            by_biases = torch.split(torch.empty_like(by_bias_A).index_copy_(0, order_A, by_bias_A), sizes)
+        by_biases = _parted(slope_SA.sum(0), order_A, sizes) if ctx.has_bias else (None, None, None)
+        weight_AC = _ordered(tuple(weights), order_A)
+        by_weight_AC = _outer(between, slope_SA, normed_SC)
+        by_scale_C = between.scale_back(by_weight_AC, weight_AC, scale_C)
         by_normed_SC = multiplied(slope_SA, weight_AC.mul_(scale_C).t())
-        by_x_SC = _by_normed(by_normed_SC, normed_SC, rate_S1)
-        return by_x_SC, None, None, None, by_scale_C, *torch.split(by_weight_AC, sizes), *by_biases
+        by_x_SC = between.norm_back(by_normed_SC, normed_SC, rate_S1)
+        by_weights = _parted(by_weight_AC, order_A, sizes)
+        return by_x_SC, None, None, None, None, by_scale_C, *by_weights, *by_biases
 
 
 class _Seen(torch.autograd.Function):
-    """Causal attention of each sequence to itself: (S, A) -> (S, H D). Sequences of one length go through one call."""
+    """Causal attention of each sequence to itself: (S, A) -> (S, X)."""
 
     @staticmethod
     def forward(ctx: Any, qkv_SA: Tensor, packing: Packing, heads: Heads) -> Tensor:
-        qkv_EA = qkv_SA if packing.expand_E is None else qkv_SA.index_select(0, packing.expand_E)
-        kept: list[Tensor] = []
-        for (n, length), whole in _runs(packing, qkv_EA):
-            q, k, v = _split(whole.view(n, length, -1, heads.width).transpose(1, 2), heads)
-            kept += _attention(q, _spread(k, heads), _spread(v, heads), 0.0, True, scale=heads.scale)
-        seen = [part.transpose(1, 2).reshape(-1, heads.n_query * heads.width) for part in kept[::2]]
-        seen_EX = torch.cat(seen) if len(seen) > 1 else seen[0]
-        ctx.save_for_backward(qkv_EA, *kept)
+        kernels = None if packing.sequences is None else found(qkv_SA)
         ctx.packing, ctx.heads = packing, heads
-        return seen_EX if packing.keep_S is None else seen_EX.index_select(0, packing.keep_S)
+        if kernels is None or packing.sequences is None or not kernels.attends:
+            ctx.kernels = None
+            seen_SX, kept = seen(qkv_SA, packing, heads)
+            ctx.save_for_backward(*kept)
+            return seen_SX
+        seen_SX, total_SH = kernels.attention(
+            qkv_SA, packing.sequences, n_query=heads.n_query, n_key=heads.n_key, scale=heads.scale
+        )
+        ctx.kernels = kernels
+        ctx.save_for_backward(qkv_SA, seen_SX, total_SH)
+        return seen_SX
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope_SX: Tensor) -> tuple[Tensor, None, None]:
-        packing, heads = ctx.packing, ctx.heads
-        qkv_EA, *kept = ctx.saved_tensors
-        slope_EX = slope_SX
-        if packing.keep_S is not None:
-            slope_EX = slope_SX.new_zeros(len(qkv_EA), slope_SX.shape[1]).index_copy_(0, packing.keep_S, slope_SX)
-        by_qkv_EA = torch.empty_like(qkv_EA)
-        pairs = zip(kept[::2], kept[1::2], strict=True)
-        for ((n, length), whole, slope, out), (seen, total) in zip(
-            _runs(packing, qkv_EA, slope_EX, by_qkv_EA), pairs, strict=True
-        ):
-            shape = (n, length, -1, heads.width)
-            q, k, v = _split(whole.view(shape).transpose(1, 2), heads)
-            found = _attention_backward(
-                slope.view(shape).transpose(1, 2), q, _spread(k, heads), _spread(v, heads), seen, total, 0.0, True,
-                scale=heads.scale,
-            )  # fmt: skip
-            for part, by_part in zip(_split(out.view(shape).transpose(1, 2), heads), found, strict=True):
-                part.copy_(by_part) if by_part.shape == part.shape else _gather(by_part, part)
-        if packing.keep_S is None:
-            return by_qkv_EA, None, None
-        by_qkv_SA = by_qkv_EA.index_select(0, packing.keep_S)
-        for place, row, n in packing.repeats:
-            by_qkv_SA[row : row + n] += by_qkv_EA[place : place + n]
+        packing, heads, kernels = ctx.packing, ctx.heads, ctx.kernels
+        if kernels is None:
+            return seen_back(slope_SX, ctx.saved_tensors, packing, heads), None, None
+        by_qkv_SA = kernels.attention_back(
+            slope_SX.contiguous(), *ctx.saved_tensors, packing.sequences, n_key=heads.n_key, scale=heads.scale
+        )
         return by_qkv_SA, None, None
 
 
-def _runs(packing: Packing, *wholes: Tensor) -> Any:
-    """How many sequences, their length, and the part of each tensor (E, ..) that is theirs, by runs of one length."""
-    runs = [(len(list(run)), length) for length, run in groupby(packing.lengths)]
-    sizes = [n * length for n, length in runs]
-    return zip(runs, *(torch.split(whole, sizes) for whole in wholes), strict=True)
-
-
-def _split(whole: Tensor, heads: Heads) -> tuple[Tensor, ...]:
-    """(n, H + 2 K, length, D) -> queries, keys, values."""
-    return torch.split(whole, [heads.n_query, heads.n_key, heads.n_key], dim=1)
-
-
-def _spread(part: Tensor, heads: Heads) -> Tensor:
-    """A key head for each query head."""
-    return part if heads.n_key == heads.n_query else part.repeat_interleave(heads.n_query // heads.n_key, dim=1)
-
-
-def _gather(by_heads: Tensor, out: Tensor) -> None:
-    """The gradients of a key head's query heads, added up."""
-    torch.sum(by_heads.view(len(out), out.shape[1], -1, *out.shape[2:]), dim=2, out=out)
-
-
 class _Fed(torch.autograd.Function):
-    """What attention saw, projected and added to the row, and the feed-forward of that: (S, C), (S, H D) -> (S, C)."""
+    """What attention saw, projected and added to the row, and the feed-forward of that: (S, C), (S, X) -> (S, C)."""
 
     @staticmethod
     def forward(
@@ -238,29 +173,27 @@ class _Fed(torch.autograd.Function):
         up_GC: Tensor, down_CG: Tensor,
     ) -> Tensor:  # fmt: skip
         h_SC = added(seen_SX, out_CX, x_SC)
-        normed_SC, rate_S1 = _normed(h_SC, epsilon)
-        gate_SG, up_SG = multiplied(normed_SC, gate_GC * scale_C), multiplied(normed_SC, up_GC * scale_C)
-        open_SG = F.silu(gate_SG)
-        ctx.save_for_backward(
-            seen_SX, normed_SC, rate_S1, gate_SG, up_SG, open_SG, scale_C, out_CX, gate_GC, up_GC, down_CG
-        )
-        return added(open_SG * up_SG, down_CG, h_SC)
+        between = ctx.between = found(h_SC) or _PLAIN
+        normed_SC, rate_S1 = between.norm(h_SC, epsilon)
+        both_SG2 = multiplied(normed_SC, torch.cat([gate_GC, up_GC]).mul_(scale_C))
+        ctx.save_for_backward(seen_SX, normed_SC, rate_S1, both_SG2, scale_C, out_CX, gate_GC, up_GC, down_CG)
+        return added(between.gate(both_SG2), down_CG, h_SC)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope_SC: Tensor) -> tuple[Tensor | None, ...]:
         """What is saved of gates is used up: once only."""
-        (seen_SX, normed_SC, rate_S1, gate_SG, up_SG, open_SG, scale_C, out_CX, gate_GC, up_GC, down_CG) = (
-            ctx.saved_tensors
-        )
-        by_fed_SG = multiplied(slope_SC, down_CG.t())
-        by_down_CG = outer(slope_SC, open_SG * up_SG)
-        by_gate_SG = torch.ops.aten.silu_backward(up_SG.mul_(by_fed_SG), gate_SG)
-        by_up_SG = by_fed_SG.mul_(open_SG)
-        by_scaled_gate_GC, by_scaled_up_GC = outer(by_gate_SG, normed_SC), outer(by_up_SG, normed_SC)
-        by_scale_C = (by_scaled_gate_GC * gate_GC).sum(0) + (by_scaled_up_GC * up_GC).sum(0)
-        by_normed_SC = added(by_up_SG, (up_GC * scale_C).t(), multiplied(by_gate_SG, (gate_GC * scale_C).t()))
-        by_h_SC = _by_normed(by_normed_SC, normed_SC, rate_S1, slope_SC)
-        by_out_CX, by_seen_SX = outer(by_h_SC, seen_SX), multiplied(by_h_SC, out_CX.t())
-        by_gate_GC, by_up_GC = by_scaled_gate_GC * scale_C, by_scaled_up_GC * scale_C
+        seen_SX, normed_SC, rate_S1, both_SG2, scale_C, out_CX, gate_GC, up_GC, down_CG = ctx.saved_tensors
+        between: Between = ctx.between
+        slope_SC = slope_SC.contiguous()
+        fed_SG = multiplied(slope_SC, down_CG.t())  # at first its slope
+        between.gate_back(both_SG2, fed_SG)
+        by_down_CG = _outer(between, slope_SC, fed_SG)
+        weight_G2C = torch.cat([gate_GC, up_GC])
+        by_weight_G2C = _outer(between, both_SG2, normed_SC)
+        by_scale_C = between.scale_back(by_weight_G2C, weight_G2C, scale_C)
+        by_normed_SC = multiplied(both_SG2, weight_G2C.mul_(scale_C).t())
+        by_h_SC = between.norm_back(by_normed_SC, normed_SC, rate_S1, slope_SC)
+        by_out_CX, by_seen_SX = _outer(between, by_h_SC, seen_SX), multiplied(by_h_SC, out_CX.t())
+        by_gate_GC, by_up_GC = by_weight_G2C.chunk(2)
         return by_h_SC, by_seen_SX, None, by_scale_C, by_out_CX, by_gate_GC, by_up_GC, by_down_CG

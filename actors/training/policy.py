@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from actors.kernels.layer import found
 from actors.training import attention, fusing, linear
 from actors.training.ranks import Ranks
 from actors.training.row import Piece, lay_out
@@ -144,6 +145,12 @@ class _Taken(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        kernels = found(logits_NV)
+        if kernels is not None:
+            logp_N, entropy_N, share_NV = kernels.log_shares(logits_NV, targets_N)
+            ctx.save_for_backward(share_NV, targets_N)
+            ctx.mark_non_differentiable(entropy_N)
+            return logp_N, entropy_N
         total_N = torch.logsumexp(logits_NV, dim=-1)
         logp_N = logits_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1) - total_N
         if not (entropy or ctx.needs_input_grad[0]):

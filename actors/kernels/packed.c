@@ -1,0 +1,265 @@
+/* Causal attention of packed sequences, forward and backward. Sequences may share their first tokens' rows.
+
+   A row of qkv has the queries', the keys' and the values' heads of one token. A sequence is a list of rows; of its
+   first tokens, `first` many, an earlier sequence has the queries, so here they are only seen.
+
+   All is made of products of small matrices: ROWS rows, as many columns as registers hold. Keys and values of one head
+   of a sequence are copied, and transposed where they are the columns; widths are filled up with zeros to SPAN. */
+#include "transpose.h"
+#include "vector.h"
+
+#if defined(__AVX512F__)
+enum { LANES = 16, ROWS = 8 };
+#elif defined(__AVX__)
+enum { LANES = 8, ROWS = 4 };
+#else
+enum { LANES = 4, ROWS = 4 };
+#endif
+enum { SPAN = 16, QUERIES = 32 }; /* SPAN is a multiple of LANES, QUERIES of ROWS; QUERIES go together backward */
+
+typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+
+typedef struct {
+    int64_t n_sequences, n_query, n_key, width; /* heads; of a head */
+    float scale;
+    const int64_t *lengths, *firsts; /* (n_sequences) */
+    const int64_t *rows;             /* of all sequences' tokens */
+} Packed;
+
+typedef struct {
+    int64_t n, first, n_next, filled; /* tokens, of the next one, too; filled up to SPAN */
+    const int64_t *rows;              /* of its tokens; then of the next one's */
+    int64_t width, wide;              /* of a head; filled up to SPAN */
+    int64_t stride, seen;             /* of a row of qkv; of all its query heads */
+} One;
+
+static inline int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+static One one(const Packed *p, int64_t s, const int64_t *rows) {
+    const int64_t n = p->lengths[s], n_next = s + 1 < p->n_sequences ? p->lengths[s + 1] : 0, width = p->width;
+    return (One){
+        .n = n, .first = p->firsts[s], .n_next = n_next, .filled = up_to(n, SPAN), .rows = rows,
+        .width = width, .wide = up_to(width, SPAN),
+        .stride = (p->n_query + 2 * p->n_key) * width, .seen = p->n_query * width,
+    };
+}
+
+/* c (ROWS, columns LANES) = or += a (ROWS, depth) b (depth, columns LANES). */
+INLINE void tile(int64_t depth, const float *restrict a, int64_t down, int64_t along, const float *restrict b,
+                 int64_t b_row, float *restrict c, int64_t c_row, const int columns, const int onto) {
+    Lanes sum[ROWS][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < columns; j++)
+            sum[i][j] = onto ? *(const Lanes *)(c + i * c_row + j * LANES) : (Lanes){0};
+    for (int64_t k = 0; k < depth; k++, a += along, b += b_row) {
+        Lanes from[2];
+#pragma GCC unroll 2
+        for (int j = 0; j < columns; j++) from[j] = *(const Lanes *)(b + j * LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+            for (int j = 0; j < columns; j++) sum[i][j] += a[i * down] * from[j];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < columns; j++) *(Lanes *)(c + i * c_row + j * LANES) = sum[i][j];
+}
+
+/* c (ROWS, columns) = or += a (ROWS, depth) b (depth, columns); columns are a multiple of SPAN. */
+INLINE void product(int64_t columns, int64_t depth, const float *a, int64_t down, int64_t along, const float *b,
+                    int64_t b_row, float *c, int64_t c_row, const int onto) {
+    int64_t at = 0;
+    for (; at + 2 * LANES <= columns; at += 2 * LANES)
+        tile(depth, a, down, along, b + at, b_row, c + at, c_row, 2, onto);
+    for (; at < columns; at += LANES) tile(depth, a, down, along, b + at, b_row, c + at, c_row, 1, onto);
+}
+
+/* A head times `by`, zeros from width to wide; not by memcpy, whose call costs more than so few numbers do. */
+INLINE void copy(int64_t width, int64_t wide, float by, const float *from, float *to) {
+    int64_t d = 0;
+    for (; d + LANES <= width; d += LANES) *(Lanes *)(to + d) = by * *(const Lanes *)(from + d);
+    for (; d < width; d++) to[d] = by * from[d];
+    for (; d < wide; d++) to[d] = 0.0f;
+}
+
+/* A head of n tokens from `at`: to (room, wide), zeros behind them. */
+INLINE void collect(const One *o, int64_t at, int64_t n, int64_t room, float by, int64_t stride, const float *from,
+                    float *to) {
+    const int64_t width = o->width, wide = o->wide, *rows = o->rows + at;
+    for (int64_t i = 0; i < n; i++) copy(width, wide, by, from + rows[i] * stride, to + i * wide);
+    for (int64_t i = n * wide; i < room * wide; i++) to[i] = 0.0f;
+}
+
+/* (filled, wide) -> (wide, filled) */
+static void turn_over(const One *o, const float *from, float *to) {
+    for (int64_t i = 0; i < o->filled; i += SPAN)
+        for (int64_t d = 0; d < o->wide; d += SPAN)
+            transpose_square(from + i * o->wide + d, o->wide, to + d * o->filled + i, o->filled);
+}
+
+/* Of the sequence that comes next the rows [at, at + ROWS), a head's share of each: one head at a time its rows would
+   come from far memory one by one, and what is asked for this early is here by then. */
+INLINE void ask(const One *o, int64_t at, int64_t head, int64_t n_heads, int64_t stride, const float *from) {
+    const int64_t begin = head * stride / n_heads, end = (head + 1) * stride / n_heads;
+    for (int64_t i = at; i < at + ROWS && i < o->n_next; i++)
+        for (int64_t d = begin; d < end; d += 16) __builtin_prefetch(from + o->rows[o->n + i] * stride + d, 0, 2);
+}
+
+/* e^(score - most) of the first n, then zeros until `all`, a multiple of SPAN; their sum. */
+INLINE float raised(int64_t n, int64_t all, float most, float *restrict score) {
+    const int64_t until = up_to(n, SPAN);
+    for (int64_t k = 0; k < until; k++) score[k] = exponential(score[k] - most);
+    for (int64_t k = n; k < all; k++) score[k] = 0.0f;
+    float total = 0.0f;
+    for (int64_t k = 0; k < until; k++) total += score[k];
+    return total;
+}
+
+/* One query head. turned (wide, filled) are its keys, values (filled, wide). */
+static void forward(const Packed *p, const One *o, int64_t head, const float *qkv, const float *turned,
+                    const float *values, float *room, float *out, float *total) {
+    const int64_t wide = o->wide, filled = o->filled;
+    float *query = room, *sums = query + ROWS * wide, *score = sums + ROWS * wide;
+    for (int64_t at = o->first; at < o->n; at += ROWS) {
+        const int64_t here = o->n - at < ROWS ? o->n - at : ROWS, all = up_to(at + here, SPAN);
+        ask(o, at, head, p->n_query, o->stride, qkv);
+        collect(o, at, here, ROWS, p->scale, o->stride, qkv + head * o->width, query);
+        product(all, wide, query, wide, 1, turned, filled, score, filled, 0);
+        float rate[ROWS];
+        for (int64_t r = 0; r < here; r++) {
+            const float most = highest(at + r + 1, score + r * filled);
+            const float sum = raised(at + r + 1, all, most, score + r * filled);
+            rate[r] = 1.0f / sum;
+            total[o->rows[at + r] * p->n_query + head] = most + logf(sum);
+        }
+        product(wide, at + here, score, filled, 1, values, wide, sums, wide, 0);
+        for (int64_t r = 0; r < here; r++)
+            copy(o->width, 0, rate[r], sums + r * wide, out + o->rows[at + r] * o->seen + head * o->width);
+    }
+}
+
+/* How many numbers go together. With 4 torch's attention is faster. */
+void packed_lanes(int64_t *lanes) { *lanes = LANES; }
+
+/* out (rows, query heads, width); total (rows, query heads): the logarithm of the sum of e^score. */
+void packed_attention(const Packed *p, const float *qkv, float *room, float *out, float *total) {
+    const int64_t *rows = p->rows, group = p->n_query / p->n_key;
+    for (int64_t s = 0; s < p->n_sequences; rows += p->lengths[s++]) {
+        const One o = one(p, s, rows);
+        float *values = room, *turned = values + o.filled * o.wide, *rest = turned + o.filled * o.wide;
+        for (int64_t k = 0; k < p->n_key; k++) {
+            const float *key = qkv + (p->n_query + k) * p->width, *value = key + p->n_key * p->width;
+            collect(&o, 0, o.n, o.filled, 1.0f, o.stride, key, values);
+            turn_over(&o, values, turned);
+            collect(&o, 0, o.n, o.filled, 1.0f, o.stride, value, values);
+            for (int64_t g = k * group; g < (k + 1) * group; g++)
+                forward(p, &o, g, qkv, turned, values, rest, out, total);
+        }
+    }
+}
+
+typedef struct {
+    const float *qkv, *out, *total, *slope;
+    float *keys, *turned_keys, *turned_values; /* (filled, wide), twice (wide, filled) */
+    float *by_keys, *by_values;                /* (filled, wide), zeros at first */
+    float *query, *by_seen, *by_query;         /* (QUERIES, wide) twice, (ROWS, wide) */
+    float *share, *by_score;                   /* (QUERIES, filled) */
+    float *by_qkv;
+} Back;
+
+static void lay_out(const One *o, float *room, Back *b) {
+    const int64_t size = o->filled * o->wide;
+    b->keys = room, b->turned_keys = b->keys + size, b->turned_values = b->turned_keys + size;
+    b->by_keys = b->turned_values + size, b->by_values = b->by_keys + size, b->query = b->by_values + size;
+    b->by_seen = b->query + QUERIES * o->wide, b->by_query = b->by_seen + QUERIES * o->wide;
+    b->share = b->by_query + ROWS * o->wide, b->by_score = b->share + QUERIES * o->filled;
+}
+
+/* Of one query that sees n: score becomes its share, e^(score - total), by_share its score's slope,
+   share (by_share - mean); then zeros until `all`. */
+INLINE void share_back(int64_t n, int64_t all, float total, float mean, float *restrict score,
+                       float *restrict by_share) {
+    const int64_t until = up_to(n, SPAN);
+    for (int64_t k = 0; k < until; k++) score[k] = exponential(score[k] - total);
+    for (int64_t k = n; k < all; k++) score[k] = 0.0f;
+    for (int64_t k = 0; k < until; k++) by_share[k] = score[k] * (by_share[k] - mean);
+    for (int64_t k = n; k < all; k++) by_share[k] = 0.0f;
+}
+
+/* ROWS queries of one head, from row `to` of the room on: their slopes, their shares and the slopes of their scores. */
+static void back_of_rows(const Packed *p, const One *o, int64_t head, const Back *b, int64_t at, int64_t to) {
+    const int64_t wide = o->wide, filled = o->filled, left = o->n - at, here = left < ROWS ? left : ROWS;
+    const int64_t most = up_to(at + ROWS, SPAN), all = most < filled ? most : filled, column = head * o->width;
+    float *query = b->query + to * wide, *by_seen = b->by_seen + to * wide;
+    float *share = b->share + to * filled, *by_score = b->by_score + to * filled;
+    ask(o, at, head, p->n_query, o->stride, b->qkv);
+    ask(o, at, head, p->n_query, o->seen, b->out);
+    ask(o, at, head, p->n_query, o->seen, b->slope);
+    collect(o, at, here, ROWS, p->scale, o->stride, b->qkv + column, query);
+    collect(o, at, here, ROWS, 1.0f, o->seen, b->slope + column, by_seen);
+    product(all, wide, query, wide, 1, b->turned_keys, filled, share, filled, 0);
+    product(all, wide, by_seen, wide, 1, b->turned_values, filled, by_score, filled, 0);
+    for (int64_t r = 0; r < here; r++) {
+        const float *out = b->out + o->rows[at + r] * o->seen + column;
+        float mean = 0.0f;
+        for (int64_t d = 0; d < o->width; d++) mean += out[d] * by_seen[r * wide + d];
+        const float total = b->total[o->rows[at + r] * p->n_query + head];
+        share_back(at + r + 1, all, total, mean, share + r * filled, by_score + r * filled);
+    }
+    for (int64_t r = here; r < ROWS; r++) {
+        memset(share + r * filled, 0, all * sizeof(float));
+        memset(by_score + r * filled, 0, all * sizeof(float));
+    }
+    product(wide, at + here, by_score, filled, 1, b->keys, wide, b->by_query, wide, 0);
+    for (int64_t r = 0; r < here; r++)
+        copy(o->width, 0, p->scale, b->by_query + r * wide, b->by_qkv + o->rows[at + r] * o->stride + column);
+}
+
+/* One query head: the slopes of its queries are written, those of keys and values added up in the room. */
+static void backward(const Packed *p, const One *o, int64_t head, const Back *b) {
+    const int64_t wide = o->wide, filled = o->filled;
+    for (int64_t start = o->first; start < o->n; start += QUERIES) {
+        const int64_t end = o->n - start < QUERIES ? o->n : start + QUERIES, padded = up_to(end - start, ROWS);
+        for (int64_t at = start; at < end; at += ROWS) back_of_rows(p, o, head, b, at, at - start);
+        for (int64_t k = 0; k < end; k += ROWS) {
+            const int64_t blind = k >= start + ROWS ? (k - start) / ROWS * ROWS : 0; /* queries before these keys */
+            const int64_t depth = padded - blind, from = blind * filled + k;
+            product(wide, depth, b->by_score + from, 1, filled, b->query + blind * wide, wide, b->by_keys + k * wide,
+                    wide, 1);
+            product(wide, depth, b->share + from, 1, filled, b->by_seen + blind * wide, wide, b->by_values + k * wide,
+                    wide, 1);
+        }
+    }
+}
+
+/* The slopes of a head of keys or values go to their rows; those of shared rows are added to what is there. */
+static void distribute(const One *o, const float *restrict from, float *restrict to) {
+    for (int64_t i = 0; i < o->first; i++)
+        for (int64_t d = 0; d < o->width; d++) to[o->rows[i] * o->stride + d] += from[i * o->wide + d];
+    for (int64_t i = o->first; i < o->n; i++) copy(o->width, 0, 1.0f, from + i * o->wide, to + o->rows[i] * o->stride);
+}
+
+/* by_qkv (rows, all heads, width) from slope, of what forward gave. */
+void packed_attention_back(const Packed *p, const float *qkv, const float *out, const float *total, const float *slope,
+                           float *room, float *by_qkv) {
+    const int64_t *rows = p->rows, group = p->n_query / p->n_key;
+    Back b = {.qkv = qkv, .out = out, .total = total, .slope = slope, .by_qkv = by_qkv};
+    for (int64_t s = 0; s < p->n_sequences; rows += p->lengths[s++]) {
+        const One o = one(p, s, rows);
+        lay_out(&o, room, &b);
+        for (int64_t k = 0; k < p->n_key; k++) {
+            const int64_t key = (p->n_query + k) * p->width, value = key + p->n_key * p->width;
+            collect(&o, 0, o.n, o.filled, 1.0f, o.stride, qkv + value, b.keys);
+            turn_over(&o, b.keys, b.turned_values);
+            collect(&o, 0, o.n, o.filled, 1.0f, o.stride, qkv + key, b.keys);
+            turn_over(&o, b.keys, b.turned_keys);
+            memset(b.by_keys, 0, 2 * o.filled * o.wide * sizeof(float));
+            for (int64_t g = k * group; g < (k + 1) * group; g++) backward(p, &o, g, &b);
+            distribute(&o, b.by_keys, by_qkv + key);
+            distribute(&o, b.by_values, by_qkv + value);
+        }
+    }
+}
