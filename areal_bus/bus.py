@@ -26,9 +26,9 @@ from areal_bus.refusals import Refusal, Refusals
 
 RETRY_S = 0.05  # a ROUTER's full peer is tried again after this
 TURN_S = 0.005  # longest time that one socket is read while what was read, heartbeats and sending wait
-DENSE_S = 0.02  # turns that follow each other faster are dense; the first LONE of them are taken as they come
+DENSE_S = 0.002  # turns that follow each other faster are dense; the first LONE of them are taken as they come
 LONE = 3
-GATHER_S = 0.005  # pause before each further one: what comes or goes meanwhile costs one turn, not one each
+GATHER_S = 0.001  # pause before each further one: what comes or goes meanwhile costs one turn, not one each
 MAX_SOCKETS = 4096
 SENT_AGAIN = (Trajectory, Scored)  # by the generator, until the head has acknowledged it
 

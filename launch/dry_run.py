@@ -8,7 +8,7 @@ from actors.data.loading import place_rows
 from areal_bus.config import Config
 from areal_bus.messages import Role
 from launch.explain import as_toml
-from launch.memory import BYTES, GIB, N_LOGITS, SUPERVISOR, MicroBatch, Need, Shape, estimate, find_shape
+from launch.memory import BYTES, GIB, N_LOGITS, SUPERVISOR, MicroBatch, Need, Shape, estimate, find_shape, saved
 from launch.prompts import count_tokens, filled
 from launch.resume import preview
 from launch.topology import Place, by_gpu, check_route, dry_hosts, least_ranks, plan
@@ -72,8 +72,8 @@ def per_token(config: Config, shape: Shape | None, n_prompt: int) -> list[str]:
     if shape is None:
         return []
     one, batch = BYTES[config.model.dtype], MicroBatch.of(config, n_prompt)
-    row, seen, slot = (n * one for n in (shape.layers * shape.saved_per_row, shape.layers * shape.saved_per_seen,
-                                         shape.kv_per_token))  # fmt: skip
+    row, seen = (one * shape.layers * n for n in saved(config, shape))
+    slot = one * shape.kv_per_token
     wanted = N_LOGITS * shape.vocabulary * BYTES["float32"]
     kept = "each layer's input" if config.learner.gradient_checkpointing else "all"
     return [

@@ -9,6 +9,7 @@ where it receives), and keys and values of all slots at full length. What librar
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from areal_bus.config import Config
 from areal_bus.messages import Role
@@ -31,6 +32,7 @@ LIBRARIES = {  # code and what it allocates for itself, torch 2.13 on CPU
 }
 REWARD_WORKER = 16 * MIB  # of a function that imports nothing large
 SUPERVISOR = 60 * MIB  # of each rank
+OURS = ("llama", "mistral", "qwen2")  # model types whose layers actors/training/fused.py computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Shape:
     head_dim: int
     vocabulary: int
     tied: bool
+    is_ours: bool = False  # a learner of one rank in float32 on a CPU computes such layers itself
 
     @property
     def n_parameters(self) -> int:
@@ -58,26 +61,26 @@ class Shape:
         """Numbers that one token leaves in the cache."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
-    @property
-    def saved_per_row(self) -> int:
-        """Numbers that a layer keeps of a token for its gradient: two norms (input, normalised, scaled), what enters
-        the output product; gate, its activation, up and their product.
-        """
-        return 6 * self.hidden + self.heads * self.head_dim + 4 * self.intermediate
+    def saved(self, *, by_us: bool) -> tuple[int, int]:
+        """Numbers that a layer keeps for its gradient: of a token that is read, and of one of a whole sequence.
 
-    @property
-    def saved_per_seen(self) -> int:
-        """Numbers that a layer's attention keeps of a token of a whole sequence: query, output, key and value."""
-        return 2 * self.head_dim * (self.heads + self.kv_heads)
+        transformers' layers: two norms (input, normalised, scaled), what enters the output product; gate, its
+        activation, up and their product; query, output, key and value of whole sequences. Ours: two norms, all heads,
+        what attention saw, gate and up.
+        """
+        heads = self.head_dim * (self.heads + self.kv_heads)
+        if by_us:
+            return 2 * self.hidden + 2 * heads + 2 * self.intermediate, 0
+        return 6 * self.hidden + self.heads * self.head_dim + 4 * self.intermediate, 2 * heads
 
 
 KNOWN = {  # as in the config.json that these models are published with
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": Shape(1536, 28, 8960, 12, 2, 128, 151936, False),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": Shape(3584, 28, 18944, 28, 4, 128, 152064, False),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": Shape(5120, 48, 13824, 40, 8, 128, 152064, False),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": Shape(5120, 64, 27648, 40, 8, 128, 152064, False),
-    "Qwen/Qwen2.5-0.5B-Instruct": Shape(896, 24, 4864, 14, 2, 64, 151936, True),
-    "Qwen/Qwen2.5-1.5B-Instruct": Shape(1536, 28, 8960, 12, 2, 128, 151936, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": Shape(1536, 28, 8960, 12, 2, 128, 151936, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": Shape(3584, 28, 18944, 28, 4, 128, 152064, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": Shape(5120, 48, 13824, 40, 8, 128, 152064, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": Shape(5120, 64, 27648, 40, 8, 128, 152064, False, True),
+    "Qwen/Qwen2.5-0.5B-Instruct": Shape(896, 24, 4864, 14, 2, 64, 151936, True, True),
+    "Qwen/Qwen2.5-1.5B-Instruct": Shape(1536, 28, 8960, 12, 2, 128, 151936, True, True),
 }
 
 
@@ -95,14 +98,14 @@ def find_shape(config: Config, config_folder: Path) -> Shape | None:
         width = scratch.hidden_size
         head_dim = width // scratch.heads
         size = len(set(scratch.characters)) + 3
-        return Shape(width, scratch.layers, 4 * width, scratch.heads, scratch.heads, head_dim, size, True)
+        return Shape(width, scratch.layers, 4 * width, scratch.heads, scratch.heads, head_dim, size, True, True)
     for folder in (Path(config.model.path), config_folder / config.model.path):
         if (folder / "config.json").is_file():
             return read_shape(json.loads((folder / "config.json").read_text()))
     return KNOWN.get(config.model.path)
 
 
-def read_shape(published: dict[str, int]) -> Shape | None:
+def read_shape(published: dict[str, Any]) -> Shape | None:
     """From the fields of a config.json; None when it is of another family."""
     try:
         hidden, heads = published["hidden_size"], published["num_attention_heads"]
@@ -115,6 +118,7 @@ def read_shape(published: dict[str, int]) -> Shape | None:
             head_dim=published.get("head_dim") or hidden // heads,
             vocabulary=published["vocab_size"],
             tied=bool(published.get("tie_word_embeddings", False)),
+            is_ours=published.get("model_type") in OURS,
         )
     except KeyError:
         return None
@@ -168,10 +172,18 @@ def of_learner(config: Config, shape: Shape, index: int, n_prompt: int) -> Need:
     return Need(device, host + snapshots)
 
 
+def saved(config: Config, shape: Shape) -> tuple[int, int]:
+    """As `Shape.saved`, by the learner that these settings make."""
+    topology = config.topology
+    is_plain = config.model.dtype == "float32" and topology.learners == 1 and topology.gpus_per_host == 0
+    return shape.saved(by_us=shape.is_ours and is_plain)
+
+
 def activations(config: Config, shape: Shape, batch: MicroBatch) -> int:
     """What a micro-batch leaves for its gradients, its logits and the first gradient: that of the embedding."""
     one = BYTES[config.model.dtype]
-    layer = (batch.rows * shape.saved_per_row + batch.seen * shape.saved_per_seen) * one
+    row, seen = saved(config, shape)
+    layer = (batch.rows * row + batch.seen * seen) * one
     kept = shape.layers * layer
     if config.learner.gradient_checkpointing:  # a layer's input, and one layer at a time
         kept = shape.layers * batch.rows * shape.hidden * one + layer

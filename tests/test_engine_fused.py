@@ -24,6 +24,8 @@ from actors.engines import fused as module
 from actors.engines.builtin import BuiltinEngine
 from actors.engines.fused import Fused, Own, disagreement, fused, together
 from actors.engines.protocol import Request
+from actors.kernels.build import library
+from actors.kernels.decode import WIDEST, Decode
 from actors.models.loading import load_model
 
 V = 40
@@ -92,7 +94,8 @@ def test_a_texts_first_token_may_differ_by_more_and_others_may_not(monkeypatch: 
     def found(at: int, gap: float) -> str | None:
         def off(self: Fused, *given: Any, **named: Any) -> Tensor:
             logits_TV = plain(self, *given, **named)
-            logits_TV[at, 2] += gap * largest
+            if len(logits_TV) == module.PROBE:  # not of a decode step
+                logits_TV[at, 2] += gap * largest
             return logits_TV
 
         monkeypatch.setattr(Fused, "__call__", off)
@@ -101,6 +104,26 @@ def test_a_texts_first_token_may_differ_by_more_and_others_may_not(monkeypatch: 
     assert found(0, 5e-5) is None
     assert found(0, 2e-4) is not None
     assert found(1, 5e-5) is not None
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler on this machine")
+def test_a_decode_step_that_errs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sharp(MODELS["llama"]())
+    assert disagreement(model, Fused(model)) is None
+    right = Decode.attended
+
+    def off(self: Decode, *given: Any) -> Tensor:
+        return right(self, *given) * 1.001
+
+    monkeypatch.setattr(Decode, "attended", off)
+    assert disagreement(model, Fused(model)) is not None
+
+
+def test_heads_too_wide_for_the_kernels_go_by_torch() -> None:
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": V}
+    model = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=1, num_key_value_heads=1, head_dim=WIDEST + 2))
+    assert not Fused(model).by_kernel
+    assert disagreement(model, Fused(model)) is None
 
 
 @pytest.mark.soak

@@ -1,5 +1,6 @@
 """What the C kernels compute is what torch computes, for all shapes; and without a compiler all goes on."""
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from actors.engines.sampling import sample
 from actors.kernels import build
-from actors.kernels.decode import Decode, P, Tables
+from actors.kernels.decode import WIDEST, Decode, P, Tables
 from actors.kernels.layer import LayerKernels
 from actors.kernels.sample import sampled
 
@@ -206,3 +208,88 @@ def test_logits_that_are_no_numbers_are_an_error(bad: float) -> None:
     logits[1, 66] = float("nan")
     with pytest.raises(ValueError, match="those of row 1 are not"):
         sampled(logits, [0.0] * 3, [0.5] * 3)
+
+
+@needs_library
+def test_other_shapes_are_refused() -> None:
+    tables, near, ones = Tables([[], []], [[0], [1]]), torch.randn(2, 2, 2, P, 32), torch.ones(2, 32)
+    decode, qkv = Decode(tables, [3, 3], 4, 2), torch.randn(2, 8, 32)
+    for given_qkv, cos, pool in (
+        (torch.randn(3, 8, 32), torch.ones(3, 32), near),  # a row more than tables
+        (torch.randn(2, 7, 32), ones, near),
+        (qkv, torch.ones(2, 16), near),
+        (qkv.double(), ones, near),
+        (qkv, ones, near.transpose(3, 4)),
+        (qkv.transpose(0, 1).contiguous().transpose(0, 1), ones, near),
+        (torch.randn(2, 8, WIDEST + 2), torch.ones(2, WIDEST + 2), torch.randn(2, 2, 2, P, WIDEST + 2)),
+    ):
+        with pytest.raises((ValueError, RuntimeError)):
+            decode.attended(given_qkv, cos, ones if cos is ones else cos, pool, None, 1.0)
+    with pytest.raises(ValueError, match="equally many query heads"):
+        Decode(tables, [3, 3], 3, 2)
+    with pytest.raises(ValueError, match="2 rows have 1 temperatures"):
+        sampled(torch.zeros(2, 9), [1.0], [0.5, 0.5])
+    for logits in (torch.zeros(9).expand(2, 9), torch.zeros(2, 9, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="contiguous float32"):
+            sampled(logits, [1.0] * 2, [0.5] * 2)
+
+
+@needs_library
+def test_the_exponential_is_within_two_units_of_the_last_place() -> None:
+    """Seen through silu: e^-x is all of it where x is small beside it."""
+    below = torch.linspace(-80.0, -20.0, 20_001)
+    both = torch.stack([below, torch.ones_like(below)], dim=1)
+    exact = F.silu(below.double())
+    error = (LayerKernels().gate(both)[:, 0].double() / exact - 1).abs().max()
+    assert error < 6 * 2**-24
+
+
+@needs_library
+def test_a_token_does_not_depend_on_a_row_with_a_nucleus_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    torch.manual_seed(3)
+    for _ in range(200):
+        logits, uniform = torch.randn(1, 300), [random.random()]
+        alone = sample(logits, temperatures=[1.0], top_ps=[1.0], uniforms=uniform)
+        beside = sample(logits.repeat(2, 1), temperatures=[1.0] * 2, top_ps=[1.0, 0.9], uniforms=uniform * 2)
+        assert (alone[0][0], alone[1][0]) == (beside[0][0], beside[1][0])
+
+
+@needs_library
+@pytest.mark.parametrize("left", [0, 100, 4096])
+def test_a_library_that_was_cut_short_is_compiled_anew(tmp_path: Path, left: int) -> None:
+    code = "from actors.kernels.build import library; assert library() is not None"
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin",
+                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
+    sizes = []
+    for _ in range(2):
+        ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120)
+        assert ended.returncode == 0, ended.stderr
+        (path,) = (tmp_path / "areal-bus").iterdir()
+        sizes.append(path.stat().st_size)
+        path.write_bytes(path.read_bytes()[:left])
+    assert sizes[0] == sizes[1] > left
+
+
+def test_code_is_not_loaded_from_a_folder_that_others_can_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "areal-bus").mkdir()
+    assert build._folder() == tmp_path / "areal-bus"
+    (tmp_path / "areal-bus").chmod(0o777)
+    assert build._folder() is None
+
+
+@needs_library
+def test_a_poorer_library_is_told_of(tmp_path: Path) -> None:
+    compiler = tmp_path / "with space"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *march*) echo "no such processor" >&2; exit 1;; esac\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    code = "from actors.kernels.build import library; assert library() is not None"
+    environment = {"CC": f"'{compiler}' -pipe", "XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin",
+                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    assert "no such processor" in ended.stderr
+    assert "only" in ended.stderr

@@ -276,3 +276,11 @@ def test_other_shapes_and_types_are_refused(kernels: LayerKernels) -> None:
     for beyond in (-1, 6):
         with pytest.raises(IndexError, match="6 words"):
             kernels.log_shares(ones, torch.full((4,), beyond))
+
+
+def test_what_is_used_up_cannot_be_used_again(kernels: LayerKernels) -> None:
+    """torch refuses a second backward by the version of what was saved."""
+    both, slope = drawn(3, 8), drawn(3, 4)
+    before = both._version
+    kernels.gate_back(both, slope)
+    assert both._version > before

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def test_a_shape_is_read_from_a_published_config() -> None:
     published = {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 16, "num_attention_heads": 2}
     fields = {"num_key_value_heads": 1, "vocab_size": 10, "tie_word_embeddings": True}
     assert read_shape(published | fields) == SHAPE
+    assert read_shape(published | fields | {"model_type": "llama"}) == replace(SHAPE, is_ours=True)
+    assert read_shape(published | fields | {"model_type": "qwen3"}) == SHAPE
     assert SHAPE.n_parameters == N
 
 
@@ -63,6 +66,11 @@ def test_activations_are_counted_by_token() -> None:
     layer = 4 * (5 * (6 * 8 + 2 * 4 + 4 * 16) + 7 * (2 * 4 * 3))
     logits, embedding = 3 * 3 * 10 * 4, 10 * 8 * 4
     assert activations(config(), SHAPE, batch) == 2 * layer + logits + embedding
+    ours = 4 * 5 * (2 * 8 + 2 * 4 * 3 + 2 * 16)
+    assert activations(config(), replace(SHAPE, is_ours=True), batch) == 2 * ours + logits + embedding
+    for other in ({"topology": {"learners": 2}}, {"model": {"scratch": {}, "dtype": "bfloat16"}}):
+        found = activations(config(**other), replace(SHAPE, is_ours=True), batch)
+        assert found == activations(config(**other), SHAPE, batch)
     spared = config(learner={"gradient_checkpointing": True})
     assert activations(spared, SHAPE, batch) == 2 * 5 * 8 * 4 + layer + logits + embedding
 
@@ -143,7 +151,7 @@ def test_a_dry_run_states_bytes_a_parameter_and_a_token(tmp_path: Path) -> None:
     shape = find_shape(load(file, (), {}), tmp_path)
     assert shape is not None
     assert "12 bytes a parameter" in page
-    assert f"learner {4 * shape.layers * shape.saved_per_row:,} for each that is read" in page
+    assert f"learner {4 * shape.layers * shape.saved(by_us=True)[0]:,} for each that is read" in page
     assert f"generator {4 * shape.kv_per_token:,} for each position of a slot" in page
 
 

@@ -261,7 +261,7 @@ class BuiltinEngine:
         return self._forward(ids_n1, position_n1, mask, view, 1)[:, 0]
 
     def _fill(self, pack: Pack) -> Tensor:
-        where = pack.sequences() if self._fused is not None and self._fused.by_kernel else None
+        where = pack.sequences() if self._fused is not None and self._fused.packs_by_kernel else None
         mask = pack.mask(self._dtype, self._device) if where is None else None
         ids_1T = torch.tensor([pack.ids], device=self._device)
         position_1T = torch.tensor([pack.positions], device=self._device)

@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actors.engines.blocks import DecodeBlocks, KernelBlocks
+from actors.engines.blocks import Blocks, DecodeBlocks, KernelBlocks
+from actors.engines.slots import Piece
 from actors.kernels.build import applies
+from actors.kernels.decode import WIDEST
 from actors.kernels.layer import LayerKernels, Sequences
 from actors.models.product import MOST_PACKED, Weight
 
@@ -89,10 +91,10 @@ class Layer:
     """Attention and feed-forward of one layer."""
 
     def __init__(
-        self, layer: Any, index: int, n_query: int, n_key: int, width: int, between: "Between", *, packs: bool
+        self, layer: Any, index: int, n_query: int, n_key: int, width: int, operations: "Operations", *, packs: bool
     ) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._between = between
+        self._operations = operations
         self._index, self._n_query, self._n_key, self._width = index, n_query, n_key, width
         self._scale = attention.scaling
         self._first, self._second = layer.input_layernorm, layer.post_attention_layernorm
@@ -107,9 +109,9 @@ class Layer:
             joined.bind()
 
     def __call__(self, h_NE: Tensor, call: Call) -> Tensor:
-        between = self._between
-        h_NE = self._out.added(self._attend(between.norm(self._first, h_NE), call), h_NE)
-        return self._down.added(between.gated(self._gate_up(between.norm(self._second, h_NE))), h_NE)
+        norm, gated = self._operations.norm, self._operations.gated
+        h_NE = self._out.added(self._attend(norm(self._first, h_NE), call), h_NE)
+        return self._down.added(gated(self._gate_up(norm(self._second, h_NE))), h_NE)
 
     def _attend(self, x_NE: Tensor, call: Call) -> Tensor:
         n_query, n_both = self._n_query, self._n_query + self._n_key
@@ -141,7 +143,7 @@ class Layer:
 
     def _packed(self, qkv_1THD: Tensor, call: Call, view: View, where: Sequences) -> Tensor:
         """A packed forward's attention by kernels."""
-        n_query, n_both, kernels = self._n_query, self._n_query + self._n_key, self._between.kernels
+        n_query, n_both, kernels = self._n_query, self._n_query + self._n_key, self._operations.kernels
         qkv_TA = qkv_1THD.view(qkv_1THD.shape[1], -1)
         kernels.turn(qkv_TA, call.cos[0, :, 0], call.sin[0, :, 0], n_heads=n_both, width=self._width)
         qkv_1HTD = qkv_1THD.transpose(1, 2)
@@ -160,7 +162,7 @@ def gated(both_N2F: Tensor) -> Tensor:
     return F.silu(gate_NF).mul_(up_NF)
 
 
-class Between:
+class Operations:
     """What is between products: by C kernels where they apply."""
 
     def __init__(self, weight: Tensor, *, by_kernel: bool) -> None:
@@ -196,9 +198,9 @@ class Fused:
         packs = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
         self._embedding, self._norm, self._head = inner.embed_tokens, inner.norm, Joined([model.lm_head], packs=packs)
         self._rotary = inner.rotary_emb
-        self._between = Between(self._embedding.weight, by_kernel=by_kernel)
+        self._operations = Operations(self._embedding.weight, by_kernel=by_kernel and self._width <= WIDEST)
         self._layers = [
-            Layer(layer, i, n_query, n_key, self._width, self._between, packs=packs)
+            Layer(layer, i, n_query, n_key, self._width, self._operations, packs=packs)
             for i, layer in enumerate(inner.layers)
         ]
         self._cos_LD = self._sin_LD = torch.empty(0, 0)
@@ -206,7 +208,12 @@ class Fused:
     @property
     def by_kernel(self) -> bool:
         """Whether C kernels do what is between its products."""
-        return self._between.by_kernel
+        return self._operations.by_kernel
+
+    @property
+    def packs_by_kernel(self) -> bool:
+        """Whether C kernels do the attention of packed forwards, too."""
+        return self.by_kernel and self._operations.kernels.attends
 
     @property
     def device(self) -> torch.device:
@@ -232,7 +239,7 @@ class Fused:
     ) -> Tensor:
         """(N, V) logits, or those of the tokens `keep` alone; positions are below `length`.
 
-        `where` stands for the mask of a packed forward where this is by kernel.
+        `where` stands for the mask of a packed forward that kernels compute.
         """
         self.reserve(length)
         cos_BTD, sin_BTD = self._cos_LD[position_BT], self._sin_LD[position_BT]
@@ -243,7 +250,7 @@ class Fused:
         h_NE = self._embedding(ids_BT.reshape(-1))
         for layer in self._layers:
             h_NE = layer(h_NE, call)
-        return self._head(self._between.norm(self._norm, h_NE if keep is None else h_NE[keep]))
+        return self._head(self._operations.norm(self._norm, h_NE if keep is None else h_NE[keep]))
 
     def reserve(self, length: int) -> int:
         """Rotations of so many positions, or more, how many is returned; these do not depend on weights."""
@@ -275,10 +282,27 @@ def disagreement(model: Any, forward: Fused) -> str | None:
     vocabulary, device = model.config.vocab_size, model.lm_head.weight.device
     ids_1T = (torch.arange(PROBE, device=device) * 7919 % vocabulary)[None]
     plain_TV = model(input_ids=ids_1T, use_cache=False).logits[0]
-    where = Sequences.of([PROBE], None, None) if forward.by_kernel else None
-    fast_TV = forward(ids_1T, torch.arange(PROBE, device=device)[None], PROBE, None, Own(), where=where)
+    fast_TV = _whole(forward, ids_1T, Own())
+    if forward.by_kernel:
+        fast_TV[-1] = _decoded(forward, ids_1T)
     bound = TOLERANCE.get(plain_TV.dtype, ROUGH) * max(1.0, float(plain_TV.abs().max()))
     gap_T = (plain_TV - fast_TV).abs().amax(-1)
     gap_T[0] /= FIRST
     gap = float(gap_T.max())
     return None if gap <= bound else f"logits differ by {gap:.2e}, more than {bound:.1e}"  # NaN differs, too
+
+
+def _whole(forward: Fused, ids_1T: Tensor, view: View) -> Tensor:
+    """(T, V) of one packed forward."""
+    n = ids_1T.shape[1]
+    where = Sequences.of([n], None, None) if forward.packs_by_kernel else None
+    return forward(ids_1T, torch.arange(n, device=ids_1T.device)[None], n, None, view, where=where)
+
+
+def _decoded(forward: Fused, ids_1T: Tensor) -> Tensor:
+    """(V) of the last token alone, the others' keys and values in blocks."""
+    blocks, n = Blocks(*forward.heads, by_kernel=True), ids_1T.shape[1] - 1
+    blocks.reserve([n + 1], 0)
+    _whole(forward, ids_1T[:, :n], blocks.filling([Piece([0], 0, n, 0)]))
+    view, mask = blocks.decoding([n], torch.float32, ids_1T.device)
+    return forward(ids_1T[:, n:], torch.tensor([[n]]), n + 1, mask, view)[0]

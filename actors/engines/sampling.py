@@ -24,9 +24,21 @@ def sample(
 
     Temperature 0 takes the likeliest token and gives its log-prob at temperature 1.
     """
-    device, is_cut = logits_nV.device, any(p < 1 for p in top_ps)
-    if not is_cut and applies(logits_nV.dtype, device) and logits_nV.is_contiguous():
-        return sampled(logits_nV, temperatures, uniforms)
+    if not (applies(logits_nV.dtype, logits_nV.device) and logits_nV.is_contiguous()):
+        return _by_torch(logits_nV, temperatures, top_ps, uniforms)
+    tokens, logps = sampled(logits_nV, temperatures, uniforms)
+    cut = [row for row, top_p in enumerate(top_ps) if top_p < 1 and temperatures[row] > 0]
+    if cut:  # these alone: what a row gets does not depend on the rows beside it
+        heats, nuclei, at = ([of[row] for row in cut] for of in (temperatures, top_ps, uniforms))
+        for row, token, logp in zip(cut, *_by_torch(logits_nV[cut], heats, nuclei, at), strict=True):
+            tokens[row], logps[row] = token, logp
+    return tokens, logps
+
+
+def _by_torch(
+    logits_nV: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    device = logits_nV.device
     weight_nV = torch.softmax(_tempered(logits_nV.float(), temperatures), dim=-1)
     cut = [row for row, top_p in enumerate(top_ps) if top_p < 1 and temperatures[row] > 0]
     if cut:

@@ -8,6 +8,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -30,17 +31,25 @@ HERE = Path(__file__).parent
 @cache
 def library() -> ctypes.CDLL | None:
     """The functions, or None where they cannot be compiled; says why once."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = _compiler()
     if compiler is None:
         logger.info("no C compiler was found (cc, gcc, clang or $CC): torch's operations are used, which are slower")
         return None
-    for flags in ((*FLAGS, *WIDE), (*FLAGS, "-march=native"), (*FLAGS, "-mcpu=native"), FLAGS):
-        why = ""
-        try:
-            return ctypes.CDLL(str(_compiled(compiler, flags)))
-        except (OSError, subprocess.SubprocessError) as error:
-            why = getattr(error, "stderr", None) or str(error)
-    logger.warning("the C kernels were not compiled, torch's operations are used, which are slower: {}", why.strip())
+    with tempfile.TemporaryDirectory(prefix="areal-bus-") as passing:  # a library that is loaded may be gone
+        folder, refused = _folder() or Path(passing), ""
+        for flags in ((*FLAGS, *WIDE), (*FLAGS, "-march=native"), (*FLAGS, "-mcpu=native"), FLAGS):
+            try:
+                found = ctypes.CDLL(str(_compiled(compiler, flags, folder)))
+            except subprocess.CalledProcessError as error:
+                refused = refused or error.stderr.strip()
+                continue
+            except (OSError, subprocess.SubprocessError) as error:
+                refused = str(error)
+                break
+            if refused:
+                logger.info("the C kernels were compiled with {} only: {}", " ".join(flags), refused)
+            return found
+    logger.warning("the C kernels were not compiled, torch's operations are used, which are slower: {}", refused)
     return None
 
 
@@ -65,27 +74,43 @@ def sources() -> list[Path]:
     return [*sorted(HERE.glob("*.h")), *sorted(HERE.glob("*.c"))]
 
 
-def _compiled(compiler: str, flags: tuple[str, ...]) -> Path:
-    """Where the library is, compiled if it was not. Raises OSError or SubprocessError."""
-    path = _folder() / f"kernels-{_key(compiler, flags)}.so"
-    if not path.exists():
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".so")
-        os.close(handle)
+def _compiler() -> list[str] | None:
+    """As words of a command."""
+    if chosen := os.environ.get("CC"):
+        return shlex.split(chosen)
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    return None if found is None else [found]
+
+
+def _compiled(compiler: list[str], flags: tuple[str, ...], folder: Path) -> Path:
+    """Where the library is, whole; compiled if it was not. Raises OSError or SubprocessError."""
+    key = _key(compiler, flags)
+    for path in folder.glob(f"kernels-{key}-*.so"):
+        if path.stem.endswith(_digest(path)):
+            return path
+        path.unlink(missing_ok=True)  # what was cut short would end this process when it is loaded
+    handle, name = tempfile.mkstemp(dir=folder, suffix=".so")
+    try:
         files = [str(file) for file in sources() if file.suffix == ".c"]
-        try:
-            subprocess.run(
-                [*compiler.split(), *flags, "-o", name, *files, "-lm"],
-                check=True, capture_output=True, text=True, timeout=TIMEOUT_S,
-            )  # fmt: skip
-            os.replace(name, path)  # whoever is first; others put the same there
-        finally:
-            Path(name).unlink(missing_ok=True)
-    return path
+        subprocess.run(
+            [*compiler, *flags, "-o", name, *files, "-lm"],
+            check=True, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
+        )  # fmt: skip
+        path = folder / f"kernels-{key}-{_digest(Path(name))}.so"
+        os.replace(name, path)  # whoever is first; others put the same there
+        return path
+    finally:
+        os.close(handle)
+        Path(name).unlink(missing_ok=True)
 
 
-def _key(compiler: str, flags: tuple[str, ...]) -> str:
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _key(compiler: list[str], flags: tuple[str, ...]) -> str:
     """Of all that the library depends on: a home directory may be shared by unlike machines."""
-    said = [compiler, *flags, platform.machine(), _processor()]
+    said = [*compiler, *flags, platform.machine(), _processor()]
     parts = [text.encode() for text in said] + [file.read_bytes() for file in sources()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
@@ -100,14 +125,14 @@ def _processor() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-def _folder() -> Path:
-    """Of this user alone; a new one where there can be none that stays."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    path = Path(base) / "areal-bus"
+def _folder() -> Path | None:
+    """Of this user alone, for others could put code there; None where there is none that stays."""
     try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        path = base / "areal-bus"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.stat().st_uid == os.getuid() and os.access(path, os.W_OK):
-            return path
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="areal-bus-"))
+        state = path.stat()
+    except (OSError, RuntimeError):
+        return None
+    is_ours = state.st_uid == os.getuid() and not state.st_mode & 0o022
+    return path if is_ours and os.access(path, os.W_OK) else None

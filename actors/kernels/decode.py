@@ -5,14 +5,16 @@ block, D head width.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from actors.kernels.build import function
+from actors.kernels.tensors import addresses, alike
 
-P = 16  # as in decode.c
+P, WIDEST = 16, 512  # as in decode.c
 
 
 class _Cache(ctypes.Structure):
@@ -48,12 +50,18 @@ class Tables:
                 raise ValueError(f"a row's next position is in its own blocks, from {first} to {end - 1}; it is {at}")
 
 
+@cache
+def _call() -> Callable[..., None]:
+    return function("attended", *[ctypes.c_int64] * 2, ctypes.POINTER(_Cache), *[ctypes.c_void_p] * 5)
+
+
 class Decode:
     """One step of rows 0 .. n-1, whose next tokens are at these positions. Raises ValueError where there is no room."""
 
     def __init__(self, tables: Tables, positions: Sequence[int], n_query: int, n_key: int) -> None:
         tables.check(positions)
-        self._call = function("attended", *[ctypes.c_int64] * 2, ctypes.POINTER(_Cache), *[ctypes.c_void_p] * 5)
+        if n_key < 1 or n_query % n_key:
+            raise ValueError(f"each key head has equally many query heads: {n_query} and {n_key}")
         self._tables, self._at_n = tables, torch.tensor(positions)  # kept, as C has their addresses alone
         self._score = torch.empty(n_query, tables.most * P)
         self._cache = _Cache(n_query=n_query, n_key=n_key, most=tables.most, at=self._at_n.data_ptr(),
@@ -63,19 +71,18 @@ class Decode:
         self, qkv_nSD: Tensor, cos_nD: Tensor, sin_nD: Tensor, near: Tensor, far: Tensor | None, scale: float
     ) -> Tensor:
         """(n, H D). Queries and keys are turned in place, keys and values go to a layer's pools, (2, C, K, P, D)."""
-        cache, n, width = self._cache, len(qkv_nSD), qkv_nSD.shape[-1]
+        cache, (n, _, width) = self._cache, qkv_nSD.shape
+        if width > WIDEST or width % 2:
+            raise ValueError(f"a head's width is even, and {WIDEST} at most: {width}")
+        alike((len(self._tables), cache.n_query + 2 * cache.n_key, width), qkv_nSD)
+        alike((n * width,), cos_nD.view(-1), sin_nD.view(-1))
         far = near if far is None else far
-        if not (qkv_nSD.is_contiguous() and cos_nD.is_contiguous() and sin_nD.is_contiguous()):
-            raise ValueError("heads and rotations are contiguous")
         for pool in (near, far):
-            if pool.shape[2:] != (cache.n_key, P, width) or not pool.is_contiguous():
-                raise ValueError(
-                    f"a pool is (2, C, {cache.n_key}, {P}, {width}) and contiguous, not {tuple(pool.shape)}"
-                )
+            if pool.shape[2:] != (cache.n_key, P, width):
+                raise ValueError(f"a pool is (2, C, {cache.n_key}, {P}, {width}), not {tuple(pool.shape)}")
         cache.scale = scale
-        cache.near_keys, cache.near_values = near.data_ptr(), near[1].data_ptr()
-        cache.far_keys, cache.far_values = far.data_ptr(), far[1].data_ptr()
+        cache.near_keys, cache.far_keys = addresses(near, far)
+        cache.near_values, cache.far_values = near[1].data_ptr(), far[1].data_ptr()
         out_nX = qkv_nSD.new_empty(n, cache.n_query * width)
-        self._call(n, width, cache, qkv_nSD.data_ptr(), cos_nD.data_ptr(), sin_nD.data_ptr(),
-                   self._score.data_ptr(), out_nX.data_ptr())  # fmt: skip
+        _call()(n, width, cache, *addresses(qkv_nSD, cos_nD, sin_nD, self._score, out_nX))
         return out_nX

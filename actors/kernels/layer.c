@@ -133,13 +133,19 @@ void log_shares(int64_t n, int64_t words, const float *restrict score, const int
                 float *restrict logp, float *restrict entropy, float *restrict share) {
     for (int64_t row = 0; row < n; row++, score += words, share += words) {
         const float top = highest(words, score);
-        float total = 0.0f, mean = 0.0f;
+        double all = 0.0, weighed = 0.0; /* of parts, which are rounded as the shares are */
         for (int64_t i = 0; i < words; i++) share[i] = exponential(score[i] - top);
-        for (int64_t i = 0; i < words; i++) {
-            total += share[i];
-            mean += share[i] * (score[i] - top);
+        for (int64_t first = 0; first < words; first += CHUNK) {
+            const int64_t end = first + CHUNK < words ? first + CHUNK : words;
+            float total = 0.0f, mean = 0.0f;
+            for (int64_t i = first; i < end; i++) {
+                total += share[i];
+                mean += share[i] * (score[i] - top);
+            }
+            all += (double)total;
+            weighed += (double)mean;
         }
-        const float rate = 1.0f / total, log_total = logf(total);
+        const float mean = (float)weighed, rate = (float)(1.0 / all), log_total = (float)log(all);
         for (int64_t i = 0; i < words; i++) share[i] *= rate;
         logp[row] = score[target[row]] - top - log_total;
         entropy[row] = log_total - mean * rate;

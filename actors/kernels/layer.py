@@ -11,8 +11,10 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from actors.kernels import build
+from actors.kernels.tensors import addresses, alike, is_plain
 
 LEAST_LANES = 8
 _SIZE, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -94,57 +96,58 @@ class LayerKernels:
     def normed(self, x_NE: Tensor, scale_E: Tensor, epsilon: float) -> Tensor:
         """(N, E): x over its root mean square, times the scale; what a forward alone needs."""
         n, width = x_NE.shape
-        _alike((width,), scale_E)
+        alike((width,), scale_E)
         out_NE = torch.empty_like(x_NE)
-        self._normed(n, width, epsilon, *_at(x_NE, scale_E, out_NE))
+        self._normed(n, width, epsilon, *addresses(x_NE, scale_E, out_NE))
         return out_NE
 
     def norm(self, x_NE: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """x over its root mean square, and the reciprocal of that: (N, E), (N, 1)."""
         n, width = x_NE.shape
         normed_NE, rate_N1 = torch.empty_like(x_NE), x_NE.new_empty(n, 1)
-        self._norm(n, width, epsilon, *_at(x_NE, normed_NE, rate_N1))
+        self._norm(n, width, epsilon, *addresses(x_NE, normed_NE, rate_N1))
         return normed_NE, rate_N1
 
     def norm_back(self, slope_NE: Tensor, normed_NE: Tensor, rate_N1: Tensor, to_NE: Tensor | None = None) -> Tensor:
         """The slope by what was normed becomes that by what it was of, in place; `to_NE` is added."""
         n, width = slope_NE.shape
-        _alike((n, width), normed_NE, *([] if to_NE is None else [to_NE]))
-        _alike((n, 1), rate_N1)
+        alike((n, width), normed_NE, *([] if to_NE is None else [to_NE]))
+        alike((n, 1), rate_N1)
         if to_NE is None:
-            self._norm_back(n, width, *_at(normed_NE, rate_N1, slope_NE))
+            self._norm_back(n, width, *addresses(normed_NE, rate_N1, slope_NE))
         else:
-            self._norm_back_onto(n, width, *_at(normed_NE, rate_N1, to_NE, slope_NE))
+            self._norm_back_onto(n, width, *addresses(normed_NE, rate_N1, to_NE, slope_NE))
         return slope_NE
 
     def gate(self, both_NE: Tensor) -> Tensor:
         """(N, E / 2): silu of the first half of each row times the second."""
         n, width = both_NE.shape[0], both_NE.shape[1] // 2
-        _alike((n, 2 * width), both_NE)
+        alike((n, 2 * width), both_NE)
         fed_NG = both_NE.new_empty(n, width)
-        self._gate(n, width, *_at(both_NE, fed_NG))
+        self._gate(n, width, *addresses(both_NE, fed_NG))
         return fed_NG
 
     def gate_back(self, both_NE: Tensor, slope_NG: Tensor) -> None:
         """In place: the slopes of both halves, and in place of the slope what was fed."""
         n, width = slope_NG.shape
-        _alike((n, 2 * width), both_NE)
-        self._gate_back(n, width, *_at(both_NE, slope_NG))
+        alike((n, 2 * width), both_NE)
+        self._gate_back(n, width, *addresses(both_NE, slope_NG))
+        increment_version((both_NE, slope_NG))  # what was saved for a gradient is used up, and torch is to know
 
     def transposed(self, x_NE: Tensor) -> Tensor:
         """(E, N), contiguous."""
         n, width = x_NE.shape
         out_EN = x_NE.new_empty(width, n)
-        self._transpose(n, width, *_at(x_NE, out_EN))
+        self._transpose(n, width, *addresses(x_NE, out_EN))
         return out_EN
 
     def scale_back(self, slope_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
         """(E): the scale's slope by that of weight times scale, which becomes the weight's, in place."""
         n, width = slope_NE.shape
-        _alike((n, width), weight_NE)
-        _alike((width,), scale_E)
+        alike((n, width), weight_NE)
+        alike((width,), scale_E)
         by_scale_E = torch.empty_like(scale_E)
-        self._scale_back(n, width, *_at(weight_NE, scale_E, slope_NE, by_scale_E))
+        self._scale_back(n, width, *addresses(weight_NE, scale_E, slope_NE, by_scale_E))
         return by_scale_E
 
     def turn(
@@ -152,21 +155,21 @@ class LayerKernels:
     ) -> None:
         """In place: the first heads of each row, in halves of a head, by its angles."""
         n, stride = qkv_NA.shape
-        _alike((n, width), cos_ND, sin_ND)
+        alike((n, width), cos_ND, sin_ND)
         if width % 2 or n_heads * width > stride:
             raise ValueError(f"heads of even width turn, within a row: {n_heads} of {width} in {stride}")
-        self._turn(n, stride, n_heads, width, -1.0 if back else 1.0, *_at(cos_ND, sin_ND, qkv_NA))
+        self._turn(n, stride, n_heads, width, -1.0 if back else 1.0, *addresses(cos_ND, sin_ND, qkv_NA))
 
     def log_shares(self, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs of the targets (N), entropies (N), all probabilities (N, V). Raises IndexError beyond the words."""
         n, words = logits_NV.shape
-        _alike((n,), targets_N)
+        alike((n,), targets_N)
         if targets_N.dtype is not torch.int64 or not targets_N.is_contiguous():
             raise ValueError(f"a kernel takes contiguous int64 for targets: not {targets_N.dtype}")
         if n and not 0 <= int(targets_N.min()) <= int(targets_N.max()) < words:
             raise IndexError(f"a target is one of {words} words")
         logp_N, entropy_N, share_NV = logits_NV.new_empty(n), logits_NV.new_empty(n), torch.empty_like(logits_NV)
-        self._log_shares(n, words, *_at(logits_NV), targets_N.data_ptr(), *_at(logp_N, entropy_N, share_NV))
+        self._log_shares(n, words, *addresses(logits_NV), targets_N.data_ptr(), *addresses(logp_N, entropy_N, share_NV))
         return logp_N, entropy_N, share_NV
 
     def attention(
@@ -174,11 +177,11 @@ class LayerKernels:
     ) -> tuple[Tensor, Tensor]:
         """(N, H D) what each token sees of its sequence up to it, and (N, H) the logarithms of its scores' sums."""
         width = qkv_NA.shape[1] // (n_query + 2 * n_key)
-        _alike((where.n_rows, (n_query + 2 * n_key) * width), qkv_NA)
+        alike((where.n_rows, (n_query + 2 * n_key) * width), qkv_NA)
         packed = _packed(where, n_query, n_key, width, scale)
         out_NX, total_NH = qkv_NA.new_empty(len(qkv_NA), n_query * width), qkv_NA.new_empty(len(qkv_NA), n_query)
         room = qkv_NA.new_empty(_room(where, width, back=False))
-        self._attention(ctypes.byref(packed), *_at(qkv_NA, room, out_NX, total_NH))
+        self._attention(ctypes.byref(packed), *addresses(qkv_NA, room, out_NX, total_NH))
         return out_NX, total_NH
 
     def attention_back(
@@ -188,12 +191,12 @@ class LayerKernels:
         """(N, A): the slope of all heads, by that of what was seen."""
         n_query = total_NH.shape[1]
         width = out_NX.shape[1] // n_query
-        _alike((where.n_rows, (n_query + 2 * n_key) * width), qkv_NA)
-        _alike((where.n_rows, n_query * width), slope_NX, out_NX)
-        _alike((where.n_rows, n_query), total_NH)
+        alike((where.n_rows, (n_query + 2 * n_key) * width), qkv_NA)
+        alike((where.n_rows, n_query * width), slope_NX, out_NX)
+        alike((where.n_rows, n_query), total_NH)
         packed = _packed(where, n_query, n_key, width, scale)
         by_qkv_NA, room = torch.empty_like(qkv_NA), qkv_NA.new_empty(_room(where, width, back=True))
-        self._attention_back(ctypes.byref(packed), *_at(qkv_NA, out_NX, total_NH, slope_NX, room, by_qkv_NA))
+        self._attention_back(ctypes.byref(packed), *addresses(qkv_NA, out_NX, total_NH, slope_NX, room, by_qkv_NA))
         return by_qkv_NA
 
 
@@ -216,25 +219,6 @@ def _up_to(n: int) -> int:
     return (n + 15) // 16 * 16
 
 
-def _alike(shape: tuple[int, ...], *tensors: Tensor) -> None:
-    """C knows no shapes."""
-    for tensor in tensors:
-        if tensor.shape != shape:
-            raise ValueError(f"a kernel's tensors have one shape: {tuple(shape)}, not {tuple(tensor.shape)}")
-
-
-def _at(*tensors: Tensor) -> list[int]:
-    """Where each begins; C knows no types or strides either."""
-    for tensor in tensors:
-        if not _is_plain(tensor):
-            raise ValueError(f"a kernel takes contiguous float32 on a CPU: not {tensor.dtype}, {tensor.stride()}")
-    return [tensor.data_ptr() for tensor in tensors]
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
-
-
 @cache
 def _made() -> LayerKernels:
     return LayerKernels()
@@ -242,6 +226,6 @@ def _made() -> LayerKernels:
 
 def found(*tensors: Tensor) -> LayerKernels | None:
     """The kernels, where there are some, for one thread and such tensors."""
-    if build.library() is None or torch.get_num_threads() != 1 or not all(map(_is_plain, tensors)):
+    if build.library() is None or torch.get_num_threads() != 1 or not all(map(is_plain, tensors)):
         return None
     return _made()

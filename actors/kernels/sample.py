@@ -4,20 +4,20 @@ Shapes: n rows, V vocabulary.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from actors.kernels.build import function
+from actors.kernels.tensors import addresses
 
 PART = 64  # as in sample.c
 
 
 @cache
-def _call() -> Any:
+def _call() -> Callable[..., None]:
     return function("sampled", *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 7)
 
 
@@ -29,11 +29,13 @@ def sampled(
     Raises ValueError where a row's logits are not numbers.
     """
     n, width = logits_nV.shape
+    if not len(temperatures) == len(uniforms) == n:
+        raise ValueError(f"{n} rows have {len(temperatures)} temperatures and {len(uniforms)} uniform numbers")
     rates = (ctypes.c_float * n)(*[1 / t if t > 0 else 0.0 for t in temperatures])
-    at, tokens, logps = (ctypes.c_double * n)(*uniforms), (ctypes.c_int64 * n)(), (ctypes.c_double * n)()
+    numbers, tokens, logps = (ctypes.c_double * n)(*uniforms), (ctypes.c_int64 * n)(), (ctypes.c_double * n)()
     room = torch.empty(width + -(-width // PART))
-    weight = room.data_ptr()
-    _call()(n, width, logits_nV.data_ptr(), rates, at, weight, weight + width * 4, tokens, logps)
+    logits, weight = addresses(logits_nV, room)
+    _call()(n, width, logits, rates, numbers, weight, weight + width * 4, tokens, logps)
     found = list(tokens)
     if -1 in found:
         raise ValueError(f"logits are numbers; those of row {found.index(-1)} are not")

@@ -14,7 +14,13 @@ INLINE float exponential(float x) {
     float at = x < -87.0f ? -87.0f : x;
     at = at > 88.0f ? 88.0f : at;
     const float n = floorf(at * 1.44269504088896341f + 0.5f);
+#ifdef __FP_FAST_FMAF /* in two steps whatever the flags say of sums: as one product it would be 60 units off */
+    const float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, at));
+#elif defined(__has_builtin) && __has_builtin(__builtin_assoc_barrier)
+    const float r = __builtin_assoc_barrier(at - n * 0.693359375f) + n * 2.12194440e-4f;
+#else
     const float r = at - n * 0.693359375f + n * 2.12194440e-4f;
+#endif
     float y = 1.9875691500e-4f;
     y = y * r + 1.3981999507e-3f;
     y = y * r + 8.3334519073e-3f;

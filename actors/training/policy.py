@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from actors.kernels.layer import found
+from actors.kernels import layer as kernels_of_layer
 from actors.training import attention, fusing, linear
 from actors.training.ranks import Ranks
 from actors.training.row import Piece, lay_out
@@ -145,7 +145,7 @@ class _Taken(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        kernels = found(logits_NV)
+        kernels = kernels_of_layer.found(logits_NV)
         if kernels is not None:
             logp_N, entropy_N, share_NV = kernels.log_shares(logits_NV, targets_N)
             ctx.save_for_backward(share_NV, targets_N)

@@ -23,7 +23,7 @@ from tools.bench.side import Side
 
 CORES = 2
 THREADS = (1, 2)  # of TRL
-OUR_STEPS, PEER_STEPS = 8, 2  # of one measurement: each some seconds
+OUR_STEPS, PEER_STEPS = 16, 2  # of one measurement: each some seconds
 CLOCKS = ("wall", "core")
 
 Taken = dict[tuple[str, float], Spent]  # by side and wall seconds a token

@@ -1,0 +1,23 @@
+"""Tensors as C takes them: contiguous float32 on a CPU, of shapes that C does not know; knows no kernel."""
+
+import torch
+from torch import Tensor
+
+
+def alike(shape: tuple[int, ...], *tensors: Tensor) -> None:
+    """C knows no shapes."""
+    for tensor in tensors:
+        if tensor.shape != shape:
+            raise ValueError(f"a kernel's tensors have one shape: {tuple(shape)}, not {tuple(tensor.shape)}")
+
+
+def addresses(*tensors: Tensor) -> list[int]:
+    """Where each begins; C knows no types or strides either."""
+    for tensor in tensors:
+        if not is_plain(tensor):
+            raise ValueError(f"a kernel takes contiguous float32 on a CPU: not {tensor.dtype}, {tensor.stride()}")
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def is_plain(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
