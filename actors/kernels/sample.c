@@ -48,13 +48,13 @@ static int64_t passed(int64_t width, double target, const float *restrict weight
    room. A row without numbers gets token -1. */
 void sampled(int64_t n, int64_t width, const float *restrict logits, const float *restrict rate,
              const double *restrict uniform, float *restrict weight, float *restrict part, int64_t *restrict token,
-             double *restrict logp) {
+             float *restrict logp) {
     for (int64_t row = 0; row < n; row++) {
         const float *x = logits + row * width, at = rate[row] > 0.0f ? rate[row] : 1.0f;
         const float most = highest(width, x);
         const double total = weighed(width, at, most, x, weight, part);
         token[row] = -1;
-        logp[row] = 0.0;
+        logp[row] = 0.0f;
         if (!(total > 0.0 && total <= (double)width * 1.001)) continue; /* each weight is 1 at most, and NaN is not */
         int64_t found = 0;
         if (rate[row] > 0.0f)
@@ -62,6 +62,6 @@ void sampled(int64_t n, int64_t width, const float *restrict logits, const float
         else
             while (x[found] < most) found++;
         token[row] = found;
-        logp[row] = (double)at * ((double)x[found] - (double)most) - log(total);
+        logp[row] = (float)((double)at * ((double)x[found] - (double)most) - log(total));
     }
 }

@@ -32,7 +32,7 @@ def sampled(
     if not len(temperatures) == len(uniforms) == n:
         raise ValueError(f"{n} rows have {len(temperatures)} temperatures and {len(uniforms)} uniform numbers")
     rates = (ctypes.c_float * n)(*[1 / t if t > 0 else 0.0 for t in temperatures])
-    numbers, tokens, logps = (ctypes.c_double * n)(*uniforms), (ctypes.c_int64 * n)(), (ctypes.c_double * n)()
+    numbers, tokens, logps = (ctypes.c_double * n)(*uniforms), (ctypes.c_int64 * n)(), (ctypes.c_float * n)()
     room = torch.empty(width + -(-width // PART))
     logits, weight = addresses(logits_nV, room)
     _call()(n, width, logits, rates, numbers, weight, weight + width * 4, tokens, logps)
