@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from areal_bus.errors import ImpossibleEvent
+from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.messages import Sampled, Scored, VerdictStatus
 
 
@@ -112,11 +112,13 @@ class Examination:
 
     def __init__(self) -> None:
         self.open: Evaluation | None = None
+        self._closed: set[str] = set()  # names
 
     def named(self, name: str) -> Evaluation:
-        """The open one, if it is this one. Raises ImpossibleEvent otherwise."""
+        """The open one, if it is this one. Raises ImpossibleEvent otherwise, LateEvent where it is closed by now."""
         if self.open is None or self.open.name != name:
-            raise ImpossibleEvent(f"evaluation {name!r} is not open")
+            error = LateEvent if name in self._closed else ImpossibleEvent
+            raise error(f"evaluation {name!r} is not open")
         return self.open
 
     def close(self) -> Evaluation | None:
@@ -125,4 +127,5 @@ class Examination:
         if evaluation is None or not evaluation.is_over:
             return None
         self.open = None
+        self._closed.add(evaluation.name)
         return evaluation
