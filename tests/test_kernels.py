@@ -21,6 +21,17 @@ from actors.kernels.sample import sampled
 needs_library = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
 
 
+LOADED = "from actors.kernels.build import library; assert library() is not None"
+
+
+def run(code: str, **environment: str) -> str:
+    """A process of its own, with this environment alone: what it says."""
+    whole = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[1])} | environment
+    ended = subprocess.run([sys.executable, "-c", code], env=whole, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
+
+
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """(n, heads, D) by the angles of the first halves."""
     half = x.shape[-1] // 2
@@ -125,10 +136,7 @@ def test_without_a_compiler_there_is_no_library_and_it_says_so() -> None:
         "from actors.kernels.build import applies, library\n"
         "assert library() is None and not applies(torch.float32, torch.device('cpu'))"
     )
-    environment = {"PATH": "/nowhere", "PYTHONPATH": str(Path(__file__).parents[1])}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert "no C compiler was found" in ended.stderr
+    assert "no C compiler was found" in run(code, PATH="/nowhere")
 
 
 @needs_library
@@ -137,22 +145,15 @@ def test_a_compiler_that_fails_is_reported_and_left(tmp_path: Path) -> None:
     compiler.write_text("#!/bin/sh\necho it broke >&2\nexit 1\n")
     compiler.chmod(0o755)
     code = "from actors.kernels.build import library; assert library() is None"
-    environment = {"CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin",
-                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert "it broke" in ended.stderr
+    assert "it broke" in run(code, CC=str(compiler), XDG_CACHE_HOME=str(tmp_path))
     assert not list((tmp_path / "areal-bus").glob("*"))
 
 
 @needs_library
 def test_the_library_is_compiled_once(tmp_path: Path) -> None:
-    code = "from actors.kernels.build import library; assert library() is not None"
-    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin",
-                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
     made = []
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, timeout=120)
+        run(LOADED, XDG_CACHE_HOME=str(tmp_path))
         made.append([(path.name, path.stat().st_mtime_ns) for path in (tmp_path / "areal-bus").iterdir()])
     assert made[0] == made[1]
     assert len(made[0]) == 1
@@ -258,13 +259,9 @@ def test_a_token_does_not_depend_on_a_row_with_a_nucleus_beside_it(monkeypatch: 
 @needs_library
 @pytest.mark.parametrize("left", [0, 100, 4096])
 def test_a_library_that_was_cut_short_is_compiled_anew(tmp_path: Path, left: int) -> None:
-    code = "from actors.kernels.build import library; assert library() is not None"
-    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin",
-                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
     sizes = []
     for _ in range(2):
-        ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120)
-        assert ended.returncode == 0, ended.stderr
+        run(LOADED, XDG_CACHE_HOME=str(tmp_path))
         (path,) = (tmp_path / "areal-bus").iterdir()
         sizes.append(path.stat().st_size)
         path.write_bytes(path.read_bytes()[:left])
@@ -275,7 +272,7 @@ def test_code_is_not_loaded_from_a_folder_that_others_can_write_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "areal-bus").mkdir()
+    (tmp_path / "areal-bus").mkdir(mode=0o700)
     assert build._folder() == tmp_path / "areal-bus"
     (tmp_path / "areal-bus").chmod(0o777)
     assert build._folder() is None
@@ -286,10 +283,6 @@ def test_a_poorer_library_is_told_of(tmp_path: Path) -> None:
     compiler = tmp_path / "with space"
     compiler.write_text('#!/bin/sh\ncase "$*" in *march*) echo "no such processor" >&2; exit 1;; esac\nexec cc "$@"\n')
     compiler.chmod(0o755)
-    code = "from actors.kernels.build import library; assert library() is not None"
-    environment = {"CC": f"'{compiler}' -pipe", "XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin",
-                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr
-    assert "no such processor" in ended.stderr
-    assert "only" in ended.stderr
+    said = run(LOADED, CC=f"'{compiler}' -pipe", XDG_CACHE_HOME=str(tmp_path))
+    assert "no such processor" in said
+    assert "only" in said

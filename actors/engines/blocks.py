@@ -2,8 +2,8 @@
 
 A row has as many blocks as its tokens need, wherever they lie, and the blocks in use lie behind one another: reading
 them is one run through memory, as fast as it gets, and short rows cost nothing for the long ones beside them. Rows with
-the same prompt have its full blocks in common, which are read once for all of them. Between the two products over
-blocks the scores are put into the order of the rows, for the softmax.
+the same prompt have its full blocks in common. A C kernel goes row by row; without one torch reads what is in common
+once for all its rows, and puts the scores into the order of the rows between the two products, for the softmax.
 
 Shapes: n rows, X = blocks times key heads, M rows that have a block in common, P positions of a block, H query heads, K
 key heads, G = H / K, S = H + 2 K, D head width, J blocks of the longest row, L = J P, T tokens of a packed forward; U
