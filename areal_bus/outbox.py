@@ -120,8 +120,10 @@ class Outbox:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._heard.pop(peer, None)
-            self._void(peer, len(waiting), "it is not connected", level="DEBUG")  # its going is told by others
+        n_void = len(waiting)
         self.forget(peer)
+        if n_void:
+            self._void(peer, n_void, "it is not connected", level="DEBUG")  # its going is told by others
 
     def _send(self, peer: str, frames: Frames) -> None:
         dealer = self._dealers.get(peer)

@@ -153,6 +153,17 @@ def test_bytes_wait_from_the_call_of_send_until_they_go_or_their_peer_is_let_go(
         assert deaf.bus.n_waiting("nobody") == 0
 
 
+def test_what_is_said_to_be_void_waits_no_more() -> None:
+    box = outbox.Outbox("a bus", None, {}, {})
+    waiting: list[int] = []
+    sink = logger.add(lambda _: waiting.append(box.n_bytes("nobody")), level="DEBUG")
+    try:
+        box.letter("nobody", [b"four"])()
+    finally:
+        logger.remove(sink)
+    assert waiting == [0]
+
+
 def test_who_does_not_read_is_sent_no_copies_without_end(tmp_path: Path) -> None:
     """Ten trajectories, each due again at every turn: ZeroMQ's queues fill with copies, then no further one is made."""
     delivery = Delivery(resend_s=1.0)
