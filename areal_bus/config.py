@@ -303,7 +303,7 @@ class WeightsConfig(Section):
     staging: Literal["auto", "host", "device"] = "auto"
     """Where a generator receives; "auto": on its device when it computes on one, else in host memory."""
     route: Literal["auto", "gloo", "shared"] = "auto"
-    """"gloo" sends; "shared": all copy out of learner 0's memory, on one host or GPU; "auto": so on one GPU only."""
+    """"gloo" sends; "shared": all copy out of learner 0's memory; "auto": so where all are on one GPU or one CPU."""
 
 
 class CheckpointConfig(Section):

@@ -18,8 +18,8 @@ from areal_bus.errors import PushFailed
 from areal_bus.landing import Landing
 from areal_bus.manifest import Manifest, first_difference
 from areal_bus.messages import PushBegin
-from areal_bus.push_words import HELD, WRONG, Go, Ready, bucket, key, read, reason, title
-from areal_bus.shared_memory import Handle, open_memory, place_of
+from areal_bus.push_words import HELD, SHUT, WRONG, Go, Ready, bucket, key, read, reason, title
+from areal_bus.shared_memory import Handle, Opened, open_memory, place_of
 
 
 class Member:
@@ -119,7 +119,7 @@ class Member:
         if handle is None:
             self._take(manifest, landing, group, watch)
         else:
-            self._copy(manifest, landing, handle, watch)
+            self._copy(manifest, landing, self._open(handle, manifest, begin, store), watch)
         sent, _ = group.report(WRONG if landing.wrong else HELD, watch.limit_s)
         watch.until(sent.is_completed, lambda: "the root to take the report", group)
         return landing
@@ -138,13 +138,22 @@ class Member:
         self._groups.keep(begin.view, group)
         return group, go.handle
 
-    def _copy(self, manifest: Manifest, landing: Landing, handle: Handle, watch: Watch) -> None:
+    def _open(self, handle: Handle, manifest: Manifest, begin: PushBegin, store: TCPStore) -> Opened:
+        """The root's memory; where that cannot be opened, the root hears it for its next pushes, too."""
+        try:
+            return open_memory(handle, manifest.n_bytes, self._device)
+        except PushFailed as error:
+            if not store.check([key(begin, "stop")]):  # of a push that was given up the memory may be gone
+                store.set(SHUT, f"{self.name}: {error}")
+            raise
+
+    def _copy(self, manifest: Manifest, landing: Landing, memory: Opened, watch: Watch) -> None:
         """Out of the root's memory; should that hold another version meanwhile, the copy has other checksums."""
-        flat = open_memory(handle, manifest.n_bytes, self._device)
         buckets = manifest.buckets()
         for index, (start, stop) in enumerate(buckets):
             watch.look(bucket(index, len(buckets)))
-            landing.land(start, flat[start:stop])
+            landing.land(start, memory.data[start:stop])
+            memory.let_go(start, stop)
         landing.finish()
 
     def _take(self, manifest: Manifest, landing: Landing, group: Group, watch: Watch) -> None:

@@ -13,6 +13,7 @@ from areal_bus.messages import PushBegin
 from areal_bus.shared_memory import Handle, Place
 
 HELD, WRONG = 1, 2  # a member's report
+SHUT = "shut"  # in the store, of no single push: a member could not open the root's memory, though it should
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,17 @@ def home(config: Config, *, on_gpu: bool) -> Home:
     """Where the learner keeps snapshots: memory of its own, or such as others on its host or its GPU can open.
 
     On the GPU it takes room there, so only where generators receive there, too; by "auto" only where the topology
-    leaves all of them no other GPU.
+    leaves all of them no other GPU. From a GPU to memory of its own, which is pinned, unless "shared" is asked for.
     """
     topology, weights = config.topology, config.weights
     received_there = on_gpu and config.rollout.engine == "builtin" and weights.staging != "host"
     if weights.route == "shared":
         return "device" if received_there else "host"
-    one_gpu = topology.gpus_per_host == 1 and topology.ranks_per_gpu > 1
-    return "device" if weights.route == "auto" and received_there and one_gpu else "private"
+    if weights.route == "gloo":
+        return "private"
+    if on_gpu:
+        return "device" if received_there and topology.gpus_per_host == 1 and topology.ranks_per_gpu > 1 else "private"
+    return "host"
 
 
 def is_shared(route: Route, root: Somewhere | None, members: Mapping[str, Somewhere]) -> bool:
@@ -49,4 +52,4 @@ def is_shared(route: Route, root: Somewhere | None, members: Mapping[str, Somewh
             f'weights.route = "shared" needs the snapshot where all members receive, on one host or one GPU: it is on '
             f'{root or "no memory to be shared"}, and {where} elsewhere; set weights.route = "auto"'
         )
-    return not apart and root is not None and (route == "shared" or root.device != "cpu")
+    return not apart

@@ -93,34 +93,48 @@ def cuda_handle(shared: tuple[Any, ...]) -> Handle:
     }
 
 
-def open_memory(handle: Handle, n_bytes: int, device: torch.device) -> Tensor:
-    """(n_bytes,) uint8 of another process; what is written to it here is undefined, and never seen there on the host.
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Memory of another process: what is written to it here is undefined, and never seen there on the host.
 
-    It is the other one's to change: only a copy can be verified. Raises PushFailed when it cannot be opened.
+    It is the other one's to change: only a copy can be verified.
     """
+
+    data: Tensor  # (n_bytes,) uint8
+    _view: mmap.mmap | None  # that it lies in; None on a device
+
+    def let_go(self, start: int, stop: int) -> None:
+        """These bytes were read: they count no more as memory that this process takes."""
+        first, last = start // mmap.PAGESIZE * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._view is not None and first < last:
+            self._view.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def open_memory(handle: Handle, n_bytes: int, device: torch.device) -> Opened:
+    """The first `n_bytes` of what `handle` is of. Raises PushFailed when it cannot be opened."""
     try:
         kind: Literal["host", "cuda"] = handle["kind"]
-        opened = _open_host(handle) if kind == "host" else _open_cuda(handle, device)
+        view = _open_host(handle) if kind == "host" else None
+        opened = _open_cuda(handle, device) if view is None else torch.frombuffer(view, dtype=torch.uint8)
     except (KeyError, TypeError, ValueError) as error:
         raise PushFailed(f"a handle of shared memory has its numbers and names: {str(handle)[:300]}") from error
     except (OSError, RuntimeError) as error:
         raise PushFailed(f"a member must be able to open the root's memory: {handle}: {brief(error)}") from error
     if len(opened) < n_bytes:
         raise PushFailed(f"shared memory must hold the manifest's {n_bytes} bytes: it has {len(opened)}")
-    return opened[:n_bytes]
+    return Opened(opened[:n_bytes], view)
 
 
-def _open_host(handle: Handle) -> Tensor:
+def _open_host(handle: Handle) -> mmap.mmap:
     pid, number, size = _count(handle["pid"]), _count(handle["fd"]), _count(handle["size"])
     descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         found = os.fstat(descriptor)
         if [found.st_dev, found.st_ino] != handle["inode"] or found.st_size < size:
             raise OSError(f"descriptor {number} of process {pid} is something else by now")
-        view = mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE)  # a write here would be to a page of our own
+        return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE)  # a write here would be to a page of our own
     finally:
         os.close(descriptor)
-    return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _open_cuda(handle: Handle, device: torch.device) -> Tensor:

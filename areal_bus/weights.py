@@ -16,13 +16,14 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
+from loguru import logger
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.collective import WINDOW, Group, Groups, Watch, brief, join_store, meet, open_device, serve_store
 from areal_bus.errors import PushFailed
 from areal_bus.member import Member
 from areal_bus.messages import PushBegin, PushDone
-from areal_bus.push_words import HELD, Go, Ready, bucket, key, reason, title
+from areal_bus.push_words import HELD, SHUT, Go, Ready, bucket, key, reason, title
 from areal_bus.route import Route, is_shared
 from areal_bus.snapshot import Snapshot, digest_of, forms_of, take_snapshot
 
@@ -38,6 +39,7 @@ class Root:
         self._device = open_device(address, interface)
         self._groups = Groups()
         self._cancelled = threading.Event()
+        self._is_shut = False  # which was said
         self._under_way: int | None = None
         self._called_off: deque[int] = deque(maxlen=16)  # pushes that are not to begin any more
         self._old_keys: list[str] = []  # of the push before
@@ -120,7 +122,7 @@ class Root:
         watch.until(lambda: self._store.check(list(keys)), missing)
         said = {name: Ready.decode(self._store.get(at).decode()) for at, name in keys.items()}
         places = {name: ready.place for name, ready in said.items()}
-        shared = snapshot.shared if is_shared(self._route, snapshot.place, places) else None
+        shared = snapshot.shared if is_shared(self._open_route(), snapshot.place, places) else None
         handle = shared.handle if shared else None
         group = self._groups.of_view(begin.view)
         size = len(begin.members) + 1
@@ -133,6 +135,15 @@ class Root:
         group = meet(name, self._store, watch, rank=0, size=size, device=self._device)
         self._groups.keep(begin.view, group)
         return group, handle is None
+
+    def _open_route(self) -> Route:
+        """By "auto" nothing is shared any more once a member has found it shut: a mount or a policy hides it."""
+        if self._route != "auto" or not self._store.check([SHUT]):
+            return self._route
+        if not self._is_shut:
+            self._is_shut = True
+            logger.warning("weights are sent from now on: {}", self._store.get(SHUT).decode())
+        return "gloo"
 
     def _send(self, snapshot: Snapshot, group: Group, watch: Watch) -> None:
         buckets, data = snapshot.layout.buckets(), snapshot.host_data()

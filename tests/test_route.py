@@ -20,7 +20,10 @@ def config(**sections: dict[str, Any]) -> Config:
 @pytest.mark.parametrize(
     ("root", "members", "expected"),
     [
-        (CPU, [CPU, CPU], False),
+        (CPU, [CPU, CPU], True),
+        (CPU, [CPU, GPU], False),
+        (CPU, [CPU, OTHER_HOST], False),
+        (CPU, [OTHER_USER], False),
         (GPU, [GPU, GPU], True),
         (GPU, [GPU, OTHER_GPU], False),
         (GPU, [GPU, CPU], False),
@@ -28,7 +31,7 @@ def config(**sections: dict[str, Any]) -> Config:
         (None, [CPU], False),
     ],
 )
-def test_auto_shares_exactly_where_all_are_on_one_cuda_device(
+def test_auto_shares_exactly_where_all_can_open_the_roots_memory(
     root: Place | None, members: list[Place], expected: bool
 ) -> None:
     assert is_shared("auto", root, dict(zip("xyz", members, strict=False))) is expected
@@ -52,12 +55,12 @@ def test_shared_is_refused_where_somebody_is_elsewhere(root: Place, member: Plac
 def test_the_snapshot_lies_where_the_settings_let_others_open_it() -> None:
     one_gpu = {"gpus_per_host": 1, "ranks_per_gpu": 2}
     for sections, on_cpu, on_gpu in (
-        ({}, "private", "private"),
-        ({"topology": {"gpus_per_host": 8}}, "private", "private"),
-        ({"topology": one_gpu}, "private", "device"),
+        ({}, "host", "private"),
+        ({"topology": {"gpus_per_host": 8}}, "host", "private"),
+        ({"topology": one_gpu}, "host", "device"),
         ({"topology": one_gpu, "weights": {"route": "gloo"}}, "private", "private"),
-        ({"topology": one_gpu, "weights": {"staging": "host"}}, "private", "private"),
-        ({"topology": one_gpu, "rollout": {"engine": "sglang"}}, "private", "private"),
+        ({"topology": one_gpu, "weights": {"staging": "host"}}, "host", "private"),
+        ({"topology": one_gpu, "rollout": {"engine": "sglang"}}, "host", "private"),
         ({"weights": {"route": "shared"}}, "host", "device"),
         ({"weights": {"route": "shared", "staging": "host"}}, "host", "host"),
     ):

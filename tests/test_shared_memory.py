@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 READS = """
 import json, sys, torch
 from areal_bus.shared_memory import open_memory
-data = open_memory(json.loads(sys.argv[1]), 5, torch.device("cpu"))
+data = open_memory(json.loads(sys.argv[1]), 5, torch.device("cpu")).data
 print(data.tolist())
 data.zero_()
 """
@@ -43,9 +43,26 @@ def test_another_process_reads_it_and_what_that_writes_is_its_own() -> None:
 
 def test_what_is_opened_shows_what_is_written_later() -> None:
     memory = SharedMemory(3, CPU)
-    opened = open_memory(memory.handle, 3, CPU)
+    opened = open_memory(memory.handle, 3, CPU).data
     memory.data.fill_(7)
     assert opened.tolist() == [7, 7, 7]
+
+
+def test_what_was_read_and_let_go_is_no_memory_of_the_reader() -> None:
+    memory = SharedMemory(64 << 20, CPU)
+    memory.data.fill_(3)
+    opened, before = open_memory(memory.handle, 64 << 20, CPU), resident()
+    assert int(opened.data.sum()) == 3 * (64 << 20)
+    assert resident() - before > 60 << 20
+    opened.let_go(5, (64 << 20) - 5)
+    assert resident() - before < 4 << 20
+    assert opened.data[100].item() == 3, "it is still there"
+
+
+def resident() -> int:
+    """Bytes of this process in memory that several may map."""
+    shared = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssShmem"))
+    return int(shared.split()[1]) << 10
 
 
 def test_it_is_the_users_alone_has_no_name_and_keeps_its_size() -> None:
@@ -135,4 +152,4 @@ def test_processes_of_this_host_say_the_same_place() -> None:
 
 
 def test_memory_of_nothing_can_be_opened() -> None:
-    assert len(open_memory(SharedMemory(0, CPU).handle, 0, CPU)) == 0
+    assert len(open_memory(SharedMemory(0, CPU).handle, 0, CPU).data) == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loguru import logger
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
@@ -68,7 +69,7 @@ def test_members_hold_the_roots_bits_and_the_next_push_reuses_group_and_memory(r
     assert handles[1:] == handles[:1] * 2, "one memory, shared once"
 
 
-def test_auto_sends_where_there_is_no_device_to_share(ring: Ring) -> None:
+def test_auto_shares_what_lies_in_memory_that_others_can_open(ring: Ring) -> None:
     (peer,) = ring.members("generator-0.0")
     root = Root(ring.store, interface="lo", address="127.0.0.1", route="auto")
     for shared_on in (CPU, None):
@@ -77,8 +78,34 @@ def test_auto_sends_where_there_is_no_device_to_share(ring: Ring) -> None:
         peer.order(order)
         root.push(sent, order)
         assert peer.answer()["held"] == sent.digest
-        assert go(ring, order).handle is None
+        assert (go(ring, order).handle is not None) == (shared_on is CPU)
     root.close()
+
+
+def test_auto_sends_after_a_member_has_found_the_memory_shut() -> None:
+    """As where /proc is hidden: the push fails, the next ones go by gloo, for good, and it is said once."""
+    ring, said = Ring(), []
+    sink = logger.add(said.append, level="WARNING", format="{message}")
+    peers = ring.members("generator-0.0", "generator-1.0")
+    for version, shut in ((1, True), (2, False), (3, False)):
+        sent = snapshot(version)
+        order = ring.begin(sent, *(peer.name for peer in peers))
+        peers[0].order(order)
+        peers[1].order(order, shut=shut)
+        if shut:
+            with pytest.raises(PushFailed):  # by the member's word or by its leaving, whichever is heard first
+                ring.root.push(sent, order)
+            assert "must be able to open the root's memory" in peers[1].answer()["error"]
+            peers[0].answer()  # it may have been done before
+        else:
+            ring.root.push(sent, order)
+            assert [peer.answer()["held"] for peer in peers] == [sent.digest] * 2
+            assert go(ring, order).handle is None
+    logger.remove(sink)
+    assert len(said) == 1
+    assert "weights are sent from now on: generator-1.0: a member must be able to open" in said[0]
+    ring.root.close()
+    assert [peer.end() for peer in peers] == [(0, "")] * 2
 
 
 def test_a_snapshot_that_nobody_can_open_is_refused_and_the_member_hears_why(ring: Ring) -> None:
@@ -226,7 +253,7 @@ def test_a_member_lets_go_of_the_memory_when_the_push_is_over(ring: Ring) -> Non
     handle = go(ring, order).handle
     assert handle is not None
     assert handle["pid"] == os.getpid()
-    assert torch.equal(open_memory(handle, sent.n_bytes, CPU), sent.data)
+    assert torch.equal(open_memory(handle, sent.n_bytes, CPU).data, sent.data)
 
 
 @pytest.mark.gpu

@@ -1,8 +1,8 @@
 """A member of weight pushes in a process of its own: reads one JSON order a line, answers with one JSON line each.
 `python -m tests.weights_member NAME [DEVICE]`.
 
-An order is {"begin": {...PushBegin}, "expect": {...}, "signal_at": [bucket, signal], "reuse": bool, "prints": bool}:
-the answer tells what was received, or the error.
+An order is {"begin": {...PushBegin}, "expect": {...}, "signal_at": [bucket, signal], "reuse": bool, "prints": bool,
+"shut": bool}: the answer tells what was received, or the error.
 """
 
 import hashlib
@@ -10,14 +10,18 @@ import json
 import os
 import sys
 import time
+from typing import NoReturn
 
 import torch
 
 from actors.leaving import leave
+from areal_bus import shared_memory
 from areal_bus.errors import PushFailed
 from areal_bus.landing import Landing
 from areal_bus.messages import PushBegin
 from areal_bus.weights import Member, digest_of
+
+OPENS = shared_memory._open_host
 
 
 def fingerprint(tensor: torch.Tensor) -> list[object]:
@@ -40,6 +44,11 @@ def signal_at(bucket: int, number: int) -> None:
     Landing.land = land  # type: ignore[method-assign, assignment]
 
 
+def shut(handle: shared_memory.Handle) -> NoReturn:
+    """As where this process must not look into others."""
+    raise PermissionError(f"/proc/{handle['pid']}/fd")
+
+
 def main(name: str, device: str = "cpu") -> None:
     torch.set_num_threads(1)
     member = Member(name, address="127.0.0.1", interface="lo", device=device)
@@ -49,6 +58,7 @@ def main(name: str, device: str = "cpu") -> None:
         order = json.loads(line)
         if order.get("signal_at"):
             signal_at(*order["signal_at"])
+        shared_memory._open_host = shut if order.get("shut") else OPENS
         began = time.monotonic()
         try:
             tensors, digest, seconds = member.receive(

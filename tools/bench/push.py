@@ -1,14 +1,14 @@
 """The weight push of SmolLM2-135M beside training: what it costs the learner's steps, and the generator's decoding.
 
 A learner and a generator, one thread each, and the production push between them: snapshot on the step's thread, then
-gloo over the loopback, or memory that the generator copies out of, received in a side thread. A step is a batch of the
-demo; the generator decodes all the while.
+memory that the generator copies out of, or gloo over the loopback, received in a side thread. A step is a batch of the
+demo, or a quarter of it with longer completions; the generator decodes all the while.
 """
 
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -24,10 +24,23 @@ from tools.bench.side import ROOT
 CONFIG, MODEL = ROOT / "configs" / "demo.toml", ROOT / "models" / "SmolLM2-135M-Instruct"
 MEMBER = "generator-0.0"
 WITH, WITHOUT, ALONE, MEMCPY = "with", "without", "alone", "memcpy"
-WAYS: Mapping[str, tuple[str, Route]] = {  # by the suffix of their names: type on the wire, and the route
-    "": ("bfloat16", "gloo"),  # as published, 269 MB
-    "_float32": ("float32", "gloo"),
-    "_shared": ("bfloat16", "shared"),
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What is pushed how, beside which steps."""
+
+    wire: str = "bfloat16"  # as published, 269 MB
+    route: Route = "auto"
+    n_prompts: int = 8  # of a step; each has 8 samples
+    longest: int = 8  # completion of a step, of 2 tokens to these
+
+
+WAYS: Mapping[str, Way] = {  # by the suffix of their names
+    "": Way(),
+    "_long": Way(n_prompts=2, longest=126),
+    "_float32": Way(wire="float32"),
+    "_gloo": Way(route="gloo"),
 }
 ROUNDS = 7
 
@@ -58,9 +71,9 @@ class PushBench:
         if not (MODEL / "config.json").is_file():
             raise ConfigError(f"this bench pushes SmolLM2-135M, which is not at {MODEL}: run `make model`")
         found: Figures = {"bench": "push"}
-        for suffix, (wire, route) in WAYS.items():
-            print(f"weights in {wire}, {route}", file=sys.stderr)
-            rounds, seen = processes(wire, route)
+        for suffix, way in WAYS.items():
+            print(way, file=sys.stderr)
+            rounds, seen = processes(way)
             found |= {f"{name}{suffix}": value for name, value in figures(rounds, seen).items()}
             found |= {} if suffix else rounds.figures()
         return found
@@ -74,30 +87,29 @@ class Half(Protocol):
     def answer(self) -> Any: ...
 
 
-def processes(wire: str, route: Route) -> tuple[Rounds, Seen]:
-    """The rounds of one type on the wire and one route, each half in a process of its own."""
+def processes(way: Way) -> tuple[Rounds, Seen]:
+    """The rounds of one way, each half in a process of its own."""
     with ExitStack() as stack:
         learner, generator, control = (
             stack.enter_context(side.ours(name)) for name in ("push_learner", "push_generator", "control")
         )
-        return compare(learner, generator, lambda: float(control.ask("sgemm")), wire, route, CONFIG, MODEL)
+        return compare(learner, generator, lambda: float(control.ask("sgemm")), way, CONFIG, MODEL)
 
 
 def compare(
     learner: Half,
     generator: Half,
     control: Measure,
-    wire: str,
-    route: Route,
+    way: Way,
     config: Path,
     model: Path,
     *,
     rounds: int = ROUNDS,
 ) -> tuple[Rounds, Seen]:
-    """Rounds of steps with and without a push, of pushes alone and of memcpy; weights go out in the type `wire`."""
+    """Rounds of steps with and without a push, of pushes alone and of memcpy."""
     seen = Seen()
-    opened = learner.ask("open", config=str(config), model=str(model), wire=wire, route=route, member=MEMBER)
-    generator.ask("open", model=str(model), dtype=wire, name=MEMBER, **opened)
+    opened = learner.ask("open", config=str(config), model=str(model), member=MEMBER, **asdict(way))
+    generator.ask("open", model=str(model), dtype=way.wire, name=MEMBER, **opened)
     pair = Pair(learner, generator, seen)
     pair.push()  # the group, and memory that was never touched
     pair.step(with_push=True)
@@ -139,7 +151,7 @@ class Pair:
 
 
 def figures(rounds: Rounds, seen: Seen) -> Figures:
-    """Of one type on the wire. Shares of a step are of one without a push."""
+    """Of one way. Shares of a step are of one without a push."""
     longer, memcpy = rounds.ratio(WITH, WITHOUT), rounds.ratio(MEMCPY, ALONE)
     step_s, n_bytes = rounds.cost(WITHOUT), seen.of_learner(ALONE, "bytes")
     stall_s = seen.of_generator(WITH, "swap_s")

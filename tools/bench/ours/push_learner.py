@@ -45,6 +45,7 @@ class Learner:
     config: Config
     wire: torch.dtype
     route: Route
+    longest: int  # completion
     store: Any
     endpoint: str
     member: str
@@ -57,7 +58,7 @@ class Learner:
             previous=self.pusher.spare(),
             bucket_bytes=self.config.weights.bucket_mib << 20,
             dtype=self.wire,
-            shared_on=self.actor.policy.shared_on("host" if self.route == "shared" else "private"),
+            shared_on=self.actor.policy.shared_on("private" if self.route == "gloo" else "host"),
         )
         if taken is None:
             raise RuntimeError("the root takes a snapshot")
@@ -83,7 +84,7 @@ class Learner:
     def update(self) -> None:
         """One step, always on the same tokens."""
         clock, n_samples = self.actor.version, self.config.gconfig.n_samples
-        shard = made_up(self.prompts, n_samples, self.config.gconfig.max_new_tokens, clock)
+        shard = made_up(self.prompts, n_samples, self.longest, clock)
         batch = build(shard, step=clock, clock=clock, n_groups=len(self.prompts), eta=1, n_samples=n_samples)
         self.actor.ppo_update(self.actor.compute_advantages_and_returns(batch))
 
@@ -91,8 +92,10 @@ class Learner:
 opened: list[Learner] = []  # one a process
 
 
-def open_learner(config: str, model: str, wire: str, route: Route, member: str) -> dict[str, Any]:
-    """Load the policy; the store's endpoint for the member."""
+def open_learner(
+    config: str, model: str, member: str, wire: str, route: Route, n_prompts: int, longest: int
+) -> dict[str, Any]:
+    """Load the policy; the store's endpoint for the member, and prompts of the demo."""
     settings = load(Path(config), ["actor.lr_schedule=constant", "actor.lr_warmup_steps=0"], {})
     store, endpoint = serve_store(ADDRESS)
     root = Root(store, interface=INTERFACE, address=ADDRESS, route=route)
@@ -110,7 +113,8 @@ def open_learner(config: str, model: str, wire: str, route: Route, member: str) 
     pusher = Pusher(root.push, send=ended.put, failed=broken.put)
     prompts = demo_prompts(settings, model, Path(config).parent)
     dtype = getattr(torch, wire)
-    opened[:] = [Learner(actor, pusher, ended, prompts, settings, dtype, route, store, endpoint, member)]
+    steps = prompts[:n_prompts]
+    opened[:] = [Learner(actor, pusher, ended, steps, settings, dtype, route, longest, store, endpoint, member)]
     return {"endpoint": endpoint, "prompts": prompts}
 
 
