@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from areal_bus.messages import Directory, Partial, Trajectory
 from areal_bus.outbox import ROOM_BYTES
 
+GATHER_S = 0.1  # longest time that a new one waits for others to go along
+
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt
 
@@ -28,8 +30,10 @@ class Kept:
 class Delivery:
     """Trajectories that the head has not acknowledged."""
 
-    def __init__(self, resend_s: float) -> None:
-        self._resend_s = resend_s
+    def __init__(self, resend_s: float, *, gather: int = 1) -> None:
+        """So many new ones go at once, where the caller asks whether to wait for them."""
+        self._resend_s, self._gather = resend_s, gather
+        self._gathers_since: float | None = None
         self._rewards: dict[str, str] = {}  # name -> endpoint
         self._kept: dict[Key, Kept] = {}
 
@@ -52,6 +56,16 @@ class Delivery:
     def add(self, trajectory: Trajectory) -> None:
         t = trajectory
         self._kept[t.evaluation, t.uid, t.attempt, t.sample] = Kept(t)
+
+    def gathers(self, now: float) -> bool:
+        """Whether the new ones may wait for more: each that goes alone wakes everybody on its way (docs/design.md)."""
+        n_new = sum(not kept.n_sent for kept in self._kept.values())
+        if n_new == 0:
+            self._gathers_since = None
+            return False
+        if self._gathers_since is None:
+            self._gathers_since = now
+        return n_new < self._gather and now < self._gathers_since + GATHER_S
 
     def due(self, now: float, n_waiting: Callable[[str], int]) -> Iterator[tuple[str, Trajectory, bool]]:
         """What to send now: the reward, the trajectory, and whether it leaves for the first time.

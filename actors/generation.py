@@ -44,6 +44,7 @@ from areal_bus.offers import Offers
 from areal_bus.timeline import Timeline
 
 IDLE_S = 0.5  # longest wait for a message when there is nothing to decode
+TOGETHER = 32  # letters of trajectories, at most
 
 
 class Generator:
@@ -60,17 +61,20 @@ class Generator:
         journal: Journal,
         pulse: Pulse,
         *,
+        n_slots: int = 0,
         report_tokens: int = 0,
         drains: bool = False,
     ) -> None:
-        """At new weights the head hears of samples with `report_tokens` new tokens (0: of none). `drains`: they wait
+        """Trajectories wait for others to go along while `n_slots` samples are under way (0: never).
+
+        At new weights the head hears of samples with `report_tokens` new tokens (0: of none). `drains`: they wait
         until the samples under way have ended, and no other is begun meanwhile.
         """
         self.stopped: str | None = None  # why, once the head has said so
         self._bus, self._presence, self._engine, self._sampling = bus, presence, engine, sampling
         self._receiving, self._delivery = receiving, delivery
         self._journal, self._pulse = journal, pulse
-        self._report_tokens, self._drains = report_tokens, drains
+        self._n_slots, self._report_tokens, self._drains = n_slots, report_tokens, drains
         self._arrived: Received | None = None  # weights that wait for the samples under way
         self._timeline = Timeline()
         self._offers = Offers()
@@ -105,6 +109,11 @@ class Generator:
     @property
     def _can_decode(self) -> bool:
         return self._has_weights and self._engine.n_live > 0 and not self._awaits_more
+
+    @property
+    def _is_full(self) -> bool:
+        """No slot waits for work."""
+        return 0 < self._n_slots <= self._sampling.n_live and self._can_decode
 
     def _say(self) -> str:
         if not self._has_weights:
@@ -229,10 +238,19 @@ class Generator:
 
     def _deliver(self) -> None:
         """Trajectories to rewards; the head hears when one leaves for the first time: its slot is free."""
-        for reward, t, is_first in self._delivery.due(time.monotonic(), self._bus.n_waiting):
-            self._bus.send(reward, t)
+        now = time.monotonic()
+        if self._is_full and self._delivery.gathers(now):
+            return
+        letters: list[tuple[str, Message]] = []
+        for reward, t, is_first in self._delivery.due(now, self._bus.n_waiting):
+            letters.append((reward, t))
             if is_first:
-                self._bus.send(HEAD, Sampled(t.uid, t.sample, t.attempt, t.evaluation, n_tokens=len(t.logps) // 4))
+                letters.append((HEAD, Sampled(t.uid, t.sample, t.attempt, t.evaluation, n_tokens=len(t.logps) // 4)))
+            if len(letters) >= TOGETHER:  # what is due next depends on what waits
+                self._bus.send_all(letters)
+                letters.clear()
+        if letters:
+            self._bus.send_all(letters)
 
     # weights
 

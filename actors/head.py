@@ -176,8 +176,8 @@ class Shell:
         self.journal.flush()
         if self.samples is not None:
             self.samples.flush()
-        for letter in letters:
-            bus.send(letter.to, letter.message)
+        if letters:
+            bus.send_all((letter.to, letter.message) for letter in letters)
         letters.clear()
 
     def _begin_term(self, term: int, version: int) -> None:

@@ -180,8 +180,7 @@ class RewardLoop:
         if self._untold:
             self._journal.mark("bus")
             self._journal.flush()  # first: all that the head hears is written here
-            for one in self._untold:
-                self._bus.send(HEAD, one)
+            self._bus.send_all((HEAD, one) for one in self._untold)
             self._untold.clear()
 
 

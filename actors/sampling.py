@@ -255,16 +255,21 @@ class Sampling:
         )
 
 
+def slots(config: Config) -> int:
+    """Samples that a generator has under way at once.
+
+    Agents take a process each, and those that would wait for one may find it at another generator.
+    """
+    n_slots, workflow = config.rollout.max_concurrent_rollouts, config.workflow
+    return min(n_slots, workflow.agent.workers) if workflow.function == "agent" else n_slots
+
+
 def capacity(config: Config) -> int:
     """Samples that a generator asks the head for: its slots, and a group that waits for the first of them to be free.
 
     Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next.
-    Agents take a process each, and those that would wait for one may find it at another generator.
     """
-    slots, workflow = config.rollout.max_concurrent_rollouts, config.workflow
-    if workflow.function == "agent":
-        slots = min(slots, workflow.agent.workers)
-    return slots + config.gconfig.n_samples
+    return slots(config) + config.gconfig.n_samples
 
 
 def evaluation_number(evaluation: str) -> int:

@@ -51,6 +51,21 @@ def test_messages_arrive_in_order_both_ways(tmp_path: Path, transport: str) -> N
     head.close()
 
 
+def test_letters_sent_together_arrive_in_order_at_everybody(tmp_path: Path) -> None:
+    head, other = (Bus(name, job=JOB, listen=f"ipc://{tmp_path}/{name}") for name in ("head", "other"))
+    actor = Bus("generator-0.0", job=JOB)
+    for bus in (head, other):
+        actor.connect(bus.name, bus.endpoint)
+    actor.send("head", ack(0))
+    actor.send_all(("other" if n % 3 else "head", ack(n)) for n in range(1, 300))
+    actor.send_all([])
+    actor.send("head", ack(300))
+    assert [next_of(head) for _ in range(101)] == [("generator-0.0", ack(n)) for n in range(0, 301, 3)]
+    assert [next_of(other)[1] for _ in range(200)] == [ack(n) for n in range(300) if n % 3]
+    for bus in (actor, head, other):
+        bus.close()
+
+
 def test_heartbeats_go_out_while_the_loop_is_busy(tmp_path: Path) -> None:
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
     beats = iter(range(10**6))

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ class Wire:
 
     def send(self, to: str, message: Message) -> None:
         self.sent.append((to, message, self._summary.exists()))
+
+    def send_all(self, letters: Iterable[tuple[str, Message]]) -> None:
+        for letter in letters:
+            self.send(*letter)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +175,10 @@ class Watched(Bus):
             lines = [json.loads(line) for line in self.journal.path.read_text().splitlines()]
             self.seen.append((message.uid, [line["uid"] for line in lines if line["event"] == "score"]))
         super().send(to, message)
+
+    def send_all(self, letters: Iterable[tuple[str, Message]]) -> None:
+        for letter in letters:
+            self.send(*letter)
 
 
 def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):

@@ -1,6 +1,6 @@
 """Row 42 of the fault matrix: what is cancelled is cancelled before new weights are swapped in."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,9 @@ class Mail:
 
     def send(self, to: str, message: m.Message) -> None:
         self.sent.append(message)
+
+    def send_all(self, letters: Iterable[tuple[str, m.Message]]) -> None:
+        self.sent.extend(message for _, message in letters)
 
     def n_waiting(self, peer: str) -> int:
         return 0
