@@ -61,7 +61,6 @@ class Delivery:
         """Whether the new ones may wait for more: each that goes alone wakes everybody on its way (docs/design.md)."""
         n_new = sum(not kept.n_sent for kept in self._kept.values())
         if n_new == 0:
-            self._gathers_since = None
             return False
         if self._gathers_since is None:
             self._gathers_since = now
@@ -70,8 +69,9 @@ class Delivery:
     def due(self, now: float, n_waiting: Callable[[str], int]) -> Iterator[tuple[str, Trajectory, bool]]:
         """What to send now: the reward, the trajectory, and whether it leaves for the first time.
 
-        `n_waiting`: bytes that a reward's socket has not taken yet. Send each one before you ask for the next.
+        `n_waiting`: bytes that a reward's socket has not taken yet. Send what it gave before you ask for much more.
         """
+        self._gathers_since = None
         names = sorted(self._rewards)
         idle = {name for name in names if not n_waiting(name)}
         for kept in self._kept.values():

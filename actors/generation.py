@@ -44,7 +44,7 @@ from areal_bus.offers import Offers
 from areal_bus.timeline import Timeline
 
 IDLE_S = 0.5  # longest wait for a message when there is nothing to decode
-TOGETHER = 32  # letters of trajectories, at most
+TOGETHER_BYTES = 1 << 20  # of trajectories sent at once
 
 
 class Generator:
@@ -65,7 +65,7 @@ class Generator:
         report_tokens: int = 0,
         drains: bool = False,
     ) -> None:
-        """Trajectories wait for others to go along while `n_slots` samples are under way (0: never).
+        """Trajectories wait for others to go along while more than `n_slots` samples are under way (0: never).
 
         At new weights the head hears of samples with `report_tokens` new tokens (0: of none). `drains`: they wait
         until the samples under way have ended, and no other is begun meanwhile.
@@ -92,7 +92,7 @@ class Generator:
             self._journal.mark("generate")
             self._settle(self._sampling.step())
         self._journal.mark("bus")
-        self._deliver()
+        self._deliver(gathers=self._is_full)
         self._pulse.progress = self._engine.n_tokens
         self._pulse.note = self._presence.remark(self._say())
 
@@ -112,8 +112,8 @@ class Generator:
 
     @property
     def _is_full(self) -> bool:
-        """No slot waits for work."""
-        return 0 < self._n_slots <= self._sampling.n_live and self._can_decode
+        """A sample waits for a slot: the head need not hear at once that one is free."""
+        return 0 < self._n_slots < self._sampling.n_live and self._can_decode
 
     def _say(self) -> str:
         if not self._has_weights:
@@ -236,19 +236,21 @@ class Generator:
                 self._delivery.forget(outcome.evaluation, outcome.uid, outcome.attempt)
                 self._bus.send(HEAD, outcome)
 
-    def _deliver(self) -> None:
+    def _deliver(self, *, gathers: bool) -> None:
         """Trajectories to rewards; the head hears when one leaves for the first time: its slot is free."""
         now = time.monotonic()
-        if self._is_full and self._delivery.gathers(now):
+        if gathers and self._delivery.gathers(now):
             return
         letters: list[tuple[str, Message]] = []
+        n_bytes = 0
         for reward, t, is_first in self._delivery.due(now, self._bus.n_waiting):
             letters.append((reward, t))
+            n_bytes += len(t.ids) + len(t.logps) + len(t.text)
             if is_first:
                 letters.append((HEAD, Sampled(t.uid, t.sample, t.attempt, t.evaluation, n_tokens=len(t.logps) // 4)))
-            if len(letters) >= TOGETHER:  # what is due next depends on what waits
+            if n_bytes >= TOGETHER_BYTES:  # what is due next depends on what waits
                 self._bus.send_all(letters)
-                letters.clear()
+                letters, n_bytes = [], 0
         if letters:
             self._bus.send_all(letters)
 
@@ -271,6 +273,7 @@ class Generator:
         return self._drains and self._has_weights and (self._engine.hold() or self._sampling.is_midway)
 
     def _swap(self, received: Received) -> None:
+        self._deliver(gathers=False)  # computing keys anew takes a while
         begin, started = received.begin, time.monotonic()
         try:
             with self._journal.span("swap"):

@@ -8,6 +8,7 @@ import os
 import socket
 from dataclasses import asdict, replace
 
+import torch
 from loguru import logger
 
 from actors.context import Context, Pulse, open_bus
@@ -27,9 +28,10 @@ from actors.training.tie import Tie
 from areal_bus import messages as m
 from areal_bus.collective import brief
 from areal_bus.config import Config
-from areal_bus.errors import PushFailed, Restart
+from areal_bus.errors import ConfigError, PushFailed, Restart
 from areal_bus.journal import Event, Journal
 from areal_bus.route import home
+from areal_bus.shared_memory import refusal
 from areal_bus.staleness import StalenessPolicy
 from areal_bus.weights import Root, Snapshot, serve_store, take_snapshot
 
@@ -227,6 +229,7 @@ class Learner:
     def _announce(self) -> None:
         """The version that everything begins with is here."""
         self.began_at = self.actor.version
+        self.shared_on = self._shared_on()
         self.digest = self._snapshot(self.began_at)
         self.letterbox.live_on(lambda life: self.send(replace(self._join(), again=life)))
         self.tie.confirm(False)
@@ -277,6 +280,17 @@ class Learner:
             raise PushFailed(f"learner 0 is the root of every push; {self.context.name} was asked for {begin.push}")
         return self.root.push(snapshot, begin)
 
+    def _shared_on(self) -> torch.device | None:
+        """Where snapshots lie that others are to open. Raises ConfigError when they must be and cannot."""
+        at = self.policy.shared_on(home(self.config, on_gpu=self.policy.device.type == "cuda"))
+        refused = refusal(at) if at is not None and self.is_root else ""
+        if not refused:
+            return at
+        if self.config.weights.route == "shared":
+            raise ConfigError(f'weights.route = "shared" needs memory that others can open: {refused}; set "gloo"')
+        logger.warning("{}: weights will be sent, its memory cannot be shared: {}", self.context.name, refused)
+        return None
+
     def _snapshot(self, version: int) -> str:
         """Copy the weights, on this thread, before the next optimizer step; a collective when sharded."""
         self.actor.check_whole()
@@ -288,7 +302,7 @@ class Learner:
                 previous=self.pusher.spare(),
                 bucket_bytes=self.config.weights.bucket_mib << 20,
                 dtype=self.policy.dtype,
-                shared_on=self.policy.shared_on(home(self.config, on_gpu=self.policy.device.type == "cuda")),
+                shared_on=self.shared_on,
             )
         self.pulse.version = version
         if snapshot is None:

@@ -122,16 +122,23 @@ class Bus:
 
     def send(self, to: str, message: Message) -> None:
         """By the DEALER of that name, else by the ROUTER to who is heard under it. Never blocks. Raises WireError."""
-        self._order(self._letter(to, message))
+        frames = wire.encode(message, job=self.job)
+        self._order(self.outbox.letter(to, frames, is_kept=isinstance(message, SENT_AGAIN)))
 
     def send_all(self, letters: Iterable[tuple[str, Message]]) -> None:
-        """As `send` of each in turn; but they leave together, so that who gets them is woken once, not for each."""
-        self._orders.extend([self._letter(*letter) for letter in letters])
-        self._kick()
+        """As `send` of each in turn; but they leave together, so that who gets them is woken once, not for each.
 
-    def _letter(self, to: str, message: Message) -> Callable[[], None]:
-        frames = wire.encode(message, job=self.job)
-        return self.outbox.letter(to, frames, is_kept=isinstance(message, SENT_AGAIN))
+        Raises WireError when those before the wrong one are sent.
+        """
+        orders: list[Callable[[], None]] = []
+        try:
+            for to, message in letters:
+                frames = wire.encode(message, job=self.job)
+                orders.append(self.outbox.letter(to, frames, is_kept=isinstance(message, SENT_AGAIN)))
+        finally:
+            self._orders.extend(orders)
+            if orders:
+                self._kick()
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """Next message and its sender's name; None after `timeout_s` (0: only what is there; None: wait)."""

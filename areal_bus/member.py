@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from loguru import logger
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -18,8 +19,8 @@ from areal_bus.errors import PushFailed
 from areal_bus.landing import Landing
 from areal_bus.manifest import Manifest, first_difference
 from areal_bus.messages import PushBegin
-from areal_bus.push_words import HELD, SHUT, WRONG, Go, Ready, bucket, key, read, reason, title
-from areal_bus.shared_memory import Handle, Opened, open_memory, place_of
+from areal_bus.push_words import HELD, WRONG, Go, Offer, Ready, bucket, key, read, reason, title
+from areal_bus.shared_memory import Opened, Place, open_memory, place_of
 
 
 class Member:
@@ -39,6 +40,7 @@ class Member:
         self._gloo = open_device(address, interface)
         self._device = torch.device("cpu" if staging == "host" else device)
         self._groups = Groups()
+        self._found_shut = False  # the root's memory, which was said
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._endpoint = ""
@@ -115,37 +117,45 @@ class Member:
             said = difference or f"version {manifest.version} was announced for version {begin.version}"
             raise PushFailed(f"a push must bring the model that its members hold: {said}")
         landing = Landing(manifest, into, self._device)
-        group, handle = self._meet(begin, store, watch)
-        if handle is None:
+        place, memory = self._open(manifest, begin, store)
+        group, copies = self._meet(begin, store, place, watch)
+        if not copies:
             self._take(manifest, landing, group, watch)
+        elif memory is not None:
+            self._copy(manifest, landing, memory, watch)
         else:
-            self._copy(manifest, landing, self._open(handle, manifest, begin, store), watch)
+            raise PushFailed("a push is copied only by members that have opened the root's memory")
         sent, _ = group.report(WRONG if landing.wrong else HELD, watch.limit_s)
         watch.until(sent.is_completed, lambda: "the root to take the report", group)
         return landing
 
-    def _meet(self, begin: PushBegin, store: TCPStore, watch: Watch) -> tuple[Group, Handle | None]:
-        """Say ready, then use or build the group that the root names; with it the handle of the root's memory."""
+    def _open(self, manifest: Manifest, begin: PushBegin, store: TCPStore) -> tuple[Place, Opened | None]:
+        """Where this receives, and the root's memory if that is there and can be opened; else a place like no other."""
+        here, at = place_of(self._device), key(begin, "memory")
+        offer = Offer.decode(store.get(at).decode()) if store.check([at]) else None
+        if offer is None or offer.place != here:
+            return here, None
+        try:
+            return here, open_memory(offer.handle, manifest.n_bytes, self._device)
+        except PushFailed as error:  # a mount or a policy hides it
+            if not self._found_shut:
+                logger.warning("{}: weights must be sent to it: {}", self.name, error)
+            self._found_shut = True
+            return Place(f"{self.name} of {here.realm}", here.device, f"{here.host} ({error})"), None
+
+    def _meet(self, begin: PushBegin, store: TCPStore, place: Place, watch: Watch) -> tuple[Group, bool]:
+        """Say ready, then use or build the group that the root names; with it whether members copy."""
         group = self._groups.of_view(begin.view)
-        ready = Ready(group.name if group else "", place_of(self._device))
+        ready = Ready(group.name if group else "", place)
         store.set(key(begin, f"ready/{self.name}"), ready.encode())
         go = Go.decode(read(store, begin, "go", watch))
         if group is not None and group.name == go.group:
-            return group, go.handle
+            return group, go.copies
         self._groups.drop_view(begin.view)
         rank, size = begin.members.index(self.name) + 1, len(begin.members) + 1
         group = meet(go.group, store, watch, rank=rank, size=size, device=self._gloo)
         self._groups.keep(begin.view, group)
-        return group, go.handle
-
-    def _open(self, handle: Handle, manifest: Manifest, begin: PushBegin, store: TCPStore) -> Opened:
-        """The root's memory; where that cannot be opened, the root hears it for its next pushes, too."""
-        try:
-            return open_memory(handle, manifest.n_bytes, self._device)
-        except PushFailed as error:
-            if not store.check([key(begin, "stop")]):  # of a push that was given up the memory may be gone
-                store.set(SHUT, f"{self.name}: {error}")
-            raise
+        return group, go.copies
 
     def _copy(self, manifest: Manifest, landing: Landing, memory: Opened, watch: Watch) -> None:
         """Out of the root's memory; should that hold another version meanwhile, the copy has other checksums."""

@@ -13,7 +13,25 @@ from areal_bus.messages import PushBegin
 from areal_bus.shared_memory import Handle, Place
 
 HELD, WRONG = 1, 2  # a member's report
-SHUT = "shut"  # in the store, of no single push: a member could not open the root's memory, though it should
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The root's snapshot lies in memory that others may be able to open."""
+
+    place: Place
+    handle: Handle
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def decode(text: str) -> "Offer":
+        value = decoded(text)
+        try:
+            return Offer(Place(**value["place"]), dict(value["handle"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise PushFailed(f"the root says where its memory is, and its handle: {text[:200]!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +39,7 @@ class Ready:
     """A member has room for the model that was announced."""
 
     group: str  # that it still holds of this view; "" for none
-    place: Place  # where it receives
+    place: Place  # where it receives; if that is the root's, it has opened the root's memory
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -40,7 +58,7 @@ class Go:
     """All are ready: how it goes on."""
 
     group: str  # to be built by whoever does not hold it
-    handle: Handle | None  # of the root's memory, to copy from; None: buckets are broadcast
+    copies: bool  # each member out of the root's memory; else buckets are broadcast
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -48,10 +66,10 @@ class Go:
     @staticmethod
     def decode(text: str) -> "Go":
         value = decoded(text)
-        handle = value.get("handle")
-        if not isinstance(value.get("group"), str) or not isinstance(handle, dict | None):
-            raise PushFailed(f"the root names a group, and a handle or none: {text[:200]!r}")
-        return Go(value["group"], handle)
+        group, copies = value.get("group"), value.get("copies")
+        if not isinstance(group, str) or not isinstance(copies, bool):
+            raise PushFailed(f"the root names a group, and whether members copy: {text[:200]!r}")
+        return Go(group, copies)
 
 
 def decoded(text: str) -> dict[str, Any]:

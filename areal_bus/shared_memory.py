@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +50,15 @@ def place_of(device: torch.device) -> Place:
     realm = f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     name = "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
     return Place(realm, name, socket.gethostname())
+
+
+def refusal(device: torch.device) -> str:
+    """Why this system lets nobody open memory of this process there; "" when it does."""
+    try:
+        SharedMemory(1, device)
+    except (OSError, RuntimeError) as error:
+        return brief(error)
+    return ""
 
 
 class SharedMemory:
@@ -107,7 +117,8 @@ class Opened:
         """These bytes were read: they count no more as memory that this process takes."""
         first, last = start // mmap.PAGESIZE * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
         if self._view is not None and first < last:
-            self._view.madvise(mmap.MADV_DONTNEED, first, last - first)
+            with suppress(OSError):  # of pages that are locked
+                self._view.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def open_memory(handle: Handle, n_bytes: int, device: torch.device) -> Opened:

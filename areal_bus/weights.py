@@ -1,11 +1,11 @@
 """The weight push: learner rank 0 (the root) sends one snapshot to the members of a view; each verifies every byte.
 
 One push, by keys in the root's store and two gloo groups (docs/weights.md has the picture):
-  announce   the root sets the manifest; a member checks it against its model and makes room
+  announce   the root sets the manifest, and a handle of its memory; a member checks its model, makes room, opens that
   ready      each member says so, with the group it still holds; one that cannot says why and ends the push
   go         the root names the group; whoever does not hold it builds it
-  buckets    broadcast in order; a member copies and verifies one while the next arrives. Or, where all members can
-             open the root's memory (`route.py`), its handle came with "go", and each copies out of it
+  buckets    broadcast in order; a member copies and verifies one while the next arrives. Or, where all members have
+             opened the root's memory (`route.py`), each copies out of that
   report     each member tells the root whether all checksums were right
 Knows nothing of engines, heads or versions' order: when a push begins, and with whom, comes with `PushBegin`.
 """
@@ -16,14 +16,13 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from loguru import logger
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.collective import WINDOW, Group, Groups, Watch, brief, join_store, meet, open_device, serve_store
 from areal_bus.errors import PushFailed
 from areal_bus.member import Member
 from areal_bus.messages import PushBegin, PushDone
-from areal_bus.push_words import HELD, SHUT, Go, Ready, bucket, key, reason, title
+from areal_bus.push_words import HELD, Go, Offer, Ready, bucket, key, reason, title
 from areal_bus.route import Route, is_shared
 from areal_bus.snapshot import Snapshot, digest_of, forms_of, take_snapshot
 
@@ -39,7 +38,6 @@ class Root:
         self._device = open_device(address, interface)
         self._groups = Groups()
         self._cancelled = threading.Event()
-        self._is_shut = False  # which was said
         self._under_way: int | None = None
         self._called_off: deque[int] = deque(maxlen=16)  # pushes that are not to begin any more
         self._old_keys: list[str] = []  # of the push before
@@ -100,6 +98,8 @@ class Root:
             timeout_s=begin.timeout_s,
             cancelled=self._cancelled,
         )
+        if self._route != "gloo" and snapshot.shared is not None and snapshot.place is not None:
+            self._store.set(key(begin, "memory"), Offer(snapshot.place, snapshot.shared.handle).encode())
         self._store.set(key(begin, "manifest"), snapshot.layout.encode())
         group, is_sent = self._assemble(snapshot, begin, watch)
         reported, statuses = group.report(HELD, watch.limit_s)
@@ -122,28 +122,18 @@ class Root:
         watch.until(lambda: self._store.check(list(keys)), missing)
         said = {name: Ready.decode(self._store.get(at).decode()) for at, name in keys.items()}
         places = {name: ready.place for name, ready in said.items()}
-        shared = snapshot.shared if is_shared(self._open_route(), snapshot.place, places) else None
-        handle = shared.handle if shared else None
+        copies = is_shared(self._route, snapshot.place, places)
         group = self._groups.of_view(begin.view)
         size = len(begin.members) + 1
         if group is not None and {ready.group for ready in said.values()} == {group.name} and group.size == size:
-            self._store.set(key(begin, "go"), Go(group.name, handle).encode())
-            return group, handle is None
+            self._store.set(key(begin, "go"), Go(group.name, copies).encode())
+            return group, not copies
         self._groups.drop_view(begin.view)
         name = f"view-{begin.view}.{self._store.add('groups', 1)}"
-        self._store.set(key(begin, "go"), Go(name, handle).encode())
+        self._store.set(key(begin, "go"), Go(name, copies).encode())
         group = meet(name, self._store, watch, rank=0, size=size, device=self._device)
         self._groups.keep(begin.view, group)
-        return group, handle is None
-
-    def _open_route(self) -> Route:
-        """By "auto" nothing is shared any more once a member has found it shut: a mount or a policy hides it."""
-        if self._route != "auto" or not self._store.check([SHUT]):
-            return self._route
-        if not self._is_shut:
-            self._is_shut = True
-            logger.warning("weights are sent from now on: {}", self._store.get(SHUT).decode())
-        return "gloo"
+        return group, not copies
 
     def _send(self, snapshot: Snapshot, group: Group, watch: Watch) -> None:
         buckets, data = snapshot.layout.buckets(), snapshot.host_data()
@@ -159,5 +149,5 @@ class Root:
         """Keys of the push before; "stop" stays, for members that come to it late."""
         for old in self._old_keys:
             self._store.delete_key(old)
-        names = ["manifest", "go", "refused", *(f"ready/{name}" for name in begin.members)]
+        names = ["memory", "manifest", "go", "refused", *(f"ready/{name}" for name in begin.members)]
         self._old_keys = [key(begin, name) for name in names]

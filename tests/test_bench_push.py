@@ -66,7 +66,7 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("route", ["gloo", "shared"])
 def test_a_learner_pushes_to_a_generator_that_decodes(small: tuple[Path, Path], route: Route) -> None:
     learner, generator = Here(push_learner.FUNCTIONS), Here(push_generator.FUNCTIONS)
-    rounds, seen = push.compare(learner, generator, lambda: 1.0, push.Way(route=route), *small, rounds=2)
+    rounds, seen = push.compare(learner, generator, lambda: 1.0, push.Way(route=route, rounds=2), *small)
     assert [set(costs) for costs in rounds.costs] == 2 * [{WITH, WITHOUT, ALONE, MEMCPY}]
     assert all(cost > 0 for costs in rounds.costs for cost in costs.values())
     assert len(seen.learner[WITH]) == len(seen.generator[WITH]) == 2

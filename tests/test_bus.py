@@ -3,13 +3,15 @@
 import gc
 import os
 import socket
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zmq
 
 from areal_bus.bus import Bus
-from areal_bus.errors import ConfigError
+from areal_bus.errors import ConfigError, WireError
 from areal_bus.inbox import Inbox
 from areal_bus.messages import Ack, HeadBeat, Message, Stop, Trajectory
 
@@ -51,17 +53,23 @@ def test_messages_arrive_in_order_both_ways(tmp_path: Path, transport: str) -> N
     head.close()
 
 
-def test_letters_sent_together_arrive_in_order_at_everybody(tmp_path: Path) -> None:
+def test_letters_sent_together_arrive_in_order_at_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head, other = (Bus(name, job=JOB, listen=f"ipc://{tmp_path}/{name}") for name in ("head", "other"))
     actor = Bus("generator-0.0", job=JOB)
     for bus in (head, other):
         actor.connect(bus.name, bus.endpoint)
-    actor.send("head", ack(0))
+    kick, n_kicks = actor._kick, Counter[str]()
+    monkeypatch.setattr(actor, "_kick", lambda: (n_kicks.update(["once"]), kick()))
     actor.send_all(("other" if n % 3 else "head", ack(n)) for n in range(1, 300))
     actor.send_all([])
+    assert n_kicks["once"] == 1
     actor.send("head", ack(300))
-    assert [next_of(head) for _ in range(101)] == [("generator-0.0", ack(n)) for n in range(0, 301, 3)]
+    assert [next_of(head) for _ in range(100)] == [("generator-0.0", ack(n)) for n in range(3, 301, 3)]
     assert [next_of(other)[1] for _ in range(200)] == [ack(n) for n in range(300) if n % 3]
+    with pytest.raises(WireError):
+        actor.send_all([("head", ack(1)), ("head", replace(trajectory(64), text="x" * (9 << 20))), ("head", ack(2))])
+    assert next_of(head)[1] == ack(1)
+    assert actor.n_waiting("head") == 0, "nothing counts that was not sent"
     for bus in (actor, head, other):
         bus.close()
 

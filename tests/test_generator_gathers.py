@@ -25,11 +25,12 @@ def test_new_ones_wait_until_there_are_enough_or_the_first_has_waited_long() -> 
         assert delivery.gathers(1.0 + uid * GATHER_S / 2)
     assert not delivery.gathers(1.0 + GATHER_S)
     assert due(delivery, 2.0) == [("reward-0.0", 0, True), ("reward-0.0", 1, True)]
-    assert not delivery.gathers(2.0), "what was sent waits for no others"
-    for uid in range(2, 5):
+    for uid in range(2, 5):  # with no turn between in which there was nothing to wait with
         assert uid == 2 or delivery.gathers(3.0), "counted from when the first of these came"
         delivery.add(trajectory(uid))
     assert not delivery.gathers(3.0), "three are enough"
+    due(delivery, 3.0)
+    assert not delivery.gathers(3.0), "what was sent waits for no others"
 
 
 def test_without_a_number_none_waits() -> None:
@@ -52,35 +53,68 @@ class Ending:
 
     def step(self) -> Iterator[m.Trajectory]:
         self._uid += 1
+        self.n_live -= 1
         yield trajectory(self._uid)
 
+    def partials(self, **_: object) -> Iterable[m.Partial]:
+        return ()
 
-@pytest.mark.parametrize(("n_live", "expected"), [(4, [0, 0, 3, 0, 0, 3]), (3, [1, 1, 1, 1, 1, 1])])
-def test_the_generator_lets_them_wait_only_while_every_slot_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_live: int, expected: list[int]
-) -> None:
-    monkeypatch.setattr(generation, "time", Still())
-    mail, engine, delivery = Mail(), Diary(), Delivery(10.0, gather=3)
+
+def a_generator(folder: Path, mail: Mail, n_live: int) -> Generator:
+    """It has 4 slots, and gathers by 3."""
+    engine, delivery = Diary(), Delivery(10.0, gather=3)
     delivery.directory(rewards("reward-0.0"))
     engine.version, engine.live = 0, [("", 0, 0, 0, 0)]
-    journal = Journal(tmp_path, role="generator", index=0, incarnation=0)
+    journal = Journal(folder, role="generator", index=0, incarnation=0)
     presence = Presence(mail, silent_s=60.0)  # type: ignore[arg-type]
-    generator = Generator(
+    return Generator(
         mail, presence, engine, Ending(n_live), Arrived(), delivery, journal, Pulse(), n_slots=4  # type: ignore[arg-type]
     )  # fmt: skip
-    n_left = []
-    for _ in expected:
-        mail.sent.clear()
-        generator.turn()
-        kinds = [type(message) for message in mail.sent]
-        assert kinds == [m.Trajectory, m.Sampled] * (len(kinds) // 2), "the head hears of each as it leaves"
-        n_left.append(len(kinds) // 2)
-    assert n_left == expected
 
 
-class Still:
-    """A clock that stands."""
+class Clock:
+    """A turn takes so many seconds."""
 
-    @staticmethod
-    def monotonic() -> float:
-        return 5.0
+    def __init__(self, seconds_a_turn: float) -> None:
+        self.now = 0.0
+        self.step = seconds_a_turn
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def n_sent(generator: Generator, mail: Mail, clock: Clock) -> int:
+    """Trajectories that leave in the next turn."""
+    mail.sent.clear()
+    generator.turn()
+    clock.now += clock.step
+    kinds = [type(message) for message in mail.sent]
+    assert kinds == [m.Trajectory, m.Sampled] * (len(kinds) // 2), "the head hears of each as it leaves"
+    return len(kinds) // 2
+
+
+@pytest.mark.parametrize(
+    ("seconds_a_turn", "expected"),
+    [
+        (0.001, [0, 0, 3, 0, 0, 3, 1, 1]),
+        (0.6 * GATHER_S, [0, 0, 3, 0, 0, 3, 1, 1]),
+        (1.1 * GATHER_S, [0, 2, 0, 2, 0, 2, 1, 1]),
+    ],
+)
+def test_the_generator_lets_them_wait_only_while_samples_wait_for_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_a_turn: float, expected: list[int]
+) -> None:
+    clock, mail = Clock(seconds_a_turn), Mail()
+    monkeypatch.setattr(generation, "time", clock)
+    generator = a_generator(tmp_path, mail, n_live=10)  # 4 slots: the sixth end leaves nobody waiting
+    assert [n_sent(generator, mail, clock) for _ in expected] == expected
+
+
+def test_they_do_not_wait_for_the_keys_of_new_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, mail = Clock(0.0), Mail()
+    monkeypatch.setattr(generation, "time", clock)
+    generator = a_generator(tmp_path, mail, n_live=10)
+    assert n_sent(generator, mail, clock) == 0
+    mail.waiting.append(("head", m.PushBegin(0, 1, 0, [mail.name], "store", 1.0)))
+    generator.turn()
+    assert [type(message) for message in mail.sent] == [m.Trajectory, m.Sampled, m.PushDone]

@@ -5,20 +5,22 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from loguru import logger
 
+from areal_bus import shared_memory
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.push_words import Go
-from areal_bus.shared_memory import open_memory
-from areal_bus.weights import Root, Snapshot, digest_of, take_snapshot
+from areal_bus.push_words import Go, Offer
+from areal_bus.shared_memory import Handle, open_memory, refusal
+from areal_bus.weights import Member, Root, Snapshot, digest_of, serve_store, take_snapshot
 from tests.test_weights import Ring, wait_for, weights
 from tests.test_weights_learner import begin, member, wait_until_stopped
-from tests.weights_member import fingerprint
+from tests.weights_member import fingerprint, shut
 from tests.weights_peer import Peer
 
 CPU = torch.device("cpu")
@@ -33,7 +35,10 @@ def ring() -> Iterator[Ring]:
     yield ring
     ring.root.close()
     ends = {name: peer.end() for name, peer in ring.peers.items()}
-    assert {end for end in ends.values() if end[0] != -signal.SIGKILL} <= {(0, "")}, "members end without a word"
+    whole = [(code, said.splitlines()) for code, said in ends.values() if code != -signal.SIGKILL]
+    assert {code for code, _ in whole} <= {0}
+    other = [line for _, said in whole for line in said if "weights must be sent to it" not in line]
+    assert not other, "members end without a word"
 
 
 def snapshot(version: int, *, previous: Snapshot | None = None, shared_on: torch.device | None = CPU) -> Snapshot:
@@ -42,9 +47,14 @@ def snapshot(version: int, *, previous: Snapshot | None = None, shared_on: torch
     return taken
 
 
-def go(ring: Ring, order: PushBegin) -> Go:
-    """What the root said last in this push."""
-    return Go.decode(ring.store.get(f"push/{order.push}/go").decode())
+def copied(ring: Ring, order: PushBegin) -> bool:
+    """Whether the root said so in this push."""
+    return Go.decode(ring.store.get(f"push/{order.push}/go").decode()).copies
+
+
+def handle(ring: Ring, order: PushBegin) -> Handle:
+    """Of the memory that the root offered in this push."""
+    return Offer.decode(ring.store.get(f"push/{order.push}/memory").decode()).handle
 
 
 def test_members_hold_the_roots_bits_and_the_next_push_reuses_group_and_memory(ring: Ring) -> None:
@@ -63,9 +73,9 @@ def test_members_hold_the_roots_bits_and_the_next_push_reuses_group_and_memory(r
             assert answer["tensors"] == expected
             assert answer["digest"] == answer["held"] == sent.digest
             assert answer["reused"] == (version == 3)
-        handles.append(go(ring, order).handle)
+        assert copied(ring, order)
+        handles.append(handle(ring, order))
     assert ring.store.add("groups", 0) == 1, "the reports' group, once"
-    assert handles[0] is not None
     assert handles[1:] == handles[:1] * 2, "one memory, shared once"
 
 
@@ -78,34 +88,64 @@ def test_auto_shares_what_lies_in_memory_that_others_can_open(ring: Ring) -> Non
         peer.order(order)
         root.push(sent, order)
         assert peer.answer()["held"] == sent.digest
-        assert (go(ring, order).handle is not None) == (shared_on is CPU)
+        assert copied(ring, order) == (shared_on is CPU)
     root.close()
 
 
-def test_auto_sends_after_a_member_has_found_the_memory_shut() -> None:
-    """As where /proc is hidden: the push fails, the next ones go by gloo, for good, and it is said once."""
-    ring, said = Ring(), []
-    sink = logger.add(said.append, level="WARNING", format="{message}")
+def test_auto_sends_where_a_member_finds_the_memory_shut(ring: Ring) -> None:
+    """As where /proc is hidden: pushes with that member go by gloo and arrive, those without are copied."""
     peers = ring.members("generator-0.0", "generator-1.0")
-    for version, shut in ((1, True), (2, False), (3, False)):
+    root = Root(ring.store, interface="lo", address="127.0.0.1", route="auto")
+    for version, is_shut in ((21, True), (22, True), (23, False)):
         sent = snapshot(version)
         order = ring.begin(sent, *(peer.name for peer in peers))
         peers[0].order(order)
-        peers[1].order(order, shut=shut)
-        if shut:
-            with pytest.raises(PushFailed):  # by the member's word or by its leaving, whichever is heard first
-                ring.root.push(sent, order)
-            assert "must be able to open the root's memory" in peers[1].answer()["error"]
-            peers[0].answer()  # it may have been done before
-        else:
-            ring.root.push(sent, order)
-            assert [peer.answer()["held"] for peer in peers] == [sent.digest] * 2
-            assert go(ring, order).handle is None
+        peers[1].order(order, shut=is_shut)
+        root.push(sent, order)
+        assert [peer.answer()["held"] for peer in peers] == [sent.digest] * 2
+        assert copied(ring, order) != is_shut
+    root.close()
+
+
+def test_where_it_must_be_shared_a_member_that_finds_it_shut_is_named(ring: Ring) -> None:
+    (peer,) = ring.members("generator-0.0")
+    sent = snapshot(24)
+    order = ring.begin(sent, peer.name)
+    peer.order(order, shut=True)
+    with pytest.raises(
+        PushFailed, match=r"and generator-0.0 \(cpu of .*must be able to open the root's memory.*elsewhere"
+    ):
+        ring.root.push(sent, order)
+    assert "elsewhere" in peer.answer()["error"]
+
+
+def test_a_member_says_once_that_weights_must_be_sent_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, endpoint = serve_store("127.0.0.1")
+    root = Root(store, interface="lo", address="127.0.0.1", route="auto")
+    one, said = Member("generator-0.0", interface="lo", address="127.0.0.1"), list[str]()
+    monkeypatch.setattr(shared_memory, "_open_host", shut)
+    sink = logger.add(lambda line: said.append(str(line)), level="WARNING", format="{message}")
+    for number in (1, 2):
+        order, sent = begin(number, endpoint, one.name), snapshot(number)
+        with ThreadPoolExecutor(1) as pool:
+            received = pool.submit(one.receive, order)
+            root.push(sent, order)
+            assert received.result(60)[1] == sent.digest
     logger.remove(sink)
     assert len(said) == 1
-    assert "weights are sent from now on: generator-1.0: a member must be able to open" in said[0]
-    ring.root.close()
-    assert [peer.end() for peer in peers] == [(0, "")] * 2
+    assert "generator-0.0: weights must be sent to it: a member must be able to open" in said[0]
+    root.close()
+    one.close()
+
+
+def test_a_system_that_refuses_such_memory_is_asked_before_the_first_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(CPU) == ""
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert "Operation not permitted" in refusal(CPU)
+
+
+def refuse(*_: object) -> int:
+    raise PermissionError(1, "Operation not permitted")
 
 
 def test_a_snapshot_that_nobody_can_open_is_refused_and_the_member_hears_why(ring: Ring) -> None:
@@ -250,10 +290,9 @@ def test_a_member_lets_go_of_the_memory_when_the_push_is_over(ring: Ring) -> Non
     ring.root.push(sent, order)
     peer.answer()
     assert not maps_weights(peer)
-    handle = go(ring, order).handle
-    assert handle is not None
-    assert handle["pid"] == os.getpid()
-    assert torch.equal(open_memory(handle, sent.n_bytes, CPU).data, sent.data)
+    opens = handle(ring, order)
+    assert opens["pid"] == os.getpid()
+    assert torch.equal(open_memory(opens, sent.n_bytes, CPU).data, sent.data)
 
 
 @pytest.mark.gpu
@@ -275,7 +314,7 @@ def test_a_push_within_one_gpu(ring: Ring) -> None:
             peer.order(order, reuse=True)
         root.push(sent, order)
         assert [peer.answer()["held"] for peer in peers] == [sent.digest] * 2
-        assert go(ring, order).handle is not None
+        assert copied(ring, order)
         previous = sent
     root.close()
     for peer in peers:

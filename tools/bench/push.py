@@ -8,7 +8,7 @@ demo, or a quarter of it with longer completions; the generator decodes all the 
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -34,15 +34,15 @@ class Way:
     route: Route = "auto"
     n_prompts: int = 8  # of a step; each has 8 samples
     longest: int = 8  # completion of a step, of 2 tokens to these
+    rounds: int = 7
 
 
 WAYS: Mapping[str, Way] = {  # by the suffix of their names
-    "": Way(),
+    "": Way(rounds=21),  # steps of a shared machine swing by more than a push costs
     "_long": Way(n_prompts=2, longest=126),
     "_float32": Way(wire="float32"),
     "_gloo": Way(route="gloo"),
 }
-ROUNDS = 7
 
 
 @dataclass(slots=True)
@@ -103,12 +103,10 @@ def compare(
     way: Way,
     config: Path,
     model: Path,
-    *,
-    rounds: int = ROUNDS,
 ) -> tuple[Rounds, Seen]:
     """Rounds of steps with and without a push, of pushes alone and of memcpy."""
     seen = Seen()
-    opened = learner.ask("open", config=str(config), model=str(model), member=MEMBER, **asdict(way))
+    opened = learner.ask("open", config=str(config), model=str(model), member=MEMBER, **beside(way))
     generator.ask("open", model=str(model), dtype=way.wire, name=MEMBER, **opened)
     pair = Pair(learner, generator, seen)
     pair.push()  # the group, and memory that was never touched
@@ -121,7 +119,12 @@ def compare(
         ALONE: pair.push,
         MEMCPY: lambda: float(learner.ask("memcpy")),
     }
-    return interleave(sides, control, rounds=rounds), seen
+    return interleave(sides, control, rounds=way.rounds), seen
+
+
+def beside(way: Way) -> dict[str, Any]:
+    """What the learner is to do."""
+    return {"wire": way.wire, "route": way.route, "n_prompts": way.n_prompts, "longest": way.longest}
 
 
 class Pair:
