@@ -3,14 +3,20 @@
 The bytes are rows of LANE_BYTES; each word of a row has its own lane, which is a polynomial of that lane's words
 modulo 2^32: one multiply-add a word, in vectors. The CRC-32 of the lanes is the checksum. Words that changed places
 have another lane, or another power of the factor; a plain sum would not see them. Nothing here withstands an attacker.
-Where each operation costs a launch (CUDA), many rows are folded at once: the same sum, by powers of the factor.
+Where each operation costs a launch (CUDA), many rows are folded at once: the same sum, by powers of the factor. On a
+CPU bytes are summed up as they are copied, by C (native/brought.c) where there is a compiler.
 """
 
+import ctypes
 import zlib
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from areal_bus import native
 
 LANE_BYTES = 1 << 17  # the lanes stay in the cache
 WORD = 4  # bytes
@@ -18,6 +24,10 @@ N_LANES = LANE_BYTES // WORD
 FACTOR = 1664525  # 5 modulo 8: its powers repeat after 2^30 only
 ROWS_AT_ONCE = 256  # on a device: 32 MiB, and as much for their products
 CPU = torch.device("cpu")
+PIECE_BYTES = 1 << 20  # copied at a time by torch, and summed up while they are in a cache
+_COUNT, _POINTER, _WORD = ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint32
+
+Brought = Callable[[int, int, int, int, int, int, int], None]  # see native/brought.c
 
 
 class Checksum:
@@ -38,6 +48,28 @@ class Checksum:
         whole = piece.numel() // WORD * WORD
         self._rest = _raw(piece[whole:])
         self._fold(piece[:whole].view(torch.int32))
+
+    def bring(self, source: Tensor, target: Tensor) -> None:
+        """Copy (n,) numbers to (n,) of perhaps another type, and add the bytes that are there afterwards.
+
+        Both are contiguous; `target` is on this sum's device.
+        """
+        brought = None if self._rest else _brought(source, target)
+        if brought is None:
+            whole = not (self._lanes.is_cuda or source.is_cuda)
+            n = max(1, PIECE_BYTES // target.itemsize) if whole else max(1, len(target))
+            for given, here in zip(torch.split(source, n), torch.split(target, n), strict=True):
+                here.copy_(given)
+                self.add(here.view(torch.uint8))
+            return
+        n_words, lanes = target.nbytes // WORD, self._lanes
+        first = self._n_words % N_LANES
+        brought(n_words, source.data_ptr(), target.data_ptr(), first, N_LANES, FACTOR, lanes.data_ptr())
+        self._n_words += n_words
+        n = n_words * WORD // target.itemsize
+        if n < len(target):  # half a word, or bytes
+            target[n:].copy_(source[n:])
+            self.add(target[n:].view(torch.uint8))
 
     def value(self) -> int:
         """Of all that came; an incomplete word at the end counts as if zeros followed."""
@@ -75,11 +107,37 @@ class Checksum:
         torch.add(sums_L, self._lanes, alpha=_wrapped(pow(FACTOR, len(rows_RL), 1 << 32)), out=self._lanes)
 
 
+def prepare() -> None:
+    """Compile what there is to compile, before anybody waits for a sum."""
+    _function("brought")
+
+
 def checksum(bytes_N: Tensor) -> int:
     """Of (N,) uint8."""
     whole = Checksum(bytes_N.device)
     whole.add(bytes_N)
     return whole.value()
+
+
+def _brought(source: Tensor, target: Tensor) -> Brought | None:
+    """What brings such tensors in one pass; None where torch has to."""
+    kinds, on_cpu = (source.dtype, target.dtype), source.device.type == target.device.type == "cpu"
+    if not (on_cpu and source.is_contiguous() and target.is_contiguous() and source.data_ptr() % WORD == 0):
+        return None
+    if kinds == (torch.float32, torch.bfloat16):
+        return _function("brought_rounded")
+    if kinds[0] == kinds[1] and target.data_ptr() % WORD == 0:
+        return _function("brought")
+    return None
+
+
+@cache
+def _function(name: str) -> Brought | None:
+    """Of native/brought.c."""
+    folder = Path(native.__file__).parent
+    if native.library(folder) is None:
+        return None
+    return native.function(folder, name, _COUNT, _POINTER, _POINTER, _COUNT, _COUNT, _WORD, _POINTER)
 
 
 def _raw(piece: Tensor) -> bytes:

@@ -10,8 +10,6 @@ from areal_bus.errors import PushFailed
 from areal_bus.manifest import Entry, Manifest
 from areal_bus.snapshot import forms_of
 
-PIECE = 1 << 20  # bytes copied at a time, and summed up while they are in a cache
-
 
 class Landing:
     """Where buckets come down: copies them to their tensors and verifies each tensor as its last byte arrives."""
@@ -42,12 +40,7 @@ class Landing:
             low, high = max(entry.start, start), min(entry.stop, stop)
             if low < high:
                 target = self._bytes[entry.name][low - entry.start : high - entry.start]
-                step = PIECE if target.device.type == "cpu" else len(target)
-                for given, here in zip(
-                    torch.split(bucket[low - start : high - start], step), torch.split(target, step), strict=True
-                ):
-                    here.copy_(given)
-                    self._running.add(here)
+                self._running.bring(bucket[low - start : high - start], target)
             if entry.stop > stop:
                 return
             self._complete(entry)

@@ -14,6 +14,7 @@ from loguru import logger
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from areal_bus.checksum import prepare
 from areal_bus.collective import WINDOW, Group, Groups, Watch, brief, join_store, meet, open_device
 from areal_bus.errors import PushFailed
 from areal_bus.landing import Landing
@@ -36,6 +37,7 @@ class Member:
         staging: Literal["auto", "host", "device"] = "auto",
     ) -> None:
         """`device` is where the engine computes; `staging` where tensors are received ("auto": there)."""
+        prepare()
         self.name = name
         self._gloo = open_device(address, interface)
         self._device = torch.device("cpu" if staging == "host" else device)

@@ -15,8 +15,6 @@ from areal_bus.errors import ImpossibleEvent
 from areal_bus.manifest import Entry, Form, Manifest, digest, lay_out
 from areal_bus.shared_memory import Place, SharedMemory, place_of
 
-PIECE = 1 << 19  # numbers copied at a time, and summed up while they are in a cache
-
 
 @dataclass(slots=True)
 class Snapshot:
@@ -147,16 +145,12 @@ def _copy(tensor: Tensor, entry: Entry, data: Tensor) -> int:
     target = entry.view(data)
     if hasattr(tensor, "full_tensor"):  # rounded before it is gathered
         tensor = whole(tensor.detach().to(target.dtype))
-    source, raw, found = tensor.detach(), data[entry.start : entry.stop], Checksum(data.device)
-    if source.is_cuda or data.is_cuda or not source.is_contiguous():
+    source, found = tensor.detach(), Checksum(data.device)
+    if source.is_contiguous():
+        found.bring(source.reshape(-1), target.reshape(-1))
+    else:
         target.copy_(source)
-        found.add(raw)
-        return found.value()
-    n_bytes = PIECE * target.itemsize
-    flat = torch.split(source.reshape(-1), PIECE), torch.split(target.reshape(-1), PIECE), torch.split(raw, n_bytes)
-    for given, here, bytes_ in zip(*flat, strict=True):
-        here.copy_(given)
-        found.add(bytes_)
+        found.add(data[entry.start : entry.stop])
     return found.value()
 
 

@@ -17,6 +17,7 @@ from actors.kernels import build
 from actors.kernels.decode import WIDEST, Decode, P, Tables
 from actors.kernels.layer import LayerKernels
 from actors.kernels.sample import sampled
+from areal_bus import native
 
 needs_library = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
 
@@ -273,9 +274,9 @@ def test_code_is_not_loaded_from_a_folder_that_others_can_write_to(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "areal-bus").mkdir(mode=0o700)
-    assert build._folder() == tmp_path / "areal-bus"
+    assert native._folder() == tmp_path / "areal-bus"
     (tmp_path / "areal-bus").chmod(0o777)
-    assert build._folder() is None
+    assert native._folder() is None
 
 
 @needs_library

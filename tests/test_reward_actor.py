@@ -74,6 +74,7 @@ class Ring:
 
     def __init__(self, folder: Path, context: Context, head: Bus, generator: Bus, process: subprocess.Popen) -> None:
         self.life = 0  # of the head, as its heartbeats say
+        self.n_beats = 0  # of those
         self.folder, self.context, self.head, self.generator, self.process = folder, context, head, generator, process
 
     def next(self, kind: type[Message]) -> Message:
@@ -117,6 +118,8 @@ def ring_of(
     rings: list[Ring] = []
 
     def beat() -> HeadBeat:
+        if rings:
+            rings[0].n_beats += 1
         return HeadBeat(term=0, version=0, life=rings[0].life if rings else 0)
 
     head = Bus("head", job=JOB, listen=listen, heartbeat=beat, heartbeat_s=0.1)
@@ -242,6 +245,9 @@ def test_for_a_new_head_it_forgets_what_it_scores_and_joins_again(folder, says_s
         if says_so:
             ring.head.send(ring.context.name, Rejoin("a new head"))
         else:
+            n_beats = ring.n_beats
+            while ring.n_beats < n_beats + 10:  # it has heard of the first life
+                ring.next(Heartbeat)
             ring.life = 1
         assert ring.next(Join) == replace(first, again=1)
         ring.next(Ready)

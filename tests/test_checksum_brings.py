@@ -1,0 +1,88 @@
+"""Bytes summed up as they are copied: the same numbers and the same sum as by torch, with a compiler or without."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from areal_bus import checksum
+from areal_bus.checksum import Checksum
+
+SIZES = st.integers(0, 5000) | st.sampled_from([checksum.N_LANES * 2 - 1, checksum.N_LANES * 2 + 3, 70_001, 200_003])
+KINDS = [
+    (torch.float32, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
+    (torch.uint8, torch.uint8), (torch.int64, torch.int64), (torch.float32, torch.float16),
+]  # fmt: skip
+
+
+def numbers(n: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Any bits but NaN's, whose payload nobody promises."""
+    dice = random.Random(seed)
+    raw = torch.frombuffer(bytearray(dice.randbytes(max(n, 1) * dtype.itemsize)), dtype=torch.uint8).view(dtype)[:n]
+    return torch.nan_to_num(raw, nan=0.0, posinf=torch.inf, neginf=-torch.inf) if dtype.is_floating_point else raw
+
+
+def plainly(source: Tensor, target: Tensor) -> int:
+    """The sum of what torch copies."""
+    target.copy_(source)
+    whole = Checksum()
+    whole.add(target.view(torch.uint8))
+    return whole.value()
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+@given(n=SIZES, seed=st.integers(0, 1000), cuts=st.lists(st.integers(0, 5000), max_size=3))
+def test_what_is_brought_and_its_sum_are_those_of_copying_and_adding(
+    kinds: tuple[torch.dtype, torch.dtype], n: int, seed: int, cuts: list[int]
+) -> None:
+    source = numbers(n, kinds[0], seed)
+    expected, found = (torch.zeros(n, dtype=kinds[1]) for _ in range(2))
+    sum_of_all = plainly(source, expected)
+    ends = sorted({*(min(cut, n) for cut in cuts), n})
+    running = Checksum()
+    for start, stop in zip([0, *ends], ends, strict=False):
+        running.bring(source[start:stop], found[start:stop])
+    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+    assert running.value() == sum_of_all
+
+
+def test_numbers_are_rounded_as_torch_rounds_them() -> None:
+    """To the nearest, ties to even; infinities, the smallest ones, and what overflows to infinity."""
+    bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x00000001, 0x80000000, 0x00008000]
+    source = torch.tensor([bit - (1 << 32) if bit >> 31 else bit for bit in bits * 4], dtype=torch.int32).view(
+        torch.float32
+    )
+    target = torch.empty(len(source), dtype=torch.bfloat16)
+    Checksum().bring(source, target)
+    assert torch.equal(target.view(torch.int16), source.bfloat16().view(torch.int16))
+    nan = torch.tensor([torch.nan, 1.0, -torch.nan, 2.0])
+    target = torch.empty(4, dtype=torch.bfloat16)
+    Checksum().bring(nan, target)
+    assert target.isnan().tolist() == [True, False, True, False]
+
+
+def test_without_a_compiler_torch_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = numbers(300_001, torch.float32, 1)
+    sums, targets = [], []
+    for by_torch in (False, True):
+        if by_torch:
+            monkeypatch.setattr(checksum, "_function", lambda name: None)
+        running, target = Checksum(), torch.empty(300_001, dtype=torch.bfloat16)
+        running.bring(source, target)
+        sums.append(running.value())
+        targets.append(target)
+    assert sums[0] == sums[1]
+    assert torch.equal(*targets)
+
+
+def test_what_is_not_contiguous_or_lies_askew_is_brought_by_torch() -> None:
+    raw = torch.arange(64, dtype=torch.uint8)
+    target = torch.zeros(20, dtype=torch.uint8)
+    running = Checksum()
+    running.bring(raw[1:21], target)
+    expected = Checksum()
+    expected.add(raw[1:21].clone())
+    assert (target.tolist(), running.value()) == (raw[1:21].tolist(), expected.value())
