@@ -283,13 +283,17 @@ class Learner:
     def _shared_on(self) -> torch.device | None:
         """Where snapshots lie that others are to open. Raises ConfigError when they must be and cannot."""
         at = self.policy.shared_on(home(self.config, on_gpu=self.policy.device.type == "cuda"))
-        refused = refusal(at) if at is not None and self.is_root else ""
+        refused = refusal(self._n_bytes()) if at is not None and at.type == "cpu" and self.is_root else ""
         if not refused:
             return at
         if self.config.weights.route == "shared":
             raise ConfigError(f'weights.route = "shared" needs memory that others can open: {refused}; set "gloo"')
         logger.warning("{}: weights will be sent, its memory cannot be shared: {}", self.context.name, refused)
         return None
+
+    def _n_bytes(self) -> int:
+        """Of the weights in the type that they leave in."""
+        return sum(tensor.numel() for tensor in self.policy.parameters().values()) * self.policy.dtype.itemsize
 
     def _snapshot(self, version: int) -> str:
         """Copy the weights, on this thread, before the next optimizer step; a collective when sharded."""

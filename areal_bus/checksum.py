@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 PIECE_BYTES = 1 << 20  # copied at a time by torch, and summed up while they are in a cache
 _COUNT, _POINTER, _WORD = ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint32
 
-Brought = Callable[[int, int, int, int, int, int, int], None]  # see native/brought.c
+OnePass = Callable[[int, int, int, int, int, int, int], None]  # see native/brought.c
 
 
 class Checksum:
@@ -54,17 +54,17 @@ class Checksum:
 
         Both are contiguous; `target` is on this sum's device.
         """
-        brought = None if self._rest else _brought(source, target)
-        if brought is None:
-            whole = not (self._lanes.is_cuda or source.is_cuda)
-            n = max(1, PIECE_BYTES // target.itemsize) if whole else max(1, len(target))
+        in_one_pass = None if self._rest else _one_pass(source, target)
+        if in_one_pass is None:
+            is_cached = not (self._lanes.is_cuda or source.is_cuda)
+            n = max(1, PIECE_BYTES // target.itemsize if is_cached else len(target))
             for given, here in zip(torch.split(source, n), torch.split(target, n), strict=True):
                 here.copy_(given)
                 self.add(here.view(torch.uint8))
             return
         n_words, lanes = target.nbytes // WORD, self._lanes
         first = self._n_words % N_LANES
-        brought(n_words, source.data_ptr(), target.data_ptr(), first, N_LANES, FACTOR, lanes.data_ptr())
+        in_one_pass(n_words, source.data_ptr(), target.data_ptr(), first, N_LANES, FACTOR, lanes.data_ptr())
         self._n_words += n_words
         n = n_words * WORD // target.itemsize
         if n < len(target):  # half a word, or bytes
@@ -119,7 +119,7 @@ def checksum(bytes_N: Tensor) -> int:
     return whole.value()
 
 
-def _brought(source: Tensor, target: Tensor) -> Brought | None:
+def _one_pass(source: Tensor, target: Tensor) -> OnePass | None:
     """What brings such tensors in one pass; None where torch has to."""
     kinds, on_cpu = (source.dtype, target.dtype), source.device.type == target.device.type == "cpu"
     if not (on_cpu and source.is_contiguous() and target.is_contiguous() and source.data_ptr() % WORD == 0):
@@ -132,7 +132,7 @@ def _brought(source: Tensor, target: Tensor) -> Brought | None:
 
 
 @cache
-def _function(name: str) -> Brought | None:
+def _function(name: str) -> OnePass | None:
     """Of native/brought.c."""
     folder = Path(native.__file__).parent
     if native.library(folder) is None:

@@ -37,7 +37,8 @@ class Member:
         staging: Literal["auto", "host", "device"] = "auto",
     ) -> None:
         """`device` is where the engine computes; `staging` where tensors are received ("auto": there)."""
-        prepare()
+        if device == "cpu":
+            prepare()
         self.name = name
         self._gloo = open_device(address, interface)
         self._device = torch.device("cpu" if staging == "host" else device)
@@ -119,7 +120,7 @@ class Member:
             said = difference or f"version {manifest.version} was announced for version {begin.version}"
             raise PushFailed(f"a push must bring the model that its members hold: {said}")
         landing = Landing(manifest, into, self._device)
-        place, memory = self._open(manifest, begin, store)
+        place, memory = self._open(manifest, begin, store, watch)
         group, copies = self._meet(begin, store, place, watch)
         if not copies:
             self._take(manifest, landing, group, watch)
@@ -131,7 +132,7 @@ class Member:
         watch.until(sent.is_completed, lambda: "the root to take the report", group)
         return landing
 
-    def _open(self, manifest: Manifest, begin: PushBegin, store: TCPStore) -> tuple[Place, Opened | None]:
+    def _open(self, manifest: Manifest, begin: PushBegin, store: TCPStore, watch: Watch) -> tuple[Place, Opened | None]:
         """Where this receives, and the root's memory if that is there and can be opened; else a place like no other."""
         here, at = place_of(self._device), key(begin, "memory")
         offer = Offer.decode(store.get(at).decode()) if store.check([at]) else None
@@ -140,6 +141,7 @@ class Member:
         try:
             return here, open_memory(offer.handle, manifest.n_bytes, self._device)
         except PushFailed as error:  # a mount or a policy hides it
+            watch.look(lambda: "the root's memory")  # of a push that was given up it may be gone
             if not self._found_shut:
                 logger.warning("{}: weights must be sent to it: {}", self.name, error)
             self._found_shut = True

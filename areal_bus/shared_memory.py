@@ -52,10 +52,10 @@ def place_of(device: torch.device) -> Place:
     return Place(realm, name, socket.gethostname())
 
 
-def refusal(device: torch.device) -> str:
-    """Why this system lets nobody open memory of this process there; "" when it does."""
+def refusal(n_bytes: int) -> str:
+    """Why there is no such memory of this process on the host, of this size; "" when there is. It takes no room."""
     try:
-        SharedMemory(1, device)
+        SharedMemory(n_bytes, torch.device("cpu"))
     except (OSError, RuntimeError) as error:
         return brief(error)
     return ""

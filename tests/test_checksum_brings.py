@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from areal_bus import checksum
+from areal_bus import checksum, native
 from areal_bus.checksum import Checksum
 
 SIZES = st.integers(0, 5000) | st.sampled_from([checksum.N_LANES * 2 - 1, checksum.N_LANES * 2 + 3, 70_001, 200_003])
@@ -64,6 +64,19 @@ def test_numbers_are_rounded_as_torch_rounds_them() -> None:
     assert target.isnan().tolist() == [True, False, True, False]
 
 
+def test_it_is_c_that_is_tested() -> None:
+    """Where there is a compiler: else everything above holds for torch alone."""
+    if native._compiler() is None:
+        pytest.skip("no C compiler on this machine")
+    checksum.prepare()
+    for kinds in ((torch.float32, torch.bfloat16), (torch.uint8, torch.uint8), (torch.float32, torch.float32)):
+        assert checksum._one_pass(*(torch.zeros(8, dtype=kind) for kind in kinds)) is not None, kinds
+    askew = torch.zeros(9, dtype=torch.uint8)[1:]
+    assert checksum._one_pass(askew, torch.zeros(8, dtype=torch.uint8)) is None
+    assert checksum._one_pass(torch.zeros(8, dtype=torch.uint8), askew) is None
+    assert checksum._one_pass(torch.zeros(16)[::2], torch.zeros(8)) is None
+
+
 def test_without_a_compiler_torch_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     source = numbers(300_001, torch.float32, 1)
     sums, targets = [], []
@@ -78,7 +91,7 @@ def test_without_a_compiler_torch_does_the_same(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(*targets)
 
 
-def test_what_is_not_contiguous_or_lies_askew_is_brought_by_torch() -> None:
+def test_what_lies_askew_is_brought_by_torch() -> None:
     raw = torch.arange(64, dtype=torch.uint8)
     target = torch.zeros(20, dtype=torch.uint8)
     running = Checksum()

@@ -246,7 +246,7 @@ def test_for_a_new_head_it_forgets_what_it_scores_and_joins_again(folder, says_s
             ring.head.send(ring.context.name, Rejoin("a new head"))
         else:
             n_beats = ring.n_beats
-            while ring.n_beats < n_beats + 10:  # it has heard of the first life
+            while ring.n_beats < n_beats + 2:  # one is on its way, before the other life's
                 ring.next(Heartbeat)
             ring.life = 1
         assert ring.next(Join) == replace(first, again=1)

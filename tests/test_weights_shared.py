@@ -12,10 +12,15 @@ import pytest
 import torch
 from loguru import logger
 
+from actors.context import Context
+from actors.learner import Learner
+from actors.training.policy import Policy
 from areal_bus import shared_memory
-from areal_bus.errors import PushFailed
+from areal_bus.config import Config
+from areal_bus.errors import ConfigError, PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.push_words import Go, Offer
+from areal_bus.route import Route
 from areal_bus.shared_memory import Handle, open_memory, refusal
 from areal_bus.weights import Member, Root, Snapshot, digest_of, serve_store, take_snapshot
 from tests.test_weights import Ring, wait_for, weights
@@ -139,9 +144,27 @@ def test_a_member_says_once_that_weights_must_be_sent_to_it(monkeypatch: pytest.
 
 
 def test_a_system_that_refuses_such_memory_is_asked_before_the_first_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal(CPU) == ""
+    assert refusal(1 << 40) == "", "it takes no room"
+    assert learner_of("auto")._shared_on() == CPU
+    assert learner_of("gloo")._shared_on() is None
     monkeypatch.setattr(os, "memfd_create", refuse)
-    assert "Operation not permitted" in refusal(CPU)
+    assert "Operation not permitted" in refusal(5)
+    assert learner_of("auto")._shared_on() is None, "it is sent"
+    with pytest.raises(ConfigError, match=r'"shared" needs memory that others can open: .*not permitted; set "gloo"'):
+        learner_of("shared")._shared_on()
+
+
+def learner_of(route: Route) -> Learner:
+    """As much of one as settles where its snapshots lie."""
+    learner, policy = Learner.__new__(Learner), Policy.__new__(Policy)
+    sections = {"model": {"scratch": {}}, "data": {"task": "sums"}, "weights": {"route": route}}
+    learner.config, learner.is_root, learner.policy = Config.model_validate(sections), True, policy
+    learner.context = Context(
+        role="learner", index=0, incarnation=0, rank=0, job="j", head="", address="127.0.0.1", interface="lo",
+        device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder="", config_folder="", model_folder="",
+    )  # fmt: skip
+    policy.model, policy.device, policy.dtype = torch.nn.Linear(2, 2), CPU, torch.bfloat16
+    return learner
 
 
 def refuse(*_: object) -> int:

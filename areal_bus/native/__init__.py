@@ -45,9 +45,11 @@ def library(sources_in: Path) -> ctypes.CDLL | None:
                 refused = str(error)
                 break
             if refused:
-                logger.info("the C kernels were compiled with {} only: {}", " ".join(flags), refused)
+                logger.info("C of {} was compiled with {} only: {}", sources_in.name, " ".join(flags), refused)
             return found
-    logger.warning("the C kernels were not compiled, torch's operations are used, which are slower: {}", refused)
+    logger.warning(
+        "C of {} was not compiled, torch's operations are used, which are slower: {}", sources_in.name, refused
+    )
     return None
 
 

@@ -23,6 +23,7 @@ void brought(int64_t n, const uint32_t *source, uint32_t *target, int64_t first,
     for (int64_t at = 0; at < n; at += CHUNK) {
         const int64_t here = n - at < CHUNK ? n - at : CHUNK;
         memcpy(target + at, source + at, (size_t)here * sizeof *source);
+        __asm__ volatile("" ::: "memory"); /* what came is summed up, not the source, which somebody may change */
         fold(here, target + at, (first + at) % n_lanes, n_lanes, factor, lanes);
     }
 }
