@@ -55,7 +55,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     engine = make_engine(context, config, tokenizer)
     sampling = Sampling(engine, workflow, tokenizer, config, name=context.name, journal=journal)
     receiving = Receiving(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
-    delivery = Delivery(config.bus.resend_s, gather=config.gconfig.n_samples // 2)  # the group that waits for slots
+    delivery = Delivery(config.bus.resend_s, gather=config.gconfig.n_samples // 2)  # a group waits for slots
     reports = config.rollout.max_head_offpolicyness > 0 and continues(workflow)
     generator = Generator(
         bus,
