@@ -31,7 +31,7 @@ from areal_bus.outbox import ROOM_BYTES
 
 IDLE_S = 0.5  # longest wait for a message when nothing is being scored
 BUSY_S = 0.01  # longest wait for a verdict before messages are looked at
-TELL_S = 0.005  # verdicts are gathered for so long, and BUSY_S more at most, to be written and told together
+TELL_S = 0.02  # verdicts are gathered for so long, and BUSY_S more at most, to be written and told together
 BACKLOG_BYTES = 64 << 20  # trajectories held here; beyond it they wait in the bus, and then at their senders (I9)
 
 Key = tuple[str, int, int, int]  # (evaluation, uid, sample, attempt)

@@ -11,7 +11,8 @@ from torch import Tensor
 from areal_bus import checksum, native
 from areal_bus.checksum import Checksum
 
-SIZES = st.integers(0, 5000) | st.sampled_from([checksum.N_LANES * 2 - 1, checksum.N_LANES * 2 + 3, 70_001, 200_003])
+MANY = [checksum.N_LANES * 2 - 1, checksum.N_LANES * 2 + 3, 70_001, 200_003, 600_003]  # the last: several rows at once
+SIZES = st.integers(0, 5000) | st.sampled_from(MANY)
 KINDS = [
     (torch.float32, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
     (torch.uint8, torch.uint8), (torch.int64, torch.int64), (torch.float32, torch.float16),
@@ -55,13 +56,15 @@ def test_numbers_are_rounded_as_torch_rounds_them() -> None:
     source = torch.tensor([bit - (1 << 32) if bit >> 31 else bit for bit in bits * 4], dtype=torch.int32).view(
         torch.float32
     )
-    target = torch.empty(len(source), dtype=torch.bfloat16)
-    Checksum().bring(source, target)
-    assert torch.equal(target.view(torch.int16), source.bfloat16().view(torch.int16))
-    nan = torch.tensor([torch.nan, 1.0, -torch.nan, 2.0])
-    target = torch.empty(4, dtype=torch.bfloat16)
-    Checksum().bring(nan, target)
-    assert target.isnan().tolist() == [True, False, True, False]
+    for n_times in (1, 10_000):  # in one row, and in several at once
+        many = source.repeat(n_times)
+        target = torch.empty(len(many), dtype=torch.bfloat16)
+        Checksum().bring(many, target)
+        assert torch.equal(target.view(torch.int16), many.bfloat16().view(torch.int16))
+        nan = torch.tensor([torch.nan, 1.0, -torch.nan, 2.0]).repeat(9 * n_times)
+        target = torch.empty(len(nan), dtype=torch.bfloat16)
+        Checksum().bring(nan, target)
+        assert target.isnan().tolist() == [True, False, True, False] * 9 * n_times
 
 
 def test_it_is_c_that_is_tested() -> None:

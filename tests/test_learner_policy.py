@@ -1,11 +1,14 @@
 """The packed forward: log-probs, gradients and entropy are those of sequences read alone."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
 from actors.training import attention
+from actors.training import policy as module
 from actors.training.policy import Policy
 from actors.training.ranks import Ranks
 from actors.training.row import Piece, lay_out, n_rows
@@ -136,3 +139,35 @@ def test_a_prompt_read_once_gives_the_log_probs_and_gradients_of_each_sequence_a
         assert a.grad is not None
         assert b.grad is not None
         assert torch.allclose(a.grad, b.grad, atol=1e-5 * float(b.grad.abs().max()), rtol=1e-4), name
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("given", [pieces, families, lambda: families()[:1]])
+def test_rows_that_are_filled_up_change_nothing(
+    given: Callable[[], list[Piece]], is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows as a product is compiled for: what is behind a row's tokens is read by nobody and trains nothing."""
+    found = []
+    for more in (0, 1, 150):  # more than the model has positions
+        monkeypatch.setattr(module, "stepped", lambda n, _device, more=more: n + more)
+        policy = policy_of(tiny_model())
+        if not is_packed:
+            policy.model.set_attn_implementation("sdpa")
+            policy.packed = False
+        sizes: list[int] = []
+        hook = policy.model.model.embed_tokens.register_forward_pre_hook(lambda _, ids: sizes.append(ids[0].numel()))
+        logp, entropy = policy.logprobs(given(), entropy=True)
+        hook.remove()
+        assert sizes == [len(lay_out(given(), share=is_packed).ids_S) + more]
+        assert entropy is not None
+        logp.square().sum().backward()
+        found.append((logp, entropy, [p.grad for p in policy.parameters().values()]))
+    (logp, entropy, slopes), *others = found
+    assert len(logp) == sum(len(piece.places_K) for piece in given()) == len(entropy)
+    for other, other_entropy, other_slopes in others:
+        torch.testing.assert_close(other, logp, atol=1e-5, rtol=0)
+        torch.testing.assert_close(other_entropy, entropy, atol=1e-5, rtol=0)
+        for ours, theirs in zip(other_slopes, slopes, strict=True):
+            assert ours is not None
+            assert theirs is not None
+            assert torch.allclose(ours, theirs, atol=1e-5 * float(theirs.abs().max()), rtol=1e-4)

@@ -22,6 +22,7 @@ from actors.engines.prefill import Pack, plan
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.sampling import sample
 from actors.engines.slots import Slots
+from actors.models.product import stepped
 from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 
@@ -261,7 +262,10 @@ class BuiltinEngine:
         return self._forward(ids_n1, position_n1, mask, view, 1)[:, 0]
 
     def _fill(self, pack: Pack) -> Tensor:
-        where = pack.sequences() if self._fused is not None and self._fused.packs_by_kernel else None
+        where = None
+        if self._fused is not None and self._fused.packs_by_kernel:
+            pack = pack.filled(stepped(len(pack.ids), self._device))
+            where = pack.sequences()
         mask = pack.mask(self._dtype, self._device) if where is None else None
         ids_1T = torch.tensor([pack.ids], device=self._device)
         position_1T = torch.tensor([pack.positions], device=self._device)

@@ -5,7 +5,7 @@ the sampled part of each, which attends to the prompt and to itself. A new group
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +40,14 @@ class Pack:
     rows: list[int]
     last: list[int]
     parents: list[tuple[int, int, int, int]]  # prompt begin, prompt end, tail begin, tail end: tail sees prompt
+
+    def filled(self, n_tokens: int) -> "Pack":
+        """As many tokens: zeros behind these, a sequence of no row."""
+        n = len(self.ids)
+        if n == n_tokens:
+            return self
+        zeros, piece = [0] * (n_tokens - n), Piece([], n, n_tokens, 0)
+        return replace(self, ids=[*self.ids, *zeros], positions=[*self.positions, *zeros], pieces=[*self.pieces, piece])
 
     def sequences(self) -> Sequences:
         """What attends to what, as the kernel takes it: tails after the prompts whose queries are their own."""

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from actors.kernels import layer as kernels_of_layer
+from actors.models.product import stepped
 from actors.training import attention, fusing, linear
 from actors.training.ranks import Ranks
 from actors.training.row import Piece, lay_out
@@ -112,6 +113,8 @@ class Policy:
         allows it (`packed`). The entropy carries no gradient.
         """
         row = lay_out(pieces, share=self.packed)
+        n = len(row.targets_N)
+        row = row.filled(stepped(len(row.ids_S), self.device), stepped(n, self.device))
         with self._compute():
             output = self.model(
                 input_ids=row.ids_S.unsqueeze(0).to(self.device),
@@ -123,7 +126,8 @@ class Policy:
         logits_NV = output.logits[0].float()
         if self.temperature != 1.0:
             logits_NV = logits_NV / self.temperature
-        return _taken(logits_NV, row.targets_N.to(self.device), entropy=entropy)
+        logp_N, entropy_N = _taken(logits_NV, row.targets_N.to(self.device), entropy=entropy)
+        return logp_N[:n], None if entropy_N is None else entropy_N[:n]
 
     def idle_pass(self) -> None:
         """A forward and backward pass with no effect, so that this rank takes part in the others' collectives."""

@@ -8,7 +8,7 @@ all.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,27 @@ class Row:
     targets_N: Tensor  # that token
     expand_E: Tensor | None  # row of each token of the whole sequences, shortest first; None: the row is just these
     keep_S: Tensor | None  # for each row, a place among the E at which it stands
+
+    def filled(self, n_tokens: int, n_wanted: int) -> "Row":
+        """As many tokens and wanted ones: zeros behind it that see each other alone, and its last wanted one again."""
+        more, again = n_tokens - len(self.ids_S), n_wanted - len(self.wanted_N)
+        row = self
+        if again:
+            wanted_N = torch.cat([self.wanted_N, self.wanted_N[-1:].expand(again)])
+            row = replace(
+                row, wanted_N=wanted_N, targets_N=torch.cat([self.targets_N, self.targets_N[-1:].expand(again)])
+            )
+        if more:
+            zeros = torch.zeros(more, dtype=torch.int64)
+            row = replace(
+                row,
+                ids_S=torch.cat([self.ids_S, zeros.to(self.ids_S.dtype)]),
+                positions_S=torch.cat([self.positions_S, zeros]),  # some models have few
+                lengths=(*self.lengths, more),
+                expand_E=_counted_on(self.expand_E, len(self.ids_S), more),
+                keep_S=_counted_on(self.keep_S, sum(self.lengths), more),
+            )
+        return row
 
 
 def lay_out(pieces: Sequence[Piece], *, share: bool) -> Row:
@@ -74,6 +95,10 @@ def lay_out(pieces: Sequence[Piece], *, share: bool) -> Row:
         expand_E=torch.cat(whole) if expands else None,
         keep_S=_first_places(whole, n_rows) if expands else None,
     )
+
+
+def _counted_on(places: Tensor | None, first: int, n: int) -> Tensor | None:
+    return None if places is None else torch.cat([places, torch.arange(first, first + n)])
 
 
 def n_rows(pieces: Sequence[Piece]) -> int:

@@ -1,8 +1,16 @@
 /* Bytes brought to another place and summed up on the way, in one pass (areal_bus/checksum.py says what the sum is). */
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
-enum { CHUNK = 2048 }; /* words: what was just written is read from the nearest cache */
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    CHUNK = 2048, /* words: what was just written is read from the nearest cache */
+    ROWS = 4      /* streamed at once: a lane is read and written once for all of them */
+};
 
 /* Each word to its lane: lane * factor + word, from lane `first` on, round and round. */
 static void fold(int64_t n, const uint32_t *restrict words, int64_t first, int64_t n_lanes, uint32_t factor,
@@ -17,9 +25,64 @@ static void fold(int64_t n, const uint32_t *restrict words, int64_t first, int64
     }
 }
 
-/* n words of 4 bytes as they are. */
-void brought(int64_t n, const uint32_t *source, uint32_t *target, int64_t first, int64_t n_lanes, uint32_t factor,
-             uint32_t *lanes) {
+#ifdef __AVX512F__
+enum { WIDE = 16 }; /* words of a vector */
+
+/* 16 float32 numbers, by their bits, rounded to bfloat16: to the nearest, of two to the even one; NaN stays NaN. */
+INLINE __m256i rounded(const uint32_t *from) {
+    const __m512i bits = _mm512_loadu_si512(from), sign_off = _mm512_set1_epi32(0x7fffffff);
+    const __m512i is_odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), is_odd);
+    const __mmask16 is_nan = _mm512_cmpgt_epi32_mask(_mm512_and_si512(bits, sign_off), _mm512_set1_epi32(0x7f800000));
+    return _mm512_cvtepi32_epi16(_mm512_mask_set1_epi32(_mm512_srli_epi32(sum, 16), is_nan, 0x7fc0));
+}
+
+/* ROWS whole rows, to an aligned target and past the caches: nobody reads them soon, and what is written whole need not
+   be read before. What is stored and what is summed up is one register. */
+INLINE void rows(int64_t n_lanes, const uint32_t *source, uint32_t *target, uint32_t factor, uint32_t *lanes,
+                 int is_rounded) {
+    const __m512i factors = _mm512_set1_epi32((int)factor);
+    for (int64_t i = 0; i < n_lanes; i += WIDE) {
+        __m512i lane = _mm512_loadu_si512(lanes + i);
+        for (int64_t r = 0; r < ROWS; r++) {
+            const int64_t at = r * n_lanes + i;
+            __m512i words;
+            if (is_rounded) {
+                const __m512i low = _mm512_castsi256_si512(rounded(source + 2 * at));
+                words = _mm512_inserti64x4(low, rounded(source + 2 * at + WIDE), 1);
+            } else {
+                words = _mm512_loadu_si512(source + at);
+            }
+            __asm__ volatile("" : "+v"(words)); /* not read again: somebody may change the source meanwhile */
+            _mm512_stream_si512((void *)(target + at), words);
+            lane = _mm512_add_epi32(_mm512_mullo_epi32(lane, factors), words);
+        }
+        _mm512_storeu_si512(lanes + i, lane);
+    }
+}
+
+/* As many rows as can be streamed; the words of them. */
+INLINE int64_t streamed(int64_t n, const uint32_t *source, uint32_t *target, int64_t n_lanes, uint32_t factor,
+                        uint32_t *lanes, int is_rounded) {
+    const int64_t at_once = ROWS * n_lanes;
+    int64_t done = 0;
+    if (n_lanes % WIDE || (uintptr_t)target % sizeof(__m512i)) return 0;
+    for (; n - done >= at_once; done += at_once)
+        rows(n_lanes, source + done * (1 + is_rounded), target + done, factor, lanes, is_rounded);
+    if (done) _mm_sfence(); /* from now on others may read it */
+    return done;
+}
+#else
+INLINE int64_t streamed(int64_t n, const uint32_t *source, uint32_t *target, int64_t n_lanes, uint32_t factor,
+                        uint32_t *lanes, int is_rounded) {
+    (void)n, (void)source, (void)target, (void)n_lanes, (void)factor, (void)lanes, (void)is_rounded;
+    return 0;
+}
+#endif
+
+/* n words by the caches. */
+static void copied(int64_t n, const uint32_t *source, uint32_t *target, int64_t first, int64_t n_lanes, uint32_t factor,
+                   uint32_t *lanes) {
     for (int64_t at = 0; at < n; at += CHUNK) {
         const int64_t here = n - at < CHUNK ? n - at : CHUNK;
         memcpy(target + at, source + at, (size_t)here * sizeof *source);
@@ -28,9 +91,9 @@ void brought(int64_t n, const uint32_t *source, uint32_t *target, int64_t first,
     }
 }
 
-/* 2 n float32 numbers, by their bits, rounded to bfloat16: to the nearest, of two to the even one; NaN stays NaN. */
-void brought_rounded(int64_t n, const uint32_t *restrict source, uint16_t *restrict target, int64_t first,
-                     int64_t n_lanes, uint32_t factor, uint32_t *lanes) {
+/* The same of n words that are 2 n float32 numbers, rounded to bfloat16 as above. */
+static void copied_rounded(int64_t n, const uint32_t *restrict source, uint16_t *restrict target, int64_t first,
+                           int64_t n_lanes, uint32_t factor, uint32_t *lanes) {
     uint32_t words[CHUNK];
     for (int64_t at = 0; at < n; at += CHUNK) {
         const int64_t here = n - at < CHUNK ? n - at : CHUNK;
@@ -38,10 +101,29 @@ void brought_rounded(int64_t n, const uint32_t *restrict source, uint16_t *restr
         uint16_t *restrict to = target + 2 * at;
         for (int64_t i = 0; i < 2 * here; i++) {
             const uint32_t bits = from[i];
-            const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-            to[i] = (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+            const uint32_t near = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+            to[i] = (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : near);
         }
         memcpy(words, to, (size_t)here * sizeof *words);
         fold(here, words, (first + at) % n_lanes, n_lanes, factor, lanes);
     }
+}
+
+/* n words of 4 bytes as they are: to the end of the row that has begun, then rows that are streamed, then the rest. */
+void brought(int64_t n, const uint32_t *source, uint32_t *target, int64_t first, int64_t n_lanes, uint32_t factor,
+             uint32_t *lanes) {
+    const int64_t head = first ? (n < n_lanes - first ? n : n_lanes - first) : 0;
+    copied(head, source, target, first, n_lanes, factor, lanes);
+    const int64_t rest = head + streamed(n - head, source + head, target + head, n_lanes, factor, lanes, 0);
+    copied(n - rest, source + rest, target + rest, (first + rest) % n_lanes, n_lanes, factor, lanes);
+}
+
+/* 2 n float32 numbers, by their bits, rounded to n words of two bfloat16 numbers. */
+void brought_rounded(int64_t n, const uint32_t *source, uint32_t *target, int64_t first, int64_t n_lanes,
+                     uint32_t factor, uint32_t *lanes) {
+    const int64_t head = first ? (n < n_lanes - first ? n : n_lanes - first) : 0;
+    copied_rounded(head, source, (uint16_t *)target, first, n_lanes, factor, lanes);
+    const int64_t rest = head + streamed(n - head, source + 2 * head, target + head, n_lanes, factor, lanes, 1);
+    uint16_t *const halves = (uint16_t *)(target + rest);
+    copied_rounded(n - rest, source + 2 * rest, halves, (first + rest) % n_lanes, n_lanes, factor, lanes);
 }
