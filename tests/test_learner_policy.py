@@ -1,6 +1,7 @@
 """The packed forward: log-probs, gradients and entropy are those of sequences read alone."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -141,24 +142,24 @@ def test_a_prompt_read_once_gives_the_log_probs_and_gradients_of_each_sequence_a
         assert torch.allclose(a.grad, b.grad, atol=1e-5 * float(b.grad.abs().max()), rtol=1e-4), name
 
 
-@pytest.mark.parametrize("is_packed", [True, False])
+def told(sizes: list[int], _embedding: torch.nn.Module, given: tuple[Tensor]) -> None:
+    """A forward's number of tokens."""
+    sizes.append(given[0].numel())
+
+
 @pytest.mark.parametrize("given", [pieces, families, lambda: families()[:1]])
 def test_rows_that_are_filled_up_change_nothing(
-    given: Callable[[], list[Piece]], is_packed: bool, monkeypatch: pytest.MonkeyPatch
+    given: Callable[[], list[Piece]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many rows as a product is compiled for: what is behind a row's tokens is read by nobody and trains nothing."""
     found = []
-    for more in (0, 1, 150):  # more than the model has positions
+    for more in (0, 1, 150):
         monkeypatch.setattr(module, "stepped", lambda n, _device, more=more: n + more)
         policy = policy_of(tiny_model())
-        if not is_packed:
-            policy.model.set_attn_implementation("sdpa")
-            policy.packed = False
         sizes: list[int] = []
-        hook = policy.model.model.embed_tokens.register_forward_pre_hook(lambda _, ids: sizes.append(ids[0].numel()))
+        policy.model.model.embed_tokens.register_forward_pre_hook(partial(told, sizes))
         logp, entropy = policy.logprobs(given(), entropy=True)
-        hook.remove()
-        assert sizes == [len(lay_out(given(), share=is_packed).ids_S) + more]
+        assert sizes == [len(lay_out(given(), share=True).ids_S) + more]
         assert entropy is not None
         logp.square().sum().backward()
         found.append((logp, entropy, [p.grad for p in policy.parameters().values()]))
@@ -171,3 +172,32 @@ def test_rows_that_are_filled_up_change_nothing(
             assert ours is not None
             assert theirs is not None
             assert torch.allclose(ours, theirs, atol=1e-5 * float(theirs.abs().max()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("more", [0, 3, 40])
+def test_a_row_that_is_filled_up_is_as_well_formed(more: int) -> None:
+    row = lay_out(families(), share=True)
+    full = row.filled(len(row.ids_S) + more, len(row.wanted_N) + more)
+    assert (len(full.ids_S), len(full.positions_S)) == (len(row.ids_S) + more, len(row.ids_S) + more)
+    assert len(full.wanted_N) == len(full.targets_N) == len(row.wanted_N) + more
+    assert torch.equal(full.ids_S[: len(row.ids_S)], row.ids_S)
+    assert not full.positions_S[len(row.ids_S) :].any(), "a model with few positions has the first"
+    packing = attention.Packing.of(full, torch.device("cpu"))
+    assert packing.sequences is not None, "kernels can follow it"
+    assert packing.sequences.n_rows == len(full.ids_S)
+    assert sum(full.lengths) == sum(row.lengths) + more
+    assert full.expand_E is not None
+    assert full.keep_S is not None
+    assert torch.equal(full.expand_E[full.keep_S], torch.arange(len(full.ids_S)))
+
+
+def test_a_model_that_is_not_packed_is_given_its_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence would get a mask of its length squared, for what fills it up."""
+    monkeypatch.setattr(module, "stepped", lambda n, _device: n + 5)
+    policy = policy_of(tiny_model())
+    policy.model.set_attn_implementation("sdpa")
+    policy.packed = False
+    sizes: list[int] = []
+    policy.model.model.embed_tokens.register_forward_pre_hook(partial(told, sizes))
+    policy.logprobs(pieces()[:1])
+    assert sizes == [pieces()[0].n_read]

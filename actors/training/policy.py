@@ -114,7 +114,8 @@ class Policy:
         """
         row = lay_out(pieces, share=self.packed)
         n = len(row.targets_N)
-        row = row.filled(stepped(len(row.ids_S), self.device), stepped(n, self.device))
+        if self.packed:  # others would get a mask for a sequence that needs none
+            row = row.filled(stepped(len(row.ids_S), self.device), stepped(n, self.device))
         with self._compute():
             output = self.model(
                 input_ids=row.ids_S.unsqueeze(0).to(self.device),
