@@ -2,17 +2,14 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import median
 
 from tools.bench import drawn, side
-from tools.bench.asynchrony import ATTEMPTS, LAP, SETTLE
-from tools.bench.asynchrony import WORKLOAD as SMALLER
+from tools.bench.asynchrony import ATTEMPTS, LAP, SETTLE, WORKLOAD
 from tools.bench.frozen import lanes
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds, interleave
 
-WORKLOAD = replace(SMALLER, batch_size=64)  # three jobs in turn have the time for it, five have not
 ETAS = (1, 2, 4)
 AT = 2  # the eta of the figure
 REACHES = 0.95
