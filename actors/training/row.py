@@ -37,9 +37,7 @@ class Row:
     lengths: tuple[int, ...]  # of the whole sequences, in the order of expand_E; they add up to E
     wanted_N: Tensor  # rows whose next token is wanted
     targets_N: Tensor  # that token
-    expand_E: (
-        Tensor | None
-    )  # row of each token of the whole sequences, shortest first (but what fills up); None: the row is just these
+    expand_E: Tensor | None  # row of each token of the whole sequences, the shortest first; None: the row is these
     keep_S: Tensor | None  # for each row, a place among the E at which it stands
 
     def filled(self, n_tokens: int, n_wanted: int) -> "Row":
