@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from areal_bus.messages import Directory, Partial, Trajectory
 from areal_bus.outbox import ROOM_BYTES
 
-GATHER_S = 0.1  # longest time that a new one waits for others to go along
+GATHER_S = 0.25  # longest time that a new one waits for others to go along
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt

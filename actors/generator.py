@@ -17,7 +17,7 @@ from actors.generation import Generator
 from actors.models.loading import empty_model, load_tokenizer, stop_ids
 from actors.presence import HEAD, Presence
 from actors.receiving import Receiving
-from actors.sampling import Sampling, capacity, slots
+from actors.sampling import Sampling, capacity, slots, together
 from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.bus import Bus
 from areal_bus.config import Config
@@ -55,7 +55,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     engine = make_engine(context, config, tokenizer)
     sampling = Sampling(engine, workflow, tokenizer, config, name=context.name, journal=journal)
     receiving = Receiving(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
-    delivery = Delivery(config.bus.resend_s, gather=config.gconfig.n_samples // 2)  # a group waits for slots
+    delivery = Delivery(config.bus.resend_s, gather=together(config))
     reports = config.rollout.max_head_offpolicyness > 0 and continues(workflow)
     generator = Generator(
         bus,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from areal_bus.messages import Partial, Prompt, Refund, Trajectory, Unsampled
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt
 Outcome = Trajectory | Unsampled
+
+SLOTS_A_WAITING = 4  # for so many slots one sample waits
 
 
 @dataclass(slots=True)
@@ -265,11 +268,26 @@ def slots(config: Config) -> int:
 
 
 def capacity(config: Config) -> int:
-    """Samples that a generator asks the head for: its slots, and a group that waits for the first of them to be free.
+    """Samples that a generator asks the head for: its slots, and those that wait for one of them to be free.
 
     Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next.
     """
-    return slots(config) + config.gconfig.n_samples
+    return slots(config) + waiting(config)
+
+
+def waiting(config: Config) -> int:
+    """Samples beside those in the slots: whole groups, a quarter of the slots or a little more."""
+    n_samples = config.gconfig.n_samples
+    return n_samples * math.ceil(slots(config) / (SLOTS_A_WAITING * n_samples))
+
+
+def together(config: Config) -> int:
+    """Trajectories that go together while all slots are taken; half a group, or a quarter of them, waits on.
+
+    So the head has the time to lease more before a slot is empty.
+    """
+    n_waiting = waiting(config)
+    return n_waiting - max(config.gconfig.n_samples // 2, n_waiting // 4)
 
 
 def evaluation_number(evaluation: str) -> int:

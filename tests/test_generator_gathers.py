@@ -4,13 +4,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors import generation
 from actors.context import Pulse
 from actors.delivery import GATHER_S, Delivery
 from actors.generation import Generator
 from actors.presence import Presence
+from actors.sampling import capacity, together, waiting
 from areal_bus import messages as m
+from areal_bus.config import Config
 from areal_bus.journal import Journal
 from tests.faults.test_swaps import Arrived, Diary, Mail
 from tests.test_generator_delivery import due, rewards, trajectory
@@ -118,3 +122,32 @@ def test_they_do_not_wait_for_the_keys_of_new_weights(tmp_path: Path, monkeypatc
     mail.waiting.append(("head", m.PushBegin(0, 1, 0, [mail.name], "store", 1.0)))
     generator.turn()
     assert [type(message) for message in mail.sent] == [m.Trajectory, m.Sampled, m.PushDone]
+
+
+@pytest.mark.parametrize(
+    ("n_slots", "n_samples", "n_waiting", "n_together"),
+    [(48, 8, 16, 12), (32, 8, 8, 4), (256, 8, 64, 48), (4, 2, 2, 1), (48, 1, 12, 9), (1, 1, 1, 1), (8, 16, 16, 8)],
+)
+def test_enough_samples_wait_for_the_slots_of_those_that_go_together(
+    n_slots: int, n_samples: int, n_waiting: int, n_together: int
+) -> None:
+    config = Config.model_validate(
+        {"rollout": {"max_concurrent_rollouts": n_slots}, "gconfig": {"n_samples": n_samples}}
+    )
+    assert waiting(config) == n_waiting
+    assert capacity(config) == n_slots + n_waiting
+    assert together(config) == n_together
+
+
+@given(st.integers(1, 1024), st.integers(1, 64))
+def test_while_some_go_together_others_wait_for_their_slots(n_slots: int, n_samples: int) -> None:
+    config = Config.model_validate(
+        {"rollout": {"max_concurrent_rollouts": n_slots}, "gconfig": {"n_samples": n_samples}}
+    )
+    n_waiting = waiting(config)
+    assert n_waiting % n_samples == 0
+    assert n_slots / 4 <= n_waiting < n_slots / 4 + n_samples
+    n_left = n_waiting - together(config)
+    assert together(config) >= 1
+    assert n_left >= n_samples // 2
+    assert n_left >= n_waiting // 4
