@@ -112,8 +112,11 @@ class Generator:
 
     @property
     def _is_full(self) -> bool:
-        """A sample waits for a slot: the head need not hear at once that one is free."""
-        return 0 < self._n_slots < self._sampling.n_live and self._can_decode
+        """A sample waits for a slot: the head need not hear at once that one is free.
+
+        Not so while weights wait for the samples under way.
+        """
+        return 0 < self._n_slots < self._sampling.n_live and self._can_decode and self._arrived is None
 
     def _say(self) -> str:
         if not self._has_weights:

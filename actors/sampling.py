@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ from areal_bus.config import Config
 from areal_bus.errors import ConfigError, EngineError, PromptTooLong
 from areal_bus.journal import Event, Journal
 from areal_bus.messages import Partial, Prompt, Refund, Trajectory, Unsampled
+from areal_bus.rules import GROUPS_WAITING
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt
 Outcome = Trajectory | Unsampled
-
-SLOTS_A_WAITING = 4  # for so many slots one sample waits
 
 
 @dataclass(slots=True)
@@ -270,24 +268,24 @@ def slots(config: Config) -> int:
 def capacity(config: Config) -> int:
     """Samples that a generator asks the head for: its slots, and those that wait for one of them to be free.
 
-    Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next.
+    Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next. With
+    two, a group's worth of trajectories may go together while others still wait.
     """
-    return slots(config) + waiting(config)
+    return slots(config) + groups_waiting(config) * config.gconfig.n_samples
 
 
-def waiting(config: Config) -> int:
-    """Samples beside those in the slots: whole groups, a quarter of the slots or a little more."""
-    n_samples = config.gconfig.n_samples
-    return n_samples * math.ceil(slots(config) / (SLOTS_A_WAITING * n_samples))
+def groups_waiting(config: Config) -> int:
+    """One of agents, which may find a process at another generator; else two."""
+    return 1 if config.workflow.function == "agent" else GROUPS_WAITING
 
 
 def together(config: Config) -> int:
-    """Trajectories that go together while all slots are taken; half a group, or a quarter of them, waits on.
+    """Trajectories that go together while all slots are taken: so many that a group can be leased for them.
 
-    So the head has the time to lease more before a slot is empty.
+    Where one group waits, half of it: the other half is there until the head has leased the next.
     """
-    n_waiting = waiting(config)
-    return n_waiting - max(config.gconfig.n_samples // 2, n_waiting // 4)
+    n_samples = config.gconfig.n_samples
+    return n_samples if groups_waiting(config) > 1 else n_samples // 2
 
 
 def evaluation_number(evaluation: str) -> int:

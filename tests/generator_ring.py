@@ -89,7 +89,7 @@ class Ring:
 
     def join(self, *, with_reward: bool = True) -> None:
         assert self.heard(Join).name == NAME
-        assert self.heard(Ready).capacity == 4 + 2  # its slots, and a group that waits
+        assert self.heard(Ready).capacity == 4 + 2 * 2  # its slots, and two groups that wait
         if with_reward:
             self.list_reward()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from actors.context import Pulse
 from actors.delivery import GATHER_S, Delivery
 from actors.generation import Generator
 from actors.presence import Presence
-from actors.sampling import capacity, together, waiting
+from actors.sampling import capacity, together
 from areal_bus import messages as m
 from areal_bus.config import Config
 from areal_bus.journal import Journal
@@ -124,30 +125,42 @@ def test_they_do_not_wait_for_the_keys_of_new_weights(tmp_path: Path, monkeypatc
     assert [type(message) for message in mail.sent] == [m.Trajectory, m.Sampled, m.PushDone]
 
 
-@pytest.mark.parametrize(
-    ("n_slots", "n_samples", "n_waiting", "n_together"),
-    [(48, 8, 16, 12), (32, 8, 8, 4), (256, 8, 64, 48), (4, 2, 2, 1), (48, 1, 12, 9), (1, 1, 1, 1), (8, 16, 16, 8)],
-)
-def test_enough_samples_wait_for_the_slots_of_those_that_go_together(
-    n_slots: int, n_samples: int, n_waiting: int, n_together: int
-) -> None:
-    config = Config.model_validate(
-        {"rollout": {"max_concurrent_rollouts": n_slots}, "gconfig": {"n_samples": n_samples}}
-    )
-    assert waiting(config) == n_waiting
-    assert capacity(config) == n_slots + n_waiting
-    assert together(config) == n_together
+def config_of(n_slots: int, n_samples: int, **sections: object) -> Config:
+    rollout, gconfig = {"max_concurrent_rollouts": n_slots}, {"n_samples": n_samples}
+    return Config.model_validate({"rollout": rollout, "gconfig": gconfig, **sections})
 
 
-@given(st.integers(1, 1024), st.integers(1, 64))
-def test_while_some_go_together_others_wait_for_their_slots(n_slots: int, n_samples: int) -> None:
-    config = Config.model_validate(
-        {"rollout": {"max_concurrent_rollouts": n_slots}, "gconfig": {"n_samples": n_samples}}
-    )
-    n_waiting = waiting(config)
-    assert n_waiting % n_samples == 0
-    assert n_slots / 4 <= n_waiting < n_slots / 4 + n_samples
-    n_left = n_waiting - together(config)
-    assert together(config) >= 1
-    assert n_left >= n_samples // 2
-    assert n_left >= n_waiting // 4
+def test_a_generator_asks_for_two_groups_beside_its_slots() -> None:
+    config = config_of(48, 8)
+    assert (capacity(config), together(config)) == (48 + 16, 8)
+
+
+def test_agents_ask_for_one() -> None:
+    """What would wait for a process here may find one at another generator."""
+    config = config_of(48, 8, workflow={"function": "agent", "agent": {"workers": 16, "function": "mine:agent"}})
+    assert (capacity(config), together(config)) == (16 + 8, 4)
+
+
+@given(st.integers(1, 256), st.integers(2, 32), st.randoms(use_true_random=False))
+def test_while_some_go_together_another_waits_for_the_next_slot(n_slots: int, n_samples: int, dice: Random) -> None:
+    """Leases are whole groups and come at once here; some go by the clock, before there are enough."""
+    config = config_of(max(n_slots, n_samples), n_samples)
+    n_slots, room = config.rollout.max_concurrent_rollouts, capacity(config)
+    leased = room // n_samples * n_samples  # samples that the head counts at this generator
+    n_ended = 0  # of these, not told
+    for _ in range(20 * n_samples):
+        n_ended += 1
+        assert leased - n_ended >= n_slots, "no slot is empty"
+        if n_ended == together(config) or dice.random() < 0.1:
+            leased, n_ended = leased - n_ended, 0
+            leased += (room - leased) // n_samples * n_samples
+
+
+def test_while_slots_are_let_run_empty_each_goes_as_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, mail = Clock(0.0), Mail()
+    monkeypatch.setattr(generation, "time", clock)
+    generator = a_generator(tmp_path, mail, n_live=10)
+    assert n_sent(generator, mail, clock) == 0
+    monkeypatch.setattr(Generator, "_must_drain", True)
+    mail.waiting.append(("head", m.PushBegin(0, 1, 0, [mail.name], "store", 1.0)))
+    assert n_sent(generator, mail, clock) == 2

@@ -190,7 +190,7 @@ def test_told_to_rejoin_it_drops_all_work_and_waits_for_weights(
         around.tell(Rejoin("a new head"))
         again: Join = around.heard(Join)
         assert (again.name, again.again) == ("generator-0.0", 1)
-        assert around.heard(Ready).capacity == 4 + 2  # its slots, and a group that waits
+        assert around.heard(Ready).capacity == 4 + 2 * 2  # its slots, and two groups that wait
         around.beat_until(lambda beat: beat.version is None and beat.note.startswith("waits for weights"))
         let_end(around)
         with closing(Bus("reward-0.1", job=JOB, listen=f"ipc://{tmp_path}/reward-1")) as reward:

@@ -209,13 +209,13 @@ class Play:
                 touched.add(self._lease(self.generators[gate.live % schedule.n_generators]))
             return touched
         loads = [(x.load, x.index) for x in self.generators]
-        fed = [(load, index) for load, index in loads if load <= schedule.slots and self._may_have(index)]
+        fed = [(load, index) for load, index in loads if load <= schedule.most_load and self._may_have(index)]
         heapq.heapify(fed)
         while fed and gate.free:
             _, index = fed[0]
             generator = self._lease(self.generators[index])
             touched.add(generator)
-            if generator.load <= schedule.slots and self._may_have(index):
+            if generator.load <= schedule.most_load and self._may_have(index):
                 heapq.heapreplace(fed, (generator.load, index))
             else:
                 heapq.heappop(fed)

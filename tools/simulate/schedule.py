@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from areal_bus.rules import GROUPS_WAITING
 from areal_bus.speeds import Speeds
 from areal_bus.staleness import StalenessPolicy
 
@@ -41,7 +42,7 @@ class Schedule:
     policy: StalenessPolicy
     on_update: Literal["recompute", "keep", "drain"]
     n_generators: int
-    slots: int  # of a generator: it begins another group until they are full, and one more waits for the first free
+    slots: int  # of a generator
     lengths: Law
     most_tokens: int  # that cut an answer
     prompt_tokens: int
@@ -51,6 +52,11 @@ class Schedule:
     push_s: float  # from the end of an update until all its weights are there, beside decoding
     reward_s: float  # from a sample's last token until it is scored
     shares_device: bool = False  # the generator and the learner halve one device while both work
+
+    @property
+    def most_load(self) -> int:
+        """Samples with which a generator is still given another group: what waits then is GROUPS_WAITING of them."""
+        return self.slots + (GROUPS_WAITING - 1) * self.n_samples
 
     @property
     def generation_alone(self) -> float:
