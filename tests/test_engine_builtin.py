@@ -453,3 +453,13 @@ def test_a_cuda_device_gives_the_log_probs_of_the_cpu() -> None:
         running.submit(r)
     running.update(0, {name: tensor.to("cuda") for name, tensor in weights(model).items()})
     assert_logps(requests, run_all(running), {0: model})
+
+
+def test_a_turn_that_goes_on_with_an_episode_is_begun_before_other_episodes() -> None:
+    running = engine(llama(0), n_slots=1)
+    for uid, turn in ((0, 0), (1, 0), (2, 1), (3, 0), (4, 2)):
+        running.submit(replace(request(uid, [3, 4], n=1), key=("", uid, 0, 0, turn)))
+    order = []
+    while running.n_live:
+        order += [completion.key[1] for completion in running.step()]
+    assert order == [2, 4, 0, 1, 3]

@@ -306,3 +306,14 @@ def test_a_job_of_six_generators_runs_on_two_cores_and_its_audit_is_clean(tmp_pa
     assert json.loads(done.stdout.splitlines()[-1])
     over = [line["versions"] for line in events(run, "generator-0.0", "completion") if len(line["versions"]) > 2]
     assert over
+
+
+def test_a_turn_that_goes_on_with_an_episode_is_begun_before_other_episodes() -> None:
+    timed = Timed(lengths=Lengths(1.0, 0.0), n_slots=1)
+    timed.hold(0)
+    for uid, turn in ((0, 0), (1, 0), (2, 1), (3, 0), (4, 2)):
+        timed.engine.submit(Request(("", uid, 0, 0, turn), [3, 4], (1, uid), 8, 1.0, 1.0))
+    order = []
+    while timed.engine.n_live:
+        order += [completion.key[1] for completion in timed.engine.step()]
+    assert order == [2, 4, 0, 1, 3]

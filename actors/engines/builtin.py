@@ -221,11 +221,12 @@ class BuiltinEngine:
             self._rows.append(row)
 
     def _take(self) -> list[Request]:
-        """Requests for the free rows, in their order; while it holds, only those that go on with an episode."""
+        """Requests for the free rows, first those that go on with an episode; while it holds, only those."""
         n_free = self._n_slots - len(self._rows)
         if not n_free:
             return []
-        taken = [request for request in self._waiting if request.key[4] or not self._holds][:n_free]
+        may_begin = [request for request in self._waiting if request.key[4] or not self._holds]
+        taken = sorted(may_begin, key=lambda request: not request.key[4])[:n_free]
         for request in taken:
             self._waiting.remove(request)
         return taken

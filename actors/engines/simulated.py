@@ -180,12 +180,13 @@ class SimulatedEngine:
         return sum(len(row.sampled) for row in rows) + sum(map(len, {row.prompt for row in rows}))
 
     def _begin(self, version: int, now: float) -> None:
-        """Waiting requests take the free slots; while it holds, only those that go on with an episode.
+        """Waiting requests take the free slots, first those that go on with an episode; while it holds, only those.
 
         A prompt that is there already costs no prefill: the samples of a group share it.
         """
         n_free = self._n_slots - len(self._texts)
-        taken = [key for key in self._waiting if key[4] or not self._holds][:n_free] if n_free else []
+        may_begin = [key for key in self._waiting if key[4] or not self._holds] if n_free else []
+        taken = sorted(may_begin, key=lambda key: not key[4])[:n_free]
         if not taken:
             return
         if not self._texts:
