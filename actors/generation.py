@@ -112,7 +112,7 @@ class Generator:
 
     @property
     def _is_full(self) -> bool:
-        """A sample waits for a slot: the head need not hear at once that one is free.
+        """More samples are here than there are slots: the head need not hear at once that one is free.
 
         Not so while weights wait for the samples under way.
         """

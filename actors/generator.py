@@ -17,9 +17,10 @@ from actors.generation import Generator
 from actors.models.loading import empty_model, load_tokenizer, stop_ids
 from actors.presence import HEAD, Presence
 from actors.receiving import Receiving
-from actors.sampling import Sampling, capacity, slots, together
+from actors.sampling import Sampling
 from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.bus import Bus
+from areal_bus.capacity import capacity, slots, together
 from areal_bus.config import Config
 from areal_bus.journal import Event, Journal
 from areal_bus.messages import Failure, Ready

@@ -18,7 +18,6 @@ from areal_bus.config import Config
 from areal_bus.errors import ConfigError, EngineError, PromptTooLong
 from areal_bus.journal import Event, Journal
 from areal_bus.messages import Partial, Prompt, Refund, Trajectory, Unsampled
-from areal_bus.rules import GROUPS_WAITING
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt
@@ -254,38 +253,6 @@ class Sampling:
             text=run.episode.text,
             row=dump({**live.row, **run.episode.row}),
         )
-
-
-def slots(config: Config) -> int:
-    """Samples that a generator has under way at once.
-
-    Agents take a process each, and those that would wait for one may find it at another generator.
-    """
-    n_slots, workflow = config.rollout.max_concurrent_rollouts, config.workflow
-    return min(n_slots, workflow.agent.workers) if workflow.function == "agent" else n_slots
-
-
-def capacity(config: Config) -> int:
-    """Samples that a generator asks the head for: its slots, and those that wait for one of them to be free.
-
-    Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next. With
-    two, a group's worth of trajectories may go together while others still wait.
-    """
-    return slots(config) + groups_waiting(config) * config.gconfig.n_samples
-
-
-def groups_waiting(config: Config) -> int:
-    """One of agents, which may find a process at another generator; else two."""
-    return 1 if config.workflow.function == "agent" else GROUPS_WAITING
-
-
-def together(config: Config) -> int:
-    """Trajectories that go together while all slots are taken: so many that a group can be leased for them.
-
-    Where one group waits, half of it: the other half is there until the head has leased the next.
-    """
-    n_samples = config.gconfig.n_samples
-    return n_samples if groups_waiting(config) > 1 else n_samples // 2
 
 
 def evaluation_number(evaluation: str) -> int:

@@ -32,7 +32,7 @@ class Member:
     again: int = 0  # grows with each time it joins again; a learner does so only when it has outlived a head
     standing: Standing = Standing.JOINING
     ready: bool = False
-    capacity: int = 0  # samples at once
+    capacity: int = 0  # samples that it is leased at once
     leased: set[tuple[str, int, int, int]] = field(default_factory=set)  # (evaluation, uid, attempt, sample) in work
     version: int | None = None  # of the weights it holds
     note: str = ""

@@ -74,7 +74,7 @@ class Join:
 class Ready:
     """A generator can receive weights, a reward can score, a learner holds version 0."""
 
-    capacity: int  # samples it works on at once; 0 for a learner
+    capacity: int  # samples it asks for at once, those that wait there included; 0 for a learner
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from areal_bus.staleness import StalenessPolicy
 
-GROUPS_WAITING = 2  # that a generator is leased beside those in its slots
-
 
 @dataclass(frozen=True, slots=True)
 class HeadRules:

@@ -16,8 +16,8 @@ from actors.data.loading import load_problems, load_rows
 from actors.data.order import Order
 from actors.data.source import RowSource
 from actors.rules import rules_of
-from actors.sampling import capacity
 from areal_bus import messages as m
+from areal_bus.capacity import capacity
 from areal_bus.config import Config
 from areal_bus.effects import Effect, Record
 from areal_bus.head import Head

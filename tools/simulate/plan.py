@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from areal_bus.capacity import groups_waiting, slots
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError
 from areal_bus.lengths import Lengths
@@ -106,7 +107,8 @@ def schedules(
                     policy=StalenessPolicy(config.rollout.staleness_policy),
                     on_update=config.rollout.on_update,
                     n_generators=split.generators,
-                    slots=config.rollout.max_concurrent_rollouts,
+                    slots=slots(config),
+                    groups_waiting=groups_waiting(config),
                     lengths=pace.lengths,
                     most_tokens=config.gconfig.max_new_tokens,
                     prompt_tokens=pace.prompt_tokens,

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from areal_bus.rules import GROUPS_WAITING
 from areal_bus.speeds import Speeds
 from areal_bus.staleness import StalenessPolicy
 
@@ -51,12 +50,13 @@ class Schedule:
     step_s: float  # of a training step, whatever its size
     push_s: float  # from the end of an update until all its weights are there, beside decoding
     reward_s: float  # from a sample's last token until it is scored
+    groups_waiting: int = 2  # beside the samples in the slots, at most
     shares_device: bool = False  # the generator and the learner halve one device while both work
 
     @property
     def most_load(self) -> int:
-        """Samples with which a generator is still given another group: what waits then is GROUPS_WAITING of them."""
-        return self.slots + (GROUPS_WAITING - 1) * self.n_samples
+        """Samples with which a generator is still given another group."""
+        return self.slots + (self.groups_waiting - 1) * self.n_samples
 
     @property
     def generation_alone(self) -> float:
