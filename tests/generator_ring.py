@@ -14,6 +14,7 @@ from actors.context import Context
 from actors.models.loading import load_model
 from actors.models.scratch import write_scratch_folder
 from areal_bus.bus import Bus
+from areal_bus.capacity import capacity
 from areal_bus.config import Config, ScratchConfig
 from areal_bus.messages import (
     Directory,
@@ -89,7 +90,7 @@ class Ring:
 
     def join(self, *, with_reward: bool = True) -> None:
         assert self.heard(Join).name == NAME
-        assert self.heard(Ready).capacity == 4 + 2 * 2  # its slots, and two groups that wait
+        assert self.heard(Ready).capacity == capacity(self.context.config())
         if with_reward:
             self.list_reward()
 

@@ -238,9 +238,10 @@ def test_a_key_is_of_no_use_when_its_conversation_has_ended(stage: Callable[...,
     assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
 
 
-def test_a_conversation_has_one_call_at_a_time(stage: Callable[..., Stage]) -> None:
+def test_a_conversation_has_one_call_at_a_time(stage: Callable[..., Stage], tmp_path: Path) -> None:
     s = stage("at_once")
-    s.begin()
+    s.begin(answered=str(tmp_path / "answered"))
+    wait_until((tmp_path / "answered").exists)  # the loop does not turn meanwhile: it is no answer of the model
     t = s.trajectory()
     assert sorted(returned(t)["statuses"]) == [200, 400]
     assert len(t.segments) == 1
