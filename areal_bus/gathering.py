@@ -93,7 +93,7 @@ class Gathering:
     def _presume_dead(self, member: Member, why: str) -> None:
         """What it holds goes to others, unless it is one that only its next incarnation replaces."""
         if member.can_be_lost:
-            member.standing = Standing.DEAD
+            self.members.bury(member)
             self.lose(member, why)
 
     def _ask_again(self, member: Member) -> None:

@@ -165,7 +165,7 @@ class Head:
         """What this member holds goes to others: it counts as dead until it is heard, and is then STALE (I7)."""
         member = self.members.by_name.get(name)
         if member is not None and member.can_be_lost:
-            member.standing = Standing.DEAD
+            self.members.bury(member)
             self.gathering.lose(member, "it stands still", died=False)
         return self._settle(now)
 

@@ -4,6 +4,8 @@ Work goes to the least loaded generator that holds what is published (I7): probl
 whose lease was lost, then new ones as the gate allows (I1).
 """
 
+from heapq import heapify, heappop, heappush, heapreplace
+
 from areal_bus import messages as m
 from areal_bus.effects import Effects
 from areal_bus.evaluation import Evaluation, Examination
@@ -59,10 +61,26 @@ class Leasing:
         if not self._has_work(admitting):
             return
         fed = self.fed()
-        while any(self._lease_one(member, admitting=admitting) for member in _least_loaded(fed)):
-            pass
+        order = _by_load(fed, self._least_group())
+        passed_over: list[Place] = []
+        while order and self._has_work(admitting):
+            member = order[0][2]
+            if not self._lease_one(member, admitting=admitting):
+                passed_over.append(heappop(order))
+                continue
+            heapreplace(order, _place(member))
+            for place in passed_over:  # what comes next may be for them
+                heappush(order, place)
+            passed_over.clear()
         if admitting and self.rules.eta == 0:
             self._lease_shares(fed)
+
+    def _least_group(self) -> int:
+        """No group that waits has fewer samples to make."""
+        evaluation, n_samples = self.examination.open, self.rules.n_samples
+        if len(self.ledger.queued):
+            return 1
+        return min(n_samples, evaluation.n_samples) if evaluation is not None else n_samples
 
     def _has_work(self, admitting: bool) -> bool:
         if self.examination.open is not None and self.examination.open.waiting:
@@ -169,11 +187,20 @@ class Leasing:
         return True
 
 
-def _least_loaded(fed: list[Member]) -> list[Member]:
-    """Those with room, the least loaded first."""
-    return sorted((x for x in fed if x.room > 0), key=lambda x: (x.load / x.capacity, x.index))
+Place = tuple[float, int, Member]  # by load, then by index, of which there is one each
+
+
+def _by_load(fed: list[Member], least: int) -> list[Place]:
+    """Those with room for `least` samples, as a heap: the least loaded first."""
+    order = [_place(member) for member in fed if _fits(member, least)]
+    heapify(order)
+    return order
+
+
+def _place(member: Member) -> Place:
+    return member.load / member.capacity, member.index, member
 
 
 def _fits(member: Member, n_samples: int) -> bool:
     """A group needs room for all its samples, or a generator with nothing else to do."""
-    return member.room >= n_samples or member.load == 0
+    return member.room >= n_samples or (member.load == 0 and member.room > 0)

@@ -4,6 +4,7 @@ JOINING -> STALE -> HEALTHY -> DEAD -> (heard again, or a new incarnation) -> ST
 push makes HEALTHY (I7); a reward or learner is HEALTHY when it is ready.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,7 +31,7 @@ class Member:
     endpoint: str
     heard: float  # monotonic seconds
     again: int = 0  # grows with each time it joins again; a learner does so only when it has outlived a head
-    standing: Standing = Standing.JOINING
+    standing: Standing = Standing.JOINING  # set by Membership alone, which counts
     ready: bool = False
     capacity: int = 0  # samples that it is leased at once
     leased: set[tuple[str, int, int, int]] = field(default_factory=set)  # (evaluation, uid, attempt, sample) in work
@@ -70,6 +71,7 @@ class Membership:
         self.awake_from = 0.0  # who says before this that it did not hear us is right: we stood still
         self.by_name: dict[str, Member] = {}
         self._of_role: dict[Role, list[Member]] = {role: [] for role in Role}  # by index
+        self._n_standing: Counter[tuple[Role, Standing]] = Counter()
 
     def join(self, message: Join, now: float) -> Member:
         """A new member; the same one again begins anew, but for a learner, which forgets nothing.
@@ -90,6 +92,7 @@ class Membership:
             message.name, role, message.index, message.incarnation, message.endpoint, now, again=message.again
         )
         self.by_name[member.name] = member
+        self._n_standing[role, member.standing] += 1
         self._of_role[role].append(member)
         self._of_role[role].sort(key=lambda member: member.index)
         return member
@@ -97,6 +100,7 @@ class Membership:
     def expel(self, name: str) -> None:
         """It is no member any more, whatever it says."""
         member = self.by_name.pop(name)
+        self._n_standing[member.role, member.standing] -= 1
         self._of_role[member.role].remove(member)
 
     def replaced_by(self, name: str) -> str | None:
@@ -121,7 +125,7 @@ class Membership:
             member.leased.clear()
             member.alone = False
             member.version = None
-            member.standing = self._standing_when_ready(member) if member.ready else Standing.JOINING
+            self._stand(member, self._standing_when_ready(member) if member.ready else Standing.JOINING)
         return member
 
     def ready(self, name: str, capacity: int) -> Member:
@@ -131,7 +135,7 @@ class Membership:
             return member
         member.ready = True
         member.capacity = capacity
-        member.standing = self._standing_when_ready(member)
+        self._stand(member, self._standing_when_ready(member))
         return member
 
     def holds(self, name: str, version: int) -> Member:
@@ -140,15 +144,19 @@ class Membership:
         if not member.ready or member.standing is Standing.DEAD:
             raise ImpossibleEvent(f"only a ready member completes a push; {name} is {member.standing}")
         member.version = version
-        member.standing = Standing.HEALTHY
+        self._stand(member, Standing.HEALTHY)
         return member
 
     def fence(self, name: str) -> Member:
         """It missed a push: no new work until a later one completes."""
         member = self.by_name[name]
         if member.standing is Standing.HEALTHY:
-            member.standing = Standing.STALE
+            self._stand(member, Standing.STALE)
         return member
+
+    def bury(self, member: Member) -> None:
+        """It counts as dead until it is heard again."""
+        self._stand(member, Standing.DEAD)
 
     def silent(self, now: float) -> list[Member]:
         """Generators and rewards that have just become dead by silence.
@@ -157,7 +165,7 @@ class Membership:
         """
         lost = [m for m in self.by_name.values() if m.can_be_lost and now - m.heard > self.silent_s]
         for member in lost:
-            member.standing = Standing.DEAD
+            self.bury(member)
         return lost
 
     def slept(self, gap_s: float, now: float) -> None:
@@ -167,7 +175,12 @@ class Membership:
             member.heard = min(member.heard + gap_s, now)
 
     def of(self, role: Role, *standings: Standing, index: int | None = None) -> list[Member]:
-        """Members of a role, by index; all standings when none is named."""
+        """Members of a role, by index; all standings when none is named.
+
+        Where nobody has these standings that costs nothing: it is asked at each message, of hundreds.
+        """
+        if standings and not any(self._n_standing[role, standing] for standing in standings):
+            return []
         found = self._of_role[role]
         if index is not None:
             found = [member for member in found if member.index == index]
@@ -189,6 +202,11 @@ class Membership:
                     why = errors.get(member.name, member.note)
                     absent.append(f"{role}-{index} is {member.standing}" + (f" ({why})" if why else ""))
         return "; ".join(absent) or "nobody is missing"
+
+    def _stand(self, member: Member, standing: Standing) -> None:
+        self._n_standing[member.role, member.standing] -= 1
+        self._n_standing[member.role, standing] += 1
+        member.standing = standing
 
     @staticmethod
     def _standing_when_ready(member: Member) -> Standing:

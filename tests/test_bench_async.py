@@ -17,7 +17,8 @@ from actors.workflows.protocol import Turn
 from areal_bus import settings
 from areal_bus.errors import ConfigError
 from tools.bench import bound, drawn, interrupt, side
-from tools.bench.frozen import Lane, descendants, lanes
+from tools.bench.__main__ import BENCHES, main
+from tools.bench.frozen import Lane, descendants
 from tools.bench.ours.drawn import N_PROMPT, Drawn, rows, score
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds
@@ -112,10 +113,28 @@ def update_a_length(made: drawn.Prepared) -> None:
     assert interrupt.lengths_an_update(made, 0.001, 0.001, trained) == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_bench_that_is_told_to_end_ends_its_jobs_first() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit), lanes({}, {}):
-        signal.raise_signal(signal.SIGTERM)
+class Ended:
+    """A bench that is told to end while it measures."""
+
+    about = "ends"
+
+    def __init__(self) -> None:
+        self.left = False
+
+    def measure(self, *, quiet: bool) -> Figures:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            self.left = True
+        return {}
+
+
+def test_a_bench_that_is_told_to_end_ends_its_jobs_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, bench = signal.getsignal(signal.SIGTERM), Ended()
+    monkeypatch.setitem(BENCHES, "ended", bench)  # type: ignore[misc]
+    with pytest.raises(SystemExit, match="143"):
+        main(["ended"])
+    assert bench.left
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -36,6 +36,7 @@ def test_the_ratio_named_is_of_batch_32_and_mixed_lengths() -> None:
     found = generate.figures(measured)
     assert found["ratio"] == pytest.approx(3.0)
     assert found["ratio_8_equal"] == pytest.approx(2.0)
-    assert found["ratio_continuous"] == pytest.approx(8.0)
+    assert found["ratio_continuous_32_equal"] == pytest.approx(8.0)
+    assert found["ratio_continuous_8_mixed"] == pytest.approx(8.0)
     assert found["floor_share_128_mixed"] == pytest.approx(0.25)
     assert "ratio_32_mixed" not in found

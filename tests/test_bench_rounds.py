@@ -87,6 +87,17 @@ def test_a_side_that_fails_or_ends_is_an_error_with_its_words(toy: Side) -> None
             toy.ask("leave")
 
 
+def test_so_is_one_that_has_ended_before_it_is_asked(toy: Side) -> None:
+    def kill_and_ask() -> None:
+        with toy:
+            toy._process.kill()
+            toy._process.wait()
+            toy.ask("shout", text="x")
+
+    with pytest.raises(ConfigError, match="it ended with -9"):
+        kill_and_ask()
+
+
 @pytest.mark.parametrize("name", ["loss", "pack", "reward", "wire"])
 def test_without_the_peers_a_comparison_ends_with_code_2_and_what_to_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import signal
+import sys
 from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
@@ -77,7 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.name not in BENCHES:
         asked = "no bench is named" if args.name is None else f"no bench is called {args.name!r}"
         raise ConfigError(f"{asked}; there are: {', '.join(BENCHES)}")
-    figures = BENCHES[args.name].measure(quiet=args.json)
+    before = signal.signal(
+        signal.SIGTERM, lambda number, _frame: sys.exit(128 + number)
+    )  # as Ctrl-C: what is open ends
+    try:
+        figures = BENCHES[args.name].measure(quiet=args.json)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if not args.json:
         width = max(len(key) for key in figures)
         print("\n".join(f"{key.ljust(width)}  {value}" for key, value in figures.items()))

@@ -7,6 +7,7 @@ ranks, so that both cores generate and then both train. These sample a whole bat
 import time
 
 from tools.bench import drawn, side
+from tools.bench.control import on_both_cores
 from tools.bench.frozen import lanes
 from tools.bench.protocol import Figures
 from tools.bench.rounds import interleave
@@ -26,7 +27,7 @@ class Asynchrony:
     def measure(self, *, quiet: bool) -> Figures:
         """Raises ConfigError without mpirun, on a machine that swings, and when the halves are not balanced."""
         began = time.monotonic()
-        with drawn.folder("async") as folder, side.ours("alone") as alone, side.ours("control") as control:
+        with drawn.folder("async") as folder, side.ours("alone") as alone, on_both_cores() as control:
             made = drawn.balanced(WORKLOAD, folder, alone)
             at_once = f"rollout.max_concurrent_rollouts={WORKLOAD.n_batch}"
             sync = ("rollout.max_head_offpolicyness=0", at_once)
@@ -39,7 +40,7 @@ class Asynchrony:
             settle = dict.fromkeys(jobs, SETTLE) | {f"eta{eta}": SETTLE + eta for eta in ETAS}
             with lanes(jobs, settle) as running:
                 laps = {name: drawn.running(lane, LAP) for name, lane in running.items()}
-                rounds = interleave(laps | drawn.beside(made, alone), lambda: control.ask("sgemm"), attempts=ATTEMPTS)
+                rounds = interleave(laps | drawn.beside(made, alone), control, attempts=ATTEMPTS)
                 updates = {name: lane.updates[settle[name] :] for name, lane in running.items()}
         figures: Figures = {"bench": "async"}
         for eta in ETAS:

@@ -10,11 +10,13 @@ from statistics import median
 
 from tools.bench import asynchrony, drawn, side
 from tools.bench.asynchrony import ATTEMPTS, LAP, SETTLE
+from tools.bench.control import on_both_cores
 from tools.bench.frozen import lanes
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds, interleave
 
 WORKLOAD = replace(asynchrony.WORKLOAD, batch_size=48, n_slots=32)
+SHAPES = ((320, 6, 10), *drawn.SHAPES)
 BALANCE = 1.4  # the bound of very uneven halves is reached too easily
 ETAS = (1, 2, 4)
 AT = 2  # the eta of the figure
@@ -28,15 +30,15 @@ class Bound:
     def measure(self, *, quiet: bool) -> Figures:
         """Raises ConfigError without mpirun, on a machine that swings, and when the halves are not balanced."""
         began = time.monotonic()
-        with drawn.folder("bound") as folder, side.ours("alone") as alone, side.ours("control") as control:
-            made = drawn.balanced(WORKLOAD, folder, alone)
+        with drawn.folder("bound") as folder, side.ours("alone") as alone, on_both_cores() as control:
+            made = drawn.balanced(WORKLOAD, folder, alone, SHAPES)
             jobs = {
                 f"eta{eta}": made.job(f"eta{eta}", f"rollout.max_head_offpolicyness={eta}", quiet=quiet) for eta in ETAS
             }
             settle = {f"eta{eta}": SETTLE + eta for eta in ETAS}
             with lanes(jobs, settle) as running:
                 laps = {name: drawn.running(lane, LAP) for name, lane in running.items()}
-                rounds = interleave(laps | drawn.beside(made, alone), lambda: control.ask("sgemm"), attempts=ATTEMPTS)
+                rounds = interleave(laps | drawn.beside(made, alone), control, attempts=ATTEMPTS)
                 updates = {name: lane.updates[settle[name] :] for name, lane in running.items()}
         figures: Figures = {"bench": "bound"}
         drawn.check_balance(rounds, within=BALANCE)

@@ -11,7 +11,7 @@ from tools.bench.protocol import Figures
 from tools.bench.side import ROOT
 
 FOLDER = ROOT / "docs" / "curves"
-ROUNDS = 3
+ROUNDS = 5
 SLOTS, SLOTS_CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128), (64, 512)
 CONTEXTS, CONTEXTS_SLOTS = (32, 64, 128, 256, 512, 1024, 2048), (8, 32)
 SEQUENCES = (64, 256, 1024, 4096, 8192, 16384)

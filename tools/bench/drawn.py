@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from areal_bus.errors import ConfigError
-from tools.bench.demo import ROOT
+from tools.bench.demo import ROOT, mpirun
 from tools.bench.frozen import PATIENT, Lane
 from tools.bench.ours import drawn
 from tools.bench.protocol import Figures
@@ -25,14 +25,7 @@ from tools.run import Line
 BALANCE = 1.25  # generation alone over training alone, at most, and its reciprocal
 AIM = 0.83  # the same, wished for: in a job generation has more to do beside its tokens than training has
 NEAR = 1.08  # a shape this near is taken without a look at the others
-SHAPES = (  # width, layers, heads, as they are looked at; 320 is for fewer slots
-    (256, 6, 8),
-    (320, 6, 10),
-    (224, 6, 7),
-    (192, 6, 6),
-    (160, 6, 5),
-    (128, 4, 4),
-)
+SHAPES = ((256, 6, 8), (224, 6, 7), (192, 6, 6), (160, 6, 5), (128, 4, 4))  # width, layers, heads
 WARM = 3  # batches generated before speeds are compared: lengths have spread over the slots by then
 N_ROWS = 2048
 SETTINGS = """\
@@ -154,16 +147,17 @@ class Prepared:
 
 @contextmanager
 def folder(name: str) -> Iterator[Path]:
-    """Where a bench's jobs lie, to be looked at afterwards."""
+    """Where a bench's jobs lie, to be looked at afterwards. Raises ConfigError without mpirun."""
+    mpirun()
     path = ROOT / "runs" / f"bench-{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     path.mkdir(parents=True)
     yield path
 
 
-def balanced(workload: Workload, at: Path, alone: Side) -> Prepared:
-    """The workload with that of SHAPES whose generation over training, each alone, is nearest to AIM."""
+def balanced(workload: Workload, at: Path, alone: Side, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Prepared:
+    """The workload with that shape whose generation over training, each alone, is nearest to AIM; the first NEAR it."""
     best, distance = None, math.inf
-    for shape in SHAPES:
+    for shape in shapes:
         made = Prepared(replace(workload, shape=shape), at / "x".join(map(str, shape)), alone)
         generation, training = speeds(made, alone)
         away = abs(math.log(generation / training / AIM))
@@ -173,14 +167,21 @@ def balanced(workload: Workload, at: Path, alone: Side) -> Prepared:
             break
     if best is None:
         raise RuntimeError("there is a shape to choose")
-    alone.ask("opened", config=str(best.settings))
+    if made is not best:
+        warm(best, alone)
     return best
+
+
+def warm(made: Prepared, alone: Side) -> None:
+    """Opened, lengths spread over the slots, and trained once: a first update allocates and compiles."""
+    alone.ask("opened", config=str(made.settings))
+    alone.ask("generate", n_tokens=WARM * made.n_tokens)
+    alone.ask("train", n_updates=1)
 
 
 def speeds(made: Prepared, alone: Side) -> tuple[float, float]:
     """Seconds a token of generation and of training, opened for this and warm."""
-    alone.ask("opened", config=str(made.settings))
-    alone.ask("generate", n_tokens=WARM * made.n_tokens)
+    warm(made, alone)
     sides = beside(made, alone)
     return sides["generation"](), sides["training"]()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from areal_bus.errors import ConfigError
 from tools.bench import side
+from tools.bench.control import on_both_cores
 from tools.bench.e2e_job import ETA, ON_UPDATE, ROWS, Ring, Spent
 from tools.bench.e2e_setting import GROUPS, N_NEW, SAMPLES, TOKENS
 from tools.bench.protocol import Figures
@@ -76,7 +77,7 @@ def compare(folder: Path, row: str, *, quiet: bool) -> dict[str, Rounds]:
     """The rounds of one row by both clocks."""
     taken: Taken = {}
     with ExitStack() as stack:
-        control = stack.enter_context(side.ours("control"))
+        control = stack.enter_context(on_both_cores())
         peers = {f"trl-{n}": stack.enter_context(side.peer("e2e")) for n in THREADS}
         for n, peer in zip(THREADS, peers.values(), strict=True):
             out = str(folder / f"trl-{n}")
@@ -92,7 +93,7 @@ def compare(folder: Path, row: str, *, quiet: bool) -> dict[str, Rounds]:
             return cost
 
         sides = {name: partial(measure, name) for name in (OURS, *peers)}
-        wall = interleave(sides, lambda: float(control.ask("sgemm")))
+        wall = interleave(sides, control)
     return {"wall": wall, "core": by_cpu(wall, taken)}
 
 

@@ -8,7 +8,6 @@ are set so long that a stop breaks none.
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -115,10 +114,8 @@ class Lane:
 
 @contextmanager
 def lanes(jobs: dict[str, Job], n_updates: dict[str, int]) -> Iterator[dict[str, Lane]]:
-    """Every job in its steady state, all of them stopped. SIGTERM ends the block, and so them, as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+    """Every job in its steady state, all of them stopped."""
     with ExitStack() as stack:
-        stack.callback(signal.signal, signal.SIGTERM, before)
         yield {name: stack.enter_context(Lane(job).started(n_updates[name])) for name, job in jobs.items()}
 
 

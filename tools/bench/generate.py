@@ -45,11 +45,10 @@ def compare(peer: Side, ours: Side, control: Side, batch: int, mixed: bool) -> R
 
     sides = {
         GENERATE: lambda seed: float(peer.ask("generate", batch=batch, mixed=mixed, seed=seed)),
+        CONTINUOUS: lambda seed: float(peer.ask("continuous", batch=batch, mixed=mixed, seed=seed)),
         OURS: lambda seed: float(ours.ask("engine", batch=batch, mixed=mixed, seed=seed)),
         FLOOR: lambda _: float(ours.ask("floor", batch=batch)),
     }
-    if (batch, mixed) == (NAMED[0], False):  # it has one limit of new tokens for all requests
-        sides[CONTINUOUS] = lambda seed: float(peer.ask("continuous", batch=batch, seed=seed))
     return interleave(
         {name: partial(seeded, name, measure) for name, measure in sides.items()},
         lambda: float(control.ask("sgemm")),
@@ -64,7 +63,7 @@ def figures(measured: dict[tuple[int, bool], Rounds]) -> Figures:
             found |= rounds.against(GENERATE, f"ratio_{row}")
         found[f"tokens_per_cpu_s_{row}"] = round(1 / rounds.cost(OURS))
         found[f"generate_tokens_per_cpu_s_{row}"] = round(1 / rounds.cost(GENERATE))
+        found |= rounds.against(CONTINUOUS, f"ratio_continuous_{row}")
         found[f"floor_share_{row}"] = round(rounds.ratio(FLOOR).median, 3)
-    found |= measured[NAMED[0], False].against(CONTINUOUS, "ratio_continuous")
     lengths = f"{N_GIVEN} given and {N_NEW} new, or means of these; new ones log-normal, sigma {SIGMA:g}"
     return {**found, "lengths": f"{lengths}; {WAVES} batches of requests", **measured[NAMED].figures()}

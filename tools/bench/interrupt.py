@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from areal_bus.errors import ConfigError
 from tools.bench import drawn, side
+from tools.bench.control import on_both_cores
 from tools.bench.frozen import lanes
 from tools.bench.protocol import Figures
 from tools.bench.rounds import interleave
@@ -30,7 +31,7 @@ class Interrupt:
     def measure(self, *, quiet: bool) -> Figures:
         """Raises ConfigError without mpirun, on a machine that swings, and when training is the slower half."""
         began = time.monotonic()
-        with drawn.folder("interrupt") as folder, side.ours("alone") as alone, side.ours("control") as control:
+        with drawn.folder("interrupt") as folder, side.ours("alone") as alone, on_both_cores() as control:
             made = drawn.Prepared(WORKLOAD, folder / "workload", alone)
             alone.ask("opened", config=str(made.settings))
             eta = f"rollout.max_head_offpolicyness={ETA}"
@@ -38,7 +39,7 @@ class Interrupt:
             with lanes(jobs, dict.fromkeys(jobs, SETTLE)) as running:
                 laps = {mode: drawn.running(lane, LAP) for mode, lane in running.items()}
                 halves = drawn.beside(made, alone) | {"prefill": lambda: float(alone.ask("prefill"))}
-                rounds = interleave(laps | halves, lambda: control.ask("sgemm"), attempts=ATTEMPTS)
+                rounds = interleave(laps | halves, control, attempts=ATTEMPTS)
                 updates = {mode: lane.updates[SETTLE:] for mode, lane in running.items()}
         bound_by = rounds.ratio("generation", to="training").median
         if bound_by <= 1:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from areal_bus.errors import ConfigError
 from areal_bus.route import Route
 from tools.bench import side
+from tools.bench.control import on_both_cores
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Measure, Rounds, interleave
 from tools.bench.side import ROOT
@@ -90,10 +91,9 @@ class Half(Protocol):
 def processes(way: Way) -> tuple[Rounds, Seen]:
     """The rounds of one way, each half in a process of its own."""
     with ExitStack() as stack:
-        learner, generator, control = (
-            stack.enter_context(side.ours(name)) for name in ("push_learner", "push_generator", "control")
-        )
-        return compare(learner, generator, lambda: float(control.ask("sgemm")), way, CONFIG, MODEL)
+        learner, generator = (stack.enter_context(side.ours(name)) for name in ("push_learner", "push_generator"))
+        control = stack.enter_context(on_both_cores())
+        return compare(learner, generator, control, way, CONFIG, MODEL)
 
 
 def compare(
@@ -158,6 +158,7 @@ def figures(rounds: Rounds, seen: Seen) -> Figures:
     longer, memcpy = rounds.ratio(WITH, WITHOUT), rounds.ratio(MEMCPY, ALONE)
     step_s, n_bytes = rounds.cost(WITHOUT), seen.of_learner(ALONE, "bytes")
     stall_s = seen.of_generator(WITH, "swap_s")
+    recompute_s = median(one["after_s"] - one["step_s"] for one in seen.generator[WITH])
     cpu = {name: seen.of_learner(name, "cpu_s") for name in (WITH, WITHOUT)}
     return {
         "step_increase_share": round(longer.median - 1, 4),
@@ -171,7 +172,8 @@ def figures(rounds: Rounds, seen: Seen) -> Figures:
         "snapshot_ms": round(1e3 * seen.of_learner(ALONE, "snapshot_s"), 1),
         "stall_ms": round(1e3 * stall_s, 3),
         "stall_share": round(stall_s / step_s, 6),
-        "recompute_ms": round(1e3 * median(one["after_s"] - one["step_s"] for one in seen.generator[WITH]), 1),
+        "recompute_ms": round(1e3 * recompute_s, 1),
+        "stall_and_recompute_share": round((stall_s + recompute_s) / step_s, 4),
         "decode_share": round(seen.of_generator(WITH, "tokens_per_s") / seen.of_generator(WITHOUT, "tokens_per_s"), 3),
         "mb": round(n_bytes / 1e6),
         "bytes_per_s": round(n_bytes / rounds.cost(ALONE)),

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,8 +20,8 @@ from areal_bus.errors import ConfigError
 
 ROOT = Path(areal_bus.__file__).parents[1]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
-KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}  # of a job's learner
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}  # as a job's learner has
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 START_S = 180.0  # imports of a peer on a loaded machine
 ANSWER_S = 600.0
 END_S = 5.0
@@ -30,7 +30,7 @@ READ_BYTES = 1 << 20
 
 def ours(module: str) -> "Side":
     """Our half of a bench, `tools.bench.ours.MODULE`."""
-    return Side(Path(sys.executable), f"tools.bench.ours.{module}", KEEPING)
+    return Side(Path(sys.executable), f"tools.bench.ours.{module}")
 
 
 def peer(module: str) -> "Side":
@@ -41,11 +41,13 @@ def peer(module: str) -> "Side":
 
 
 class Side:
-    """A process that measures, from the moment it is entered to the end of the block."""
+    """A process that measures, from the moment it is entered to the end of the block.
 
-    def __init__(self, python: Path, module: str, variables: Mapping[str, str] | None = None) -> None:
-        """With these environment variables, where they are not set."""
-        self._python, self._module, self._variables = python, module, variables or {}
+    Ours or a peer's, it keeps its memory as a job's learner does (KEEPING), and begins with one thread.
+    """
+
+    def __init__(self, python: Path, module: str) -> None:
+        self._python, self._module = python, module
         self._unread = b""
 
     def __enter__(self) -> Self:
@@ -53,7 +55,7 @@ class Side:
         self._process = subprocess.Popen(
             [str(self._python), "-m", self._module],
             cwd=ROOT,
-            env={**self._variables, **os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+            env={**KEEPING, **os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -70,7 +72,8 @@ class Side:
     ) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # it has ended, and a question was under way
+                    pipe.close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -118,7 +121,10 @@ class Side:
         return answer
 
     def _ended(self) -> ConfigError:
-        code = self._process.wait(END_S)
+        try:
+            code: int | None = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            code = None  # it has closed its pipes, and is still there
         self._complaints.seek(0)
         last = self._complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
         mend = ": run `make bench-peers`" if self._python == PEERS else ""

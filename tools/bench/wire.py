@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from tools.bench import side
+from tools.bench.control import on_both_cores
 from tools.bench.protocol import Figures
 from tools.bench.rounds import OURS, Rounds, interleave
 from tools.bench.side import Side
@@ -40,7 +41,7 @@ class WireBench:
 
             coded = interleave({name: partial(measure, name) for name in sides}, lambda: float(control.ask("sgemm")))
             runs: list[Figures] = []
-            ringed = interleave({OURS: partial(ring, runs)}, lambda: float(control.ask("sgemm")))
+            ringed = interleave({OURS: partial(ring, runs)}, stack.enter_context(on_both_cores()))
         return coded_figures(coded, n_bytes) | ring_figures(ringed, runs) | coded.figures()
 
 

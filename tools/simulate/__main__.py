@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from areal_bus import settings
+from areal_bus.capacity import slots
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError
 from tools import run, terminal
@@ -143,7 +144,7 @@ def beside(where: run.Run, seen: Measured, args: argparse.Namespace) -> Known:
 
 def heading(config: Config, pace: Pace, where: run.Run | None) -> list[str]:
     """What the numbers rest on."""
-    speeds, slots, most = pace.speeds, config.rollout.max_concurrent_rollouts, config.gconfig.max_new_tokens
+    speeds, n_slots, most = pace.speeds, slots(config), config.gconfig.max_new_tokens
     mean = pace.lengths.mean(most)
     source = f" (speeds and lengths of {where.folder})" if where is not None else ""
     prefills = "prefills in it" if where is not None else f"{speeds.prefill_tokens_per_s:,.0f} prefilled"
@@ -154,7 +155,7 @@ def heading(config: Config, pace: Pace, where: run.Run | None) -> list[str]:
         f"simulated, not measured{source}: {config.data.batch_size} x {config.gconfig.n_samples} samples a batch, "
         f"{config.rollout.staleness_policy}, {config.rollout.on_update}",
         f"answers    {mean:,.0f} tokens at the mean, {most:,} at most; prompts of {pace.prompt_tokens:,}",
-        f"generator  {speeds.tokens_per_s(slots):,.0f} tokens/s with all {slots} slots live, "
+        f"generator  {speeds.tokens_per_s(n_slots):,.0f} tokens/s with all {n_slots} slots live, "
         f"{speeds.tokens_per_s(1):,.0f} with one, {prefills}; an update stops it for {speeds.update_s:.2f} s",
         f"learner    {trains} and {pace.step_s:.2f} s a step; a push takes {pace.push_s:.2f} s, a reward "
         f"{pace.reward_s:.2f} s",

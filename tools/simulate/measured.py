@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
+from areal_bus.capacity import slots
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError
 from areal_bus.speeds import Speeds
@@ -63,7 +64,7 @@ def measure(where: Run, config: Config) -> Measured:
     n_tokens = {line["version"]: line["n_tokens"] for line in updates}
     return Measured(
         lengths=Seen(sorted(x["n_tokens"] for lines in each for x in lines if is_whole(x))),
-        speeds=speeds(each, config.rollout.max_concurrent_rollouts, stall_s),
+        speeds=speeds(each, slots(config), stall_s),
         train_tokens_per_s=1 / max(token_s, 1e-12),
         step_s=step_s,
         push_s=max(0.0, pushing_s(head) - stall_s),

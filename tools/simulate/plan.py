@@ -47,7 +47,7 @@ def assumed(
     """By [engine.simulated] and what the command line says."""
     told = config.engine.simulated
     speeds = Speeds(told.decode_tokens_per_s, told.half_slots, told.prefill_tokens_per_s, told.update_s)
-    full = speeds.tokens_per_s(config.rollout.max_concurrent_rollouts) / config.topology.tensor_parallel
+    full = speeds.tokens_per_s(slots(config)) / config.topology.tensor_parallel
     lengths = Lengths(told.median_tokens, told.sigma)
     return Pace(lengths, speeds, train or BALANCE * full, step_s, push_s, reward_s, prompt_tokens)
 

@@ -91,7 +91,7 @@ def head(ranks: int, steps: int, rounds: int) -> float:
         if outcome.end is None or outcome.end.code or outcome.violations or not isinstance(ring.head, Clocked):
             raise RuntimeError(f"a ring without faults ends well: {outcome}")
         found.append(ring.head.spent_s / (steps * ranks * scenario.n_samples))
-    return min(found)
+    return median(found)
 
 
 if __name__ == "__main__":

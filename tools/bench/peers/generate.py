@@ -1,17 +1,27 @@
 """Hugging Face's half of the bench `generate`: `generate`, batch after batch, and its continuous batching."""
 
 import time
+from functools import cache
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
-from tools.bench.completions import SHAPE, Asked, requests
+from tools.bench.completions import LONGEST, N_GIVEN, SHAPE, Asked, requests
 from tools.bench.serving import serve
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 configure: Any = GenerationConfig
+PAGE = 32  # positions: the largest that leaves little of the longest request's last page unused
+PATIENCE_S = 120.0
 model: Any = LlamaForCausalLM(LlamaConfig(**SHAPE))
 model.eval().set_attn_implementation("sdpa")
 SAMPLING: dict[str, Any] = {
@@ -62,14 +72,36 @@ def one_batch(asked: list[Asked]) -> None:
     torch.log_softmax(logits, dim=-1).gather(-1, made.sequences[:, width:, None])
 
 
-def continuous(batch: int, seed: int) -> float:
-    """CPU seconds a token of its continuous batching, equal lengths (it has one limit for all), log-probs on."""
-    asked = requests(batch, mixed=False, seed=seed)
-    config = configure(max_new_tokens=asked[0].n_new, **SAMPLING)
+@cache
+def manager(batch: int) -> Any:
+    """Its continuous batching, open, with room for `batch` of the longest requests at once and not for more."""
+    pages = -(-(N_GIVEN * 3 // 2 + LONGEST) // PAGE)
+    sizes: dict[str, Any] = {
+        "num_blocks": batch * pages,
+        "max_requests_per_batch": batch,
+        "max_batch_tokens": max(batch, PAGE),
+    }
+    config = ContinuousBatchingConfig(page_size=PAGE, return_logprobs=True, **sizes)
+    opened = model.init_continuous_batching(configure(max_new_tokens=LONGEST, **SAMPLING), config)
+    opened.start()
+    return opened
+
+
+def continuous(batch: int, mixed: bool, seed: int) -> float:
+    """CPU seconds a token of its continuous batching, all its threads together, log-probs on."""
+    running = manager(batch)
+    asked = requests(batch, mixed=mixed, seed=seed)
     began = time.process_time()
-    made = model.generate_batch([one.ids for one in asked], generation_config=config, progress_bar=False)
-    took = time.process_time() - began
-    return took / sum(len(one.generated_tokens) for one in made.values())
+    left = {running.add_request(one.ids, max_new_tokens=one.n_new): one.n_new for one in asked}
+    while left:
+        made = running.get_result(timeout=PATIENCE_S)
+        if made is None or made.error is not None:
+            raise RuntimeError(f"every request must end: {'none did' if made is None else made.error}")
+        if made.is_finished():
+            n_new = left.pop(made.request_id)
+            if not n_new == len(made.generated_tokens) == len(made.logprobs):
+                raise RuntimeError(f"{n_new} tokens were asked for; got {len(made.generated_tokens)}")
+    return (time.process_time() - began) / sum(one.n_new for one in asked)
 
 
 if __name__ == "__main__":

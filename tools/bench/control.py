@@ -1,0 +1,23 @@
+"""The control of benches that measure wall time on two cores: the product of `control`, on both at once."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from tools.bench import side
+from tools.bench.rounds import Measure
+
+CORES = 2  # that a job of two halves has
+
+
+@contextmanager
+def on_both_cores() -> Iterator[Measure]:
+    """Wall seconds of a product, of the slower core: whoever else runs there shows, which CPU time leaves out."""
+    with ExitStack() as stack:
+        sides = [stack.enter_context(side.ours("control")) for _ in range(CORES)]
+
+        def measure() -> float:
+            for one in sides:
+                one.begin("wall")
+            return max([float(one.answer()) for one in sides])
+
+        yield measure
