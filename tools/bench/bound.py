@@ -1,6 +1,7 @@
 """How near a whole job comes to its bound: the slower of its two halves, each measured alone in the same rounds.
 
-The prompts and lengths of `async`, with a wider model, fewer slots and a batch as much smaller.
+The prompts and lengths of `async`, with a wider model, fewer slots and a batch as much smaller; always of one shape, so that
+the figure is of the same work on every machine, and `balance` says how uneven the halves were.
 """
 
 import time
@@ -15,8 +16,7 @@ from tools.bench.frozen import lanes
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds, interleave
 
-WORKLOAD = replace(asynchrony.WORKLOAD, batch_size=48, n_slots=32)
-SHAPES = ((320, 6, 10), *drawn.SHAPES)
+WORKLOAD = replace(asynchrony.WORKLOAD, shape=(320, 6, 10), batch_size=48, n_slots=32)
 BALANCE = 1.4  # the bound of very uneven halves is reached too easily
 ETAS = (1, 2, 4)
 AT = 2  # the eta of the figure
@@ -31,7 +31,8 @@ class Bound:
         """Raises ConfigError without mpirun, on a machine that swings, and when the halves are not balanced."""
         began = time.monotonic()
         with drawn.folder("bound") as folder, side.ours("alone") as alone, on_both_cores() as control:
-            made = drawn.balanced(WORKLOAD, folder, alone, SHAPES)
+            made = drawn.Prepared(WORKLOAD, folder / "workload", alone)
+            drawn.warm(made, alone)
             jobs = {
                 f"eta{eta}": made.job(f"eta{eta}", f"rollout.max_head_offpolicyness={eta}", quiet=quiet) for eta in ETAS
             }

@@ -154,10 +154,10 @@ def folder(name: str) -> Iterator[Path]:
     yield path
 
 
-def balanced(workload: Workload, at: Path, alone: Side, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Prepared:
-    """The workload with that shape whose generation over training, each alone, is nearest to AIM; the first NEAR it."""
+def balanced(workload: Workload, at: Path, alone: Side) -> Prepared:
+    """The workload with that of SHAPES whose generation over training, each alone, is nearest to AIM; the first NEAR it."""
     best, distance = None, math.inf
-    for shape in shapes:
+    for shape in SHAPES:
         made = Prepared(replace(workload, shape=shape), at / "x".join(map(str, shape)), alone)
         generation, training = speeds(made, alone)
         away = abs(math.log(generation / training / AIM))

@@ -6,6 +6,7 @@ are the real ones, tokens and verdicts made up.
 
 from contextlib import ExitStack
 from functools import partial
+from statistics import median
 
 from tools.bench import side
 from tools.bench.control import on_both_cores
@@ -91,7 +92,7 @@ def ring_figures(rounds: Rounds, runs: list[Figures]) -> Figures:
         "trajectories_per_s": round(1 / rounds.cost(OURS)),
         "trajectories_per_s_worst": round(1 / max(costs[OURS] for costs in rounds.costs)),
         "trajectories_per_s_best": round(1 / min(costs[OURS] for costs in rounds.costs)),
-        "head_cpu_us_per_trajectory": round(1e6 * min(float(r["cpu_s"] or 0) / int(r["n"] or 1) for r in runs), 1),
+        "head_cpu_us_per_trajectory": round(1e6 * median(float(r["cpu_s"] or 0) / int(r["n"] or 1) for r in runs), 1),
         "trajectory_bytes": BYTES,
         "curve": True,
         "ring_refused": rounds.refused,
