@@ -1,7 +1,7 @@
 """How near a whole job comes to its bound: the slower of its two halves, each measured alone in the same rounds.
 
-The prompts and lengths of `async`, with a wider model, fewer slots and a batch as much smaller; always of one shape, so that
-the figure is of the same work on every machine, and `balance` says how uneven the halves were.
+The prompts and lengths of `async`, with a wider model, fewer slots and a batch as much smaller. Always one shape, so
+it is the same work on every machine; `balance` says how uneven the halves were.
 """
 
 import time

@@ -155,7 +155,7 @@ def folder(name: str) -> Iterator[Path]:
 
 
 def balanced(workload: Workload, at: Path, alone: Side) -> Prepared:
-    """The workload with that of SHAPES whose generation over training, each alone, is nearest to AIM; the first NEAR it."""
+    """The workload with that of SHAPES whose generation over training, each alone, is nearest to AIM, or NEAR it."""
     best, distance = None, math.inf
     for shape in SHAPES:
         made = Prepared(replace(workload, shape=shape), at / "x".join(map(str, shape)), alone)
