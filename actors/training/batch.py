@@ -3,17 +3,20 @@
 Shapes: T tokens of a trajectory (given and sampled), K of them sampled.
 """
 
-import array
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import ShardItem
 from areal_bus.staleness import StalenessPolicy, runs_under
+
+Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +89,20 @@ def build(
 
 
 def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> Item:
-    ids = numbers("i", item.ids)
+    ids, behav = numbers("i", item.ids), numbers("f", item.logps)
     places = _places(item.segments)
     try:
         runs = runs_under(policy, item.spans, clock, eta)
     except ValueError as error:
         raise ImpossibleEvent(f"uid {item.uid} sample {item.sample}: {error}") from None
-    behav = numbers("f", item.logps)
     n_given_and_sampled = sum(given + sampled for given, sampled in item.segments)
     if not len(places) == len(behav) == sum(n for n, _ in runs) or len(ids) != n_given_and_sampled:
         raise ImpossibleEvent(
             f"segments, spans, ids and log-probs must agree: uid {item.uid} sample {item.sample} has {len(places)} "
             f"sampled tokens in segments, {sum(n for n, _ in runs)} in spans, {len(behav)} log-probs, {len(ids)} ids"
         )
-    if places and places[0] == 0:
+    if len(places) and places[0] == 0:
         raise ImpossibleEvent(f"a sampled token follows a given one: uid {item.uid} sample {item.sample} has no prompt")
-    trained = [trained for n, trained in runs for _ in range(n)]
-    lags = [clock - version for version, n in item.spans for _ in range(n)]
     return Item(
         uid=item.uid,
         sample=item.sample,
@@ -111,28 +111,31 @@ def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> 
         correct=item.correct,
         finish=item.finish,
         text=item.text,
-        ids_T=torch.tensor(ids, dtype=torch.int64),
-        places_K=torch.tensor(places, dtype=torch.int64),
-        behav_K=torch.tensor(behav, dtype=torch.float32),
-        trained_K=torch.tensor(trained, dtype=torch.bool),
-        lags_K=torch.tensor(lags, dtype=torch.int64),
+        ids_T=torch.from_numpy(ids.astype(np.int64)),
+        places_K=torch.from_numpy(places),
+        behav_K=torch.from_numpy(behav.astype(np.float32)),
+        trained_K=torch.from_numpy(_repeated([(trained, n) for n, trained in runs], np.bool_)),
+        lags_K=torch.from_numpy(_repeated([(clock - version, n) for version, n in item.spans], np.int64)),
     )
 
 
-def _places(segments: Sequence[Sequence[int]]) -> list[int]:
-    places: list[int] = []
+def _places(segments: Sequence[Sequence[int]]) -> Numbers:
+    """Where the sampled tokens lie."""
+    places: list[Numbers] = []
     at = 0
     for n_given, n_sampled in segments:
-        at += n_given
-        places.extend(range(at, at + n_sampled))
-        at += n_sampled
-    return places
+        places.append(np.arange(at + n_given, at + n_given + n_sampled, dtype=np.int64))
+        at += n_given + n_sampled
+    return places[0] if len(places) == 1 else np.concatenate([np.empty(0, np.int64), *places])
 
 
-def numbers(kind: str, raw: bytes) -> Sequence[float]:
-    """Little-endian int32 ("i") or float32 ("f") bytes as numbers."""
-    values = array.array(kind)
-    values.frombytes(raw)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tolist()
+def _repeated(runs: Sequence[tuple[int, int]], kind: type[np.generic]) -> Numbers:
+    """Each value so many times."""
+    if len(runs) == 1:
+        return np.full(runs[0][1], runs[0][0], dtype=kind)
+    return np.repeat(np.array([value for value, _ in runs], dtype=kind), [n for _, n in runs])
+
+
+def numbers(kind: str, raw: bytes) -> Numbers:
+    """Little-endian int32 ("i") or float32 ("f") bytes as numbers; not to be written to."""
+    return np.frombuffer(raw, dtype=f"<{kind}4")
