@@ -89,18 +89,20 @@ def build(
 
 
 def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> Item:
-    ids, behav = numbers("i", item.ids), numbers("f", item.logps)
-    places = _places(item.segments)
+    ids = numbers("i", item.ids)
     try:
         runs = runs_under(policy, item.spans, clock, eta)
     except ValueError as error:
         raise ImpossibleEvent(f"uid {item.uid} sample {item.sample}: {error}") from None
-    n_given_and_sampled = sum(given + sampled for given, sampled in item.segments)
-    if not len(places) == len(behav) == sum(n for n, _ in runs) or len(ids) != n_given_and_sampled:
+    behav = numbers("f", item.logps)
+    n_sampled = sum(sampled for _, sampled in item.segments)
+    n_given = sum(given for given, _ in item.segments)
+    if not n_sampled == len(behav) == sum(n for n, _ in runs) or len(ids) != n_given + n_sampled:
         raise ImpossibleEvent(
-            f"segments, spans, ids and log-probs must agree: uid {item.uid} sample {item.sample} has {len(places)} "
+            f"segments, spans, ids and log-probs must agree: uid {item.uid} sample {item.sample} has {n_sampled} "
             f"sampled tokens in segments, {sum(n for n, _ in runs)} in spans, {len(behav)} log-probs, {len(ids)} ids"
         )
+    places = _places(item.segments)
     if len(places) and places[0] == 0:
         raise ImpossibleEvent(f"a sampled token follows a given one: uid {item.uid} sample {item.sample} has no prompt")
     return Item(

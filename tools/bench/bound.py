@@ -42,7 +42,7 @@ class Bound:
                 rounds = interleave(laps | drawn.beside(made, alone), control, attempts=ATTEMPTS)
                 updates = {name: lane.updates[settle[name] :] for name, lane in running.items()}
         figures: Figures = {"bench": "bound"}
-        drawn.check_balance(rounds, within=BALANCE)
+        drawn.check_balance(rounds, within=BALANCE, mend="another shape in bound.py")
         for name in jobs:
             figures |= share(rounds, name) | drawn.of_updates(name, updates[name])
         figures |= {

@@ -26,6 +26,7 @@ BALANCE = 1.25  # generation alone over training alone, at most, and its recipro
 AIM = 0.83  # the same, wished for: in a job generation has more to do beside its tokens than training has
 NEAR = 1.08  # a shape this near is taken without a look at the others
 SHAPES = ((256, 6, 8), (224, 6, 7), (192, 6, 6), (160, 6, 5), (128, 4, 4))  # width, layers, heads
+RECORDED = 2  # batches that `ours.alone` trains in turn
 WARM = 3  # batches generated before speeds are compared: lengths have spread over the slots by then
 N_ROWS = 2048
 SETTINGS = """\
@@ -173,10 +174,10 @@ def balanced(workload: Workload, at: Path, alone: Side) -> Prepared:
 
 
 def warm(made: Prepared, alone: Side) -> None:
-    """Opened, lengths spread over the slots, and trained once: a first update allocates and compiles."""
+    """Opened, lengths spread over the slots, and each recorded batch trained: that allocates and compiles."""
     alone.ask("opened", config=str(made.settings))
     alone.ask("generate", n_tokens=WARM * made.n_tokens)
-    alone.ask("train", n_updates=1)
+    alone.ask("train", n_updates=RECORDED)
 
 
 def speeds(made: Prepared, alone: Side) -> tuple[float, float]:
@@ -194,13 +195,13 @@ def beside(made: Prepared, alone: Side) -> dict[str, Measure]:
     }
 
 
-def check_balance(rounds: Rounds, within: float = BALANCE) -> float:
+def check_balance(rounds: Rounds, within: float = BALANCE, mend: str = "another of SHAPES in drawn.py") -> float:
     """Cost of generation alone over that of training alone. Raises ConfigError when they are too far apart."""
     ratio = rounds.ratio("generation", to="training").median
     if not 1 / within <= ratio <= within:
         raise ConfigError(
             f"generation and training alone must be within {within:g}x of each other for this bench: one takes "
-            f"{ratio:.2f} of the other's time; choose another of SHAPES in tools/bench/drawn.py"
+            f"{ratio:.2f} of the other's time; choose {mend}"
         )
     return ratio
 

@@ -33,7 +33,7 @@ class Interrupt:
         began = time.monotonic()
         with drawn.folder("interrupt") as folder, side.ours("alone") as alone, on_both_cores() as control:
             made = drawn.Prepared(WORKLOAD, folder / "workload", alone)
-            alone.ask("opened", config=str(made.settings))
+            drawn.warm(made, alone)
             eta = f"rollout.max_head_offpolicyness={ETA}"
             jobs = {mode: made.job(mode, eta, f'rollout.on_update="{mode}"', quiet=quiet) for mode in MODES}
             with lanes(jobs, dict.fromkeys(jobs, SETTLE)) as running:

@@ -3,15 +3,11 @@
 Runs in the peers' interpreter, too: nothing but the standard library, and nothing of ours beside it.
 """
 
-import atexit
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -34,13 +30,6 @@ def serve(functions: Mapping[str, Callable[..., Any]], **about: Any) -> None:
         except Exception as error:  # noqa: BLE001 (whatever it is, the asking side has to hear it)
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)
-
-
-def temporary() -> Path:
-    """A folder that is gone when this process ends."""
-    folder = tempfile.mkdtemp(prefix="areal-bus-bench-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 def seconds(work: Callable[[], object], at_least_s: float = AT_LEAST_S, at_least: int = 3) -> float:

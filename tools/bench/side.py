@@ -43,7 +43,8 @@ def peer(module: str) -> "Side":
 class Side:
     """A process that measures, from the moment it is entered to the end of the block.
 
-    Ours or a peer's, it keeps its memory as a job's learner does (KEEPING), and begins with one thread.
+    Ours or a peer's, it keeps its memory as a job's learner does (KEEPING), and begins with one thread. Its temporary
+    files go with it.
     """
 
     def __init__(self, python: Path, module: str) -> None:
@@ -52,10 +53,11 @@ class Side:
 
     def __enter__(self) -> Self:
         self._complaints = tempfile.TemporaryFile()
+        self._folder = tempfile.TemporaryDirectory(prefix="areal-bus-bench-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             [str(self._python), "-m", self._module],
             cwd=ROOT,
-            env={**KEEPING, **os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+            env={**KEEPING, **os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), "TMPDIR": self._folder.name},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -80,6 +82,7 @@ class Side:
             self._process.kill()
             self._process.wait()
         self._complaints.close()
+        self._folder.cleanup()
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """What its function `do` returns. Raises ConfigError when it fails, ends or does not answer."""

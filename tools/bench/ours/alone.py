@@ -6,6 +6,7 @@ push. Training: updates of batches recorded from it, one after the other; no wai
 
 import itertools
 import json
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +33,7 @@ from areal_bus.config import Config, ScratchConfig
 from areal_bus.journal import Journal
 from areal_bus.messages import Prompt, ShardItem, Trajectory
 from tools.bench.ours.drawn import LETTERS, score
-from tools.bench.serving import serve, temporary
+from tools.bench.serving import serve
 
 RECORDED = 2  # batches trained in turn
 
@@ -168,7 +169,7 @@ FOUND: list[Alone] = []  # the one that was opened
 
 def opened(config: str) -> int:
     """Load what the file says, record its batches; the slots that generation has."""
-    folder = temporary()
+    folder = Path(tempfile.mkdtemp())
     found = settings.load(config)
     FOUND[:] = [Alone(found, folder)]
     return found.rollout.max_concurrent_rollouts

@@ -3,6 +3,7 @@
 import array
 import queue
 import random
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from areal_bus.messages import Message, PushBegin, PushBroken, PushDone, ShardIt
 from areal_bus.route import Route
 from areal_bus.settings import load
 from areal_bus.weights import Root, Snapshot, serve_store, take_snapshot
-from tools.bench.serving import seconds, serve, temporary
+from tools.bench.serving import seconds, serve
 
 ADDRESS, INTERFACE = "127.0.0.1", "lo"
 WAIT_S = 60.0
@@ -100,7 +101,7 @@ def open_learner(
     root = Root(store, interface=INTERFACE, address=ADDRESS, route=route)
     ended: queue.SimpleQueue[Message] = queue.SimpleQueue()
     broken: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-    folder = temporary()
+    folder = Path(tempfile.mkdtemp())
     policy = Policy(load_model(model, "float32", "cpu"), ranks=Ranks(), device="cpu", temperature=1.0)
     actor = PPOActor(
         policy,

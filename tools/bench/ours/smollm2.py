@@ -1,7 +1,9 @@
 """Our half of the bench `smollm2`: the builtin engine, and an update of the learner's actor, with SmolLM2-135M."""
 
 import array
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from areal_bus.config import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import ShardItem
 from tools.bench import smollm2_work as work
-from tools.bench.serving import serve, temporary
+from tools.bench.serving import serve
 
 SETTINGS = {
     "model": {"scratch": {}},  # not built: the model is given
@@ -45,7 +47,7 @@ training: list[PPOActor] = []
 
 def load(model: str) -> None:
     config = Config.model_validate(SETTINGS)
-    folder = temporary()
+    folder = Path(tempfile.mkdtemp())
     policy = Policy(load_model(model, "float32", "cpu"), ranks=Ranks(), device="cpu", temperature=1.0)
     journal = Journal(folder / "journal", role="learner", index=0, incarnation=0)
     training.append(PPOActor(policy, config, journal=journal, pulse=Pulse(), folder=folder))

@@ -1,7 +1,6 @@
 """Hugging Face's half of the bench `generate`: `generate`, batch after batch, and its continuous batching."""
 
 import time
-from functools import cache
 from typing import Any
 
 import torch
@@ -72,9 +71,18 @@ def one_batch(asked: list[Asked]) -> None:
     torch.log_softmax(logits, dim=-1).gather(-1, made.sequences[:, width:, None])
 
 
-@cache
+managers: dict[int, Any] = {}  # open, by batch
+
+
 def manager(batch: int) -> Any:
-    """Its continuous batching, open, with room for `batch` of the longest requests at once and not for more."""
+    """Its continuous batching, open and warm, with room for `batch` of the longest requests at once, not for more."""
+    if batch not in managers:
+        managers[batch] = opened(batch)
+        finish(managers[batch], [Asked([1], 2)])
+    return managers[batch]
+
+
+def opened(batch: int) -> Any:
     pages = -(-(N_GIVEN * 3 // 2 + LONGEST) // PAGE)
     sizes: dict[str, Any] = {
         "num_blocks": batch * pages,
@@ -82,9 +90,9 @@ def manager(batch: int) -> Any:
         "max_batch_tokens": max(batch, PAGE),
     }
     config = ContinuousBatchingConfig(page_size=PAGE, return_logprobs=True, **sizes)
-    opened = model.init_continuous_batching(configure(max_new_tokens=LONGEST, **SAMPLING), config)
-    opened.start()
-    return opened
+    running = model.init_continuous_batching(configure(max_new_tokens=LONGEST, **SAMPLING), config)
+    running.start()
+    return running
 
 
 def continuous(batch: int, mixed: bool, seed: int) -> float:
@@ -92,6 +100,12 @@ def continuous(batch: int, mixed: bool, seed: int) -> float:
     running = manager(batch)
     asked = requests(batch, mixed=mixed, seed=seed)
     began = time.process_time()
+    finish(running, asked)
+    return (time.process_time() - began) / sum(one.n_new for one in asked)
+
+
+def finish(running: Any, asked: list[Asked]) -> None:
+    """Every request to its end."""
     left = {running.add_request(one.ids, max_new_tokens=one.n_new): one.n_new for one in asked}
     while left:
         made = running.get_result(timeout=PATIENCE_S)
@@ -101,8 +115,11 @@ def continuous(batch: int, mixed: bool, seed: int) -> float:
             n_new = left.pop(made.request_id)
             if not n_new == len(made.generated_tokens) == len(made.logprobs):
                 raise RuntimeError(f"{n_new} tokens were asked for; got {len(made.generated_tokens)}")
-    return (time.process_time() - began) / sum(one.n_new for one in asked)
 
 
 if __name__ == "__main__":
-    serve({"generate": generate, "continuous": continuous})
+    try:
+        serve({"generate": generate, "continuous": continuous})
+    finally:  # their threads would outlive this one
+        for one in managers.values():
+            one.stop(block=True)
