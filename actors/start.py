@@ -23,10 +23,12 @@ from actors.leaving import leave
 
 PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent ends
 GRACE_S = 5.0
+SWITCH_S = 1e-4  # how long a thread may keep the interpreter from another (Python has 5 ms: long, for a loop)
 
 
 def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.setswitchinterval(SWITCH_S)
     print_whole_lines()
     draining.listen()
     context = Context.from_json(sys.stdin.readline())
