@@ -22,10 +22,12 @@ from transformers import (
 
 from actors.engines import fused as module
 from actors.engines.builtin import BuiltinEngine
-from actors.engines.fused import Fused, Own, disagreement, fused, together
+from actors.engines.fused import Fused, Own, disagreement, fused
+from actors.engines.joined import together
 from actors.engines.protocol import Request
 from actors.kernels.build import library
 from actors.kernels.decode import WIDEST, Decode
+from actors.kernels.step import Step
 from actors.models.loading import load_model
 
 V = 40
@@ -70,8 +72,12 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize("most_packed", [0, module.MOST_PACKED])  # a decode step layer by layer, and by one call
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_faster_forward_computes_what_the_model_does(kind: str) -> None:
+def test_the_faster_forward_computes_what_the_model_does(
+    kind: str, most_packed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_PACKED", most_packed)
     model = sharp(MODELS[kind]())
     forward = fused(model)
     assert forward is not None
@@ -107,15 +113,23 @@ def test_a_texts_first_token_may_differ_by_more_and_others_may_not(monkeypatch: 
 
 
 @pytest.mark.skipif(library() is None, reason="no C compiler on this machine")
-def test_a_decode_step_that_errs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most_packed", "kind", "method"), [(0, Decode, "attended"), (2**20, Step, "__call__")])
+def test_a_decode_step_that_errs_is_found(
+    most_packed: int, kind: type, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_PACKED", most_packed)
     model = sharp(MODELS["llama"]())
-    assert disagreement(model, Fused(model)) is None
-    right = Decode.attended
+    forward = Fused(model)
+    if kind is Step and not forward.packs_by_kernel:
+        pytest.skip("this processor's vectors are too short")
+    assert disagreement(model, forward) is None
+    right = getattr(kind, method)
 
-    def off(self: Decode, *given: Any) -> Tensor:
-        return right(self, *given) * 1.001
+    def off(self: Any, *given: Any) -> Tensor:
+        found: Tensor = right(self, *given) * 1.001
+        return found
 
-    monkeypatch.setattr(Decode, "attended", off)
+    monkeypatch.setattr(kind, method, off)
     assert disagreement(model, Fused(model)) is not None
 
 

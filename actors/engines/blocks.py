@@ -19,6 +19,7 @@ from actors.engines.order import Order, ordered
 from actors.engines.pool import Pool
 from actors.engines.slots import Piece
 from actors.kernels.decode import Decode, P, Tables
+from actors.kernels.step import Step
 
 Cells = tuple[int, int, int, int]  # block, first position in it, how many, the token of the first
 
@@ -186,9 +187,16 @@ class KernelBlocks:
 
     def attended(self, qkv_nSD: Tensor, cos_nD: Tensor, sin_nD: Tensor, index: int, scale: float) -> Tensor:
         """(n, H D): attention of this layer; of each token all heads are given, not yet turned."""
+        return self._decode.attended(qkv_nSD, cos_nD, sin_nD, *self._pools(index, qkv_nSD), scale)
+
+    def decoded(self, step: Step, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor) -> Tensor:
+        """(n, V) logits after these tokens, by one call for all layers."""
+        return step(ids, self._decode, cos_LD, sin_LD, [self._pools(index, cos_LD) for index in range(len(step))])
+
+    def _pools(self, index: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of a layer: the rows' own, and the common one."""
         own, common = self._blocks.own, self._blocks.common
-        far = common.layer(index, qkv_nSD) if common.users else None
-        return self._decode.attended(qkv_nSD, cos_nD, sin_nD, own.layer(index, qkv_nSD), far, scale)
+        return own.layer(index, like), common.layer(index, like) if common.users else None
 
 
 class DecodeBlocks:

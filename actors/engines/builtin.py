@@ -255,11 +255,11 @@ class BuiltinEngine:
             recorded = self._graphs.decode([row.last for row in rows], positions, self._where)
             if recorded is not None:
                 return recorded
-        position_n1 = torch.tensor(positions, device=self._device)[:, None]
         view, mask = self._slots.decoding(positions, self._dtype, self._device)
-        ids_n1 = torch.tensor([[row.last] for row in rows], device=self._device)
         if self._fused is not None:
-            return self._fused(ids_n1, position_n1, max(positions) + 1, mask, view)
+            return self._fused.decoded([row.last for row in rows], positions, view, mask)
+        position_n1 = torch.tensor(positions, device=self._device)[:, None]
+        ids_n1 = torch.tensor([[row.last] for row in rows], device=self._device)
         return self._forward(ids_n1, position_n1, mask, view, 1)[:, 0]
 
     def _fill(self, pack: Pack) -> Tensor:

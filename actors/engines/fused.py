@@ -12,14 +12,16 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from actors.engines.blocks import Blocks, DecodeBlocks, KernelBlocks
+from actors.engines.joined import Joined
 from actors.engines.slots import Piece
 from actors.kernels.build import applies
 from actors.kernels.decode import WIDEST
 from actors.kernels.layer import LayerKernels, Sequences
-from actors.models.product import MOST_PACKED, Weight
+from actors.kernels.step import LayerWeights, ModelWeights, Step
+from actors.models.product import MOST_PACKED
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}  # of the largest logit
@@ -46,47 +48,6 @@ class Call:
     where: Sequences | None  # of a packed forward by kernels; there is no mask then
 
 
-class Joined:
-    """Linear layers with one input as one product."""
-
-    def __init__(self, parts: Sequence[nn.Linear], *, packs: bool) -> None:
-        self._parts, self._packs = parts, packs
-        self.bind()
-
-    def bind(self) -> None:
-        """Look where the weights are now, and put them together."""
-        biases = [part.bias for part in self._parts if part.bias is not None]
-        weight = together([part.weight for part in self._parts])
-        self._weight = Weight(weight, together(biases) if biases else None, packs=self._packs)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._weight(x)
-
-    def added(self, x: Tensor, to: Tensor) -> Tensor:
-        """The product added to what there is."""
-        return self._weight.added(x, to)
-
-
-def together(parameters: Sequence[Tensor]) -> Tensor:
-    """The rows of all as one tensor that shares their memory; moves them when they lie apart."""
-    first, expected = parameters[0].data, parameters[0].data_ptr()
-    for parameter in parameters:
-        is_next = parameter.data_ptr() == expected and parameter.data.is_contiguous()
-        if not is_next or parameter.data.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            return _moved(parameters)
-        expected += parameter.data.nbytes
-    n_rows = sum(len(parameter) for parameter in parameters)
-    return first.as_strided((n_rows, *first.shape[1:]), first.stride())
-
-
-def _moved(parameters: Sequence[Tensor]) -> Tensor:
-    whole = torch.cat([parameter.data for parameter in parameters])
-    parts = torch.split(whole, [len(parameter) for parameter in parameters])
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter.data = part
-    return whole
-
-
 class Layer:
     """Attention and feed-forward of one layer."""
 
@@ -107,6 +68,17 @@ class Layer:
     def bind(self) -> None:
         for joined in (self._qkv, self._out, self._gate_up, self._down):
             joined.bind()
+
+    @property
+    def scale(self) -> float:
+        """Of scores."""
+        return float(self._scale)
+
+    def weights(self) -> LayerWeights:
+        """For steps by C."""
+        query, key = (norm.weight for norm in self._of_heads) if self._of_heads is not None else (None, None)
+        products = (joined.panels() for joined in (self._qkv, self._out, self._gate_up, self._down))
+        return LayerWeights(self._first.weight, self._second.weight, query, key, *products)
 
     def __call__(self, h_NE: Tensor, call: Call) -> Tensor:
         norm, gated = self._operations.norm, self._operations.gated
@@ -195,15 +167,18 @@ class Fused:
         config, inner = model.config, model.model
         n_query, n_key = self.heads = (config.num_attention_heads, config.num_key_value_heads)
         self._width = getattr(config, "head_dim", None) or config.hidden_size // n_query
-        packs = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
-        self._embedding, self._norm, self._head = inner.embed_tokens, inner.norm, Joined([model.lm_head], packs=packs)
-        self._rotary = inner.rotary_emb
+        self._embedding, self._norm, self._rotary = inner.embed_tokens, inner.norm, inner.rotary_emb
         self._operations = Operations(self._embedding.weight, by_kernel=by_kernel and self._width <= WIDEST)
+        is_small = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
+        self._has_steps = is_small and self.packs_by_kernel
+        packs = is_small and not self._has_steps  # weights are kept twice, not three times
+        self._head = Joined([model.lm_head], packs=packs)
         self._layers = [
             Layer(layer, i, n_query, n_key, self._width, self._operations, packs=packs)
             for i, layer in enumerate(inner.layers)
         ]
         self._cos_LD = self._sin_LD = torch.empty(0, 0)
+        self._step = self._made_step()
 
     @property
     def by_kernel(self) -> bool:
@@ -226,6 +201,41 @@ class Fused:
         for layer in self._layers:
             layer.bind()
         self._head.bind()
+        self._step = self._made_step()
+
+    def _made_step(self) -> Step | None:
+        """Decode steps by C with the weights of now; None where the model is too large for it, or no kernel applies."""
+        if not self._has_steps:
+            return None
+        n_query, n_key = self.heads
+        return Step(
+            ModelWeights(
+                embedding_VE=self._embedding.weight,
+                norm_E=self._norm.weight,
+                head=self._head.panels(),
+                layers=tuple(layer.weights() for layer in self._layers),
+                n_query=n_query,
+                n_key=n_key,
+                head_width=self._width,
+                scale=self._layers[0].scale,
+                epsilon=self._norm.variance_epsilon,
+            )
+        )
+
+    def decoded(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        view: View | DecodeBlocks | KernelBlocks,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """(n, V) logits of one more token of each row, at these positions."""
+        length = max(positions) + 1
+        if self._step is not None and isinstance(view, KernelBlocks):
+            self.reserve(length)
+            return view.decoded(self._step, ids, self._cos_LD, self._sin_LD)
+        ids_n1, position_n1 = (torch.tensor(numbers, device=self.device)[:, None] for numbers in (ids, positions))
+        return self(ids_n1, position_n1, length, mask, view)
 
     def __call__(
         self,
@@ -305,4 +315,4 @@ def _decoded(forward: Fused, ids_1T: Tensor) -> Tensor:
     blocks.reserve([n + 1], 0)
     _whole(forward, ids_1T[:, :n], blocks.filling([Piece([0], 0, n, 0)]))
     view, mask = blocks.decoding([n], torch.float32, ids_1T.device)
-    return forward(ids_1T[:, n:], torch.tensor([[n]]), n + 1, mask, view)[0]
+    return forward.decoded([int(ids_1T[0, n])], [n], view, mask)[0]

@@ -2,19 +2,10 @@
 
    A pool has keys or values (blocks, key heads, P, width); float32. A row's blocks are first some of the common pool, then
    its own. Rows are independent of each other: what one gives does not depend on who else is there. */
+#include "parts.h"
 #include "vector.h"
 
-enum { P = 16, WIDEST = 512, LINE = 16 }; /* a head's width at most; floats of a cache line */
-
-typedef struct {
-    int64_t n_query, n_key, most; /* heads; blocks of a row, at most */
-    float scale;
-    const int64_t *at;     /* (n) position of each row's token */
-    const int32_t *blocks; /* (n, most) */
-    const int32_t *common; /* (n) how many of them are of the common pool */
-    const float *far_keys, *far_values;
-    float *near_keys, *near_values;
-} Cache;
+enum { LINE = 16 }; /* floats of a cache line */
 
 /* A head in its halves, by angles whose halves are alike. */
 INLINE void turn(float *restrict x, const float *restrict cosine, const float *restrict sine, int64_t width) {

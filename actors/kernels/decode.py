@@ -14,11 +14,11 @@ from torch import Tensor
 from actors.kernels.build import function
 from actors.kernels.tensors import addresses, alike
 
-P, WIDEST = 16, 512  # as in decode.c
+P, WIDEST = 16, 512  # as in parts.h
 
 
-class _Cache(ctypes.Structure):
-    """Of decode.c."""
+class Cache(ctypes.Structure):
+    """Of parts.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("n_query", "n_key", "most")),
@@ -52,7 +52,7 @@ class Tables:
 
 @cache
 def _call() -> Callable[..., None]:
-    return function("attended", *[ctypes.c_int64] * 2, ctypes.POINTER(_Cache), *[ctypes.c_void_p] * 5)
+    return function("attended", *[ctypes.c_int64] * 2, ctypes.POINTER(Cache), *[ctypes.c_void_p] * 5)
 
 
 class Decode:
@@ -62,27 +62,39 @@ class Decode:
         tables.check(positions)
         if n_key < 1 or n_query % n_key:
             raise ValueError(f"each key head has equally many query heads: {n_query} and {n_key}")
+        self.n_positions = max(positions) + 1  # that rotations are needed of
         self._tables, self._at_n = tables, torch.tensor(positions)  # kept, as C has their addresses alone
-        self._score = torch.empty(n_query, tables.most * P)
-        self._cache = _Cache(n_query=n_query, n_key=n_key, most=tables.most, at=self._at_n.data_ptr(),
-                             blocks=tables.blocks_nJ.data_ptr(), common=tables.common_n.data_ptr())  # fmt: skip
+        self.cache = Cache(n_query=n_query, n_key=n_key, most=tables.most, at=self._at_n.data_ptr(),
+                           blocks=tables.blocks_nJ.data_ptr(), common=tables.common_n.data_ptr())  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    @property
+    def n_scores(self) -> int:
+        """Floats that C needs for one row's scores."""
+        return int(self.cache.n_query * self.cache.most * P)
+
+    def places(self, near: Tensor, far: Tensor | None, width: int) -> tuple[int, int, int, int]:
+        """Where keys and values are in a layer's pools, (2, C, K, P, D) each: of the rows' own, of the common one."""
+        far = near if far is None else far
+        for pool in (near, far):
+            if pool.shape[0] != 2 or pool.shape[2:] != (self.cache.n_key, P, width):
+                raise ValueError(f"a pool is (2, C, {self.cache.n_key}, {P}, {width}), not {tuple(pool.shape)}")
+        keys, far_keys = addresses(near, far)
+        return keys, keys + near.nbytes // 2, far_keys, far_keys + far.nbytes // 2
 
     def attended(
         self, qkv_nSD: Tensor, cos_nD: Tensor, sin_nD: Tensor, near: Tensor, far: Tensor | None, scale: float
     ) -> Tensor:
-        """(n, H D). Queries and keys are turned in place, keys and values go to a layer's pools, (2, C, K, P, D)."""
-        cache, (n, _, width) = self._cache, qkv_nSD.shape
+        """(n, H D). Queries and keys are turned in place, keys and values go to a layer's pools."""
+        cache, (n, _, width) = self.cache, qkv_nSD.shape
         if width > WIDEST or width % 2:
             raise ValueError(f"a head's width is even, and {WIDEST} at most: {width}")
-        alike((len(self._tables), cache.n_query + 2 * cache.n_key, width), qkv_nSD)
+        alike((len(self), cache.n_query + 2 * cache.n_key, width), qkv_nSD)
         alike((n * width,), cos_nD.view(-1), sin_nD.view(-1))
-        far = near if far is None else far
-        for pool in (near, far):
-            if pool.shape[2:] != (cache.n_key, P, width):
-                raise ValueError(f"a pool is (2, C, {cache.n_key}, {P}, {width}), not {tuple(pool.shape)}")
+        cache.near_keys, cache.near_values, cache.far_keys, cache.far_values = self.places(near, far, width)
         cache.scale = scale
-        cache.near_keys, cache.far_keys = addresses(near, far)
-        cache.near_values, cache.far_values = near[1].data_ptr(), far[1].data_ptr()
-        out_nX = qkv_nSD.new_empty(n, cache.n_query * width)
-        _call()(n, width, cache, *addresses(qkv_nSD, cos_nD, sin_nD, self._score, out_nX))
+        score, out_nX = qkv_nSD.new_empty(self.n_scores), qkv_nSD.new_empty(n, cache.n_query * width)
+        _call()(n, width, cache, *addresses(qkv_nSD, cos_nD, sin_nD, score, out_nX))
         return out_nX

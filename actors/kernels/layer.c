@@ -1,4 +1,5 @@
 /* A layer's norms, rotations and gates, forward and backward, each in one pass, and log-probs. All is float32. */
+#include "parts.h"
 #include "transpose.h"
 #include "vector.h"
 

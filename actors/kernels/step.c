@@ -1,0 +1,106 @@
+/* One decode step of a whole model of the Llama family: of each row's last token the logits of the next.
+
+   Everything is float32. A layer's norms, rotations, gates and attention are those of layer.c and decode.c. */
+#include "parts.h"
+#include "product.h"
+#include "transpose.h"
+
+typedef struct {
+    int64_t n_in, n_out;
+    const float *panels, *bias; /* bias (n_out), or none */
+} Product;
+
+typedef struct {
+    const float *first, *second;           /* (width) scales of the norms before attention and before the gates */
+    const float *query_norm, *key_norm;    /* (head width), or none */
+    Product qkv, out, gate_up, down;
+    const float *far_keys, *far_values;
+    float *near_keys, *near_values;
+} LayerParts;
+
+typedef struct {
+    int64_t n_layers, width, n_gates, head_width;
+    float epsilon;
+    const float *embedding, *norm; /* (vocabulary, width), (width) */
+    Product head;
+    const LayerParts *layers;
+} Model;
+
+void product_panel(int64_t *floats) { *floats = PANEL; }
+
+/* A weight (n_out, n_in) in panels, as product.h reads it. */
+void panelled(int64_t n_out, int64_t n_in, const float *weight, float *panels) {
+    const int64_t inputs = n_in / 16 * 16;
+    for (int64_t first = 0; first < n_out; first += PANEL, panels += PANEL * n_in, weight += PANEL * n_in) {
+        const int64_t here = n_out - first < PANEL ? n_out - first : PANEL, outputs = here / 16 * 16;
+        if (here < PANEL) memset(panels, 0, PANEL * n_in * sizeof(float));
+        for (int64_t o = 0; o < outputs; o += 16)
+            for (int64_t i = 0; i < inputs; i += 16)
+                transpose_square(weight + o * n_in + i, n_in, panels + i * PANEL + o, PANEL);
+        for (int64_t o = 0; o < here; o++)
+            for (int64_t i = o < outputs ? inputs : 0; i < n_in; i++) panels[i * PANEL + o] = weight[o * n_in + i];
+    }
+}
+
+/* out (n, n_out) += x (n, n_in) by the weight, and its bias. */
+static void added(const Product *by, int64_t n, const float *x, float *out) {
+    onto(n, by->n_in, by->n_out, x, by->panels, out);
+    if (by->bias)
+        for (int64_t row = 0; row < n; row++)
+            for (int64_t o = 0; o < by->n_out; o++) out[row * by->n_out + o] += by->bias[o];
+}
+
+static void product(const Product *by, int64_t n, const float *x, float *out) {
+    memset(out, 0, n * by->n_out * sizeof(float));
+    added(by, n, x, out);
+}
+
+/* Some heads of each row of x (n, stride), in place. */
+static void heads_normed(int64_t n, int64_t stride, int64_t n_heads, int64_t width, float epsilon, const float *scale,
+                         float *x) {
+    float head[WIDEST];
+    for (int64_t row = 0; row < n; row++, x += stride)
+        for (int64_t h = 0; h < n_heads; h++) {
+            memcpy(head, x + h * width, width * sizeof(float));
+            normed(1, width, epsilon, head, scale, x + h * width);
+        }
+}
+
+/* The rotations of the rows' positions: (n, width) of a table (positions, width). */
+static void angles(int64_t n, int64_t width, const int64_t *at, const float *table, float *out) {
+    for (int64_t row = 0; row < n; row++) memcpy(out + row * width, table + at[row] * width, width * sizeof(float));
+}
+
+/* ids (n) are the rows' last tokens, at the cache's positions; cosine and sine (positions, head width). Of `room` there are
+   n times: 2 widths, 2 head widths, (n_query + 2 n_key) heads, n_query heads, 3 n_gates; and (n_query, most P).
+   Logits (n, vocabulary). */
+void decoded(int64_t n, const Model *model, const Cache *cache, const int64_t *ids, const float *cosine,
+             const float *sine, float *room, float *logits) {
+    const int64_t width = model->width, head = model->head_width, n_query = cache->n_query, n_key = cache->n_key;
+    const int64_t stride = (n_query + 2 * n_key) * head;
+    float *h = room, *x = h + n * width, *cos = x + n * width, *sin = cos + n * head, *qkv = sin + n * head;
+    float *seen = qkv + n * stride, *both = seen + n * n_query * head, *fed = both + 2 * n * model->n_gates;
+    float *score = fed + n * model->n_gates;
+    angles(n, head, cache->at, cosine, cos);
+    angles(n, head, cache->at, sine, sin);
+    for (int64_t row = 0; row < n; row++)
+        memcpy(h + row * width, model->embedding + ids[row] * width, width * sizeof(float));
+    for (int64_t l = 0; l < model->n_layers; l++) {
+        const LayerParts *layer = model->layers + l;
+        Cache here = *cache;
+        here.far_keys = layer->far_keys, here.far_values = layer->far_values;
+        here.near_keys = layer->near_keys, here.near_values = layer->near_values;
+        normed(n, width, model->epsilon, h, layer->first, x);
+        product(&layer->qkv, n, x, qkv);
+        if (layer->query_norm) heads_normed(n, stride, n_query, head, model->epsilon, layer->query_norm, qkv);
+        if (layer->key_norm) heads_normed(n, stride, n_key, head, model->epsilon, layer->key_norm, qkv + n_query * head);
+        attended(n, head, &here, qkv, cos, sin, score, seen);
+        added(&layer->out, n, seen, h);
+        normed(n, width, model->epsilon, h, layer->second, x);
+        product(&layer->gate_up, n, x, both);
+        gate(n, model->n_gates, both, fed);
+        added(&layer->down, n, fed, h);
+    }
+    normed(n, width, model->epsilon, h, model->norm, x);
+    product(&model->head, n, x, logits);
+}

@@ -1,0 +1,203 @@
+"""One decode step of a whole small model by C: what a step costs there is its arithmetic, not its calls.
+
+The weights are kept a second time, in the order in which they are read; knows no requests and no versions.
+
+Shapes: n rows, E width, A channels of a row of queries, keys and values, X queries' channels, G gates, V vocabulary, D
+head width, L positions, C blocks of a pool, K key heads, P positions of a block.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from actors.kernels.build import function
+from actors.kernels.decode import WIDEST, Cache, Decode
+from actors.kernels.tensors import addresses, alike
+
+_SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Product(ctypes.Structure):
+    """Of step.c, as those that follow."""
+
+    _fields_ = (("n_in", _SIZE), ("n_out", _SIZE), ("panels", _POINTER), ("bias", _POINTER))
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("first", "second", "query_norm", "key_norm")),
+        *((name, _Product) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _POINTER) for name in ("far_keys", "far_values", "near_keys", "near_values")),
+    )
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        *((name, _SIZE) for name in ("n_layers", "width", "n_gates", "head_width")),
+        ("epsilon", ctypes.c_float),
+        ("embedding", _POINTER),
+        ("norm", _POINTER),
+        ("head", _Product),
+        ("layers", ctypes.POINTER(_Layer)),
+    )
+
+
+@cache
+def _decoded() -> Callable[..., None]:
+    return function("decoded", _SIZE, ctypes.POINTER(_Model), ctypes.POINTER(Cache), *[_POINTER] * 5)
+
+
+@cache
+def _panelled() -> Callable[..., None]:
+    return function("panelled", *[_SIZE] * 2, *[_POINTER] * 2)
+
+
+@cache
+def panel() -> int:
+    """Outputs of a weight that lie side by side."""
+    found = _SIZE()
+    function("product_panel", ctypes.POINTER(_SIZE))(ctypes.byref(found))
+    return found.value
+
+
+class Panels:
+    """A weight (F, E), its bias, and the weight once more, in panels."""
+
+    def __init__(self, weight_FE: Tensor, bias_F: Tensor | None = None) -> None:
+        self._n_out, self._n_in = weight_FE.shape
+        self.panels = torch.empty(-(-self._n_out // panel()) * panel() * self._n_in)
+        self.fill(weight_FE, bias_F)
+
+    def fill(self, weight_FE: Tensor, bias_F: Tensor | None = None) -> None:
+        """With another weight of this shape."""
+        alike((self._n_out, self._n_in), weight_FE)
+        if bias_F is not None:
+            alike((self._n_out,), bias_F)
+        self._bias_F = bias_F  # kept, as C has addresses alone
+        weight, panels = addresses(weight_FE, self.panels)
+        _panelled()(self._n_out, self._n_in, weight, panels)
+
+    def product(self) -> _Product:
+        bias = None if self._bias_F is None else addresses(self._bias_F)[0]
+        return _Product(self._n_in, self._n_out, self.panels.data_ptr(), bias)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Of one layer."""
+
+    first_E: Tensor  # scales of the norm before attention
+    second_E: Tensor  # and before the gates
+    query_D: Tensor | None  # of the norms of each head, where there are some
+    key_D: Tensor | None
+    qkv: Panels
+    out: Panels
+    gate_up: Panels  # (2 G, E)
+    down: Panels
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """Of a whole model; all norms have one epsilon."""
+
+    embedding_VE: Tensor
+    norm_E: Tensor
+    head: Panels
+    layers: tuple[LayerWeights, ...]
+    n_query: int
+    n_key: int
+    head_width: int
+    scale: float  # of scores
+    epsilon: float
+
+
+class Step:
+    """Decode steps with weights that stay where they are until `bind`."""
+
+    def __init__(self, weights: ModelWeights) -> None:
+        """Raises ValueError for shapes that do not fit together."""
+        width = weights.head_width
+        if width > WIDEST or width % 2:
+            raise ValueError(f"a head's width is even, and {WIDEST} at most: {width}")
+        self._weights = weights
+        self._layers = (_Layer * len(weights.layers))()
+        for layer, parts in zip(self._layers, weights.layers, strict=True):
+            self._describe(layer, parts)
+        n_vocabulary, n_width = weights.embedding_VE.shape
+        alike((n_width,), weights.norm_E)
+        n_gates = self._layers[0].down.n_in
+        self._model = _Model(
+            len(self._layers), n_width, n_gates, width, weights.epsilon,
+            *addresses(weights.embedding_VE, weights.norm_E), weights.head.product(), self._layers,
+        )  # fmt: skip
+        _fits(self._model.head, n_width, n_vocabulary)
+        n_heads = 2 * weights.n_query + 2 * weights.n_key + 2
+        self._room_of_row = 2 * n_width + n_heads * width + 3 * n_gates
+        self._room = torch.empty(0)
+
+    def __len__(self) -> int:
+        """Layers."""
+        return len(self._layers)
+
+    def _describe(self, layer: _Layer, parts: LayerWeights) -> None:
+        weights = self._weights
+        n_width, seen = weights.embedding_VE.shape[1], weights.n_query * weights.head_width
+        n_gates = weights.layers[0].down.product().n_in
+        alike((n_width,), parts.first_E, parts.second_E)
+        layer.first, layer.second = addresses(parts.first_E, parts.second_E)
+        if parts.query_D is not None and parts.key_D is not None:
+            alike((weights.head_width,), parts.query_D, parts.key_D)
+            layer.query_norm, layer.key_norm = addresses(parts.query_D, parts.key_D)
+        for name in ("qkv", "out", "gate_up", "down"):
+            setattr(layer, name, getattr(parts, name).product())
+        _fits(layer.qkv, n_width, seen + 2 * weights.n_key * weights.head_width)
+        _fits(layer.out, seen, n_width)
+        _fits(layer.gate_up, n_width, 2 * n_gates)
+        _fits(layer.down, n_gates, n_width)
+
+    def __call__(
+        self,
+        ids: Sequence[int],
+        decode: Decode,
+        cos_LD: Tensor,
+        sin_LD: Tensor,
+        pools: Sequence[tuple[Tensor, Tensor | None]],
+    ) -> Tensor:
+        """(n, V) logits after these tokens, whose keys and values go to the pools: (2, C, K, P, D) of each layer, the
+        rows' own and, where there is one, the common one.
+        """
+        weights, n = self._weights, len(ids)
+        n_vocabulary = len(weights.embedding_VE)
+        if not ids or not 0 <= min(ids) <= max(ids) < n_vocabulary:
+            raise ValueError(f"a step has tokens of a vocabulary of {n_vocabulary}: not {ids}")
+        alike((min(len(cos_LD), len(sin_LD)), weights.head_width), cos_LD, sin_LD)
+        heads = (decode.cache.n_query, decode.cache.n_key)
+        if len(decode) != n or decode.n_positions > len(cos_LD) or heads != (weights.n_query, weights.n_key):
+            raise ValueError(
+                f"{n} tokens of {weights.n_query} and {weights.n_key} heads, within {len(cos_LD)} rotations: there are "
+                f"{len(decode)} rows of {heads[0]} and {heads[1]}, up to position {decode.n_positions - 1}"
+            )
+        for layer, (near, far) in zip(self._layers, pools, strict=True):
+            layer.near_keys, layer.near_values, layer.far_keys, layer.far_values = decode.places(
+                near, far, weights.head_width
+            )
+        decode.cache.scale = weights.scale
+        room, logits_nV = self._room_for(n, decode), torch.empty(n, n_vocabulary)
+        _decoded()(n, self._model, decode.cache, (_SIZE * n)(*ids), *addresses(cos_LD, sin_LD, room, logits_nV))
+        return logits_nV
+
+    def _room_for(self, n: int, decode: Decode) -> Tensor:
+        n_needed = n * self._room_of_row + decode.n_scores
+        if len(self._room) < n_needed:
+            self._room = torch.empty(n_needed * 5 // 4)
+        return self._room
+
+
+def _fits(product: _Product, n_in: int, n_out: int) -> None:
+    """C knows no shapes."""
+    if (product.n_in, product.n_out) != (n_in, n_out):
+        raise ValueError(f"a product is of {n_in} and gives {n_out}, not of {product.n_in} and {product.n_out}")
