@@ -168,7 +168,8 @@ class PPOActor:
         items = [batch.items[i] for i in indices]
         theta_N, entropy_N = self.policy.logprobs(_pieces(batch, indices), entropy=True)
         device = theta_N.device
-        behav_N = torch.cat([item.behav_K[item.trained_K] for item in items]).to(device)
+        is_trained_N = torch.cat([item.trained_K for item in items])
+        behav_N = torch.cat([item.behav_K for item in items])[is_trained_N].to(device)
         known = all(i in batch.prox for i in indices)
         prox_N = torch.cat([batch.prox[i] for i in indices]).to(device) if known else theta_N.detach()
         advantages = self._advantages(batch, indices).to(device)
@@ -224,8 +225,10 @@ class PPOActor:
         """
         capacity = self._config.learner.max_tokens_per_mb
         units: list[tuple[list[int], int]] = []  # (items, tokens)
-        for group in dict.fromkeys(batch.items[i].group for i in members):
-            together = [i for i in members if batch.items[i].group == group]
+        groups: dict[int, list[int]] = {}
+        for i in members:
+            groups.setdefault(batch.items[i].group, []).append(i)
+        for together in groups.values():
             tokens = n_rows(_pieces(batch, together))
             if self.policy.packed and tokens <= capacity:
                 units.append((together, tokens))
@@ -264,7 +267,7 @@ class PPOActor:
 
 def _pieces(batch: Batch, indices: Sequence[int]) -> list[Piece]:
     items = [batch.items[i] for i in indices]
-    return [Piece(item.ids_T, item.places_K[item.trained_K], family=item.group) for item in items]
+    return [Piece(item.ids_T, item.trained_places, family=item.group) for item in items]
 
 
 def _longest_first(batch: Batch) -> Callable[[int], int]:

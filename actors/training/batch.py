@@ -35,14 +35,16 @@ class Item:
     behav_K: Tensor  # float32: log-probs under the version stamped on each
     trained_K: Tensor  # bool: young enough
     lags_K: Tensor  # int64: clock - version
-
-    @property
-    def n_trained(self) -> int:
-        return int(self.trained_K.sum())
+    n_trained: int  # of trained_K
 
     @property
     def n_sampled(self) -> int:
         return len(self.places_K)
+
+    @property
+    def trained_places(self) -> Tensor:
+        """(n_trained,) where in ids_T they lie."""
+        return self.places_K if self.n_trained == self.n_sampled else self.places_K[self.trained_K]
 
 
 @dataclass(slots=True)
@@ -118,6 +120,7 @@ def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> 
         behav_K=torch.from_numpy(behav.astype(np.float32)),
         trained_K=torch.from_numpy(_repeated([(trained, n) for n, trained in runs], np.bool_)),
         lags_K=torch.from_numpy(_repeated([(clock - version, n) for version, n in item.spans], np.int64)),
+        n_trained=sum(n for n, trained in runs if trained),
     )
 
 

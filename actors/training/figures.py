@@ -5,7 +5,9 @@ A figure that has no value (an entropy when no token was trained) is left out, n
 
 from dataclasses import dataclass, fields
 
-from actors.training.batch import Batch
+import torch
+
+from actors.training.batch import Batch, Item
 from actors.training.objectives import Mismatch, effective_share
 from actors.training.ranks import Ranks
 from areal_bus.messages import Finish
@@ -94,6 +96,7 @@ def count(batch: Batch) -> Figures:
         raise ValueError("a batch has advantages before it is counted: call compute_advantages_and_returns first")
     figures = Figures(Sums())
     s = figures.sums
+    learned: list[Item] = []
     for item, has_signal in zip(batch.items, batch.signal.tolist(), strict=True):
         s.items += 1
         s.reward += item.reward
@@ -104,11 +107,12 @@ def count(batch: Batch) -> Figures:
         s.masked += item.n_sampled - item.n_trained
         if not has_signal:
             s.skipped += item.n_trained
-        elif item.n_trained:
-            lags = item.lags_K[item.trained_K]
+        else:
             s.trained += item.n_trained
-            s.lag += float(lags.sum())
-            figures.lag_max = max(figures.lag_max, float(lags.max()))
+            learned.append(item)
+    if s.trained:
+        lags_N = torch.cat([item.lags_K for item in learned])[torch.cat([item.trained_K for item in learned])]
+        s.lag, figures.lag_max = float(lags_N.sum()), float(lags_N.max())
     s.groups = len(batch.groups)
     s.zero_groups = len({item.group for item, has in zip(batch.items, batch.signal.tolist(), strict=True) if not has})
     return figures

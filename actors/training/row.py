@@ -9,9 +9,14 @@ all.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,7 @@ class Piece:
     @property
     def n_read(self) -> int:
         """Tokens the model has to read: the last wanted token and what follows it predict nothing that is wanted."""
-        return int(self.places_K[-1]) if len(self.places_K) else 1
+        return int(self.places_K.numpy()[-1]) if len(self.places_K) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +72,48 @@ def lay_out(pieces: Sequence[Piece], *, share: bool) -> Row:
 
     With `share` attention sees the whole sequences by length: those of one length go through one call.
     """
-    parts: list[Tensor] = []  # positions of each run of the row
-    ids: list[Tensor] = []
-    rows: list[Tensor] = [torch.empty(0)] * len(pieces)  # (n_read,) of each piece: its tokens' rows
-    n_rows = 0
-    families = _families(pieces, share=share)
-    for members in families:
-        n_shared = _n_shared([pieces[i] for i in members])
-        prompt = torch.arange(n_rows, n_rows + n_shared)
-        parts.append(torch.arange(n_shared))
-        ids.append(pieces[members[0]].ids_T[:n_shared])
-        n_rows += n_shared
-        for i in members:
-            own = pieces[i].n_read - n_shared
-            rows[i] = torch.cat([prompt, torch.arange(n_rows, n_rows + own)])
-            parts.append(torch.arange(n_shared, n_shared + own))
-            ids.append(pieces[i].ids_T[n_shared : n_shared + own])
-            n_rows += own
+    ids, places = [piece.ids_T.numpy() for piece in pieces], [piece.places_K.numpy() for piece in pieces]
+    n_read_P = np.array([piece.n_read for piece in pieces])
     expands = share and len(pieces) > 1
-    whole = sorted(rows, key=len) if expands else rows
+    laid = _Laid(pieces, n_read_P, share=share)
+    whole_P = np.argsort(n_read_P, kind="stable") if expands else np.arange(len(pieces))
+    length_P = n_read_P[whole_P]
+    place_E = np.arange(length_P.sum()) - np.repeat(np.cumsum(length_P) - length_P, length_P)
+    expand_E = laid.rows(np.repeat(whole_P, length_P), place_E)
+    keep_S = _first_places(expand_E, laid.n_rows)
+    wanting_N = np.repeat(np.arange(len(pieces)), [len(part) for part in places])
     return Row(
-        ids_S=torch.cat(ids),
-        positions_S=torch.cat(parts),
-        lengths=tuple(len(r) for r in whole),
-        wanted_N=torch.cat([r[piece.places_K - 1] for r, piece in zip(rows, pieces, strict=True)]),
-        targets_N=torch.cat([piece.ids_T[piece.places_K] for piece in pieces]),
-        expand_E=torch.cat(whole) if expands else None,
-        keep_S=_first_places(whole, n_rows) if expands else None,
+        ids_S=torch.from_numpy(np.concatenate([ids[i][begin:end] for i, begin, end in laid.runs])),
+        positions_S=torch.from_numpy(place_E[keep_S]),
+        lengths=tuple(length_P.tolist()),
+        wanted_N=torch.from_numpy(laid.rows(wanting_N, np.concatenate(places) - 1)),
+        targets_N=torch.from_numpy(np.concatenate([ids[i][part] for i, part in enumerate(places)])),
+        expand_E=torch.from_numpy(expand_E) if expands else None,
+        keep_S=torch.from_numpy(keep_S) if expands else None,
     )
+
+
+class _Laid:
+    """Where each of P pieces stands in the row."""
+
+    def __init__(self, pieces: Sequence[Piece], n_read_P: Numbers, *, share: bool) -> None:
+        self._n_shared_P, self._prompt_P, self._own_P = np.zeros((3, len(pieces)), np.int64)  # of both the first row
+        self.runs: list[tuple[int, int, int]] = []  # (piece, first token, last one + 1) in the row's order
+        self.n_rows = 0
+        for members in _families(pieces, share=share):
+            n_shared = _n_shared([pieces[i] for i in members])
+            self._n_shared_P[members], self._prompt_P[members] = n_shared, self.n_rows
+            self.runs.append((members[0], 0, n_shared))
+            self.n_rows += n_shared
+            for i in members:
+                self.runs.append((i, n_shared, int(n_read_P[i])))
+                self._own_P[i] = self.n_rows
+                self.n_rows += int(n_read_P[i]) - n_shared
+
+    def rows(self, piece_N: Numbers, place_N: Numbers) -> Numbers:
+        """Of pieces' tokens."""
+        own_N = place_N - self._n_shared_P[piece_N]
+        return np.where(own_N < 0, self._prompt_P[piece_N] + place_N, self._own_P[piece_N] + own_N)
 
 
 def _counted_on(places: Tensor | None, first: int, n: int) -> Tensor | None:
@@ -120,15 +139,15 @@ def _n_shared(pieces: Sequence[Piece]) -> int:
     """Tokens with which all pieces begin; 0 for a single one."""
     if len(pieces) < 2:
         return 0
-    most = min(piece.n_read for piece in pieces)
-    alike = torch.stack([piece.ids_T[:most] == pieces[0].ids_T[:most] for piece in pieces]).all(dim=0)
-    return int(alike.long().cumprod(dim=0).sum())
+    most, first_T = min(piece.n_read for piece in pieces), pieces[0].ids_T.numpy()
+    for piece in pieces[1:]:
+        differs_T = piece.ids_T.numpy()[:most] != first_T[:most]
+        if differs_T.any():
+            most = int(differs_T.argmax())
+    return most
 
 
-def _first_places(rows: Sequence[Tensor], n: int) -> Tensor:
-    keep = torch.empty(n, dtype=torch.int64)
-    end = sum(len(r) for r in rows)
-    for r in reversed(rows):
-        keep[r] = torch.arange(end - len(r), end)
-        end -= len(r)
-    return keep
+def _first_places(expand_E: Numbers, n_rows: int) -> Numbers:
+    keep_S = np.empty(n_rows, np.int64)
+    keep_S[expand_E[::-1]] = np.arange(len(expand_E) - 1, -1, -1)  # of one row's places the last that is given stays
+    return keep_S
