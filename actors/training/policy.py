@@ -124,7 +124,7 @@ class Policy:
                 logits_to_keep=row.wanted_N.to(self.device),
                 **({"packing": attention.Packing.of(row, self.device)} if self.packed else {}),
             )
-        logits_NV = output.logits[0].float()
+        logits_NV = output.logits.flatten(0, 1).float()  # the gradient of [0] would be filled and copied
         if self.temperature != 1.0:
             logits_NV = logits_NV / self.temperature
         logp_N, entropy_N = _taken(logits_NV, row.targets_N.to(self.device), entropy=entropy)
