@@ -51,6 +51,7 @@ def test_a_batch_knows_where_its_sampled_tokens_lie() -> None:
     assert built.trained_K.tolist() == [False, True, True, True]
     assert built.lags_K.tolist() == [2, 0, 0, 0]
     assert built.n_trained == 3
+    assert built.trained_places.tolist() == [4, 7, 8]
 
 
 def test_a_batch_is_in_group_and_sample_order() -> None:

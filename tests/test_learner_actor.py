@@ -95,6 +95,23 @@ def test_plain_ppo_clips_around_the_sampler(tmp_path: Path) -> None:
         assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("n_plain", [0, 2])
+def test_one_pass_of_the_optimizer_is_as_many_small_ones_and_goes_on_with_their_state(
+    n_plain: int, tmp_path: Path
+) -> None:
+    found = []
+    for n in (n_plain, 4):
+        actor = tiny_actor(tmp_path / str(n), settings(actor={"lr": 1e-2, "weight_decay": 0.1}))
+        (group,) = actor.optimizer.param_groups
+        assert group["fused"]
+        for step in range(4):
+            group["fused"] = step >= n
+            update(actor, batch_of(random_shard(step, clock=step), clock=step))
+        found.append(weights(actor))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)  # of 4 steps of 0.01, where a gradient is rounding
+
+
 def test_I2_old_tokens_enter_neither_loss_nor_denominator(tmp_path: Path) -> None:
     shard = random_shard(5, clock=3, old=True)
     actor = at_version(tiny_actor(tmp_path, settings(actor=rloo())), 3)

@@ -65,6 +65,7 @@ class PPOActor:
             betas=(config.actor.adam_beta1, config.actor.adam_beta2),
             eps=config.actor.adam_eps,
             weight_decay=config.actor.weight_decay,
+            fused=True if policy.ranks.size == 1 and policy.device.type == "cpu" else None,  # None: as torch chooses
         )
 
     def compute_advantages_and_returns(self, batch: Batch) -> Batch:
