@@ -288,7 +288,7 @@ class LearnerConfig(Section):
     loop: str = "ppo"
     """The training loop: "ppo" or "module:function", found from the config's folder."""
     max_tokens_per_mb: int = Field(4096, ge=1)
-    """Token budget of a packed micro-batch. On a CPU with AVX-512 up to a sixteenth is filled up beyond it."""
+    """Token budget of a packed micro-batch. On a CPU with AVX-512 up to a thirty-second is filled up beyond it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     warmup: WarmupConfig = WarmupConfig()
