@@ -18,7 +18,8 @@ from actors.engines.slots import Piece
 from actors.kernels import build
 from actors.kernels.decode import WIDEST, Decode, P, Tables
 from actors.kernels.layer import LayerKernels
-from actors.kernels.step import LayerWeights, ModelWeights, Panels, Step, panel
+from actors.kernels.panels import panel
+from actors.kernels.step import LayerWeights, ModelWeights, Panels, Step
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
 needs_vectors = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from actors.kernels import build
+from actors.kernels import build, dense
 from actors.kernels.layer import found
 from actors.models import product
 from actors.training import fusing
@@ -97,14 +97,16 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("by_onednn", [True, False])
-@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("by", ["one pass", "kernels", "torch"])
 @pytest.mark.parametrize("name", MODELS)
 def test_log_probs_and_gradients_are_those_of_the_plain_layers(
-    name: str, by_kernels: bool, by_onednn: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, by: str, by_onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(product, "IS_FASTER", by_onednn)
-    if not by_kernels:
+    if by == "torch":
         without_kernels(monkeypatch)
+    if by == "kernels":
+        monkeypatch.setattr(dense, "MOST", 0)
     fast = policy_of(made(name))
     assert is_fused(fast)
     monkeypatch.setattr(fusing, "LAYERS", set())

@@ -48,20 +48,20 @@ void norm_back_onto(int64_t n, int64_t width, const float *restrict normed, cons
     }
 }
 
-enum { CHUNK = 512 };
+enum { PIECE = 512 };
 
 /* 1 / (1 + e^-x) of a chunk. On its own: what uses it would be compiled for each of the exponential's limits, too. */
 INLINE int64_t opened(int64_t left, const float *restrict x, float *restrict share) {
-    const int64_t n = left < CHUNK ? left : CHUNK;
+    const int64_t n = left < PIECE ? left : PIECE;
     for (int64_t i = 0; i < n; i++) share[i] = 1.0f / (1.0f + exponential(-x[i]));
     return n;
 }
 
 /* fed (n, width) = silu(gate) * up, where a row of both (n, 2 width) is its gates, then what they let through. */
 void gate(int64_t n, int64_t width, const float *restrict both, float *restrict fed) {
-    float share[CHUNK];
+    float share[PIECE];
     for (int64_t row = 0; row < n; row++, both += 2 * width, fed += width)
-        for (int64_t at = 0; at < width; at += CHUNK) {
+        for (int64_t at = 0; at < width; at += PIECE) {
             const int64_t here = opened(width - at, both + at, share);
             for (int64_t i = 0; i < here; i++) fed[at + i] = both[at + i] * share[i] * both[width + at + i];
         }
@@ -69,9 +69,9 @@ void gate(int64_t n, int64_t width, const float *restrict both, float *restrict 
 
 /* In place: both become their slopes, and the slope (n, width) of what was fed becomes that itself. */
 void gate_back(int64_t n, int64_t width, float *restrict both, float *restrict slope) {
-    float share[CHUNK];
+    float share[PIECE];
     for (int64_t row = 0; row < n; row++, both += 2 * width, slope += width)
-        for (int64_t at = 0; at < width; at += CHUNK) {
+        for (int64_t at = 0; at < width; at += PIECE) {
             const int64_t here = opened(width - at, both + at, share);
             float *restrict gates = both + at, *restrict up = both + width + at, *restrict fed = slope + at;
             for (int64_t i = 0; i < here; i++) {
@@ -136,8 +136,8 @@ void log_shares(int64_t n, int64_t words, const float *restrict score, const int
         const float top = highest(words, score);
         double all = 0.0, weighed = 0.0; /* of parts, which are rounded as the shares are */
         for (int64_t i = 0; i < words; i++) share[i] = exponential(score[i] - top);
-        for (int64_t first = 0; first < words; first += CHUNK) {
-            const int64_t end = first + CHUNK < words ? first + CHUNK : words;
+        for (int64_t first = 0; first < words; first += PIECE) {
+            const int64_t end = first + PIECE < words ? first + PIECE : words;
             float total = 0.0f, mean = 0.0f;
             for (int64_t i = first; i < end; i++) {
                 total += share[i];

@@ -28,8 +28,8 @@ typedef struct {
 
 void product_panel(int64_t *floats) { *floats = PANEL; }
 
-/* A weight (n_out, n_in) in panels, as product.h reads it. */
-void panelled(int64_t n_out, int64_t n_in, const float *weight, float *panels) {
+/* A weight (n_out, n_in), its columns by scale (n_in) where there is one, in panels. */
+void panelled(int64_t n_out, int64_t n_in, const float *weight, const float *scale, float *panels) {
     const int64_t inputs = n_in / 16 * 16;
     for (int64_t first = 0; first < n_out; first += PANEL, panels += PANEL * n_in, weight += PANEL * n_in) {
         const int64_t here = n_out - first < PANEL ? n_out - first : PANEL, outputs = here / 16 * 16;
@@ -39,6 +39,8 @@ void panelled(int64_t n_out, int64_t n_in, const float *weight, float *panels) {
                 transpose_square(weight + o * n_in + i, n_in, panels + i * PANEL + o, PANEL);
         for (int64_t o = 0; o < here; o++)
             for (int64_t i = o < outputs ? inputs : 0; i < n_in; i++) panels[i * PANEL + o] = weight[o * n_in + i];
+        for (int64_t i = 0; scale && i < n_in; i++)
+            for (int64_t o = 0; o < PANEL; o++) panels[i * PANEL + o] *= scale[i];
     }
 }
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from actors.kernels.build import function
 from actors.kernels.decode import WIDEST, Cache, Decode
+from actors.kernels.panels import n_floats, panels
 from actors.kernels.tensors import addresses, alike
 
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
@@ -51,25 +52,12 @@ def _decoded() -> Callable[..., None]:
     return function("decoded", _SIZE, ctypes.POINTER(_Model), ctypes.POINTER(Cache), *[_POINTER] * 5)
 
 
-@cache
-def _panelled() -> Callable[..., None]:
-    return function("panelled", *[_SIZE] * 2, *[_POINTER] * 2)
-
-
-@cache
-def panel() -> int:
-    """Outputs of a weight that lie side by side."""
-    found = _SIZE()
-    function("product_panel", ctypes.POINTER(_SIZE))(ctypes.byref(found))
-    return found.value
-
-
 class Panels:
     """A weight (F, E), its bias, and the weight once more, in panels."""
 
     def __init__(self, weight_FE: Tensor, bias_F: Tensor | None = None) -> None:
         self._n_out, self._n_in = weight_FE.shape
-        self.panels = torch.empty(-(-self._n_out // panel()) * panel() * self._n_in)
+        self.panels = torch.empty(n_floats(self._n_out, self._n_in))
         self.fill(weight_FE, bias_F)
 
     def fill(self, weight_FE: Tensor, bias_F: Tensor | None = None) -> None:
@@ -78,8 +66,7 @@ class Panels:
         if bias_F is not None:
             alike((self._n_out,), bias_F)
         self._bias_F = bias_F  # kept, as C has addresses alone
-        weight, panels = addresses(weight_FE, self.panels)
-        _panelled()(self._n_out, self._n_in, weight, panels)
+        panels(weight_FE, to=self.panels)
 
     def product(self) -> _Product:
         bias = None if self._bias_F is None else addresses(self._bias_F)[0]

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from actors.kernels import dense
+from actors.kernels.dense import Angles
 from actors.kernels.layer import found
-from actors.models.product import added, multiplied
+from actors.training import rows
 from actors.training.attention import Packing
-from actors.training.between import Between, Heads, Plain, seen, seen_back
-
-_PLAIN = Plain()
+from actors.training.between import Heads, seen, seen_back
+from actors.training.rows import Way
 
 
 class Layer(GradientCheckpointingLayer):
@@ -67,70 +68,41 @@ class Layer(GradientCheckpointingLayer):
         return out_SC.unsqueeze(0)  # type: ignore[no-any-return]
 
 
-def _outer(between: Between, slope_NF: Tensor, x_NE: Tensor) -> Tensor:
-    """(F, E): slope^T x. The narrower is transposed, and oneDNN is faster with the longer side first."""
-    if slope_NF.shape[1] > x_NE.shape[1]:
-        return between.transposed(multiplied(between.transposed(x_NE), slope_NF.t()))
-    return multiplied(between.transposed(slope_NF), x_NE.t())
-
-
-def _pairs(heads: Heads, device: torch.device) -> Tensor:
-    """(A): rows of the joined weight, each turned pair side by side; what was turned are the halves of a head."""
-    order_D = torch.arange(heads.width, device=device).view(2, -1).t().flatten()
-    order_ND = torch.arange(heads.n_turned, device=device)[:, None] * heads.width + order_D
-    values = torch.arange(heads.n_turned * heads.width, (heads.n_turned + heads.n_key) * heads.width, device=device)
-    return torch.cat([order_ND.flatten(), values])
-
-
-def _ordered(parts: tuple[Tensor, ...], order_A: Tensor | None) -> Tensor:
-    whole = torch.cat(parts)
-    return whole if order_A is None else whole[order_A]
-
-
-def _parted(whole: Tensor, order_A: Tensor | None, sizes: list[int]) -> tuple[Tensor, ...]:
-    if order_A is not None:
-        whole = torch.empty_like(whole).index_copy_(0, order_A, whole)
-    return torch.split(whole, sizes)
+def _way(n_bytes: int, *tensors: Tensor) -> Way:
+    """How rows are computed, by the bytes of the largest weight."""
+    return dense if dense.applies(*tensors, n_bytes=n_bytes) else rows
 
 
 class _Projected(torch.autograd.Function):
-    """Norm, product with the weights of queries, keys and values, rotation: (S, C) -> (S, A).
-
-    A head's channels may stand in another order: a score of queries and keys does not depend on it.
-    """
+    """Norm, product with the weights of queries, keys and values, rotation: (S, C) -> (S, A)."""
 
     @staticmethod
     def forward(
         ctx: Any, x_SC: Tensor, cos_SD: Tensor, sin_SD: Tensor, heads: Heads, epsilon: float, scale_C: Tensor,
         *parts: Any,
     ) -> Tensor:  # fmt: skip
-        between = found(x_SC, cos_SD, sin_SD) or _PLAIN
         weights, biases = parts[:3], parts[3:]
-        normed_SC, rate_S1 = between.norm(x_SC, epsilon)
-        order_A = _pairs(heads, x_SC.device) if between.turns_pairs else None
-        bias_A = None if biases[0] is None else _ordered(biases, order_A)
-        qkv_SA = multiplied(normed_SC, _ordered(weights, order_A).mul_(scale_C), bias_A)
-        between.turn(qkv_SA, cos_SD, sin_SD, n_heads=heads.n_turned, width=heads.width)
-        ctx.save_for_backward(normed_SC, rate_S1, cos_SD, sin_SD, scale_C, order_A, *weights)
-        ctx.between, ctx.heads, ctx.has_bias = between, heads, bias_A is not None
-        return qkv_SA
+        weight_AC, bias_A = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
+        ctx.way = _way(weight_AC.nbytes, x_SC, cos_SD, sin_SD)
+        ctx.n_turned, ctx.has_bias = heads.n_turned, bias_A is not None
+        angles = Angles(cos_SD, sin_SD, heads.n_turned)
+        qkv_SA, normed_SC, rate_S1 = ctx.way.projected(x_SC, weight_AC, scale_C, bias_A, angles, epsilon)
+        ctx.save_for_backward(normed_SC, rate_S1, cos_SD, sin_SD, scale_C, *weights)
+        found: Tensor = qkv_SA
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope_SA: Tensor) -> tuple[Tensor | None, ...]:
         """The slope's memory is `_Seen`'s own and is turned in place: once only."""
-        normed_SC, rate_S1, cos_SD, sin_SD, scale_C, order_A, *weights = ctx.saved_tensors
-        between: Between = ctx.between
-        between.turn(slope_SA, cos_SD, sin_SD, n_heads=ctx.heads.n_turned, width=ctx.heads.width, back=True)
+        normed_SC, rate_S1, cos_SD, sin_SD, scale_C, *weights = ctx.saved_tensors
+        angles = Angles(cos_SD, sin_SD, ctx.n_turned)
+        by_x_SC, by_weight_AC, by_scale_C, by_bias_A = ctx.way.projected_back(
+            slope_SA, normed_SC, rate_S1, torch.cat(weights), scale_C, angles, has_bias=ctx.has_bias
+        )
         sizes = [len(weight) for weight in weights]
-        by_biases = _parted(slope_SA.sum(0), order_A, sizes) if ctx.has_bias else (None, None, None)
-        weight_AC = _ordered(tuple(weights), order_A)
-        by_weight_AC = _outer(between, slope_SA, normed_SC)
-        by_scale_C = between.scale_back(by_weight_AC, weight_AC, scale_C)
-        by_normed_SC = multiplied(slope_SA, weight_AC.mul_(scale_C).t())
-        by_x_SC = between.norm_back(by_normed_SC, normed_SC, rate_S1)
-        by_weights = _parted(by_weight_AC, order_A, sizes)
-        return by_x_SC, None, None, None, None, by_scale_C, *by_weights, *by_biases
+        by_biases = (None, None, None) if by_bias_A is None else torch.split(by_bias_A, sizes)
+        return by_x_SC, None, None, None, None, by_scale_C, *torch.split(by_weight_AC, sizes), *by_biases
 
 
 class _Seen(torch.autograd.Function):
@@ -172,28 +144,21 @@ class _Fed(torch.autograd.Function):
         ctx: Any, x_SC: Tensor, seen_SX: Tensor, epsilon: float, scale_C: Tensor, out_CX: Tensor, gate_GC: Tensor,
         up_GC: Tensor, down_CG: Tensor,
     ) -> Tensor:  # fmt: skip
-        h_SC = added(seen_SX, out_CX, x_SC)
-        between = ctx.between = found(h_SC) or _PLAIN
-        normed_SC, rate_S1 = between.norm(h_SC, epsilon)
-        both_SG2 = multiplied(normed_SC, torch.cat([gate_GC, up_GC]).mul_(scale_C))
-        ctx.save_for_backward(seen_SX, normed_SC, rate_S1, both_SG2, scale_C, out_CX, gate_GC, up_GC, down_CG)
-        return added(between.gate(both_SG2), down_CG, h_SC)
+        gate_up_G2C = torch.cat([gate_GC, up_GC])
+        ctx.way = _way(gate_up_G2C.nbytes, x_SC, seen_SX)
+        found: Tensor
+        found, kept = ctx.way.fed(x_SC, seen_SX, epsilon, scale_C, out_CX, gate_up_G2C, down_CG)
+        ctx.save_for_backward(seen_SX, *kept, scale_C, out_CX, gate_GC, up_GC, down_CG)
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope_SC: Tensor) -> tuple[Tensor | None, ...]:
         """What is saved of gates is used up: once only."""
         seen_SX, normed_SC, rate_S1, both_SG2, scale_C, out_CX, gate_GC, up_GC, down_CG = ctx.saved_tensors
-        between: Between = ctx.between
-        slope_SC = slope_SC.contiguous()
-        fed_SG = multiplied(slope_SC, down_CG.t())  # at first its slope
-        between.gate_back(both_SG2, fed_SG)
-        by_down_CG = _outer(between, slope_SC, fed_SG)
-        weight_G2C = torch.cat([gate_GC, up_GC])
-        by_weight_G2C = _outer(between, both_SG2, normed_SC)
-        by_scale_C = between.scale_back(by_weight_G2C, weight_G2C, scale_C)
-        by_normed_SC = multiplied(both_SG2, weight_G2C.mul_(scale_C).t())
-        by_h_SC = between.norm_back(by_normed_SC, normed_SC, rate_S1, slope_SC)
-        by_out_CX, by_seen_SX = _outer(between, by_h_SC, seen_SX), multiplied(by_h_SC, out_CX.t())
-        by_gate_GC, by_up_GC = by_weight_G2C.chunk(2)
-        return by_h_SC, by_seen_SX, None, by_scale_C, by_out_CX, by_gate_GC, by_up_GC, by_down_CG
+        by_x_SC, by_seen_SX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG = ctx.way.fed_back(
+            slope_SC.contiguous(), seen_SX, (normed_SC, rate_S1, both_SG2), scale_C, out_CX,
+            torch.cat([gate_GC, up_GC]), down_CG,
+        )  # fmt: skip
+        by_gate_GC, by_up_GC = by_gate_up_G2C.chunk(2)
+        return by_x_SC, by_seen_SX, None, by_scale_C, by_out_CX, by_gate_GC, by_up_GC, by_down_CG

@@ -1,0 +1,135 @@
+/* What a decoder layer of the Llama family does to each row by itself, forward and backward: its products with weights and
+   what is between them. CHUNK rows go through all of it before the next, so that they stay in a cache. All is float32. */
+#include "parts.h"
+#include "product.h"
+
+void norm(int64_t n, int64_t width, float epsilon, const float *restrict x, float *restrict normed,
+          float *restrict rate);
+void norm_back(int64_t n, int64_t width, const float *restrict normed, const float *restrict rate,
+               float *restrict slope);
+void norm_back_onto(int64_t n, int64_t width, const float *restrict normed, const float *restrict rate,
+                    const float *restrict there, float *restrict slope);
+void gate_back(int64_t n, int64_t width, float *restrict both, float *restrict slope);
+void turn(int64_t n, int64_t stride, int64_t n_heads, int64_t width, float sign, const float *cosine, const float *sine,
+          float *x);
+
+/* out (n_left, n_right) += left (n, n_left)^T right (n, n_right), for n up to CHUNK. */
+static void grown(int64_t n, int64_t n_left, int64_t n_right, const float *left, const float *right, float *out) {
+    float last[CHUNK * PANEL]; /* of the last panel of right, which has no room for whole vectors */
+    const int64_t n_tiles = (n_left + TALL - 1) / TALL;
+    for (int64_t first = 0; first < n_right; first += PANEL) {
+        const int64_t here = n_right - first < PANEL ? n_right - first : PANEL;
+        const float *from = right + first;
+        int64_t step = n_right;
+        if (here < PANEL) {
+            memset(last, 0, sizeof last);
+            for (int64_t i = 0; i < n; i++) memcpy(last + i * PANEL, from + i * n_right, here * sizeof(float));
+            from = last, step = PANEL;
+        }
+        for (int64_t t = 0; t < n_tiles; t++) {
+            const int64_t row = n_left * t / n_tiles, rows = n_left * (t + 1) / n_tiles - row;
+            tiled(rows, here, n, left + row, 1, n_left, from, step, out + row * n_right + first, n_right);
+        }
+    }
+}
+
+/* out (n, n_out) = x (n, n_in) by the weight. */
+static void by(int64_t n, int64_t n_in, int64_t n_out, const float *x, const float *panels, float *out) {
+    memset(out, 0, n * n_out * sizeof(float));
+    onto(n, n_in, n_out, x, panels, out);
+}
+
+/* A weight (n_in, n_out), its columns by scale (n_out) where there is one, in panels: for products with its transpose. */
+void panelled_back(int64_t n_in, int64_t n_out, const float *restrict weight, const float *restrict scale,
+                   float *restrict panels) {
+    for (int64_t first = 0; first < n_out; first += PANEL, panels += PANEL * n_in) {
+        const int64_t here = n_out - first < PANEL ? n_out - first : PANEL;
+        if (here < PANEL) memset(panels, 0, PANEL * n_in * sizeof(float));
+        for (int64_t i = 0; i < n_in; i++) {
+            const float *from = weight + i * n_out + first;
+            for (int64_t o = 0; o < here; o++) panels[i * PANEL + o] = scale ? from[o] * scale[first + o] : from[o];
+        }
+    }
+}
+
+typedef struct {
+    int64_t n, width, n_out, n_turned, head_width; /* rows; channels of them, and of queries, keys and values */
+    float epsilon;
+} ProjectedShape;
+
+/* x (n, width), its norm by a weight, then turned: out (n, n_out). */
+void projected(const ProjectedShape *s, const float *x, const float *cosine, const float *sine, const float *panels,
+               const float *bias, float *normed, float *rate, float *out) {
+    const int64_t width = s->width, n_out = s->n_out, head = s->head_width;
+    for (int64_t at = 0; at < s->n; at += CHUNK) {
+        const int64_t n = s->n - at < CHUNK ? s->n - at : CHUNK;
+        float *to = out + at * n_out;
+        norm(n, width, s->epsilon, x + at * width, normed + at * width, rate + at);
+        for (int64_t row = 0; bias && row < n; row++) memcpy(to + row * n_out, bias, n_out * sizeof(float));
+        if (!bias) memset(to, 0, n * n_out * sizeof(float));
+        onto(n, width, n_out, normed + at * width, panels, to);
+        turn(n, n_out, s->n_turned, head, 1.0f, cosine + at * head, sine + at * head, to);
+    }
+}
+
+/* slope (n, n_out) by what was turned; it is turned back in place. by_x (n, width); added to by_weight (n_out, width) and,
+   where there is one, by_bias (n_out). */
+void projected_back(const ProjectedShape *s, float *slope, const float *cosine, const float *sine, const float *normed,
+                    const float *rate, const float *panels, float *by_x, float *by_weight, float *by_bias) {
+    const int64_t width = s->width, n_out = s->n_out, head = s->head_width;
+    for (int64_t at = 0; at < s->n; at += CHUNK) {
+        const int64_t n = s->n - at < CHUNK ? s->n - at : CHUNK;
+        float *here = slope + at * n_out;
+        turn(n, n_out, s->n_turned, head, -1.0f, cosine + at * head, sine + at * head, here);
+        for (int64_t row = 0; by_bias && row < n; row++)
+            for (int64_t o = 0; o < n_out; o++) by_bias[o] += here[row * n_out + o];
+        grown(n, n_out, width, here, normed + at * width, by_weight);
+        by(n, n_out, width, here, panels, by_x + at * width);
+        norm_back(n, width, normed + at * width, rate + at, by_x + at * width);
+    }
+}
+
+typedef struct {
+    int64_t n, width, n_seen, n_gates; /* rows; channels of them, of what attention saw */
+    float epsilon;
+} FedShape;
+
+/* out (n, width) = h + down of what the gates let through of norm(h), where h = x + out of seen. `room` (CHUNK, n_gates). */
+void fed(const FedShape *s, const float *x, const float *seen, const float *out_panels, const float *gate_up_panels,
+         const float *down_panels, float *normed, float *rate, float *both, float *room, float *out) {
+    const int64_t width = s->width, n_gates = s->n_gates;
+    for (int64_t at = 0; at < s->n; at += CHUNK) {
+        const int64_t n = s->n - at < CHUNK ? s->n - at : CHUNK;
+        float *h = out + at * width, *here = both + at * 2 * n_gates;
+        memcpy(h, x + at * width, n * width * sizeof(float));
+        onto(n, s->n_seen, width, seen + at * s->n_seen, out_panels, h);
+        norm(n, width, s->epsilon, h, normed + at * width, rate + at);
+        by(n, width, 2 * n_gates, normed + at * width, gate_up_panels, here);
+        gate(n, n_gates, here, room);
+        onto(n, n_gates, width, room, down_panels, h);
+    }
+}
+
+typedef struct {
+    const float *out, *gate_up, *down;  /* panels of the transposes */
+    float *by_out, *by_gate_up, *by_down; /* (width, n_seen), (2 n_gates, width), (width, n_gates): added to */
+} FedWeights;
+
+/* slope (n, width) by `out`; both is used up. by_x (n, width), by_seen (n, n_seen). */
+void fed_back(const FedShape *s, const FedWeights *weights, const float *slope, const float *seen, const float *normed,
+              const float *rate, float *both, float *room, float *by_x, float *by_seen) {
+    const int64_t width = s->width, n_gates = s->n_gates, n_seen = s->n_seen;
+    for (int64_t at = 0; at < s->n; at += CHUNK) {
+        const int64_t n = s->n - at < CHUNK ? s->n - at : CHUNK;
+        const float *from = slope + at * width, *z = normed + at * width;
+        float *here = both + at * 2 * n_gates, *h = by_x + at * width;
+        by(n, width, n_gates, from, weights->down, room);
+        gate_back(n, n_gates, here, room);
+        grown(n, width, n_gates, from, room, weights->by_down);
+        grown(n, 2 * n_gates, width, here, z, weights->by_gate_up);
+        by(n, 2 * n_gates, width, here, weights->gate_up, h);
+        norm_back_onto(n, width, z, rate + at, from, h);
+        grown(n, width, n_seen, h, seen + at * n_seen, weights->by_out);
+        by(n, width, n_seen, h, weights->out, by_seen + at * n_seen);
+    }
+}
