@@ -1,8 +1,9 @@
 """ZeroMQ behind one small object with a thread of its own; knows messages only as what `wire` and `intake` let pass.
 
 One thread owns every socket: at most one ROUTER that listens, and a DEALER for each peer it connected to. The actor's
-loop talks to it through two queues, so heartbeats go out while the loop computes. Nothing is dropped in silence: what a
-socket does not take waits in the outbox, in order; what cannot be delivered or is refused is counted and named once.
+loop talks to it through two queues, so heartbeats go out while the loop computes. What there is for a peer at a time
+leaves as one ZeroMQ message (`bundle`), in order. Nothing is dropped in silence: what a socket does not take waits in
+the outbox; what cannot be delivered or is refused is counted and named once.
 """
 
 import os
@@ -126,7 +127,8 @@ class Bus:
         self._order(self.outbox.letter(to, frames, is_kept=isinstance(message, SENT_AGAIN)))
 
     def send_all(self, letters: Iterable[tuple[str, Message]]) -> None:
-        """As `send` of each in turn; but they leave together, so that who gets them is woken once, not for each.
+        """As `send` of each in turn; but they leave together, so that who gets them is woken once, not for each. Each
+        peer's come in their order.
 
         Raises WireError when those before the wrong one are sent.
         """
@@ -211,10 +213,10 @@ class Bus:
         self._dealer_at[peer] = endpoint
 
     def _disconnect(self, peer: str) -> None:
-        dealer = self._dealers.pop(peer, None)
+        dealer = self._dealers.get(peer)
         if dealer is not None:
-            del self._dealer_at[peer]
-            self.outbox.forget(peer)
+            self.outbox.let_go(peer)
+            del self._dealers[peer], self._dealer_at[peer]
             self._intake.forget(dealer)
             dealer.close(LINGER_MS)
 
@@ -262,6 +264,7 @@ class Bus:
             frames = wire.encode(heartbeat(), job=self.job)
             for peer in peers:
                 self.outbox.letter(peer, frames)()
+            self.outbox.flush()
 
     def _poll(self, timeout_s: float) -> None:
         poller = zmq.Poller()
@@ -299,9 +302,8 @@ class Bus:
             try:
                 received = self._intake.from_client(socket) if peer is None else self._intake.from_server(socket, peer)
                 some += self._gone()
-                if received is not None:
-                    self.inbox.count(received[2])
-                    some.append(received)
+                self.inbox.count(sum(n_bytes for _, _, n_bytes in received))
+                some += received
                 if peer is not None:
                     self._last_heard[peer] = time.monotonic()
             except zmq.Again:

@@ -1,5 +1,5 @@
-"""What comes in, one message at a time: read without letting a peer take more than its share, and refused unless it is
-a message of this job from the one who says so. Knows sockets, but neither threads nor queues.
+"""What comes in, one ZeroMQ message at a time: read without letting a peer take more than its share, and refused unless
+all of it are messages of this job from the one who says so. Knows sockets, but neither threads nor queues.
 
 Who is struck off, sends too many frames or claims another's name has the rest of its message skipped unread.
 """
@@ -8,7 +8,7 @@ import re
 
 import zmq
 
-from areal_bus import wire
+from areal_bus import bundle, wire
 from areal_bus.door import MAX_CONNECTIONS, Door, Socket, property_of
 from areal_bus.errors import WireError
 from areal_bus.keys import Keyring
@@ -22,7 +22,7 @@ SKIPPED = 100  # frames at most that are skipped in one go
 
 NOBLOCK = int(zmq.NOBLOCK)
 
-Received = tuple[str, Message, int]  # sender, message, bytes
+Received = tuple[str, Message, int]  # sender, message, bytes of its own
 
 
 class Intake:
@@ -34,23 +34,23 @@ class Intake:
         self._job, self._keys, self._door, self._refusals = job, keys, door, refusals
         self._torn: set[Socket] = set()  # with the rest of a message to skip
 
-    def from_server(self, dealer: Socket, name: str) -> Received | None:
-        """The next message of the one this DEALER is connected to; None when it was refused. Raises zmq.Again."""
+    def from_server(self, dealer: Socket, name: str) -> list[Received]:
+        """What comes next of the one this DEALER is connected to; empty when it was refused. Raises zmq.Again."""
         if self._is_skipping(dealer):
-            return None
+            return []
         frames = self._frames(dealer)
         if frames == PROBE:
-            return None
+            return []
         connection = name.encode()
         if self._refusals.is_struck_off(connection):
             self._refusals.drop(name)
-            return None
+            return []
         return self._decode(name, connection, frames)
 
-    def from_client(self, router: Socket) -> Received | None:
-        """The next message that came in at the ROUTER; None when it was refused. Raises zmq.Again."""
+    def from_client(self, router: Socket) -> list[Received]:
+        """What came in next at the ROUTER; empty when it was refused. Raises zmq.Again."""
         if self._is_skipping(router):
-            return None
+            return []
         first = router.recv(NOBLOCK, copy=False)
         connection = first.bytes
         is_again = self._door is not None and self._door.said_something(first, connection)
@@ -59,14 +59,14 @@ class Intake:
         if self._refusals.is_struck_off(connection):
             self._refusals.drop(name)
             self._torn.add(router)
-            return None
+            return []
         if not self._recognise(router, name if named else "", first, known_as=name):
             self._torn.add(router)
-            return None
+            return []
         if is_again and name in self.heard:
             self.gone.append(name)
         received = self._decode(name, connection, self._frames(router))
-        if received is not None:
+        if received:
             self.heard[name] = connection
             self._mind_the_names(router)
         return received
@@ -103,15 +103,16 @@ class Intake:
         self._refusals.add(known_as, reason, rule, connection=connection)
         return False
 
-    def _decode(self, name: str, connection: bytes, frames: list[bytes]) -> Received | None:
+    def _decode(self, name: str, connection: bytes, frames: list[bytes]) -> list[Received]:
+        """All that it says; nothing when any of it is refused."""
         try:
             if len(frames) > wire.MAX_FRAMES:
                 raise WireError(f"a message has at most {wire.MAX_FRAMES} frames; this one has more", "frames")
-            message = wire.decode(frames, job=self._job)
+            whole = [(part, wire.decode(part, job=self._job)) for part in bundle.split(frames)]
         except WireError as error:
             self._refusals.add(name, error.reason, str(error), connection=connection)
-            return None
-        return name, message, sum(map(len, frames))
+            return []
+        return [(name, message, sum(map(len, part))) for part, message in whole]
 
     def _frames(self, socket: Socket) -> list[bytes]:
         """Of one message; of one that has more than any record those until there, and the rest is to be skipped."""

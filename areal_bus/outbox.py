@@ -1,4 +1,4 @@
-"""What waits to go out: to each peer in order, for as long as its socket does not take it.
+"""What waits to go out: to each peer in order, until there is no more to go with it and its socket takes it.
 
 What ZeroMQ does not take of the messages to a peer waits here, within bounds (I9): whoever keeps what it sends looks at
 `n_bytes` before it sends more. What is beyond the bounds all the same, or for a peer that is gone, is void: it is
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import zmq
 from loguru import logger
 
+from areal_bus.bundle import MAX_BYTES, MAX_MESSAGES, Frames, join
 from areal_bus.door import Socket
 from areal_bus.refusals import NAMED, OTHERS
 
@@ -21,8 +22,6 @@ OUTBOX_BYTES = 256 << 20  # of those that wait for one peer, when a message come
 ROOM_BYTES = 64 << 20  # who can wait sends a peer nothing more while so much waits for it
 
 MORE, LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
-
-Frames = list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,12 @@ class Outbox:
         self._name, self._router, self._dealers, self._heard = name, router, dealers, heard
         self._n_bytes: Counter[str] = Counter()  # by peer, from `letter` to the socket; no zeros
         self._n_here: Counter[str] = Counter()  # of those, what is in `waiting`; no zeros
+        self._next: dict[str, tuple[Frames, int]] = {}  # by peer: the first of those as they go, and how many
         self._news: dict[str, Void] = {}
         self._lock = threading.Lock()
 
     def letter(self, peer: str, frames: Frames, *, is_kept: bool = False) -> Callable[[], None]:
-        """What posts this; it counts as waiting from now on. `is_kept`: its owner sends it again."""
+        """What posts this, for `flush`; it counts as waiting from now on. `is_kept`: its owner sends it again."""
         n_bytes = size(frames)
         with self._lock:
             self._n_bytes[peer] += n_bytes
@@ -71,17 +71,20 @@ class Outbox:
         for peer in list(self.waiting):
             self._flush(peer)
 
-    def forget(self, peer: str) -> None:
-        """Nothing of what waits goes to it."""
+    def let_go(self, peer: str) -> None:
+        """Of what waits its socket is given what it takes, and nothing any more."""
+        if peer in self.waiting:
+            self._flush(peer)
+        self._forget(peer)
+
+    def _forget(self, peer: str) -> None:
         for frames in self.waiting.pop(peer, ()):
             self._gone(peer, size(frames))
         self._n_here.pop(peer, None)
+        self._next.pop(peer, None)
 
     def _post(self, peer: str, frames: Frames, n_bytes: int, *, is_kept: bool) -> None:
-        """Into the socket at once where nothing waits before it."""
-        if peer not in self.waiting and self._takes(peer, frames):
-            self._gone(peer, n_bytes)
-            return
+        """Behind what waits; it goes with that at once where there is enough of it for a bundle."""
         waiting = self.waiting.setdefault(peer, deque())
         if len(waiting) >= OUTBOX:
             self._refuse(peer, n_bytes, f"it takes none, and {OUTBOX} wait for it")
@@ -90,17 +93,8 @@ class Outbox:
         else:
             waiting.append(frames)
             self._n_here[peer] += n_bytes
-        self._flush(peer)
-
-    def _takes(self, peer: str, frames: Frames) -> bool:
-        """Whether its socket has taken this one; of a peer that is gone `_flush` tells."""
-        try:
-            self._send(peer, frames)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                raise
-            return False
-        return True
+        if len(waiting) >= MAX_MESSAGES or self._n_here[peer] >= MAX_BYTES:
+            self._flush(peer)
 
     def _refuse(self, peer: str, n_bytes: int, why: str) -> None:
         self._gone(peer, n_bytes)
@@ -110,8 +104,12 @@ class Outbox:
         waiting = self.waiting[peer]
         try:
             while waiting:
-                self._send(peer, waiting[0])
-                n_bytes = size(waiting.popleft())
+                if peer not in self._next:
+                    self._next[peer] = join(waiting)
+                frames, n_messages = self._next[peer]
+                self._send(peer, frames)
+                del self._next[peer]
+                n_bytes = sum(size(waiting.popleft()) for _ in range(n_messages))
                 self._n_here[peer] -= n_bytes
                 self._gone(peer, n_bytes)
         except zmq.Again:
@@ -121,7 +119,7 @@ class Outbox:
                 raise
             self._heard.pop(peer, None)
         n_void = len(waiting)
-        self.forget(peer)
+        self._forget(peer)
         if n_void:
             self._void(peer, n_void, "it is not connected", level="DEBUG")  # its going is told by others
 

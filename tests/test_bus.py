@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import zmq
 
+from areal_bus import bundle, wire
 from areal_bus.bus import Bus
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.inbox import Inbox
 from areal_bus.messages import Ack, HeadBeat, Message, Stop, Trajectory
+from areal_bus.outbox import size
 from tests.strangers import until
 
 JOB = "job-1"
@@ -72,6 +74,48 @@ def test_letters_sent_together_arrive_in_order_at_everybody(tmp_path: Path, monk
     assert next_of(head)[1] == ack(1)
     until(lambda: actor.n_waiting("head") == 0, "nothing counts that was not sent")
     for bus in (actor, head, other):
+        bus.close()
+
+
+def test_what_is_sent_together_to_one_peer_is_one_zeromq_message(tmp_path: Path) -> None:
+    together: list[Message] = [*map(ack, range(64)), trajectory(400), Stop("last")]
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as peer:
+        peer.bind(f"ipc://{tmp_path}/peer")
+        actor = Bus("generator-0.0", job=JOB)
+        actor.connect("peer", f"ipc://{tmp_path}/peer")
+        actor.send_all(("peer", message) for message in together)
+        assert peer.poll(10_000)
+        _, *frames = peer.recv_multipart()
+        assert [wire.decode(part, job=JOB) for part in bundle.split(frames)] == together
+        until(lambda: actor.n_waiting("peer") == 0, "nothing waits any more")
+        actor.close()
+
+
+def test_an_inbox_counts_of_each_message_its_own_bytes(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    actor = Bus("generator-0.0", job=JOB)
+    actor.connect("head", head.endpoint)
+    together = [ack(1), trajectory(400), ack(2)]
+    actor.send_all(("head", message) for message in together)
+    for n in range(3):
+        next_of(head)
+        assert head.inbox.n_consumed == sum(size(wire.encode(one, job=JOB)) for one in together[: n + 1])
+    assert head.inbox.n_received == head.inbox.n_consumed
+    for bus in (actor, head):
+        bus.close()
+
+
+def test_what_was_sent_before_a_connection_is_let_go_still_goes(tmp_path: Path) -> None:
+    """Even when the bus thread finds both orders at once."""
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    actor = Bus("generator-0.0", job=JOB)
+    actor.connect("head", head.endpoint)
+    actor.send("head", ack(0))
+    next_of(head)
+    letters = [actor.outbox.letter("head", wire.encode(ack(n), job=JOB)) for n in (1, 2)]
+    actor._order(lambda: actor._orders.extend([*letters, lambda: actor._disconnect("head")]))
+    assert [next_of(head)[1] for _ in range(2)] == [ack(1), ack(2)]
+    for bus in (actor, head):
         bus.close()
 
 

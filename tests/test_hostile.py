@@ -21,7 +21,7 @@ from areal_bus import outbox, refusals, wire
 from areal_bus.bus import Bus
 from areal_bus.door import GONE, room
 from areal_bus.effects import Effect, Progress, Record, Send
-from areal_bus.intake import NAMELESS, SKIPPED, Intake
+from areal_bus.intake import NAMELESS, SKIPPED, Intake, Received
 from areal_bus.journal import Event
 from areal_bus.keys import Keyring, new_pair
 from areal_bus.messages import (
@@ -45,6 +45,7 @@ from areal_bus.messages import (
 from areal_bus.refusals import NAMED, OTHERS, STRIKES, Refusals
 from launch.bootstrap import EnvBootstrap, Missing, identity
 from tests.strangers import JOB, RAW, ack, dealer, dial, next_of, say_raw, until
+from tests.test_bundle import ALL_BROKEN
 from tests.test_head import head_with
 from tests.test_wire import HOSTILE, VALUES, Values, of
 
@@ -103,6 +104,18 @@ def test_every_hostile_message_is_refused_counted_and_without_effect(pair: Pair)
     assert pair.head.refused == expected
     for peer, _ in expected:
         assert sum(repr(peer) in line for line in pair.said) == 1
+
+
+def test_every_broken_bundle_is_refused_whole_counted_once_and_without_effect(pair: Pair) -> None:
+    small = {name: case for name, case in ALL_BROKEN.items() if sum(map(len, case[0])) < 1 << 20}
+    with ExitStack() as stack:
+        for number, (frames, _) in enumerate(small.values()):
+            name = b"generator-%d.0/0123456789abcdef" % (100 + number)
+            stack.enter_context(dealer(pair.head.endpoint, name)).send(*frames)
+        until(lambda: pair.head.refused.total() >= len(small), "all are counted")
+        pair.is_well()
+    expected = {(f"generator-{100 + number}.0", reason): 1 for number, (_, reason) in enumerate(small.values())}
+    assert pair.head.refused == expected
 
 
 @pytest.mark.parametrize("keys", [False, True])
@@ -185,11 +198,11 @@ def test_an_endless_message_is_taken_a_little_at_a_time(tmp_path: Path) -> None:
         stranger.send(*[b""] * n_frames)
         stranger.send(*wire.encode(ack(1), job=JOB))
         assert router.poll(10_000)
-        received = None
-        while received is None:
+        received: list[Received] = []
+        while not received:
             received = intake.from_client(router)
             n_turns += 1
-    assert received[:2] == ("generator-66.0", ack(1))
+    assert [one[:2] for one in received] == [("generator-66.0", ack(1))]
     assert n_turns > n_frames / (SKIPPED + wire.MAX_FRAMES + 1)
     router.close()
     context.term()
@@ -205,9 +218,10 @@ def test_a_server_that_talks_nonsense_is_refused_by_who_connected_to_it(tmp_path
         member.send(*wire.encode(ack(1), job="another job"))
         next_of(head)
     head._order(lambda: head._intake.heard.update({"generator-0.0": actor._identity}))
-    for _ in range(STRIKES + 1):
-        head.send("generator-0.0", Stop("of another job"))
-    until(lambda: actor.refused["head", "struck_off"], "it is struck off")
+    for n in range(STRIKES + 1):
+        head.send("generator-0.0", Stop("of another job"))  # alone: what goes together is refused once
+        until(lambda n=n: actor.refused.total() > n, "it is refused")
+    assert actor.refused["head", "struck_off"] == 1
     assert actor.refused["head", "job"] == STRIKES
     assert actor.receive(0) is None
     actor.close(0)

@@ -16,6 +16,7 @@ from actors.presence import Presence
 from actors.reward import RewardLoop
 from actors.rewards.workers import WorkerPool
 from areal_bus import outbox
+from areal_bus.bundle import split
 from areal_bus.bus import Bus
 from areal_bus.door import CLIENT_AHEAD
 from areal_bus.journal import Journal
@@ -159,9 +160,59 @@ def test_what_is_said_to_be_void_waits_no_more() -> None:
     sink = logger.add(lambda _: waiting.append(box.n_bytes("nobody")), level="DEBUG")
     try:
         box.letter("nobody", [b"four"])()
+        box.flush()
     finally:
         logger.remove(sink)
     assert waiting == [0]
+
+
+def test_a_bundle_that_is_void_counts_as_so_many_messages() -> None:
+    box = outbox.Outbox("a bus", None, {}, {})
+    for _ in range(40):
+        box.letter("nobody", [b"four"])()
+    box.flush()
+    assert box.undelivered == {"nobody": 40}
+    assert [(void.peer, void.n) for void in box.voids()] == [("nobody", 40)]
+    assert box.n_bytes("nobody") == 0
+
+
+def test_a_burst_goes_as_it_is_posted_and_is_not_held_against_the_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "OUTBOX", 300)
+    monkeypatch.setattr(outbox, "OUTBOX_BYTES", 1 << 20)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer, context.socket(zmq.ROUTER) as reward:
+        dealer.setsockopt(zmq.LINGER, 0)
+        reward.bind(f"ipc://{tmp_path}/burst")
+        dealer.connect(f"ipc://{tmp_path}/burst")
+        box = outbox.Outbox("a bus", None, {REWARD: dealer}, {})
+        for frames in [*[[b"few", b"bytes"]] * 1000, *[[b"many", bytes(50_000)]] * 100]:
+            box.letter(REWARD, frames, is_kept=True)()
+        box.flush()
+        assert not box.undelivered
+
+
+def test_what_is_sent_again_is_void_beyond_its_bound_and_all_else_goes_with_what_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in its turn, though some that are kept and some that are not go in one bundle."""
+    monkeypatch.setattr(outbox, "OUTBOX_BYTES", 1000)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer, context.socket(zmq.ROUTER) as reward:
+        box = outbox.Outbox("a bus", None, {REWARD: dealer}, {})
+        for n in range(20):
+            box.letter(REWARD, [b"%02d" % n, bytes(98)], is_kept=n % 2 == 0)()
+            box.flush()  # it takes none: it is not connected
+        assert box.undelivered == {REWARD: 5}
+        assert box.n_bytes(REWARD) == 1500
+        reward.bind(f"ipc://{tmp_path}/late")
+        dealer.connect(f"ipc://{tmp_path}/late")
+        box.flush()
+        assert (box.waiting, box.n_bytes(REWARD)) == ({}, 0)
+        numbers: list[int] = []
+        while len(numbers) < 15:
+            assert reward.poll(10_000)
+            numbers += [int(part[0]) for part in split(reward.recv_multipart()[1:])]
+        assert numbers == [*range(10), *range(11, 20, 2)]
 
 
 def test_who_does_not_read_is_sent_no_copies_without_end(tmp_path: Path) -> None:
