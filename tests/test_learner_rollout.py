@@ -114,6 +114,19 @@ def test_a_batch_that_is_not_trained_is_the_last_one_asked_for(line: Line, last:
     assert line.head.receive(0) is None
 
 
+def test_the_end_of_a_share_wakes_the_loop_and_its_items_do_not(line: Line) -> None:
+    *items, end = [*random_shard(0, clock=0), m.ShardEnd(0, 0, 12, 3, False)]
+    line.tell(m.HeadBeat(term=1, version=0))
+    until(lambda: line.letterbox.term == 1)  # what came before it is sorted
+    line.letterbox.wait(0)
+    line.tell(*items, m.HeadBeat(term=2, version=0))
+    until(lambda: line.letterbox.term == 2)
+    assert not line.letterbox._changed.is_set()
+    line.tell(end)
+    until(line.letterbox._changed.is_set)
+    assert [line.letterbox.take() for _ in range(13)] == [*items, end]
+
+
 def test_a_share_that_is_not_whole_is_refused(line: Line) -> None:
     line.hand_out(0, n_items=13)
     with pytest.raises(ImpossibleEvent, match="announced 13 items, 12 came"):

@@ -69,7 +69,10 @@ class Letterbox:
         self._thread.start()
 
     def take(self, *, look: Callable[[], None] = lambda: None) -> Message:
-        """The next message of the loop; waits, calling `look` every second. Raises as `check` does."""
+        """The next message of the loop; waits, calling `look` every second. Raises as `check` does.
+
+        An item of a share may be taken as late as the next other message, or a second after it came.
+        """
         while True:
             self.check()
             message = self.take_now()
@@ -166,7 +169,10 @@ class Letterbox:
             case Directory():
                 self.life = message.life
                 self._letters.put(message)
-            case ShardItem() | ShardEnd() | NoBatch():
+            case ShardItem():
+                self._letters.put(message)
+                return  # the loop is woken by the end of the share: nothing is done with a part of one
+            case ShardEnd() | NoBatch():
                 self._letters.put(message)
             case _:
                 return  # what is not for a learner
