@@ -207,8 +207,7 @@ class Generator:
 
     def _offer(self, term: int, base: int) -> None:
         """To the head of this term: what it may lease to somebody who goes on from there."""
-        for partial in self._offers.take(term, base):
-            self._bus.send(HEAD, partial)
+        self._bus.send_all((HEAD, partial) for partial in self._offers.take(term, base))
 
     def _put_weights_away(self) -> None:
         """Nothing is decoded before the next ones are swapped in; requests wait for them."""
@@ -297,8 +296,8 @@ class Generator:
         )
         self._bus.send(HEAD, PushDone(begin.push, begin.version, received.digest, received.receive_s, stall_s))
         if self._report_tokens:
-            for partial in self._sampling.partials(at_least=self._report_tokens):
-                self._bus.send(HEAD, partial)
+            partials = self._sampling.partials(at_least=self._report_tokens)
+            self._bus.send_all((HEAD, partial) for partial in partials)
 
     def _report_broken(self, begin: PushBegin, error: str) -> None:
         self._journal.write(Event.PUSH_BROKEN, push=begin.push, version=begin.version, error=error[:500])
