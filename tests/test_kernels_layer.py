@@ -93,6 +93,18 @@ def test_packed_attention_and_its_slopes(
     assert torch.equal(kernels.attention_back(slope, qkv, seen, total, where, n_key=n_key, scale=scale), back)
 
 
+@pytest.mark.parametrize("size", [0.01, 1.0, 12.0])
+def test_the_logarithm_of_the_scores_sums(kernels: LayerKernels, size: float) -> None:
+    where = Sequences.of((300, 7), None, None)
+    assert where is not None
+    qkv = size * drawn(307, 3 * 32)
+    _, total = kernels.attention(qkv, where, n_query=1, n_key=1, scale=0.2)
+    query, key, _ = qkv.double().split(32, dim=1)
+    apart = torch.block_diag(torch.ones(300, 300), torch.ones(7, 7)).tril() == 0
+    expected = (0.2 * query @ key.t()).masked_fill(apart, -torch.inf).logsumexp(1, keepdim=True)
+    assert is_near(total, expected, least=1.0)
+
+
 def test_a_long_sequence_and_large_scores(kernels: LayerKernels) -> None:
     where = Sequences.of((700,), None, None)
     assert where is not None

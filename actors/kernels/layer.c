@@ -50,10 +50,11 @@ void norm_back_onto(int64_t n, int64_t width, const float *restrict normed, cons
 
 enum { PIECE = 512 };
 
-/* 1 / (1 + e^-x) of a chunk. On its own: what uses it would be compiled for each of the exponential's limits, too. */
+/* 1 / (1 + e^-x) of a chunk. */
 INLINE int64_t opened(int64_t left, const float *restrict x, float *restrict share) {
     const int64_t n = left < PIECE ? left : PIECE;
-    for (int64_t i = 0; i < n; i++) share[i] = 1.0f / (1.0f + exponential(-x[i]));
+    raised(n, -1.0f, 0.0f, x, share);
+    for (int64_t i = 0; i < n; i++) share[i] = 1.0f / (1.0f + share[i]);
     return n;
 }
 
@@ -135,15 +136,11 @@ void log_shares(int64_t n, int64_t words, const float *restrict score, const int
     for (int64_t row = 0; row < n; row++, score += words, share += words) {
         const float top = highest(words, score);
         double all = 0.0, weighed = 0.0; /* of parts, which are rounded as the shares are */
-        for (int64_t i = 0; i < words; i++) share[i] = exponential(score[i] - top);
         for (int64_t first = 0; first < words; first += PIECE) {
             const int64_t end = first + PIECE < words ? first + PIECE : words;
-            float total = 0.0f, mean = 0.0f;
-            for (int64_t i = first; i < end; i++) {
-                total += share[i];
-                mean += share[i] * (score[i] - top);
-            }
-            all += (double)total;
+            float mean = 0.0f;
+            all += (double)raised(end - first, 1.0f, top, score + first, share + first);
+            for (int64_t i = first; i < end; i++) mean += share[i] * (score[i] - top);
             weighed += (double)mean;
         }
         const float mean = (float)weighed, rate = (float)(1.0 / all), log_total = (float)log(all);

@@ -108,14 +108,21 @@ INLINE void ask(const One *o, int64_t at, int64_t head, int64_t n_heads, int64_t
         for (int64_t d = begin; d < end; d += 16) __builtin_prefetch(from + o->rows[o->n + i] * stride + d, 0, 2);
 }
 
-/* e^(score - most) of the first n, then zeros until `all`, a multiple of SPAN; their sum. */
-INLINE float raised(int64_t n, int64_t all, float most, float *restrict score) {
-    const int64_t until = up_to(n, SPAN);
-    for (int64_t k = 0; k < until; k++) score[k] = exponential(score[k] - most);
-    for (int64_t k = n; k < all; k++) score[k] = 0.0f;
-    float total = 0.0f;
-    for (int64_t k = 0; k < until; k++) total += score[k];
-    return total;
+/* Zeros from n until `all`, a multiple of SPAN. */
+INLINE void clear(int64_t n, int64_t all, float *x) {
+    for (; n < all && n % SPAN; n++) x[n] = 0.0f;
+    for (; n < all; n += LANES) *(Lanes *)(x + n) = (Lanes){0};
+}
+
+/* The sum of a head's products. */
+INLINE float along(int64_t width, const float *a, const float *b) {
+    Lanes lanes = {0};
+    float sum = 0.0f;
+    int64_t d = 0;
+    for (; d + LANES <= width; d += LANES) lanes += *(const Lanes *)(a + d) * *(const Lanes *)(b + d);
+    for (; d < width; d++) sum += a[d] * b[d];
+    for (int j = 0; j < LANES; j++) sum += lanes[j];
+    return sum;
 }
 
 /* One query head. turned (wide, filled) are its keys, values (filled, wide). */
@@ -128,16 +135,21 @@ static void forward(const Packed *p, const One *o, int64_t head, const float *qk
         ask(o, at, head, p->n_query, o->stride, qkv);
         collect(o, at, here, ROWS, p->scale, o->stride, qkv + head * o->width, query);
         product(all, wide, query, wide, 1, turned, filled, score, filled, 0);
-        float rate[ROWS];
+        float most[ROWS] = {0}, sum[ROWS];
+        for (int64_t r = 0; r < ROWS; r++) sum[r] = 1.0f;
         for (int64_t r = 0; r < here; r++) {
-            const float most = highest(at + r + 1, score + r * filled);
-            const float sum = raised(at + r + 1, all, most, score + r * filled);
-            rate[r] = 1.0f / sum;
-            total[o->rows[at + r] * p->n_query + head] = most + logf(sum);
+            const int64_t n = at + r + 1;
+            most[r] = highest(n, score + r * filled);
+            sum[r] = raised(n, 1.0f, most[r], score + r * filled, score + r * filled);
+            clear(n, all, score + r * filled);
         }
         product(wide, at + here, score, filled, 1, values, wide, sums, wide, 0);
-        for (int64_t r = 0; r < here; r++)
-            copy(o->width, 0, rate[r], sums + r * wide, out + o->rows[at + r] * o->seen + head * o->width);
+        for (int64_t r = 0; r < ROWS; r++) most[r] += logarithm(sum[r]);
+        for (int64_t r = 0; r < here; r++) {
+            const int64_t row = o->rows[at + r];
+            copy(o->width, 0, 1.0f / sum[r], sums + r * wide, out + row * o->seen + head * o->width);
+            total[row * p->n_query + head] = most[r];
+        }
     }
 }
 
@@ -182,11 +194,11 @@ static void lay_out(const One *o, float *room, Back *b) {
    share (by_share - mean); then zeros until `all`. */
 INLINE void share_back(int64_t n, int64_t all, float total, float mean, float *restrict score,
                        float *restrict by_share) {
-    const int64_t until = up_to(n, SPAN);
-    for (int64_t k = 0; k < until; k++) score[k] = exponential(score[k] - total);
-    for (int64_t k = n; k < all; k++) score[k] = 0.0f;
-    for (int64_t k = 0; k < until; k++) by_share[k] = score[k] * (by_share[k] - mean);
-    for (int64_t k = n; k < all; k++) by_share[k] = 0.0f;
+    raised(n, 1.0f, total, score, score);
+    clear(n, all, score);
+    for (int64_t k = 0; k < n; k += LANES)
+        *(Lanes *)(by_share + k) = *(const Lanes *)(score + k) * (*(const Lanes *)(by_share + k) - mean);
+    clear(n, all, by_share);
 }
 
 /* ROWS queries of one head, from row `to` of the room on: their slopes, their shares and the slopes of their scores. */
@@ -204,8 +216,7 @@ static void back_of_rows(const Packed *p, const One *o, int64_t head, const Back
     product(all, wide, by_seen, wide, 1, b->turned_values, filled, by_score, filled, 0);
     for (int64_t r = 0; r < here; r++) {
         const float *out = b->out + o->rows[at + r] * o->seen + column;
-        float mean = 0.0f;
-        for (int64_t d = 0; d < o->width; d++) mean += out[d] * by_seen[r * wide + d];
+        const float mean = along(o->width, out, by_seen + r * wide);
         const float total = b->total[o->rows[at + r] * p->n_query + head];
         share_back(at + r + 1, all, total, mean, share + r * filled, by_score + r * filled);
     }
