@@ -108,6 +108,12 @@ INLINE void ask(const One *o, int64_t at, int64_t head, int64_t n_heads, int64_t
         for (int64_t d = begin; d < end; d += 16) __builtin_prefetch(from + o->rows[o->n + i] * stride + d, 0, 2);
 }
 
+/* What is soon written, of rows [at, at + ROWS): a head that begins in this column. */
+INLINE void ask_to_write(const One *o, int64_t at, int64_t column, const float *to) {
+    for (int64_t i = at; i < at + ROWS && i < o->n; i++)
+        for (int64_t d = 0; d < o->width; d += 16) __builtin_prefetch(to + o->rows[i] * o->stride + column + d, 1, 3);
+}
+
 /* Zeros from n until `all`, a multiple of SPAN. */
 INLINE void clear(int64_t n, int64_t all, float *x) {
     for (; n < all && n % SPAN; n++) x[n] = 0.0f;
@@ -208,12 +214,13 @@ static void back_of_rows(const Packed *p, const One *o, int64_t head, const Back
     float *query = b->query + to * wide, *by_seen = b->by_seen + to * wide;
     float *share = b->share + to * filled, *by_score = b->by_score + to * filled;
     ask(o, at, head, p->n_query, o->stride, b->qkv);
-    ask(o, at, head, p->n_query, o->seen, b->out);
-    ask(o, at, head, p->n_query, o->seen, b->slope);
     collect(o, at, here, ROWS, p->scale, o->stride, b->qkv + column, query);
     collect(o, at, here, ROWS, 1.0f, o->seen, b->slope + column, by_seen);
     product(all, wide, query, wide, 1, b->turned_keys, filled, share, filled, 0);
+    ask(o, at, head, p->n_query, o->seen, b->out); /* between products: as many at once would wait for one another */
+    ask(o, at, head, p->n_query, o->seen, b->slope);
     product(all, wide, by_seen, wide, 1, b->turned_values, filled, by_score, filled, 0);
+    ask_to_write(o, at, column, b->by_qkv);
     for (int64_t r = 0; r < here; r++) {
         const float *out = b->out + o->rows[at + r] * o->seen + column;
         const float mean = along(o->width, out, by_seen + r * wide);
