@@ -211,6 +211,7 @@ INLINE void share_back(int64_t n, int64_t all, float total, float mean, float *r
 static void back_of_rows(const Packed *p, const One *o, int64_t head, const Back *b, int64_t at, int64_t to) {
     const int64_t wide = o->wide, filled = o->filled, left = o->n - at, here = left < ROWS ? left : ROWS;
     const int64_t most = up_to(at + ROWS, SPAN), all = most < filled ? most : filled, column = head * o->width;
+    const int64_t key = (p->n_query + head * p->n_key / p->n_query) * o->width;
     float *query = b->query + to * wide, *by_seen = b->by_seen + to * wide;
     float *share = b->share + to * filled, *by_score = b->by_score + to * filled;
     ask(o, at, head, p->n_query, o->stride, b->qkv);
@@ -221,6 +222,8 @@ static void back_of_rows(const Packed *p, const One *o, int64_t head, const Back
     ask(o, at, head, p->n_query, o->seen, b->slope);
     product(all, wide, by_seen, wide, 1, b->turned_values, filled, by_score, filled, 0);
     ask_to_write(o, at, column, b->by_qkv);
+    ask_to_write(o, at, key, b->by_qkv);
+    ask_to_write(o, at, key + p->n_key * o->width, b->by_qkv);
     for (int64_t r = 0; r < here; r++) {
         const float *out = b->out + o->rows[at + r] * o->seen + column;
         const float mean = along(o->width, out, by_seen + r * wide);
