@@ -136,9 +136,11 @@ def _places(segments: Sequence[Sequence[int]]) -> Numbers:
 
 def _repeated(runs: Sequence[tuple[int, int]], kind: type[np.generic]) -> Numbers:
     """Each value so many times."""
-    if len(runs) == 1:
-        return np.full(runs[0][1], runs[0][0], dtype=kind)
-    return np.repeat(np.array([value for value, _ in runs], dtype=kind), [n for _, n in runs])
+    made, at = np.empty(sum(n for _, n in runs), dtype=kind), 0
+    for value, n in runs:
+        made[at : at + n] = value
+        at += n
+    return made
 
 
 def numbers(kind: str, raw: bytes) -> Numbers:
