@@ -23,6 +23,7 @@ from actors.kernels.layer import found
 from actors.models import product
 from actors.training import fusing
 from actors.training.fused import Layer
+from actors.training.normed import Norm
 from actors.training.policy import Policy
 from actors.training.ranks import Ranks
 from tests.test_learner_policy import families, pieces
@@ -109,6 +110,7 @@ def test_log_probs_and_gradients_are_those_of_the_plain_layers(
         monkeypatch.setattr(dense, "MOST", 0)
     fast = policy_of(made(name))
     assert is_fused(fast)
+    assert isinstance(fast.model.model.norm, Norm)
     monkeypatch.setattr(fusing, "LAYERS", set())
     slow = policy_of(made(name))
     assert not is_fused(slow)
@@ -186,6 +188,7 @@ def test_layers_that_compute_something_else_are_not_used(monkeypatch: pytest.Mon
     monkeypatch.setattr(type(norm), "forward", lambda self, x: plain(self, x) * (1.01 if self is norm else 1.0))
     policy = policy_of(model)
     assert not is_fused(policy)
+    assert not isinstance(policy.model.model.norm, Norm)
     assert [line for line in told if "the model's own layers are trained, which is slower" in line]
     logp, gradients = trained(policy)
     assert logp.isfinite().all()

@@ -1,4 +1,6 @@
-"""Whether and where a policy's model gets the layers of `fused`: where they apply and compute what its own do."""
+"""Whether and where a policy's model gets the layers of `fused` and the norm of `normed`: where these apply and compute
+what its own do.
+"""
 
 import math
 from collections.abc import Callable
@@ -8,7 +10,9 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from actors.training.fused import Layer
+from actors.training.normed import Norm
 
+NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm"}
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
 TOLERANCE = 1e-4  # of the largest gradient of each parameter
 TINY = 1e-6  # a gradient below is rounding
@@ -32,9 +36,9 @@ def disagreement(model: Any, loss: Callable[[], Tensor]) -> str | None:
     plain = loss()
     plain.backward()  # type: ignore[no-untyped-call]
     largest = [_most(parameter.grad) for parameter in parameters]
-    layers = _layers(model)
-    for layer in layers:
-        layer.plain, layer.__class__ = layer.__class__, Layer
+    parts = [(layer, Layer) for layer in _layers(model)] + [(norm, Norm) for norm in _last_norms(model)]
+    for part, fused in parts:
+        part.plain, part.__class__ = part.__class__, fused
     other = loss()
     (-other).backward()  # type: ignore[no-untyped-call]
     gaps = [_most(parameter.grad) / max(most, TINY) for parameter, most in zip(parameters, largest, strict=True)]
@@ -43,13 +47,17 @@ def disagreement(model: Any, loss: Callable[[], Tensor]) -> str | None:
     gap = math.nan if any(map(math.isnan, gaps)) else max(gaps)
     if gap <= TOLERANCE:
         return None
-    for layer in layers:
-        layer.__class__ = layer.plain
+    for part, _ in parts:
+        part.__class__ = part.plain
     return f"loss or gradients differ by {gap:.1e} of the largest, more than {TOLERANCE:g}"  # NaN differs, too
 
 
 def _layers(model: Any) -> list[Any]:
     return [module for module in model.modules() if type(module).__name__ in LAYERS]
+
+
+def _last_norms(model: Any) -> list[Any]:
+    return [module for module in model.base_model.children() if type(module).__name__ in NORMS]
 
 
 def _most(gradient: Tensor | None) -> float:
