@@ -35,8 +35,8 @@ typedef struct {
 
 static inline int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-static One one(const Packed *p, int64_t s, const int64_t *rows) {
-    const int64_t n = p->lengths[s], n_next = s + 1 < p->n_sequences ? p->lengths[s + 1] : 0, width = p->width;
+INLINE One one(const Packed *p, int64_t s, const int64_t *rows, const int64_t width) {
+    const int64_t n = p->lengths[s], n_next = s + 1 < p->n_sequences ? p->lengths[s + 1] : 0;
     return (One){
         .n = n, .first = p->firsts[s], .n_next = n_next, .filled = up_to(n, SPAN), .rows = rows,
         .width = width, .wide = up_to(width, SPAN),
@@ -94,7 +94,7 @@ INLINE void collect(const One *o, int64_t at, int64_t n, int64_t room, float by,
 }
 
 /* (filled, wide) -> (wide, filled) */
-static void turn_over(const One *o, const float *from, float *to) {
+INLINE void turn_over(const One *o, const float *from, float *to) {
     for (int64_t i = 0; i < o->filled; i += SPAN)
         for (int64_t d = 0; d < o->wide; d += SPAN)
             transpose_square(from + i * o->wide + d, o->wide, to + d * o->filled + i, o->filled);
@@ -132,7 +132,7 @@ INLINE float along(int64_t width, const float *a, const float *b) {
 }
 
 /* One query head. turned (wide, filled) are its keys, values (filled, wide). */
-static void forward(const Packed *p, const One *o, int64_t head, const float *qkv, const float *turned,
+INLINE void forward(const Packed *p, const One *o, int64_t head, const float *qkv, const float *turned,
                     const float *values, float *room, float *out, float *total) {
     const int64_t wide = o->wide, filled = o->filled;
     float *query = room, *sums = query + ROWS * wide, *score = sums + ROWS * wide;
@@ -162,20 +162,28 @@ static void forward(const Packed *p, const One *o, int64_t head, const float *qk
 /* How many numbers go together. With 4 torch's attention is faster. */
 void packed_lanes(int64_t *lanes) { *lanes = LANES; }
 
-/* out (rows, query heads, width); total (rows, query heads): the logarithm of the sum of e^score. */
-void packed_attention(const Packed *p, const float *qkv, float *room, float *out, float *total) {
+INLINE void attend(const Packed *p, const int64_t width, const float *qkv, float *room, float *out, float *total) {
     const int64_t *rows = p->rows, group = p->n_query / p->n_key;
     for (int64_t s = 0; s < p->n_sequences; rows += p->lengths[s++]) {
-        const One o = one(p, s, rows);
+        const One o = one(p, s, rows, width);
         float *values = room, *turned = values + o.filled * o.wide, *rest = turned + o.filled * o.wide;
         for (int64_t k = 0; k < p->n_key; k++) {
-            const float *key = qkv + (p->n_query + k) * p->width, *value = key + p->n_key * p->width;
+            const float *key = qkv + (p->n_query + k) * width, *value = key + p->n_key * width;
             collect(&o, 0, o.n, o.filled, 1.0f, o.stride, key, values);
             turn_over(&o, values, turned);
             collect(&o, 0, o.n, o.filled, 1.0f, o.stride, value, values);
             for (int64_t g = k * group; g < (k + 1) * group; g++)
                 forward(p, &o, g, qkv, turned, values, rest, out, total);
         }
+    }
+}
+
+/* out (rows, query heads, width); total (rows, query heads): the logarithm of the sum of e^score. */
+void packed_attention(const Packed *p, const float *qkv, float *room, float *out, float *total) {
+    switch (p->width) { /* constants: a head's copies are a few instructions each */
+    case 32: attend(p, 32, qkv, room, out, total); break;
+    case 64: attend(p, 64, qkv, room, out, total); break;
+    default: attend(p, p->width, qkv, room, out, total);
     }
 }
 
@@ -188,7 +196,7 @@ typedef struct {
     float *by_qkv;
 } Back;
 
-static void lay_out(const One *o, float *room, Back *b) {
+INLINE void lay_out(const One *o, float *room, Back *b) {
     const int64_t size = o->filled * o->wide;
     b->keys = room, b->turned_keys = b->keys + size, b->turned_values = b->turned_keys + size;
     b->by_keys = b->turned_values + size, b->by_values = b->by_keys + size, b->query = b->by_values + size;
@@ -198,17 +206,25 @@ static void lay_out(const One *o, float *room, Back *b) {
 
 /* Of one query that sees n: score becomes its share, e^(score - total), by_share its score's slope,
    share (by_share - mean); then zeros until `all`. */
-INLINE void share_back(int64_t n, int64_t all, float total, float mean, float *restrict score,
-                       float *restrict by_share) {
+INLINE void share_back(int64_t n, int64_t all, float total, float mean, float *score, float *by_share) {
+#if defined(__AVX512F__)
+    for (int64_t k = 0; k < all; k += 16) {
+        const __mmask16 seen = first_lanes(n - k < 16 ? n > k ? n - k : 0 : 16);
+        const __m512 share = _mm512_maskz_mov_ps(seen, exponentials(_mm512_loadu_ps(score + k) - total));
+        _mm512_storeu_ps(score + k, share);
+        _mm512_storeu_ps(by_share + k, _mm512_maskz_mul_ps(seen, share, _mm512_loadu_ps(by_share + k) - mean));
+    }
+#else
     raised(n, 1.0f, total, score, score);
     clear(n, all, score);
     for (int64_t k = 0; k < n; k += LANES)
         *(Lanes *)(by_share + k) = *(const Lanes *)(score + k) * (*(const Lanes *)(by_share + k) - mean);
     clear(n, all, by_share);
+#endif
 }
 
 /* ROWS queries of one head, from row `to` of the room on: their slopes, their shares and the slopes of their scores. */
-static void back_of_rows(const Packed *p, const One *o, int64_t head, const Back *b, int64_t at, int64_t to) {
+INLINE void back_of_rows(const Packed *p, const One *o, int64_t head, const Back *b, int64_t at, int64_t to) {
     const int64_t wide = o->wide, filled = o->filled, left = o->n - at, here = left < ROWS ? left : ROWS;
     const int64_t most = up_to(at + ROWS, SPAN), all = most < filled ? most : filled, column = head * o->width;
     const int64_t key = (p->n_query + head * p->n_key / p->n_query) * o->width;
@@ -240,7 +256,7 @@ static void back_of_rows(const Packed *p, const One *o, int64_t head, const Back
 }
 
 /* One query head: the slopes of its queries are written, those of keys and values added up in the room. */
-static void backward(const Packed *p, const One *o, int64_t head, const Back *b) {
+INLINE void backward(const Packed *p, const One *o, int64_t head, const Back *b) {
     const int64_t wide = o->wide, filled = o->filled;
     for (int64_t start = o->first; start < o->n; start += QUERIES) {
         const int64_t end = o->n - start < QUERIES ? o->n : start + QUERIES, padded = up_to(end - start, ROWS);
@@ -257,30 +273,38 @@ static void backward(const Packed *p, const One *o, int64_t head, const Back *b)
 }
 
 /* The slopes of a head of keys or values go to their rows; those of shared rows are added to what is there. */
-static void distribute(const One *o, const float *restrict from, float *restrict to) {
+INLINE void distribute(const One *o, const float *restrict from, float *restrict to) {
     for (int64_t i = 0; i < o->first; i++)
         for (int64_t d = 0; d < o->width; d++) to[o->rows[i] * o->stride + d] += from[i * o->wide + d];
     for (int64_t i = o->first; i < o->n; i++) copy(o->width, 0, 1.0f, from + i * o->wide, to + o->rows[i] * o->stride);
 }
 
-/* by_qkv (rows, all heads, width) from slope, of what forward gave. */
-void packed_attention_back(const Packed *p, const float *qkv, const float *out, const float *total, const float *slope,
-                           float *room, float *by_qkv) {
+INLINE void attend_back(const Packed *p, const int64_t width, float *room, Back b) {
     const int64_t *rows = p->rows, group = p->n_query / p->n_key;
-    Back b = {.qkv = qkv, .out = out, .total = total, .slope = slope, .by_qkv = by_qkv};
     for (int64_t s = 0; s < p->n_sequences; rows += p->lengths[s++]) {
-        const One o = one(p, s, rows);
+        const One o = one(p, s, rows, width);
         lay_out(&o, room, &b);
         for (int64_t k = 0; k < p->n_key; k++) {
-            const int64_t key = (p->n_query + k) * p->width, value = key + p->n_key * p->width;
-            collect(&o, 0, o.n, o.filled, 1.0f, o.stride, qkv + value, b.keys);
+            const int64_t key = (p->n_query + k) * width, value = key + p->n_key * width;
+            collect(&o, 0, o.n, o.filled, 1.0f, o.stride, b.qkv + value, b.keys);
             turn_over(&o, b.keys, b.turned_values);
-            collect(&o, 0, o.n, o.filled, 1.0f, o.stride, qkv + key, b.keys);
+            collect(&o, 0, o.n, o.filled, 1.0f, o.stride, b.qkv + key, b.keys);
             turn_over(&o, b.keys, b.turned_keys);
             memset(b.by_keys, 0, 2 * o.filled * o.wide * sizeof(float));
             for (int64_t g = k * group; g < (k + 1) * group; g++) backward(p, &o, g, &b);
-            distribute(&o, b.by_keys, by_qkv + key);
-            distribute(&o, b.by_values, by_qkv + value);
+            distribute(&o, b.by_keys, b.by_qkv + key);
+            distribute(&o, b.by_values, b.by_qkv + value);
         }
+    }
+}
+
+/* by_qkv (rows, all heads, width) from slope, of what forward gave. */
+void packed_attention_back(const Packed *p, const float *qkv, const float *out, const float *total, const float *slope,
+                           float *room, float *by_qkv) {
+    const Back b = {.qkv = qkv, .out = out, .total = total, .slope = slope, .by_qkv = by_qkv};
+    switch (p->width) {
+    case 32: attend_back(p, 32, room, b); break;
+    case 64: attend_back(p, 64, room, b); break;
+    default: attend_back(p, p->width, room, b);
     }
 }
