@@ -1,5 +1,7 @@
 """Linear layers by oneDNN have the values and the gradients of torch's own."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,16 @@ from actors.models import product
 from actors.training import linear
 
 
+@pytest.fixture(params=[1, 2])
+def n_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Kernels transpose for one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("n_threads")
 @pytest.mark.parametrize(("n_in", "n_out", "has_bias"), [(24, 56, True), (56, 24, False), (40, 40, True)])
 def test_values_and_gradients_are_those_of_torch(
     n_in: int, n_out: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch

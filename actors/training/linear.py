@@ -9,7 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from actors.kernels.layer import found
 from actors.models.product import is_taken, multiplied, product
+from actors.training.between import Plain
+
+_PLAIN = Plain()
 
 
 class Linear(nn.Linear):
@@ -44,10 +48,11 @@ class _Product(torch.autograd.Function):
 
 
 def outer(slope_NF: Tensor, x_NE: Tensor) -> Tensor:
-    """(F, E): slope^T x. oneDNN is faster with the longer side first."""
+    """(F, E): slope^T x. The narrower is transposed, and oneDNN is faster with the longer side first."""
+    between = found(slope_NF, x_NE) or _PLAIN
     if slope_NF.shape[1] > x_NE.shape[1]:
-        return multiplied(x_NE.t(), slope_NF.t()).t()
-    return multiplied(slope_NF.t(), x_NE.t())
+        return between.transposed(multiplied(between.transposed(x_NE), slope_NF.t()))
+    return multiplied(between.transposed(slope_NF), x_NE.t())
 
 
 def replace(model: nn.Module) -> None:

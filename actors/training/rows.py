@@ -14,6 +14,7 @@ from actors.kernels.dense import Angles
 from actors.kernels.layer import found
 from actors.models.product import added, multiplied
 from actors.training.between import Between, Plain
+from actors.training.linear import outer
 
 _PLAIN = Plain()
 
@@ -70,7 +71,7 @@ def projected_back(
     between = found(normed_SC, angles.cos_ND, angles.sin_ND) or _PLAIN
     between.turn(slope_SA, angles.cos_ND, angles.sin_ND, n_heads=angles.n_heads, width=angles.width, back=True)
     order_A = _order(between, angles, len(weight_AC))
-    by_weight_AC = _back_in_order(_outer(between, slope_SA, normed_SC), order_A)
+    by_weight_AC = _back_in_order(outer(slope_SA, normed_SC), order_A)
     by_bias_A = _back_in_order(slope_SA.sum(0), order_A) if has_bias else None
     ordered_AC = weight_AC if order_A is None else weight_AC[order_A]
     by_x_SC = between.norm_back(multiplied(slope_SA, (ordered_AC * scale_C).t()), normed_SC, rate_S1)
@@ -97,20 +98,13 @@ def fed_back(
     between = found(slope_SC) or _PLAIN
     fed_SG = multiplied(slope_SC, down_CG.t())  # at first its slope
     between.gate_back(both_SG2, fed_SG)
-    by_down_CG = _outer(between, slope_SC, fed_SG)
-    by_gate_up_G2C = _outer(between, both_SG2, normed_SC)
+    by_down_CG = outer(slope_SC, fed_SG)
+    by_gate_up_G2C = outer(both_SG2, normed_SC)
     by_normed_SC = multiplied(both_SG2, (gate_up_G2C * scale_C).t())
     by_scale_C = between.scale_back(by_gate_up_G2C, gate_up_G2C, scale_C)
     by_x_SC = between.norm_back(by_normed_SC, normed_SC, rate_S1, slope_SC)
-    by_out_CX, by_seen_SX = _outer(between, by_x_SC, seen_SX), multiplied(by_x_SC, out_CX.t())
+    by_out_CX, by_seen_SX = outer(by_x_SC, seen_SX), multiplied(by_x_SC, out_CX.t())
     return by_x_SC, by_seen_SX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG
-
-
-def _outer(between: Between, slope_NF: Tensor, x_NE: Tensor) -> Tensor:
-    """(F, E): slope^T x. The narrower is transposed, and oneDNN is faster with the longer side first."""
-    if slope_NF.shape[1] > x_NE.shape[1]:
-        return between.transposed(multiplied(between.transposed(x_NE), slope_NF.t()))
-    return multiplied(between.transposed(slope_NF), x_NE.t())
 
 
 def _order(between: Between, angles: Angles, n_out: int) -> Tensor | None:
