@@ -16,9 +16,9 @@ from areal_bus.messages import PROTOCOL
 from areal_bus.wire import MAX_FRAMES
 
 MAX_MESSAGES = 256
-MAX_BYTES = 256 << 10  # of all frames
+MAX_BYTES = 64 << 10  # of all frames
 MAX_HEADERS_BYTES = 16 << 10  # of their headers: what becomes 35 times as large in memory, and is read value by value
-ALONE_BYTES = 64 << 10  # a larger message goes alone: joining would cost more than the frames that it saves
+ALONE_BYTES = 16 << 10  # a larger message goes alone: joining would cost more than the frames that it saves
 
 MARK: bytes = msgpack.packb({"p": PROTOCOL, "bundle": True})  # to another protocol it says that it is one, too
 N_FRAMES = 4

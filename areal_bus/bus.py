@@ -118,7 +118,7 @@ class Bus:
         self._order(lambda: self._connect(peer, endpoint))
 
     def disconnect(self, peer: str) -> None:
-        """Close the DEALER; what was unsent is dropped."""
+        """Close the DEALER; what its socket does not take any more is dropped."""
         self._order(lambda: self._disconnect(peer))
 
     def send(self, to: str, message: Message) -> None:
@@ -244,7 +244,7 @@ class Bus:
             if n_dense > LONE and self._closing is None:
                 time.sleep(GATHER_S)
             self._poll(max(0.0, next_beat - time.monotonic()) if self._heartbeat is not None else 1.0)
-            while self._orders:
+            for _ in range(len(self._orders)):  # not those that come meanwhile: what is posted is to leave
                 self._orders.popleft()()
             self.outbox.flush()
             before, ended = ended, time.monotonic()

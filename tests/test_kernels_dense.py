@@ -1,6 +1,6 @@
 """What a layer does to each row, in one pass by C, is what torch computes in float64; other shapes are refused."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,17 +11,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actors.kernels import build, dense
+from actors.kernels.decode import WIDEST, P
 from actors.kernels.dense import CHUNK, MOST, Angles
 from actors.kernels.layer import LayerKernels
-from actors.kernels.panels import panel, panels, panels_back
-from actors.training import rows
-from actors.training.rows import Way
+from actors.kernels.panels import panel, panels, panels_back, sizes
+from actors.training.between import Plain
+from actors.training.fused import _way
+from actors.training.rows import Rows, Way
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
 
 EPSILON = 1e-5
 COUNTS = st.sampled_from([1, 5, 7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 13])
-WAYS: dict[str, Way] = {"dense": dense, "rows": rows}
+WAYS: dict[str, Callable[[], Way]] = {
+    "dense": lambda: dense,
+    "kernels": lambda: Rows(LayerKernels()),
+    "torch": lambda: Rows(Plain()),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +48,17 @@ def doubled(*tensors: Tensor) -> list[Tensor]:
     return [tensor.double().requires_grad_() for tensor in tensors]
 
 
+def in_pairs(n_heads: int, width: int, n_out: int) -> Tensor:
+    """Where torch's way has each channel: a head's halves in turns."""
+    pairs = [
+        head * width + at + half * (width // 2)
+        for head in range(n_heads)
+        for at in range(width // 2)
+        for half in (0, 1)
+    ]
+    return torch.tensor([*pairs, *range(n_heads * width, n_out)])
+
+
 @pytest.mark.parametrize("way", WAYS)
 @given(
     n=COUNTS, width=st.sampled_from([5, 16, 64, 72]), heads=st.sampled_from([(1, 1), (4, 2), (5, 5)]),
@@ -56,7 +73,7 @@ def test_projections(
     bias = torch.randn(n_out) if has_bias else None
     half = torch.randn(n, head_width // 2)
     angles = Angles(torch.cos(half).repeat(1, 2), torch.sin(half).repeat(1, 2), n_turned)
-    out, normed, rate = WAYS[way].projected(x, weight, scale, bias, angles, EPSILON)
+    out, normed, rate = WAYS[way]().projected(x, weight.clone(), scale, bias, angles, EPSILON)
 
     x_, weight_, scale_, bias_ = doubled(x, weight, scale, torch.zeros(n_out) if bias is None else bias)
     straight = F.rms_norm(x_, (width,), scale_, EPSILON) @ weight_.t() + bias_
@@ -64,11 +81,12 @@ def test_projections(
     a, b = turned.view(n, n_turned, head_width).chunk(2, dim=-1)
     cos, sin = torch.cos(half).double()[:, None], torch.sin(half).double()[:, None]
     exact = torch.cat([torch.cat([a * cos - b * sin, b * cos + a * sin], -1).flatten(1), values], dim=1)
-    near(out, exact.detach())
+    order = in_pairs(n_turned, head_width, n_out) if way == "torch" else torch.arange(n_out)
+    near(out, exact.detach()[:, order])
 
     slope = torch.randn(n, n_out)
-    expected = torch.autograd.grad(exact, (x_, weight_, scale_, bias_), slope.double())
-    found = WAYS[way].projected_back(slope, normed, rate, weight, scale, angles, has_bias=has_bias)
+    expected = torch.autograd.grad(exact[:, order], (x_, weight_, scale_, bias_), slope.double())
+    found = WAYS[way]().projected_back(slope, normed, rate, weight.clone(), scale, angles, has_bias=has_bias)
     assert (found[3] is not None) == has_bias
     for of_what, exactly in zip(found, expected, strict=True):
         if of_what is not None:
@@ -86,7 +104,7 @@ def test_the_feed_forward(way: str, n: int, width: int, n_seen: int, n_gates: in
     out_weight, gate_up, down = (
         torch.randn(*shape) / shape[1] ** 0.5 for shape in ((width, n_seen), (2 * n_gates, width), (width, n_gates))
     )
-    out, kept = WAYS[way].fed(x, seen, EPSILON, scale, out_weight, gate_up, down)
+    out, kept = WAYS[way]().fed(x, seen, EPSILON, scale, out_weight, gate_up.clone(), down)
 
     given_ = doubled(x, seen, scale, out_weight, gate_up, down)
     x_, seen_, scale_, out_, gate_up_, down_ = given_
@@ -98,7 +116,7 @@ def test_the_feed_forward(way: str, n: int, width: int, n_seen: int, n_gates: in
     slope = torch.randn(n, width)
     expected = torch.autograd.grad(exact, given_, slope.double())
     before = slope.clone()
-    found = WAYS[way].fed_back(slope, seen, kept, scale, out_weight, gate_up, down)
+    found = WAYS[way]().fed_back(slope, seen, kept, scale, out_weight, gate_up.clone(), down)
     assert torch.equal(slope, before)  # another may use it, too
     for of_what, exactly in zip(found, expected, strict=True):
         near(of_what, exactly)
@@ -122,6 +140,26 @@ def test_what_is_no_number_is_not_hidden() -> None:
     assert out[CHUNK].isnan().all()
     assert out[CHUNK + 1].isfinite().all()
     assert out[:CHUNK].isfinite().all()
+
+
+def test_sizes_are_those_of_c() -> None:
+    assert sizes()[1:] == (CHUNK, P, WIDEST)
+
+
+@pytest.mark.parametrize("n_bytes", [1, MOST + 1])
+def test_the_way_back_is_that_of_the_way_there(n_bytes: int) -> None:
+    """Whatever else would be chosen meanwhile: another number of threads, or rows that are contiguous now."""
+    x, weight, scale, angles = torch.randn(5, 8), torch.randn(16, 8), 1 + torch.rand(8), angles_of(5)
+    slope = torch.randn(5, 16)
+    found = []
+    for n_threads in (1, 2):
+        torch.set_num_threads(1)
+        way = _way(n_bytes, x)
+        _, normed, rate = way.projected(x, weight.clone(), scale, None, angles, EPSILON)
+        torch.set_num_threads(n_threads)
+        found.append(way.projected_back(slope.clone(), normed, rate, weight.clone(), scale, angles, has_bias=False))
+    for one, other in zip(*found, strict=True):
+        assert (one is None and other is None) or torch.allclose(one, other, atol=1e-5)
 
 
 def test_what_applies() -> None:

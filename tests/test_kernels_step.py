@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from actors.engines import fused as module
 from actors.engines.blocks import Blocks, KernelBlocks
-from actors.engines.fused import Fused, Own
+from actors.engines.fused import Fused, Own, disagreement
 from actors.engines.slots import Piece
 from actors.kernels import build
 from actors.kernels.decode import WIDEST, Decode, P, Tables
@@ -135,6 +135,30 @@ def test_a_step_has_the_weights_of_the_last_bind() -> None:
     assert torch.equal(stepped(forward, texts), expected)
 
 
+@needs_vectors
+def test_a_head_of_more_words_than_the_embedding() -> None:
+    model = model_of(0, 72, 33, (4, 2), 6, 65)
+    model.lm_head = torch.nn.Linear(72, 70, bias=False).requires_grad_(False)
+    expected = model.double()(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False).logits[0, -1]
+    near = stepped(Fused(model.float()), [[1, 2, 3]])[0].double()
+    torch.testing.assert_close(near, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@needs_vectors
+@pytest.mark.parametrize("what", ["an embedding that is not contiguous", "norms that differ"])
+def test_other_models_have_their_faster_forward_still(what: str) -> None:
+    model = model_of(0, 72, 33, (4, 2), 6, 65)
+    if what == "norms that differ":
+        model.model.layers[1].input_layernorm.variance_epsilon = 0.5
+    else:
+        model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.t().contiguous().t()
+    forward, ids = Fused(model), torch.tensor([[1, 2, 3]])
+    assert disagreement(model, forward) is None
+    expected = model.double()(input_ids=ids, use_cache=False).logits[0, -1]
+    found = stepped(Fused(model.float()), [[1, 2, 3]])[0].double()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
 def weights(**changed: Any) -> ModelWeights:
     """4 query heads and 2 key heads of 6, a width of 16, 8 gates, 40 words."""
     layer = LayerWeights(
@@ -157,7 +181,7 @@ def weights(**changed: Any) -> ModelWeights:
         ("out", lambda: Panels(torch.randn(16, 25))),
         ("gate_up", lambda: Panels(torch.randn(17, 16))),
         ("down", lambda: Panels(torch.randn(15, 8))),
-        ("head", lambda: Panels(torch.randn(39, 16))),
+        ("head", lambda: Panels(torch.randn(40, 15))),
         ("first_E", lambda: torch.ones(15)),
         ("second_E", lambda: torch.ones(16, dtype=torch.float64)),
         ("key_D", lambda: torch.ones(5)),

@@ -2,8 +2,11 @@
 
 It computes what the module computes, in another order of sums: one product for queries, keys and values, one for gate
 and up, the residual added by the product before it. The weights stay the module's own: what is multiplied as one lies
-behind one another in memory, as a push brings it, and is moved there when it does not. Shapes: B rows, T tokens,
-N = B T, E width, H heads (queries', then keys', then values'), D head width, L positions, V vocabulary.
+behind one another in memory, as a push brings it, and is moved there when it does not. Decode steps of a small
+model read a copy, which `bind` makes.
+
+Shapes: B rows, T tokens, N = B T, E width, H heads (queries', then keys', then values'), D head width, L positions, V
+vocabulary.
 """
 
 from collections.abc import Sequence
@@ -170,7 +173,7 @@ class Fused:
         self._embedding, self._norm, self._rotary = inner.embed_tokens, inner.norm, inner.rotary_emb
         self._operations = Operations(self._embedding.weight, by_kernel=by_kernel and self._width <= WIDEST)
         is_small = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
-        self._has_steps = is_small and self.packs_by_kernel
+        self._has_steps = is_small and self.packs_by_kernel and len(set(epsilons(model))) == 1
         packs = is_small and not self._has_steps  # weights are kept twice, not three times
         self._head = Joined([model.lm_head], packs=packs)
         self._layers = [
@@ -210,7 +213,7 @@ class Fused:
         n_query, n_key = self.heads
         return Step(
             ModelWeights(
-                embedding_VE=self._embedding.weight,
+                embedding_VE=self._embedding.weight.contiguous(),
                 norm_E=self._norm.weight,
                 head=self._head.panels(),
                 layers=tuple(layer.weights() for layer in self._layers),
@@ -270,6 +273,11 @@ class Fused:
         cos_1LD, sin_1LD = self._rotary(self._embedding.weight, at_1L)
         self._cos_LD, self._sin_LD = cos_1LD[0].contiguous(), sin_1LD[0].contiguous()
         return len(self._cos_LD)
+
+
+def epsilons(model: Any) -> list[float]:
+    """Of its norms."""
+    return [module.variance_epsilon for module in model.modules() if hasattr(module, "variance_epsilon")]
 
 
 class Own:

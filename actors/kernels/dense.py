@@ -169,10 +169,7 @@ def _of(vector: Tensor | None) -> int | None:
 
 
 def _scale_back(slope_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
-    kernels = layer.found(slope_NE)
-    if kernels is None:
-        raise RuntimeError("slopes go back the way that they came")
-    return kernels.scale_back(slope_NE, weight_NE, scale_E)
+    return layer.made().scale_back(slope_NE, weight_NE, scale_E)
 
 
 def applies(*tensors: Tensor, n_bytes: int) -> bool:

@@ -220,7 +220,8 @@ def _up_to(n: int) -> int:
 
 
 @cache
-def _made() -> LayerKernels:
+def made() -> LayerKernels:
+    """Those of this process. Raises RuntimeError where there is no library."""
     return LayerKernels()
 
 
@@ -228,4 +229,4 @@ def found(*tensors: Tensor) -> LayerKernels | None:
     """The kernels, where there are some, for one thread and such tensors."""
     if build.library() is None or torch.get_num_threads() != 1 or not all(map(is_plain, tensors)):
         return None
-    return _made()
+    return made()

@@ -21,11 +21,17 @@ def _panelled(name: str) -> Callable[..., None]:
 
 
 @cache
+def sizes() -> tuple[int, int, int, int]:
+    """Of a panel, of rows that go through all products together, of a block of positions, of the widest head."""
+    found = (_SIZE * 4)()
+    function("sizes", ctypes.POINTER(_SIZE))(found)
+    panel, chunk, positions, widest = found
+    return panel, chunk, positions, widest
+
+
 def panel() -> int:
     """Outputs of a weight that lie side by side."""
-    found = _SIZE()
-    function("product_panel", ctypes.POINTER(_SIZE))(ctypes.byref(found))
-    return found.value
+    return sizes()[0]
 
 
 def panels(weight_FE: Tensor, scale_E: Tensor | None = None, *, to: Tensor | None = None) -> Tensor:

@@ -26,7 +26,8 @@ typedef struct {
     const LayerParts *layers;
 } Model;
 
-void product_panel(int64_t *floats) { *floats = PANEL; }
+/* What Python has to know of sizes (4). */
+void sizes(int64_t *found) { found[0] = PANEL, found[1] = CHUNK, found[2] = P, found[3] = WIDEST; }
 
 /* A weight (n_out, n_in), its columns by scale (n_in) where there is one, in panels. */
 void panelled(int64_t n_out, int64_t n_in, const float *weight, const float *scale, float *panels) {

@@ -114,14 +114,14 @@ class Step:
         self._layers = (_Layer * len(weights.layers))()
         for layer, parts in zip(self._layers, weights.layers, strict=True):
             self._describe(layer, parts)
-        n_vocabulary, n_width = weights.embedding_VE.shape
+        n_width = weights.embedding_VE.shape[1]
         alike((n_width,), weights.norm_E)
         n_gates = self._layers[0].down.n_in
         self._model = _Model(
             len(self._layers), n_width, n_gates, width, weights.epsilon,
             *addresses(weights.embedding_VE, weights.norm_E), weights.head.product(), self._layers,
         )  # fmt: skip
-        _fits(self._model.head, n_width, n_vocabulary)
+        _fits(self._model.head, n_width, self._model.head.n_out)
         n_heads = 2 * weights.n_query + 2 * weights.n_key + 2
         self._room_of_row = 2 * n_width + n_heads * width + 3 * n_gates
         self._room = torch.empty(0)
@@ -173,7 +173,7 @@ class Step:
                 near, far, weights.head_width
             )
         decode.cache.scale = weights.scale
-        room, logits_nV = self._room_for(n, decode), torch.empty(n, n_vocabulary)
+        room, logits_nV = self._room_for(n, decode), torch.empty(n, self._model.head.n_out)
         _decoded()(n, self._model, decode.cache, (_SIZE * n)(*ids), *addresses(cos_LD, sin_LD, room, logits_nV))
         return logits_nV
 

@@ -76,7 +76,7 @@ INLINE __m512 exponentials(__m512 x) {
     return _mm512_scalef_ps(y, n);
 }
 
-/* The first n lanes, n < 16. */
+/* The first n lanes, 16 at most. */
 INLINE __mmask16 first_lanes(int64_t n) { return (__mmask16)((1u << n) - 1); }
 
 /* to (n) = e^(by from - less); their sum. */

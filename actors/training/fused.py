@@ -18,10 +18,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from actors.kernels import dense
 from actors.kernels.dense import Angles
 from actors.kernels.layer import found
-from actors.training import rows
 from actors.training.attention import Packing
-from actors.training.between import Heads, seen, seen_back
-from actors.training.rows import Way
+from actors.training.between import Heads, Plain, seen, seen_back
+from actors.training.rows import Rows, Way
+
+_PLAIN = Plain()
 
 
 class Layer(GradientCheckpointingLayer):
@@ -70,7 +71,7 @@ class Layer(GradientCheckpointingLayer):
 
 def _way(n_bytes: int, *tensors: Tensor) -> Way:
     """How rows are computed, by the bytes of the largest weight."""
-    return dense if dense.applies(*tensors, n_bytes=n_bytes) else rows
+    return dense if dense.applies(*tensors, n_bytes=n_bytes) else Rows(found(*tensors) or _PLAIN)
 
 
 class _Projected(torch.autograd.Function):
@@ -88,8 +89,8 @@ class _Projected(torch.autograd.Function):
         angles = Angles(cos_SD, sin_SD, heads.n_turned)
         qkv_SA, normed_SC, rate_S1 = ctx.way.projected(x_SC, weight_AC, scale_C, bias_A, angles, epsilon)
         ctx.save_for_backward(normed_SC, rate_S1, cos_SD, sin_SD, scale_C, *weights)
-        found: Tensor = qkv_SA
-        return found
+        out_SA: Tensor = qkv_SA
+        return out_SA
 
     @staticmethod
     @once_differentiable
@@ -146,10 +147,10 @@ class _Fed(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         gate_up_G2C = torch.cat([gate_GC, up_GC])
         ctx.way = _way(gate_up_G2C.nbytes, x_SC, seen_SX)
-        found: Tensor
-        found, kept = ctx.way.fed(x_SC, seen_SX, epsilon, scale_C, out_CX, gate_up_G2C, down_CG)
+        out_SC: Tensor
+        out_SC, kept = ctx.way.fed(x_SC, seen_SX, epsilon, scale_C, out_CX, gate_up_G2C, down_CG)
         ctx.save_for_backward(seen_SX, *kept, scale_C, out_CX, gate_GC, up_GC, down_CG)
-        return found
+        return out_SC
 
     @staticmethod
     @once_differentiable

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from actors.kernels.layer import found
 from actors.models.product import is_taken, multiplied, product
-from actors.training.between import Plain
+from actors.training.between import Between, Plain
 
 _PLAIN = Plain()
 
@@ -42,14 +42,13 @@ class _Product(torch.autograd.Function):
         by_x, by_weight, by_bias = ctx.needs_input_grad
         return (
             product(slope_NF, weight_FE.t()) if by_x else None,
-            outer(slope_NF, x_NE) if by_weight else None,
+            outer(found(slope_NF, x_NE) or _PLAIN, slope_NF, x_NE) if by_weight else None,
             slope_NF.sum(0) if by_bias else None,
         )
 
 
-def outer(slope_NF: Tensor, x_NE: Tensor) -> Tensor:
+def outer(between: Between, slope_NF: Tensor, x_NE: Tensor) -> Tensor:
     """(F, E): slope^T x. The narrower is transposed, and oneDNN is faster with the longer side first."""
-    between = found(slope_NF, x_NE) or _PLAIN
     if slope_NF.shape[1] > x_NE.shape[1]:
         return between.transposed(multiplied(between.transposed(x_NE), slope_NF.t()))
     return multiplied(between.transposed(slope_NF), x_NE.t())
