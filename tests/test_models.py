@@ -69,6 +69,20 @@ def test_a_scratch_model_saves_and_loads_as_a_plain_folder(scratch: Path, tmp_pa
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
 
 
+def test_weights_of_a_file_begin_on_cache_lines(scratch: Path, tmp_path: Path) -> None:
+    model = load_model(str(scratch), "float32", "cpu", random_seed=3)
+    model.save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / "model.safetensors"
+    raw = path.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    for n_spaces in (8, 16, 24):  # behind the header: its weights begin elsewhere, and once at least on no line
+        path.write_bytes((end - 8 + n_spaces).to_bytes(8, "little") + raw[8:end] + b" " * n_spaces + raw[end:])
+        loaded = load_model(str(tmp_path / "saved"), "float32", "cpu")
+        assert all(parameter.data_ptr() % 64 == 0 for parameter in loaded.parameters())
+        expected = dict(model.named_parameters())
+        assert all(torch.equal(parameter, expected[name]) for name, parameter in loaded.named_parameters())
+
+
 def test_a_scratch_shape_that_makes_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be an even multiple"):
         write_scratch_folder(tmp_path / "m", ScratchConfig(hidden_size=34, heads=4))

@@ -14,6 +14,7 @@ from actors.models.scratch import is_scratch_folder
 from areal_bus.errors import ConfigError
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
+LINE = 64  # bytes of a cache line
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transformers' names for one class
 
 
@@ -145,7 +146,19 @@ def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = 
                 model = _structure(path, dtype)
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"model.path must load as a causal language model: {path}: {_first(error)}") from error
-    return model.to(device).eval()
+    return aligned(model.to(device).eval())
+
+
+def aligned(model: Any) -> Any:
+    """The model, each weight on a CPU from the beginning of a cache line on.
+
+    A file's weights begin behind its header, wherever that ends, and torch leaves them where they are read: each vector
+    of such a weight is half in one line and half in the next, for as long as the process lives.
+    """
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and parameter.data_ptr() % LINE:
+            parameter.data = parameter.data.clone()
+    return model
 
 
 def empty_model(path: str, dtype: str, device: str) -> Any:

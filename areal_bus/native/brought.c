@@ -26,7 +26,7 @@ static void fold(int64_t n, const uint32_t *restrict words, int64_t first, int64
 }
 
 #ifdef __AVX512F__
-enum { WIDE = 16 }; /* words of a vector */
+enum { WIDE = 16, AHEAD = 512 }; /* words of a vector; how far ahead numbers are asked for */
 
 /* 16 float32 numbers, by their bits, rounded to bfloat16: to the nearest, of two to the even one; NaN stays NaN. */
 INLINE __m256i rounded(const uint32_t *from) {
@@ -37,17 +37,19 @@ INLINE __m256i rounded(const uint32_t *from) {
     return _mm512_cvtepi32_epi16(_mm512_mask_set1_epi32(_mm512_srli_epi32(sum, 16), is_nan, 0x7fc0));
 }
 
-/* ROWS whole rows, to an aligned target and past the caches: nobody reads them soon, and what is written whole need not
-   be read before. What is stored and what is summed up is one register. */
-INLINE void rows(int64_t n_lanes, const uint32_t *source, uint32_t *target, uint32_t factor, uint32_t *lanes,
-                 int is_rounded) {
+/* `here` lanes of so many rows, to an aligned target and past the caches: nobody reads them soon, and what is written
+   whole need not be read before. What is stored and what is summed up is one register. */
+INLINE void rows(const int64_t n_rows, int64_t here, int64_t n_lanes, const uint32_t *source, uint32_t *target,
+                 uint32_t factor, uint32_t *lanes, int is_rounded) {
     const __m512i factors = _mm512_set1_epi32((int)factor);
-    for (int64_t i = 0; i < n_lanes; i += WIDE) {
+    for (int64_t i = 0; i < here; i += WIDE) {
         __m512i lane = _mm512_loadu_si512(lanes + i);
-        for (int64_t r = 0; r < ROWS; r++) {
+        for (int64_t r = 0; r < n_rows; r++) {
             const int64_t at = r * n_lanes + i;
             __m512i words;
             if (is_rounded) {
+                _mm_prefetch((const char *)(source + 2 * at + AHEAD), _MM_HINT_T0);
+                _mm_prefetch((const char *)(source + 2 * at + AHEAD + WIDE), _MM_HINT_T0);
                 const __m512i low = _mm512_castsi256_si512(rounded(source + 2 * at));
                 words = _mm512_inserti64x4(low, rounded(source + 2 * at + WIDE), 1);
             } else {
@@ -61,16 +63,19 @@ INLINE void rows(int64_t n_lanes, const uint32_t *source, uint32_t *target, uint
     }
 }
 
-/* As many rows as can be streamed; the words of them. */
+/* All whole rows, ROWS at a time, and of the last one whole vectors; the words of them. */
 INLINE int64_t streamed(int64_t n, const uint32_t *source, uint32_t *target, int64_t n_lanes, uint32_t factor,
                         uint32_t *lanes, int is_rounded) {
-    const int64_t at_once = ROWS * n_lanes;
-    int64_t done = 0;
-    if (n_lanes % WIDE || (uintptr_t)target % sizeof(__m512i)) return 0;
-    for (; n - done >= at_once; done += at_once)
-        rows(n_lanes, source + done * (1 + is_rounded), target + done, factor, lanes, is_rounded);
-    if (done) _mm_sfence(); /* from now on others may read it */
-    return done;
+    if (n < WIDE || n_lanes % WIDE || (uintptr_t)target % sizeof(__m512i)) return 0;
+    const int64_t of_source = 1 + is_rounded, part = n % n_lanes / WIDE * WIDE;
+    int64_t done = 0, left = n / n_lanes;
+    for (; left >= ROWS; left -= ROWS, done += ROWS * n_lanes)
+        rows(ROWS, n_lanes, n_lanes, source + done * of_source, target + done, factor, lanes, is_rounded);
+    for (; left > 0; left--, done += n_lanes)
+        rows(1, n_lanes, n_lanes, source + done * of_source, target + done, factor, lanes, is_rounded);
+    rows(1, part, n_lanes, source + done * of_source, target + done, factor, lanes, is_rounded);
+    _mm_sfence(); /* from now on others may read it */
+    return done + part;
 }
 #else
 INLINE int64_t streamed(int64_t n, const uint32_t *source, uint32_t *target, int64_t n_lanes, uint32_t factor,

@@ -16,7 +16,7 @@ from tools.bench.frozen import lanes
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds, interleave
 
-WORKLOAD = replace(asynchrony.WORKLOAD, shape=(320, 6, 10), batch_size=48, n_slots=32)
+WORKLOAD = replace(asynchrony.WORKLOAD, shape=(288, 6, 9), batch_size=48, n_slots=32)
 BALANCE = 1.4  # the bound of very uneven halves is reached too easily
 ETAS = (1, 2, 4)
 AT = 2  # the eta of the figure
