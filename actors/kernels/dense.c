@@ -13,30 +13,32 @@ void gate_back(int64_t n, int64_t width, float *restrict both, float *restrict s
 void turn(int64_t n, int64_t stride, int64_t n_heads, int64_t width, float sign, const float *cosine, const float *sine,
           float *x);
 
-/* out (n_left, n_right) += left (n, n_left)^T right (n, n_right), for n up to CHUNK. */
+enum { SOME = 8 * TALL }; /* columns that are copied together */
+
+/* out (n_left, n_right) += left (n, n_left)^T right (n, n_right), for n up to CHUNK. Some columns of left at a time are copied
+   side by side, since rows that are a power of two apart drive each other out of the nearest cache. What a tile is added to
+   is asked for one tile ahead: another process may have driven it out of all of them. */
 static void grown(int64_t n, int64_t n_left, int64_t n_right, const float *left, const float *right, float *out) {
-    float last[CHUNK * PANEL]; /* of the last panel of right, which has no room for whole vectors */
-    const int64_t n_tiles = (n_left + TALL - 1) / TALL;
-    for (int64_t first = 0; first < n_right; first += PANEL) {
-        const int64_t here = n_right - first < PANEL ? n_right - first : PANEL;
-        const float *from = right + first;
-        int64_t step = n_right;
-        if (here < PANEL) {
-            memset(last, 0, sizeof last);
-            for (int64_t i = 0; i < n; i++) memcpy(last + i * PANEL, from + i * n_right, here * sizeof(float));
-            from = last, step = PANEL;
-        }
-        for (int64_t t = 0; t < n_tiles; t++) {
-            const int64_t row = n_left * t / n_tiles, rows = n_left * (t + 1) / n_tiles - row;
-            tiled(rows, here, n, left + row, 1, n_left, from, step, out + row * n_right + first, n_right);
+    float last[CHUNK * PANEL], some[CHUNK * SOME];
+    const int64_t whole = n_right / PANEL * PANEL, rest = n_right - whole;
+    if (rest) memset(last, 0, sizeof last); /* the last panel of right, which has no room for whole vectors */
+    for (int64_t i = 0; rest && i < n; i++) memcpy(last + i * PANEL, right + i * n_right + whole, rest * sizeof(float));
+    for (int64_t from = 0; from < n_left; from += SOME) {
+        const int64_t here = n_left - from < SOME ? n_left - from : SOME, n_tiles = (here + TALL - 1) / TALL;
+        for (int64_t i = 0; i < n; i++) memcpy(some + i * SOME, left + i * n_left + from, here * sizeof(float));
+        for (int64_t first = 0; first < n_right; first += PANEL) {
+            Sum of = {.n = n, .beside = 1, .left_step = SOME, .right = right + first, .right_step = n_right};
+            if (first == whole) of.right = last, of.right_step = PANEL;
+            for (int64_t t = 0; t < n_tiles; t++) {
+                const int64_t row = here * t / n_tiles, rows = here * (t + 1) / n_tiles - row;
+                float *const to = out + (from + row) * n_right + first;
+                for (int64_t r = rows; r < rows + TALL; r++)
+                    UNROLLED for (int v = 0; v < WIDE; v++) __builtin_prefetch(to + r * n_right + v * LANES, 1);
+                of.left = some + row, of.ahead = (const char *)of.left; /* of what is read there is nothing to ask for */
+                tiled(rows, first < whole ? PANEL : rest, of, to, n_right);
+            }
         }
     }
-}
-
-/* out (n, n_out) = x (n, n_in) by the weight. */
-static void by(int64_t n, int64_t n_in, int64_t n_out, const float *x, const float *panels, float *out) {
-    memset(out, 0, n * n_out * sizeof(float));
-    onto(n, n_in, n_out, x, panels, out);
 }
 
 /* A weight (n_in, n_out), its columns by scale (n_out) where there is one, in panels: for products with its transpose. */
@@ -66,8 +68,7 @@ void projected(const ProjectedShape *s, const float *x, const float *cosine, con
         float *to = out + at * n_out;
         norm(n, width, s->epsilon, x + at * width, normed + at * width, rate + at);
         for (int64_t row = 0; bias && row < n; row++) memcpy(to + row * n_out, bias, n_out * sizeof(float));
-        if (!bias) memset(to, 0, n * n_out * sizeof(float));
-        onto(n, width, n_out, normed + at * width, panels, to);
+        multiplied(n, width, n_out, normed + at * width, panels, to, bias == 0);
         turn(n, n_out, s->n_turned, head, 1.0f, cosine + at * head, sine + at * head, to);
     }
 }

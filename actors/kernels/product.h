@@ -16,25 +16,40 @@ enum { LANES = 8, WIDE = 2 };
 enum { LANES = 4, WIDE = 4 };
 #endif
 enum { TALL = 6, PANEL = LANES * WIDE, CHUNK = 96 }; /* rows that are passed through all products, and stay in a cache */
+enum { LINE = 64 }; /* bytes that memory gives at once */
 
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 
 #define UNROLLED _Pragma("GCC unroll 8")
 #define ALWAYS static inline __attribute__((always_inline))
 
-/* out (rows, vectors of a row `stride` long) += the sum over n of left, `rows` numbers `beside` apart, by right, vectors;
-   one is `left_step` behind another, and `right_step`. */
-ALWAYS void tile(const int rows, const int vectors, int64_t n, const float *restrict left, int64_t beside,
-                 int64_t left_step, const float *restrict right, int64_t right_step, float *restrict out,
-                 int64_t stride) {
-    Lanes sum[TALL][WIDE];
-    UNROLLED for (int r = 0; r < rows; r++)
-        UNROLLED for (int v = 0; v < vectors; v++) sum[r][v] = *(const Lanes *)(out + r * stride + v * LANES);
-    for (int64_t i = 0; i < n; i++, left += left_step, right += right_step) {
+/* The sum over n of left by right: of left a number each of some rows, `beside` apart, of right vectors; one is `left_step`
+   behind another, and `right_step`. Meanwhile memory is asked for, `ahead_step` bytes each time. */
+typedef struct {
+    int64_t n;
+    const float *left;
+    int64_t beside, left_step;
+    const float *right;
+    int64_t right_step;
+    const char *ahead;
+    int64_t ahead_step;
+    int is_new; /* what is there is not added */
+} Sum;
+
+/* out (rows, vectors), of which a row is `stride` long. */
+ALWAYS void tile(const int rows, const int vectors, const Sum of, float *restrict out, int64_t stride) {
+    const float *restrict left = of.left, *restrict right = of.right;
+    const char *ahead = of.ahead;
+    Lanes sum[TALL][WIDE] = {0};
+    if (!of.is_new)
+        UNROLLED for (int r = 0; r < rows; r++)
+            UNROLLED for (int v = 0; v < vectors; v++) sum[r][v] = *(const Lanes *)(out + r * stride + v * LANES);
+    for (int64_t i = 0; i < of.n; i++, left += of.left_step, right += of.right_step, ahead += of.ahead_step) {
+        __builtin_prefetch(ahead, 0, 2);
         Lanes by[WIDE];
         UNROLLED for (int v = 0; v < vectors; v++) by[v] = *(const Lanes *)(right + v * LANES);
         UNROLLED for (int r = 0; r < rows; r++) {
-            const float one = left[r * beside];
+            const float one = left[r * of.beside];
             UNROLLED for (int v = 0; v < vectors; v++) sum[r][v] += by[v] * one;
         }
     }
@@ -44,24 +59,24 @@ ALWAYS void tile(const int rows, const int vectors, int64_t n, const float *rest
 
 #define ROWS(V)                                                                                                        \
     switch (rows) {                                                                                                    \
-    case 1: tile(1, V, n, left, beside, left_step, right, right_step, out, stride); break;                             \
-    case 2: tile(2, V, n, left, beside, left_step, right, right_step, out, stride); break;                             \
-    case 3: tile(3, V, n, left, beside, left_step, right, right_step, out, stride); break;                             \
-    case 4: tile(4, V, n, left, beside, left_step, right, right_step, out, stride); break;                             \
-    case 5: tile(5, V, n, left, beside, left_step, right, right_step, out, stride); break;                             \
-    default: tile(TALL, V, n, left, beside, left_step, right, right_step, out, stride);                                \
+    case 1: tile(1, V, of, out, stride); break;                                                                        \
+    case 2: tile(2, V, of, out, stride); break;                                                                        \
+    case 3: tile(3, V, of, out, stride); break;                                                                        \
+    case 4: tile(4, V, of, out, stride); break;                                                                        \
+    case 5: tile(5, V, of, out, stride); break;                                                                        \
+    default: tile(TALL, V, of, out, stride);                                                                           \
     }
 
 /* The same for any number of rows up to TALL and of columns up to PANEL; right has room for whole vectors. */
-ALWAYS void tiled(int64_t rows, int64_t columns, int64_t n, const float *left, int64_t beside, int64_t left_step,
-                  const float *right, int64_t right_step, float *out, int64_t stride) {
+ALWAYS void tiled(int64_t rows, int64_t columns, const Sum of, float *out, int64_t stride) {
     float part[TALL * PANEL];
     float *const whole = out;
     const int64_t whole_stride = stride, vectors = (columns + LANES - 1) / LANES;
     const int is_torn = columns % LANES != 0; /* the last vector is not all its row's */
     if (is_torn) {
         memset(part, 0, sizeof part);
-        for (int64_t r = 0; r < rows; r++) memcpy(part + r * PANEL, whole + r * whole_stride, columns * sizeof(float));
+        for (int64_t r = 0; !of.is_new && r < rows; r++)
+            memcpy(part + r * PANEL, whole + r * whole_stride, columns * sizeof(float));
         out = part, stride = PANEL;
     }
     switch (vectors) {
@@ -76,15 +91,32 @@ ALWAYS void tiled(int64_t rows, int64_t columns, int64_t n, const float *left, i
         memcpy(whole + r * whole_stride, part + r * PANEL, columns * sizeof(float));
 }
 
-/* out (n, n_out) += x (n, n_in) by the weight; what a row gets does not depend on the rows beside it. */
-static void onto(int64_t n, int64_t n_in, int64_t n_out, const float *x, const float *panels, float *out) {
-    const int64_t n_tiles = (n + TALL - 1) / TALL;
-    for (int64_t first = 0; first < n_out; first += PANEL, panels += PANEL * n_in)
-        for (int64_t t = 0; t < n_tiles; t++) {
+/* out (n, n_out), or nothing where it is new, plus x (n, n_in) by the weight; what a row gets does not depend on the rows
+   beside it. The tiles of a panel ask for the next one, which another process may have driven out of the caches. */
+static void multiplied(int64_t n, int64_t n_in, int64_t n_out, const float *x, const float *panels, float *out,
+                       int is_new) {
+    const int64_t n_tiles = (n + TALL - 1) / TALL, whole = PANEL * n_in, share = PANEL * sizeof(float) / n_tiles;
+    Sum of = {.n = n_in, .beside = n_in, .left_step = 1, .right = panels, .right_step = PANEL, .is_new = is_new};
+    of.ahead_step = share < LINE ? share : LINE;
+    for (int64_t first = 0; first < n_out; first += PANEL, of.right += whole) {
+        const int64_t here = n_out - first < PANEL ? n_out - first : PANEL;
+        of.ahead = (const char *)(here < n_out - first ? of.right + whole : panels);
+        for (int64_t t = 0; t < n_tiles; t++, of.ahead += of.ahead_step * n_in) {
             const int64_t row = n * t / n_tiles, rows = n * (t + 1) / n_tiles - row; /* as even as can be */
-            tiled(rows, n_out - first < PANEL ? n_out - first : PANEL, n_in, x + row * n_in, n_in, 1, panels, PANEL,
-                  out + row * n_out + first, n_out);
+            of.left = x + row * n_in;
+            tiled(rows, here, of, out + row * n_out + first, n_out);
         }
+    }
+}
+
+/* out += x by the weight. */
+static inline void onto(int64_t n, int64_t n_in, int64_t n_out, const float *x, const float *panels, float *out) {
+    multiplied(n, n_in, n_out, x, panels, out, 0);
+}
+
+/* out = x by the weight. */
+static inline void by(int64_t n, int64_t n_in, int64_t n_out, const float *x, const float *panels, float *out) {
+    multiplied(n, n_in, n_out, x, panels, out, 1);
 }
 
 #endif

@@ -45,17 +45,12 @@ void panelled(int64_t n_out, int64_t n_in, const float *weight, const float *sca
     }
 }
 
-/* out (n, n_out) += x (n, n_in) by the weight, and its bias. */
-static void added(const Product *by, int64_t n, const float *x, float *out) {
-    onto(n, by->n_in, by->n_out, x, by->panels, out);
-    if (by->bias)
+/* out (n, n_out), or nothing where it is new, plus x (n, n_in) by the weight, and its bias. */
+static void product(const Product *weight, int64_t n, const float *x, float *out, int is_new) {
+    multiplied(n, weight->n_in, weight->n_out, x, weight->panels, out, is_new);
+    if (weight->bias)
         for (int64_t row = 0; row < n; row++)
-            for (int64_t o = 0; o < by->n_out; o++) out[row * by->n_out + o] += by->bias[o];
-}
-
-static void product(const Product *by, int64_t n, const float *x, float *out) {
-    memset(out, 0, n * by->n_out * sizeof(float));
-    added(by, n, x, out);
+            for (int64_t o = 0; o < weight->n_out; o++) out[row * weight->n_out + o] += weight->bias[o];
 }
 
 /* Some heads of each row of x (n, stride), in place. */
@@ -94,16 +89,16 @@ void decoded(int64_t n, const Model *model, const Cache *cache, const int64_t *i
         here.far_keys = layer->far_keys, here.far_values = layer->far_values;
         here.near_keys = layer->near_keys, here.near_values = layer->near_values;
         normed(n, width, model->epsilon, h, layer->first, x);
-        product(&layer->qkv, n, x, qkv);
+        product(&layer->qkv, n, x, qkv, 1);
         if (layer->query_norm) heads_normed(n, stride, n_query, head, model->epsilon, layer->query_norm, qkv);
         if (layer->key_norm) heads_normed(n, stride, n_key, head, model->epsilon, layer->key_norm, qkv + n_query * head);
         attended(n, head, &here, qkv, cos, sin, score, seen);
-        added(&layer->out, n, seen, h);
+        product(&layer->out, n, seen, h, 0);
         normed(n, width, model->epsilon, h, layer->second, x);
-        product(&layer->gate_up, n, x, both);
+        product(&layer->gate_up, n, x, both, 1);
         gate(n, model->n_gates, both, fed);
-        added(&layer->down, n, fed, h);
+        product(&layer->down, n, fed, h, 0);
     }
     normed(n, width, model->epsilon, h, model->norm, x);
-    product(&model->head, n, x, logits);
+    product(&model->head, n, x, logits, 1);
 }
