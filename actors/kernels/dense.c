@@ -18,18 +18,21 @@ enum { SOME = 8 * TALL }; /* columns that are copied together */
 /* out (n_left, n_right) += left (n, n_left)^T right (n, n_right), for n up to CHUNK. Some columns of left at a time are copied
    side by side, since rows that are a power of two apart drive each other out of the nearest cache. What a tile is added to
    is asked for one tile ahead: another process may have driven it out of all of them. */
-static void grown(int64_t n, int64_t n_left, int64_t n_right, const float *left, const float *right, float *out) {
+static void grown(int64_t n, int64_t n_left, int64_t n_right, const float *left, const float *right, float *out,
+                  Soon soon) {
     float last[CHUNK * PANEL], some[CHUNK * SOME];
     const int64_t whole = n_right / PANEL * PANEL, rest = n_right - whole;
     if (rest) memset(last, 0, sizeof last); /* the last panel of right, which has no room for whole vectors */
     for (int64_t i = 0; rest && i < n; i++) memcpy(last + i * PANEL, right + i * n_right + whole, rest * sizeof(float));
+    Sum of = {.n = n, .beside = 1, .left_step = SOME, .right = right};
+    asking(&of, (n_left + TALL - 1) / TALL * ((n_right + PANEL - 1) / PANEL), soon);
     for (int64_t from = 0; from < n_left; from += SOME) {
         const int64_t here = n_left - from < SOME ? n_left - from : SOME, n_tiles = (here + TALL - 1) / TALL;
         for (int64_t i = 0; i < n; i++) memcpy(some + i * SOME, left + i * n_left + from, here * sizeof(float));
         for (int64_t first = 0; first < n_right; first += PANEL) {
-            Sum of = {.n = n, .beside = 1, .left_step = SOME, .right = right + first, .right_step = n_right};
-            if (first == whole) of.right = last, of.right_step = PANEL;
-            for (int64_t t = 0; t < n_tiles; t++) {
+            of.right = first < whole ? right + first : last;
+            of.right_step = first < whole ? n_right : PANEL;
+            for (int64_t t = 0; t < n_tiles; t++, of.soon += of.soon_step * n) {
                 const int64_t row = here * t / n_tiles, rows = here * (t + 1) / n_tiles - row;
                 float *const to = out + (from + row) * n_right + first;
                 for (int64_t r = rows; r < rows + TALL; r++)
@@ -39,6 +42,16 @@ static void grown(int64_t n, int64_t n_left, int64_t n_right, const float *left,
             }
         }
     }
+}
+
+/* Rows of x, `width` long. */
+static Soon rows_of(const float *x, int64_t n, int64_t width) {
+    return (Soon){x, n * width * (int64_t)sizeof(float)};
+}
+
+/* The chunk of x behind its first n rows, where of all that are left some are behind them. */
+static Soon behind(const float *x, int64_t n, int64_t width, int64_t left) {
+    return rows_of(x + n * width, left - n < CHUNK ? left - n : CHUNK, width);
 }
 
 /* A weight (n_in, n_out), its columns by scale (n_out) where there is one, in panels: for products with its transpose. */
@@ -68,7 +81,8 @@ void projected(const ProjectedShape *s, const float *x, const float *cosine, con
         float *to = out + at * n_out;
         norm(n, width, s->epsilon, x + at * width, normed + at * width, rate + at);
         for (int64_t row = 0; bias && row < n; row++) memcpy(to + row * n_out, bias, n_out * sizeof(float));
-        multiplied(n, width, n_out, normed + at * width, panels, to, bias == 0);
+        multiplied(n, width, n_out, normed + at * width, panels, to, bias == 0,
+                   behind(x + at * width, n, width, s->n - at));
         turn(n, n_out, s->n_turned, head, 1.0f, cosine + at * head, sine + at * head, to);
     }
 }
@@ -84,8 +98,8 @@ void projected_back(const ProjectedShape *s, float *slope, const float *cosine, 
         turn(n, n_out, s->n_turned, head, -1.0f, cosine + at * head, sine + at * head, here);
         for (int64_t row = 0; by_bias && row < n; row++)
             for (int64_t o = 0; o < n_out; o++) by_bias[o] += here[row * n_out + o];
-        grown(n, n_out, width, here, normed + at * width, by_weight);
-        by(n, n_out, width, here, panels, by_x + at * width);
+        grown(n, n_out, width, here, normed + at * width, by_weight, behind(normed + at * width, n, width, s->n - at));
+        multiplied(n, n_out, width, here, panels, by_x + at * width, 1, behind(here, n, n_out, s->n - at));
         norm_back(n, width, normed + at * width, rate + at, by_x + at * width);
     }
 }
@@ -103,11 +117,12 @@ void fed(const FedShape *s, const float *x, const float *seen, const float *out_
         const int64_t n = s->n - at < CHUNK ? s->n - at : CHUNK;
         float *h = out + at * width, *here = both + at * 2 * n_gates;
         memcpy(h, x + at * width, n * width * sizeof(float));
-        onto(n, s->n_seen, width, seen + at * s->n_seen, out_panels, h);
+        multiplied(n, s->n_seen, width, seen + at * s->n_seen, out_panels, h, 0, NONE);
         norm(n, width, s->epsilon, h, normed + at * width, rate + at);
-        by(n, width, 2 * n_gates, normed + at * width, gate_up_panels, here);
+        multiplied(n, width, 2 * n_gates, normed + at * width, gate_up_panels, here, 1,
+                   behind(x + at * width, n, width, s->n - at));
         gate(n, n_gates, here, room);
-        onto(n, n_gates, width, room, down_panels, h);
+        multiplied(n, n_gates, width, room, down_panels, h, 0, behind(seen + at * s->n_seen, n, s->n_seen, s->n - at));
     }
 }
 
@@ -124,13 +139,13 @@ void fed_back(const FedShape *s, const FedWeights *weights, const float *slope, 
         const int64_t n = s->n - at < CHUNK ? s->n - at : CHUNK;
         const float *from = slope + at * width, *z = normed + at * width;
         float *here = both + at * 2 * n_gates, *h = by_x + at * width;
-        by(n, width, n_gates, from, weights->down, room);
+        multiplied(n, width, n_gates, from, weights->down, room, 1, rows_of(here, n, 2 * n_gates));
         gate_back(n, n_gates, here, room);
-        grown(n, width, n_gates, from, room, weights->by_down);
-        grown(n, 2 * n_gates, width, here, z, weights->by_gate_up);
-        by(n, 2 * n_gates, width, here, weights->gate_up, h);
+        grown(n, width, n_gates, from, room, weights->by_down, rows_of(z, n, width));
+        grown(n, 2 * n_gates, width, here, z, weights->by_gate_up, rows_of(seen + at * n_seen, n, n_seen));
+        multiplied(n, 2 * n_gates, width, here, weights->gate_up, h, 1, NONE);
         norm_back_onto(n, width, z, rate + at, from, h);
-        grown(n, width, n_seen, h, seen + at * n_seen, weights->by_out);
-        by(n, width, n_seen, h, weights->out, by_seen + at * n_seen);
+        grown(n, width, n_seen, h, seen + at * n_seen, weights->by_out, behind(from, n, width, s->n - at));
+        multiplied(n, width, n_seen, h, weights->out, by_seen + at * n_seen, 1, NONE);
     }
 }

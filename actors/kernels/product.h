@@ -24,28 +24,30 @@ typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 #define ALWAYS static inline __attribute__((always_inline))
 
 /* The sum over n of left by right: of left a number each of some rows, `beside` apart, of right vectors; one is `left_step`
-   behind another, and `right_step`. Meanwhile memory is asked for, `ahead_step` bytes each time. */
+   behind another, and `right_step`. Meanwhile memory is asked for, so many bytes further each time. */
 typedef struct {
     int64_t n;
     const float *left;
     int64_t beside, left_step;
     const float *right;
     int64_t right_step;
-    const char *ahead;
-    int64_t ahead_step;
+    const char *ahead, *soon;
+    int64_t ahead_step, soon_step;
     int is_new; /* what is there is not added */
 } Sum;
 
 /* out (rows, vectors), of which a row is `stride` long. */
 ALWAYS void tile(const int rows, const int vectors, const Sum of, float *restrict out, int64_t stride) {
     const float *restrict left = of.left, *restrict right = of.right;
-    const char *ahead = of.ahead;
+    const char *ahead = of.ahead, *soon = of.soon;
     Lanes sum[TALL][WIDE] = {0};
     if (!of.is_new)
         UNROLLED for (int r = 0; r < rows; r++)
             UNROLLED for (int v = 0; v < vectors; v++) sum[r][v] = *(const Lanes *)(out + r * stride + v * LANES);
-    for (int64_t i = 0; i < of.n; i++, left += of.left_step, right += of.right_step, ahead += of.ahead_step) {
+    for (int64_t i = 0; i < of.n; i++, left += of.left_step, right += of.right_step) {
         __builtin_prefetch(ahead, 0, 2);
+        __builtin_prefetch(soon, 1, 2);
+        ahead += of.ahead_step, soon += of.soon_step;
         Lanes by[WIDE];
         UNROLLED for (int v = 0; v < vectors; v++) by[v] = *(const Lanes *)(right + v * LANES);
         UNROLLED for (int r = 0; r < rows; r++) {
@@ -91,32 +93,39 @@ ALWAYS void tiled(int64_t rows, int64_t columns, const Sum of, float *out, int64
         memcpy(whole + r * whole_stride, part + r * PANEL, columns * sizeof(float));
 }
 
+/* Memory that is used after a product: asked for while it is computed, as much in each step of its sums. */
+typedef struct {
+    const void *from;
+    int64_t bytes;
+} Soon;
+
+static const Soon NONE = {0, 0};
+
+/* A product of so many tiles asks for it, or for what it reads itself where there is nothing: the page of no address is
+   looked for in vain. */
+static void asking(Sum *of, int64_t n_tiles, Soon soon) {
+    const int64_t steps = n_tiles * of->n, none = soon.bytes <= 0 || steps == 0;
+    of->soon = none ? (const char *)of->right : soon.from;
+    of->soon_step = none ? 0 : (soon.bytes + steps - 1) / steps;
+}
+
 /* out (n, n_out), or nothing where it is new, plus x (n, n_in) by the weight; what a row gets does not depend on the rows
    beside it. The tiles of a panel ask for the next one, which another process may have driven out of the caches. */
 static void multiplied(int64_t n, int64_t n_in, int64_t n_out, const float *x, const float *panels, float *out,
-                       int is_new) {
+                       int is_new, Soon soon) {
     const int64_t n_tiles = (n + TALL - 1) / TALL, whole = PANEL * n_in, share = PANEL * sizeof(float) / n_tiles;
     Sum of = {.n = n_in, .beside = n_in, .left_step = 1, .right = panels, .right_step = PANEL, .is_new = is_new};
     of.ahead_step = share < LINE ? share : LINE;
+    asking(&of, n_tiles * ((n_out + PANEL - 1) / PANEL), soon);
     for (int64_t first = 0; first < n_out; first += PANEL, of.right += whole) {
         const int64_t here = n_out - first < PANEL ? n_out - first : PANEL;
         of.ahead = (const char *)(here < n_out - first ? of.right + whole : panels);
-        for (int64_t t = 0; t < n_tiles; t++, of.ahead += of.ahead_step * n_in) {
+        for (int64_t t = 0; t < n_tiles; t++, of.ahead += of.ahead_step * n_in, of.soon += of.soon_step * n_in) {
             const int64_t row = n * t / n_tiles, rows = n * (t + 1) / n_tiles - row; /* as even as can be */
             of.left = x + row * n_in;
             tiled(rows, here, of, out + row * n_out + first, n_out);
         }
     }
-}
-
-/* out += x by the weight. */
-static inline void onto(int64_t n, int64_t n_in, int64_t n_out, const float *x, const float *panels, float *out) {
-    multiplied(n, n_in, n_out, x, panels, out, 0);
-}
-
-/* out = x by the weight. */
-static inline void by(int64_t n, int64_t n_in, int64_t n_out, const float *x, const float *panels, float *out) {
-    multiplied(n, n_in, n_out, x, panels, out, 1);
 }
 
 #endif

@@ -47,7 +47,7 @@ void panelled(int64_t n_out, int64_t n_in, const float *weight, const float *sca
 
 /* out (n, n_out), or nothing where it is new, plus x (n, n_in) by the weight, and its bias. */
 static void product(const Product *weight, int64_t n, const float *x, float *out, int is_new) {
-    multiplied(n, weight->n_in, weight->n_out, x, weight->panels, out, is_new);
+    multiplied(n, weight->n_in, weight->n_out, x, weight->panels, out, is_new, NONE);
     if (weight->bias)
         for (int64_t row = 0; row < n; row++)
             for (int64_t o = 0; o < weight->n_out; o++) out[row * weight->n_out + o] += weight->bias[o];
