@@ -18,11 +18,11 @@ from torch import Tensor
 
 from areal_bus import native
 
-LANE_BYTES = 1 << 17  # the lanes stay in the cache
+LANE_BYTES = 1 << 15  # the lanes stay in the nearest cache
 WORD = 4  # bytes
 N_LANES = LANE_BYTES // WORD
 FACTOR = 1664525  # 5 modulo 8: its powers repeat after 2^30 only
-ROWS_AT_ONCE = 256  # on a device: 32 MiB, and as much for their products
+ROWS_AT_ONCE = 1024  # on a device: 32 MiB, and as much for their products
 CPU = torch.device("cpu")
 PIECE_BYTES = 1 << 20  # copied at a time by torch, and summed up while they are in a cache
 _COUNT, _POINTER, _WORD = ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint32
