@@ -18,7 +18,7 @@ from torch import Tensor
 
 from areal_bus import native
 
-LANE_BYTES = 1 << 15  # the lanes stay in the nearest cache
+LANE_BYTES = 1 << 15  # the lanes stay in a near cache, and each tensor ends with the CRC of them
 WORD = 4  # bytes
 N_LANES = LANE_BYTES // WORD
 FACTOR = 1664525  # 5 modulo 8: its powers repeat after 2^30 only

@@ -11,7 +11,7 @@ from torch import Tensor
 from areal_bus import checksum, native
 from areal_bus.checksum import Checksum
 
-MANY = [checksum.N_LANES * 2 - 1, checksum.N_LANES * 2 + 3, 70_001, 200_003, 600_003]  # the last: several rows at once
+MANY = [checksum.N_LANES * 2 - 1, checksum.N_LANES * 2 + 3, 70_001, 200_003, 600_003]  # last: several rows at once
 SIZES = st.integers(0, 5000) | st.sampled_from(MANY)
 KINDS = [
     (torch.float32, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),

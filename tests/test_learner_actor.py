@@ -356,6 +356,19 @@ def test_the_gradient_is_clipped_to_its_norm(tmp_path: Path) -> None:
     assert float(torch.stack([g.norm() for g in seen]).norm()) == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.parametrize(("limit", "is_scaled"), [(2.0, False), (1.0005, False), (1 / 1.0005, True), (0.5, True)])
+def test_a_gradient_below_the_norm_stays_as_it_is(tmp_path: Path, limit: float, is_scaled: bool) -> None:
+    batch = random_shard(3)
+    free = gradients(tiny_actor(tmp_path, settings(actor={"max_grad_norm": 1e9})), batch_of(batch))
+    norm = float(torch.stack([g.norm() for g in free]).norm())
+    seen = gradients(tiny_actor(tmp_path, settings(actor={"max_grad_norm": limit * norm})), batch_of(batch))
+    for was, found in zip(free, seen, strict=True):
+        if is_scaled:
+            torch.testing.assert_close(found, was * limit, rtol=1e-4, atol=1e-9)
+        else:
+            assert torch.equal(found, was)
+
+
 def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:
     actor = ActorConfig(lr=1.0, lr_warmup_steps=4, lr_schedule="linear")
     rates = [learning_rate(actor, step=s, total=14) for s in range(15)]

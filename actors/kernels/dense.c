@@ -17,7 +17,7 @@ enum { SOME = 8 * TALL }; /* columns that are copied together */
 
 /* out (n_left, n_right) += left (n, n_left)^T right (n, n_right), for n up to CHUNK. Some columns of left at a time are copied
    side by side, since rows that are a power of two apart drive each other out of the nearest cache. What a tile is added to
-   is asked for one tile ahead: another process may have driven it out of all of them. */
+   is asked for one tile ahead (but for a group's first): another process may have driven it out of all of them. */
 static void grown(int64_t n, int64_t n_left, int64_t n_right, const float *left, const float *right, float *out,
                   Soon soon) {
     float last[CHUNK * PANEL], some[CHUNK * SOME];
@@ -25,14 +25,14 @@ static void grown(int64_t n, int64_t n_left, int64_t n_right, const float *left,
     if (rest) memset(last, 0, sizeof last); /* the last panel of right, which has no room for whole vectors */
     for (int64_t i = 0; rest && i < n; i++) memcpy(last + i * PANEL, right + i * n_right + whole, rest * sizeof(float));
     Sum of = {.n = n, .beside = 1, .left_step = SOME, .right = right};
-    asking(&of, (n_left + TALL - 1) / TALL * ((n_right + PANEL - 1) / PANEL), soon);
+    ask_for(&of, (n_left + TALL - 1) / TALL * ((n_right + PANEL - 1) / PANEL), soon);
     for (int64_t from = 0; from < n_left; from += SOME) {
         const int64_t here = n_left - from < SOME ? n_left - from : SOME, n_tiles = (here + TALL - 1) / TALL;
         for (int64_t i = 0; i < n; i++) memcpy(some + i * SOME, left + i * n_left + from, here * sizeof(float));
         for (int64_t first = 0; first < n_right; first += PANEL) {
             of.right = first < whole ? right + first : last;
             of.right_step = first < whole ? n_right : PANEL;
-            for (int64_t t = 0; t < n_tiles; t++, of.soon += of.soon_step * n) {
+            for (int64_t t = 0; t < n_tiles; t++, ask_on(&of, soon)) {
                 const int64_t row = here * t / n_tiles, rows = here * (t + 1) / n_tiles - row;
                 float *const to = out + (from + row) * n_right + first;
                 for (int64_t r = rows; r < rows + TALL; r++)

@@ -24,7 +24,8 @@ typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 #define ALWAYS static inline __attribute__((always_inline))
 
 /* The sum over n of left by right: of left a number each of some rows, `beside` apart, of right vectors; one is `left_step`
-   behind another, and `right_step`. Meanwhile memory is asked for, so many bytes further each time. */
+   behind another, and `right_step`. Meanwhile memory is asked for, so many bytes further each time: `ahead` for the tiles that
+   follow, `soon` for what follows all of them. */
 typedef struct {
     int64_t n;
     const float *left;
@@ -101,26 +102,37 @@ typedef struct {
 
 static const Soon NONE = {0, 0};
 
-/* A product of so many tiles asks for it, or for what it reads itself where there is nothing: the page of no address is
-   looked for in vain. */
-static void asking(Sum *of, int64_t n_tiles, Soon soon) {
-    const int64_t steps = n_tiles * of->n, none = soon.bytes <= 0 || steps == 0;
+/* A product of so many tiles asks for it; where there is nothing, or nothing more, to ask for, it asks for what it reads itself,
+   since memory that is not there is looked for each time anew. */
+static void ask_for(Sum *of, int64_t n_tiles, Soon soon) {
+    const int64_t steps = n_tiles * of->n, none = soon.bytes == 0 || steps == 0;
     of->soon = none ? (const char *)of->right : soon.from;
     of->soon_step = none ? 0 : (soon.bytes + steps - 1) / steps;
 }
 
+/* After a tile. */
+static void ask_on(Sum *of, Soon soon) {
+    of->soon += of->soon_step * of->n;
+    if (of->soon_step && of->soon >= (const char *)soon.from + soon.bytes) {
+        of->soon = (const char *)of->right;
+        of->soon_step = 0;
+    }
+}
+
 /* out (n, n_out), or nothing where it is new, plus x (n, n_in) by the weight; what a row gets does not depend on the rows
-   beside it. The tiles of a panel ask for the next one, which another process may have driven out of the caches. */
+   beside it. The tiles of a panel ask for the next one, which another process may have driven out of the caches: for all of it
+   from 19 rows on, for a part of it before. */
 static void multiplied(int64_t n, int64_t n_in, int64_t n_out, const float *x, const float *panels, float *out,
                        int is_new, Soon soon) {
+    if (n == 0) return;
     const int64_t n_tiles = (n + TALL - 1) / TALL, whole = PANEL * n_in, share = PANEL * sizeof(float) / n_tiles;
     Sum of = {.n = n_in, .beside = n_in, .left_step = 1, .right = panels, .right_step = PANEL, .is_new = is_new};
     of.ahead_step = share < LINE ? share : LINE;
-    asking(&of, n_tiles * ((n_out + PANEL - 1) / PANEL), soon);
+    ask_for(&of, n_tiles * ((n_out + PANEL - 1) / PANEL), soon);
     for (int64_t first = 0; first < n_out; first += PANEL, of.right += whole) {
         const int64_t here = n_out - first < PANEL ? n_out - first : PANEL;
-        of.ahead = (const char *)(here < n_out - first ? of.right + whole : panels);
-        for (int64_t t = 0; t < n_tiles; t++, of.ahead += of.ahead_step * n_in, of.soon += of.soon_step * n_in) {
+        of.ahead = (const char *)(here < n_out - first ? of.right + whole : panels); /* at last for the next call's first */
+        for (int64_t t = 0; t < n_tiles; t++, of.ahead += of.ahead_step * n_in, ask_on(&of, soon)) {
             const int64_t row = n * t / n_tiles, rows = n * (t + 1) / n_tiles - row; /* as even as can be */
             of.left = x + row * n_in;
             tiled(rows, here, of, out + row * n_out + first, n_out);

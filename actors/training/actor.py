@@ -27,7 +27,7 @@ from areal_bus.config import Config
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.journal import Event, Journal
 
-CLIPPED = 0.999  # of the norm allowed: torch adds a little to a norm, so near it torch decides
+CLIP_EPSILON = 1e-6  # torch adds it to a norm
 
 Publish = Callable[[int, dict[str, float]], None]
 
@@ -158,7 +158,7 @@ class PPOActor:
             (total,) = self._ranks.sum([loss])
             if not (math.isfinite(norm) and math.isfinite(total)):
                 self._refuse(batch, loss=total, norm=norm)
-            if norm > CLIPPED * self._settings.max_grad_norm:  # below it would be all gradients times 1
+            if norm + CLIP_EPSILON > self._settings.max_grad_norm:  # else it would be all gradients times 1
                 clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
             self._n_applied += 1
             self.optimizer.step()
