@@ -20,7 +20,7 @@ from actors.kernels.panels import panels, panels_back
 from actors.kernels.tensors import addresses, alike
 
 CHUNK = 96  # as in product.h
-MOST = 32 << 20  # bytes of the largest weight of a layer: each chunk of rows reads all of them anew
+MOST = 4 << 20  # bytes of a layer's largest weight: a larger one comes from far memory anew for each chunk of rows
 
 _SIZE, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 

@@ -1,7 +1,6 @@
 """What a decoder layer does to each row by itself, forward and backward, product by product; knows no layer.
 
-`actors.kernels.dense` does the same in one pass, for weights that are not too large. Products are oneDNN's or torch's;
-what is between them is done by C kernels or by torch (see `between`). Shapes: S rows, C channels, A of queries, keys
+`actors.kernels.dense` does the same in one pass for small weights. Products are oneDNN's or torch's; what is between them is done by C kernels or by torch (see `between`). Shapes: S rows, C channels, A of queries, keys
 and values, X of what attention saw, G gates, D width of a head, N rows of a weight's product, E and F its sides.
 """
 
