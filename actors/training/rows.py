@@ -1,7 +1,8 @@
 """What a decoder layer does to each row by itself, forward and backward, product by product; knows no layer.
 
-`actors.kernels.dense` does the same in one pass for small weights. Products are oneDNN's or torch's; what is between them is done by C kernels or by torch (see `between`). Shapes: S rows, C channels, A of queries, keys
-and values, X of what attention saw, G gates, D width of a head, N rows of a weight's product, E and F its sides.
+`actors.kernels.dense` does the same for small weights in one pass. Products are oneDNN's or torch's; what is between
+them is done by C kernels or by torch (see `between`). Shapes: S rows, C channels, A of queries, keys and values, X of
+what attention saw, G gates, D width of a head, N rows of a weight's product, E and F its sides.
 """
 
 from dataclasses import dataclass
