@@ -66,9 +66,10 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("route", ["gloo", "shared"])
 def test_a_learner_pushes_to_a_generator_that_decodes(small: tuple[Path, Path], route: Route) -> None:
     learner, generator = Here(push_learner.FUNCTIONS), Here(push_generator.FUNCTIONS)
-    rounds, seen = push.compare(learner, generator, lambda: 1.0, push.Way(route=route, rounds=2), *small)
-    assert [set(costs) for costs in rounds.costs] == 2 * [{WITH, WITHOUT, ALONE, MEMCPY}]
-    assert all(cost > 0 for costs in rounds.costs for cost in costs.values())
+    steps, apart, seen = push.compare(learner, generator, lambda: 1.0, push.Way(route=route, rounds=2), *small)
+    assert [set(costs) for costs in steps.costs] == 2 * [{WITH, WITHOUT}]
+    assert [set(costs) for costs in apart.costs] == push.APART * [{ALONE, MEMCPY}]
+    assert all(cost > 0 for costs in (*steps.costs, *apart.costs) for cost in costs.values())
     assert len(seen.learner[WITH]) == len(seen.generator[WITH]) == 2
     assert all(one["push_s"] > 0 for one in seen.learner[WITH])
     assert all(one["push_s"] == 0 for one in seen.learner[WITHOUT])
@@ -78,16 +79,20 @@ def test_a_learner_pushes_to_a_generator_that_decodes(small: tuple[Path, Path], 
 
 
 def test_shares_are_of_a_step_without_a_push() -> None:
-    rounds = Rounds(({WITH: 4.1, WITHOUT: 4.0, ALONE: 0.5, MEMCPY: 0.05},), 0, 1e-3, 1.0)
+    steps = Rounds(7 * ({WITH: 4.1, WITHOUT: 4.0},), 0, 1e-3, 1.0)
+    apart = Rounds(({ALONE: 0.5, MEMCPY: 0.05},), 0, 1e-3, 1.0)
     seen = Seen()
     step = {"seconds": 4.0, "cpu_s": 4.0, "push_s": 0.0}
     decoding = {"tokens_per_s": 100.0, "step_s": 0.25, "swap_s": 0.0, "after_s": 0.0}
-    seen.note(WITHOUT, step, decoding)
-    seen.note(WITH, step | {"seconds": 4.1, "cpu_s": 4.2, "push_s": 1.0}, decoding | {"swap_s": 0.002, "after_s": 0.5})
+    for more in (0.2, 0.1, 0.1, 0.1, 0.1, 0.3, 0.04):
+        seen.note(WITHOUT, step, decoding)
+        swap = decoding | {"swap_s": 0.002, "after_s": 0.5}
+        seen.note(WITH, step | {"seconds": 4.1, "cpu_s": 4.0 + more, "push_s": 1.0}, swap)
     seen.note(ALONE, {"cpu_s": 0.1, "snapshot_s": 0.06, "bytes": 269e6}, {"swap_s": 0.002})
-    found = push.figures(rounds, seen)
+    found = push.figures(steps, apart, seen)
     assert found["step_increase_share"] == pytest.approx(0.025)
-    assert found["step_increase_cpu_share"] == pytest.approx(0.05)
+    assert found["step_increase_cpu_share"] == pytest.approx(0.025)
+    assert (found["step_increase_cpu_share_sure_low"], found["step_increase_cpu_share_sure_high"]) == (0.01, 0.075)
     assert found["push_cpu_share"] == pytest.approx(0.025)
     assert (found["stall_ms"], found["stall_share"]) == (2.0, 0.0005)
     assert found["recompute_ms"] == pytest.approx(250)

@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections.abc import Callable
+from math import comb
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from areal_bus.errors import ConfigError
 from tools.bench import __main__ as bench
 from tools.bench import serving, side
-from tools.bench.rounds import Ratio, interleave
+from tools.bench.rounds import Ratio, interleave, sure
 from tools.bench.side import Side
 
 MEASURES = """
@@ -48,6 +49,24 @@ def test_a_ratio_is_the_median_over_rounds_with_its_extremes() -> None:
     assert found.cost("ours") == 2.0
     assert found.against("peer") == {"ratio": 3.0, "ratio_low": 2.0, "ratio_high": 5.0}
     assert found.figures()["rounds"] == 3
+
+
+def test_a_median_lies_surely_between_two_of_its_values() -> None:
+    """By the tables of order statistics: of 6 values the extremes, of 20 the 6th and 15th, of 61 the 23rd and 39th."""
+    assert sure([6.0, 5.0, 4.0, 3.0, 2.0, 1.0]) == (1.0, 6.0)
+    assert sure([float(i) for i in range(1, 21)]) == (6.0, 15.0)
+    assert sure([float(i) for i in range(61, 0, -1)]) == (23.0, 39.0)
+    with pytest.raises(ValueError, match="five values or fewer"):
+        sure([1.0] * 5)
+
+
+@pytest.mark.parametrize("n", [6, 9, 15, 21, 40, 61])
+def test_the_median_is_missed_in_a_fortieth_of_samples_each_way(n: int) -> None:
+    """Exactly: how many of n lie below the median of all is binomial."""
+    low, high = sure([float(i) for i in range(n)])
+    missed = [sum(comb(n, j) for j in range(int(low) + more)) / 2**n for more in (1, 2)]  # by this value, and the next
+    assert missed[0] <= 0.025 < missed[1]
+    assert low + high == n - 1
 
 
 def test_sides_take_turns_and_the_control_is_before_between_and_after() -> None:

@@ -6,7 +6,7 @@ demo, or a quarter of it with longer completions; the generator decodes all the 
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
@@ -19,12 +19,13 @@ from areal_bus.route import Route
 from tools.bench import side
 from tools.bench.control import on_both_cores
 from tools.bench.protocol import Figures
-from tools.bench.rounds import Measure, Rounds, interleave
+from tools.bench.rounds import Measure, Rounds, interleave, sure
 from tools.bench.side import ROOT
 
 CONFIG, MODEL = ROOT / "configs" / "demo.toml", ROOT / "models" / "SmolLM2-135M-Instruct"
 MEMBER = "generator-0.0"
 WITH, WITHOUT, ALONE, MEMCPY = "with", "without", "alone", "memcpy"
+APART = 7  # rounds of what is measured with no step beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,12 @@ class Way:
     route: Route = "auto"
     n_prompts: int = 8  # of a step; each has 8 samples
     longest: int = 8  # completion of a step, of 2 tokens to these
-    rounds: int = 7
+    rounds: int = 15
 
 
 WAYS: Mapping[str, Way] = {  # by the suffix of their names
-    "": Way(rounds=21),  # steps of a shared machine swing by more than a push costs
-    "_long": Way(n_prompts=2, longest=126),
+    "": Way(rounds=61),  # steps of a shared machine swing by more than a push costs
+    "_long": Way(n_prompts=2, longest=126, rounds=9),
     "_float32": Way(wire="float32"),
     "_gloo": Way(route="gloo"),
 }
@@ -74,9 +75,9 @@ class PushBench:
         found: Figures = {"bench": "push"}
         for suffix, way in WAYS.items():
             print(way, file=sys.stderr)
-            rounds, seen = processes(way)
-            found |= {f"{name}{suffix}": value for name, value in figures(rounds, seen).items()}
-            found |= {} if suffix else rounds.figures()
+            steps, apart, seen = processes(way)
+            found |= {f"{name}{suffix}": value for name, value in figures(steps, apart, seen).items()}
+            found |= {} if suffix else steps.figures()
         return found
 
 
@@ -88,8 +89,8 @@ class Half(Protocol):
     def answer(self) -> Any: ...
 
 
-def processes(way: Way) -> tuple[Rounds, Seen]:
-    """The rounds of one way, each half in a process of its own."""
+def processes(way: Way) -> tuple[Rounds, Rounds, Seen]:
+    """What `compare` gives for one way, each half in a process of its own."""
     with ExitStack() as stack:
         learner, generator = (stack.enter_context(side.ours(name)) for name in ("push_learner", "push_generator"))
         control = stack.enter_context(on_both_cores())
@@ -103,8 +104,8 @@ def compare(
     way: Way,
     config: Path,
     model: Path,
-) -> tuple[Rounds, Seen]:
-    """Rounds of steps with and without a push, of pushes alone and of memcpy."""
+) -> tuple[Rounds, Rounds, Seen]:
+    """Rounds of steps with and without a push, by themselves; rounds of pushes alone and of memcpy."""
     seen = Seen()
     opened = learner.ask("open", config=str(config), model=str(model), member=MEMBER, **beside(way))
     generator.ask("open", model=str(model), dtype=way.wire, name=MEMBER, **opened)
@@ -113,13 +114,12 @@ def compare(
     pair.step(with_push=True)
     seen.learner.clear()
     seen.generator.clear()
-    sides: dict[str, Measure] = {
+    steps: dict[str, Measure] = {
         WITHOUT: lambda: pair.step(with_push=False),
         WITH: lambda: pair.step(with_push=True),
-        ALONE: pair.push,
-        MEMCPY: lambda: float(learner.ask("memcpy")),
     }
-    return interleave(sides, control, rounds=way.rounds), seen
+    apart: dict[str, Measure] = {ALONE: pair.push, MEMCPY: lambda: float(learner.ask("memcpy"))}
+    return interleave(steps, control, rounds=way.rounds), interleave(apart, control, rounds=APART), seen
 
 
 def beside(way: Way) -> dict[str, Any]:
@@ -153,20 +153,26 @@ class Pair:
         return float(found["seconds"])
 
 
-def figures(rounds: Rounds, seen: Seen) -> Figures:
+def increase(name: str, ratios: Sequence[float]) -> Figures:
+    """By how much steps with a push exceed those beside them: the median over rounds, and where it surely lies."""
+    low, high = sure(ratios)
+    found = {name: median(ratios), f"{name}_sure_low": low, f"{name}_sure_high": high}
+    return {key: round(ratio - 1, 4) for key, ratio in found.items()}
+
+
+def figures(steps: Rounds, apart: Rounds, seen: Seen) -> Figures:
     """Of one way. Shares of a step are of one without a push."""
-    longer, memcpy = rounds.ratio(WITH, WITHOUT), rounds.ratio(MEMCPY, ALONE)
-    step_s, n_bytes = rounds.cost(WITHOUT), seen.of_learner(ALONE, "bytes")
+    memcpy = apart.ratio(MEMCPY, ALONE)
+    step_s, n_bytes = steps.cost(WITHOUT), seen.of_learner(ALONE, "bytes")
     stall_s = seen.of_generator(WITH, "swap_s")
     recompute_s = median(one["after_s"] - one["step_s"] for one in seen.generator[WITH])
-    cpu = {name: seen.of_learner(name, "cpu_s") for name in (WITH, WITHOUT)}
+    cpu = [a["cpu_s"] / b["cpu_s"] for a, b in zip(seen.learner[WITH], seen.learner[WITHOUT], strict=True)]
+    push_cpu_s = seen.of_learner(ALONE, "cpu_s")
     return {
-        "step_increase_share": round(longer.median - 1, 4),
-        "step_increase_share_low": round(longer.low - 1, 4),
-        "step_increase_share_high": round(longer.high - 1, 4),
-        "step_increase_cpu_share": round(cpu[WITH] / cpu[WITHOUT] - 1, 4),
-        "push_cpu_ms": round(1e3 * seen.of_learner(ALONE, "cpu_s"), 1),
-        "push_cpu_share": round(seen.of_learner(ALONE, "cpu_s") / cpu[WITHOUT], 4),
+        **increase("step_increase_share", steps.ratios(WITH, WITHOUT)),
+        **increase("step_increase_cpu_share", cpu),
+        "push_cpu_ms": round(1e3 * push_cpu_s, 1),
+        "push_cpu_share": round(push_cpu_s / seen.of_learner(WITHOUT, "cpu_s"), 4),
         "step_s": round(step_s, 3),
         "overlaps": all(one["push_s"] < one["seconds"] for one in seen.learner[WITH]),  # each push, its step
         "snapshot_ms": round(1e3 * seen.of_learner(ALONE, "snapshot_s"), 1),
@@ -176,7 +182,7 @@ def figures(rounds: Rounds, seen: Seen) -> Figures:
         "stall_and_recompute_share": round((stall_s + recompute_s) / step_s, 4),
         "decode_share": round(seen.of_generator(WITH, "tokens_per_s") / seen.of_generator(WITHOUT, "tokens_per_s"), 3),
         "mb": round(n_bytes / 1e6),
-        "bytes_per_s": round(n_bytes / rounds.cost(ALONE)),
+        "bytes_per_s": round(n_bytes / apart.cost(ALONE)),
         "bytes_per_s_beside_a_step": round(n_bytes / seen.of_learner(WITH, "push_s")),
         "share_of_memcpy": round(memcpy.median, 3),
         "share_of_memcpy_low": round(memcpy.low, 3),

@@ -1,8 +1,9 @@
 """Rounds of a comparison: every side once a round, a control around each, medians of the ratios; knows no process."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from statistics import median
 
 from areal_bus.errors import ConfigError
@@ -37,8 +38,12 @@ class Rounds:
         return median(costs[side] for costs in self.costs)
 
     def ratio(self, side: str, to: str = OURS) -> Ratio:
-        each = [costs[side] / costs[to] for costs in self.costs]
+        each = self.ratios(side, to)
         return Ratio(median(each), min(each), max(each))
+
+    def ratios(self, side: str, to: str = OURS) -> list[float]:
+        """Of each round."""
+        return [costs[side] / costs[to] for costs in self.costs]
 
     def against(self, side: str, name: str = "ratio", *, to: str = OURS) -> Figures:
         """The fields of one comparison: median and spread."""
@@ -58,6 +63,17 @@ class Rounds:
             "control_unsteady": round(self.unsteady, 3),
             "load": round(os.getloadavg()[0], 1),
         }
+
+
+def sure(values: Sequence[float]) -> tuple[float, float]:
+    """Where the median lies with 95 % confidence, whatever the distribution (order statistics); needs six values."""
+    n, k, below = len(values), 0, 0
+    while 40 * (below := below + comb(n, k)) <= 1 << n:
+        k += 1
+    if k == 0:
+        raise ValueError(f"five values or fewer say nothing with 95 % confidence: {n}")
+    ordered = sorted(values)
+    return ordered[k - 1], ordered[n - k]
 
 
 def interleave(
