@@ -1,9 +1,10 @@
-"""What all tests share: the same examples every time, and no gpu tests where there is no CUDA device.
+"""What all tests share: the same examples every time, no gpu tests without a CUDA device, how kernels are run.
 
 `HYPOTHESIS_PROFILE=new` draws examples that are new each time. No example has a deadline: nothing here is timed.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+@pytest.fixture
+def as_kernels_run() -> Iterator[None]:
+    """One thread, as they need it; and memory that was never written holds NaN, so that reading it shows."""
+    import torch
+
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before[1])
+    torch.set_num_threads(before[0])

@@ -64,7 +64,18 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("route", ["gloo", "shared"])
-def test_a_learner_pushes_to_a_generator_that_decodes(small: tuple[Path, Path], route: Route) -> None:
+def test_a_learner_pushes_to_a_generator_that_decodes(
+    small: tuple[Path, Path], route: Route, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[int] = []
+
+    def snapshot(*given: Any, **named: Any) -> Any:
+        taken = take_snapshot(*given, **named)
+        places.append(taken.data.data_ptr())
+        return taken
+
+    take_snapshot = push_learner.take_snapshot
+    monkeypatch.setattr(push_learner, "take_snapshot", snapshot)
     learner, generator = Here(push_learner.FUNCTIONS), Here(push_generator.FUNCTIONS)
     steps, apart, seen = push.compare(learner, generator, lambda: 1.0, push.Way(route=route, rounds=2), *small)
     assert [set(costs) for costs in steps.costs] == 2 * [{WITH, WITHOUT}]
@@ -76,23 +87,30 @@ def test_a_learner_pushes_to_a_generator_that_decodes(small: tuple[Path, Path], 
     assert all(one["swap_s"] > 0 and one["tokens_per_s"] > 0 for one in seen.generator[WITH])
     n_parameters = sum(p.numel() for p in load_model(str(small[1]), "float32", "cpu").parameters())
     assert {one["bytes"] for one in seen.learner[ALONE]} == {2 * n_parameters}
+    assert len(places) == 2 + 2 + push.APART
+    assert all(places[i] == places[i % 2] for i in range(len(places)))  # each in the memory of the one before the last
+    assert places[0] != places[1]
 
 
 def test_shares_are_of_a_step_without_a_push() -> None:
-    steps = Rounds(7 * ({WITH: 4.1, WITHOUT: 4.0},), 0, 1e-3, 1.0)
+    longer = (1.03, 1.01, 1.02, 1.025, 1.4, 1.03, 0.5, 1.02, 1.04)
+    steps = Rounds(tuple({WITH: 4.0 * more, WITHOUT: 4.0} for more in longer), 1, 1e-3, 1.0)
     apart = Rounds(({ALONE: 0.5, MEMCPY: 0.05},), 0, 1e-3, 1.0)
     seen = Seen()
     step = {"seconds": 4.0, "cpu_s": 4.0, "push_s": 0.0}
     decoding = {"tokens_per_s": 100.0, "step_s": 0.25, "swap_s": 0.0, "after_s": 0.0}
-    for more in (0.2, 0.1, 0.1, 0.1, 0.1, 0.3, 0.04):
-        seen.note(WITHOUT, step, decoding)
+    for i, more in enumerate(longer):
+        without = 4.0 if i % 3 else 2.0
+        seen.note(WITHOUT, step | {"cpu_s": without}, decoding)
         swap = decoding | {"swap_s": 0.002, "after_s": 0.5}
-        seen.note(WITH, step | {"seconds": 4.1, "cpu_s": 4.0 + more, "push_s": 1.0}, swap)
+        seen.note(WITH, step | {"seconds": 4.1, "cpu_s": without * (2 * more - 1), "push_s": 1.0}, swap)
     seen.note(ALONE, {"cpu_s": 0.1, "snapshot_s": 0.06, "bytes": 269e6}, {"swap_s": 0.002})
     found = push.figures(steps, apart, seen)
     assert found["step_increase_share"] == pytest.approx(0.025)
-    assert found["step_increase_cpu_share"] == pytest.approx(0.025)
-    assert (found["step_increase_cpu_share_sure_low"], found["step_increase_cpu_share_sure_high"]) == (0.01, 0.075)
+    assert (found["step_increase_share_sure_low"], found["step_increase_share_sure_high"]) == (0.01, 0.04)
+    assert found["step_increase_cpu_share"] == pytest.approx(0.05)  # of each round's two steps
+    assert (found["step_increase_cpu_share_sure_low"], found["step_increase_cpu_share_sure_high"]) == (0.02, 0.08)
+    assert (found["rounds"], found["refused"]) == (9, 1)
     assert found["push_cpu_share"] == pytest.approx(0.025)
     assert (found["stall_ms"], found["stall_share"]) == (2.0, 0.0005)
     assert found["recompute_ms"] == pytest.approx(250)

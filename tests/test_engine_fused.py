@@ -30,6 +30,8 @@ from actors.kernels.decode import WIDEST, Decode
 from actors.kernels.step import Step
 from actors.models.loading import load_model
 
+pytestmark = pytest.mark.usefixtures("as_kernels_run")
+
 V = 40
 DEMO = Path(__file__).parents[1] / "models" / "SmolLM2-135M-Instruct"
 SHAPE = {

@@ -19,6 +19,7 @@ from actors.kernels.layer import LayerKernels
 from actors.kernels.sample import sampled
 from areal_bus import native
 
+pytestmark = pytest.mark.usefixtures("as_kernels_run")
 needs_library = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
 
 

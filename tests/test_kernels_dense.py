@@ -1,6 +1,6 @@
 """What a layer does to each row, in one pass by C, is what torch computes in float64; other shapes are refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +19,10 @@ from actors.training.between import Plain
 from actors.training.fused import _way
 from actors.training.rows import Rows, Way
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
+pytestmark = [
+    pytest.mark.usefixtures("as_kernels_run"),
+    pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine"),
+]
 
 EPSILON = 1e-5
 COUNTS = st.sampled_from([1, 5, 7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 13])
@@ -28,17 +31,6 @@ WAYS: dict[str, Callable[[], Way]] = {
     "kernels": lambda: Rows(LayerKernels()),
     "torch": lambda: Rows(Plain()),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As kernels need it; and memory that was never written holds NaN, so that reading it shows."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(before)
 
 
 def near(found: Tensor, exact: Tensor) -> None:

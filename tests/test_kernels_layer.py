@@ -16,7 +16,10 @@ from actors.kernels import build
 from actors.kernels.layer import LayerKernels, Sequences
 from actors.training.row import Piece, lay_out
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
+pytestmark = [
+    pytest.mark.usefixtures("as_kernels_run"),
+    pytest.mark.skipif(build.library() is None, reason="no C compiler"),
+]
 NEAR = 4e-6  # of the largest
 
 counts = st.integers(1, 70)

@@ -21,7 +21,10 @@ from actors.kernels.layer import LayerKernels
 from actors.kernels.panels import panel
 from actors.kernels.step import LayerWeights, ModelWeights, Panels, Step
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
+pytestmark = [
+    pytest.mark.usefixtures("as_kernels_run"),
+    pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine"),
+]
 needs_vectors = pytest.mark.skipif(
     build.library() is None or not LayerKernels().attends, reason="this processor's vectors are too short"
 )

@@ -28,6 +28,8 @@ from actors.training.policy import Policy
 from actors.training.ranks import Ranks
 from tests.test_learner_policy import families, pieces
 
+pytestmark = pytest.mark.usefixtures("as_kernels_run")
+
 SIZES: dict[str, Any] = {
     "vocab_size": 23, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": None,
@@ -81,15 +83,6 @@ def told() -> Iterator[list[str]]:
     sink = logger.add(lambda line: lines.append(str(line)), format="{message}")
     yield lines
     logger.remove(sink)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As kernels need it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,26 +128,24 @@ def beside(way: Way) -> dict[str, Any]:
 
 
 class Pair:
-    """Learner and generator, which meet by the number of what they do together."""
+    """Learner and generator, which meet by the number of what they do together: a push has it as its version, too."""
 
     def __init__(self, learner: Half, generator: Half, seen: Seen) -> None:
         self._learner, self._generator, self._seen = learner, generator, seen
         self._numbers = count()
-        self._version = 0
 
     def step(self, *, with_push: bool) -> float:
-        """Wall seconds of a step, the generator decoding; the push of the version before it begins with it."""
+        """Wall seconds of a step, the generator decoding; the push of the weights before it begins with it."""
         number = next(self._numbers)
-        self._generator.begin("decode", number=number, version=self._version if with_push else None)
+        self._generator.begin("decode", number=number, version=number if with_push else None)
         found = self._learner.ask("step", number=number, with_push=with_push)
         self._seen.note(WITH if with_push else WITHOUT, found, self._generator.answer())
-        self._version += 1
         return float(found["seconds"])
 
     def push(self) -> float:
         """Wall seconds of a transfer, nothing else going on."""
         number = next(self._numbers)
-        self._generator.begin("receive", number=number, version=self._version)
+        self._generator.begin("receive", number=number, version=number)
         found = self._learner.ask("push", number=number)
         self._seen.note(ALONE, found, {"swap_s": self._generator.answer()})
         return float(found["seconds"])
@@ -174,6 +172,8 @@ def figures(steps: Rounds, apart: Rounds, seen: Seen) -> Figures:
         "push_cpu_ms": round(1e3 * push_cpu_s, 1),
         "push_cpu_share": round(push_cpu_s / seen.of_learner(WITHOUT, "cpu_s"), 4),
         "step_s": round(step_s, 3),
+        "rounds": len(steps.costs),
+        "refused": steps.refused,
         "overlaps": all(one["push_s"] < one["seconds"] for one in seen.learner[WITH]),  # each push, its step
         "snapshot_ms": round(1e3 * seen.of_learner(ALONE, "snapshot_s"), 1),
         "stall_ms": round(1e3 * stall_s, 3),

@@ -50,10 +50,10 @@ class Learner:
     endpoint: str
     member: str
 
-    def snapshot(self) -> Snapshot:
-        """As the learner takes it, on the step's own thread."""
+    def snapshot(self, version: int) -> Snapshot:
+        """As the learner takes it, on the step's own thread. Of one version the pusher would keep one snapshot."""
         taken = take_snapshot(
-            self.actor.version,
+            version,
             self.actor.policy.parameters(),
             previous=self.pusher.spare(),
             bucket_bytes=self.config.weights.bucket_mib << 20,
@@ -66,8 +66,8 @@ class Learner:
         return taken
 
     def push(self, number: int) -> None:
-        """Begin it; `await_push` is its end."""
-        taken = self.snapshot()
+        """Begin it, of a version that has this number; `await_push` is its end."""
+        taken = self.snapshot(number)
         self.pusher.begin(PushBegin(number, taken.version, 0, [self.member], self.endpoint, WAIT_S))
 
     @property
