@@ -36,6 +36,7 @@ class Checksum:
     def __init__(self, device: torch.device = CPU, *, rows_at_once: int = 0) -> None:
         """Pieces are on `device`; `rows_at_once` is how many rows are folded together (0: as suits the device)."""
         self._lanes = torch.zeros(N_LANES, dtype=torch.int32, device=device)
+        self._on_host = self._lanes.numpy() if device.type == "cpu" else None
         self._rows_at_once = rows_at_once or (1 if device.type == "cpu" else ROWS_AT_ONCE)
         self._n_words = 0
         self._rest = b""  # of a word that is not complete
@@ -67,7 +68,7 @@ class Checksum:
         in_one_pass(n_words, source.data_ptr(), target.data_ptr(), first, N_LANES, FACTOR, lanes.data_ptr())
         self._n_words += n_words
         n = n_words * WORD // target.itemsize
-        if n < len(target):  # half a word, or bytes
+        if n < target.numel():  # half a word, or bytes
             target[n:].copy_(source[n:])
             self.add(target[n:].view(torch.uint8))
 
@@ -76,7 +77,13 @@ class Checksum:
         if self._rest:
             last, self._rest = self._rest.ljust(WORD, b"\0"), b""
             self._fold(self._brought(last).view(torch.int32))
-        return zlib.crc32(self._lanes[: self._n_words].cpu().numpy().data)
+        lanes = self._lanes.cpu().numpy() if self._on_host is None else self._on_host
+        return zlib.crc32(lanes[: self._n_words].data)
+
+    def restart(self) -> None:
+        """As if nothing had come."""
+        self._lanes[: self._n_words].zero_()
+        self._n_words, self._rest = 0, b""
 
     def _brought(self, raw: bytes) -> Tensor:
         return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(self._lanes.device)

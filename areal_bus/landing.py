@@ -20,7 +20,6 @@ class Landing:
         self._entries = manifest.entries
         self._checksums = manifest.checksums
         self._next = 0  # first entry not yet complete
-        self._device = device
         self._running = Checksum(device)  # of what has come of it
         if into is not None and _fits(manifest, into, device):
             self.tensors = {entry.name: into[entry.name] for entry in manifest.entries}
@@ -56,7 +55,7 @@ class Landing:
         if self._running.value() != self._checksums[self._next]:
             self.wrong.append(entry.name)
         self._next += 1
-        self._running = Checksum(self._device)
+        self._running.restart()
 
 
 def _fits(manifest: Manifest, into: Mapping[str, Tensor], device: torch.device) -> bool:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -102,8 +103,14 @@ def digest(forms: Mapping[str, Form], checksums: Mapping[str, int]) -> str:
 
 def lay_out(forms: Mapping[str, Form]) -> tuple[tuple[Entry, ...], int]:
     """Where each tensor lies in the flat buffer, and how long that is."""
+    return _laid_out(tuple(forms.items()))
+
+
+@lru_cache(maxsize=4)
+def _laid_out(forms: tuple[tuple[str, Form], ...]) -> tuple[tuple[Entry, ...], int]:
+    """Kept, as all pushes of a run bring the same."""
     entries, end = [], 0
-    for name, (shape, dtype) in forms.items():
+    for name, (shape, dtype) in forms:
         n_bytes = prod(shape) * dtype_of(dtype).itemsize
         entries.append(Entry(name, tuple(shape), dtype, end, n_bytes))
         end += -(-n_bytes // ALIGN) * ALIGN

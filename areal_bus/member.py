@@ -7,6 +7,7 @@ are for; how a push goes is told in `weights.py`.
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.checksum import prepare
 from areal_bus.collective import WINDOW, Group, Groups, Watch, brief, join_store, meet, open_device
+from areal_bus.cores import own_core
 from areal_bus.errors import PushFailed
 from areal_bus.landing import Landing
 from areal_bus.manifest import Manifest, first_difference
@@ -122,12 +124,13 @@ class Member:
         landing = Landing(manifest, into, self._device)
         place, memory = self._open(manifest, begin, store, watch)
         group, copies = self._meet(begin, store, place, watch)
-        if not copies:
-            self._take(manifest, landing, group, watch)
-        elif memory is not None:
-            self._copy(manifest, landing, memory, watch)
-        else:
-            raise PushFailed("a push is copied only by members that have opened the root's memory")
+        with own_core() if self._device.type == "cpu" else nullcontext():
+            if not copies:
+                self._take(manifest, landing, group, watch)
+            elif memory is not None:
+                self._copy(manifest, landing, memory, watch)
+            else:
+                raise PushFailed("a push is copied only by members that have opened the root's memory")
         sent, _ = group.report(WRONG if landing.wrong else HELD, watch.limit_s)
         watch.until(sent.is_completed, lambda: "the root to take the report", group)
         return landing

@@ -25,6 +25,7 @@ class Snapshot:
     data: Tensor = field(repr=False)  # (n_bytes,) uint8; empty once another snapshot has taken its memory
     n_users: int = 0  # pushes that send it now
     shared: SharedMemory | None = None  # that `data` lies in, if others can open it
+    places: tuple[Tensor, ...] = field(default=(), repr=False)  # of each entry (n,), in `data`
     _on_host: Tensor | None = field(default=None, repr=False)  # a copy of `data`, for who cannot take it from a device
 
     @property
@@ -87,12 +88,13 @@ def take_snapshot(
         return None
     entries, n_bytes = lay_out(forms_of(unique, dtype))
     pin = any(tensor.is_cuda for tensor in unique.values())
-    data, shared = _memory(entries, n_bytes, previous, pin=pin, shared_on=shared_on)
-    checksums = []
-    for entry in entries:
-        checksums.append(_copy(unique[entry.name], entry, data))
+    memory = _memory(entries, n_bytes, previous, pin=pin, shared_on=shared_on)
+    found = Checksum(memory.data.device)
+    checksums = [
+        _copy(unique[entry.name], entry, place, found) for entry, place in zip(entries, memory.places, strict=True)
+    ]
     layout = Manifest(version, entries, tuple(checksums), bucket_bytes, n_bytes)
-    return Snapshot(layout, layout.digest, data, shared=shared)
+    return Snapshot(layout, layout.digest, memory.data, shared=memory.shared, places=memory.places)
 
 
 def digest_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
@@ -140,23 +142,32 @@ def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.detach().to(_rounded_to(tensor, dtype))
 
 
-def _copy(tensor: Tensor, entry: Entry, data: Tensor) -> int:
-    """Bring the tensor to its place, of the entry's type; the checksum of what is there."""
-    target = entry.view(data)
+def _copy(tensor: Tensor, entry: Entry, place: Tensor, found: Checksum) -> int:
+    """Bring the tensor to its place, (n,) of the entry's type; the checksum of what is there, by `found`."""
+    found.restart()
+    source = tensor.detach()
     if hasattr(tensor, "full_tensor"):  # rounded before it is gathered
-        tensor = whole(tensor.detach().to(target.dtype))
-    source, found = tensor.detach(), Checksum(data.device)
+        source = whole(source.to(place.dtype))
     if source.is_contiguous():
-        found.bring(source.reshape(-1), target.reshape(-1))
+        found.bring(source.view(-1), place)
     else:
-        target.copy_(source)
-        found.add(data[entry.start : entry.stop])
+        place.view(entry.shape).copy_(source)
+        found.add(place.view(torch.uint8))
     return found.value()
 
 
 def _bytes(tensor: Tensor) -> Tensor:
     """(n_bytes,) uint8, a view when the tensor is contiguous."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Of a snapshot, and where each entry lies in it."""
+
+    data: Tensor
+    shared: SharedMemory | None
+    places: tuple[Tensor, ...]
 
 
 def _memory(
@@ -166,18 +177,17 @@ def _memory(
     *,
     pin: bool,
     shared_on: torch.device | None,
-) -> tuple[Tensor, SharedMemory | None]:
+) -> _Memory:
     """That of the snapshot before where it fits, else fresh memory."""
     if previous is not None and previous.n_users:
         raise ImpossibleEvent(f"a snapshot in use is not overwritten: version {previous.version} is being pushed")
     if previous is not None and _fits(previous, entries, n_bytes, shared_on):
-        data, previous.data = previous.data, torch.empty(0, dtype=torch.uint8)
-        shared, previous.shared = previous.shared, None
-        return data, shared
-    if shared_on is None:
-        return torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=pin), None
-    memory = SharedMemory(n_bytes, shared_on)
-    return memory.data, memory
+        taken = _Memory(previous.data, previous.shared, previous.places)
+        previous.data, previous.shared, previous.places = torch.empty(0, dtype=torch.uint8), None, ()
+        return taken
+    shared = None if shared_on is None else SharedMemory(n_bytes, shared_on)
+    data = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=pin) if shared is None else shared.data
+    return _Memory(data, shared, tuple(entry.view(data).view(-1) for entry in entries))
 
 
 def _fits(previous: Snapshot, entries: tuple[Entry, ...], n_bytes: int, shared_on: torch.device | None) -> bool:

@@ -191,14 +191,16 @@ def test_halves_that_are_not_balanced_are_refused() -> None:
 
 
 def test_the_bound_is_the_slower_half_of_the_same_round_and_the_lag_that_of_the_smallest_eta_that_reaches_it() -> None:
-    rounds = measured(
+    three = (
         {"generation": 1.0, "training": 0.9, "eta1": 1.25, "eta2": 1.0, "eta4": 1.0},
         {"generation": 1.0, "training": 2.0, "eta1": 2.5, "eta2": 2.0, "eta4": 2.0},
         {"generation": 1.0, "training": 0.5, "eta1": 2.0, "eta2": 1.25, "eta4": 1.0},
     )
+    rounds = measured(*three, *three)
     figures: Figures = {f"eta{eta}_lag_mean": float(eta) for eta in bound.ETAS}
     figures |= bound.share(rounds, "eta1") | bound.share(rounds, "eta2") | bound.share(rounds, "eta4")
     assert (figures["share_eta1"], figures["share_eta2"], figures["share_eta2_low"]) == (0.8, 1.0, 0.8)
+    assert (figures["share_eta2_sure_low"], figures["share_eta2_sure_high"]) == (0.8, 1.0), "six rounds: the extremes"
     assert bound.smallest(figures) == {"smallest_eta": 2, "mean_lag": 2.0}
     none: Figures = {f"share_eta{eta}": 0.9 for eta in bound.ETAS}
     assert bound.smallest(none) == {"smallest_eta": None, "mean_lag": None}

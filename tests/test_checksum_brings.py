@@ -50,6 +50,15 @@ def test_what_is_brought_and_its_sum_are_those_of_copying_and_adding(
     assert running.value() == sum_of_all
 
 
+@given(before=SIZES, n=SIZES, seed=st.integers(0, 1000))
+def test_a_sum_that_is_restarted_is_as_a_new_one(before: int, n: int, seed: int) -> None:
+    running, raw = Checksum(), numbers(n, torch.uint8, seed)
+    running.add(numbers(before, torch.uint8, seed + 1))
+    running.restart()
+    running.add(raw)
+    assert running.value() == checksum.checksum(raw)
+
+
 def test_numbers_are_rounded_as_torch_rounds_them() -> None:
     """To the nearest, ties to even; infinities, the smallest ones, and what overflows to infinity."""
     bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x00000001, 0x80000000, 0x00008000]

@@ -164,6 +164,7 @@ def learner_of(route: Route) -> Learner:
         device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder="", config_folder="", model_folder="",
     )  # fmt: skip
     policy.model, policy.device, policy.dtype = torch.nn.Linear(2, 2), CPU, torch.bfloat16
+    policy._parameters = dict(policy.model.named_parameters())
     return learner
 
 

@@ -61,6 +61,7 @@ class Policy:
             self._checkpoint_activations()
         if ranks.size > 1:
             shard(self.model, self.dtype)
+        self._parameters = dict(self.model.named_parameters())
 
     def _fuse(self) -> None:
         """The layers of a model that is known become faster ones where these compute the same; on a CPU."""
@@ -94,7 +95,7 @@ class Policy:
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Name -> live parameter, tied ones once; DTensors when sharded."""
-        return dict(self.model.named_parameters())
+        return self._parameters
 
     def shared_on(self, home: Home) -> torch.device | None:
         """Where a snapshot lies that others are to open."""
