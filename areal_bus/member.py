@@ -44,6 +44,7 @@ class Member:
         self.name = name
         self._gloo = open_device(address, interface)
         self._device = torch.device("cpu" if staging == "host" else device)
+        self._is_beside_engine = device == "cpu" and staging != "host"
         self._groups = Groups()
         self._found_shut = False  # the root's memory, which was said
         self._cancelled = threading.Event()
@@ -124,7 +125,7 @@ class Member:
         landing = Landing(manifest, into, self._device)
         place, memory = self._open(manifest, begin, store, watch)
         group, copies = self._meet(begin, store, place, watch)
-        with own_core() if self._device.type == "cpu" else nullcontext():
+        with own_core() if self._is_beside_engine else nullcontext():
             if not copies:
                 self._take(manifest, landing, group, watch)
             elif memory is not None:

@@ -23,9 +23,9 @@ class Snapshot:
     layout: Manifest
     digest: str
     data: Tensor = field(repr=False)  # (n_bytes,) uint8; empty once another snapshot has taken its memory
+    places: tuple[Tensor, ...] = field(repr=False)  # of each entry (n,), in `data`; none once that is taken
     n_users: int = 0  # pushes that send it now
     shared: SharedMemory | None = None  # that `data` lies in, if others can open it
-    places: tuple[Tensor, ...] = field(default=(), repr=False)  # of each entry (n,), in `data`
     _on_host: Tensor | None = field(default=None, repr=False)  # a copy of `data`, for who cannot take it from a device
 
     @property
@@ -94,7 +94,7 @@ def take_snapshot(
         _copy(unique[entry.name], entry, place, found) for entry, place in zip(entries, memory.places, strict=True)
     ]
     layout = Manifest(version, entries, tuple(checksums), bucket_bytes, n_bytes)
-    return Snapshot(layout, layout.digest, memory.data, shared=memory.shared, places=memory.places)
+    return Snapshot(layout, layout.digest, memory.data, memory.places, shared=memory.shared)
 
 
 def digest_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
@@ -192,4 +192,5 @@ def _memory(
 
 def _fits(previous: Snapshot, entries: tuple[Entry, ...], n_bytes: int, shared_on: torch.device | None) -> bool:
     lies_on = previous.shared.device if previous.shared else None
-    return (previous.layout.entries, previous.data.numel(), lies_on) == (entries, n_bytes, shared_on)
+    here = (previous.layout.entries, len(previous.places), previous.data.numel(), lies_on)
+    return here == (entries, len(entries), n_bytes, shared_on)

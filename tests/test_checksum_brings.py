@@ -50,13 +50,14 @@ def test_what_is_brought_and_its_sum_are_those_of_copying_and_adding(
     assert running.value() == sum_of_all
 
 
-@given(before=SIZES, n=SIZES, seed=st.integers(0, 1000))
-def test_a_sum_that_is_restarted_is_as_a_new_one(before: int, n: int, seed: int) -> None:
-    running, raw = Checksum(), numbers(n, torch.uint8, seed)
-    running.add(numbers(before, torch.uint8, seed + 1))
-    running.restart()
-    running.add(raw)
-    assert running.value() == checksum.checksum(raw)
+@given(before=SIZES, n=SIZES, seed=st.integers(0, 1000), rows_at_once=st.sampled_from([0, 3]))
+def test_a_sum_that_is_restarted_is_as_a_new_one(before: int, n: int, seed: int, rows_at_once: int) -> None:
+    running = Checksum(rows_at_once=rows_at_once)
+    for size in (before, n):
+        running.restart()
+        raw = numbers(size, torch.uint8, seed + size)
+        running.bring(raw, torch.empty_like(raw))
+        assert running.value() == checksum.checksum(raw)
 
 
 def test_numbers_are_rounded_as_torch_rounds_them() -> None:

@@ -1,11 +1,12 @@
-"""A thread beside the main one stays on its core where no other is free."""
+"""A thread beside the main one stays on its core where cores are short."""
 
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import pytest
 
@@ -15,8 +16,12 @@ from areal_bus.weights import Member, Root, serve_store
 from tests.test_weights_learner import begin
 from tests.test_weights_shared import snapshot
 
+if not hasattr(os, "sched_setaffinity"):
+    pytest.skip("this system does not let threads be bound to cores", allow_module_level=True)
+
 Found = TypeVar("Found")
 ALL = os.sched_getaffinity(0)
+N_CORES = os.cpu_count() or 1
 
 
 def threads_cores() -> set[int]:
@@ -25,7 +30,7 @@ def threads_cores() -> set[int]:
 
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (float(len(ALL)), 0.0, 0.0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (float(N_CORES), 0.0, 0.0))
 
 
 @pytest.fixture(params=sorted(ALL)[:2])
@@ -49,8 +54,13 @@ def in_a_thread(do: Callable[[], Found]) -> Found:
         return pool.submit(unbound).result(60)
 
 
+def cores_within() -> set[int]:
+    with cores.own_core():
+        return threads_cores()
+
+
 @pytest.mark.usefixtures("crowded")
-def test_where_no_core_is_free_a_thread_has_the_main_threads_until_the_end_of_the_block(main_core: int) -> None:
+def test_where_cores_are_short_a_thread_has_the_main_threads_until_the_end_of_the_block(main_core: int) -> None:
     def cores_of_it() -> list[set[int]]:
         found = []
         with suppress(ValueError), cores.own_core():
@@ -62,48 +72,57 @@ def test_where_no_core_is_free_a_thread_has_the_main_threads_until_the_end_of_th
     assert os.sched_getaffinity(os.getpid()) == {main_core}
 
 
+@pytest.mark.skipif(len(ALL) == 1, reason="one core is all that there is")
 @pytest.mark.parametrize(
-    ("load", "is_crowded"), [(0.0, len(ALL) == 1), (len(ALL) - 1.0, False), (len(ALL) - 0.9, True), (500.0, True)]
+    ("load", "is_crowded"), [(N_CORES - 1.0, False), (N_CORES - 0.9, True), (10.0 * N_CORES, True)]
 )
-def test_a_core_is_free_where_the_load_of_the_last_minute_leaves_one(
+def test_cores_are_short_where_the_load_of_the_last_minute_leaves_less_than_one(
     load: float, is_crowded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 500.0, 500.0))
-    if load == 0.0 and len(ALL) == 1:
-        pytest.skip("a single core is never free")
-
-    def cores_of_it() -> set[int]:
-        with cores.own_core():
-            return threads_cores()
-
-    assert in_a_thread(cores.is_crowded) == is_crowded
-    assert (in_a_thread(cores_of_it) == ALL) == (not is_crowded or len(ALL) == 1)
+    assert cores.is_crowded() == is_crowded
+    assert (in_a_thread(cores_within) == ALL) == (not is_crowded)
 
 
 @pytest.mark.usefixtures("crowded")
-@pytest.mark.parametrize("missing", ["sched_setaffinity", "sched_getaffinity"])
-def test_a_system_that_knows_no_cores_or_forbids_it_changes_nothing(
-    missing: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", ["load", "count", "binding", "proc"])
+def test_a_system_that_does_not_say_or_forbids_it_changes_nothing(
+    fails: Literal["load", "count", "binding", "proc"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forbidden(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    if missing == "sched_getaffinity":
-        monkeypatch.delattr(os, missing)
-    else:
-        monkeypatch.setattr(os, missing, forbidden)
-    with cores.own_core():
-        pass
+    def within() -> set[int]:
+        with monkeypatch.context() as patch:
+            if fails == "count":
+                patch.setattr(os, "cpu_count", lambda: None)
+            elif fails == "proc":
+                patch.setattr(Path, "read_bytes", forbidden)
+            else:
+                patch.setattr(os, {"load": "getloadavg", "binding": "sched_setaffinity"}[fails], forbidden)
+            return cores_within()
+
+    assert in_a_thread(within) == ALL
 
 
 @pytest.mark.usefixtures("crowded")
 def test_weights_come_down_on_the_core_of_the_engine_that_they_are_for(
     main_core: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert cores_where_they_come_down(monkeypatch, staging="auto") == {main_core}
+
+
+@pytest.mark.usefixtures("crowded")
+def test_weights_of_an_engine_that_computes_elsewhere_come_down_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cores_where_they_come_down(monkeypatch, staging="host") == ALL
+
+
+def cores_where_they_come_down(monkeypatch: pytest.MonkeyPatch, *, staging: Literal["auto", "host"]) -> set[int]:
+    """Of one push; afterwards the thread may have all again."""
     store, endpoint = serve_store("127.0.0.1")
     root = Root(store, interface="lo", address="127.0.0.1")
-    one, found = Member("generator-0.0", interface="lo", address="127.0.0.1"), list[set[int]]()
-    land = Landing.land
+    one = Member("generator-0.0", interface="lo", address="127.0.0.1", staging=staging)
+    found, land = list[set[int]](), Landing.land
 
     def seen(landing: Landing, *piece: object) -> None:
         found.append(threads_cores())
@@ -111,15 +130,12 @@ def test_weights_come_down_on_the_core_of_the_engine_that_they_are_for(
 
     monkeypatch.setattr(Landing, "land", seen)
     order, sent = begin(1, endpoint, one.name), snapshot(1)
-
-    def received() -> tuple[str, set[int]]:
-        return one.receive(order)[1], threads_cores()
-
     with ThreadPoolExecutor(1) as pool:
         pushed = pool.submit(root.push, sent, order)
-        assert in_a_thread(received) == (sent.digest, ALL)
+        assert in_a_thread(lambda: (one.receive(order)[1], threads_cores())) == (sent.digest, ALL)
         assert pushed.result(60).digest == sent.digest
-    assert found
-    assert all(cores_of_it == {main_core} for cores_of_it in found)
     root.close()
     one.close()
+    assert found
+    assert all(one_time == found[0] for one_time in found)
+    return found[0]

@@ -19,7 +19,7 @@ from tools.bench.rounds import Rounds, interleave, sure
 WORKLOAD = replace(asynchrony.WORKLOAD, shape=(288, 6, 9), median=60.0, longest=800, batch_size=48, n_slots=32)
 BALANCE = 1.4  # the bound of very uneven halves is reached too easily
 ETAS = (1, 2, 4)
-ROUNDS, ATTEMPTS = 11, 16  # laps of a shared machine swing by as much as there is to be seen
+ROUNDS, ATTEMPTS = 11, 20  # laps of a shared machine swing by as much as there is to be seen
 AT = 2  # the eta of the figure
 REACHES = 0.95
 HALVES = ("generation", "training")

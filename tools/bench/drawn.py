@@ -24,8 +24,8 @@ from tools.run import Line
 
 BALANCE = 1.25  # generation alone over training alone, at most, and its reciprocal
 AIM = 0.88  # the same, wished for: in a job generation takes a sixth longer than alone, and training a tenth
-NEAR = 1.1  # a shape this near is taken without a look at the others
-SHAPES = ((288, 6, 9), (320, 6, 10), (256, 6, 8), (224, 6, 7), (192, 6, 6), (128, 4, 4))  # width, layers, heads
+NEAR = 1.1  # a shape this near is taken without a look at those behind it
+SHAPES = ((288, 6, 9), (320, 6, 10), (256, 6, 8), (224, 6, 7), (192, 6, 6), (128, 4, 4))  # (width, layers, heads)
 RECORDED = 2  # batches that `ours.alone` trains in turn
 WARM = 3  # batches generated before speeds are compared: lengths have spread over the slots by then
 N_ROWS = 2048
