@@ -26,7 +26,7 @@ PATIENT = (
     "watchdog.progress_s=36000.0",
     "watchdog.act_s=36000.0",
 )
-LOOK_S = 0.01
+LOOK_S = 0.1  # seldom: whoever looks takes a core from the job
 PATIENCE_S = 300.0  # for one lap
 
 
