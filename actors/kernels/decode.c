@@ -5,7 +5,10 @@
 #include "parts.h"
 #include "vector.h"
 
-enum { LINE = 16 }; /* floats of a cache line */
+enum {
+    LINE = 16, /* floats of a cache line */
+    AHEAD = 3, /* key heads */
+};
 
 /* A head in its halves, by angles whose halves are alike. */
 INLINE void turn(float *restrict x, const float *restrict cosine, const float *restrict sine, int64_t width) {
@@ -63,10 +66,10 @@ INLINE const float *block(const Cache *c, int64_t row, int64_t which, const floa
     return pool + c->blocks[row * c->most + which] * c->n_key * P * width;
 }
 
-/* What is read after this query head's part of a block: the next key head's, or the first of another block. */
+/* What is read AHEAD of this query head's part of a block: a later key head's, or one of the first of another block. */
 INLINE const float *following(int64_t h, const Cache *c, const float *here, const float *then, int64_t width) {
-    const int64_t next = h / (c->n_query / c->n_key) + 1;
-    return next < c->n_key ? here + next * P * width : then;
+    const int64_t ahead = c->n_key < AHEAD ? c->n_key : AHEAD, next = h / (c->n_query / c->n_key) + ahead;
+    return next < c->n_key ? here + next * P * width : then + (next - c->n_key) * P * width;
 }
 
 INLINE void attend(int64_t n, const Cache *c, float *restrict qkv, const float *restrict cosine,
