@@ -19,6 +19,7 @@ MIB, GIB = 2**20, 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
 KEPT = 3 * BYTES["float32"]  # bytes: a parameter and two moments
 GRADIENT = BYTES["float32"]
+ROOT = BYTES["float32"]  # of AdamW's second moments, all at once, as torch has it on a GPU
 N_SNAPSHOTS = 2  # as actors/training/pushing.py keeps them
 N_BUCKETS = 2  # of a push, where a member receives them
 N_LOGITS = 3  # a wanted token's logits, their shares, their gradient; float32
@@ -166,10 +167,17 @@ def of_learner(config: Config, shape: Shape, index: int, n_prompt: int) -> Need:
     step = gradients + passing if batch.n > 1 else max(gradients, passing)
     rounded = weights if learners == 1 and config.model.dtype != "float32" else 0
     snapshots = N_SNAPSHOTS * weights if index == 0 else 0
-    device, host = KEPT * shape.n_parameters // learners + rounded + step, LIBRARIES[Role.LEARNER]
-    if home(config, on_gpu=config.topology.gpus_per_host > 0) == "device":
-        return Need(device + snapshots, host)
-    return Need(device, host + snapshots)
+    kept, host = KEPT * shape.n_parameters // learners, LIBRARIES[Role.LEARNER]
+    if config.topology.gpus_per_host == 0:
+        return Need(kept + rounded + step, host + snapshots)
+    device = kept + max(rounded + step, gradients + ROOT * shape.n_parameters // learners)
+    loaded = BYTES["float32"] * shape.n_parameters  # by each rank, before it goes to the GPU
+    lies = home(config, on_gpu=True)
+    if lies == "device":
+        return Need(device + snapshots, host + loaded)
+    if lies == "private" and snapshots:  # pinned, of which torch takes a power of two
+        snapshots = N_SNAPSHOTS * (1 << (weights - 1).bit_length())
+    return Need(device, host + max(loaded, snapshots))
 
 
 def saved(config: Config, shape: Shape) -> tuple[int, int]:

@@ -1,16 +1,20 @@
 """Recorded decode steps, by a recorder that repeats what was done to the same memory and nothing else, as CUDA does."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from loguru import logger
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from actors.engines import graphs
 from actors.engines.builtin import BuiltinEngine
-from actors.engines.graphs import CudaRecorder, Step
+from actors.engines.fused import Fused
+from actors.engines.graphs import CudaRecorder, Graphs, Step
 from actors.engines.protocol import Completion, Done
+from actors.engines.slots import Slots
 from tests.test_engine_builtin import assert_logps, engine, llama, mixed, qwen, request, run_all, weights
 
 
@@ -145,6 +149,51 @@ def test_a_recording_that_does_something_else_is_not_used() -> None:
     assert len(heard) == 2
     assert "slower: its logits differ by" in heard[0]
     assert "slower: RuntimeError: operation not permitted when stream is capturing\n" in heard[1]
+
+
+def test_what_was_not_used_longest_makes_room_and_has_to_come_often_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "KEPT", 2)
+    monkeypatch.setattr(graphs, "SEEN", 2)
+    recorder = Traced()
+    slots = SimpleNamespace(n_slots=8, n_made=1, capacity=64)
+
+    class Forward(SimpleNamespace):
+        def __call__(self, ids_n1: Tensor, *others: Any) -> Tensor:
+            return ids_n1.float() * torch.ones(3)
+
+    forward = cast(Fused, Forward(device=torch.device("cpu"), reserve=lambda reach: 0))
+    kept = Graphs(forward, cast(Slots, slots), dtype=torch.float32, recorder=recorder)
+
+    def decode(n: int) -> Tensor | None:
+        return kept.decode([5] * n, [3] * n, 0)
+
+    for n in (1, 1, 2, 2, 1, 4, 4):  # 1 was used after 2, so 2 makes room for 4
+        decode(n)
+    assert recorder.n_recorded == 3
+    assert decode(1) is not None
+    assert recorder.n_recorded == 3
+    assert decode(2) is None
+    found = decode(2)
+    assert found is not None
+    assert found.tolist() == [[5.0] * 3] * 2
+    assert recorder.n_recorded == 4
+
+
+@pytest.mark.gpu
+def test_a_recording_that_breaks_off_leaves_the_device_as_it_was() -> None:
+    recorder, before = CudaRecorder(), torch.cuda.current_stream()
+    ones = torch.ones(4, device="cuda")
+
+    def reads() -> Tensor:
+        return ones * ones.sum().item()  # no recording waits for the device
+
+    with pytest.raises(RuntimeError):
+        recorder(reads)
+    assert torch.cuda.current_stream() == before
+    torch.cuda.empty_cache()
+    again = recorder(lambda: ones * 2)
+    ones.fill_(3.0)
+    assert again().tolist() == [6.0] * 4
 
 
 @pytest.mark.gpu

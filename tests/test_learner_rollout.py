@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from areal_bus import messages as m
 from areal_bus.bus import Bus
 from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed, Restart
 from areal_bus.journal import Journal
+from areal_bus.shared_memory import SharedMemory
 from areal_bus.weights import Snapshot, take_snapshot
 from tests.learner_setup import random_shard
 
@@ -258,6 +261,37 @@ def test_a_snapshot_that_is_being_sent_is_never_spare() -> None:
     assert pusher.spare() is None
     go_on.set()
     pusher.close(10.0)
+
+
+def test_a_gpus_snapshot_that_was_being_sent_comes_back_later() -> None:
+    """torch would never free it: three take turns from then on, and no fourth is made."""
+    sending, go_on = threading.Event(), threading.Event()
+
+    def push(snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
+        sending.set()
+        go_on.wait(10.0)
+        return m.PushDone(begin.push, snapshot.version, snapshot.digest, 0.0, 0.0)
+
+    def on_gpu(version: int) -> Snapshot:
+        snapshot = snapshot_of(version)
+        snapshot.shared = cast(SharedMemory, SimpleNamespace(device=torch.device("cuda")))
+        return snapshot
+
+    pusher = Pusher(push, send=lambda _: None, failed=lambda _: None)
+    first, second, third = map(on_gpu, range(3))
+    pusher.keep(first)
+    pusher.keep(second)
+    pusher.begin(begin_of(0, 0))
+    assert sending.wait(10.0)
+    assert pusher.spare() is None
+    pusher.keep(third)
+    assert pusher.spare() is second, "the first is still being sent"
+    pusher.keep(on_gpu(3))
+    go_on.set()
+    pusher.close(10.0)
+    assert pusher.spare() is first
+    pusher.keep(on_gpu(4))
+    assert pusher.spare() is third
 
 
 def test_a_push_that_raises_anything_else_reaches_the_loop() -> None:

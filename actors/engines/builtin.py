@@ -22,6 +22,7 @@ from actors.engines.prefill import Pack, plan
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.sampling import sample
 from actors.engines.slots import Slots
+from actors.models.attention import choose
 from actors.models.product import stepped
 from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
@@ -49,6 +50,7 @@ class BuiltinEngine:
         self._parameters = dict(model.named_parameters())
         first = next(iter(self._parameters.values()))
         self._device, self._dtype = first.device, first.dtype
+        choose(self._device)
         self._fused = fused(model, by_kernel=recorder is None)  # what is recorded is torch's operations
         self._is_checked = False  # the faster forward, with weights that mean something
         self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)

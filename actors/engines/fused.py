@@ -24,6 +24,7 @@ from actors.kernels.build import applies
 from actors.kernels.decode import WIDEST
 from actors.kernels.layer import LayerKernels, Sequences
 from actors.kernels.step import LayerWeights, ModelWeights, Step
+from actors.models.attention import attention
 from actors.models.product import MOST_PACKED
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -105,15 +106,7 @@ class Layer:
             return call.view.attended(qkv_BTHD[:, 0], n_query, self._n_key, self._index, self._scale)
         qk_BHTD, v_BHTD = qk_BTHD.transpose(1, 2), qkv_BTHD[:, :, n_both:].transpose(1, 2)
         k_BHLD, v_BHLD = call.view.update(qk_BHTD[:, n_query:], v_BHTD, self._index)
-        seen_BHTD = F.scaled_dot_product_attention(
-            qk_BHTD[:, :n_query],
-            k_BHLD,
-            v_BHLD,
-            attn_mask=call.mask,
-            is_causal=call.mask is None and call.shape[1] > 1,
-            scale=self._scale,
-            enable_gqa=n_query != self._n_key,
-        )
+        seen_BHTD = attention(qk_BHTD[:, :n_query], k_BHLD, v_BHLD, call.mask, self._scale)
         return seen_BHTD.transpose(1, 2).reshape(len(x_NE), -1)
 
     def _packed(self, qkv_1THD: Tensor, call: Call, view: View, where: Sequences) -> Tensor:

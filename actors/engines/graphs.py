@@ -8,6 +8,7 @@ values: whichever of the two sets of weights is live, the one for it is used, an
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -40,24 +41,37 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # one for all: cuBLAS keeps a workspace for each stream that it was called on
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Step) -> Step:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        before = torch.cuda.current_stream()
+        self._stream.wait_stream(before)
+        with torch.cuda.stream(self._stream):
             for _ in range(WARM):
                 step()
-        torch.cuda.current_stream().wait_stream(stream)
+        before.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # other threads receive weights meanwhile: their calls are not part of this
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits_nV = step()
+        try:
+            # other threads receive weights meanwhile: their calls are not part of this
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                logits_nV = step()
+        except RuntimeError:
+            self._recover(before)
+            raise
 
         def again() -> Tensor:
             graph.replay()
             return logits_nV
 
         return again
+
+    def _recover(self, before: torch.cuda.Stream) -> None:
+        """From a recording that broke off: torch leaves its stream the current one, and its pool being filled."""
+        torch.cuda.set_stream(before)
+        with suppress(RuntimeError):  # of a pool that is not being filled
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        torch.cuda.synchronize()
 
 
 class Graphs:
@@ -89,6 +103,8 @@ class Graphs:
         if key not in self._kept and self._seen[key] < SEEN:
             return None
         self._fill(width, ids, positions)
+        if key in self._kept:
+            self._kept[key] = self._kept.pop(key)  # the newest again
         again = self._kept.get(key) or self._recorded(key)
         return None if again is None else again()[: len(ids)]
 
@@ -130,7 +146,8 @@ class Graphs:
         for old in [old for old in self._kept if old[3] != memory]:
             del self._kept[old]  # what it reads and writes is no more
         while len(self._kept) >= KEPT:
-            del self._kept[next(iter(self._kept))]
+            oldest = next(iter(self._kept))
+            del self._kept[oldest], self._seen[oldest]  # it has to come often again
         self._kept[key] = again
         return again
 

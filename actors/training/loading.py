@@ -21,7 +21,7 @@ def load_policy(config: Config, context: Context, beginning: Beginning, ranks: R
         load_model(
             f"{beginning.folder}/model" if beginning.folder else context.model_folder,
             "float32",
-            context.device,
+            context.device if ranks.size == 1 else "cpu",  # sharding moves it, a layer at a time
             random_seed=None if beginning.folder else scratch_seed,
         ),
         ranks=ranks,

@@ -8,12 +8,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from loguru import logger
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from actors.kernels import layer as kernels_of_layer
+from actors.models.attention import choose
 from actors.models.product import stepped
 from actors.training import attention, fusing, linear
 from actors.training.ranks import Ranks
@@ -49,7 +52,8 @@ class Policy:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.device = torch.device(device)
         self.temperature = temperature
-        self.model = model.to(self.device)
+        choose(self.device)
+        self.model = model if ranks.size > 1 else model.to(self.device)  # sharding moves it, a layer at a time
         self.packed = attention.supports(model.config) and model.config._attn_implementation == "sdpa"
         if self.packed:
             self.model.set_attn_implementation(attention.NAME)
@@ -60,7 +64,7 @@ class Policy:
         if gradient_checkpointing:
             self._checkpoint_activations()
         if ranks.size > 1:
-            shard(self.model, self.dtype)
+            shard(self.model, self.dtype, self.device)
         self._parameters = dict(self.model.named_parameters())
 
     def _fuse(self) -> None:
@@ -176,7 +180,7 @@ class _Taken(torch.autograd.Function):
         return slope_NV, None, None
 
 
-def shard(model: Any, dtype: torch.dtype) -> None:
+def shard(model: Any, dtype: torch.dtype, device: torch.device) -> None:
     """FSDP2 over the default process group: a unit a decoder layer, the rest (with tied embeddings) in the root.
 
     Shards are float32, gathered ones of `dtype`. Gradients are summed over the ranks in float32, not averaged: a loss
@@ -186,9 +190,12 @@ def shard(model: Any, dtype: torch.dtype) -> None:
     layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
     if not layers:
         raise ConfigError(f"several learners need a model made of decoder layers: {type(model).__name__} has none")
+    if device.type == "cuda":
+        torch.cuda.set_device(device if device.index is not None else 0)  # a mesh would guess it from the rank
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in layers:
-        fully_shard(layer, mp_policy=mixed)
-    fully_shard(model, mp_policy=mixed)
+        fully_shard(layer, mesh=mesh, mp_policy=mixed)
+    fully_shard(model, mesh=mesh, mp_policy=mixed)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

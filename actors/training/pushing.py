@@ -16,6 +16,11 @@ from areal_bus.weights import Snapshot
 KEPT = 2  # snapshots: the newest, and the one before it, which may still be asked for
 
 
+def is_on_gpu(snapshot: Snapshot) -> bool:
+    """Whether it lies in a GPU's memory that others can open."""
+    return snapshot.shared is not None and snapshot.shared.device.type == "cuda"
+
+
 class Pusher:
     """Executes pushes in the order they were begun. `push` sends one snapshot and blocks until it is over."""
 
@@ -33,6 +38,7 @@ class Pusher:
         self._begun: queue.SimpleQueue[PushBegin | None] = queue.SimpleQueue()
         self._kept: dict[int, Snapshot] = {}
         self._sending: Snapshot | None = None
+        self._put_by: list[Snapshot] = []  # forgotten while they were sent, and not to be let go
         self._asked: set[int] = set()  # pushes that have not ended
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[PushDone | PushBroken] = queue.SimpleQueue()
@@ -49,13 +55,16 @@ class Pusher:
     def spare(self) -> Snapshot | None:
         """The oldest kept snapshot, forgotten here, once as many are kept as may be: its memory is free to be reused.
 
-        None while there are fewer, or while it is being sent.
+        None while there are fewer, or while it is being sent. One on a GPU that was sent then comes at a later call:
+        torch never frees memory there that another process has opened more than once.
         """
         with self._lock:
             if len(self._kept) < KEPT:
                 return None
-            oldest = self._kept.pop(min(self._kept))
-            return None if oldest is self._sending else oldest
+            free = [*self._put_by, self._kept.pop(min(self._kept))]
+            found = next((snapshot for snapshot in free if snapshot is not self._sending), None)
+            self._put_by = [one for one in free if one is not found and is_on_gpu(one)]
+            return found
 
     def begin(self, begin: PushBegin) -> None:
         """Queue a push; callable from any thread."""

@@ -1,0 +1,40 @@
+"""Attention by torch, where it is not by kernels of ours: by which of torch's own, and in which form."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def choose(device: torch.device) -> None:
+    """For the whole process: not by cuDNN, which on a GPU makes a plan for each shape and keeps it for ever.
+
+    The lengths of samples, and of what a step reads, are hardly twice the same.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def attention(q_BHTD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """(B, H, T, D); H may be a multiple of the heads of keys and values. Without a mask it is causal.
+
+    On a GPU no kernel but cuDNN's has both a mask and fewer key heads than query heads, and without one torch would
+    write all scores down in float32. So one token's query heads of a key head are taken as so many tokens, which see
+    the same; for more tokens keys and values are repeated.
+    """
+    group, one = q_BHTD.shape[1] // k_BHLD.shape[1], q_BHTD.shape[2] == 1
+    if mask is None or group == 1:
+        return F.scaled_dot_product_attention(
+            q_BHTD,
+            k_BHLD,
+            v_BHLD,
+            attn_mask=mask,
+            is_causal=mask is None and not one,
+            scale=scale,
+            enable_gqa=group > 1,
+        )
+    if one and mask.shape[1] == 1:
+        q_BKGD = q_BHTD.reshape(len(q_BHTD), -1, group, q_BHTD.shape[3])
+        seen_BKGD = F.scaled_dot_product_attention(q_BKGD, k_BHLD, v_BHLD, attn_mask=mask, scale=scale)
+        return seen_BKGD.reshape(q_BHTD.shape)
+    k_BHLD, v_BHLD = (part.repeat_interleave(group, dim=1) for part in (k_BHLD, v_BHLD))
+    return F.scaled_dot_product_attention(q_BHTD, k_BHLD, v_BHLD, attn_mask=mask, scale=scale)
