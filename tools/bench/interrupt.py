@@ -18,7 +18,7 @@ from tools.run import Line
 MODES = ("recompute", "keep", "drain")
 ETA = 8  # so that hardly a token is too old to train
 WORKLOAD = drawn.Workload(
-    shape=(128, 4, 4), median=100.0, sigma=1.0, longest=960, batch_size=2, n_samples=8, n_slots=16
+    shape=(128, 4, 4), median=200.0, sigma=1.0, longest=1920, batch_size=2, n_samples=8, n_slots=16
 )
 SETTLE = ETA + 12
 LAP = 12
