@@ -162,13 +162,17 @@ def aligned(model: Any) -> Any:
 
 
 def empty_model(path: str, dtype: str, device: str) -> Any:
-    """The structure with memory for the weights and nothing in it: for a generator, whose weights all come by push."""
+    """The structure with memory for the weights and nothing in it: for a generator, whose weights all come by push.
+
+    For a GPU it is made on the CPU, as a learner's is, so that both have the same frequencies of positions, to the last
+    digit. Memory that was never written costs a host nothing.
+    """
     import torch
     from transformers.initialization import no_init_weights
 
     _quiet()
     try:
-        with torch.device(device), no_init_weights():
+        with torch.device("cpu" if device.startswith("cuda") else device), no_init_weights():
             model = _structure(path, dtype)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path must load as a causal language model: {path}: {_first(error)}") from error
