@@ -17,9 +17,10 @@ def choose(device: torch.device) -> None:
 def attention(q_BHTD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """(B, H, T, D); H may be a multiple of the heads of keys and values. Without a mask it is causal.
 
-    On a GPU no kernel but cuDNN's has both a mask and fewer key heads than query heads, and without one torch would
-    write all scores down in float32. So one token's query heads of a key head are taken as so many tokens, which see
-    the same; for more tokens keys and values are repeated.
+    On a GPU flash attention has no mask, and whether the memory-efficient kernel has fewer key heads than query heads
+    depends on the release; where none serves torch writes all scores down in float32. So with a mask it is never asked
+    for: one token's query heads of a key head are so many tokens, which see the same; for more tokens keys and values
+    are repeated.
     """
     group, one = q_BHTD.shape[1] // k_BHLD.shape[1], q_BHTD.shape[2] == 1
     if mask is None or group == 1:
