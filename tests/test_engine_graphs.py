@@ -197,6 +197,22 @@ def test_a_recording_that_breaks_off_leaves_the_device_as_it_was() -> None:
 
 
 @pytest.mark.gpu
+def test_a_recording_outlives_those_before_it() -> None:
+    """Whatever torch takes back with an older one, and cuBLAS's workspace is of the stream that both were made on."""
+    recorder, weight = CudaRecorder(), torch.randn(4096, 4096, device="cuda")
+    x_nE = torch.randn(8, 4096, device="cuda")
+    first = recorder(lambda: x_nE @ weight)
+    second = recorder(lambda: x_nE @ weight.t())
+    first()
+    del first
+    torch.cuda.empty_cache()
+    others = [torch.full((1 << 22,), 7.0, device="cuda") for _ in range(8)]
+    x_nE.normal_()
+    torch.testing.assert_close(second(), x_nE @ weight.t())
+    assert all(bool((other == 7.0).all()) for other in others)
+
+
+@pytest.mark.gpu
 def test_a_cuda_device_replays_its_steps() -> None:
     model, requests = qwen(0), mixed(60)
     recorder, n_recorded = CudaRecorder(), 0

@@ -134,6 +134,9 @@ def test_snapshots_lie_on_the_gpu_where_pushes_stay_within_it() -> None:
     assert (kept.device - sent.device, kept.host) == (2 * 4 * N, LIBRARIES[Role.LEARNER] + 4 * N)
     assert 4096 < 4 * N <= 8192
     assert sent.host == LIBRARIES[Role.LEARNER] + 2 * 8192, "pinned, by powers of two"
+    large = Shape(64, 2, 16, 2, 1, 4, 10, True)  # what so few tokens leave is less than AdamW's room for a step
+    little = config(topology=one_gpu, data={"task": "sums", "batch_size": 1}, weights={"route": "gloo"})
+    assert estimate(little, large, Role.LEARNER, 0, n_prompt=1).device == (12 + 4 + 4) * large.n_parameters
     alone = config(topology=one_gpu | {"ranks_per_gpu": 1})
     assert need(alone, Role.LEARNER) == sent
 

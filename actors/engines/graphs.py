@@ -41,16 +41,17 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # one for all: cuBLAS keeps a workspace for each stream that it was called on
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # for all recordings, as cuBLAS keeps a workspace for each stream that it was called on. Two, since a recording
+        # that goes gives its stream's back, which therefore must lie in the pool: made while recording, never before
+        self._warm, self._stream = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Step) -> Step:
         before = torch.cuda.current_stream()
-        self._stream.wait_stream(before)
-        with torch.cuda.stream(self._stream):
+        self._warm.wait_stream(before)
+        with torch.cuda.stream(self._warm):
             for _ in range(WARM):
                 step()
-        before.wait_stream(self._stream)
+        before.wait_stream(self._warm)
         graph = torch.cuda.CUDAGraph()
         try:
             # other threads receive weights meanwhile: their calls are not part of this
@@ -67,7 +68,10 @@ class CudaRecorder:
         return again
 
     def _recover(self, before: torch.cuda.Stream) -> None:
-        """From a recording that broke off: torch leaves its stream the current one, and its pool being filled."""
+        """From a recording that broke off: torch leaves its stream the current one, and its pool perhaps being filled.
+
+        What recordings took stays reserved.
+        """
         torch.cuda.set_stream(before)
         with suppress(RuntimeError):  # of a pool that is not being filled
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)

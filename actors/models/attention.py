@@ -20,7 +20,7 @@ def attention(q_BHTD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, mask: Tensor | Non
     On a GPU flash attention has no mask, and whether the memory-efficient kernel has fewer key heads than query heads
     depends on the release; where none serves torch writes all scores down in float32. So with a mask it is never asked
     for: one token's query heads of a key head are so many tokens, which see the same; for more tokens keys and values
-    are repeated.
+    are repeated. (Without a mask that is left to torch, and so float32 on a GPU to that form.)
     """
     group, one = q_BHTD.shape[1] // k_BHLD.shape[1], q_BHTD.shape[2] == 1
     if mask is None or group == 1:

@@ -165,7 +165,7 @@ def empty_model(path: str, dtype: str, device: str) -> Any:
     """The structure with memory for the weights and nothing in it: for a generator, whose weights all come by push.
 
     For a GPU it is made on the CPU, as a learner's is, so that both have the same frequencies of positions, to the last
-    digit. Memory that was never written costs a host nothing.
+    digit. Memory that was never written takes none of a host's, though it is copied.
     """
     import torch
     from transformers.initialization import no_init_weights
