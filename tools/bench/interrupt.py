@@ -1,7 +1,8 @@
 """Interrupted generation over drained: whole jobs that differ in what an update does to the samples under way.
 
-Bound by generation; an update comes about once in the mean time of a sample, for a batch has as many samples as there
-are slots. "drain" waits until the samples under way have ended, and begins no other meanwhile.
+Bound by generation, as few rows of a model with weights larger than a core's cache are; an update comes about once in
+the mean time of a sample, for a batch has as many samples as there are slots. "drain" waits until the samples under way
+have ended, and begins no other meanwhile.
 """
 
 import time
@@ -18,10 +19,10 @@ from tools.run import Line
 MODES = ("recompute", "keep", "drain")
 ETA = 8  # so that hardly a token is too old to train
 WORKLOAD = drawn.Workload(
-    shape=(128, 4, 4), median=200.0, sigma=1.0, longest=1920, batch_size=2, n_samples=8, n_slots=16
+    shape=(288, 6, 9), median=100.0, sigma=1.0, longest=960, batch_size=1, n_samples=4, n_slots=4
 )
 SETTLE = ETA + 12
-LAP = 12
+LAP = 24
 ATTEMPTS = 8
 
 
