@@ -18,9 +18,7 @@ from tools.run import Line
 
 MODES = ("recompute", "keep", "drain")
 ETA = 8  # so that hardly a token is too old to train
-WORKLOAD = drawn.Workload(
-    shape=(288, 6, 9), median=100.0, sigma=1.0, longest=960, batch_size=1, n_samples=4, n_slots=4
-)
+WORKLOAD = drawn.Workload(shape=(288, 6, 9), median=100.0, sigma=1.0, longest=960, batch_size=1, n_samples=4, n_slots=4)
 SETTLE = ETA + 12
 LAP = 24
 ATTEMPTS = 8
