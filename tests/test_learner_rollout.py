@@ -245,7 +245,8 @@ def test_pushes_run_in_order_from_the_newest_two_snapshots(tmp_path: Path) -> No
     assert text.count('"push_broken"') == 2
 
 
-def test_a_snapshot_that_is_being_sent_is_never_spare() -> None:
+def slow_pusher() -> tuple[Pusher, threading.Event, threading.Event]:
+    """One whose push sets the first event, and lasts until the second is set."""
     sending, go_on = threading.Event(), threading.Event()
 
     def push(snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
@@ -253,7 +254,11 @@ def test_a_snapshot_that_is_being_sent_is_never_spare() -> None:
         go_on.wait(10.0)
         return m.PushDone(begin.push, snapshot.version, snapshot.digest, 0.0, 0.0)
 
-    pusher = Pusher(push, send=lambda _: None, failed=lambda _: None)
+    return Pusher(push, send=lambda _: None, failed=lambda _: None), sending, go_on
+
+
+def test_a_snapshot_that_is_being_sent_is_never_spare() -> None:
+    pusher, sending, go_on = slow_pusher()
     for version in (0, 1):
         pusher.keep(snapshot_of(version))
     pusher.begin(begin_of(0, 0))
@@ -265,19 +270,13 @@ def test_a_snapshot_that_is_being_sent_is_never_spare() -> None:
 
 def test_a_gpus_snapshot_that_was_being_sent_comes_back_later() -> None:
     """torch would never free it: three take turns from then on, and no fourth is made."""
-    sending, go_on = threading.Event(), threading.Event()
-
-    def push(snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
-        sending.set()
-        go_on.wait(10.0)
-        return m.PushDone(begin.push, snapshot.version, snapshot.digest, 0.0, 0.0)
 
     def on_gpu(version: int) -> Snapshot:
         snapshot = snapshot_of(version)
         snapshot.shared = cast(SharedMemory, SimpleNamespace(device=torch.device("cuda")))
         return snapshot
 
-    pusher = Pusher(push, send=lambda _: None, failed=lambda _: None)
+    pusher, sending, go_on = slow_pusher()
     first, second, third = map(on_gpu, range(3))
     pusher.keep(first)
     pusher.keep(second)
