@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -68,13 +69,22 @@ def join_store(endpoint: str, timeout_s: float) -> TCPStore:
         raise PushFailed(f"a member must reach the root's store: {endpoint!r}: {brief(error)}") from error
 
 
-def open_device(address: str, interface: str) -> Any:
+class Listener:
     """Where gloo listens: the address when there is one, else the interface's first. Never all of them."""
-    if address:
-        return ProcessGroupGloo.create_device(hostname=str(_numeric(address)))
-    if not interface:
-        raise ConfigError("collectives need one named interface: neither an address nor an interface is given")
-    return ProcessGroupGloo.create_device(interface=interface)
+
+    def __init__(self, address: str, interface: str) -> None:
+        """Raises ConfigError when that is none."""
+        self._address = str(_numeric(address)) if address else ""
+        self._interface = interface
+        if not address and not interface:
+            raise ConfigError("collectives need one named interface: neither an address nor an interface is given")
+
+    @cached_property
+    def device(self) -> Any:
+        """Opened at the first use: its thread wakes a hundred times a second from then on, whatever there is to do."""
+        if self._address:
+            return ProcessGroupGloo.create_device(hostname=self._address)
+        return ProcessGroupGloo.create_device(interface=self._interface)
 
 
 class Group:
@@ -130,7 +140,7 @@ class Group:
         return work
 
 
-def meet(name: str, store: TCPStore, watch: "Watch", *, rank: int, size: int, device: Any) -> Group:
+def meet(name: str, store: TCPStore, watch: "Watch", *, rank: int, size: int, listener: Listener) -> Group:
     """The group of that name, as soon as all have come. Raises PushFailed and RuntimeError as `Watch.until` does.
 
     Gloo's own meeting ends by its time limit alone, whoever has died meanwhile. So it is held on a thread, which is
@@ -142,7 +152,7 @@ def meet(name: str, store: TCPStore, watch: "Watch", *, rank: int, size: int, de
     def build() -> None:
         try:
             own = store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
-            outcome.put(Group(name, own, rank=rank, size=size, device=device, timeout_s=left_s))
+            outcome.put(Group(name, own, rank=rank, size=size, device=listener.device, timeout_s=left_s))
         except Exception as error:  # noqa: BLE001  raised again below, if anybody still waits
             outcome.put(error)
 
@@ -213,12 +223,15 @@ class Watch:
             self._cancelled.wait(pause)
             pause = min(pause * 1.5, 0.01)
 
-    def look(self, waits_for: Callable[[], str]) -> None:
-        """Raises PushFailed when the push is over: cancelled here, given up at the other side, or overdue."""
+    def look(self, waits_for: Callable[[], str], *, at_once: bool = False) -> None:
+        """Raises PushFailed when the push is over: cancelled here, given up at the other side, or overdue.
+
+        For the other side's alarm it looks only now and then, unless `at_once`.
+        """
         now = time.monotonic()
         if self._cancelled.is_set():
             raise PushFailed(f"{self._what} was cancelled here; it waited for {waits_for()}")
-        if now - self._looked >= ALARM_S:
+        if at_once or now - self._looked >= ALARM_S:
             self._looked = now
             if self._store.check([self._alarm]):
                 raise PushFailed(f"{self._what} was given up: {self._store.get(self._alarm).decode()}")

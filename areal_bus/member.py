@@ -4,6 +4,7 @@ Weights arrive in a side thread while the engine decodes with those it holds. Kn
 are for; how a push goes is told in `weights.py`.
 """
 
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,14 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.checksum import prepare
-from areal_bus.collective import WINDOW, Group, Groups, Watch, brief, join_store, meet, open_device
+from areal_bus.collective import WINDOW, Group, Groups, Listener, Watch, brief, join_store, meet
 from areal_bus.cores import own_core
 from areal_bus.errors import PushFailed
 from areal_bus.landing import Landing
 from areal_bus.manifest import Manifest, first_difference
 from areal_bus.messages import PushBegin
 from areal_bus.push_words import HELD, WRONG, Go, Offer, Ready, bucket, key, read, reason, title
+from areal_bus.reports import report
 from areal_bus.shared_memory import Opened, Place, open_memory, place_of
 
 
@@ -42,7 +44,7 @@ class Member:
         if device == "cpu":
             prepare()
         self.name = name
-        self._gloo = open_device(address, interface)
+        self._listener = Listener(address, interface)
         self._device = torch.device("cpu" if staging == "host" else device)
         self._is_beside_engine = device == "cpu" and staging != "host"
         self._groups = Groups()
@@ -124,14 +126,18 @@ class Member:
             raise PushFailed(f"a push must bring the model that its members hold: {said}")
         landing = Landing(manifest, into, self._device)
         place, memory = self._open(manifest, begin, store, watch)
-        group, copies = self._meet(begin, store, place, watch)
+        group = self._meet(begin, store, place, watch)
         with own_core() if self._is_beside_engine else nullcontext():
-            if not copies:
+            if group is not None:
                 self._take(manifest, landing, group, watch)
             elif memory is not None:
                 self._copy(manifest, landing, memory, watch)
             else:
                 raise PushFailed("a push is copied only by members that have opened the root's memory")
+        if group is None:
+            watch.look(lambda: "its report", at_once=True)  # a push that was given up is not reported
+            report(store, begin, self.name)
+            return landing
         sent, _ = group.report(WRONG if landing.wrong else HELD, watch.limit_s)
         watch.until(sent.is_completed, lambda: "the root to take the report", group)
         return landing
@@ -151,19 +157,21 @@ class Member:
             self._found_shut = True
             return Place(f"{self.name} of {here.realm}", here.device, f"{here.host} ({error})"), None
 
-    def _meet(self, begin: PushBegin, store: TCPStore, place: Place, watch: Watch) -> tuple[Group, bool]:
-        """Say ready, then use or build the group that the root names; with it whether members copy."""
+    def _meet(self, begin: PushBegin, store: TCPStore, place: Place, watch: Watch) -> Group | None:
+        """Say ready, then use or build the group that the root names; None when members copy."""
         group = self._groups.of_view(begin.view)
-        ready = Ready(group.name if group else "", place)
+        ready = Ready(group.name if group else "", place, os.getpid())
         store.set(key(begin, f"ready/{self.name}"), ready.encode())
         go = Go.decode(read(store, begin, "go", watch))
+        if go.copies:
+            return None
         if group is not None and group.name == go.group:
-            return group, go.copies
+            return group
         self._groups.drop_view(begin.view)
         rank, size = begin.members.index(self.name) + 1, len(begin.members) + 1
-        group = meet(go.group, store, watch, rank=rank, size=size, device=self._gloo)
+        group = meet(go.group, store, watch, rank=rank, size=size, listener=self._listener)
         self._groups.keep(begin.view, group)
-        return group, go.copies
+        return group
 
     def _copy(self, manifest: Manifest, landing: Landing, memory: Opened, watch: Watch) -> None:
         """Out of the root's memory; should that hold another version meanwhile, the copy has other checksums."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-PROTOCOL = 8  # raised with every change of a record here, of how they travel, or of a checksum
+PROTOCOL = 9  # raised with every change of a record here, of how they travel, or of a checksum
 
 ATTEMPTS = 1000  # attempts that a prompt has in one term, so that no two terms' results are ever mixed up
 

@@ -40,6 +40,7 @@ class Ready:
 
     group: str  # that it still holds of this view; "" for none
     place: Place  # where it receives; if that is the root's, it has opened the root's memory
+    pid: int  # of its process, as that place numbers them
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -48,28 +49,32 @@ class Ready:
     def decode(text: str) -> "Ready":
         value = decoded(text)
         try:
-            return Ready(str(value["group"]), Place(**value["place"]))
-        except (KeyError, TypeError) as error:
-            raise PushFailed(f"a member says with which group it is ready, and where: {text[:200]!r}") from error
+            return Ready(str(value["group"]), Place(**value["place"]), int(value["pid"]))
+        except (KeyError, TypeError, ValueError) as error:
+            said = repr(text[:200])
+            raise PushFailed(f"a member says with which group it is ready, where and as which pid: {said}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
     """All are ready: how it goes on."""
 
-    group: str  # to be built by whoever does not hold it
-    copies: bool  # each member out of the root's memory; else buckets are broadcast
+    group: str  # buckets are broadcast in it; to be built by whoever does not hold it. "": members copy
+
+    @property
+    def copies(self) -> bool:
+        """Each member out of the root's memory, without a group."""
+        return not self.group
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
     def decode(text: str) -> "Go":
-        value = decoded(text)
-        group, copies = value.get("group"), value.get("copies")
-        if not isinstance(group, str) or not isinstance(copies, bool):
-            raise PushFailed(f"the root names a group, and whether members copy: {text[:200]!r}")
-        return Go(group, copies)
+        group = decoded(text).get("group")
+        if not isinstance(group, str):
+            raise PushFailed(f"the root names a group, or none: {text[:200]!r}")
+        return Go(group)
 
 
 def decoded(text: str) -> dict[str, Any]:

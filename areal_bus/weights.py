@@ -1,28 +1,30 @@
 """The weight push: learner rank 0 (the root) sends one snapshot to the members of a view; each verifies every byte.
 
-One push, by keys in the root's store and two gloo groups (docs/weights.md has the picture):
+One push, by keys in the root's store (docs/weights.md has the picture):
   announce   the root sets the manifest, and a handle of its memory; a member checks its model, makes room, opens that
   ready      each member says so, with the group it still holds; one that cannot says why and ends the push
-  go         the root names the group; whoever does not hold it builds it
-  buckets    broadcast in order; a member copies and verifies one while the next arrives. Or, where all members have
-             opened the root's memory (`route.py`), each copies out of that
-  report     each member tells the root whether all checksums were right
+  go         where all members have opened the root's memory (`route.py`), each copies out of that; else the root names
+             a group of theirs, two of gloo in fact, and whoever does not hold it builds it
+  buckets    copied, or broadcast in order, a member copying and verifying one while the next arrives
+  report     each member tells the root that it has verified, by a key or by the group
 Knows nothing of engines, heads or versions' order: when a push begins, and with whom, comes with `PushBegin`.
 """
 
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from areal_bus.collective import WINDOW, Group, Groups, Watch, brief, join_store, meet, open_device, serve_store
+from areal_bus.collective import WINDOW, Group, Groups, Listener, Watch, brief, join_store, meet, serve_store
 from areal_bus.errors import PushFailed
 from areal_bus.member import Member
 from areal_bus.messages import PushBegin, PushDone
 from areal_bus.push_words import HELD, Go, Offer, Ready, bucket, key, reason, title
+from areal_bus.reports import Reports
 from areal_bus.route import Route, is_shared
 from areal_bus.snapshot import Snapshot, digest_of, forms_of, take_snapshot
 
@@ -35,7 +37,7 @@ class Root:
     def __init__(self, store: TCPStore, *, interface: str, address: str, route: Route = "auto") -> None:
         self._store = store
         self._route = route
-        self._device = open_device(address, interface)
+        self._listener = Listener(address, interface)
         self._groups = Groups()
         self._cancelled = threading.Event()
         self._under_way: int | None = None
@@ -101,39 +103,42 @@ class Root:
         if self._route != "gloo" and snapshot.shared is not None and snapshot.place is not None:
             self._store.set(key(begin, "memory"), Offer(snapshot.place, snapshot.shared.handle).encode())
         self._store.set(key(begin, "manifest"), snapshot.layout.encode())
-        group, is_sent = self._assemble(snapshot, begin, watch)
+        ready = self._ready(begin, watch)
+        if is_shared(self._route, snapshot.place, {name: said.place for name, said in ready.items()}):
+            self._store.set(key(begin, "go"), Go("").encode())
+            with Reports(self._store, begin, {name: said.pid for name, said in ready.items()}) as reports:
+                watch.until(reports.are_there, reports.waits_for)
+            return
+        group = self._meet(begin, ready, watch)
         reported, statuses = group.report(HELD, watch.limit_s)
-        if is_sent:
-            self._send(snapshot, group, watch)
+        self._send(snapshot, group, watch)
         watch.until(reported.is_completed, lambda: "the members' reports", group)
         if any(int(status) != HELD for status in statuses):
             self._groups.drop_view(begin.view)  # that member has let go of it, too
 
-    def _assemble(self, snapshot: Snapshot, begin: PushBegin, watch: Watch) -> tuple[Group, bool]:
-        """The group of this view, once all members are ready: the one of last time if all still hold it.
-
-        With it, whether the snapshot is to be sent: False when the members copy it by themselves.
-        """
+    def _ready(self, begin: PushBegin, watch: Watch) -> dict[str, Ready]:
+        """What the members say, once all are ready."""
         keys = {key(begin, f"ready/{name}"): name for name in begin.members}
 
         def missing() -> str:
             return "members to be ready: " + ", ".join(n for k, n in keys.items() if not self._store.check([k]))
 
         watch.until(lambda: self._store.check(list(keys)), missing)
-        said = {name: Ready.decode(self._store.get(at).decode()) for at, name in keys.items()}
-        places = {name: ready.place for name, ready in said.items()}
-        copies = is_shared(self._route, snapshot.place, places)
+        return {name: Ready.decode(self._store.get(at).decode()) for at, name in keys.items()}
+
+    def _meet(self, begin: PushBegin, ready: Mapping[str, Ready], watch: Watch) -> Group:
+        """The group of this view: the one of last time if all still hold it."""
         group = self._groups.of_view(begin.view)
         size = len(begin.members) + 1
-        if group is not None and {ready.group for ready in said.values()} == {group.name} and group.size == size:
-            self._store.set(key(begin, "go"), Go(group.name, copies).encode())
-            return group, not copies
+        if group is not None and {said.group for said in ready.values()} == {group.name} and group.size == size:
+            self._store.set(key(begin, "go"), Go(group.name).encode())
+            return group
         self._groups.drop_view(begin.view)
         name = f"view-{begin.view}.{self._store.add('groups', 1)}"
-        self._store.set(key(begin, "go"), Go(name, copies).encode())
-        group = meet(name, self._store, watch, rank=0, size=size, device=self._device)
+        self._store.set(key(begin, "go"), Go(name).encode())
+        group = meet(name, self._store, watch, rank=0, size=size, listener=self._listener)
         self._groups.keep(begin.view, group)
-        return group, not copies
+        return group
 
     def _send(self, snapshot: Snapshot, group: Group, watch: Watch) -> None:
         buckets, data = snapshot.layout.buckets(), snapshot.host_data()
@@ -149,5 +154,6 @@ class Root:
         """Keys of the push before; "stop" stays, for members that come to it late."""
         for old in self._old_keys:
             self._store.delete_key(old)
-        names = ["memory", "manifest", "go", "refused", *(f"ready/{name}" for name in begin.members)]
+        names = ["memory", "manifest", "go", "refused"]
+        names += [f"{word}/{name}" for word in ("ready", "report") for name in begin.members]
         self._old_keys = [key(begin, name) for name in names]

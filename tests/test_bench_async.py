@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,40 @@ def test_each_half_alone_computes_the_workload_that_the_jobs_have(tmp_path: Path
         assert alone.ask("prefill") > 0
         assert made.n_parameters > 32 * 32
         assert 16 <= made.mean <= 40
+
+
+@pytest.mark.parametrize(
+    ("first", "ratios", "looked_at", "chosen"),
+    [
+        (288, {288: 0.9}, [288], 288),
+        (288, {288: 0.77, 256: 0.87}, [288, 256], 256),
+        (288, {288: 0.77, 256: 0.79, 224: 1.2}, [288, 256, 224], 256),
+        (256, {256: 1.1, 288: 0.95}, [256, 288], 288),
+        (256, {256: 1.5, 288: 1.3, 320: 1.2}, [256, 288, 320], 320),
+        (192, {192: 0.5, 128: 0.4}, [192, 128], 192),
+    ],
+)
+def test_a_shape_is_looked_for_where_the_halves_come_nearer(
+    monkeypatch: pytest.MonkeyPatch, first: int, ratios: dict[int, float], looked_at: list[int], chosen: int
+) -> None:
+    """No shape is looked at on the side where they part; the one that is taken is warm again, if it was not the last."""
+    seen: list[int] = []
+    warmed: list[int] = []
+
+    def prepared(workload: drawn.Workload, _at: Path, _alone: object) -> Any:
+        return workload
+
+    def speeds(workload: drawn.Workload, _alone: object) -> tuple[float, float]:
+        seen.append(workload.shape[0])
+        return ratios[workload.shape[0]], 1.0
+
+    monkeypatch.setattr(drawn, "Prepared", prepared)
+    monkeypatch.setattr(drawn, "speeds", speeds)
+    monkeypatch.setattr(drawn, "warm", lambda workload, _alone: warmed.append(workload.shape[0]))
+    shape = next(shape for shape in drawn.SHAPES if shape[0] == first)
+    found: Any = drawn.balanced(replace(SMALL, shape=shape), Path(), None)  # type: ignore[arg-type]
+    assert (seen, found.shape[0]) == (looked_at, chosen)
+    assert warmed == ([] if chosen == looked_at[-1] else [chosen])
 
 
 def test_a_process_is_found_below_another_wherever_it_is() -> None:

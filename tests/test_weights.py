@@ -280,7 +280,8 @@ def test_a_push_whose_member_died_before_the_members_met_is_called_off_at_once(r
     (peer,) = ring.members("generator-0.0")
     sent = snapshot(9)
     begin = ring.begin(sent, peer.name, "generator-8.0")
-    ring.store.set(f"push/{begin.push}/ready/generator-8.0", Ready("", HERE).encode())  # all that it lived to say
+    last_words = Ready("", HERE, os.getpid())
+    ring.store.set(f"push/{begin.push}/ready/generator-8.0", last_words.encode())
     peer.order(begin)
     errors: list[PushFailed] = []
 

@@ -24,8 +24,9 @@ from tools.run import Line
 
 BALANCE = 1.25  # generation alone over training alone, at most, and its reciprocal
 AIM = 0.88  # the same, wished for: in a job generation takes a sixth longer than alone, and training a tenth
-NEAR = 1.1  # a shape this near is taken without a look at those behind it
-SHAPES = ((288, 6, 9), (320, 6, 10), (256, 6, 8), (224, 6, 7), (192, 6, 6), (128, 4, 4))  # (width, layers, heads)
+NEAR = 1.1  # a shape this near is taken without a look at others
+SHAPES = ((320, 6, 10), (288, 6, 9), (256, 6, 8), (224, 6, 7), (192, 6, 6), (128, 4, 4))  # (width, layers, heads)
+"""The narrower, the longer generation takes beside training."""
 RECORDED = 2  # batches that `ours.alone` trains in turn
 WARM = 3  # batches generated before speeds are compared: lengths have spread over the slots by then
 N_ROWS = 2048
@@ -156,18 +157,26 @@ def folder(name: str) -> Iterator[Path]:
 
 
 def balanced(workload: Workload, at: Path, alone: Side) -> Prepared:
-    """The workload with that of SHAPES whose generation over training, each alone, is nearest to AIM, or NEAR it."""
-    best, distance = None, math.inf
-    for shape in SHAPES:
+    """The workload with a shape whose generation over training, each alone, is NEAR to AIM, or the nearest.
+
+    From its own shape on through SHAPES, narrower ones where generation is too fast for it, else wider ones.
+    """
+
+    def look(index: int) -> tuple[Prepared, float]:
+        shape = SHAPES[index]
         made = Prepared(replace(workload, shape=shape), at / "x".join(map(str, shape)), alone)
         generation, training = speeds(made, alone)
-        away = abs(math.log(generation / training / AIM))
-        if away < distance:
-            best, distance = made, away
-        if distance < math.log(NEAR):
-            break
-    if best is None:
-        raise RuntimeError("there is a shape to choose")
+        return made, math.log(generation / training / AIM)
+
+    index = SHAPES.index(workload.shape)
+    made, away = look(index)
+    best, nearest = made, away
+    step = 1 if away < 0 else -1
+    while abs(nearest) >= math.log(NEAR) and away * step < 0 and 0 <= index + step < len(SHAPES):
+        index += step
+        made, away = look(index)
+        if abs(away) < abs(nearest):
+            best, nearest = made, away
     if made is not best:
         warm(best, alone)
     return best

@@ -27,7 +27,7 @@ PATIENT = (
     "watchdog.act_s=36000.0",
 )
 LOOK_S = 0.1  # seldom: whoever looks takes a core from the job
-PATIENCE_S = 300.0  # for one lap
+PATIENCE_S = 300.0  # for one update
 
 
 class Lane:
@@ -74,7 +74,10 @@ class Lane:
                 why = f"ended with {code}" if code is not None else f"made none within {PATIENCE_S:g} s"
                 raise ConfigError(f"a job goes on making versions to be measured: {self._job.run} {why}")
             time.sleep(LOOK_S)
+            n_before = len(self.updates)
             self._read()
+            if len(self.updates) > n_before:
+                deadline = time.monotonic() + PATIENCE_S
         self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:

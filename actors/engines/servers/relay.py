@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import BroadcastOptions, PrefixStore  # type: ignore[attr-defined]
 
-from areal_bus.collective import brief, gloo, open_device, serve_store
+from areal_bus.collective import Listener, brief, gloo, serve_store
 from areal_bus.errors import EngineLost
 
 PAUSE_S = 0.002
@@ -30,7 +30,7 @@ class Relay:
         self._store, endpoint = serve_store(address)
         host, _, port = endpoint.rpartition(":")
         self.host, self.port = host.strip("[]"), int(port)
-        self._device = open_device(address, interface)
+        self._device = Listener(address, interface).device
         self._group: Any = None
         self._under_way: list[Any] = []
 
