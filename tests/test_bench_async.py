@@ -113,7 +113,7 @@ def test_each_half_alone_computes_the_workload_that_the_jobs_have(tmp_path: Path
 def test_a_shape_is_looked_for_where_the_halves_come_nearer(
     monkeypatch: pytest.MonkeyPatch, first: int, ratios: dict[int, float], looked_at: list[int], chosen: int
 ) -> None:
-    """No shape is looked at on the side where they part; the one that is taken is warm again, if it was not the last."""
+    """No shape is looked at on the side where they part; what is taken is warm again, if it was not the last."""
     seen: list[int] = []
     warmed: list[int] = []
 
