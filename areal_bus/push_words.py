@@ -12,7 +12,7 @@ from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.shared_memory import Handle, Place
 
-HELD, WRONG = 1, 2  # a member's report
+HELD, WRONG = 1, 2  # a member's report by its group
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Ready:
     def decode(text: str) -> "Ready":
         value = decoded(text)
         try:
-            return Ready(str(value["group"]), Place(**value["place"]), int(value["pid"]))
+            return Ready(str(value["group"]), Place(**value["place"]), pid_of(value["pid"]))
         except (KeyError, TypeError, ValueError) as error:
             said = repr(text[:200])
             raise PushFailed(f"a member says with which group it is ready, where and as which pid: {said}") from error
@@ -84,6 +84,12 @@ def decoded(text: str) -> dict[str, Any]:
         raise PushFailed(f"a word of a push is JSON: {text[:200]!r}") from error
     if not isinstance(value, dict):
         raise PushFailed(f"a word of a push is an object: {text[:200]!r}")
+    return value
+
+
+def pid_of(value: object) -> int:
+    if type(value) is not int or not 0 < value < 1 << 31:
+        raise ValueError(f"{value!r} numbers no process")
     return value
 
 

@@ -17,8 +17,12 @@ from areal_bus.push_words import key, title
 
 
 def report(store: TCPStore, begin: PushBegin, name: str) -> None:
-    """A member's, to the root: it has copied and verified. Whether its bytes were right is between it and the head."""
-    store.set(_key(begin, name), "verified")
+    """A member's, to the root: it has copied, and looked at every byte. Whether all were right it tells the head.
+
+    Raises RuntimeError where the root's store is gone.
+    """
+    store.set(_key(begin, name), "done")
+    store.check([_key(begin, name)])  # answered after the one before, which is not
 
 
 class Reports:
@@ -27,7 +31,7 @@ class Reports:
     def __init__(self, store: TCPStore, begin: PushBegin, pids: Mapping[str, int]) -> None:
         self._store = store
         self._begin = begin
-        self._keys = {name: _key(begin, name) for name in pids}
+        self._keys = {name: _key(begin, name) for name in sorted(pids)}
         self._pids = pids
         self._processes: dict[int, str] = {}  # descriptors, readable when the process has ended
         self._poll = select.poll()
@@ -39,7 +43,7 @@ class Reports:
                 descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
                 self._ended.add(name)
-            except OSError:  # the kernel has no such thing, or a policy forbids it: then the head's word ends the push
+            except (OSError, AttributeError):  # no such thing, or a policy forbids it: the head's word ends the push
                 continue
             else:
                 self._processes[descriptor] = name
@@ -54,18 +58,16 @@ class Reports:
     def are_there(self) -> bool:
         """All of them. Raises PushFailed when a member has ended without one."""
         self._ended.update(self._processes[descriptor] for descriptor, _ in self._poll.poll(0))
-        if self._store.check(list(self._keys.values())):  # asked after the ends: of an ended one no other will come
+        if self._store.check(list(self._keys.values())):  # asked after the ends: what they have told is there by now
             return True
-        silent = [name for name in self._missing() if name in self._ended]
+        silent = [name for name in sorted(self._ended) if not self._store.check([self._keys[name]])]
         if silent:
             raise PushFailed(f"{title(self._begin)} must be reported by each member: {', '.join(silent)} ended before")
         return False
 
     def waits_for(self) -> str:
-        return "the members' reports: " + ", ".join(self._missing())
-
-    def _missing(self) -> list[str]:
-        return [name for name, at in self._keys.items() if not self._store.check([at])]
+        missing = [name for name, at in self._keys.items() if not self._store.check([at])]
+        return "the members' reports: " + (", ".join(missing) or "they have just come")
 
 
 def _key(begin: PushBegin, name: str) -> str:

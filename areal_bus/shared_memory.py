@@ -56,7 +56,7 @@ def refusal(n_bytes: int) -> str:
     """Why there is no such memory of this process on the host, of this size; "" when there is. It takes no room."""
     try:
         SharedMemory(n_bytes, torch.device("cpu"))
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, AttributeError) as error:  # a Python may be built without memfd
         return brief(error)
     return ""
 

@@ -1,5 +1,6 @@
 """Reports without a group: all there, or a member named that has ended without one."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
+from areal_bus.push_words import Ready
 from areal_bus.reports import Reports, report
-from areal_bus.weights import serve_store
+from areal_bus.weights import join_store, serve_store
 
 A, B = "generator-0.0", "generator-1.0"
 BEGIN = PushBegin(push=7, version=3, view=1, store="", members=[A, B], timeout_s=10.0)
@@ -42,7 +44,7 @@ def test_they_are_there_when_all_have_reported(store: TCPStore) -> None:
 
 
 def test_reports_of_another_push_are_none(store: TCPStore) -> None:
-    report(store, PushBegin(8, 3, 1, "", [A], 10.0), A)
+    report(store, PushBegin(8, 3, 1, [A], "", 10.0), A)
     with Reports(store, BEGIN, {A: os.getpid()}) as reports:
         assert not reports.are_there()
 
@@ -76,11 +78,46 @@ def test_who_reports_and_then_ends_has_reported(store: TCPStore, process: subpro
         assert reports.are_there()
 
 
+def test_a_report_is_there_when_its_member_may_end() -> None:
+    """By two connections, as member and root have them: what is set by one is not at once seen by the other."""
+    server, endpoint = serve_store("127.0.0.1")
+    member = join_store(endpoint, 10.0)
+    for push in range(200):
+        begin = PushBegin(push, 3, 1, [A], endpoint, 10.0)
+        report(member, begin, A)
+        with Reports(server, begin, {A: os.getpid()}) as reports:
+            assert reports.are_there()
+
+
+def test_who_reports_to_a_store_that_is_gone_hears_of_it() -> None:
+    server, endpoint = serve_store("127.0.0.1")
+    member = join_store(endpoint, 10.0)
+    del server
+    with pytest.raises(RuntimeError):
+        report(member, BEGIN, A)
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**31, "12", 1.5, True, None])
+def test_a_member_names_a_process(pid: object) -> None:
+    words = {"group": "", "place": {"realm": "r", "device": "cpu", "host": "h"}, "pid": pid}
+    with pytest.raises(PushFailed, match="a member says with which group it is ready, where and as which pid"):
+        Ready.decode(json.dumps(words))
+    assert Ready.decode(json.dumps(words | {"pid": 12})).pid == 12
+    del words["pid"]
+    with pytest.raises(PushFailed, match="a member says"):
+        Ready.decode(json.dumps(words))
+
+
+@pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), AttributeError("pidfd_open")])
 def test_where_the_kernel_tells_of_no_process_reports_are_waited_for(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Whoever ends then is told by the head, which calls the push off."""
-    monkeypatch.setattr(os, "pidfd_open", lambda _: (_ for _ in ()).throw(OSError(38, "Function not implemented")))
+
+    def refuse(_: int) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
     with Reports(store, BEGIN, {A: os.getpid()}) as reports:
         assert not reports.are_there()
         report(store, BEGIN, A)

@@ -23,7 +23,7 @@ from areal_bus.push_words import Go, Offer
 from areal_bus.route import Route
 from areal_bus.shared_memory import Handle, open_memory, refusal
 from areal_bus.weights import Member, Root, Snapshot, digest_of, serve_store, take_snapshot
-from tests.test_weights import Ring, wait_for, weights
+from tests.test_weights import Ring, listening, wait_for, weights
 from tests.test_weights_learner import begin, member, wait_until_stopped
 from tests.weights_member import fingerprint, shut
 from tests.weights_peer import Peer
@@ -62,7 +62,7 @@ def handle(ring: Ring, order: PushBegin) -> Handle:
     return Offer.decode(ring.store.get(f"push/{order.push}/memory").decode()).handle
 
 
-def test_members_hold_the_roots_bits_and_the_next_push_reuses_group_and_memory(ring: Ring) -> None:
+def test_members_hold_the_roots_bits_and_the_next_push_reuses_their_memory(ring: Ring) -> None:
     peers = ring.members("generator-0.0", "generator-1.0")
     names, sent, handles = [peer.name for peer in peers], None, []
     for version in (1, 2, 3):
@@ -82,6 +82,10 @@ def test_members_hold_the_roots_bits_and_the_next_push_reuses_group_and_memory(r
         handles.append(handle(ring, order))
     assert ring.store.add("groups", 0) == 0, "nobody met in a group"
     assert "device" not in vars(ring.root._listener), "and gloo listens nowhere"
+    assert not any(listening(peer.process.pid) for peer in peers)
+    gone = [f"push/{order.push - 1}/{name}" for name in ("go", *(f"report/{name}" for name in names))]
+    assert not any(ring.store.check([key]) for key in gone), "words of the push before are forgotten"
+    assert ring.store.check([f"push/{order.push}/report/{names[0]}"])
     assert handles[1:] == handles[:1] * 2, "one memory, shared once"
 
 
@@ -111,6 +115,52 @@ def test_auto_sends_where_a_member_finds_the_memory_shut(ring: Ring) -> None:
         assert [peer.answer()["held"] for peer in peers] == [sent.digest] * 2
         assert copied(ring, order) != is_shut
     root.close()
+
+
+def test_a_view_whose_pushes_go_one_way_and_the_other_keeps_its_group(ring: Ring) -> None:
+    (peer,) = ring.members("generator-0.0")
+    root, n_before = Root(ring.store, interface="lo", address="127.0.0.1", route="auto"), ring.store.add("groups", 0)
+    for version, shared_on in ((31, None), (32, CPU), (33, None), (34, CPU)):
+        sent = snapshot(version, shared_on=shared_on)
+        order = ring.begin(sent, peer.name, view=400)
+        peer.order(order)
+        root.push(sent, order)
+        assert peer.answer()["held"] == sent.digest
+        assert copied(ring, order) == (shared_on is CPU)
+    assert ring.store.add("groups", 0) == n_before + 1
+    root.close()
+
+
+def test_root_and_member_may_be_one_process() -> None:
+    store, endpoint = serve_store("127.0.0.1")
+    root = Root(store, interface="lo", address="127.0.0.1", route="shared")
+    one, order, sent = (
+        Member("generator-0.0", interface="lo", address="127.0.0.1"),
+        begin(1, endpoint, "generator-0.0"),
+        snapshot(1),
+    )
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(one.receive, order)
+        root.push(sent, order)
+        assert received.result(60)[1] == sent.digest
+    one.close()
+    root.close()
+
+
+def test_a_push_that_is_given_up_while_the_last_bytes_are_copied_is_not_reported(ring: Ring) -> None:
+    """Its member looks once more before it says that it is done."""
+    (peer,) = ring.members("generator-1.0")
+    sent = large(35)
+    order = ring.begin(sent, peer.name)
+    peer.order(order, signal_at=[15, signal.SIGSTOP])
+    thread, outcome = push_in_thread(ring, sent, order)
+    wait_until_stopped(peer)
+    ring.root.cancel(order.push)
+    thread.join(30)
+    assert "was cancelled here" in outcome[0]
+    peer.process.send_signal(signal.SIGCONT)
+    assert "version 35 was given up" in peer.answer()["error"]
+    assert not ring.store.check([f"push/{order.push}/report/{peer.name}"])
 
 
 def test_where_it_must_be_shared_a_member_that_finds_it_shut_is_named(ring: Ring) -> None:

@@ -57,7 +57,9 @@ class Second:
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Iterator[Ring]:
-    ring = Ring(tmp_path, "run.total_train_steps=12")
+    ring = Ring(
+        tmp_path, "run.total_train_steps=12", "weights.route=gloo"
+    )  # by which a member waits for the root to the end
     ring.hold(3)
     with ring.started():
         ring.until("update", version=3)

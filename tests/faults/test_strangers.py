@@ -42,7 +42,7 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
     folder = tmp_path_factory.mktemp("siege")
     cage = folder / "cage"
     cage.mkdir()
-    ring = Ring(folder, "run.total_train_steps=8", "bus.transport=tcp", "bus.curve=on")
+    ring = Ring(folder, "run.total_train_steps=8", "bus.transport=tcp", "bus.curve=on", "weights.route=gloo")
     ring.hold(4)
     with ring.started():
         began = ring.until("update", version=4)["t"]

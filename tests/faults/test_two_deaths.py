@@ -23,7 +23,8 @@ class Deaths:
 @pytest.fixture(scope="module")
 def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
     folder: Path = tmp_path_factory.mktemp("two_deaths")
-    ring = Ring(folder, "run.total_train_steps=6", f"weights.timeout_s={DEADLINE_S}", "checkpoint.every_steps=0")
+    changes = (f"weights.timeout_s={DEADLINE_S}", "checkpoint.every_steps=0", "weights.route=gloo")  # which meets
+    ring = Ring(folder, "run.total_train_steps=6", *changes)
     ring.hold(1)
     with ring.started():
         ring.until_held(1, "generator-0.0", "generator-1.0")

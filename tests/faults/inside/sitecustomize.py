@@ -157,9 +157,10 @@ def shelf(module: Any) -> None:
 
 
 def weights(module: Any) -> None:
-    """A push at the root, in the order of its phases."""
-    before(module.Root, "_assemble", "push-announced")
+    """A push at the root, in the order of its phases, by either route."""
+    before(module.Root, "_ready", "push-announced")
     before(module.Root, "_send", "push-met")
+    before(module.Reports, "__enter__", "push-met")
     after(module.Root, "_push", "push-reported")
 
 

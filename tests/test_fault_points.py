@@ -1,0 +1,15 @@
+"""The places at which fault tests strike are there: a name that has moved would show in soaks alone."""
+
+import os
+import subprocess
+import sys
+
+from tests.faults.ring import FOLDER, INSIDE, ROOT
+
+IMPORTS = "import importlib, sitecustomize as s; [importlib.import_module(name) for name in s.WRAPPED]"
+
+
+def test_every_place_to_strike_is_there(tmp_path: object) -> None:
+    outer = os.environ | {FOLDER: str(tmp_path), "PYTHONPATH": f"{INSIDE}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", IMPORTS], env=outer, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
