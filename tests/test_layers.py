@@ -20,7 +20,7 @@ CORE = ("errors", "messages", "effects", "rules", "gate", "ledger", "membership"
 TORCH_IN_BUS = {  # the weight push
     f"{name}.py"
     for name in (
-        *("weights", "member", "push_words", "manifest", "snapshot"),
+        *("weights", "member", "push_words", "reports", "manifest", "snapshot"),
         *("checksum", "collective", "landing", "shared_memory"),
     )
 }
