@@ -133,6 +133,28 @@ def test_a_shape_is_looked_for_where_the_halves_come_nearer(
     assert warmed == ([] if chosen == looked_at[-1] else [chosen])
 
 
+@pytest.mark.parametrize(("costs", "slots"), [({4: 1.1}, 4), ({4: 0.9, 2: 1.3}, 2), ({4: 0.8, 2: 0.9}, None)])
+def test_interrupt_takes_the_first_slots_with_which_generation_is_the_slower_half(
+    monkeypatch: pytest.MonkeyPatch, costs: dict[int, float], slots: int | None
+) -> None:
+    def prepared(workload: drawn.Workload, _at: Path, _alone: object) -> Any:
+        return workload
+
+    def beside(workload: drawn.Workload, _alone: object) -> dict[str, Callable[[], float]]:
+        return {"generation": lambda: costs[workload.n_slots], "training": lambda: 1.0}
+
+    monkeypatch.setattr(drawn, "Prepared", prepared)
+    monkeypatch.setattr(drawn, "warm", lambda _workload, _alone: None)
+    monkeypatch.setattr(drawn, "beside", beside)
+    alone: Any = None
+    if slots is None:
+        with pytest.raises(ConfigError, match=r"it takes 0\.80 with 4 slots, 0\.90 with 2 slots of training's time"):
+            interrupt.bound_by_generation(Path(), alone)
+    else:
+        found: Any = interrupt.bound_by_generation(Path(), alone)
+        assert (found.n_slots, found.n_batch) == (slots, slots)
+
+
 def test_a_process_is_found_below_another_wherever_it_is() -> None:
     with subprocess.Popen([sys.executable, "-c", CHILD_AND_GRANDCHILD], stdin=subprocess.PIPE) as process:
         below = until(lambda: descendants(process.pid))

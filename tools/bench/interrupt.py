@@ -1,12 +1,15 @@
 """Interrupted generation over drained: whole jobs that differ in what an update does to the samples under way.
 
-Bound by generation, as few rows of a model with weights larger than a core's cache are; an update comes about once in
-the mean time of a sample, for a batch has as many samples as there are slots. "drain" waits until the samples under way
-have ended, and begins no other meanwhile.
+Bound by generation, as few rows of a model with weights larger than a core's cache are, on some machines only two; an
+update comes about once in the mean time of a sample, for a batch has as many samples as there are slots. "drain" waits
+until the samples under way have ended, and begins no other meanwhile.
 """
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
 
 from areal_bus.errors import ConfigError
 from tools.bench import drawn, side
@@ -19,6 +22,8 @@ from tools.run import Line
 MODES = ("recompute", "keep", "drain")
 ETA = 8  # so that hardly a token is too old to train
 WORKLOAD = drawn.Workload(shape=(288, 6, 9), median=100.0, sigma=1.0, longest=960, batch_size=1, n_samples=4, n_slots=4)
+SLOTS = (4, 2)  # with fewer rows generation takes longer beside training: the first with which it is the slower half
+LOOKS = 5
 SETTLE = ETA + 12
 LAP = 24
 ATTEMPTS = 8
@@ -31,8 +36,7 @@ class Interrupt:
         """Raises ConfigError without mpirun, on a machine that swings, and when training is the slower half."""
         began = time.monotonic()
         with drawn.folder("interrupt") as folder, side.ours("alone") as alone, on_both_cores() as control:
-            made = drawn.Prepared(WORKLOAD, folder / "workload", alone)
-            drawn.warm(made, alone)
+            made = bound_by_generation(folder, alone)
             eta = f"rollout.max_head_offpolicyness={ETA}"
             jobs = {mode: made.job(mode, eta, f'rollout.on_update="{mode}"', quiet=quiet) for mode in MODES}
             with lanes(jobs, dict.fromkeys(jobs, SETTLE)) as running:
@@ -54,6 +58,20 @@ class Interrupt:
             lengths = lengths_an_update(made, rounds.cost("generation"), rounds.cost(mode), lines)
             figures[f"{mode}_mean_lengths_an_update"] = round(lengths, 2)
         return figures | made.figures() | rounds.figures() | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def bound_by_generation(at: Path, alone: side.Side) -> drawn.Prepared:
+    """The workload with so many slots, warm. Raises ConfigError when training is the slower half with all of SLOTS."""
+    seen: list[str] = []
+    for n in SLOTS:
+        made = drawn.Prepared(replace(WORKLOAD, n_samples=n, n_slots=n), at / f"slots-{n}", alone)
+        drawn.warm(made, alone)
+        halves = drawn.beside(made, alone)
+        generation, training = (median(halves[half]() for _ in range(LOOKS)) for half in ("generation", "training"))
+        if generation > training:
+            return made
+        seen.append(f"{generation / training:.2f} with {n} slots")
+    raise ConfigError(f"generation must be the slower half here: it takes {', '.join(seen)} of training's time")
 
 
 def lengths_an_update(made: drawn.Prepared, generation: float, cost: float, updates: Sequence[Line]) -> float:
