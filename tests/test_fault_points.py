@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.faults.ring import FOLDER, INSIDE, ROOT
 
 IMPORTS = "import importlib, sitecustomize as s; [importlib.import_module(name) for name in s.WRAPPED]"
 
 
-def test_every_place_to_strike_is_there(tmp_path: object) -> None:
+def test_every_place_to_strike_is_there(tmp_path: Path) -> None:
     outer = os.environ | {FOLDER: str(tmp_path), "PYTHONPATH": f"{INSIDE}{os.pathsep}{ROOT}"}
     done = subprocess.run([sys.executable, "-c", IMPORTS], env=outer, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
