@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from actors.kernels import build
 from actors.kernels.decode import WIDEST, Decode, P, Tables
 from actors.kernels.layer import LayerKernels
 from actors.kernels.panels import panel
-from actors.kernels.step import LayerWeights, ModelWeights, Panels, Step
+from actors.kernels.step import LayerWeights, ModelWeights, Panels, Plain, Step
 
 pytestmark = [
     pytest.mark.usefixtures("as_kernels_run"),
@@ -61,6 +62,11 @@ def model_of(
     return model.eval().requires_grad_(False)
 
 
+def kept_twice(is_copied: bool) -> Any:
+    """Whether models made meanwhile are small enough for it."""
+    return patch.object(module, "MOST_PACKED", module.MOST_PACKED if is_copied else 0)
+
+
 def stepped(forward: Fused, texts: Sequence[Sequence[int]]) -> Tensor:
     """(n, V) after each text, whose last token is decoded in one step with those of all others."""
     blocks, ends = Blocks(*forward.heads, by_kernel=True), [len(text) - 1 for text in texts]
@@ -84,14 +90,16 @@ def stepped(forward: Fused, texts: Sequence[Sequence[int]]) -> Tensor:
     words=st.sampled_from([3, 64, 65, 200]),
     lengths=st.lists(st.integers(2, 3 * P), min_size=1, max_size=14),
     seed=st.integers(0, 9),
+    is_copied=st.booleans(),
 )
 def test_a_step_is_what_the_model_computes(
     family: int, share: int, gates: int, heads: tuple[int, int], head_width: int, words: int, lengths: list[int],
-    seed: int,
+    seed: int, is_copied: bool,
 ) -> None:  # fmt: skip
     model = model_of(family, share * heads[0], gates, heads, head_width, words, seed)
     texts = [[(7 * row + 3 * at + seed) % words for at in range(length)] for row, length in enumerate(lengths)]
-    found = stepped(Fused(model), texts)
+    with kept_twice(is_copied):
+        found = stepped(Fused(model), texts)
     exact = model.double()
     for row, text in enumerate(texts):
         expected = exact(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
@@ -99,8 +107,10 @@ def test_a_step_is_what_the_model_computes(
 
 
 @needs_vectors
-def test_what_a_row_gets_does_not_depend_on_the_rows_beside_it() -> None:
-    forward = Fused(model_of(0, 72, 33, (4, 2), 6, 65))
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_what_a_row_gets_does_not_depend_on_the_rows_beside_it(is_copied: bool) -> None:
+    with kept_twice(is_copied):
+        forward = Fused(model_of(0, 72, 33, (4, 2), 6, 65))
     texts = [[(5 * row + at) % 65 for at in range(2 + 3 * row)] for row in range(13)]
     alone = [stepped(forward, [text])[0] for text in texts]
     for n in (2, 5, 6, 7, 13):
@@ -109,8 +119,10 @@ def test_what_a_row_gets_does_not_depend_on_the_rows_beside_it() -> None:
 
 
 @needs_vectors
-def test_a_model_too_large_to_be_kept_twice_is_computed_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, texts = model_of(0, 72, 33, (4, 2), 6, 65), [[1, 2, 3], [4, 5, 6, 7]]
+def test_many_rows_of_a_model_that_is_not_kept_twice_are_computed_layer_by_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, texts = model_of(0, 72, 33, (4, 2), 6, 65), [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
     expected = stepped(Fused(model), texts)
     called: list[int] = []
     right = Step.__call__
@@ -120,17 +132,22 @@ def test_a_model_too_large_to_be_kept_twice_is_computed_layer_by_layer(monkeypat
         return right(self, ids, *others)
 
     monkeypatch.setattr(Step, "__call__", counted)
+    monkeypatch.setattr(module, "MANY", 2)
     stepped(Fused(model), texts)
-    assert called == [2]
-    monkeypatch.setattr(module, "MOST_PACKED", sum(parameter.nbytes for parameter in model.parameters()) - 1)
-    torch.testing.assert_close(stepped(Fused(model), texts), expected, rtol=1e-4, atol=1e-4)
-    assert called == [2]
+    assert called == [3]
+    with kept_twice(False):
+        larger = Fused(model)
+    for n in (3, 2, 1):
+        torch.testing.assert_close(stepped(larger, texts[:n]), expected[:n], rtol=1e-4, atol=1e-4)
+    assert called == [3, 2, 1]
 
 
-def test_a_step_has_the_weights_of_the_last_bind() -> None:
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_step_has_the_weights_of_the_last_bind(is_copied: bool) -> None:
     first, second = (model_of(2, 16, 8, (4, 2), 6, 64, seed) for seed in (0, 1))
     texts = [[1, 2, 3], [4, 5]]
-    forward, expected = Fused(first), stepped(Fused(second), texts)
+    with kept_twice(is_copied):
+        forward, expected = Fused(first), stepped(Fused(second), texts)
     assert not torch.allclose(stepped(forward, texts), expected, atol=0.1)
     for parameter, other in zip(first.parameters(), second.parameters(), strict=True):
         parameter.data = other.data.clone()
@@ -185,6 +202,11 @@ def weights(**changed: Any) -> ModelWeights:
         ("gate_up", lambda: Panels(torch.randn(17, 16))),
         ("down", lambda: Panels(torch.randn(15, 8))),
         ("head", lambda: Panels(torch.randn(40, 15))),
+        ("out", lambda: Plain(torch.randn(16, 25))),
+        ("out", lambda: Plain(torch.randn(24, 16).t())),
+        ("down", lambda: Plain(torch.randn(16, 8).double())),
+        ("head", lambda: Plain(torch.randn(40, 16), torch.zeros(39))),
+        ("qkv", lambda: Plain(torch.randn(48, 16), torch.zeros(96)[::2])),
         ("first_E", lambda: torch.ones(15)),
         ("second_E", lambda: torch.ones(16, dtype=torch.float64)),
         ("key_D", lambda: torch.ones(5)),

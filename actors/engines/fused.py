@@ -2,8 +2,9 @@
 
 It computes what the module computes, in another order of sums: one product for queries, keys and values, one for gate
 and up, the residual added by the product before it. The weights stay the module's own: what is multiplied as one lies
-behind one another in memory, as a push brings it, and is moved there when it does not. Decode steps of a small
-model read a copy, which `bind` makes.
+behind one another in memory, as a push brings it, and is moved there when it does not. A small model's decode steps
+read a copy, which `bind` makes; a larger one's read the weights as they lie, and go by torch's products where there are
+many rows.
 
 Shapes: B rows, T tokens, N = B T, E width, H heads (queries', then keys', then values'), D head width, L positions, V
 vocabulary.
@@ -23,7 +24,7 @@ from actors.engines.slots import Piece
 from actors.kernels.build import applies
 from actors.kernels.decode import WIDEST
 from actors.kernels.layer import LayerKernels, Sequences
-from actors.kernels.step import LayerWeights, ModelWeights, Step
+from actors.kernels.step import LayerWeights, ModelWeights, Panels, Plain, Step
 from actors.models.attention import attention
 from actors.models.product import MOST_PACKED
 
@@ -32,6 +33,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}  # of the largest logit
 ROUGH = 0.03  # for narrower types, whose own rounding differs with the order of sums
 FIRST = 10.0  # times as much for a text's first token: many models give it activations so large that rounding shows
 PROBE = 12  # tokens of the comparison
+MANY = 32  # rows of a decode step: with more of them products by oneDNN are faster than with a weight as it lies
 
 
 class View(Protocol):
@@ -78,10 +80,10 @@ class Layer:
         """Of scores."""
         return float(self._scale)
 
-    def weights(self) -> LayerWeights:
+    def weights(self, *, copied: bool) -> LayerWeights:
         """For steps by C."""
         query, key = (norm.weight for norm in self._of_heads) if self._of_heads is not None else (None, None)
-        products = (joined.panels() for joined in (self._qkv, self._out, self._gate_up, self._down))
+        products = (of_step(joined, copied) for joined in (self._qkv, self._out, self._gate_up, self._down))
         return LayerWeights(self._first.weight, self._second.weight, query, key, *products)
 
     def __call__(self, h_NE: Tensor, call: Call) -> Tensor:
@@ -165,9 +167,9 @@ class Fused:
         self._width = getattr(config, "head_dim", None) or config.hidden_size // n_query
         self._embedding, self._norm, self._rotary = inner.embed_tokens, inner.norm, inner.rotary_emb
         self._operations = Operations(self._embedding.weight, by_kernel=by_kernel and self._width <= WIDEST)
-        is_small = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
-        self._has_steps = is_small and self.packs_by_kernel and len(set(epsilons(model))) == 1
-        packs = is_small and not self._has_steps  # weights are kept twice, not three times
+        self._is_small = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
+        self._has_steps = self.packs_by_kernel and len(set(epsilons(model))) == 1
+        packs = self._is_small and not self._has_steps  # weights are kept twice, not three times
         self._head = Joined([model.lm_head], packs=packs)
         self._layers = [
             Layer(layer, i, n_query, n_key, self._width, self._operations, packs=packs)
@@ -200,7 +202,7 @@ class Fused:
         self._step = self._made_step()
 
     def _made_step(self) -> Step | None:
-        """Decode steps by C with the weights of now; None where the model is too large for it, or no kernel applies."""
+        """Decode steps by C with the weights of now; None where no kernel applies."""
         if not self._has_steps:
             return None
         n_query, n_key = self.heads
@@ -208,8 +210,8 @@ class Fused:
             ModelWeights(
                 embedding_VE=self._embedding.weight.contiguous(),
                 norm_E=self._norm.weight,
-                head=self._head.panels(),
-                layers=tuple(layer.weights() for layer in self._layers),
+                head=of_step(self._head, self._is_small),
+                layers=tuple(layer.weights(copied=self._is_small) for layer in self._layers),
                 n_query=n_query,
                 n_key=n_key,
                 head_width=self._width,
@@ -227,7 +229,8 @@ class Fused:
     ) -> Tensor:
         """(n, V) logits of one more token of each row, at these positions."""
         length = max(positions) + 1
-        if self._step is not None and isinstance(view, KernelBlocks):
+        is_for_step = self._is_small or len(ids) <= MANY
+        if self._step is not None and is_for_step and isinstance(view, KernelBlocks):
             self.reserve(length)
             return view.decoded(self._step, ids, self._cos_LD, self._sin_LD)
         ids_n1, position_n1 = (torch.tensor(numbers, device=self.device)[:, None] for numbers in (ids, positions))
@@ -266,6 +269,11 @@ class Fused:
         cos_1LD, sin_1LD = self._rotary(self._embedding.weight, at_1L)
         self._cos_LD, self._sin_LD = cos_1LD[0].contiguous(), sin_1LD[0].contiguous()
         return len(self._cos_LD)
+
+
+def of_step(joined: Joined, copied: bool) -> Panels | Plain:
+    """A weight as a step reads it."""
+    return joined.panels() if copied else joined.plain()
 
 
 def epsilons(model: Any) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from actors.kernels.step import Panels
+from actors.kernels.step import Panels, Plain
 from actors.models.product import Weight
 
 
@@ -41,6 +41,10 @@ class Joined:
         else:
             self._panels.fill(self._weight_FE, self._bias_F)
         return self._panels
+
+    def plain(self) -> Plain:
+        """As it lies now, for C."""
+        return Plain(self._weight_FE, self._bias_F)
 
 
 def together(parameters: Sequence[Tensor]) -> Tensor:

@@ -1,13 +1,14 @@
 /* One decode step of a whole model of the Llama family: of each row's last token the logits of the next.
 
    Everything is float32. A layer's norms, rotations, gates and attention are those of layer.c and decode.c. */
+#include "dots.h"
 #include "parts.h"
 #include "product.h"
 #include "transpose.h"
 
 typedef struct {
     int64_t n_in, n_out;
-    const float *panels, *bias; /* bias (n_out), or none */
+    const float *panels, *weight, *bias; /* the weight in panels, or else as it lies, (n_out, n_in); bias (n_out), or none */
 } Product;
 
 typedef struct {
@@ -47,7 +48,10 @@ void panelled(int64_t n_out, int64_t n_in, const float *weight, const float *sca
 
 /* out (n, n_out), or nothing where it is new, plus x (n, n_in) by the weight, and its bias. */
 static void product(const Product *weight, int64_t n, const float *x, float *out, int is_new) {
-    multiplied(n, weight->n_in, weight->n_out, x, weight->panels, out, is_new, NONE);
+    if (weight->panels)
+        multiplied(n, weight->n_in, weight->n_out, x, weight->panels, out, is_new, NONE);
+    else
+        dotted(n, weight->n_in, weight->n_out, x, weight->weight, out, is_new);
     if (weight->bias)
         for (int64_t row = 0; row < n; row++)
             for (int64_t o = 0; o < weight->n_out; o++) out[row * weight->n_out + o] += weight->bias[o];

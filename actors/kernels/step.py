@@ -1,6 +1,7 @@
-"""One decode step of a whole small model by C: what a step costs there is its arithmetic, not its calls.
+"""One decode step of a whole model by C: what a step costs of a small one is its arithmetic, not its calls.
 
-The weights are kept a second time, in the order in which they are read; knows no requests and no versions.
+The weights are kept a second time, in the order in which they are read, or read as they lie; knows no requests and no
+versions.
 
 Shapes: n rows, E width, A channels of a row of queries, keys and values, X queries' channels, G gates, V vocabulary, D
 head width, L positions, C blocks of a pool, K key heads, P positions of a block.
@@ -25,7 +26,10 @@ _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 class _Product(ctypes.Structure):
     """Of step.c, as those that follow."""
 
-    _fields_ = (("n_in", _SIZE), ("n_out", _SIZE), ("panels", _POINTER), ("bias", _POINTER))
+    _fields_ = (
+        *((name, _SIZE) for name in ("n_in", "n_out")),
+        *((name, _POINTER) for name in ("panels", "weight", "bias")),
+    )
 
 
 class _Layer(ctypes.Structure):
@@ -69,8 +73,20 @@ class Panels:
         panels(weight_FE, to=self.panels)
 
     def product(self) -> _Product:
-        bias = None if self._bias_F is None else addresses(self._bias_F)[0]
-        return _Product(self._n_in, self._n_out, self.panels.data_ptr(), bias)
+        return _Product(self._n_in, self._n_out, self.panels.data_ptr(), None, _address(self._bias_F))
+
+
+class Plain:
+    """A weight (F, E) and its bias, as they lie."""
+
+    def __init__(self, weight_FE: Tensor, bias_F: Tensor | None = None) -> None:
+        if bias_F is not None:
+            alike((len(weight_FE),), bias_F)
+        self._weight_FE, self._bias_F = weight_FE, bias_F  # kept, as C has addresses alone
+
+    def product(self) -> _Product:
+        n_out, n_in = self._weight_FE.shape
+        return _Product(n_in, n_out, None, _address(self._weight_FE), _address(self._bias_F))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +97,10 @@ class LayerWeights:
     second_E: Tensor  # and before the gates
     query_D: Tensor | None  # of the norms of each head, where there are some
     key_D: Tensor | None
-    qkv: Panels
-    out: Panels
-    gate_up: Panels  # (2 G, E)
-    down: Panels
+    qkv: Panels | Plain
+    out: Panels | Plain
+    gate_up: Panels | Plain  # (2 G, E)
+    down: Panels | Plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +109,7 @@ class ModelWeights:
 
     embedding_VE: Tensor
     norm_E: Tensor
-    head: Panels
+    head: Panels | Plain
     layers: tuple[LayerWeights, ...]
     n_query: int
     n_key: int
@@ -182,6 +198,10 @@ class Step:
         if len(self._room) < n_needed:
             self._room = torch.empty(n_needed * 5 // 4)
         return self._room
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else addresses(tensor)[0]
 
 
 def _fits(product: _Product, n_in: int, n_out: int) -> None:
