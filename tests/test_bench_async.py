@@ -20,7 +20,7 @@ from areal_bus.errors import ConfigError
 from tools.bench import bound, drawn, interrupt, side
 from tools.bench.__main__ import BENCHES, main
 from tools.bench.frozen import Lane, descendants
-from tools.bench.ours.drawn import N_PROMPT, Drawn, rows, score
+from tools.bench.ours.drawn import N_PROMPT, Drawn, n_recorded, rows, score
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds
 from tools.bench.victims import Job
@@ -73,9 +73,25 @@ def test_rows_are_the_same_each_time_and_their_scores_differ() -> None:
     assert len(lengths) == 400
     assert max(lengths) == 200
     assert {len(row["question"]) for row in one} == {N_PROMPT}
-    rewards = [score("", text, {}) for text in ("ab", "ba", "abc")]
+    assert not any(row["flat"] for row in one)
+    rewards = [score("", text, one[0]) for text in ("ab", "ba", "abc")]
     assert len(set(rewards)) == 3
     assert all(0 <= reward <= 1 for reward in rewards)
+
+
+@pytest.mark.parametrize("n_flat", [0, 1, 2, 3, 4])
+def test_of_four_groups_that_follow_one_another_so_many_have_no_signal(n_flat: int) -> None:
+    found = list(rows(50, 2, median=60.0, sigma=1.0, longest=200, n_flat=n_flat))
+    assert all(sum(row["flat"] for row in found[i : i + 4]) == n_flat for i in range(47))
+    assert [row["lengths"] for row in found] == [
+        row["lengths"] for row in rows(50, 2, median=60.0, sigma=1.0, longest=200)
+    ]
+    assert {score("", text, row) for text in ("ab", "ba") for row in found if row["flat"]} <= {0.0}
+
+
+@pytest.mark.parametrize(("batch_size", "batches"), [(48, 2), (9, 2), (8, 2), (5, 4), (2, 8), (1, 16)])
+def test_so_many_batches_are_recorded_that_flat_groups_come_in_all_alike(batch_size: int, batches: int) -> None:
+    assert n_recorded(batch_size) == batches
 
 
 def written(folder: Path) -> Any:
@@ -133,26 +149,25 @@ def test_a_shape_is_looked_for_where_the_halves_come_nearer(
     assert warmed == ([] if chosen == looked_at[-1] else [chosen])
 
 
-@pytest.mark.parametrize(("costs", "slots"), [({4: 1.1}, 4), ({4: 0.9, 2: 1.3}, 2), ({4: 0.8, 2: 0.9}, None)])
-def test_interrupt_takes_the_first_slots_with_which_generation_is_the_slower_half(
-    monkeypatch: pytest.MonkeyPatch, costs: dict[int, float], slots: int | None
+@pytest.mark.parametrize("cost", [0.86, 1.0, 1.1])
+def test_interrupt_refuses_a_machine_on_which_training_is_the_slower_half(
+    monkeypatch: pytest.MonkeyPatch, cost: float
 ) -> None:
-    def prepared(workload: drawn.Workload, _at: Path, _alone: object) -> Any:
-        return workload
+    looks = iter([9.0, cost, cost, 0.1, cost])
 
-    def beside(workload: drawn.Workload, _alone: object) -> dict[str, Callable[[], float]]:
-        return {"generation": lambda: costs[workload.n_slots], "training": lambda: 1.0}
+    def beside(_made: object, _alone: object) -> dict[str, Callable[[], float]]:
+        return {"generation": lambda: 3 * next(looks), "training": lambda: 3.0}
 
-    monkeypatch.setattr(drawn, "Prepared", prepared)
-    monkeypatch.setattr(drawn, "warm", lambda _workload, _alone: None)
+    monkeypatch.setattr(drawn, "warm", lambda _made, _alone: None)
     monkeypatch.setattr(drawn, "beside", beside)
-    alone: Any = None
-    if slots is None:
-        with pytest.raises(ConfigError, match=r"it takes 0\.80 with 4 slots, 0\.90 with 2 slots of training's time"):
-            interrupt.bound_by_generation(Path(), alone)
+    made: Any = None
+    by = interrupt.looked_at(made, made)
+    assert by == pytest.approx(cost)
+    if cost > 1:
+        assert interrupt.check_bound(by) == by
     else:
-        found: Any = interrupt.bound_by_generation(Path(), alone)
-        assert (found.n_slots, found.n_batch) == (slots, slots)
+        with pytest.raises(ConfigError, match=rf"it takes {cost:.2f} of training's time"):
+            interrupt.check_bound(by)
 
 
 def test_a_process_is_found_below_another_wherever_it_is() -> None:
@@ -166,7 +181,7 @@ def test_a_process_is_found_below_another_wherever_it_is() -> None:
 def update_a_length(made: drawn.Prepared) -> None:
     """One batch is as many samples as there are slots: an update comes once in the time of a mean length."""
     assert made.workload.n_batch == made.workload.n_slots
-    trained = [{"n_tokens_trained": made.n_tokens}] * 3
+    trained = [{"n_tokens_trained": made.n_tokens - 9, "n_tokens_skipped": 9}] * 3
     assert interrupt.lengths_an_update(made, 0.001, 0.001, trained) == pytest.approx(1.0, abs=0.01)
 
 
@@ -207,8 +222,10 @@ class Standing(Lane):
             file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
-def update(version: int, t: float, *, n: int = 100, lag: float = 1.0, masked: int = 0) -> list[dict[str, Any]]:
-    figures = {"n_tokens_trained": n, "lag_mean": lag, "n_tokens_masked": masked}
+def update(
+    version: int, t: float, *, n: int = 100, lag: float = 1.0, masked: int = 0, skipped: int = 0
+) -> list[dict[str, Any]]:
+    figures = {"n_tokens_trained": n, "lag_mean": lag, "n_tokens_masked": masked, "n_tokens_skipped": skipped}
     return [{"event": "update", "version": version, "t": t, **figures}, {"event": "publish", "version": version}]
 
 
@@ -232,8 +249,13 @@ def test_a_setting_costs_seconds_a_trained_token_and_says_how_old_they_were(tmp_
     lane.write(*update(1, 1.0), *update(2, 3.0, n=100, lag=1.0, masked=50), *update(3, 5.0, n=300, lag=2.0))
     lane._run_until(1)
     assert lane.since(1)[0] / drawn.n_trained(lane.since(1)[1]) == pytest.approx(4.0 / 400)
-    found = drawn.of_updates("eta2", lane.since(1)[1])
-    assert found == {"eta2_lag_mean": 1.75, "eta2_masked_share": round(50 / 450, 4), "eta2_updates": 2}
+    of_two = drawn.of_updates("eta2", lane.since(1)[1])
+    assert of_two == {"eta2_lag_mean": 1.75, "eta2_masked_share": round(50 / 450, 4), "eta2_updates": 2}
+    lane.write(*update(4, 6.0, n=0, lag=2.0, skipped=100), *update(5, 8.0, lag=0.0, masked=100, skipped=200))
+    lane._run_until(5)
+    found = lane.since(3)
+    assert found[0] / drawn.n_young(found[1]) == pytest.approx(3.0 / 400)
+    assert drawn.of_updates("x", found[1]) == {"x_lag_mean": 0.0, "x_masked_share": 0.2, "x_updates": 2}
 
 
 def measured(*costs: dict[str, float]) -> Rounds:

@@ -27,7 +27,6 @@ AIM = 0.88  # the same, wished for: in a job generation takes a sixth longer tha
 NEAR = 1.1  # a shape this near is taken without a look at others
 SHAPES = ((320, 6, 10), (288, 6, 9), (256, 6, 8), (224, 6, 7), (192, 6, 6), (128, 4, 4))  # (width, layers, heads)
 """The narrower, the longer generation takes beside training."""
-RECORDED = 2  # batches that `ours.alone` trains in turn
 WARM = 3  # batches generated before speeds are compared: lengths have spread over the slots by then
 N_ROWS = 2048
 SETTINGS = """\
@@ -86,6 +85,7 @@ class Workload:
     n_samples: int
     n_slots: int
     max_tokens_per_mb: int = 4096
+    n_flat: int = 0  # groups of four that are without a signal, and need no gradient
 
     @property
     def n_batch(self) -> int:
@@ -109,7 +109,9 @@ class Prepared:
             heads=w.shape[2],
             max_positions=drawn.N_PROMPT + w.longest,
         )
-        found = list(drawn.rows(N_ROWS, w.n_samples, median=w.median, sigma=w.sigma, longest=w.longest))
+        found = list(
+            drawn.rows(N_ROWS, w.n_samples, median=w.median, sigma=w.sigma, longest=w.longest, n_flat=w.n_flat)
+        )
         self.mean = drawn.write_rows(rows, found)
         self.settings = folder / "settings.toml"
         self.settings.write_text(
@@ -143,6 +145,7 @@ class Prepared:
             "length_cap": w.longest,
             "prompts_a_batch": w.batch_size,
             "samples_a_prompt": w.n_samples,
+            "groups_without_a_signal": w.n_flat / 4,
             "slots": w.n_slots,
         }
 
@@ -186,7 +189,7 @@ def warm(made: Prepared, alone: Side) -> None:
     """Opened, lengths spread over the slots, and each recorded batch trained: that allocates and compiles."""
     alone.ask("opened", config=str(made.settings))
     alone.ask("generate", n_tokens=WARM * made.n_tokens)
-    alone.ask("train", n_updates=RECORDED)
+    alone.ask("train", n_updates=drawn.n_recorded(made.workload.batch_size))
 
 
 def speeds(made: Prepared, alone: Side) -> tuple[float, float]:
@@ -197,10 +200,11 @@ def speeds(made: Prepared, alone: Side) -> tuple[float, float]:
 
 
 def beside(made: Prepared, alone: Side) -> dict[str, Measure]:
-    """What a job's throughput is held against: each half alone, about one batch of it."""
+    """What a job's throughput is held against: each half alone, half of what was recorded of it."""
+    n_batches = drawn.n_recorded(made.workload.batch_size) // 2
     return {
-        "generation": lambda: float(alone.ask("generate", n_tokens=made.n_tokens)),
-        "training": lambda: float(alone.ask("train", n_updates=1)),
+        "generation": lambda: float(alone.ask("generate", n_tokens=n_batches * made.n_tokens)),
+        "training": lambda: float(alone.ask("train", n_updates=n_batches)),
     }
 
 
@@ -216,13 +220,18 @@ def check_balance(rounds: Rounds, within: float = BALANCE, mend: str = "another 
 
 
 def running(lane: Lane, n_updates: int) -> Measure:
-    """One lap of a job: seconds a trained token."""
+    """One lap of a job: seconds a token that was trained, or needed no gradient."""
 
     def lap() -> float:
         seconds, updates = lane.lap(n_updates)
-        return seconds / n_trained(updates)
+        return seconds / n_young(updates)
 
     return lap
+
+
+def n_young(updates: Sequence[Line]) -> float:
+    """Tokens that were not too old: they entered a backward pass, or their group had no signal."""
+    return n_trained(updates) + float(sum(line["n_tokens_skipped"] for line in updates))
 
 
 def n_trained(updates: Sequence[Line]) -> float:
@@ -235,9 +244,10 @@ def of_updates(name: str, updates: Sequence[Line]) -> Figures:
     trained = n_trained(updates)
     lag = sum(line["lag_mean"] * line["n_tokens_trained"] for line in updates if line["n_tokens_trained"])
     masked = sum(line["n_tokens_masked"] for line in updates)
+    young = n_young(updates)
     return {
         f"{name}_lag_mean": round(lag / trained, 3),
-        f"{name}_masked_share": round(masked / (masked + trained), 4),
+        f"{name}_masked_share": round(masked / (masked + young), 4),
         f"{name}_updates": len(updates),
     }
 

@@ -1,14 +1,13 @@
 """Interrupted generation over drained: whole jobs that differ in what an update does to the samples under way.
 
-Bound by generation, as few rows of a model with weights larger than a core's cache are, on some machines only two; an
-update comes about once in the mean time of a sample, for a batch has as many samples as there are slots. "drain" waits
-until the samples under way have ended, and begins no other meanwhile.
+Bound by generation: few rows of a model with weights larger than a cache, and every other group has no signal, as of a
+prompt that is too hard or too easy, so that it needs no gradient. An update comes about once in the mean time of a
+sample, for a batch has as many samples as there are slots. "drain" waits until the samples under way have ended, and
+begins no other meanwhile.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 from areal_bus.errors import ConfigError
@@ -21,8 +20,9 @@ from tools.run import Line
 
 MODES = ("recompute", "keep", "drain")
 ETA = 8  # so that hardly a token is too old to train
-WORKLOAD = drawn.Workload(shape=(288, 6, 9), median=100.0, sigma=1.0, longest=960, batch_size=1, n_samples=4, n_slots=4)
-SLOTS = (4, 2)  # with fewer rows generation takes longer beside training: the first with which it is the slower half
+WORKLOAD = drawn.Workload(
+    shape=(448, 6, 14), median=64.0, sigma=1.0, longest=480, batch_size=2, n_samples=2, n_slots=4, n_flat=2
+)
 LOOKS = 5
 SETTLE = ETA + 12
 LAP = 24
@@ -36,7 +36,8 @@ class Interrupt:
         """Raises ConfigError without mpirun, on a machine that swings, and when training is the slower half."""
         began = time.monotonic()
         with drawn.folder("interrupt") as folder, side.ours("alone") as alone, on_both_cores() as control:
-            made = bound_by_generation(folder, alone)
+            made = drawn.Prepared(WORKLOAD, folder / "workload", alone)
+            check_bound(looked_at(made, alone))
             eta = f"rollout.max_head_offpolicyness={ETA}"
             jobs = {mode: made.job(mode, eta, f'rollout.on_update="{mode}"', quiet=quiet) for mode in MODES}
             with lanes(jobs, dict.fromkeys(jobs, SETTLE)) as running:
@@ -44,9 +45,7 @@ class Interrupt:
                 halves = drawn.beside(made, alone) | {"prefill": lambda: float(alone.ask("prefill"))}
                 rounds = interleave(laps | halves, control, attempts=ATTEMPTS)
                 updates = {mode: lane.updates[SETTLE:] for mode, lane in running.items()}
-        bound_by = rounds.ratio("generation", to="training").median
-        if bound_by <= 1:
-            raise ConfigError(f"generation must be the slower half here: it takes {bound_by:.2f} of training's time")
+        bound_by = check_bound(rounds.ratio("generation", to="training").median)
         figures: Figures = {"bench": "interrupt"}
         for mode in ("keep", "recompute"):
             figures |= rounds.against("drain", f"ratio_{mode}", to=mode)
@@ -60,21 +59,22 @@ class Interrupt:
         return figures | made.figures() | rounds.figures() | {"seconds": round(time.monotonic() - began, 1)}
 
 
-def bound_by_generation(at: Path, alone: side.Side) -> drawn.Prepared:
-    """The workload with so many slots, warm. Raises ConfigError when training is the slower half with all of SLOTS."""
-    seen: list[str] = []
-    for n in SLOTS:
-        made = drawn.Prepared(replace(WORKLOAD, n_samples=n, n_slots=n), at / f"slots-{n}", alone)
-        drawn.warm(made, alone)
-        halves = drawn.beside(made, alone)
-        generation, training = (median(halves[half]() for _ in range(LOOKS)) for half in ("generation", "training"))
-        if generation > training:
-            return made
-        seen.append(f"{generation / training:.2f} with {n} slots")
-    raise ConfigError(f"generation must be the slower half here: it takes {', '.join(seen)} of training's time")
+def looked_at(made: drawn.Prepared, alone: side.Side) -> float:
+    """Cost of generation over that of training, each alone: seen before jobs are begun."""
+    drawn.warm(made, alone)
+    halves = drawn.beside(made, alone)
+    generation, training = (median(halves[half]() for _ in range(LOOKS)) for half in ("generation", "training"))
+    return generation / training
+
+
+def check_bound(by: float) -> float:
+    """Raises ConfigError when generation takes no longer than training."""
+    if by <= 1:
+        raise ConfigError(f"generation must be the slower half here: it takes {by:.2f} of training's time")
+    return by
 
 
 def lengths_an_update(made: drawn.Prepared, generation: float, cost: float, updates: Sequence[Line]) -> float:
     """Mean time between updates over the time of a sample of mean length, decoded with all slots full."""
     sample_s = made.mean * made.workload.n_slots * generation
-    return cost * drawn.n_trained(updates) / len(updates) / sample_s
+    return cost * drawn.n_young(updates) / len(updates) / sample_s

@@ -32,10 +32,8 @@ from areal_bus import settings
 from areal_bus.config import Config, ScratchConfig
 from areal_bus.journal import Journal
 from areal_bus.messages import Prompt, ShardItem, Trajectory
-from tools.bench.ours.drawn import LETTERS, score
+from tools.bench.ours.drawn import LETTERS, n_recorded, score
 from tools.bench.serving import serve
-
-RECORDED = 2  # batches trained in turn
 
 
 def make_model(folder: str, hidden_size: int, layers: int, heads: int, max_positions: int) -> int:
@@ -91,12 +89,12 @@ class Alone:
         return (time.monotonic() - began) / (self._engine.n_tokens - first)
 
     def train(self, n_updates: int) -> float:
-        """Seconds a trained token, over so many updates."""
+        """Seconds a token that was trained, or needed no gradient, over so many updates."""
         began, n_tokens = time.monotonic(), 0.0
         for _ in range(n_updates):
             batch = fresh(next(self._batches), self._actor.version)
             stats = self._actor.ppo_update(self._actor.compute_advantages_and_returns(batch))
-            n_tokens += stats["n_tokens_trained"]
+            n_tokens += stats["n_tokens_trained"] + stats["n_tokens_skipped"]
         return (time.monotonic() - began) / n_tokens
 
     def prefill(self) -> float:
@@ -128,18 +126,23 @@ class Alone:
     def _record(self) -> list[Batch]:
         """Batches of groups in the order in which they were complete."""
         n_groups, n_samples = self._config.data.batch_size, self._config.gconfig.n_samples
+        n_batches = n_recorded(n_groups)
         begun: dict[int, list[Trajectory]] = {}
         whole: list[list[Trajectory]] = []
-        while len(whole) < RECORDED * n_groups:
+        while len(whole) < n_batches * n_groups:
             for t in self._step():
                 group = begun.setdefault(t.uid, [])
                 group.append(t)
                 if len(group) == n_samples:
                     whole.append(group)
-        return [self._batch(whole[i * n_groups : (i + 1) * n_groups]) for i in range(RECORDED)]
+        return [self._batch(whole[i * n_groups : (i + 1) * n_groups]) for i in range(n_batches)]
 
     def _batch(self, groups: list[list[Trajectory]]) -> Batch:
-        items = [item(t, index, len(groups)) for index, group in enumerate(groups) for t in group]
+        items = [
+            item(t, index, len(groups), self._rows[t.uid % len(self._rows)])
+            for index, group in enumerate(groups)
+            for t in group
+        ]
         return build(items, step=0, clock=0, n_groups=len(groups), eta=0, n_samples=self._config.gconfig.n_samples)
 
 
@@ -150,11 +153,11 @@ def prompts(rows: list[Row], n_samples: int) -> Iterator[Prompt]:
         yield Prompt(uid, attempt=0, born=0, samples=samples, evaluation="", row=json.dumps(row))
 
 
-def item(t: Trajectory, group: int, n_groups: int) -> ShardItem:
+def item(t: Trajectory, group: int, n_groups: int, row: Row) -> ShardItem:
     """As a learner gets it."""
     return ShardItem(
         step=0, clock=0, group=group, n_groups=n_groups, uid=t.uid, sample=t.sample,
-        reward=score("", t.text, {}), correct=None, finish=t.finish, segments=t.segments, spans=t.spans,
+        reward=score("", t.text, row), correct=None, finish=t.finish, segments=t.segments, spans=t.spans,
         ids=t.ids, logps=t.logps, text=t.text,
     )  # fmt: skip
 

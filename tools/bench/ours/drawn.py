@@ -20,6 +20,7 @@ from tools.bench.workload import lengths
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 N_PROMPT = 24  # characters, which are tokens
+GROUPS = 16  # recorded at least
 
 
 class Drawn:
@@ -38,18 +39,29 @@ class Drawn:
         return Episode(text=turn.text, prompt_text=text)
 
 
-def score(_prompt: str, completion: str, _row: Mapping[str, Any]) -> float:
-    """From 0 to 1 by the text's checksum: no two samples of a group score alike, so none is without a signal."""
-    return zlib.crc32(completion.encode()) / 0xFFFFFFFF
+def score(_prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+    """From 0 to 1 by the text's checksum: no two samples of a group score alike, but those of a flat row."""
+    return 0.0 if row["flat"] else zlib.crc32(completion.encode()) / 0xFFFFFFFF
 
 
-def rows(n_rows: int, n_samples: int, *, median: float, sigma: float, longest: int) -> Iterator[dict[str, Any]]:
-    """Prompts of random letters, each with the lengths of its group: log-normal, cut at both ends."""
+def n_recorded(batch_size: int) -> int:
+    """Batches of so many groups that are trained in turn: two, or so many that flat rows come in all alike."""
+    return max(2, -(-GROUPS // batch_size))
+
+
+def rows(
+    n_rows: int, n_samples: int, *, median: float, sigma: float, longest: int, n_flat: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Prompts of random letters, each with the lengths of its group: log-normal, cut at both ends.
+
+    Of four groups that follow one another so many are flat: without a signal, as all their samples score alike.
+    """
     drawn = lengths(n_rows * n_samples, 1, median=median, sigma=sigma, longest=longest)
     dice = random.Random(2)
     for i in range(n_rows):
         question = "".join(dice.choice(LETTERS) for _ in range(N_PROMPT))
-        yield {"question": question, "answer": "-", "lengths": drawn[i * n_samples : (i + 1) * n_samples]}
+        found = drawn[i * n_samples : (i + 1) * n_samples]
+        yield {"question": question, "answer": "-", "lengths": found, "flat": i * n_flat % 4 < n_flat}
 
 
 def write_rows(path: Path, found: list[dict[str, Any]]) -> float:
