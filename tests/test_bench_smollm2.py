@@ -34,11 +34,11 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def test_lengths_have_their_mean_and_every_round_its_own() -> None:
-    many = [one.n_new for seed in range(40) for one in work.requests(seed)]
+    many = [one.n_new for seed in range(40) for one in work.requests(seed, work.BATCH)]
     assert work.N_NEW * 0.9 < mean(many) < work.N_NEW * 1.1
     assert max(many) <= work.LONGEST
-    assert work.requests(1) == work.requests(1) != work.requests(2)
-    assert {len(one.ids) for one in work.requests(1)} == {work.N_GIVEN}
+    assert work.requests(1, 5) == work.requests(1, 5) != work.requests(2, 5)
+    assert {len(one.ids) for one in work.requests(1, 9)} == {work.N_GIVEN}
 
 
 def test_no_group_is_without_advantage() -> None:
@@ -65,12 +65,15 @@ def test_both_sides_take_the_same_step_on_the_same_tokens() -> None:
 def test_both_sides_sample_the_tokens_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "BATCH", 3)
     assert ours.greedy(1, 5) == theirs.greedy(1, 5)
-    wanted = sum(one.n_new for one in work.requests(1))
+    monkeypatch.setattr(work, "FEW", 2)
+    wanted, of_few = (sum(one.n_new for one in work.requests(1, n)) for n in (3, 2))
     assert ours.generate(1)["tokens"] == theirs.generate(1)["tokens"] == wanted
+    assert ours.generate_few(1)["tokens"] == theirs.generate_few(1)["tokens"] == of_few
 
 
 def test_figures_name_the_two_ratios() -> None:
-    generate, update = (Rounds(({"hf": cost, "ours": 0.01},), 0, 1e-3, 1.0) for cost in (0.02, 0.03))
-    found = smollm2.figures({"generate": generate, "update": update}, 1.0)
-    assert (found["generate_ratio"], found["train_ratio"]) == (2.0, 3.0)
+    generate, few, update = (Rounds(({"hf": cost, "ours": 0.01},), 0, 1e-3, 1.0) for cost in (0.02, 0.04, 0.03))
+    found = smollm2.figures({"generate": generate, "generate_few": few, "update": update}, 1.0)
+    assert (found["generate_ratio"], found["generate_few_ratio"], found["train_ratio"]) == (2.0, 4.0, 3.0)
+    assert (found["generate_few_refused"], found["train_refused"]) == (0, 0)
     assert (found["train_tokens_per_cpu_s"], found["hf_generate_tokens_per_cpu_s"]) == (100.0, 50.0)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M beside Hugging Face alone: generation at batch 32, and a training step padded to the longest."""
+"""SmolLM2-135M beside Hugging Face alone: generation at batch 32 and 4, and a training step padded to the longest."""
 
 from contextlib import ExitStack
 from functools import partial
@@ -15,12 +15,13 @@ from tools.bench.side import ROOT, Side
 
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 HF = "hf"
+WORK = {"generate": "generate", "generate_few": "generate_few", "update": "train"}  # by the names of its figures
 ALIKE = 1e-3  # loss and gradient norm of the two sides, relative
 N_GREEDY, AGREE = 6, 0.95  # most likely tokens that are compared, and the share that must be the same
 
 
 class SmolLM2Bench:
-    about = "SmolLM2-135M: generation at batch 32 beside HF generate, training beside a plain padded HF step"
+    about = "SmolLM2-135M: generation at batch 32 and 4 beside HF generate, training beside a plain padded HF step"
 
     def measure(self, *, quiet: bool) -> Figures:
         """CPU time a token, one thread. Raises ConfigError without the peers or the model."""
@@ -30,7 +31,7 @@ class SmolLM2Bench:
             sides = {HF: stack.enter_context(side.peer("smollm2")), OURS: stack.enter_context(side.ours("smollm2"))}
             control = stack.enter_context(side.ours("control"))
             agreed = begin(sides, MODEL)
-            measured = {what: compare(sides, control, what) for what in ("generate", "update")}
+            measured = {what: compare(sides, control, what) for what in WORK}
         return figures(measured, agreed)
 
 
@@ -71,7 +72,7 @@ def check(what: str, one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def figures(measured: dict[str, Rounds], agreed: float) -> Figures:
     found: Figures = {"bench": "smollm2"}
-    for what, name in (("generate", "generate"), ("update", "train")):
+    for what, name in WORK.items():
         rounds = measured[what]
         found |= rounds.against(HF, f"{name}_ratio")
         found[f"{name}_tokens_per_cpu_s"] = round(1 / rounds.cost(OURS), 1)
@@ -85,5 +86,5 @@ def figures(measured: dict[str, Rounds], agreed: float) -> Figures:
         "lengths": lengths,
         "update_samples": work.GROUPS * work.SAMPLES,
         **measured["generate"].figures(),
-        "train_refused": measured["update"].refused,
+        **{f"{WORK[what]}_refused": measured[what].refused for what in ("generate_few", "update")},
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 VOCABULARY = 49152
 N_GIVEN, N_NEW = 20, 64  # tokens of a prompt; mean of new ones
 SIGMA, LONGEST = 0.7, 192  # of the logarithm of new tokens, and the cap
-BATCH = 32  # rows that are decoded at once
+BATCH, FEW = 32, 4  # rows that are decoded at once
 GROUPS, SAMPLES = 2, 8  # of an update
 LR, BETAS, EPS, DECAY = 1e-6, (0.9, 0.95), 1e-8, 0.0
 CLIP_NORM, CLIP_RATIO = 1.0, 0.2
@@ -44,10 +44,10 @@ def tokens(draw: random.Random, n: int) -> list[int]:
     return [draw.randrange(1, VOCABULARY) for _ in range(n)]
 
 
-def requests(seed: int) -> list[Asked]:
+def requests(seed: int, n: int) -> list[Asked]:
     """As many as are decoded at once."""
     draw = random.Random(f"requests {seed}")
-    return [Asked(tokens(draw, N_GIVEN), drawn(draw)) for _ in range(BATCH)]
+    return [Asked(tokens(draw, N_GIVEN), drawn(draw)) for _ in range(n)]
 
 
 def batch(seed: int) -> list[Sampled]:

@@ -56,18 +56,27 @@ def load(model: str) -> None:
 
 def generate(seed: int) -> dict[str, float]:
     """CPU seconds and tokens, log-probs and versions included."""
+    return sampled(work.requests(seed, work.BATCH), seed)
+
+
+def generate_few(seed: int) -> dict[str, float]:
+    """The same of few rows."""
+    return sampled(work.requests(seed, work.FEW), seed)
+
+
+def sampled(asked: list[work.Asked], seed: int) -> dict[str, float]:
     began = time.process_time()
-    made = run(work.requests(seed), seed, temperature=1.0)
+    made = run(asked, seed, temperature=1.0)
     return {"seconds": time.process_time() - began, "tokens": sum(len(ids) for ids in made)}
 
 
 def greedy(seed: int, n_new: int) -> list[list[int]]:
     """The most likely tokens, for a comparison."""
-    return run([work.Asked(one.ids, n_new) for one in work.requests(seed)], seed, temperature=0.0)
+    return run([work.Asked(one.ids, n_new) for one in work.requests(seed, work.BATCH)], seed, temperature=0.0)
 
 
 def run(asked: list[work.Asked], seed: int, *, temperature: float) -> list[list[int]]:
-    engine = BuiltinEngine(sampling[0], stop_ids=frozenset(), n_slots=work.BATCH, version=0)
+    engine = BuiltinEngine(sampling[0], stop_ids=frozenset(), n_slots=len(asked), version=0)
     for number, one in enumerate(asked):
         engine.submit(Request(("", number, 0, 0, 0), one.ids, (seed, number), one.n_new, temperature, 1.0))
     made: dict[int, list[int]] = {}
@@ -101,4 +110,4 @@ def item(index: int, one: work.Sampled, clock: int) -> ShardItem:
 torch.set_num_threads(1)
 
 if __name__ == "__main__":
-    serve({"load": load, "generate": generate, "greedy": greedy, "update": update})
+    serve({"load": load, "generate": generate, "generate_few": generate_few, "greedy": greedy, "update": update})

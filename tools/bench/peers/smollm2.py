@@ -39,7 +39,15 @@ class Lengths(StoppingCriteria):
 
 def generate(seed: int) -> dict[str, float]:
     """CPU seconds and tokens that were asked for; no log-probs."""
-    asked = work.requests(seed)
+    return sampled(work.requests(seed, work.BATCH))
+
+
+def generate_few(seed: int) -> dict[str, float]:
+    """The same of few rows."""
+    return sampled(work.requests(seed, work.FEW))
+
+
+def sampled(asked: list[work.Asked]) -> dict[str, float]:
     began = time.process_time()
     made = one_batch([one.ids for one in asked], [one.n_new for one in asked], do_sample=True)
     took = time.process_time() - began
@@ -47,7 +55,7 @@ def generate(seed: int) -> dict[str, float]:
 
 
 def greedy(seed: int, n_new: int) -> list[list[int]]:
-    asked = [one.ids for one in work.requests(seed)]
+    asked = [one.ids for one in work.requests(seed, work.BATCH)]
     made = one_batch(asked, [n_new] * len(asked), do_sample=False)
     found: list[list[int]] = made[:, work.N_GIVEN :].tolist()
     return found
@@ -102,4 +110,4 @@ def update(seed: int) -> dict[str, float]:
 torch.set_num_threads(1)
 
 if __name__ == "__main__":
-    serve({"load": load, "generate": generate, "greedy": greedy, "update": update})
+    serve({"load": load, "generate": generate, "generate_few": generate_few, "greedy": greedy, "update": update})
