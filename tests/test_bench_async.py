@@ -20,6 +20,7 @@ from areal_bus.errors import ConfigError
 from tools.bench import bound, drawn, interrupt, side
 from tools.bench.__main__ import BENCHES, main
 from tools.bench.frozen import Lane, descendants
+from tools.bench.ours.alone import Alone
 from tools.bench.ours.drawn import N_PROMPT, Drawn, n_recorded, rows, score
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds
@@ -90,7 +91,7 @@ def test_of_four_groups_that_follow_one_another_so_many_have_no_signal(n_flat: i
 
 
 @pytest.mark.parametrize(("batch_size", "batches"), [(48, 2), (9, 2), (8, 2), (5, 4), (2, 8), (1, 16)])
-def test_so_many_batches_are_recorded_that_flat_groups_come_in_all_alike(batch_size: int, batches: int) -> None:
+def test_so_many_batches_are_recorded_that_flat_groups_have_their_share(batch_size: int, batches: int) -> None:
     assert n_recorded(batch_size) == batches
 
 
@@ -107,12 +108,16 @@ def written(folder: Path) -> Any:
 def test_each_half_alone_computes_the_workload_that_the_jobs_have(tmp_path: Path) -> None:
     with side.ours("alone") as alone:
         update_a_length(drawn.Prepared(interrupt.WORKLOAD, tmp_path / "interrupt", alone))
-        made = drawn.Prepared(SMALL, tmp_path / "small", alone)
+        made = drawn.Prepared(replace(SMALL, n_flat=2), tmp_path / "small", alone)
         alone.ask("opened", config=str(made.settings))
         assert all(cost() > 0 for cost in drawn.beside(made, alone).values())
         assert alone.ask("prefill") > 0
         assert made.n_parameters > 32 * 32
         assert 16 <= made.mean <= 40
+    recorded = Alone(settings.load(made.settings), tmp_path).recorded
+    assert [batch.n_groups for batch in recorded] == [2] * 8
+    flat = [all(item.reward == 0 for item in batch.items[i : i + 3]) for batch in recorded for i in (0, 3)]
+    assert 5 <= sum(flat) <= 11
 
 
 @pytest.mark.parametrize(
@@ -225,7 +230,8 @@ class Standing(Lane):
 def update(
     version: int, t: float, *, n: int = 100, lag: float = 1.0, masked: int = 0, skipped: int = 0
 ) -> list[dict[str, Any]]:
-    figures = {"n_tokens_trained": n, "lag_mean": lag, "n_tokens_masked": masked, "n_tokens_skipped": skipped}
+    figures = {"n_tokens_trained": n, "n_tokens_masked": masked, "n_tokens_skipped": skipped}
+    figures |= {"lag_mean": lag} if n else {}  # of nothing there is no mean
     return [{"event": "update", "version": version, "t": t, **figures}, {"event": "publish", "version": version}]
 
 
@@ -251,7 +257,7 @@ def test_a_setting_costs_seconds_a_trained_token_and_says_how_old_they_were(tmp_
     assert lane.since(1)[0] / drawn.n_trained(lane.since(1)[1]) == pytest.approx(4.0 / 400)
     of_two = drawn.of_updates("eta2", lane.since(1)[1])
     assert of_two == {"eta2_lag_mean": 1.75, "eta2_masked_share": round(50 / 450, 4), "eta2_updates": 2}
-    lane.write(*update(4, 6.0, n=0, lag=2.0, skipped=100), *update(5, 8.0, lag=0.0, masked=100, skipped=200))
+    lane.write(*update(4, 6.0, n=0, skipped=100), *update(5, 8.0, lag=0.0, masked=100, skipped=200))
     lane._run_until(5)
     found = lane.since(3)
     assert found[0] / drawn.n_young(found[1]) == pytest.approx(3.0 / 400)

@@ -116,14 +116,13 @@ def test_a_texts_first_token_may_differ_by_more_and_others_may_not(monkeypatch: 
 
 @pytest.mark.skipif(library() is None, reason="no C compiler on this machine")
 @pytest.mark.parametrize(
-    ("most_packed", "many", "kind", "method"),
-    [(0, 0, Decode, "attended"), (0, 1, Step, "__call__"), (2**20, 0, Step, "__call__")],
+    ("most_packed", "kind", "method"),
+    [(0, Decode, "attended"), (0, Step, "__call__"), (2**20, Step, "__call__")],
 )
 def test_a_decode_step_that_errs_is_found(
-    most_packed: int, many: int, kind: type, method: str, monkeypatch: pytest.MonkeyPatch
+    most_packed: int, kind: type, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_PACKED", most_packed)
-    monkeypatch.setattr(module, "MANY", many)
     model = sharp(MODELS["llama"]())
     forward = Fused(model)
     if kind is Step and not forward.packs_by_kernel:

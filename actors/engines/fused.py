@@ -33,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}  # of the largest logit
 ROUGH = 0.03  # for narrower types, whose own rounding differs with the order of sums
 FIRST = 10.0  # times as much for a text's first token: many models give it activations so large that rounding shows
 PROBE = 12  # tokens of the comparison
-MANY = 32  # rows of a decode step: with more of them products by oneDNN are faster than with a weight as it lies
+MANY = 32  # rows of a decode step: with more of them products by oneDNN, rounded otherwise, are faster than as it lies
 
 
 class View(Protocol):
@@ -82,9 +82,9 @@ class Layer:
 
     def weights(self, *, copied: bool) -> LayerWeights:
         """For steps by C."""
-        query, key = (norm.weight for norm in self._of_heads) if self._of_heads is not None else (None, None)
+        query, key = (norm.weight.data for norm in self._of_heads) if self._of_heads is not None else (None, None)
         products = (of_step(joined, copied) for joined in (self._qkv, self._out, self._gate_up, self._down))
-        return LayerWeights(self._first.weight, self._second.weight, query, key, *products)
+        return LayerWeights(self._first.weight.data, self._second.weight.data, query, key, *products)
 
     def __call__(self, h_NE: Tensor, call: Call) -> Tensor:
         norm, gated = self._operations.norm, self._operations.gated
@@ -189,6 +189,11 @@ class Fused:
         return self.by_kernel and self._operations.kernels.attends
 
     @property
+    def has_two_ways(self) -> bool:
+        """Whether steps of few rows go by one call and those of many by products."""
+        return self._step is not None and not self._is_small
+
+    @property
     def device(self) -> torch.device:
         """Where it computes."""
         device: torch.device = self._embedding.weight.device
@@ -208,8 +213,8 @@ class Fused:
         n_query, n_key = self.heads
         return Step(
             ModelWeights(
-                embedding_VE=self._embedding.weight.contiguous(),
-                norm_E=self._norm.weight,
+                embedding_VE=self._embedding.weight.data.contiguous(),
+                norm_E=self._norm.weight.data,
                 head=of_step(self._head, self._is_small),
                 layers=tuple(layer.weights(copied=self._is_small) for layer in self._layers),
                 n_query=n_query,
@@ -304,6 +309,9 @@ def disagreement(model: Any, forward: Fused) -> str | None:
     fast_TV = _whole(forward, ids_1T, Own())
     if forward.by_kernel:
         fast_TV[-1] = _decoded(forward, ids_1T)
+    if forward.has_two_ways:
+        plain_TV = torch.cat([plain_TV, plain_TV[-1:]])
+        fast_TV = torch.cat([fast_TV, _decoded(forward, ids_1T, by_call=False)[None]])
     bound = TOLERANCE.get(plain_TV.dtype, ROUGH) * max(1.0, float(plain_TV.abs().max()))
     gap_T = (plain_TV - fast_TV).abs().amax(-1)
     gap_T[0] /= FIRST
@@ -318,10 +326,12 @@ def _whole(forward: Fused, ids_1T: Tensor, view: View) -> Tensor:
     return forward(ids_1T, torch.arange(n, device=ids_1T.device)[None], n, None, view, where=where)
 
 
-def _decoded(forward: Fused, ids_1T: Tensor) -> Tensor:
-    """(V) of the last token alone, the others' keys and values in blocks."""
+def _decoded(forward: Fused, ids_1T: Tensor, *, by_call: bool = True) -> Tensor:
+    """(V) of the last token alone, the others' keys and values in blocks; by one call, if it may be."""
     blocks, n = Blocks(*forward.heads, by_kernel=True), ids_1T.shape[1] - 1
     blocks.reserve([n + 1], 0)
     _whole(forward, ids_1T[:, :n], blocks.filling([Piece([0], 0, n, 0)]))
     view, mask = blocks.decoding([n], torch.float32, ids_1T.device)
-    return forward.decoded([int(ids_1T[0, n])], [n], view, mask)[0]
+    if by_call:
+        return forward.decoded([int(ids_1T[0, n])], [n], view, mask)[0]
+    return forward(ids_1T[:, n:], torch.tensor([[n]], device=ids_1T.device), n + 1, mask, view)[0]

@@ -13,16 +13,16 @@ enum { ACROSS = 4 };
 enum { ACROSS = 2 };
 #endif
 
-/* The lanes of a vector together, in one order, however many rows there are. */
-ALWAYS float gathered(Lanes sum) {
+/* The lanes of a vector together, in one order, however many rows there are: by instructions that have one, or in one place. */
 #if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)sum);
+ALWAYS float gathered(Lanes sum) { return _mm512_reduce_add_ps((__m512)sum); }
 #else
+static __attribute__((noinline)) float gathered(Lanes sum) {
     float total = 0.0f;
     for (int lane = 0; lane < LANES; lane++) total += sum[lane];
     return total;
-#endif
 }
+#endif
 
 /* The first n numbers, fewer than LANES, and zeros. */
 ALWAYS Lanes first_of(int64_t n, const float *from) {

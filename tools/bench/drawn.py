@@ -1,7 +1,8 @@
 """Whole jobs over one workload: a small random model, prompts with drawn lengths, one generator and one learner.
 
 What is compared is a change of the settings; model, rows, lengths and seeds are the same for all. Each process has one
-thread. The cost of a setting is wall seconds a token that entered a backward pass. Knows no bench.
+thread. The cost of a setting is wall seconds a token that entered a backward pass, or that needed none as its group had
+no signal. Knows no bench.
 """
 
 import math
@@ -200,8 +201,9 @@ def speeds(made: Prepared, alone: Side) -> tuple[float, float]:
 
 
 def beside(made: Prepared, alone: Side) -> dict[str, Measure]:
-    """What a job's throughput is held against: each half alone, half of what was recorded of it."""
-    n_batches = drawn.n_recorded(made.workload.batch_size) // 2
+    """What a job's throughput is held against: each half alone, half of what was recorded, or all if groups differ."""
+    n_recorded = drawn.n_recorded(made.workload.batch_size)
+    n_batches = n_recorded if made.workload.n_flat else n_recorded // 2
     return {
         "generation": lambda: float(alone.ask("generate", n_tokens=n_batches * made.n_tokens)),
         "training": lambda: float(alone.ask("train", n_updates=n_batches)),

@@ -15,7 +15,7 @@ from tools.bench.side import ROOT, Side
 
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 HF = "hf"
-WORK = {"generate": "generate", "generate_few": "generate_few", "update": "train"}  # by the names of its figures
+WORK = {"generate": "generate", "generate_few": "generate_few", "update": "train"}  # and how its figures are called
 ALIKE = 1e-3  # loss and gradient norm of the two sides, relative
 N_GREEDY, AGREE = 6, 0.95  # most likely tokens that are compared, and the share that must be the same
 
@@ -84,6 +84,7 @@ def figures(measured: dict[str, Rounds], agreed: float) -> Figures:
         **found,
         "greedy_agreement": round(agreed, 4),
         "lengths": lengths,
+        "few": work.FEW,
         "update_samples": work.GROUPS * work.SAMPLES,
         **measured["generate"].figures(),
         **{f"{WORK[what]}_refused": measured[what].refused for what in ("generate_few", "update")},

@@ -45,7 +45,7 @@ def tokens(draw: random.Random, n: int) -> list[int]:
 
 
 def requests(seed: int, n: int) -> list[Asked]:
-    """As many as are decoded at once."""
+    """So many, which are decoded at once."""
     draw = random.Random(f"requests {seed}")
     return [Asked(tokens(draw, N_GIVEN), drawn(draw)) for _ in range(n)]
 

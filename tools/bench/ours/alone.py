@@ -79,7 +79,8 @@ class Alone:
             pulse=Pulse(),
             folder=folder,
         )
-        self._batches = itertools.cycle(self._record())
+        self.recorded = self._record()  # batches that are trained in turn
+        self._batches = itertools.cycle(self.recorded)
 
     def generate(self, n_tokens: int) -> float:
         """Seconds a sampled token, over at least so many."""

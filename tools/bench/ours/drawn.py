@@ -45,7 +45,7 @@ def score(_prompt: str, completion: str, row: Mapping[str, Any]) -> float:
 
 
 def n_recorded(batch_size: int) -> int:
-    """Batches of so many groups that are trained in turn: two, or so many that flat rows come in all alike."""
+    """Batches of so many groups that are trained in turn: two, or so many that flat rows have about their share."""
     return max(2, -(-GROUPS // batch_size))
 
 
