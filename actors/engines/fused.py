@@ -33,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}  # of the largest logit
 ROUGH = 0.03  # for narrower types, whose own rounding differs with the order of sums
 FIRST = 10.0  # times as much for a text's first token: many models give it activations so large that rounding shows
 PROBE = 12  # tokens of the comparison
-MANY = 32  # rows of a decode step: with more of them products by oneDNN, rounded otherwise, are faster than as it lies
+MANY = 32  # rows of a decode step: from some 48 on oneDNN's products, which round otherwise, are as fast as those of C
 
 
 class View(Protocol):
