@@ -262,6 +262,7 @@ def test_a_setting_costs_seconds_a_trained_token_and_says_how_old_they_were(tmp_
     found = lane.since(3)
     assert found[0] / drawn.n_young(found[1]) == pytest.approx(3.0 / 400)
     assert drawn.of_updates("x", found[1]) == {"x_lag_mean": 0.0, "x_masked_share": 0.2, "x_updates": 2}
+    assert drawn.of_updates("x", found[1][:1]) == {"x_lag_mean": 0.0, "x_masked_share": 0.0, "x_updates": 1}
 
 
 def measured(*costs: dict[str, float]) -> Rounds:

@@ -248,7 +248,7 @@ def of_updates(name: str, updates: Sequence[Line]) -> Figures:
     masked = sum(line["n_tokens_masked"] for line in updates)
     young = n_young(updates)
     return {
-        f"{name}_lag_mean": round(lag / trained, 3),
+        f"{name}_lag_mean": round(lag / trained, 3) if trained else 0.0,
         f"{name}_masked_share": round(masked / (masked + young), 4),
         f"{name}_updates": len(updates),
     }
