@@ -135,11 +135,14 @@ def test_many_rows_of_a_model_that_is_not_kept_twice_are_computed_layer_by_layer
     monkeypatch.setattr(module, "MANY", 2)
     stepped(Fused(model), texts)
     assert called == [3]
-    with kept_twice(False):
-        larger = Fused(model)
+    n_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    monkeypatch.setattr(module, "MOST_PACKED", n_bytes)
+    stepped(Fused(model), texts)  # just small enough
+    monkeypatch.setattr(module, "MOST_PACKED", n_bytes - 1)
+    larger = Fused(model)
     for n in (3, 2, 1):
         torch.testing.assert_close(stepped(larger, texts[:n]), expected[:n], rtol=1e-4, atol=1e-4)
-    assert called == [3, 2, 1]
+    assert called == [3, 3, 2, 1]
 
 
 @pytest.mark.parametrize("is_copied", [True, False])
