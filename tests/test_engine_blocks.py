@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actors.engines.blocks import Blocks, DecodeBlocks, KernelBlocks
+from actors.engines.pool import LOOKS
 from actors.engines.slots import Piece
 from actors.kernels.build import library
 from actors.kernels.decode import P
@@ -132,4 +133,8 @@ def test_room_follows_what_is_there(blocks: Blocks) -> None:
     assert 3000 <= most <= 4000
     blocks.drop(0, 1, 6)
     attended(blocks, kept[1:])
+    assert blocks.capacity == most  # what ends may come again
+    for _ in range(2 * LOOKS):
+        blocks.reserve([6], 1)
     assert blocks.capacity < most / 4
+    attended(blocks, kept[1:])

@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from actors.engines import builtin as module
+from actors.engines import pool
 from actors.engines.builtin import BuiltinEngine
 from actors.engines.protocol import Completion, Done, Request
 from actors.models.product import stepped
@@ -362,7 +363,8 @@ def test_abort_between_update_and_step_leaves_the_others_right() -> None:
     assert_logps(requests[2:], run_all(running), models)
 
 
-def test_the_cache_follows_the_live_sequences() -> None:
+def test_the_cache_follows_the_live_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "LOOKS", 8)
     running = engine(llama(0), stop_ids=frozenset(), n_slots=12)
     short, *long = request(0, [4, 5], n=60), *(request(uid, [uid] + [3] * 199, n=40) for uid in range(1, 12))
     for one in (*long, short):

@@ -10,6 +10,7 @@ from torch import Tensor
 from actors.kernels.decode import P
 
 FEWEST = 8  # blocks that there is room for, at least
+LOOKS = 256  # calls of `settle` between two looks whether there is less to be had: what ends together comes again
 
 
 class Pool:
@@ -20,6 +21,7 @@ class Pool:
         self.users: list[list[int]] = []  # rows of each block; none: a hole
         self._n_key, self._room = n_key, FEWEST
         self._holes: list[int] = []
+        self._n_looks = self._most = 0  # calls since the last look, and the most blocks that were needed in one
         self._layers: dict[int, Tensor] = {}
 
     @property
@@ -74,7 +76,7 @@ class Pool:
             self._resize(len(self.users))
 
     def settle(self, n_soon: int) -> bool:
-        """No holes but those that `n_soon` blocks in all will fill; less room when there is four times too much.
+        """No holes but those that `n_soon` blocks in all will fill; less room after LOOKS calls with four times too much.
 
         Whether blocks are no more where they were.
         """
@@ -82,8 +84,12 @@ class Pool:
         closes = len(self.users) > n_soon
         if closes:
             self._close()
-        if self._room > 4 * max(n_soon, FEWEST):
-            self._resize(n_soon)
+        self._most = max(self._most, n_soon)
+        self._n_looks += 1
+        if self._n_looks == LOOKS:
+            if self._room > 4 * max(self._most, FEWEST):
+                self._resize(self._most)
+            self._n_looks = self._most = 0
         return closes
 
     def _close(self) -> None:

@@ -6,8 +6,8 @@
 #include "vector.h"
 
 enum {
-    LINE = 16, /* floats of a cache line */
-    AHEAD = 3, /* key heads */
+    LINE = 16,    /* floats of a cache line */
+    AHEAD = 8192, /* floats: so far before they are read keys are asked for, and values */
 };
 
 /* A head in its halves, by angles whose halves are alike. */
@@ -20,16 +20,22 @@ INLINE void turn(float *restrict x, const float *restrict cosine, const float *r
     }
 }
 
-/* Bring what is read soon; where there is nothing to read it does no harm. */
-INLINE void ask(const float *next, int64_t width) {
-    for (int64_t d = 0; d < width; d += LINE) __builtin_prefetch(next + d);
+/* A block that is read later, and how many of its positions. */
+typedef struct {
+    const float *from;
+    int64_t n;
+} Later;
+
+/* Bring it to the second cache: the first has too few places for what is on its way from far memory. */
+INLINE void ask(const float *from, int64_t n) {
+    for (int64_t d = 0; d < n; d += LINE) __builtin_prefetch(from + d, 0, 2);
 }
 
-/* Queries by keys of one block: score (n). What is read next is asked for meanwhile. */
-INLINE void scored(int64_t n, const float *restrict query, const float *restrict keys, const float *next,
+/* Queries by keys of one block: score (n). Meanwhile, as many positions of `later` are asked for. */
+INLINE void scored(int64_t n, const float *restrict query, const float *restrict keys, const float *later,
                    float *restrict score, int64_t width) {
     for (int64_t p = 0; p < n; p++) {
-        ask(next + p * width, width);
+        if (later) ask(later + p * width, width);
         float sum = 0.0f;
         for (int64_t d = 0; d < width; d++) sum += query[d] * keys[p * width + d];
         score[p] = sum;
@@ -48,13 +54,13 @@ INLINE void shared(int64_t n, float scale, float *restrict score) {
     for (int64_t p = 0; p < n; p++) score[p] *= rate;
 }
 
-/* Shares of one block's values, added to out. */
-INLINE void gathered(int64_t n, const float *restrict share, const float *restrict values, const float *next,
+/* Shares of one block's values, added to out; the same of `later`. */
+INLINE void gathered(int64_t n, const float *restrict share, const float *restrict values, const float *later,
                      float *restrict out, int64_t width) {
     float sum[WIDEST];
     for (int64_t d = 0; d < width; d++) sum[d] = out[d];
     for (int64_t p = 0; p < n; p++) {
-        ask(next + p * width, width);
+        if (later) ask(later + p * width, width);
         for (int64_t d = 0; d < width; d++) sum[d] += share[p] * values[p * width + d];
     }
     for (int64_t d = 0; d < width; d++) out[d] = sum[d];
@@ -66,15 +72,30 @@ INLINE const float *block(const Cache *c, int64_t row, int64_t which, const floa
     return pool + c->blocks[row * c->most + which] * c->n_key * P * width;
 }
 
-/* What is read AHEAD of this query head's part of a block: a later key head's, or one of the first of another block. */
-INLINE const float *following(int64_t h, const Cache *c, const float *here, const float *then, int64_t width) {
-    const int64_t ahead = c->n_key < AHEAD ? c->n_key : AHEAD, next = h / (c->n_query / c->n_key) + ahead;
-    return next < c->n_key ? here + next * P * width : then + (next - c->n_key) * P * width;
+/* The block that is `ahead` of one of a row's, where one row follows another; none behind the last. */
+INLINE Later following(const Cache *c, int64_t n, int64_t row, int64_t which, int64_t ahead, const float *far,
+                       const float *near, int64_t width) {
+    which += ahead;
+    while (row < n && which * P > c->at[row]) which -= c->at[row++] / P + 1;
+    if (row == n) return (Later){0, 0};
+    const int64_t left = c->at[row] + 1 - which * P;
+    return (Later){block(c, row, which, far, near, width), left < P ? left : P};
+}
+
+/* A key head's part of it: by the first of the query heads that read there. */
+INLINE const float *part(Later later, int64_t h, int64_t group, int64_t one) {
+    return later.from && h % group == 0 ? later.from + h / group * one : 0;
+}
+
+/* What is left of it behind the first n positions. */
+INLINE void ask_for_rest(Later later, int64_t n, int64_t n_key, int64_t width) {
+    for (int64_t k = 0; k < n_key && n < later.n; k++) ask(later.from + (k * P + n) * width, (later.n - n) * width);
 }
 
 INLINE void attend(int64_t n, const Cache *c, float *restrict qkv, const float *restrict cosine,
                    const float *restrict sine, float *restrict score, float *restrict out, int64_t width) {
     const int64_t n_query = c->n_query, n_key = c->n_key, group = n_query / n_key, room = c->most * P, one = P * width;
+    const int64_t ahead = AHEAD / (n_key * one) > 1 ? AHEAD / (n_key * one) : 1;
     for (int64_t row = 0; row < n; row++) {
         float *head = qkv + row * (n_query + 2 * n_key) * width, *sums = out + row * n_query * width;
         for (int64_t h = 0; h < n_query + n_key; h++) turn(head + h * width, cosine + row * width, sine + row * width, width);
@@ -87,21 +108,22 @@ INLINE void attend(int64_t n, const Cache *c, float *restrict qkv, const float *
         for (int64_t b = 0; b < n_blocks; b++) {
             const float *keys = block(c, row, b, c->far_keys, c->near_keys, width);
             const int64_t left = length - b * P, here = left < P ? left : P;
-            const float *then = b + 1 < n_blocks ? block(c, row, b + 1, c->far_keys, c->near_keys, width)
-                                                 : block(c, row, 0, c->far_values, c->near_values, width);
+            const Later later = following(c, n, row, b, ahead, c->far_keys, c->near_keys, width);
             for (int64_t h = 0; h < n_query; h++)
-                scored(here, head + h * width, keys + h / group * one, following(h, c, keys, then, width),
+                scored(here, head + h * width, keys + h / group * one, part(later, h, group, one),
                        score + h * room + b * P, width);
+            ask_for_rest(later, here, n_key, width);
         }
         for (int64_t h = 0; h < n_query; h++) shared(length, c->scale, score + h * room);
         memset(sums, 0, n_query * width * sizeof(float));
         for (int64_t b = 0; b < n_blocks; b++) {
             const float *values = block(c, row, b, c->far_values, c->near_values, width);
             const int64_t left = length - b * P, here = left < P ? left : P;
-            const float *then = b + 1 < n_blocks ? block(c, row, b + 1, c->far_values, c->near_values, width) : values;
+            const Later later = following(c, n, row, b, ahead, c->far_values, c->near_values, width);
             for (int64_t h = 0; h < n_query; h++)
-                gathered(here, score + h * room + b * P, values + h / group * one, following(h, c, values, then, width),
+                gathered(here, score + h * room + b * P, values + h / group * one, part(later, h, group, one),
                          sums + h * width, width);
+            ask_for_rest(later, here, n_key, width);
         }
     }
 }
