@@ -76,7 +76,7 @@ class Pool:
             self._resize(len(self.users))
 
     def settle(self, n_soon: int) -> bool:
-        """No holes but those that `n_soon` blocks in all will fill; less room after LOOKS calls with four times too much.
+        """No holes but those that `n_soon` blocks in all will fill; less room when LOOKS calls needed a quarter of it.
 
         Whether blocks are no more where they were.
         """
