@@ -12,6 +12,7 @@ import torch
 from loguru import logger
 
 from actors.context import Context, Pulse, open_bus
+from actors.kernels.crew import Crew
 from actors.leaving import leave
 from actors.models.loading import load_tokenizer
 from actors.training.actor import PPOActor
@@ -65,6 +66,7 @@ class Learner:
         self.endpoint = ""  # of the store at rank 0
         self.has_met = False  # it computes with other ranks
         self.digest = ""  # of the newest version; rank 0 only
+        self.crew: Crew | None = None
         self.max_lag: int | None = None  # of the tokens trained in this life; None while there are none
         self.began_at = 0  # the version that this life began with
         if self.is_root:
@@ -201,6 +203,8 @@ class Learner:
         with self.journal.span("load"):
             self.pulse.note = "loads the model"
             self.tokenizer = load_tokenizer(context.model_folder)
+            if config.learner.helpers:
+                self.crew = Crew(config.learner.helpers)
             self.policy = load_policy(config, context, beginning, ranks)
         if config.learner.warmup.steps and not beginning.folder:
             with self.journal.span("warmup"):

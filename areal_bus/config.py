@@ -291,6 +291,8 @@ class LearnerConfig(Section):
     """Token budget of a packed micro-batch. On a CPU with AVX-512 up to a thirty-second is filled up beyond it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    helpers: int = Field(0, ge=0, le=15)
+    """Threads that take a part of an update while their cores are idle; for one learner on a CPU. Sums vary by rounding."""
     warmup: WarmupConfig = WarmupConfig()
     """Supervised warm-up."""
 

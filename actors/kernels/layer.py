@@ -6,7 +6,7 @@ keys and values, H query heads, D width of a head.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -25,6 +25,8 @@ class _Packed(ctypes.Structure):
         *((name, _SIZE) for name in ("n_sequences", "n_query", "n_key", "width")),
         ("scale", _FLOAT),
         *((name, _POINTER) for name in ("lengths", "firsts", "rows")),
+        *((name, _SIZE) for name in ("n_parts", "n_room")),
+        ("parts", _POINTER),
     ]
 
 
@@ -39,6 +41,9 @@ class Sequences:
     lengths: Tensor  # int64, as all here
     firsts: Tensor
     rows: Tensor  # of all sequences' tokens, one sequence after the other
+    parts: Tensor = field(
+        init=False
+    )  # sequences that begin a part, and how many there are: parts have no row in common
 
     def __post_init__(self) -> None:
         parts = (self.lengths, self.firsts, self.rows)
@@ -50,6 +55,16 @@ class Sequences:
             raise ValueError("what an earlier sequence has of one is not more than all of it")
         if len(self.rows) and not 0 <= int(self.rows.min()) <= int(self.rows.max()) < self.n_rows:
             raise ValueError(f"a sequence's rows are among the {self.n_rows} that there are")
+        object.__setattr__(self, "parts", self._parts())
+
+    def _parts(self) -> Tensor:
+        """Where all rows of before come before all that follow."""
+        n, before_S = len(self.lengths), self.lengths.cumsum(0) - self.lengths
+        highest_E = torch.cat([torch.tensor([-1]), self.rows.cummax(0).values])
+        lowest_E = torch.cat([self.rows.flip(0).cummin(0).values.flip(0), torch.tensor([self.n_rows])])
+        begins_S = highest_E[before_S] < lowest_E[before_S]
+        begins_S[:1] = False
+        return torch.cat([torch.tensor([0]), begins_S.nonzero()[:, 0], torch.tensor([n])])
 
     @staticmethod
     def of(lengths: Sequence[int], expand: Tensor | None, keep: Tensor | None) -> "Sequences | None":
@@ -178,9 +193,9 @@ class LayerKernels:
         """(N, H D) what each token sees of its sequence up to it, and (N, H) the logarithms of its scores' sums."""
         width = qkv_NA.shape[1] // (n_query + 2 * n_key)
         alike((where.n_rows, (n_query + 2 * n_key) * width), qkv_NA)
-        packed = _packed(where, n_query, n_key, width, scale)
-        out_NX, total_NH = qkv_NA.new_empty(len(qkv_NA), n_query * width), qkv_NA.new_empty(len(qkv_NA), n_query)
         room = qkv_NA.new_empty(_room(where, width, back=False))
+        packed = _packed(where, n_query, n_key, width, scale, len(room))
+        out_NX, total_NH = qkv_NA.new_empty(len(qkv_NA), n_query * width), qkv_NA.new_empty(len(qkv_NA), n_query)
         self._attention(ctypes.byref(packed), *addresses(qkv_NA, room, out_NX, total_NH))
         return out_NX, total_NH
 
@@ -194,17 +209,18 @@ class LayerKernels:
         alike((where.n_rows, (n_query + 2 * n_key) * width), qkv_NA)
         alike((where.n_rows, n_query * width), slope_NX, out_NX)
         alike((where.n_rows, n_query), total_NH)
-        packed = _packed(where, n_query, n_key, width, scale)
         by_qkv_NA, room = torch.empty_like(qkv_NA), qkv_NA.new_empty(_room(where, width, back=True))
+        packed = _packed(where, n_query, n_key, width, scale, len(room))
         self._attention_back(ctypes.byref(packed), *addresses(qkv_NA, out_NX, total_NH, slope_NX, room, by_qkv_NA))
         return by_qkv_NA
 
 
-def _packed(where: Sequences, n_query: int, n_key: int, width: int, scale: float) -> _Packed:
+def _packed(where: Sequences, n_query: int, n_key: int, width: int, scale: float, n_room: int) -> _Packed:
     if n_key < 1 or n_query % n_key:
         raise ValueError(f"each key head has equally many query heads: {n_query} and {n_key}")
     pointers = (part.data_ptr() for part in (where.lengths, where.firsts, where.rows))
-    return _Packed(len(where.lengths), n_query, n_key, width, scale, *pointers)
+    parts = (len(where.parts) - 1, n_room, where.parts.data_ptr())
+    return _Packed(len(where.lengths), n_query, n_key, width, scale, *pointers, *parts)
 
 
 def _room(where: Sequences, width: int, *, back: bool) -> int:
