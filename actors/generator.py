@@ -26,6 +26,8 @@ from areal_bus.journal import Event, Journal
 from areal_bus.messages import Failure, Ready
 from areal_bus.weights import Member, forms_of
 
+AHEAD_S = 0.02  # of decode steps on end: messages and weights wait for so long
+
 
 def run(context: Context) -> None:
     """Sample until the head says Stop. Raises ConfigError when model, tokenizer or workflow do not load."""
@@ -117,4 +119,5 @@ def make_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
         stop_ids=stop_ids(model, tokenizer),
         n_slots=config.rollout.max_concurrent_rollouts,
         on_update=config.rollout.on_update,
+        ahead_s=AHEAD_S,
     )

@@ -19,7 +19,7 @@ from actors.engines.order import Order, ordered
 from actors.engines.pool import Pool
 from actors.engines.slots import Piece
 from actors.kernels.decode import Decode, P, Tables
-from actors.kernels.step import Step
+from actors.kernels.step import Draws, Step
 
 Cells = tuple[int, int, int, int]  # block, first position in it, how many, the token of the first
 
@@ -95,12 +95,16 @@ class Blocks:
         self, positions: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> tuple["DecodeBlocks | KernelBlocks", None]:
         """Where the next token of rows 0 .. n-1 goes, and all that it sees."""
-        n = len(positions)
         if self._by_kernel:
-            if not isinstance(self._order, Tables) or len(self._order) != n:
-                self._order = Tables(self.common.tables[:n], self.own.tables[:n])
-            return KernelBlocks(self, Decode(self._order, positions, self._n_query, self._n_key)), None
-        return DecodeBlocks(self, positions, dtype, self._ordered(n)), None
+            return self.by_kernel(positions), None
+        return DecodeBlocks(self, positions, dtype, self._ordered(len(positions))), None
+
+    def by_kernel(self, positions: Sequence[int], *, n_steps: int = 1) -> "KernelBlocks":
+        """The same where that is the C kernel's, for some steps on end."""
+        n = len(positions)
+        if not isinstance(self._order, Tables) or len(self._order) != n:
+            self._order = Tables(self.common.tables[:n], self.own.tables[:n])
+        return KernelBlocks(self, Decode(self._order, positions, self._n_query, self._n_key, n_steps=n_steps))
 
     def nexts(self, positions: Sequence[int]) -> list[tuple[int, int]]:
         """Own block, and position in it, of one position of each of rows 0 .. n-1."""
@@ -191,7 +195,16 @@ class KernelBlocks:
 
     def decoded(self, step: Step, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor) -> Tensor:
         """(n, V) logits after these tokens, by one call for all layers."""
-        return step(ids, self._decode, cos_LD, sin_LD, [self._pools(index, cos_LD) for index in range(len(step))])
+        return step(ids, self._decode, cos_LD, sin_LD, self._all_pools(step, cos_LD))
+
+    def decoded_on(
+        self, step: Step, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor, draws: Draws
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Each row's next tokens and log-probs, by one call for all steps."""
+        return step.on(ids, self._decode, cos_LD, sin_LD, self._all_pools(step, cos_LD), draws)
+
+    def _all_pools(self, step: Step, like: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        return [self._pools(index, like) for index in range(len(step))]
 
     def _pools(self, index: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Of a layer: the rows' own, and the common one."""

@@ -5,6 +5,8 @@ their last token, the others (new ones, and after `recompute` all) are computed 
 first. The version is stamped where the token is made (I5).
 """
 
+import math
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -22,12 +24,14 @@ from actors.engines.prefill import Pack, plan
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.sampling import sample
 from actors.engines.slots import Slots
+from actors.kernels.step import Draws
 from actors.models.attention import choose
 from actors.models.product import stepped
 from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 
 Key = tuple[str, int, int, int, int]
+MOST_AHEAD = 16  # steps on end
 
 
 class BuiltinEngine:
@@ -43,8 +47,11 @@ class BuiltinEngine:
         version: int | None = None,
         prefill_tokens: int | None = None,
         recorder: Recorder | None = None,
+        ahead_s: float = 0.0,
     ) -> None:
-        """`recorder` is for decode steps: CUDA graphs, on CUDA. Raises EngineError for a model that it cannot run."""
+        """`recorder` is for decode steps: CUDA graphs, on CUDA. For `ahead_s` seconds `step` may decode some times on
+        end, where one C call can, until a row ends. Raises EngineError for a model that it cannot run.
+        """
         limits.check_supported(model.config)
         self._model = model.eval().requires_grad_(False)
         self._parameters = dict(model.named_parameters())
@@ -68,6 +75,8 @@ class BuiltinEngine:
         self._holds = False  # no further request is begun before the next update
         self._rests = False  # nothing is decoded before the next update
         self._n_tokens = 0
+        self._ahead_s = ahead_s
+        self._step_s = math.inf  # that the latest one took which only decoded
         if version is not None:
             self._check_forward()
 
@@ -96,23 +105,23 @@ class BuiltinEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """One token for every row; what ended with it. Nothing without weights."""
+        """One token for every row, or some; what ended with it. Nothing without weights."""
         if self._version is None or self._rests:
             return []
         self._admit(self._version)
         if not self._rows:
             return []
-        rows = self._rows
-        lengths = [row.length for row in rows]
-        tokens, logps = sample(
-            self._logits(self._version, lengths),
-            temperatures=[row.request.temperature for row in rows],
-            top_ps=[row.request.top_p for row in rows],
-            uniforms=[row.uniforms.at(length) for row, length in zip(rows, lengths, strict=True)],
-        )
-        for row, token, logp in zip(rows, tokens, logps, strict=True):
-            row.add(token, logp, self._version)
-        self._n_tokens += len(rows)
+        began, only_decodes, n_tokens = time.perf_counter(), all(row.cached for row in self._rows), self._n_tokens
+        n_steps = self._n_ahead() if only_decodes else 1
+        if n_steps > 1:
+            tokens, logps = self._decode_on(n_steps)
+        else:
+            tokens, logps = self._sample(self._version)
+        for row, new, of_new in zip(self._rows, tokens, logps, strict=True):
+            row.add(new, of_new, self._version)
+        self._n_tokens += len(self._rows) * len(tokens[0])
+        if only_decodes:
+            self._step_s = (time.perf_counter() - began) * len(self._rows) / (self._n_tokens - n_tokens)
         return self._collect()
 
     @torch.inference_mode()
@@ -249,6 +258,41 @@ class BuiltinEngine:
         if order == list(range(len(order))):
             return logits_nV
         return logits_nV[torch.tensor(order, device=self._device).argsort()]
+
+    def _sample(self, version: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The next token of every row, and its log-prob."""
+        rows = self._rows
+        lengths = [row.length for row in rows]
+        tokens, logps = sample(
+            self._logits(version, lengths),
+            temperatures=[row.request.temperature for row in rows],
+            top_ps=[row.request.top_p for row in rows],
+            uniforms=[row.uniforms.at(length) for row, length in zip(rows, lengths, strict=True)],
+        )
+        return [[token] for token in tokens], [[logp] for logp in logps]
+
+    def _n_ahead(self) -> int:
+        """Steps that there is time for on end and no row's budget ends before."""
+        n = min(MOST_AHEAD, int(self._ahead_s / self._step_s))
+        if n < 2 or self._fused is None or not (self._fused.by_kernel and isinstance(self._slots, Blocks)):
+            return 1
+        is_cut = any(row.request.top_p < 1 for row in self._rows)
+        return 1 if is_cut or not self._fused.steps_on(len(self._rows)) else min(n, *(row.n_left for row in self._rows))
+
+    def _decode_on(self, n_steps: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The next tokens of every row and their log-probs: so many, or fewer when a row ends."""
+        if self._fused is None or not isinstance(self._slots, Blocks):
+            raise RuntimeError("several steps on end are for the fused forward, in blocks")
+        rows = self._rows
+        lengths = [row.length for row in rows]
+        positions = [length - 1 for length in lengths]
+        self._slots.reserve([length + n_steps - 1 for length in lengths], len(rows))
+        uniforms = zip(
+            *(row.uniforms.run(length, n_steps) for row, length in zip(rows, lengths, strict=True)), strict=True
+        )
+        draws = Draws([row.request.temperature for row in rows], list(uniforms), self._stop_ids)
+        view = self._slots.by_kernel(positions, n_steps=n_steps)
+        return self._fused.decoded_on([row.last for row in rows], positions, view, draws)
 
     def _decode(self, positions: list[int]) -> Tensor:
         """(n, V) for the rows that come first, whose last tokens are at these positions."""

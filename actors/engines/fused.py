@@ -24,7 +24,7 @@ from actors.engines.slots import Piece
 from actors.kernels.build import applies
 from actors.kernels.decode import WIDEST
 from actors.kernels.layer import LayerKernels, Sequences
-from actors.kernels.step import LayerWeights, ModelWeights, Panels, Plain, Step
+from actors.kernels.step import Draws, LayerWeights, ModelWeights, Panels, Plain, Step
 from actors.models.attention import attention
 from actors.models.product import MOST_PACKED
 
@@ -234,12 +234,30 @@ class Fused:
     ) -> Tensor:
         """(n, V) logits of one more token of each row, at these positions."""
         length = max(positions) + 1
-        is_for_step = self._is_small or len(ids) <= MANY
-        if self._step is not None and is_for_step and isinstance(view, KernelBlocks):
+        step = self._step_for(len(ids))
+        if step is not None and isinstance(view, KernelBlocks):
             self.reserve(length)
-            return view.decoded(self._step, ids, self._cos_LD, self._sin_LD)
+            return view.decoded(step, ids, self._cos_LD, self._sin_LD)
         ids_n1, position_n1 = (torch.tensor(numbers, device=self.device)[:, None] for numbers in (ids, positions))
         return self(ids_n1, position_n1, length, mask, view)
+
+    def steps_on(self, n: int) -> bool:
+        """Whether `decoded_on` is for so many rows."""
+        return self._step_for(n) is not None
+
+    def decoded_on(
+        self, ids: Sequence[int], positions: Sequence[int], view: KernelBlocks, draws: Draws
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Each row's next tokens and log-probs, one step after the other until one ends a row (`Step.on`)."""
+        step = self._step_for(len(ids))
+        if step is None:
+            raise ValueError(f"steps of {len(ids)} rows are one at a time here")
+        self.reserve(max(positions) + len(draws.uniforms))
+        return view.decoded_on(step, ids, self._cos_LD, self._sin_LD, draws)
+
+    def _step_for(self, n: int) -> Step | None:
+        """Of so many rows."""
+        return self._step if self._is_small or n <= MANY else None
 
     def __call__(
         self,

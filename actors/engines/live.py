@@ -28,13 +28,18 @@ class Row:
     def last(self) -> int:
         return self.sampled[-1] if self.sampled else self.prompt[-1]
 
-    def add(self, token: int, logp: float, version: int) -> None:
-        self.sampled.append(token)
-        self.logps.append(logp)
+    @property
+    def n_left(self) -> int:
+        """Tokens that it may still get."""
+        return self.request.max_new_tokens - len(self.sampled)
+
+    def add(self, tokens: list[int], logps: list[float], version: int) -> None:
+        self.sampled += tokens
+        self.logps += logps
         if self.spans and self.spans[-1][0] == version:
-            self.spans[-1][1] += 1
+            self.spans[-1][1] += len(tokens)
         else:
-            self.spans.append([version, 1])
+            self.spans.append([version, len(tokens)])
 
     def completion(self, finish: Finish) -> Completion:
         return Completion(self.request.key, self.sampled, self.logps, self.spans, str(finish))

@@ -215,10 +215,10 @@ class SimulatedEngine:
         hazard = self._lengths.hazard(n)
         rank = text.ranks.at(row.uniforms.at(row.length))
         if self._ends(text, n, hazard):
-            row.add(self._stop, math.log(hazard), version)
+            row.add([self._stop], [math.log(hazard)], version)
         else:
             token = self._tokens[(rank + reading.turn(len(self._tokens))) % len(self._tokens)]
-            row.add(token, math.log1p(-hazard) + text.ranks.logps[rank], version)
+            row.add([token], [math.log1p(-hazard) + text.ranks.logps[rank]], version)
         self._n_tokens += 1
 
     def _ends(self, text: Text, n: int, hazard: float) -> bool:

@@ -23,3 +23,7 @@ class Uniforms:
             hashed.update(b"@%d" % which)
             self._at, self._numbers = which, struct.unpack("<8Q", hashed.digest())
         return (self._numbers[place] >> 11) * 2.0**-53
+
+    def run(self, first: int, n: int) -> list[float]:
+        """Those of n positions."""
+        return [self.at(position) for position in range(first, first + n)]

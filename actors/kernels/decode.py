@@ -56,13 +56,16 @@ def _call() -> Callable[..., None]:
 
 
 class Decode:
-    """One step of rows 0 .. n-1, whose next tokens are at these positions. Raises ValueError where there is no room."""
+    """A step, or some, of rows 0 .. n-1, whose next tokens are at these positions. Raises ValueError without room."""
 
-    def __init__(self, tables: Tables, positions: Sequence[int], n_query: int, n_key: int) -> None:
+    def __init__(self, tables: Tables, positions: Sequence[int], n_query: int, n_key: int, *, n_steps: int = 1) -> None:
         tables.check(positions)
+        if n_steps > 1:
+            tables.check([position + n_steps - 1 for position in positions])
         if n_key < 1 or n_query % n_key:
             raise ValueError(f"each key head has equally many query heads: {n_query} and {n_key}")
-        self.n_positions = max(positions) + 1  # that rotations are needed of
+        self.n_steps = n_steps
+        self.n_positions = max(positions) + n_steps  # that rotations are needed of
         self._tables, self._at_n = tables, torch.tensor(positions)  # kept, as C has their addresses alone
         self.cache = Cache(n_query=n_query, n_key=n_key, most=tables.most, at=self._at_n.data_ptr(),
                            blocks=tables.blocks_nJ.data_ptr(), common=tables.common_n.data_ptr())  # fmt: skip

@@ -1,4 +1,5 @@
 /* From logits and a uniform number to a token: where the running sum of the weights passes the uniform's share of all. */
+#include "parts.h"
 #include "vector.h"
 
 enum { PART = 64 }; /* tokens: sums of a part are rounded as the weights are, those of parts are not */

@@ -106,3 +106,37 @@ void decoded(int64_t n, const Model *model, const Cache *cache, const int64_t *i
     normed(n, width, model->epsilon, h, model->norm, x);
     product(&model->head, n, x, logits, 1);
 }
+
+typedef struct {
+    int64_t n_steps, n_stops;
+    const int64_t *stops;  /* (n_stops) tokens that end a row */
+    const float *rate;     /* (n) */
+    const double *uniform; /* (n_steps, n) */
+    int64_t *at;           /* (n) positions of the rows' tokens: the cache's own */
+    int64_t *token;        /* (n_steps, n) */
+    float *logp;           /* (n_steps, n) */
+    float *weight, *part;  /* room: (vocabulary), and of its parts, as `sampled` has it */
+    int64_t n_done;
+} Ahead;
+
+static int ends(const Ahead *a, int64_t n, const int64_t *token) {
+    for (int64_t row = 0; row < n; row++) {
+        if (token[row] < 0) return 1;
+        for (int64_t s = 0; s < a->n_stops; s++)
+            if (token[row] == a->stops[s]) return 1;
+    }
+    return 0;
+}
+
+/* Steps with sampling between them (see `sampled`), n_steps or until a row ends: one with a stop token, or without numbers. */
+void decoded_on(int64_t n, const Model *model, const Cache *cache, const int64_t *ids, const float *cosine, const float *sine,
+                float *room, float *logits, Ahead *a) {
+    for (int64_t t = 0, is_over = 0; t < a->n_steps && !is_over; t++) {
+        int64_t *token = a->token + t * n;
+        decoded(n, model, cache, t ? token - n : ids, cosine, sine, room, logits);
+        sampled(n, model->head.n_out, logits, a->rate, a->uniform + t * n, a->weight, a->part, token, a->logp + t * n);
+        for (int64_t row = 0; row < n; row++) a->at[row]++;
+        is_over = ends(a, n, token);
+        a->n_done = t + 1;
+    }
+}

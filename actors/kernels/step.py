@@ -8,9 +8,11 @@ head width, L positions, C blocks of a pool, K key heads, P positions of a block
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from torch import Tensor
 from actors.kernels.build import function
 from actors.kernels.decode import WIDEST, Cache, Decode
 from actors.kernels.panels import n_floats, panels
+from actors.kernels.sample import PART
 from actors.kernels.tensors import addresses, alike
 
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
@@ -51,9 +54,25 @@ class _Model(ctypes.Structure):
     )
 
 
+class _Ahead(ctypes.Structure):
+    _fields_ = (
+        *((name, _SIZE) for name in ("n_steps", "n_stops")),
+        *((name, _POINTER) for name in ("stops", "rate", "uniform", "at", "token", "logp", "weight", "part")),
+        ("n_done", _SIZE),
+    )
+
+
 @cache
 def _decoded() -> Callable[..., None]:
     return function("decoded", _SIZE, ctypes.POINTER(_Model), ctypes.POINTER(Cache), *[_POINTER] * 5)
+
+
+@cache
+def _decoded_on() -> Callable[..., None]:
+    pointers = [_POINTER] * 5
+    return function(
+        "decoded_on", _SIZE, ctypes.POINTER(_Model), ctypes.POINTER(Cache), *pointers, ctypes.POINTER(_Ahead)
+    )
 
 
 class Panels:
@@ -118,6 +137,15 @@ class ModelWeights:
     epsilon: float
 
 
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What tokens are drawn by, in some steps of n rows."""
+
+    temperatures: Sequence[float]  # of each row
+    uniforms: Sequence[Sequence[float]]  # of each step, of each row
+    stop_ids: Collection[int]
+
+
 class Step:
     """Decode steps with weights that stay where they are until `bind`."""
 
@@ -173,6 +201,54 @@ class Step:
         """(n, V) logits after these tokens, whose keys and values go to the pools: (2, C, K, P, D) of each layer, the
         rows' own and, where there is one, the common one.
         """
+        arguments, logits_nV = self._arguments(ids, decode, cos_LD, sin_LD, pools)
+        _decoded()(*arguments)
+        return logits_nV
+
+    def on(
+        self,
+        ids: Sequence[int],
+        decode: Decode,
+        cos_LD: Tensor,
+        sin_LD: Tensor,
+        pools: Sequence[tuple[Tensor, Tensor | None]],
+        draws: Draws,
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Steps one after the other, a token for each row drawn in each: rows' tokens, and their log-probs.
+
+        Fewer steps where one draws a stop token: it is the last. Raises ValueError where logits are not numbers.
+        """
+        n, n_steps = len(ids), len(draws.uniforms)
+        if decode.n_steps < n_steps or any(len(numbers) != n for numbers in (draws.temperatures, *draws.uniforms)):
+            raise ValueError(f"{n_steps} steps of {n} rows have a temperature and uniform numbers for each, and room")
+        arguments, _logits_nV = self._arguments(ids, decode, cos_LD, sin_LD, pools)
+        n_words = self._model.head.n_out
+        if n_words > len(self._weights.embedding_VE):
+            raise ValueError(f"a token that is sampled has an embedding: {n_words} logits are more than there are")
+        rates = (ctypes.c_float * n)(*[1 / t if t > 0 else 0.0 for t in draws.temperatures])
+        stops = (_SIZE * len(draws.stop_ids))(*draws.stop_ids)
+        uniforms = (ctypes.c_double * (n * n_steps))(*chain.from_iterable(draws.uniforms))
+        tokens, logps = (_SIZE * (n * n_steps))(), (ctypes.c_float * (n * n_steps))()
+        room = torch.empty(n_words + -(-n_words // PART))
+        weight = addresses(room)[0]
+        places = (ctypes.addressof(part) for part in (stops, rates, uniforms))
+        drawn = (ctypes.addressof(tokens), ctypes.addressof(logps), weight, weight + 4 * n_words)
+        ahead = _Ahead(n_steps, len(stops), *places, decode.cache.at, *drawn)
+        _decoded_on()(*arguments, ahead)
+        found, n_drawn = list(tokens[: n * ahead.n_done]), list(logps[: n * ahead.n_done])
+        if -1 in found:
+            raise ValueError(f"logits are numbers; those of row {found.index(-1) % n} are not")
+        return [found[row::n] for row in range(n)], [n_drawn[row::n] for row in range(n)]
+
+    def _arguments(
+        self,
+        ids: Sequence[int],
+        decode: Decode,
+        cos_LD: Tensor,
+        sin_LD: Tensor,
+        pools: Sequence[tuple[Tensor, Tensor | None]],
+    ) -> tuple[list[Any], Tensor]:
+        """Of `decoded` in step.c; the last is where the logits come, which must live as long as they are used."""
         weights, n = self._weights, len(ids)
         n_vocabulary = len(weights.embedding_VE)
         if not ids or not 0 <= min(ids) <= max(ids) < n_vocabulary:
@@ -190,8 +266,8 @@ class Step:
             )
         decode.cache.scale = weights.scale
         room, logits_nV = self._room_for(n, decode), torch.empty(n, self._model.head.n_out)
-        _decoded()(n, self._model, decode.cache, (_SIZE * n)(*ids), *addresses(cos_LD, sin_LD, room, logits_nV))
-        return logits_nV
+        places = addresses(cos_LD, sin_LD, room, logits_nV)
+        return [n, self._model, decode.cache, (_SIZE * n)(*ids), *places], logits_nV
 
     def _room_for(self, n: int, decode: Decode) -> Tensor:
         n_needed = n * self._room_of_row + decode.n_scores
