@@ -24,6 +24,9 @@ def test_uniforms_are_a_function_of_seed_and_position() -> None:
     assert all(0 <= u < 1 for u in numbers)
     assert abs(sum(numbers) / 400 - 0.5) < 0.05
     assert Uniforms((5,)).at(9) == 0.04585439130490998  # the same in every process and on every machine
+    one = Uniforms((5,))
+    for first, n in ((0, 3), (3, 1), (4, 20), (9, 7), (16, 8), (2, 0)):
+        assert one.run(first, n) == [Uniforms((5,)).at(first + i) for i in range(n)]
 
 
 def test_sampled_shares_are_the_probabilities_at_the_temperature() -> None:

@@ -42,8 +42,8 @@ class Engine(Protocol):
     """Continuous batching over weights that may change between two tokens.
 
     In process the caller's thread does everything: `step` is one decode step for all live requests (with prefill of
-    what is new), or some for as long as none ends, `update` happens between two steps, so a running sample goes on under the new weights. A server
-    decodes by itself: `step` takes in what has come, and waits a moment for it.
+    what is new), or some for as long as none ends, `update` happens between two, so a running sample goes on under the
+    new weights. A server decodes by itself: `step` takes in what has come, and waits a moment for it.
     """
 
     @property
@@ -62,7 +62,7 @@ class Engine(Protocol):
         """Queue a request. Raises EngineError when prompt and budget exceed what the model holds."""
 
     def step(self) -> list[Completion]:
-        """A decode step, or some; the completions that ended with the last. An engine without weights decodes nothing."""
+        """A decode step, or some; the completions that ended with it. An engine without weights decodes nothing."""
 
     def abort(self, key: tuple[str, int, int, int, int]) -> Completion | None:
         """Forget a request; what it had so far (finish "abort"), or None when it is not live."""

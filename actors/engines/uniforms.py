@@ -14,16 +14,24 @@ class Uniforms:
     def __init__(self, seed: tuple[int, ...]) -> None:
         self._seeded = hashlib.blake2b(",".join(map(str, seed)).encode(), digest_size=8 * N)
         self._at: int | None = None  # the last digest that was made, as one comes after the other
-        self._numbers: tuple[int, ...] = ()
+        self._numbers: tuple[float, ...] = ()
 
     def at(self, position: int) -> float:
         which, place = divmod(position, N)
-        if which != self._at:
-            hashed = self._seeded.copy()
-            hashed.update(b"@%d" % which)
-            self._at, self._numbers = which, struct.unpack("<8Q", hashed.digest())
-        return (self._numbers[place] >> 11) * 2.0**-53
+        return self._of(which)[place]
 
     def run(self, first: int, n: int) -> list[float]:
         """Those of n positions."""
-        return [self.at(position) for position in range(first, first + n)]
+        found: list[float] = []
+        while len(found) < n:
+            which, place = divmod(first + len(found), N)
+            found += self._of(which)[place : place + n - len(found)]
+        return found
+
+    def _of(self, which: int) -> tuple[float, ...]:
+        if which != self._at:
+            hashed = self._seeded.copy()
+            hashed.update(b"@%d" % which)
+            numbers = struct.unpack("<8Q", hashed.digest())
+            self._at, self._numbers = which, tuple([(number >> 11) * 2.0**-53 for number in numbers])
+        return self._numbers
