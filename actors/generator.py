@@ -11,7 +11,7 @@ from typing import Any
 from actors import draining
 from actors.context import Context, Pulse, note_voids, open_bus
 from actors.delivery import Delivery
-from actors.engines.builtin import BuiltinEngine
+from actors.engines.builtin import AHEAD_S, BuiltinEngine
 from actors.engines.protocol import Engine
 from actors.generation import Generator
 from actors.models.loading import empty_model, load_tokenizer, stop_ids
@@ -25,8 +25,6 @@ from areal_bus.config import Config
 from areal_bus.journal import Event, Journal
 from areal_bus.messages import Failure, Ready
 from areal_bus.weights import Member, forms_of
-
-AHEAD_S = 0.02  # of decode steps on end: messages and weights wait for so long
 
 
 def run(context: Context) -> None:

@@ -31,6 +31,7 @@ from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 
 Key = tuple[str, int, int, int, int]
+AHEAD_S = 0.02  # of steps on end, in an actor: messages and weights wait for so long
 MOST_AHEAD = 16  # steps on end
 
 

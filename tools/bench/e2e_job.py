@@ -23,6 +23,7 @@ RANKS = 3
 ETA = 1
 ON_UPDATE = "keep"  # running samples keep their keys: nothing is computed twice
 PATIENCE_S = 600.0  # for the start and for each measurement, on a machine with other work, too
+HELPERS = 1  # of the learner: it has the generator's core while that one waits
 WARM = 8  # steps before the first measurement
 SETTLE = 4  # steps after a hold that are not counted
 LOOK_S = 0.01
@@ -70,6 +71,7 @@ def changes(folder: Path, row: str) -> tuple[str, ...]:
         f"actor.max_grad_norm={setting.CLIP_NORM}",
         f"actor.eps_clip={setting.CLIP_RATIO}",
         "learner.max_tokens_per_mb=8192",
+        f"learner.helpers={HELPERS}",
         "checkpoint.at_end=false",
         *(f"{key}={FOREVER}" for key in ("bus.silent_s", "bus.resend_s", "weights.timeout_s", "reward.timeout_s")),
         *(f"watchdog.{key}={FOREVER}" for key in ("stall_s", "progress_s", "act_s")),

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from actors.context import Pulse
 from actors.data.loading import load_rows
 from actors.data.tasks import Row
-from actors.engines.builtin import BuiltinEngine
+from actors.engines.builtin import AHEAD_S, BuiltinEngine
 from actors.engines.protocol import Done, Request
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import SCRATCH_FILE, write_scratch_folder
@@ -66,6 +66,7 @@ class Alone:
             stop_ids=frozenset(),
             n_slots=config.rollout.max_concurrent_rollouts,
             version=0,
+            ahead_s=AHEAD_S,
         )
         self._tokenizer = load_tokenizer(path)
         workflow = load_workflow(config)

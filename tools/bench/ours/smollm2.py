@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from actors.context import Pulse
-from actors.engines.builtin import BuiltinEngine
+from actors.engines.builtin import AHEAD_S, BuiltinEngine
 from actors.engines.protocol import Request
 from actors.models.loading import load_model
 from actors.training.actor import PPOActor
@@ -76,7 +76,7 @@ def greedy(seed: int, n_new: int) -> list[list[int]]:
 
 
 def run(asked: list[work.Asked], seed: int, *, temperature: float) -> list[list[int]]:
-    engine = BuiltinEngine(sampling[0], stop_ids=frozenset(), n_slots=len(asked), version=0)
+    engine = BuiltinEngine(sampling[0], stop_ids=frozenset(), n_slots=len(asked), version=0, ahead_s=AHEAD_S)
     for number, one in enumerate(asked):
         engine.submit(Request(("", number, 0, 0, 0), one.ids, (seed, number), one.n_new, temperature, 1.0))
     made: dict[int, list[int]] = {}
