@@ -17,6 +17,7 @@ from actors.leaving import leave
 from actors.models.loading import load_tokenizer
 from actors.training.actor import PPOActor
 from actors.training.beginning import Beginning
+from actors.training.calling import call
 from actors.training.keeping import Keeper
 from actors.training.letterbox import Letterbox, StopRun
 from actors.training.loading import load_policy, warm
@@ -149,6 +150,8 @@ class Learner:
         self.pusher.record(self.journal)
         self.letterbox.close()
         self.bus.close()
+        if self.crew is not None:
+            self.crew.close()
         self.journal.close()
         part()
 
@@ -203,9 +206,9 @@ class Learner:
         with self.journal.span("load"):
             self.pulse.note = "loads the model"
             self.tokenizer = load_tokenizer(context.model_folder)
-            if config.learner.helpers:
-                self.crew = Crew(config.learner.helpers)
             self.policy = load_policy(config, context, beginning, ranks)
+            if config.learner.helpers:
+                self.crew = call(config.learner.helpers, self.policy)
         if config.learner.warmup.steps and not beginning.folder:
             with self.journal.span("warmup"):
                 warm(
@@ -225,6 +228,7 @@ class Learner:
             folder=context.folder,
             publish=self._publish,
             tick=self.letterbox.check,
+            has_helpers=self.crew is not None,
         )
         if beginning.folder:
             with self.journal.span("load"):

@@ -292,7 +292,7 @@ class LearnerConfig(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     helpers: int = Field(0, ge=0, le=15)
-    """Threads that take a part of an update while their cores are idle; for one learner on a CPU. Sums vary by rounding."""
+    """Threads that take a part of an update while their cores are idle; one learner on a CPU. Rounding varies."""
     warmup: WarmupConfig = WarmupConfig()
     """Supervised warm-up."""
 
@@ -445,6 +445,11 @@ def _training(c: Config) -> list[Rule]:
             c.rollout.max_concurrent_rollouts < c.gconfig.n_samples,
             f"rollout.max_concurrent_rollouts ({c.rollout.max_concurrent_rollouts}) must hold one group: at least "
             f"gconfig.n_samples ({c.gconfig.n_samples})",
+        ),
+        (
+            c.learner.helpers > 0 and (c.topology.learners > 1 or c.topology.gpus_per_host > 0),
+            f"learner.helpers are threads of one learner on a CPU, and topology.learners is {c.topology.learners}, "
+            f"topology.gpus_per_host {c.topology.gpus_per_host}: set learner.helpers = 0",
         ),
     ]
 

@@ -32,6 +32,7 @@ LIBRARIES = {  # code and what it allocates for itself, torch 2.13 on CPU
     Role.REWARD: 43 * MIB,
 }
 REWARD_WORKER = 16 * MIB  # of a function that imports nothing large
+HELPED = 4 * MIB  # of the largest weight that helpers have a part in, as actors/kernels/dense.py has it
 SUPERVISOR = 60 * MIB  # of each rank
 OURS = ("llama", "mistral", "qwen2")  # model types whose layers actors/training/fused.py computes
 
@@ -169,7 +170,7 @@ def of_learner(config: Config, shape: Shape, index: int, n_prompt: int) -> Need:
     snapshots = N_SNAPSHOTS * weights if index == 0 else 0
     kept, host = KEPT * shape.n_parameters // learners, LIBRARIES[Role.LEARNER]
     if config.topology.gpus_per_host == 0:
-        return Need(kept + rounded + step, host + snapshots)
+        return Need(kept + rounded + step + rooms(config, shape), host + snapshots)
     device = kept + max(rounded + step, gradients + ROOT * shape.n_parameters // learners)
     loaded = BYTES["float32"] * shape.n_parameters  # by each rank, before it goes to the GPU
     lies = home(config, on_gpu=True)
@@ -185,6 +186,15 @@ def saved(config: Config, shape: Shape) -> tuple[int, int]:
     topology = config.topology
     is_plain = config.model.dtype == "float32" and topology.learners == 1 and topology.gpus_per_host == 0
     return shape.saved(by_us=shape.is_ours and is_plain)
+
+
+def rooms(config: Config, shape: Shape) -> int:
+    """Of helpers: each has the slopes of a layer's weights, of those for heads or of all others."""
+    heads = shape.hidden * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    gates, seen = 2 * shape.hidden * shape.intermediate, shape.hidden * shape.heads * shape.head_dim
+    sets = ((heads, heads), (gates, gates * 3 // 2 + seen))  # numbers: the largest weight, all slopes
+    one = BYTES["float32"]
+    return config.learner.helpers * max((one * slopes for most, slopes in sets if one * most <= HELPED), default=0)
 
 
 def activations(config: Config, shape: Shape, batch: MicroBatch) -> int:

@@ -74,6 +74,7 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("launch.rendezvous=tcp://host:70000", "a port from 1 to 65535"),
         ("launch.rendezvous=ipc://", 'launch.rendezvous must be "tcp://HOST:PORT"'),
         ("actor.recompute_logprobs=false", "actor.use_decoupled_loss needs the proximal log-probs"),
+        ("learner.helpers=16", "learner.helpers must be a whole number, at least 0 and at most 15"),
         ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
         ("bus.silent_s=1.5", "bus.silent_s (1.5) must span at least three heartbeats"),
     ],
@@ -99,6 +100,16 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
 )
 def test_a_wrong_file_is_refused_with_its_fault(tmp_path: Path, text: str, said: str) -> None:
     assert said in refusal(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("elsewhere", ["topology.learners=2", "topology.gpus_per_host=1"])
+def test_helpers_are_threads_of_one_learner_on_a_cpu(tmp_path: Path, elsewhere: str) -> None:
+    file = write(tmp_path, SMALL)
+    assert load(file, ["learner.helpers=15"], {}).learner.helpers == 15
+    load(file, [elsewhere], {})
+    said = refusal(file, "learner.helpers=1", elsewhere)
+    assert "learner.helpers are threads of one learner on a CPU" in said
+    assert "set learner.helpers = 0" in said
 
 
 @pytest.mark.parametrize("address", ["tcp://node-1.cluster:29500", "tcp://[fe80::1]:5", "ipc:///tmp/a b", ""])

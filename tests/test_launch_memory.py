@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from actors.kernels import dense
 from areal_bus.config import Config
 from areal_bus.messages import Role
 from areal_bus.settings import load
 from launch.dry_run import dry_run, longest_prompt
 from launch.memory import (
+    HELPED,
     LIBRARIES,
     MIB,
     REWARD_WORKER,
@@ -25,6 +27,7 @@ from launch.memory import (
     estimate,
     find_shape,
     read_shape,
+    rooms,
 )
 from launch.topology import plan
 from tests.test_launch_bootstrap import MPIRUN
@@ -89,6 +92,16 @@ def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches
     assert found.device == 12 * large.n_parameters + max(
         4 * large.n_parameters, activations(little, large, MicroBatch.of(little, 1))
     )
+
+
+def test_each_helper_has_the_slopes_of_a_layers_weights() -> None:
+    several = config(learner={"helpers": 3})
+    slopes = 4 * (8 * 2 * 4 + 3 * 8 * 16)
+    assert need(several, Role.LEARNER).device == need(config(), Role.LEARNER).device + 3 * slopes
+    for_heads = replace(SHAPE, intermediate=HELPED)  # larger weights are not for helpers
+    assert rooms(several, for_heads) == 3 * 4 * 8 * (2 + 2) * 4
+    assert rooms(several, replace(for_heads, hidden=HELPED)) == rooms(config(), SHAPE) == 0
+    assert HELPED == dense.MOST
 
 
 def test_a_large_job_shares_learners_and_splits_generators() -> None:

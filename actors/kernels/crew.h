@@ -10,11 +10,12 @@ enum { CREW = 16 }; /* who computes: 0 is whoever calls, helpers come behind */
    none here. */
 typedef void (*Work)(void *of, int64_t first, int64_t end, int who, float *room);
 
-/* All n units, each once, in pieces of at most `most` and, but for the last, at least `least`; helpers' rooms have n_room
-   floats. Helpers have ended when it returns. Which pieces there are and who has which is different each time. */
-void shared_out(int64_t n, int64_t least, int64_t most, int64_t n_room, Work work, void *of);
+/* What a helper, which has ended, left in its room; who called takes it before others write there. */
+typedef void (*Gather)(void *of, int who, const float *room);
 
-/* A helper's room, after it has ended. */
-const float *room_of(int who);
+/* All n units, each once, in pieces of at most `most` and, but for the last, at least `least`; helpers' rooms have n_room
+   floats. Helpers have ended when it returns; before that each one's room is gathered, if `gather` is not 0. Which pieces there
+   are and who has which is different each time. */
+void shared_out(int64_t n, int64_t least, int64_t most, int64_t n_room, Work work, Gather gather, void *of);
 
 #endif

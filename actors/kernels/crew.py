@@ -23,7 +23,7 @@ class Helped:
     """What there is of helpers, and what they did so far."""
 
     n_helpers: int
-    n_units: int  # rows, and sequences of attention, that were shared out
+    n_units: int  # rows, and parts of attention, that were computed while there were some
     n_theirs: int  # that helpers had of these
 
     @staticmethod
@@ -37,7 +37,7 @@ class Crew:
     """The helpers of this process, until `close`."""
 
     def __init__(self, n: int) -> None:
-        """Raises RuntimeError, with none left, where there is no library, or no thread may be one, or are some already."""
+        """Raises RuntimeError, with none left: no library, the system lets no thread be one, there are some already."""
         if not 1 <= n <= MOST:
             raise ValueError(f"a crew has 1 to {MOST} helpers: {n}")
         if Helped.now().n_helpers:

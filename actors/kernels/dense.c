@@ -106,7 +106,7 @@ static void project(void *of, int64_t first, int64_t end, int who, float *room) 
 void projected(const ProjectedShape *s, const float *x, const float *cosine, const float *sine, const float *panels,
                const float *bias, float *normed, float *rate, float *out) {
     Projected of = {s, x, cosine, sine, panels, bias, normed, rate, out};
-    shared_out(s->n, FEW, CHUNK, 0, project, &of);
+    shared_out(s->n, FEW, CHUNK, 0, project, 0, &of);
 }
 
 typedef struct {
@@ -136,18 +136,20 @@ static void project_back(void *of, int64_t first, int64_t end, int who, float *r
     }
 }
 
+static void gather_projected(void *of, int who, const float *room) {
+    const ProjectedBack *p = of;
+    const int64_t n_weight = p->s->n_out * p->s->width;
+    if (!p->has_begun[who]) return;
+    added(n_weight, room, p->by_weight);
+    if (p->by_bias) added(p->s->n_out, room + n_weight, p->by_bias);
+}
+
 /* slope (n, n_out) by what was turned; it is turned back in place. by_x (n, width); added to by_weight (n_out, width) and,
    where there is one, by_bias (n_out). */
 void projected_back(const ProjectedShape *s, float *slope, const float *cosine, const float *sine, const float *normed,
                     const float *rate, const float *panels, float *by_x, float *by_weight, float *by_bias) {
     ProjectedBack of = {s, slope, cosine, sine, normed, rate, panels, by_x, by_weight, by_bias, {0}};
-    const int64_t n_weight = s->n_out * s->width;
-    shared_out(s->n, FEW, CHUNK, n_weight + s->n_out, project_back, &of);
-    for (int who = 1; who < CREW; who++)
-        if (of.has_begun[who]) {
-            added(n_weight, room_of(who), by_weight);
-            if (by_bias) added(s->n_out, room_of(who) + n_weight, by_bias);
-        }
+    shared_out(s->n, FEW, CHUNK, s->n_out * (s->width + 1), project_back, gather_projected, &of);
 }
 
 typedef struct {
@@ -182,7 +184,7 @@ static void feed(void *of, int64_t first, int64_t end, int who, float *room) {
 void fed(const FedShape *s, const float *x, const float *seen, const float *out_panels, const float *gate_up_panels,
          const float *down_panels, float *normed, float *rate, float *both, float *room, float *out) {
     Fed of = {s, x, seen, out_panels, gate_up_panels, down_panels, normed, rate, both, room, out};
-    shared_out(s->n, FEW, CHUNK, CHUNK * s->n_gates, feed, &of);
+    shared_out(s->n, FEW, CHUNK, CHUNK * s->n_gates, feed, 0, &of);
 }
 
 typedef struct {
@@ -224,16 +226,19 @@ static void feed_back(void *of, int64_t first, int64_t end, int who, float *room
     }
 }
 
+static void gather_fed(void *of, int who, const float *room) {
+    const FedBack *f = of;
+    const int64_t n_out = f->s->width * f->s->n_seen, n_down = f->s->width * f->s->n_gates;
+    if (!f->has_begun[who]) return;
+    added(n_out, room, f->weights->by_out);
+    added(n_down, room + n_out, f->weights->by_down);
+    added(2 * n_down, room + n_out + n_down, f->weights->by_gate_up);
+}
+
 /* slope (n, width) by `out`; both is used up. by_x (n, width), by_seen (n, n_seen). */
 void fed_back(const FedShape *s, const FedWeights *weights, const float *slope, const float *seen, const float *normed,
               const float *rate, float *both, float *room, float *by_x, float *by_seen) {
     FedBack of = {s, weights, slope, seen, normed, rate, both, room, by_x, by_seen, {0}};
     const int64_t n_out = s->width * s->n_seen, n_down = s->width * s->n_gates;
-    shared_out(s->n, FEW, CHUNK, n_out + 3 * n_down + CHUNK * s->n_gates, feed_back, &of);
-    for (int who = 1; who < CREW; who++)
-        if (of.has_begun[who]) {
-            added(n_out, room_of(who), weights->by_out);
-            added(n_down, room_of(who) + n_out, weights->by_down);
-            added(2 * n_down, room_of(who) + n_out + n_down, weights->by_gate_up);
-        }
+    shared_out(s->n, FEW, CHUNK, n_out + 3 * n_down + CHUNK * s->n_gates, feed_back, gather_fed, &of);
 }

@@ -1,7 +1,7 @@
 """A layer's norms, rotations, gates and attention, forward and backward, by C kernels; knows no model.
 
-All is contiguous float32 on a CPU and goes through one thread. Shapes: N rows, E width, A channels of a row of queries,
-keys and values, H query heads, D width of a head.
+All is contiguous float32 on a CPU and goes through one thread, but for what helpers take (see `crew`). Shapes: N rows,
+E width, A channels of a row of queries, keys and values, H query heads, D width of a head.
 """
 
 import ctypes
@@ -41,9 +41,7 @@ class Sequences:
     lengths: Tensor  # int64, as all here
     firsts: Tensor
     rows: Tensor  # of all sequences' tokens, one sequence after the other
-    parts: Tensor = field(
-        init=False
-    )  # sequences that begin a part, and how many there are: parts have no row in common
+    parts: Tensor = field(init=False)  # sequences that begin one, and how many there are; parts share no rows
 
     def __post_init__(self) -> None:
         parts = (self.lengths, self.firsts, self.rows)
@@ -82,7 +80,12 @@ class Sequences:
         is_first = places - (sizes.cumsum(0) - sizes)[owners] >= firsts[owners]
         if not (torch.equal(first_places, keep) and torch.equal(is_first.nonzero()[:, 0], keep.sort().values)):
             return None
-        return Sequences(len(keep), sizes, firsts, expand.contiguous())
+        order = expand[sizes.cumsum(0) - sizes].argsort(stable=True)  # who shares rows side by side: they are a part
+        turn = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+        if (turn[owners[keep]][expand] > turn[owners]).any():  # a row's queries would come behind those who see it
+            order = torch.arange(len(order))
+        parts = torch.split(expand, sizes.tolist())
+        return Sequences(len(keep), sizes[order], firsts[order], torch.cat([parts[i] for i in order.tolist()]))
 
 
 class LayerKernels:

@@ -211,7 +211,7 @@ static void attend_parts(void *of, int64_t from, int64_t to, int who, float *roo
 /* out (rows, query heads, width); total (rows, query heads): the logarithm of the sum of e^score. */
 void packed_attention(const Packed *p, const float *qkv, float *room, float *out, float *total) {
     Attention of = {p, qkv, room, out, total};
-    shared_out(p->n_parts, 1, p->n_parts, p->n_room, attend_parts, &of);
+    shared_out(p->n_parts, 1, p->n_parts, p->n_room, attend_parts, 0, &of);
 }
 
 typedef struct {
@@ -347,5 +347,5 @@ static void attend_parts_back(void *of, int64_t from, int64_t to, int who, float
 void packed_attention_back(const Packed *p, const float *qkv, const float *out, const float *total, const float *slope,
                            float *room, float *by_qkv) {
     AttentionBack of = {p, {.qkv = qkv, .out = out, .total = total, .slope = slope, .by_qkv = by_qkv}, room};
-    shared_out(p->n_parts, 1, p->n_parts, p->n_room, attend_parts_back, &of);
+    shared_out(p->n_parts, 1, p->n_parts, p->n_room, attend_parts_back, 0, &of);
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from actors.context import Pulse
+from actors.kernels.crew import Helped
 from actors.training.advantages import group_advantages, normalize
 from actors.training.batch import Batch
 from actors.training.evidence import save_batch
@@ -45,9 +46,10 @@ class PPOActor:
         folder: Path,
         publish: Publish = lambda version, stats: None,
         tick: Callable[[], None] = lambda: None,
+        has_helpers: bool = False,
     ) -> None:
         """`publish(version, stats)` is called at the end of every update, `tick()` between micro-batches; what either
-        raises ends the step. `folder` is the run's.
+        raises ends the step. `folder` is the run's. With `has_helpers` their share of an update is a figure.
         """
         self.policy = policy
         self.version = 0
@@ -59,6 +61,7 @@ class PPOActor:
         self._folder = folder
         self._publish = publish
         self._tick = tick
+        self._has_helpers = has_helpers
         self._watch = Watch(self._warn)
         self._n_applied = 0  # optimizer steps of the update under way
         self.optimizer = torch.optim.AdamW(
@@ -101,7 +104,7 @@ class PPOActor:
             raise ImpossibleEvent(
                 f"a batch is trained once, at the version it was taken at: clock {batch.clock}, version {self.version}"
             )
-        began = time.monotonic()
+        began, helped = time.monotonic(), Helped.now() if self._has_helpers else None
         figures = count(batch)
         rate = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
         for group in self.optimizer.param_groups:
@@ -114,6 +117,8 @@ class PPOActor:
         stats = figures.flat() | {"lr": rate, "n_optimizer_steps": float(len(norms))}
         if norms:
             stats["grad_norm"] = sum(norms) / len(norms)
+        if helped is not None and (n_units := Helped.now().n_units - helped.n_units):
+            stats["helped_share"] = (Helped.now().n_theirs - helped.n_theirs) / n_units
         stats["update_s"] = time.monotonic() - began
         self._n_applied = 0
         self.version += 1
