@@ -150,10 +150,10 @@ class Learner:
         self.pusher.record(self.journal)
         self.letterbox.close()
         self.bus.close()
-        if self.crew is not None:
-            self.crew.close()
         self.journal.close()
         part()
+        if self.crew is not None:  # at last: its threads end when their cores let them
+            self.crew.close()
 
     def _join(self) -> m.Join:
         context = self.context

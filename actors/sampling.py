@@ -115,7 +115,7 @@ class Sampling:
         )
 
     def step(self) -> Iterator[Outcome]:
-        """One decode step of the engine; yields what ended with it."""
+        """A decode step of the engine, or some on end; yields what ended with it."""
         for completion in self._engine.step():
             key = completion.key[:4]
             if key in self._live:  # a sibling's failure may have ended it just now

@@ -170,7 +170,7 @@ def of_learner(config: Config, shape: Shape, index: int, n_prompt: int) -> Need:
     snapshots = N_SNAPSHOTS * weights if index == 0 else 0
     kept, host = KEPT * shape.n_parameters // learners, LIBRARIES[Role.LEARNER]
     if config.topology.gpus_per_host == 0:
-        return Need(kept + rounded + step + rooms(config, shape), host + snapshots)
+        return Need(kept + rounded + step + rooms(config, shape, n_prompt), host + snapshots)
     device = kept + max(rounded + step, gradients + ROOT * shape.n_parameters // learners)
     loaded = BYTES["float32"] * shape.n_parameters  # by each rank, before it goes to the GPU
     lies = home(config, on_gpu=True)
@@ -188,13 +188,18 @@ def saved(config: Config, shape: Shape) -> tuple[int, int]:
     return shape.saved(by_us=shape.is_ours and is_plain)
 
 
-def rooms(config: Config, shape: Shape) -> int:
-    """Of helpers: each has the slopes of a layer's weights, of those for heads or of all others."""
+def rooms(config: Config, shape: Shape, n_prompt: int) -> int:
+    """Of helpers: each has the slopes of a layer's weights, of those for heads or of all others, or a sample's keys,
+    values and their slopes, whichever is more.
+    """
+    if not (shape.is_ours and config.model.dtype == "float32"):
+        return 0
     heads = shape.hidden * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     gates, seen = 2 * shape.hidden * shape.intermediate, shape.hidden * shape.heads * shape.head_dim
     sets = ((heads, heads), (gates, gates * 3 // 2 + seen))  # numbers: the largest weight, all slopes
-    one = BYTES["float32"]
-    return config.learner.helpers * max((one * slopes for most, slopes in sets if one * most <= HELPED), default=0)
+    one, longest = BYTES["float32"], n_prompt + config.gconfig.max_new_tokens
+    attention = 5 * longest * shape.head_dim + 72 * shape.head_dim + 64 * longest
+    return config.learner.helpers * one * max([attention, *(slopes for most, slopes in sets if one * most <= HELPED)])
 
 
 def activations(config: Config, shape: Shape, batch: MicroBatch) -> int:

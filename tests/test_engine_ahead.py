@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from actors.engines import builtin as module
+from actors.engines import fused
 from actors.engines.blocks import Blocks
 from actors.engines.builtin import BuiltinEngine
-from actors.engines.protocol import Completion, Request
+from actors.engines.protocol import Completion, Done, Request
 from actors.kernels import build
 from actors.kernels.layer import LayerKernels
 from actors.kernels.step import Draws
@@ -20,6 +21,16 @@ from areal_bus.errors import EngineError
 
 V = 40
 FOREVER = 1e9
+SHAPE: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
 
 pytestmark = [
     pytest.mark.usefixtures("as_kernels_run"),
@@ -31,11 +42,7 @@ pytestmark = [
 
 def model(seed: int) -> Any:
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    made = LlamaForCausalLM(config)
+    made = LlamaForCausalLM(LlamaConfig(**SHAPE))
     for parameter in made.parameters():
         if parameter.ndim == 2:
             parameter.data.mul_(8)
@@ -50,10 +57,14 @@ def engine(*, ahead_s: float, stop_ids: frozenset[int] = frozenset(), **more: An
     return BuiltinEngine(model(0), stop_ids=stop_ids, n_slots=6, version=0, ahead_s=ahead_s, **more)
 
 
-def request(uid: int, *, n: int = 40, temperature: float = 1.0, top_p: float = 1.0, n_given: int = 5) -> Request:
-    draw = random.Random(uid)
+def request(
+    uid: int, *, n: int = 40, temperature: float = 1.0, top_p: float = 1.0, n_given: int = 5, prompt: int | None = None,
+    n_done: int = 0,
+) -> Request:  # fmt: skip
+    draw = random.Random(uid if prompt is None else prompt)
     ids = [draw.randrange(V) for _ in range(n_given)]
-    return Request(("", uid, 0, 0, 0), ids, (7, uid), n, temperature, top_p)
+    done = Done([1] * n_done, [-1.0] * n_done, [[0, n_done]]) if n_done else None
+    return Request(("", uid, 0, 0, 0), ids, (7, uid), n, temperature, top_p, done)
 
 
 def all_of(running: BuiltinEngine) -> tuple[dict[int, Completion], int]:
@@ -71,6 +82,8 @@ asked = st.lists(
         st.sampled_from([0.0, 0.6, 1.0, 1.7]),
         st.sampled_from([1.0] * 4 + [0.8]),
         st.integers(1, 40),  # of its prompt
+        st.integers(0, 2),  # which that is: samples of one have blocks in common
+        st.sampled_from([0, 0, 0, 3]),  # tokens that it has already
     ),
     min_size=1,
     max_size=10,
@@ -78,12 +91,24 @@ asked = st.lists(
 
 
 @given(asked, st.frozensets(st.integers(0, V - 1), max_size=3))
-def test_on_end_as_one_at_a_time(several: list[tuple[int, float, float, int]], stop_ids: frozenset[int]) -> None:
+def test_on_end_as_one_at_a_time(
+    several: list[tuple[int, float, float, int, int, int]], stop_ids: frozenset[int]
+) -> None:
     found = []
     for ahead_s in (0.0, FOREVER):
         running = engine(ahead_s=ahead_s, stop_ids=stop_ids)
-        for uid, (n, temperature, top_p, n_given) in enumerate(several):
-            running.submit(request(uid, n=n, temperature=temperature, top_p=top_p, n_given=n_given))
+        for uid, (n, temperature, top_p, n_given, prompt, n_done) in enumerate(several):
+            running.submit(
+                request(
+                    uid,
+                    n=n + n_done,
+                    temperature=temperature,
+                    top_p=top_p,
+                    n_given=n_given,
+                    prompt=prompt,
+                    n_done=n_done,
+                )
+            )
         found.append((all_of(running)[0], running.n_tokens))
     assert found[0] == found[1]
 
@@ -133,21 +158,83 @@ def all_of_one_at_a_time() -> list[int]:
     return counts
 
 
+class Clock:
+    """A call of `step` asks twice."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.006
+        return self.now
+
+
 def test_time_bounds_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     running = engine(ahead_s=0.02)
-    now = [0.0]
-
-    def clock() -> float:
-        now[0] += 0.006  # a call of `step` asks twice
-        return now[0]
-
-    monkeypatch.setattr(module.time, "perf_counter", clock)
+    monkeypatch.setattr(module.time, "perf_counter", Clock())
     running.submit(request(0))
     seen = [running.n_tokens]
     for _ in range(3):
         running.step()
         seen.append(running.n_tokens)
     assert seen == [0, 1, 2, 5]  # 6 ms a step: three in 20 ms
+
+
+def test_how_long_a_step_of_more_rows_takes_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = engine(ahead_s=0.02)
+    monkeypatch.setattr(module.time, "perf_counter", Clock())
+    running.submit(request(0))
+    for _ in range(2):
+        running.step()
+    running.submit(request(1))
+    counts = []
+    for _ in range(3):
+        before = running.n_tokens
+        running.step()
+        counts.append((running.n_tokens - before) // running.n_live)
+    assert counts == [1, 1, 3]  # its prompt; one step of both; then three
+
+
+def test_on_hold_and_paused() -> None:
+    running = engine(ahead_s=FOREVER, on_update="drain")
+    running.submit(request(0))
+    for _ in range(2):
+        running.step()
+    assert running.hold()
+    running.submit(request(1))
+    running.step()
+    assert running.n_tokens == 2 + module.MOST_AHEAD  # of the one that was begun
+    running.pause()
+    assert running.step() == []
+    assert running.n_tokens == 2 + module.MOST_AHEAD
+
+
+def test_up_to_the_last_position_of_the_model() -> None:
+    found = []
+    for ahead_s in (0.0, FOREVER):
+        running = engine(ahead_s=ahead_s)
+        running.submit(request(0, n=251, n_given=5))
+        found.append(all_of(running))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] < 20 < found[0][1]
+
+
+@pytest.mark.parametrize("family", [Qwen2Config, Qwen3Config])
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_other_families_and_weights_as_they_lie(family: type, is_copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_copied:
+        monkeypatch.setattr(fused, "MOST_PACKED", 0)
+    torch.manual_seed(0)
+    kind = {Qwen2Config: Qwen2ForCausalLM, Qwen3Config: Qwen3ForCausalLM}[family]
+    made = kind(family(**SHAPE)).eval()
+    found = []
+    for ahead_s in (0.0, FOREVER):
+        running = BuiltinEngine(made, stop_ids=frozenset(), n_slots=6, version=0, ahead_s=ahead_s)
+        for uid in range(5):
+            running.submit(request(uid))
+        found.append(all_of(running))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] < 10 < found[0][1]
 
 
 @pytest.mark.parametrize("on_update", ["keep", "recompute"])
@@ -205,9 +292,9 @@ def test_steps_have_room_and_numbers_for_all_rows() -> None:
     for uid in range(2):
         running.submit(request(uid, n_given=5))
     running.step()
-    slots, fused = running._slots, running._fused
+    slots, forward = running._slots, running._fused
     assert isinstance(slots, Blocks)
-    assert fused is not None
+    assert forward is not None
     slots.reserve([6, 6], 2)
     with pytest.raises(ValueError, match="in its own blocks"):
         slots.by_kernel([5, 5], n_steps=12)  # a block has 16
@@ -218,9 +305,12 @@ def test_steps_have_room_and_numbers_for_all_rows() -> None:
         Draws([1.0, 1.0], [[0.5, 0.5]] * 3, ()),
     ):
         with pytest.raises(ValueError, match="uniform numbers for each"):
-            fused.decoded_on([1, 2], [5, 5], view, draws)
+            forward.decoded_on([1, 2], view, draws)
     with pytest.raises(ValueError, match="vocabulary"):
-        fused.decoded_on([1, V], [5, 5], view, Draws([1.0, 1.0], [[0.5, 0.5]], ()))
+        forward.decoded_on([1, V], view, Draws([1.0, 1.0], [[0.5, 0.5]], ()))
+    forward.decoded_on([1, 2], view, Draws([1.0, 1.0], [[0.5, 0.5]] * 2, ()))
+    with pytest.raises(ValueError, match="and room"):  # that is used up
+        forward.decoded_on([1, 2], view, Draws([1.0, 1.0], [[0.5, 0.5]], ()))
 
 
 def test_a_request_is_still_refused() -> None:

@@ -95,12 +95,17 @@ def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches
 
 
 def test_each_helper_has_the_slopes_of_a_layers_weights() -> None:
-    several = config(learner={"helpers": 3})
-    slopes = 4 * (8 * 2 * 4 + 3 * 8 * 16)
-    assert need(several, Role.LEARNER).device == need(config(), Role.LEARNER).device + 3 * slopes
-    for_heads = replace(SHAPE, intermediate=HELPED)  # larger weights are not for helpers
-    assert rooms(several, for_heads) == 3 * 4 * 8 * (2 + 2) * 4
-    assert rooms(several, replace(for_heads, hidden=HELPED)) == rooms(config(), SHAPE) == 0
+    several, ours = config(learner={"helpers": 3}), replace(SHAPE, is_ours=True, intermediate=1000)
+    slopes = 4 * (8 * 2 * 4 + 3 * 8 * 1000)
+    with_helpers, without = (estimate(one, ours, Role.LEARNER, 0, n_prompt=10) for one in (several, config()))
+    assert with_helpers.device == without.device + 3 * slopes
+    of_attention = 4 * (5 * 16 * 4 + 72 * 4 + 64 * 16)  # of a sample of 10 + 6 tokens
+    assert rooms(several, replace(ours, intermediate=HELPED), 10) == 3 * of_attention  # larger weights are not for them
+    assert rooms(several, replace(ours, intermediate=HELPED, hidden=HELPED), 10) == 3 * of_attention
+    assert rooms(config(), ours, 10) == 0
+    assert (
+        rooms(several, SHAPE, 10) == rooms(config(learner={"helpers": 3}, model={"dtype": "bfloat16"}), ours, 10) == 0
+    )
     assert HELPED == dense.MOST
 
 

@@ -184,10 +184,15 @@ def _tables(layer: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 class KernelBlocks:
-    """Writes one token of rows 0 .. n-1 and attends to all that they have, in one pass."""
+    """Writes a token, or some, of rows 0 .. n-1 and attends to all that they have, in one pass."""
 
     def __init__(self, blocks: Blocks, decode: Decode) -> None:
         self._blocks, self._decode = blocks, decode
+
+    @property
+    def n_positions(self) -> int:
+        """That rotations are needed of."""
+        return self._decode.n_positions
 
     def attended(self, qkv_nSD: Tensor, cos_nD: Tensor, sin_nD: Tensor, index: int, scale: float) -> Tensor:
         """(n, H D): attention of this layer; of each token all heads are given, not yet turned."""

@@ -1,8 +1,8 @@
 """Continuous batching over a Hugging Face causal LM, in the caller's thread; knows requests and weights, no bus.
 
-Every live request has a row of the key-value cache (`slots`). A step gives each one token: rows that are cached decode
-their last token, the others (new ones, and after `recompute` all) are computed whole (`prefill`). Cached rows come
-first. The version is stamped where the token is made (I5).
+Every live request has a row of the key-value cache (`slots`). A step gives each one token, or some: rows that are
+cached decode their last token, the others (new ones, and after `recompute` all) are computed whole (`prefill`). Cached
+rows come first. The version is stamped where the token is made (I5).
 """
 
 import math
@@ -31,7 +31,7 @@ from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 
 Key = tuple[str, int, int, int, int]
-AHEAD_S = 0.02  # of steps on end, in an actor: messages and weights wait for so long
+AHEAD_S = 0.02  # of steps on end, in a generator, about: messages and weights wait for so long
 MOST_AHEAD = 16  # steps on end
 
 
@@ -77,7 +77,10 @@ class BuiltinEngine:
         self._rests = False  # nothing is decoded before the next update
         self._n_tokens = 0
         self._ahead_s = ahead_s
-        self._step_s = math.inf  # that the latest one took which only decoded
+        self._step_s, self._n_decoded = (
+            math.inf,
+            0,
+        )  # that the latest step took which only decoded, and of how many rows
         if version is not None:
             self._check_forward()
 
@@ -123,6 +126,7 @@ class BuiltinEngine:
         self._n_tokens += len(self._rows) * len(tokens[0])
         if only_decodes:
             self._step_s = (time.perf_counter() - began) * len(self._rows) / (self._n_tokens - n_tokens)
+            self._n_decoded = len(self._rows)
         return self._collect()
 
     @torch.inference_mode()
@@ -275,7 +279,12 @@ class BuiltinEngine:
     def _n_ahead(self) -> int:
         """Steps that there is time for on end and no row's budget ends before."""
         n = min(MOST_AHEAD, int(self._ahead_s / self._step_s))
-        if n < 2 or self._fused is None or not (self._fused.by_kernel and isinstance(self._slots, Blocks)):
+        if (
+            n < 2
+            or len(self._rows) > self._n_decoded
+            or self._fused is None
+            or not (self._fused.by_kernel and isinstance(self._slots, Blocks))
+        ):
             return 1
         is_cut = any(row.request.top_p < 1 for row in self._rows)
         return 1 if is_cut or not self._fused.steps_on(len(self._rows)) else min(n, *(row.n_left for row in self._rows))
@@ -293,7 +302,7 @@ class BuiltinEngine:
         )
         draws = Draws([row.request.temperature for row in rows], list(uniforms), self._stop_ids)
         view = self._slots.by_kernel(positions, n_steps=n_steps)
-        return self._fused.decoded_on([row.last for row in rows], positions, view, draws)
+        return self._fused.decoded_on([row.last for row in rows], view, draws)
 
     def _decode(self, positions: list[int]) -> Tensor:
         """(n, V) for the rows that come first, whose last tokens are at these positions."""

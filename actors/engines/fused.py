@@ -243,16 +243,17 @@ class Fused:
 
     def steps_on(self, n: int) -> bool:
         """Whether `decoded_on` is for so many rows."""
-        return self._step_for(n) is not None
+        step = self._step_for(n)
+        return step is not None and step.goes_on
 
     def decoded_on(
-        self, ids: Sequence[int], positions: Sequence[int], view: KernelBlocks, draws: Draws
+        self, ids: Sequence[int], view: KernelBlocks, draws: Draws
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Each row's next tokens and log-probs, one step after the other until one ends a row (`Step.on`)."""
         step = self._step_for(len(ids))
         if step is None:
             raise ValueError(f"steps of {len(ids)} rows are one at a time here")
-        self.reserve(max(positions) + len(draws.uniforms))
+        self.reserve(view.n_positions)
         return view.decoded_on(step, ids, self._cos_LD, self._sin_LD, draws)
 
     def _step_for(self, n: int) -> Step | None:

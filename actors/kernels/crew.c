@@ -39,6 +39,7 @@ typedef struct {
     _Atomic int n_helpers; /* that came; they have the places 1 to this */
     int core;              /* of the last caller: helpers are elsewhere */
     int64_t rests_until;   /* ns */
+    int n_called; /* helpers that take part in this work: one that came meanwhile does not */
     int64_t n, least, most;
     Work work;
     void *of;
@@ -90,7 +91,7 @@ static int64_t compute(int who) {
 /* One look at the work of this round. */
 static void help(Helper *helper, int who, uint32_t round) {
     atomic_store(&helper->is_inside, 1);
-    if (atomic_load(&crew.round) == round) atomic_fetch_add(&crew.n_helped, compute(who));
+    if (atomic_load(&crew.round) == round && who <= crew.n_called) atomic_fetch_add(&crew.n_helped, compute(who));
     if (atomic_exchange(&helper->is_inside, 0) == 2) wake(&helper->is_inside);
 }
 
@@ -196,7 +197,7 @@ static int have_room(int n_helpers, int64_t n) {
 
 /* As `shared_out`, which has the helpers to itself. */
 static void shared(int n_helpers, int64_t n, int64_t least, int64_t most, Work work, Gather gather, void *of) {
-    crew.n = n, crew.least = least, crew.most = most, crew.work = work, crew.of = of;
+    crew.n_called = n_helpers, crew.n = n, crew.least = least, crew.most = most, crew.work = work, crew.of = of;
     atomic_store(&crew.next, 0);
     atomic_fetch_add(&crew.round, 1);
     wake(&crew.round);

@@ -1,4 +1,4 @@
-/* One decode step of a whole model of the Llama family: of each row's last token the logits of the next.
+/* Decode steps of a whole model of the Llama family: of each row's last token the logits of the next.
 
    Everything is float32. A layer's norms, rotations, gates and attention are those of layer.c and decode.c. */
 #include "dots.h"

@@ -1,4 +1,4 @@
-"""One decode step of a whole model by C: what a step costs of a small one is its arithmetic, not its calls.
+"""Decode steps of a whole model by C: what a step costs of a small one is its arithmetic, not its calls.
 
 The weights are kept a second time, in the order in which they are read, or read as they lie; knows no requests and no
 versions.
@@ -174,6 +174,11 @@ class Step:
         """Layers."""
         return len(self._layers)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether whatever token is sampled may be the next step's."""
+        return int(self._model.head.n_out) <= len(self._weights.embedding_VE)
+
     def _describe(self, layer: _Layer, parts: LayerWeights) -> None:
         weights = self._weights
         n_width, seen = weights.embedding_VE.shape[1], weights.n_query * weights.head_width
@@ -223,7 +228,7 @@ class Step:
             raise ValueError(f"{n_steps} steps of {n} rows have a temperature and uniform numbers for each, and room")
         arguments, _logits_nV = self._arguments(ids, decode, cos_LD, sin_LD, pools)
         n_words = self._model.head.n_out
-        if n_words > len(self._weights.embedding_VE):
+        if not self.goes_on:
             raise ValueError(f"a token that is sampled has an embedding: {n_words} logits are more than there are")
         rates = (ctypes.c_float * n)(*[1 / t if t > 0 else 0.0 for t in draws.temperatures])
         stops = (_SIZE * len(draws.stop_ids))(*draws.stop_ids)
@@ -235,6 +240,7 @@ class Step:
         drawn = (ctypes.addressof(tokens), ctypes.addressof(logps), weight, weight + 4 * n_words)
         ahead = _Ahead(n_steps, len(stops), *places, decode.cache.at, *drawn)
         _decoded_on()(*arguments, ahead)
+        decode.n_steps -= ahead.n_done  # whose positions are further on now
         found, n_drawn = list(tokens[: n * ahead.n_done]), list(logps[: n * ahead.n_done])
         if -1 in found:
             raise ValueError(f"logits are numbers; those of row {found.index(-1) % n} are not")

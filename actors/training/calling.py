@@ -1,5 +1,7 @@
 """A learner's helpers, where its layers have something for them to do; knows nothing of how they do it."""
 
+import os
+
 import torch
 from loguru import logger
 
@@ -29,6 +31,8 @@ def _nothing(policy: Policy) -> str:
     """Why helpers would have nothing to do, if so."""
     if build.library() is None:
         return "the C kernels were not compiled"
+    if len(os.sched_getaffinity(0)) < 2:
+        return "the learner may compute on one core only"
     if torch.get_num_threads() != 1:
         return f"torch itself has {torch.get_num_threads()} threads, and the C kernels are for one"
     if not layer.made().attends:
