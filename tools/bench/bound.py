@@ -16,7 +16,7 @@ from tools.bench.frozen import lanes
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds, interleave, sure
 
-WORKLOAD = replace(asynchrony.WORKLOAD, shape=(192, 6, 6), batch_size=32, n_slots=32)
+WORKLOAD = replace(asynchrony.WORKLOAD, median=100.0, longest=1200, batch_size=32, n_slots=32)
 BALANCE = 1.4  # the bound of very uneven halves is reached too easily
 ETAS = (1, 2, 4)
 ROUNDS, ATTEMPTS = 11, 20  # laps of a shared machine swing by as much as there is to be seen

@@ -26,15 +26,7 @@ from tools.run import Line
 BALANCE = 1.25  # generation alone over training alone, at most, and its reciprocal
 AIM = 0.88  # the same, wished for: in a job generation takes a sixth longer than alone, and training a tenth
 NEAR = 1.1  # a shape this near is taken without a look at others
-SHAPES = (
-    (320, 6, 10),
-    (288, 6, 9),
-    (256, 6, 8),
-    (224, 6, 7),
-    (192, 6, 6),
-    (160, 6, 5),
-    (128, 4, 4),
-)  # (width, layers, heads)
+SHAPES = ((320, 6, 10), (288, 6, 9), (256, 6, 8), (224, 6, 7), (192, 6, 6), (128, 4, 4))  # (width, layers, heads)
 """The narrower, the longer generation takes beside training."""
 WARM = 3  # batches generated before speeds are compared: lengths have spread over the slots by then
 N_ROWS = 2048
