@@ -64,6 +64,13 @@ def test_with_threads_of_torch_there_are_no_helpers(said: list[str]) -> None:
     assert "torch itself has 2 threads" in said[0]
 
 
+def test_on_one_core_there_are_no_helpers(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calling.os, "sched_getaffinity", lambda _pid: {3})
+    assert call(1, policy_of()) is None
+    assert len(said) == 1
+    assert "on one core only" in said[0]
+
+
 def test_without_a_library_a_warning_says_so(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     policy = policy_of()
     monkeypatch.setattr(calling.build, "library", lambda: None)

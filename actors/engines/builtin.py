@@ -77,10 +77,8 @@ class BuiltinEngine:
         self._rests = False  # nothing is decoded before the next update
         self._n_tokens = 0
         self._ahead_s = ahead_s
-        self._step_s, self._n_decoded = (
-            math.inf,
-            0,
-        )  # that the latest step took which only decoded, and of how many rows
+        self._step_s = math.inf  # that the latest step took which only decoded
+        self._n_decoded = 0  # rows of it
         if version is not None:
             self._check_forward()
 

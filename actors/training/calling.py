@@ -31,7 +31,7 @@ def _nothing(policy: Policy) -> str:
     """Why helpers would have nothing to do, if so."""
     if build.library() is None:
         return "the C kernels were not compiled"
-    if len(os.sched_getaffinity(0)) < 2:
+    if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < 2:
         return "the learner may compute on one core only"
     if torch.get_num_threads() != 1:
         return f"torch itself has {torch.get_num_threads()} threads, and the C kernels are for one"
