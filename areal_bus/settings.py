@@ -15,7 +15,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from areal_bus.config import Config, check
+from areal_bus.config import Config
+from areal_bus.cross_checks import check
 from areal_bus.errors import ConfigError
 
 PREFIX = "AREAL_BUS_"

@@ -24,7 +24,8 @@ from actors.engines.servers.shape import Shape
 from actors.engines.simulated import LATE_S, WAIT_S, SimulatedEngine
 from actors.engines.simulated_opening import open_simulated
 from actors.models.loading import load_tokenizer
-from areal_bus.config import Config, check
+from areal_bus.config import Config
+from areal_bus.cross_checks import check
 from areal_bus.errors import ConfigError
 from areal_bus.lengths import Lengths
 from areal_bus.speeds import Speeds

@@ -18,7 +18,8 @@ from actors.engines.servers.opening import open_engine
 from actors.engines.servers.sglang import split
 from actors.engines.servers.shape import shape_of
 from actors.models.loading import load_tokenizer
-from areal_bus.config import Config, check
+from areal_bus.config import Config
+from areal_bus.cross_checks import check
 from areal_bus.errors import ConfigError, EngineError, EngineLost
 from tests.servers.engines import EOS, POSITIONS, Running, context_of, model_folder
 from tests.servers.speaks_sglang import OLD, SpeaksSGLang, V, speaking

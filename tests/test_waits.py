@@ -8,7 +8,8 @@ import pytest
 
 from actors.watchdog import Watchdog
 from areal_bus import messages as m
-from areal_bus.config import Config, WatchdogConfig, check
+from areal_bus.config import Config, WatchdogConfig
+from areal_bus.cross_checks import check
 from areal_bus.effects import Effect, End, Progress, Record, Send
 from areal_bus.errors import ConfigError
 from areal_bus.head import Head

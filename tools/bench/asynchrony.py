@@ -14,9 +14,9 @@ from tools.bench.rounds import interleave
 
 ETAS = (1, 2, 4)
 WORKLOAD = drawn.Workload(
-    shape=(192, 6, 6), median=150.0, sigma=1.0, longest=1800, batch_size=64, n_samples=8, n_slots=48
+    shape=(224, 6, 7), median=150.0, sigma=1.0, longest=1800, batch_size=64, n_samples=8, n_slots=48
 )
-SETTLE = 3  # updates before the first lap, and eta more
+SETTLE = 2  # updates before the first lap, and eta more
 LAP = 1  # updates of a lap
 ATTEMPTS = 8
 
@@ -27,7 +27,7 @@ class Asynchrony:
     def measure(self, *, quiet: bool) -> Figures:
         """Raises ConfigError without mpirun, on a machine that swings, and when the halves are not balanced."""
         began = time.monotonic()
-        with drawn.folder("async") as folder, side.ours("alone") as alone, on_both_cores() as control:
+        with drawn.folder("async") as folder, side.ours("alone") as alone, on_both_cores(of_jobs=True) as control:
             made = drawn.balanced(WORKLOAD, folder, alone)
             at_once = f"rollout.max_concurrent_rollouts={WORKLOAD.n_batch}"
             sync = ("rollout.max_head_offpolicyness=0", at_once)

@@ -31,7 +31,7 @@ class Bound:
     def measure(self, *, quiet: bool) -> Figures:
         """Raises ConfigError without mpirun, on a machine that swings, and when the halves are not balanced."""
         began = time.monotonic()
-        with drawn.folder("bound") as folder, side.ours("alone") as alone, on_both_cores() as control:
+        with drawn.folder("bound") as folder, side.ours("alone") as alone, on_both_cores(of_jobs=True) as control:
             made = drawn.Prepared(WORKLOAD, folder / "workload", alone)
             drawn.warm(made, alone)
             jobs = {

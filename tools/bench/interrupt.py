@@ -35,7 +35,7 @@ class Interrupt:
     def measure(self, *, quiet: bool) -> Figures:
         """Raises ConfigError without mpirun, on a machine that swings, and when training is the slower half."""
         began = time.monotonic()
-        with drawn.folder("interrupt") as folder, side.ours("alone") as alone, on_both_cores() as control:
+        with drawn.folder("interrupt") as folder, side.ours("alone") as alone, on_both_cores(of_jobs=True) as control:
             made = drawn.Prepared(WORKLOAD, folder / "workload", alone)
             check_bound(looked_at(made, alone))
             eta = f"rollout.max_head_offpolicyness={ETA}"
