@@ -7,7 +7,7 @@
 
 enum {
     LINE = 16,    /* floats of a cache line */
-    AHEAD = 8192, /* floats: so far before they are read keys are asked for, and values */
+    AHEAD = 4096, /* floats: so far before they are read keys are asked for, and values */
 };
 
 /* A head in its halves, by angles whose halves are alike. */

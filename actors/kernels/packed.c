@@ -6,15 +6,16 @@
    All is made of products of small matrices: ROWS rows, as many columns as registers hold. Keys and values of one head
    of a sequence are copied, and transposed where they are the columns; widths are filled up with zeros to SPAN. */
 #include "crew.h"
+#include "held.h"
 #include "transpose.h"
 #include "vector.h"
 
 #if defined(__AVX512F__)
-enum { LANES = 16, ROWS = 8 };
+enum { LANES = 16, ROWS = 8, WIDE = 2 };
 #elif defined(__AVX__)
-enum { LANES = 8, ROWS = 4 };
+enum { LANES = 8, ROWS = 4, WIDE = 3 };
 #else
-enum { LANES = 4, ROWS = 4 };
+enum { LANES = 4, ROWS = 4, WIDE = 2 };
 #endif
 enum { SPAN = 16, QUERIES = 32 }; /* SPAN is a multiple of LANES, QUERIES of ROWS; QUERIES go together backward */
 
@@ -57,24 +58,27 @@ INLINE One one(const Packed *p, int64_t s, const int64_t *rows, const int64_t wi
 /* c (ROWS, columns LANES) = or += a (ROWS, depth) b (depth, columns LANES). */
 INLINE void tile(int64_t depth, const float *restrict a, int64_t down, int64_t along, const float *restrict b,
                  int64_t b_row, float *restrict c, int64_t c_row, const int columns, const int onto) {
-    Lanes sum[ROWS][2];
+    Lanes sum[ROWS][WIDE];
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int j = 0; j < columns; j++)
             sum[i][j] = onto ? *(const Lanes *)(c + i * c_row + j * LANES) : (Lanes){0};
     for (int64_t k = 0; k < depth; k++, a += along, b += b_row) {
-        Lanes from[2];
-#pragma GCC unroll 2
-        for (int j = 0; j < columns; j++) from[j] = *(const Lanes *)(b + j * LANES);
+        Lanes from[WIDE];
+#pragma GCC unroll 4
+        for (int j = 0; j < columns; j++) {
+            from[j] = *(const Lanes *)(b + j * LANES);
+            if (LANES == 8) HELD(from[j]); /* gcc reads it once more for each row else; of sixteen lanes this was not tried */
+        }
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int j = 0; j < columns; j++) sum[i][j] += a[i * down] * from[j];
     }
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int j = 0; j < columns; j++) *(Lanes *)(c + i * c_row + j * LANES) = sum[i][j];
 }
 
@@ -82,6 +86,8 @@ INLINE void tile(int64_t depth, const float *restrict a, int64_t down, int64_t a
 INLINE void product(int64_t columns, int64_t depth, const float *a, int64_t down, int64_t along, const float *b,
                     int64_t b_row, float *c, int64_t c_row, const int onto) {
     int64_t at = 0;
+    for (; WIDE == 3 && columns - at >= 3 * LANES && columns - at != 4 * LANES; at += 3 * LANES)
+        tile(depth, a, down, along, b + at, b_row, c + at, c_row, WIDE, onto); /* four are better by twice two */
     for (; at + 2 * LANES <= columns; at += 2 * LANES)
         tile(depth, a, down, along, b + at, b_row, c + at, c_row, 2, onto);
     for (; at < columns; at += LANES) tile(depth, a, down, along, b + at, b_row, c + at, c_row, 1, onto);
@@ -240,6 +246,19 @@ INLINE void share_back(int64_t n, int64_t all, float total, float mean, float *s
         const __m512 share = _mm512_maskz_mov_ps(seen, exponentials(_mm512_loadu_ps(score + k) - total));
         _mm512_storeu_ps(score + k, share);
         _mm512_storeu_ps(by_share + k, _mm512_maskz_mul_ps(seen, share, _mm512_loadu_ps(by_share + k) - mean));
+    }
+#elif defined(__AVX2__) && defined(__FMA__)
+    int64_t k = 0;
+    for (; k + 8 <= n; k += 8) {
+        const __m256 share = exponentials(_mm256_loadu_ps(score + k) - total);
+        _mm256_storeu_ps(score + k, share);
+        _mm256_storeu_ps(by_share + k, share * (_mm256_loadu_ps(by_share + k) - mean));
+    }
+    for (; k < all; k += 8) {
+        const __m256 seen = _mm256_castsi256_ps(first_lanes(n > k ? n - k : 0));
+        const __m256 share = _mm256_and_ps(seen, exponentials(_mm256_loadu_ps(score + k) - total));
+        _mm256_storeu_ps(score + k, share);
+        _mm256_storeu_ps(by_share + k, _mm256_and_ps(seen, share * (_mm256_loadu_ps(by_share + k) - mean)));
     }
 #else
     raised(n, 1.0f, total, score, score);

@@ -1,4 +1,4 @@
-/* Squares of 16 by 16 numbers, transposed in registers where 16 fit in one. */
+/* Squares of 16 by 16 numbers, transposed in registers where 16 or 8 fit in one. */
 #ifndef AREAL_BUS_TRANSPOSE_H
 #define AREAL_BUS_TRANSPOSE_H
 
@@ -32,6 +32,37 @@ static inline void transpose_square(const float *from, int64_t from_row, float *
     EXCHANGE(1)
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) *(Sixteen *)(to + i * to_row) = row[i];
+}
+#elif defined(__AVX__)
+#include <immintrin.h>
+
+/* Eight by eight: numbers of two rows in turn, then pairs of four rows, then halves. */
+static inline void transpose_eight(const float *from, int64_t from_row, float *to, int64_t to_row) {
+    __m256 row[8], two[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) row[i] = _mm256_loadu_ps(from + i * from_row);
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        two[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
+        two[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 4) {
+        row[i] = _mm256_shuffle_ps(two[i], two[i + 2], 0x44);
+        row[i + 1] = _mm256_shuffle_ps(two[i], two[i + 2], 0xee);
+        row[i + 2] = _mm256_shuffle_ps(two[i + 1], two[i + 3], 0x44);
+        row[i + 3] = _mm256_shuffle_ps(two[i + 1], two[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * to_row, _mm256_permute2f128_ps(row[i], row[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * to_row, _mm256_permute2f128_ps(row[i], row[i + 4], 0x31));
+    }
+}
+
+static inline void transpose_square(const float *from, int64_t from_row, float *to, int64_t to_row) {
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 16; j += 8) transpose_eight(from + i * from_row + j, from_row, to + j * to_row + i, to_row);
 }
 #else
 static inline void transpose_square(const float *restrict from, int64_t from_row, float *restrict to, int64_t to_row) {

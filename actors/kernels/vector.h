@@ -1,12 +1,12 @@
 /* e^x of many numbers at once, within two units of the last place, logarithms, maxima: as vectors of a compiler or, where
-   it finds slower ones, in AVX-512's own. */
+   it finds slower ones, in those of AVX-512 or AVX2. */
 #ifndef AREAL_BUS_VECTOR_H
 #define AREAL_BUS_VECTOR_H
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -108,6 +108,73 @@ INLINE float highest(int64_t n, const float *x) {
     if (i + 16 <= n) most = _mm512_max_ps(_mm512_loadu_ps(x + i), most), i += 16;
     if (i < n) more = _mm512_max_ps(_mm512_mask_loadu_ps(more, first_lanes(n - i), x + i), more);
     return _mm512_reduce_max_ps(_mm512_max_ps(most, more));
+}
+#elif defined(__AVX2__) && defined(__FMA__)
+/* Of eight; NaN comes second here, too, and stays. */
+INLINE __m256 exponentials(__m256 x) {
+    const __m256 at = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(_mm256_set1_ps(-87.0f), x));
+    const __m256 n = _mm256_floor_ps(at * 1.44269504088896341f + 0.5f);
+    const __m256 high = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693359375f), at);
+    const __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(2.12194440e-4f), high);
+    __m256 y = _mm256_set1_ps(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    const __m256i power = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return y * _mm256_castsi256_ps(_mm256_slli_epi32(power, 23));
+}
+
+/* The first n lanes, of eight. */
+INLINE __m256i first_lanes(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+INLINE float summed(__m256 x) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+INLINE float raised(int64_t n, float by, float less, const float *from, float *to) {
+    __m256 total = _mm256_setzero_ps(), more = total;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const __m256 one = exponentials(by * _mm256_loadu_ps(from + i) - less);
+        const __m256 two = exponentials(by * _mm256_loadu_ps(from + i + 8) - less);
+        _mm256_storeu_ps(to + i, one);
+        _mm256_storeu_ps(to + i + 8, two);
+        total += one, more += two;
+    }
+    for (; i < n; i += 8) {
+        const __m256i lanes = first_lanes(n - i < 8 ? n - i : 8);
+        const __m256 part = exponentials(by * _mm256_maskload_ps(from + i, lanes) - less);
+        _mm256_maskstore_ps(to + i, lanes, part);
+        total += _mm256_and_ps(part, _mm256_castsi256_ps(lanes));
+    }
+    return summed(total + more);
+}
+
+/* The highest of n; numbers that are none are passed over. */
+INLINE float highest(int64_t n, const float *x) {
+    const __m256 none = _mm256_set1_ps(-INFINITY);
+    __m256 most = none, more = none;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        most = _mm256_max_ps(_mm256_loadu_ps(x + i), most);
+        more = _mm256_max_ps(_mm256_loadu_ps(x + i + 8), more);
+    }
+    for (; i < n; i += 8) {
+        const __m256i lanes = first_lanes(n - i < 8 ? n - i : 8);
+        const __m256 part = _mm256_blendv_ps(none, _mm256_maskload_ps(x + i, lanes), _mm256_castsi256_ps(lanes));
+        most = _mm256_max_ps(part, most);
+    }
+    most = _mm256_max_ps(most, more);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 #else
 INLINE float raised(int64_t n, float by, float less, const float *from, float *to) {
