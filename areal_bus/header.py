@@ -13,6 +13,7 @@ from areal_bus.errors import WireError
 MAX_HEADER_BYTES = 64 << 10
 MAX_DEPTH = 8
 MAX_OBJECT_BYTES = 2 * MAX_HEADER_BYTES  # of the objects that a header becomes
+PACKER_BYTES = 1024  # to begin with, it grows: the default of 256 KiB costs 1 us each time
 
 # what unpacking takes at most, in bytes
 MAP, ENTRY = 256, 208  # a dict, and each entry of it (with the pair that it comes from), without its key and value
@@ -25,22 +26,23 @@ WIDTHS = {  # first byte -> bytes that follow: of a number itself, else of the l
     0xC4: 1, 0xC5: 2, 0xC6: 4, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4,
     0xD3: 8, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4,
 }  # fmt: skip
+NO_MSGPACK = (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException)  # what unpacking raises
 
 
 def pack_header(header: dict[str, Any], kind: str) -> bytes:
     """Raises WireError for what the other side would refuse: nothing oversize is ever sent."""
-    packed: bytes = msgpack.packb(header, use_bin_type=True)
-    if len(packed) > MAX_HEADER_BYTES:
-        raise WireError(f"a header is at most {MAX_HEADER_BYTES} bytes; this {kind} has {len(packed)}", "size")
-    weigh(packed)
+    packed: bytes = msgpack.Packer(buf_size=PACKER_BYTES).pack(header)
+    weigh(packed, kind)
     return packed
 
 
 def unpack_header(packed: bytes) -> dict[str, Any]:
     """The map. Raises WireError with the rule that the bytes break, before much is made of them."""
-    if len(packed) > MAX_HEADER_BYTES:
-        raise WireError(f"a header is at most {MAX_HEADER_BYTES} bytes; this one has {len(packed)}", "size")
-    n_containers = weigh(packed)
+    return unpack_weighed(packed, weigh(packed))
+
+
+def unpack_weighed(packed: bytes, n_containers: int) -> dict[str, Any]:
+    """As `unpack_header`, of bytes that have been weighed and may have so many containers."""
     try:
         header = msgpack.unpackb(
             packed,
@@ -53,7 +55,7 @@ def unpack_header(packed: bytes) -> dict[str, Any]:
         )
     except WireError:
         raise
-    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+    except NO_MSGPACK as error:
         raise WireError(f"a header is one msgpack map: {type(error).__name__}", "header") from None
     if type(header) is not dict:
         raise WireError("a header is one msgpack map", "header")
@@ -62,14 +64,17 @@ def unpack_header(packed: bytes) -> dict[str, Any]:
     return header
 
 
-def weigh(packed: bytes) -> int:
-    """Containers that there are at most. Raises WireError when unpacking would make more than MAX_OBJECT_BYTES, judged
-    from the bytes alone.
+def weigh(packed: bytes, kind: str = "one") -> int:
+    """Containers that there are at most. Raises WireError when a header, of a message of this `kind`, is too large or
+    unpacking would make more than MAX_OBJECT_BYTES of it, judged from the bytes alone.
 
     Most headers are short, and their length and the bytes that might begin a container bound what they can become.
     """
-    n_containers = len(packed) - len(packed.translate(None, CONTAINERS))
-    if 144 * len(packed) + n_containers * (MAP + ITEM * len(packed)) > MAX_OBJECT_BYTES:
+    n_bytes = len(packed)
+    if n_bytes > MAX_HEADER_BYTES:
+        raise WireError(f"a header is at most {MAX_HEADER_BYTES} bytes; this {kind} has {n_bytes}", "size")
+    n_containers = n_bytes - len(packed.translate(None, CONTAINERS))
+    if 144 * n_bytes + n_containers * (MAP + ITEM * n_bytes) > MAX_OBJECT_BYTES:
         _walk(packed)
     return n_containers
 

@@ -7,16 +7,28 @@ wire as a frame of its own; all others go into the small header.
 import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 PROTOCOL = 9  # raised with every change of a record here, of how they travel, or of a checksum
 
 ATTEMPTS = 1000  # attempts that a prompt has in one term, so that no two terms' results are ever mixed up
 
+Kind = TypeVar("Kind")
+
 
 def frame(kind: str) -> Any:
     """A dataclass field that travels as a raw frame; kind is "int32", "float32" or "text" (UTF-8)."""
     return dataclasses.field(metadata={"frame": kind})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, frame))
+def record(kind: type[Kind]) -> type[Kind]:
+    """A slotted dataclass, compared and hashed by its values, whose fields nobody may assign: mypy refuses it.
+
+    At run time nothing does. `dataclass(frozen=True)` would, and stores each field by a call of `object.__setattr__`:
+    a record of 15 fields takes 2.1 us to build instead of 0.2, and every message is built twice.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(kind)
 
 
 class Role(StrEnum):
@@ -56,7 +68,7 @@ class Refund(StrEnum):
     END_OF_RUN = "end_of_run"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Join:
     """An actor is up and asks to belong to the ring."""
 
@@ -70,14 +82,14 @@ class Join:
     again: int = 0  # grows with each time it was told to rejoin: the same Join twice is one
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ready:
     """A generator can receive weights, a reward can score, a learner holds version 0."""
 
     capacity: int  # samples it asks for at once, those that wait there included; 0 for a learner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Heartbeat:
     """I am alive; `progress` moves when I do."""
 
@@ -87,7 +99,7 @@ class Heartbeat:
     hears: bool = True  # False: alive, but the head has been silent here for bus.silent_s (one way is shut)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gone:
     """Not on the wire: our own bus, in the name of a peer whose connection ended, after all that it had said.
 
@@ -95,7 +107,7 @@ class Gone:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HeadBeat:
     """The head's own heartbeat: the published clock, repeated.
 
@@ -107,7 +119,7 @@ class HeadBeat:
     life: int = 0  # incarnation of the head
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Term:
     """A new term begins at `version`: what later versions of older terms made is void.
 
@@ -119,7 +131,7 @@ class Term:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rejoin:
     """The head does not know you: forget what you hold of its work, and say Join and Ready again.
 
@@ -132,12 +144,12 @@ class Rejoin:
     anew: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Leaving:
     """A generator wants no further work: it ends what it has, and the head says Stop then."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Directory:
     """Where those who listen do so now. Comes after every Join, so that each knows whom it has joined."""
 
@@ -146,7 +158,7 @@ class Directory:
     life: int = 0  # of the head, as in HeadBeat
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prompt:
     """Leave to sample one group. Only the gate issues it."""
 
@@ -159,7 +171,7 @@ class Prompt:
     more: bool = False  # eta = 0: further prompts of the same share follow at once; decode when the last one is here
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trajectory:
     """One sample: all its tokens, and for the sampled ones their log-probs and versions."""
 
@@ -180,7 +192,7 @@ class Trajectory:
     row: str = frame("text")  # JSON object: the data row, so that a reward needs no state
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scored:
     """A trajectory with its verdict. `reward` and `correct` mean something only when status is "value"."""
 
@@ -209,7 +221,7 @@ class Scored:
         return sum(n for _, n in self.segments)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sampled:
     """A sample left its generator for a reward: its slot is free again."""
 
@@ -220,7 +232,7 @@ class Sampled:
     n_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Partial:
     """What a generator has of one training sample at a weight swap, all of it so far; to the head.
 
@@ -242,7 +254,7 @@ class Partial:
         return sum(n for _, n in self.segments)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unsampled:
     """A generator cannot make this group (a workflow raised, a prompt is over the limit)."""
 
@@ -253,7 +265,7 @@ class Unsampled:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ack:
     """The head has the scored form: the generator may forget the trajectory."""
 
@@ -263,7 +275,7 @@ class Ack:
     evaluation: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cancel:
     """Stop sampling this attempt; nothing of it is wanted any more."""
 
@@ -272,7 +284,7 @@ class Cancel:
     evaluation: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Begin:
     """Learner rank 0 begins a term with these weights: the model's (version 0), those of a checkpoint or, where it has
     outlived a head and trained before (`lives_on`), its own.
@@ -286,7 +298,7 @@ class Begin:
     max_lag: int | None = None  # of the tokens that it has trained in this life
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Checkpointed:
     """The checkpoint of `version` is whole and on disk. Rank 0 only."""
 
@@ -294,7 +306,7 @@ class Checkpointed:
     folder: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BatchRequest:
     """A learner rank is ready for the batch of this step (0, 1, 2, ...)."""
 
@@ -302,7 +314,7 @@ class BatchRequest:
     life: int = 0  # of the head that it asks
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShardItem:
     """One trajectory of a rank's share of a batch. `clock` is c: updates finished when the batch was taken."""
 
@@ -322,7 +334,7 @@ class ShardItem:
     text: str = frame("text")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShardEnd:
     """The rank has its whole share. n_items = 0 is a share, too: the rank still takes part in the step."""
 
@@ -333,7 +345,7 @@ class ShardEnd:
     last: bool  # no further batch will come
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NoBatch:
     """There will be no batch for this step: the run or its data has ended, or the job drains."""
 
@@ -341,7 +353,7 @@ class NoBatch:
     drained: bool  # the run goes on later: write a checkpoint whatever the settings say
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class UpdateDone:
     """An update is finished and its weights are snapshot: version = updates finished so far. Rank 0 only."""
 
@@ -350,7 +362,7 @@ class UpdateDone:
     digest: str  # of the snapshot
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PushBegin:
     """Take part in a push of `version`: learner rank 0 is the root, members follow in this order."""
 
@@ -364,7 +376,7 @@ class PushBegin:
     base: int = 0  # version that the term began with: a member that missed Term learns it here
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PushDone:
     """This member (or the root) completed its part: weights verified and, for a member, swapped in."""
 
@@ -375,7 +387,7 @@ class PushDone:
     stall_s: float  # decoding stood still for so long at the swap
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PushBroken:
     """This member (or the root) could not complete its part."""
 
@@ -384,7 +396,7 @@ class PushBroken:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finished:
     """A learner rank has ended its loop and written what it had to write."""
 
@@ -392,21 +404,21 @@ class Finished:
     model: str  # folder of the exported model, "" if none
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Failure:
     """An actor is about to end with an error."""
 
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stop:
     """End now, cleanly."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dismiss:
     """End now, as failed: a generator that completes no push. Its next incarnation may."""
 

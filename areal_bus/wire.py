@@ -6,49 +6,39 @@ record's own types and everything that leaves against the same limits; docs/wire
 WireError.
 """
 
-import dataclasses
-import math
-import operator
 import reprlib
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from areal_bus import messages
+import msgpack
+
 from areal_bus.errors import WireError
-from areal_bus.header import MAX_HEADER_BYTES, pack_header, unpack_header
-from areal_bus.messages import PROTOCOL, Finish, Message, Refund, Role, VerdictStatus
+from areal_bus.header import MAX_HEADER_BYTES, NO_MSGPACK, pack_header, unpack_weighed, weigh
+from areal_bus.messages import PROTOCOL, Message
+from areal_bus.schema import KINDS, Schema, schema_of
 
 MAX_ARRAY_BYTES = 16 << 20  # 4 million tokens
 MAX_TEXT_BYTES = 8 << 20  # all text frames of a message together: as Python's characters they may take four times that
 MAX_FRAME_BYTES = max(MAX_HEADER_BYTES, MAX_ARRAY_BYTES, MAX_TEXT_BYTES)
+MAX_FRAMES = 1 + max(len(schema_of(kind).framed) for kind in KINDS.values())
 
-WORDS: dict[str, type[StrEnum]] = {  # fields that hold one of a few words
-    "Join.role": Role,
-    "Trajectory.finish": Finish,
-    "Scored.finish": Finish,
-    "Scored.status": VerdictStatus,
-    "ShardItem.finish": Finish,
-    "Unsampled.reason": Refund,
-}
-KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message) if kind is not messages.Gone}
-MAX_FRAMES = 1 + max(sum("frame" in f.metadata for f in dataclasses.fields(kind)) for kind in KINDS.values())
+PARTS = {"p", "j", "k", "f", "n"}
+UINT64 = 0xCF  # msgpack's first byte of each number from 2^63 on, and of others
+
+Read = tuple[Schema, dict[str, Any]]  # of a header: its kind, and its fields in their declared order
 
 
 def encode(message: Message, *, job: str) -> list[bytes]:
     """Header and frames. Raises WireError for what the other side would refuse: over a cap, not finite, torn."""
     kind: type = type(message)
-    schema = _schema(kind)
-    fields = dict(zip(schema.plain, schema.of_plain(message), strict=True))
-    for name, fits in schema.strict.items():
+    schema = schema_of(kind)
+    fields = schema.plain_of(message)
+    for name, fits in schema.strict:
         if not fits(fields[name]):
             raise WireError(f"{kind.__name__}.{name} may not be {_show(fields[name])}", "fields")
-    frames = [value.encode() if type(value) is str else value for value in schema.of_framed(message)]
-    lengths = [len(frame) for frame in frames]
+    frames = [value.encode() if type(value) is str else value for value in schema.framed_of(message)]
+    lengths = list(map(len, frames))
     if frames:
         _check_frames(schema, fields, frames, lengths)
     header = {"p": PROTOCOL, "j": job, "k": kind.__name__, "f": fields, "n": lengths}
@@ -59,23 +49,65 @@ def decode(frames: Sequence[bytes], *, job: str) -> Message:
     """The message, complete and typed. Raises WireError with the rule that the bytes break."""
     if not frames:
         raise WireError("a message has a header frame; this one has no frame", "frames")
-    kind, fields, declared = _addressed(unpack_header(frames[0]), job)
-    schema = _schema(kind)
+    header, *raw = frames
+    n_containers = weigh(header)
+    lengths = list(map(len, raw))
+    schema, fields = _glance(header, job, lengths) or _read(unpack_weighed(header, n_containers), job, lengths)
+    values = list(fields.values())
+    if raw:
+        _check_frames(schema, fields, raw, lengths)
+        values[schema.first_frame : schema.first_frame] = raw
+        try:
+            for at in schema.texts:
+                values[at] = values[at].decode()
+        except UnicodeDecodeError:
+            raise WireError("a text frame is UTF-8", "text") from None
+    message: Message = schema.kind(*values)
+    return message
+
+
+def _glance(packed: bytes, job: str, lengths: list[int]) -> Read | None:
+    """What `_read` finds in a header that is as `encode` makes them; None for any other, whatever is wrong with it.
+
+    The bytes before the fields say what they are and how many, so that none can come twice unseen. The rest is read
+    as a list: fields, an "n" and the lengths.
+    """
+    start = packed.find(b"\xa1f") + 2
+    schema = _by_opening(job).get(packed[: start + 1])
+    if schema is None:
+        return None
+    try:
+        fields, key, declared = msgpack.unpackb(b"\x93" + packed[start:])
+    except NO_MSGPACK:
+        return None
+    if key != "n" or declared != lengths or len(schema.framed) != len(lengths):
+        return None
+    return (schema, fields) if schema.fits_at_a_glance(fields, are_small=UINT64 not in packed) else None
+
+
+@cache
+def _by_opening(job: str) -> dict[bytes, Schema]:
+    return {_opening(schema, job): schema for schema in map(schema_of, KINDS.values()) if schema.is_flat}
+
+
+def _opening(schema: Schema, job: str) -> bytes:
+    """How a header of that kind begins: all before its fields, and how many they are."""
+    addressed: bytes = msgpack.packb({"p": PROTOCOL, "j": job, "k": schema.kind.__name__})
+    return b"\x85" + addressed[1:] + b"\xa1f" + bytes([0x80 + len(schema.names)])
+
+
+def _read(header: dict[str, Any], job: str, lengths: list[int]) -> Read:
+    """Its fields, each looked at. Raises WireError."""
+    kind, fields, declared = _addressed(header, job)
+    schema = schema_of(kind)
     if fields.keys() != schema.plain.keys():
         raise WireError(f"{kind.__name__} has the fields {list(schema.plain)}; got {_show(list(fields))}", "fields")
     for name, fits in schema.plain.items():
         if not fits(fields[name]):
             raise WireError(f"{kind.__name__}.{name} may not be {_show(fields[name])}", "fields")
-    raw = frames[1:]
-    lengths = [len(frame) for frame in raw]
-    if declared != lengths or len(schema.framed) != len(raw):
+    if declared != lengths or len(schema.framed) != len(lengths):
         raise WireError(f"{kind.__name__} declares frames of {_show(declared)} bytes; other ones came", "frames")
-    if not raw:
-        return typing.cast(Message, kind(**fields))
-    _check_frames(schema, fields, raw, lengths)
-    for name, frame, what in zip(schema.framed, raw, schema.framed.values(), strict=True):
-        fields[name] = _text(frame) if what == "text" else frame
-    return typing.cast(Message, kind(**fields))
+    return schema, {name: fields[name] for name in schema.names}
 
 
 def _addressed(header: dict[str, Any], job: str) -> tuple[type, dict[str, Any], Any]:
@@ -84,7 +116,7 @@ def _addressed(header: dict[str, Any], job: str) -> tuple[type, dict[str, Any], 
         raise WireError("a header's p is the number of its protocol", "header")
     if header["p"] != PROTOCOL:  # first of all: another protocol may have another header
         raise WireError(f"protocol {PROTOCOL} is spoken here; the peer speaks {_show(header['p'])}", "protocol")
-    if header.keys() != {"p", "j", "k", "f", "n"} or type(header["f"]) is not dict:
+    if header.keys() != PARTS or type(header["f"]) is not dict:
         raise WireError("a header is a map of p, j, k, f and n", "header")
     if not (type(header["j"]) is str and type(header["k"]) is str):
         raise WireError("a header's j and k are strings", "header")
@@ -96,53 +128,51 @@ def _addressed(header: dict[str, Any], job: str) -> tuple[type, dict[str, Any], 
     return kind, header["f"], header["n"]
 
 
-def _check_frames(schema: "Schema", fields: Mapping[str, Any], frames: Sequence[bytes], lengths: Sequence[int]) -> None:
-    """Raises WireError for arrays and texts over their caps, numbers that none can be, and lengths that disagree."""
-    n_text = 0
-    for frame, n, what in zip(frames, lengths, schema.framed.values(), strict=True):
-        if what == "text":
-            n_text += n
-        else:
-            _check_array(frame, n, what)
+def _check_frames(schema: Schema, fields: Mapping[str, Any], frames: Sequence[bytes], lengths: Sequence[int]) -> None:
+    """Raises WireError for arrays and texts over their caps, numbers that none can be, and lengths that disagree.
+
+    Arrays are little-endian: the highest byte of each number tells whether an id is negative, a log-prob not finite.
+    """
+    n_text = sum(lengths)
+    if schema.has_tokens:
+        n_ids, n_logps = lengths[0], lengths[1]
+        n_text -= n_ids + n_logps
+        if n_ids > MAX_ARRAY_BYTES or n_ids % 4:
+            raise _misshapen(n_ids)
+        if not frames[0][3::4].isascii():
+            raise WireError("an int32 frame has numbers from 0 on; one of these is negative", "numbers")
+        if n_logps > MAX_ARRAY_BYTES or n_logps % 4:
+            raise _misshapen(n_logps)
+        highest = frames[1][3::4]
+        if 0x7F in highest or 0xFF in highest:
+            raise WireError("a float32 frame has finite numbers under 1.7e38; one of these is none", "numbers")
     if n_text > MAX_TEXT_BYTES:
         raise WireError(f"the text of a message is at most {MAX_TEXT_BYTES} bytes; this one has {n_text}", "size")
     if schema.has_tokens:
         _check_lengths(fields, lengths)
 
 
-def _check_array(frame: bytes, n: int, what: str) -> None:
-    """Little-endian int32 (token ids: none is negative) or float32 (finite): the highest byte of each number tells."""
+def _misshapen(n: int) -> WireError:
+    """Of an array of so many bytes."""
     if n > MAX_ARRAY_BYTES:
-        raise WireError(f"an array frame is at most {MAX_ARRAY_BYTES} bytes; this one has {n}", "size")
-    if n % 4:
-        raise WireError(f"an array frame has whole 4-byte numbers; this one has {n} bytes", "frames")
-    highest = frame[3::4]
-    if what == "int32" and not highest.isascii():
-        raise WireError("an int32 frame has numbers from 0 on; one of these is negative", "numbers")
-    if what == "float32" and (b"\x7f" in highest or b"\xff" in highest):
-        raise WireError("a float32 frame has finite numbers under 1.7e38; one of these is none", "numbers")
+        return WireError(f"an array frame is at most {MAX_ARRAY_BYTES} bytes; this one has {n}", "size")
+    return WireError(f"an array frame has whole 4-byte numbers; this one has {n} bytes", "frames")
 
 
 def _check_lengths(fields: Mapping[str, Any], lengths: Sequence[int]) -> None:
     """One id a token given or sampled, one log-prob and one stamped version a token sampled. Ids come first."""
     n_given = n_sampled = n_stamped = 0
     for given, sampled in fields["segments"]:
-        n_given, n_sampled = n_given + given, n_sampled + sampled
+        n_given += given
+        n_sampled += sampled
     for _, n in fields["spans"]:
         n_stamped += n
-    if (lengths[0], lengths[1], n_stamped) != (4 * (n_given + n_sampled), 4 * n_sampled, n_sampled):
+    if n_stamped != n_sampled or lengths[1] != 4 * n_sampled or lengths[0] != 4 * (n_given + n_sampled):
         raise WireError(
             f"segments, spans, ids and log-probs must agree: there are {n_given} + {n_sampled} tokens, "
             f"{lengths[0] // 4} ids, {lengths[1] // 4} log-probs and {n_stamped} versions",
             "frames",
         )
-
-
-def _text(frame: bytes) -> str:
-    try:
-        return frame.decode()
-    except UnicodeDecodeError:
-        raise WireError("a text frame is UTF-8", "text") from None
 
 
 _shown = reprlib.Repr()
@@ -152,74 +182,3 @@ _shown.maxstring = _shown.maxother = _shown.maxlong = 60
 def _show(value: Any) -> str:
     """For people; short whatever it is, and made without making much."""
     return _shown.repr(value)
-
-
-Fits = Callable[[Any], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Schema:
-    """How one kind of record travels."""
-
-    plain: dict[str, Fits]  # header fields, with a check of their type
-    framed: dict[str, str]  # fields that are frames, with what their bytes are
-    strict: dict[str, Fits]  # of those that not every value of their type fits; checked before sending, too
-    of_plain: Callable[[Any], tuple[Any, ...]]  # the values of either, of a record
-    of_framed: Callable[[Any], tuple[Any, ...]]
-    has_tokens: bool  # segments and spans say how long its first two frames, ids and log-probs, are
-
-
-@cache
-def _schema(kind: type) -> Schema:
-    hints = typing.get_type_hints(kind)
-    framed = {f.name: f.metadata["frame"] for f in dataclasses.fields(kind) if "frame" in f.metadata}
-    names = [f.name for f in dataclasses.fields(kind) if f.name not in framed]
-    words = {name: WORDS[f"{kind.__name__}.{name}"] for name in names if f"{kind.__name__}.{name}" in WORDS}
-    plain = {name: _is_one_of(words[name]) if name in words else _fits(hints[name]) for name in names}
-    strict = {name: plain[name] for name in words} | {name: math.isfinite for name in names if hints[name] is float}
-    has_tokens = list(framed)[:2] == ["ids", "logps"] and "segments" in plain
-    return Schema(plain, framed, strict, _values_of(list(plain)), _values_of(list(framed)), has_tokens=has_tokens)
-
-
-def _values_of(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """A getter of these fields."""
-    if len(names) > 1:
-        return operator.attrgetter(*names)
-    return lambda record: tuple([getattr(record, name) for name in names])
-
-
-def _is_one_of(words: type[StrEnum]) -> Fits:
-    known = frozenset(map(str, words))
-    return lambda value: (type(value) is str or isinstance(value, str)) and value in known
-
-
-def _fits(hint: Any) -> Fits:
-    """A check of one declared type: int, float, bool, str, list[...], dict[str, float] or a union of them."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        options = [_fits(arg) for arg in args]
-        return lambda value: any(fits(value) for fits in options)
-    if hint == list[list[int]]:
-        return lambda value: type(value) is list and all(map(_is_pair, value))
-    if origin is list:
-        item = _fits(args[0])
-        return lambda value: type(value) is list and all(map(item, value))
-    if hint == dict[str, float]:  # figures for people: NaN says that there is none
-        return lambda value: (
-            type(value) is dict and all(type(k) is str and type(x) in (float, int) for k, x in value.items())
-        )
-    if hint is float:
-        return lambda value: type(value) is int or (type(value) is float and math.isfinite(value))
-    if hint is int:
-        return lambda value: type(value) is int and -(2**63) <= value < 2**63
-    if hint in (str, bool, type(None)):
-        return lambda value: type(value) is hint
-    raise TypeError(f"{messages.__name__} may not use {hint!r} in a header")
-
-
-def _is_pair(value: Any) -> bool:
-    """(tokens given, tokens sampled) or (version, tokens): two counts."""
-    if type(value) is not list or len(value) != 2:
-        return False
-    one, two = value
-    return type(one) is int and type(two) is int and 0 <= one < 2**63 and 0 <= two < 2**63

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_bus import messages, wire
+from areal_bus import messages, schema, wire
 from areal_bus.errors import WireError
 from areal_bus.header import MAX_OBJECT_BYTES, unpack_header
 
@@ -46,7 +46,7 @@ def of(kind: type, values: Values = VALUES) -> st.SearchStrategy[typing.Any]:
 
 
 def value_of(field: str, hint: type, values: Values) -> st.SearchStrategy[typing.Any]:
-    return st.sampled_from(list(wire.WORDS[field])).map(str) if field in wire.WORDS else values[hint]
+    return st.sampled_from(list(schema.WORDS[field])).map(str) if field in schema.WORDS else values[hint]
 
 
 def whole(record: typing.Any) -> typing.Any:

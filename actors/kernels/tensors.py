@@ -20,4 +20,4 @@ def addresses(*tensors: Tensor) -> list[int]:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous()
