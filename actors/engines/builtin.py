@@ -54,6 +54,7 @@ class BuiltinEngine:
         end, where one C call can, until a row ends. Raises EngineError for a model that it cannot run.
         """
         limits.check_supported(model.config)
+        self._limits = limits.Limits.of(model)
         self._model = model.eval().requires_grad_(False)
         self._parameters = dict(model.named_parameters())
         first = next(iter(self._parameters.values()))
@@ -96,7 +97,7 @@ class BuiltinEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
-        rules = limits.rules(request, self._model.config, self._model.get_input_embeddings().num_embeddings)
+        rules = limits.rules(request, self._limits)
         if request.key in self._keys:
             raise EngineError(f"keys are unique among live requests: {request.key}")
         for broken, sentence in rules:

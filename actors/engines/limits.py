@@ -1,6 +1,7 @@
 """What the builtin engine can run and how long a sequence may be; knows a model's configuration and forms only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -40,9 +41,23 @@ def window(config: Any) -> int | None:
     return None if size is None else int(size)
 
 
-def rules(request: Request, config: Any, vocabulary: int) -> list[tuple[bool, str]]:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one model; asked of it once, as a configuration answers slowly."""
+
+    most: int  # positions
+    sees: int | None  # positions that sliding attention sees
+    vocabulary: int
+
+    @staticmethod
+    def of(model: Any) -> "Limits":
+        return Limits(most_tokens(model.config), window(model.config), model.get_input_embeddings().num_embeddings)
+
+
+def rules(request: Request, limits: Limits) -> list[tuple[bool, str]]:
     """(whether it is broken, the rule) of a request."""
-    total, most, sees = len(request.ids) + request.max_new_tokens, most_tokens(config), window(config)
+    most, sees, vocabulary = limits.most, limits.sees, limits.vocabulary
+    total = len(request.ids) + request.max_new_tokens
     return [
         (not request.ids, "a prompt has at least one token"),
         (request.max_new_tokens < 1, f"at least one new token is asked for, not {request.max_new_tokens}"),
@@ -52,7 +67,7 @@ def rules(request: Request, config: Any, vocabulary: int) -> list[tuple[bool, st
          f"{request.max_new_tokens}"),
         (sees is not None and total > sees, f"sliding attention is not supported beyond its window of {sees} "
          f"tokens; prompt and budget are {total}"),
-        (any(not 0 <= token < vocabulary for token in request.ids), f"token ids are below {vocabulary}"),
+        (not _are_words(request.ids, vocabulary), f"token ids are below {vocabulary}"),
         *rules_of_done(request, vocabulary),
     ]  # fmt: skip
 
@@ -67,8 +82,12 @@ def rules_of_done(request: Request, vocabulary: int) -> list[tuple[bool, str]]:
         (not 0 < n < request.max_new_tokens, f"what is done is a token or more, and fewer than asked for: {n} of "
          f"{request.max_new_tokens}"),
         (not n == n_logps == n_stamped, f"each token done has a log-prob and a version: {n}, {n_logps}, {n_stamped}"),
-        (any(not 0 <= token < vocabulary for token in done.ids), f"token ids are below {vocabulary}"),
+        (not _are_words(done.ids, vocabulary), f"token ids are below {vocabulary}"),
     ]  # fmt: skip
+
+
+def _are_words(ids: Sequence[int], vocabulary: int) -> bool:
+    return not ids or (min(ids) >= 0 and max(ids) < vocabulary)
 
 
 def check_update(held: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:

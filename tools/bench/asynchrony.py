@@ -14,7 +14,7 @@ from tools.bench.rounds import interleave
 
 ETAS = (1, 2, 4)
 WORKLOAD = drawn.Workload(
-    shape=(224, 6, 7), median=150.0, sigma=1.0, longest=1800, batch_size=64, n_samples=8, n_slots=48
+    shape=(192, 6, 6), median=130.0, sigma=1.0, longest=1560, batch_size=64, n_samples=8, n_slots=48
 )
 SETTLE = 2  # updates before the first lap, and eta more
 LAP = 1  # updates of a lap
