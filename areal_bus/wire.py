@@ -24,6 +24,7 @@ MAX_FRAME_BYTES = max(MAX_HEADER_BYTES, MAX_ARRAY_BYTES, MAX_TEXT_BYTES)
 MAX_FRAMES = 1 + max(len(schema_of(kind).framed) for kind in KINDS.values())
 
 PARTS = {"p", "j", "k", "f", "n"}
+GLANCE_BYTES = 4096  # of a header that is judged at a glance, which reads a copy: nearly all are shorter by far
 UINT64 = 0xCF  # msgpack's first byte of each number from 2^63 on, and of others
 
 Read = tuple[Schema, dict[str, Any]]  # of a header: its kind, and its fields in their declared order
@@ -72,6 +73,8 @@ def _glance(packed: bytes, job: str, lengths: list[int]) -> Read | None:
     The bytes before the fields say what they are and how many, so that none can come twice unseen. The rest is read
     as a list: fields, an "n" and the lengths.
     """
+    if len(packed) > GLANCE_BYTES:
+        return None
     start = packed.find(b"\xa1f") + 2
     schema = _by_opening(job).get(packed[: start + 1])
     if schema is None:

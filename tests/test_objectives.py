@@ -262,7 +262,8 @@ def test_c_keeps_k3_however_close_the_log_probs_are(sign: int) -> None:
         d = Fraction(sign, 2**power)
         k3 = sum(d**i / math.factorial(i) for i in range(2, 25))
         prox = torch.full((9,), float(d))
-        assert float(gap(prox, torch.zeros(9)).kl) == pytest.approx(9 * float(k3), rel=5e-7), power
+        near = 5e-7 if power >= 2 else 2e-6  # by the polynomial itself, or e^d within two units less 1 and d
+        assert float(gap(prox, torch.zeros(9)).kl) == pytest.approx(9 * float(k3), rel=near), power
 
 
 @needs_library
@@ -273,13 +274,12 @@ def test_c_subtracts_before_all_else() -> None:
     assert float(gap(behav + 0.5, behav).kl) == pytest.approx(100 * (math.exp(0.5) - 1.5), rel=1e-5)
 
 
-@needs_library
 @pytest.mark.usefixtures("as_kernels_run")
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("prox", [60.0, -60.0])
-def test_c_keeps_an_importance_whose_two_factors_are_far_from_1(prox: float) -> None:
-    """torch's expm1 + 1 is 0 there."""
+def test_an_importance_is_1_though_its_two_factors_are_far_from_it(way: Way, prox: float) -> None:
     nothing = torch.zeros(9)
-    found = told(nothing, nothing + prox, nothing, torch.ones(9))
+    found = way(nothing, nothing + prox, nothing, torch.ones(9))
     assert found.spread.tolist() == pytest.approx([9.0, 9.0], rel=1e-6)
 
 

@@ -153,6 +153,10 @@ HOSTILE = {
     "a truncated header": ([header()[:-1]], "header"),
     "text that is no UTF-8": ([header(f={"reason": "xx"}).replace(b"xx", b"\xff\xfe")], "header"),
     "an integer over 64 bits": ([header(k="BatchRequest", f={"step": 2**64 - 1})], "fields"),
+    "64 KiB of short texts, and a frame that is not there": (
+        [header(k="Directory", f={"names": ["x" * 80] * 740, "endpoints": [], "life": 0}, n=[1])],
+        "frames",
+    ),
     "a large header": ([header(f={"reason": "x" * wire.MAX_HEADER_BYTES})], "size"),
     "a pickle": ([b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x01."], "header"),
     "a reward that is no number": (scored(reward=NAN), "fields"),
@@ -209,6 +213,15 @@ def test_what_is_hostile_costs_little_time_and_memory(name: str) -> None:
         wire.decode(frames, job=JOB)
     assert tracemalloc.get_traced_memory()[1] < 2 * cap
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [*wire.KINDS.values(), messages.Gone])
+def test_records_have_slots_and_are_said_to_be_frozen(kind: type) -> None:
+    """To mypy, which is all that refuses an assignment (`messages.record`)."""
+    assert not hasattr(kind, "__weakref__")
+    assert not any("__dict__" in vars(one) for one in kind.__mro__)
+    marks = messages.record.__dataclass_transform__  # type: ignore[attr-defined]
+    assert marks.get("frozen_default") or marks["kwargs"]["frozen_default"]  # 3.12 and newer, or 3.11
 
 
 def test_another_protocol_is_refused_with_both_versions_named() -> None:

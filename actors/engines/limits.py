@@ -67,7 +67,7 @@ def rules(request: Request, limits: Limits) -> list[tuple[bool, str]]:
          f"{request.max_new_tokens}"),
         (sees is not None and total > sees, f"sliding attention is not supported beyond its window of {sees} "
          f"tokens; prompt and budget are {total}"),
-        (not _are_words(request.ids, vocabulary), f"token ids are below {vocabulary}"),
+        (not are_words(request.ids, vocabulary), f"token ids are below {vocabulary}"),
         *rules_of_done(request, vocabulary),
     ]  # fmt: skip
 
@@ -82,11 +82,12 @@ def rules_of_done(request: Request, vocabulary: int) -> list[tuple[bool, str]]:
         (not 0 < n < request.max_new_tokens, f"what is done is a token or more, and fewer than asked for: {n} of "
          f"{request.max_new_tokens}"),
         (not n == n_logps == n_stamped, f"each token done has a log-prob and a version: {n}, {n_logps}, {n_stamped}"),
-        (not _are_words(done.ids, vocabulary), f"token ids are below {vocabulary}"),
+        (not are_words(done.ids, vocabulary), f"token ids are below {vocabulary}"),
     ]  # fmt: skip
 
 
-def _are_words(ids: Sequence[int], vocabulary: int) -> bool:
+def are_words(ids: Sequence[int], vocabulary: int) -> bool:
+    """Whether each is one of so many words."""
     return not ids or (min(ids) >= 0 and max(ids) < vocabulary)
 
 

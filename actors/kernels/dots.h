@@ -48,7 +48,7 @@ ALWAYS void dots(const int rows, const int across, int64_t n, const float *restr
             const Lanes one = *(const Lanes *)(x + r * n + i);
             UNROLLED for (int o = 0; o < across; o++) sum[r][o] += by[o] * one;
         }
-        if (rows * across == 1) HELD(sum[0][0]); /* else a row alone would be summed up in another order */
+        if (rows * across == 1) HELD(sum[0][0]); /* else a row alone would be rounded otherwise than beside others */
     }
     for (int o = 0; i < n && o < across; o++) {
         const Lanes by = first_of(n - i, weight + o * n + i);

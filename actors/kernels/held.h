@@ -2,7 +2,8 @@
 #ifndef AREAL_BUS_HELD_H
 #define AREAL_BUS_HELD_H
 
-/* In a register, and read from memory once; what is added to it is added in this order. */
+/* In a register, and read from memory once. A sum that is held is of products that are not rounded before they are added: for
+   some processors gcc rounds them where a loop has one sum alone, as that has to wait for each (-mtune, FMA chains). */
 #if defined(__AVX512F__)
 #define HELD(vector) __asm__("" : "+v"(vector))
 #elif defined(__x86_64__)

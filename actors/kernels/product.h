@@ -57,7 +57,7 @@ ALWAYS void tile(const int rows, const int vectors, const Sum of, float *restric
             const float one = left[r * of.beside];
             UNROLLED for (int v = 0; v < vectors; v++) sum[r][v] += by[v] * one;
         }
-        if (rows * vectors == 1) HELD(sum[0][0]); /* else a row alone would be summed up in another order */
+        if (rows * vectors == 1) HELD(sum[0][0]); /* else a row alone would be rounded otherwise than beside others */
     }
     UNROLLED for (int r = 0; r < rows; r++)
         UNROLLED for (int v = 0; v < vectors; v++) *(Lanes *)(out + r * stride + v * LANES) = sum[r][v];

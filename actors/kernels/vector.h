@@ -132,12 +132,14 @@ INLINE __m256i first_lanes(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
+/* The lanes together. */
 INLINE float summed(__m256 x) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+/* to (n) = e^(by from - less); their sum. */
 INLINE float raised(int64_t n, float by, float less, const float *from, float *to) {
     __m256 total = _mm256_setzero_ps(), more = total;
     int64_t i = 0;

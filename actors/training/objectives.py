@@ -1,4 +1,4 @@
-"""Policy objectives over trained tokens and their statistics; pure, knows nothing of models, batches or denominators.
+"""Policy objectives over trained tokens and their statistics; knows nothing of models, batches or denominators.
 
 The gradient of a loss by its log-probs is written down, not traced: everything is computed once, without autograd, and
 the loss carries the finished gradient to its one input that has any.
@@ -25,7 +25,7 @@ class Gap:
 
 
 def gap(prox_N: Tensor, behav_N: Tensor) -> Gap:
-    """In the precision of its inputs: close log-probs subtract exactly, and expm1 keeps what is tiny."""
+    """In the precision of its inputs: close log-probs subtract exactly, and what of k3 is tiny is kept."""
     apart = kernels.apart if kernels.applies(prox_N, behav_N) else _apart
     return Gap(*apart(prox_N, behav_N))
 
@@ -37,9 +37,8 @@ def _apart(prox_N: Tensor, behav_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if d_N.numel() == 0:
         return d_N, d_N.sum(), d_N.sum()
     low, high = torch.aminmax(d_N)
-    more_N = torch.expm1(d_N)
-    kl = torch.sub(more_N, d_N, out=d_N).sum().clamp_(min=0.0)
-    return more_N.add_(1.0), kl, torch.maximum(-low, high)
+    weight_N, k3_N = torch.exp(d_N), torch.expm1(d_N).sub_(d_N)
+    return weight_N, k3_N.sum().clamp_(min=0.0), torch.maximum(-low, high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How near a whole job comes to its bound: the slower of its two halves, each measured alone in the same rounds.
 
-As `async`, with fewer slots and a smaller batch. Always one shape, so it is the same work on every machine; `balance`
-says how uneven the halves were.
+As `async`, with fewer slots, a smaller batch and shorter lengths. Always one shape, so it is the same work on every
+machine; `balance` says how uneven the halves were.
 """
 
 import time
@@ -16,7 +16,7 @@ from tools.bench.frozen import lanes
 from tools.bench.protocol import Figures
 from tools.bench.rounds import Rounds, interleave, sure
 
-WORKLOAD = replace(asynchrony.WORKLOAD, median=100.0, longest=1200, batch_size=32, n_slots=32)
+WORKLOAD = replace(asynchrony.WORKLOAD, shape=(192, 6, 6), median=100.0, longest=1200, batch_size=32, n_slots=32)
 BALANCE = 1.4  # the bound of very uneven halves is reached too easily
 ETAS = (1, 2, 4)
 ROUNDS, ATTEMPTS = 11, 20  # laps of a shared machine swing by as much as there is to be seen

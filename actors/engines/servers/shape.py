@@ -34,7 +34,7 @@ class Shape:
             (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
             (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
              f"{request.max_new_tokens}"),
-            (any(not 0 <= token < vocabulary for token in request.ids), f"token ids are below {vocabulary}"),
+            (not limits.are_words(request.ids, vocabulary), f"token ids are below {vocabulary}"),
             *limits.rules_of_done(request, vocabulary),
         ]  # fmt: skip
         for broken, sentence in rules:
