@@ -36,13 +36,11 @@ def pack_header(header: dict[str, Any], kind: str) -> bytes:
     return packed
 
 
-def unpack_header(packed: bytes) -> dict[str, Any]:
-    """The map. Raises WireError with the rule that the bytes break, before much is made of them."""
-    return unpack_weighed(packed, weigh(packed))
-
-
 def unpack_weighed(packed: bytes, n_containers: int) -> dict[str, Any]:
-    """As `unpack_header`, of bytes that have been weighed and may have so many containers."""
+    """The map, of bytes that have been weighed and may have so many containers.
+
+    Raises WireError with the rule that they break, before much is made of them.
+    """
     try:
         header = msgpack.unpackb(
             packed,
