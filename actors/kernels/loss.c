@@ -1,10 +1,9 @@
 /* The decoupled loss, its gradient and its statistics, token by token, each in one pass. All is float32; what is summed
    goes to float64 every few hundred tokens. NaN and infinities come out as they do of torch's operations. */
+#include "exponent.h"
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 enum { SPAN = 256 }; /* tokens to a sum in float32 */
 
@@ -14,20 +13,8 @@ enum { SPAN = 256 }; /* tokens to a sum in float32 */
 INLINE float exponential_past(float x, float *past) {
     const float at = fabsf(x) > 104.0f ? copysignf(104.0f, x) : x;
     const float n = floorf(at * 1.44269504088896341f + 0.5f);
-#ifdef __FP_FAST_FMAF /* in two steps whatever the flags say of sums, see vector.h */
-    const float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, at));
-#elif defined(__has_builtin) && __has_builtin(__builtin_assoc_barrier)
-    const float r = __builtin_assoc_barrier(at - n * 0.693359375f) + n * 2.12194440e-4f;
-#else
-    const float r = at - n * 0.693359375f + n * 2.12194440e-4f;
-#endif
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    const float rest = y * r * r, near_1 = rest + r + 1.0f;
+    const float r = reduced(at, n);
+    const float rest = PAST_LINE(r) * r * r, near_1 = rest + r + 1.0f;
     const int32_t twos = (int32_t)n, half = twos >> 1;
     uint32_t bits;
     memcpy(&bits, &near_1, sizeof bits);

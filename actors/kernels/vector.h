@@ -3,6 +3,7 @@
 #ifndef AREAL_BUS_VECTOR_H
 #define AREAL_BUS_VECTOR_H
 
+#include "exponent.h"
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -10,28 +11,14 @@
 #include <immintrin.h>
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
-
 /* 2^n times e^r, where x = n ln 2 + r: e^r by the polynomial of Cephes' expf, 2^n by its bits. Below -87 it is near 0
    and not less, above 88 near the highest number; NaN stays. */
 INLINE float exponential(float x) {
     float at = x < -87.0f ? -87.0f : x;
     at = at > 88.0f ? 88.0f : at;
     const float n = floorf(at * 1.44269504088896341f + 0.5f);
-#ifdef __FP_FAST_FMAF /* in two steps whatever the flags say of sums: as one product it would be 60 units off */
-    const float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, at));
-#elif defined(__has_builtin) && __has_builtin(__builtin_assoc_barrier)
-    const float r = __builtin_assoc_barrier(at - n * 0.693359375f) + n * 2.12194440e-4f;
-#else
-    const float r = at - n * 0.693359375f + n * 2.12194440e-4f;
-#endif
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
+    const float r = reduced(at, n);
+    const float y = PAST_LINE(r) * r * r + r + 1.0f;
     const uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
     float power;
     memcpy(&power, &bits, sizeof power);
@@ -66,13 +53,7 @@ INLINE __m512 exponentials(__m512 x) {
     const __m512 n = _mm512_floor_ps(at * 1.44269504088896341f + 0.5f);
     const __m512 high = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693359375f), at);
     const __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), high);
-    __m512 y = _mm512_set1_ps(1.9875691500e-4f);
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
+    const __m512 y = PAST_LINE(r) * r * r + r + 1.0f;
     return _mm512_scalef_ps(y, n);
 }
 
@@ -116,13 +97,7 @@ INLINE __m256 exponentials(__m256 x) {
     const __m256 n = _mm256_floor_ps(at * 1.44269504088896341f + 0.5f);
     const __m256 high = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693359375f), at);
     const __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(2.12194440e-4f), high);
-    __m256 y = _mm256_set1_ps(1.9875691500e-4f);
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
+    const __m256 y = PAST_LINE(r) * r * r + r + 1.0f;
     const __m256i power = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return y * _mm256_castsi256_ps(_mm256_slli_epi32(power, 23));
 }

@@ -1,7 +1,7 @@
 /* Bytes brought to another place and summed up on the way, in one pass (areal_bus/checksum.py says what the sum is). */
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -25,48 +25,86 @@ static void fold(int64_t n, const uint32_t *restrict words, int64_t first, int64
     }
 }
 
+#if defined(__AVX512F__) || defined(__AVX2__)
+enum { LINE = 16, AHEAD = 512 }; /* words of a cache's line; how far ahead numbers are asked for */
+
 #ifdef __AVX512F__
-enum { WIDE = 16, AHEAD = 512 }; /* words of a vector; how far ahead numbers are asked for */
+typedef __m512i Words;
+enum { WIDE = 16 };
+
+INLINE Words loaded(const uint32_t *from) { return _mm512_loadu_si512(from); }
+INLINE void kept(uint32_t *to, Words words) { _mm512_storeu_si512(to, words); }
+INLINE void past_caches(uint32_t *to, Words words) { _mm512_stream_si512((void *)to, words); }
+INLINE Words all_of(uint32_t word) { return _mm512_set1_epi32((int)word); }
+INLINE Words folded(Words lane, Words factor, Words word) {
+    return _mm512_add_epi32(_mm512_mullo_epi32(lane, factor), word);
+}
 
 /* 16 float32 numbers, by their bits, rounded to bfloat16: to the nearest, of two to the even one; NaN stays NaN. */
-INLINE __m256i rounded(const uint32_t *from) {
-    const __m512i bits = _mm512_loadu_si512(from), sign_off = _mm512_set1_epi32(0x7fffffff);
-    const __m512i is_odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), is_odd);
-    const __mmask16 is_nan = _mm512_cmpgt_epi32_mask(_mm512_and_si512(bits, sign_off), _mm512_set1_epi32(0x7f800000));
+INLINE __m256i near(const uint32_t *from) {
+    const __m512i bits = loaded(from), sign_off = all_of(0x7fffffff);
+    const __m512i is_odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), all_of(1));
+    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, all_of(0x7fff)), is_odd);
+    const __mmask16 is_nan = _mm512_cmpgt_epi32_mask(_mm512_and_si512(bits, sign_off), all_of(0x7f800000));
     return _mm512_cvtepi32_epi16(_mm512_mask_set1_epi32(_mm512_srli_epi32(sum, 16), is_nan, 0x7fc0));
 }
+
+/* 2 WIDE numbers, rounded. */
+INLINE Words rounded(const uint32_t *from) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(near(from)), near(from + WIDE), 1);
+}
+#else
+typedef __m256i Words;
+enum { WIDE = 8 };
+
+INLINE Words loaded(const uint32_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
+INLINE void kept(uint32_t *to, Words words) { _mm256_storeu_si256((__m256i *)to, words); }
+INLINE void past_caches(uint32_t *to, Words words) { _mm256_stream_si256((__m256i *)to, words); }
+INLINE Words all_of(uint32_t word) { return _mm256_set1_epi32((int)word); }
+INLINE Words folded(Words lane, Words factor, Words word) {
+    return _mm256_add_epi32(_mm256_mullo_epi32(lane, factor), word);
+}
+
+/* 8 float32 numbers, by their bits, rounded to bfloat16: to the nearest, of two to the even one; NaN stays NaN. */
+INLINE __m256i near(const uint32_t *from) {
+    const __m256i bits = loaded(from), sign_off = all_of(0x7fffffff);
+    const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), all_of(1));
+    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, all_of(0x7fff)), is_odd);
+    const __m256i is_nan = _mm256_cmpgt_epi32(_mm256_and_si256(bits, sign_off), all_of(0x7f800000));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(sum, 16), all_of(0x7fc0), is_nan);
+}
+
+/* 2 WIDE numbers, rounded; they are packed by halves of a vector, whose quarters are then put in order. */
+INLINE Words rounded(const uint32_t *from) {
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(near(from), near(from + WIDE)), 0xd8);
+}
+#endif
 
 /* `here` lanes of so many rows, to an aligned target and past the caches: nobody reads them soon, and what is written
    whole need not be read before. What is stored and what is summed up is one register. */
 INLINE void rows(const int64_t n_rows, int64_t here, int64_t n_lanes, const uint32_t *source, uint32_t *target,
                  uint32_t factor, uint32_t *lanes, int is_rounded) {
-    const __m512i factors = _mm512_set1_epi32((int)factor);
+    const Words factors = all_of(factor);
     for (int64_t i = 0; i < here; i += WIDE) {
-        __m512i lane = _mm512_loadu_si512(lanes + i);
+        Words lane = loaded(lanes + i);
         for (int64_t r = 0; r < n_rows; r++) {
             const int64_t at = r * n_lanes + i;
-            __m512i words;
-            if (is_rounded) {
-                _mm_prefetch((const char *)(source + 2 * at + AHEAD), _MM_HINT_T0);
-                _mm_prefetch((const char *)(source + 2 * at + AHEAD + WIDE), _MM_HINT_T0);
-                const __m512i low = _mm512_castsi256_si512(rounded(source + 2 * at));
-                words = _mm512_inserti64x4(low, rounded(source + 2 * at + WIDE), 1);
-            } else {
-                words = _mm512_loadu_si512(source + at);
-            }
+            const uint32_t *const from = source + (is_rounded ? 2 * at : at);
+            if (is_rounded)
+                for (int64_t j = 0; j < 2 * WIDE; j += LINE) _mm_prefetch((const char *)(from + AHEAD + j), _MM_HINT_T0);
+            Words words = is_rounded ? rounded(from) : loaded(from);
             __asm__ volatile("" : "+v"(words)); /* not read again: somebody may change the source meanwhile */
-            _mm512_stream_si512((void *)(target + at), words);
-            lane = _mm512_add_epi32(_mm512_mullo_epi32(lane, factors), words);
+            past_caches(target + at, words);
+            lane = folded(lane, factors, words);
         }
-        _mm512_storeu_si512(lanes + i, lane);
+        kept(lanes + i, lane);
     }
 }
 
 /* All whole rows, ROWS at a time, and of the last one whole vectors; the words of them. */
 INLINE int64_t streamed(int64_t n, const uint32_t *source, uint32_t *target, int64_t n_lanes, uint32_t factor,
                         uint32_t *lanes, int is_rounded) {
-    if (n < WIDE || n_lanes % WIDE || (uintptr_t)target % sizeof(__m512i)) return 0;
+    if (n < WIDE || n_lanes % WIDE || (uintptr_t)target % sizeof(Words)) return 0;
     const int64_t of_source = 1 + is_rounded, part = n % n_lanes / WIDE * WIDE;
     int64_t done = 0, left = n / n_lanes;
     for (; left >= ROWS; left -= ROWS, done += ROWS * n_lanes)
