@@ -1,6 +1,10 @@
 """Bytes summed up as they are copied: the same numbers and the same sum as by torch, with a compiler or without."""
 
+import platform
 import random
+from ctypes import CDLL
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from areal_bus import checksum, native
-from areal_bus.checksum import Checksum
+from areal_bus.checksum import Checksum, OnePass
 
 MANY = [checksum.N_LANES * 2 - 1, checksum.N_LANES * 2 + 3, 70_001, 200_003, 600_003]  # last: several rows at once
 SIZES = st.integers(0, 5000) | st.sampled_from(MANY)
@@ -17,6 +21,10 @@ KINDS = [
     (torch.float32, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
     (torch.uint8, torch.uint8), (torch.int64, torch.int64), (torch.float32, torch.float16),
 ]  # fmt: skip
+
+
+_COUNT, _POINTER, _WORD = checksum._COUNT, checksum._POINTER, checksum._WORD
+_ARGUMENTS = (_COUNT, _POINTER, _POINTER, _COUNT, _COUNT, _WORD, _POINTER)  # see native/brought.c
 
 
 def numbers(n: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -75,6 +83,60 @@ def test_numbers_are_rounded_as_torch_rounds_them() -> None:
         target = torch.empty(len(nan), dtype=torch.bfloat16)
         Checksum().bring(nan, target)
         assert target.isnan().tolist() == [True, False, True, False] * 9 * n_times
+
+
+NOT_NUMBERS = [0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001, 0x7FC00000]  # by adding: infinity, -0, 0, ...
+
+
+@pytest.mark.parametrize("n_times", [4, 20_000])
+def test_of_all_that_is_no_number_one_is_made(n_times: int) -> None:
+    """Whatever its bits are, in one row and in several at once, where C rounds; the sum is of what is there."""
+    source = torch.tensor(NOT_NUMBERS * n_times, dtype=torch.uint32).view(torch.float32)
+    target = torch.empty(len(source), dtype=torch.bfloat16)
+    running, expected = Checksum(), Checksum()
+    running.bring(source, target)
+    expected.add(target.view(torch.uint8))
+    assert target.isnan().all()
+    if checksum._one_pass(source, target):
+        assert set(target.view(torch.int16).tolist()) == {0x7FC0}
+    assert running.value() == expected.value()
+
+
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("skipped", [(0, 0), (1, 0), (0, 1), (0, 2), (3, 8), (5, 16), (0, 32)], ids=str)
+def test_it_does_not_matter_where_in_a_cache_line_the_bytes_lie(to: torch.dtype, skipped: tuple[int, int]) -> None:
+    """Several rows, from a source and to a target that begin so many numbers later."""
+    n = 5 * 2 * checksum.N_LANES + 77
+    raw = numbers(n + skipped[0] + 1, torch.float32, 3)
+    source, target = raw[skipped[0] : skipped[0] + n], torch.empty(n + skipped[1], dtype=to)[skipped[1] :]
+    expected = torch.empty(n, dtype=to)
+    sum_of_all, running = plainly(source, expected), Checksum()
+    running.bring(source, target)
+    assert torch.equal(target.view(torch.int16), expected.view(torch.int16))
+    assert running.value() == sum_of_all
+
+
+def function_of(library: CDLL, name: str) -> OnePass:
+    call = library[name]
+    call.argtypes, call.restype = _ARGUMENTS, None
+    return call
+
+
+@pytest.mark.parametrize("poorer", [("-mno-avx512f",), ("-mno-avx512f", "-mno-avx2")], ids=str)
+def test_on_a_lesser_processor_it_is_the_same(poorer: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    if native._compiler() is None or platform.machine() != "x86_64":
+        pytest.skip("needs a C compiler, on x86")
+    source, found = numbers(200_003, torch.float32, 2), []
+    for flags in (native.WIDE, (*native.WIDE, *poorer)):
+        monkeypatch.setattr(native, "WIDE", flags)
+        library = native.library.__wrapped__(Path(native.__file__).parent)
+        assert library is not None
+        monkeypatch.setattr(checksum, "_function", partial(function_of, library))
+        running, target = Checksum(), torch.empty(len(source), dtype=torch.bfloat16)
+        running.bring(source, target)
+        found.append((running.value(), target))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_it_is_c_that_is_tested() -> None:
