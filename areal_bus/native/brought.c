@@ -26,7 +26,11 @@ static void fold(int64_t n, const uint32_t *restrict words, int64_t first, int64
 }
 
 #if defined(__AVX512F__) || defined(__AVX2__)
-enum { LINE = 16, AHEAD = 512 }; /* words of a cache's line; how far ahead numbers are asked for */
+enum {
+    LINE = 16,   /* words of a cache's line */
+    AHEAD = 512, /* how far ahead numbers are asked for */
+    PAGE = 4096  /* bytes, of what addresses are compared by */
+};
 
 #ifdef __AVX512F__
 typedef __m512i Words;
@@ -81,21 +85,33 @@ INLINE Words rounded(const uint32_t *from) {
 #endif
 
 /* `here` lanes of so many rows, to an aligned target and past the caches: nobody reads them soon, and what is written
-   whole need not be read before. What is stored and what is summed up is one register. */
+   whole need not be read before. What is stored and what is summed up was read once.
+
+   A processor takes a load for one of what was just stored where both lie equally far into their pages, and waits until
+   that has left for memory: ten times as long. So all rows, which lie equally far, are read before one is written, and
+   the target is followed away from the source: towards lower addresses where it lies shortly ahead in its pages. Numbers
+   that are rounded are read twice as fast as they are written, so meet that seldom whichever way. */
 INLINE void rows(const int64_t n_rows, int64_t here, int64_t n_lanes, const uint32_t *source, uint32_t *target,
                  uint32_t factor, uint32_t *lanes, int is_rounded) {
     const Words factors = all_of(factor);
-    for (int64_t i = 0; i < here; i += WIDE) {
-        Words lane = loaded(lanes + i);
+    const uintptr_t ahead = ((uintptr_t)target - (uintptr_t)source) % PAGE;
+    const int is_down = !is_rounded && ahead < PAGE / 2;
+    const int64_t by = is_down ? -WIDE : WIDE;
+    int64_t i = is_down ? here - WIDE : 0;
+    for (int64_t left = here; left > 0; left -= WIDE, i += by) {
+        Words words[ROWS];
         for (int64_t r = 0; r < n_rows; r++) {
             const int64_t at = r * n_lanes + i;
             const uint32_t *const from = source + (is_rounded ? 2 * at : at);
             if (is_rounded)
                 for (int64_t j = 0; j < 2 * WIDE; j += LINE) _mm_prefetch((const char *)(from + AHEAD + j), _MM_HINT_T0);
-            Words words = is_rounded ? rounded(from) : loaded(from);
-            __asm__ volatile("" : "+v"(words)); /* not read again: somebody may change the source meanwhile */
-            past_caches(target + at, words);
-            lane = folded(lane, factors, words);
+            words[r] = is_rounded ? rounded(from) : loaded(from);
+        }
+        __asm__ volatile("" ::: "memory"); /* not read again or later: somebody may change the source meanwhile */
+        Words lane = loaded(lanes + i);
+        for (int64_t r = 0; r < n_rows; r++) {
+            past_caches(target + r * n_lanes + i, words[r]);
+            lane = folded(lane, factors, words[r]);
         }
         kept(lanes + i, lane);
     }
