@@ -103,7 +103,9 @@ def test_of_all_that_is_no_number_one_is_made(n_times: int) -> None:
 
 
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("skipped", [(0, 0), (1, 0), (0, 1), (0, 2), (3, 8), (5, 16), (0, 32), (16, 0), (0, 600)], ids=str)
+@pytest.mark.parametrize(
+    "skipped", [(0, 0), (1, 0), (0, 1), (0, 2), (3, 8), (5, 16), (0, 32), (16, 0), (0, 600)], ids=str
+)
 def test_it_does_not_matter_where_in_a_cache_line_the_bytes_lie(to: torch.dtype, skipped: tuple[int, int]) -> None:
     """Several rows, from a source and to a target that begin so many numbers later."""
     n = 5 * 2 * checksum.N_LANES + 77
