@@ -3,7 +3,6 @@
 import platform
 import random
 from ctypes import CDLL
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from areal_bus import checksum, native
-from areal_bus.checksum import Checksum, OnePass
+from areal_bus.checksum import Checksum
 
 MANY = [checksum.N_LANES * 2 - 1, checksum.N_LANES * 2 + 3, 70_001, 200_003, 600_003]  # last: several rows at once
 SIZES = st.integers(0, 5000) | st.sampled_from(MANY)
@@ -21,10 +20,6 @@ KINDS = [
     (torch.float32, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
     (torch.uint8, torch.uint8), (torch.int64, torch.int64), (torch.float32, torch.float16),
 ]  # fmt: skip
-
-
-_COUNT, _POINTER, _WORD = checksum._COUNT, checksum._POINTER, checksum._WORD
-_ARGUMENTS = (_COUNT, _POINTER, _POINTER, _COUNT, _COUNT, _WORD, _POINTER)  # see native/brought.c
 
 
 def numbers(n: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -118,23 +113,20 @@ def test_it_does_not_matter_where_in_a_cache_line_the_bytes_lie(to: torch.dtype,
     assert running.value() == sum_of_all
 
 
-def function_of(library: CDLL, name: str) -> OnePass:
-    call = library[name]
-    call.argtypes, call.restype = _ARGUMENTS, None
-    return call
-
-
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("poorer", [("-mno-avx512f",), ("-mno-avx512f", "-mno-avx2")], ids=str)
-def test_on_a_lesser_processor_it_is_the_same(poorer: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    if native._compiler() is None or platform.machine() != "x86_64":
+def test_on_a_lesser_processor_it_is_the_same(
+    poorer: tuple[str, ...], to: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = native._compiler()
+    if compiler is None or platform.machine() != "x86_64":
         pytest.skip("needs a C compiler, on x86")
-    source, found = numbers(200_003, torch.float32, 2), []
-    for flags in (native.WIDE, (*native.WIDE, *poorer)):
-        monkeypatch.setattr(native, "WIDE", flags)
-        library = native.library.__wrapped__(Path(native.__file__).parent)
-        assert library is not None
-        monkeypatch.setattr(checksum, "_function", partial(function_of, library))
-        running, target = Checksum(), torch.empty(len(source), dtype=torch.bfloat16)
+    folder, source, found = Path(native.__file__).parent, numbers(200_003, torch.float32, 2), []
+    monkeypatch.setattr(checksum, "_function", checksum._function.__wrapped__)
+    for flags in ((), poorer):  # each must be compiled: `native.library` would go on with less
+        path = native._compiled(native.sources(folder), compiler, (*native.FLAGS, *native.WIDE, *flags), tmp_path)
+        monkeypatch.setattr(native, "library", {folder: CDLL(str(path))}.get)
+        running, target = Checksum(), torch.empty(len(source), dtype=to)
         running.bring(source, target)
         found.append((running.value(), target))
     assert found[0][0] == found[1][0]

@@ -33,56 +33,40 @@ enum {
 };
 
 #ifdef __AVX512F__
-typedef __m512i Words;
 enum { WIDE = 16 };
+#else
+enum { WIDE = 8 };
+#endif
+typedef uint32_t Words __attribute__((vector_size(WIDE * sizeof(uint32_t))));
+typedef Words Anywhere __attribute__((aligned(sizeof(uint32_t)), may_alias));
 
-INLINE Words loaded(const uint32_t *from) { return _mm512_loadu_si512(from); }
-INLINE void kept(uint32_t *to, Words words) { _mm512_storeu_si512(to, words); }
-INLINE void past_caches(uint32_t *to, Words words) { _mm512_stream_si512((void *)to, words); }
-INLINE Words all_of(uint32_t word) { return _mm512_set1_epi32((int)word); }
-INLINE Words folded(Words lane, Words factor, Words word) {
-    return _mm512_add_epi32(_mm512_mullo_epi32(lane, factor), word);
-}
+INLINE Words loaded(const uint32_t *from) { return *(const Anywhere *)from; }
 
-/* 16 float32 numbers, by their bits, rounded to bfloat16: to the nearest, of two to the even one; NaN stays NaN. */
-INLINE __m256i near(const uint32_t *from) {
-    const __m512i bits = loaded(from), sign_off = all_of(0x7fffffff);
-    const __m512i is_odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), all_of(1));
-    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, all_of(0x7fff)), is_odd);
-    const __mmask16 is_nan = _mm512_cmpgt_epi32_mask(_mm512_and_si512(bits, sign_off), all_of(0x7f800000));
-    return _mm512_cvtepi32_epi16(_mm512_mask_set1_epi32(_mm512_srli_epi32(sum, 16), is_nan, 0x7fc0));
+/* WIDE float32 numbers, by their bits, rounded to bfloat16: to the nearest, of two to the even one; NaN stays NaN. */
+INLINE Words near(const uint32_t *from) {
+    const Words bits = loaded(from), sum = bits + 0x7fff + (bits >> 16 & 1);
+    const Words is_nan = (Words)((bits & 0x7fffffff) > 0x7f800000);
+    return (sum >> 16 & ~is_nan) | (is_nan & 0x7fc0);
 }
 
 /* 2 WIDE numbers, rounded. */
 INLINE Words rounded(const uint32_t *from) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(near(from)), near(from + WIDE), 1);
-}
-#else
-typedef __m256i Words;
-enum { WIDE = 8 };
-
-INLINE Words loaded(const uint32_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
-INLINE void kept(uint32_t *to, Words words) { _mm256_storeu_si256((__m256i *)to, words); }
-INLINE void past_caches(uint32_t *to, Words words) { _mm256_stream_si256((__m256i *)to, words); }
-INLINE Words all_of(uint32_t word) { return _mm256_set1_epi32((int)word); }
-INLINE Words folded(Words lane, Words factor, Words word) {
-    return _mm256_add_epi32(_mm256_mullo_epi32(lane, factor), word);
-}
-
-/* 8 float32 numbers, by their bits, rounded to bfloat16: to the nearest, of two to the even one; NaN stays NaN. */
-INLINE __m256i near(const uint32_t *from) {
-    const __m256i bits = loaded(from), sign_off = all_of(0x7fffffff);
-    const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), all_of(1));
-    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, all_of(0x7fff)), is_odd);
-    const __m256i is_nan = _mm256_cmpgt_epi32(_mm256_and_si256(bits, sign_off), all_of(0x7f800000));
-    return _mm256_blendv_epi8(_mm256_srli_epi32(sum, 16), all_of(0x7fc0), is_nan);
-}
-
-/* 2 WIDE numbers, rounded; they are packed by halves of a vector, whose quarters are then put in order. */
-INLINE Words rounded(const uint32_t *from) {
-    return _mm256_permute4x64_epi64(_mm256_packus_epi32(near(from), near(from + WIDE)), 0xd8);
-}
+    const Words first = near(from), second = near(from + WIDE);
+#ifdef __AVX512F__
+    const __m512i low = _mm512_castsi256_si512(_mm512_cvtepi32_epi16((__m512i)first));
+    return (Words)_mm512_inserti64x4(low, _mm512_cvtepi32_epi16((__m512i)second), 1);
+#else /* by halves of a vector, whose quarters are then put in order */
+    return (Words)_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)first, (__m256i)second), 0xd8);
 #endif
+}
+
+INLINE void past_caches(uint32_t *to, Words words) {
+#ifdef __AVX512F__
+    _mm512_stream_si512((void *)to, (__m512i)words);
+#else
+    _mm256_stream_si256((__m256i *)to, (__m256i)words);
+#endif
+}
 
 /* `here` lanes of so many rows, to an aligned target and past the caches: nobody reads them soon, and what is written
    whole need not be read before. What is stored and what is summed up was read once.
@@ -93,7 +77,6 @@ INLINE Words rounded(const uint32_t *from) {
    that are rounded are read twice as fast as they are written, so meet that seldom whichever way. */
 INLINE void rows(const int64_t n_rows, int64_t here, int64_t n_lanes, const uint32_t *source, uint32_t *target,
                  uint32_t factor, uint32_t *lanes, int is_rounded) {
-    const Words factors = all_of(factor);
     const uintptr_t ahead = ((uintptr_t)target - (uintptr_t)source) % PAGE;
     const int is_down = !is_rounded && ahead < PAGE / 2;
     const int64_t by = is_down ? -WIDE : WIDE;
@@ -111,9 +94,9 @@ INLINE void rows(const int64_t n_rows, int64_t here, int64_t n_lanes, const uint
         Words lane = loaded(lanes + i);
         for (int64_t r = 0; r < n_rows; r++) {
             past_caches(target + r * n_lanes + i, words[r]);
-            lane = folded(lane, factors, words[r]);
+            lane = lane * factor + words[r];
         }
-        kept(lanes + i, lane);
+        *(Anywhere *)(lanes + i) = lane;
     }
 }
 
