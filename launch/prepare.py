@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,10 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     sys.path.insert(0, str(folder))
     found = [] if run is None else changes(run, config)
     model = check_model(config, folder)
-    check_functions(config, folder)
-    data = fingerprint(check_rows(config, folder, model))
+    rows, problems = place(config, folder)
+    check_functions(config, folder, common_fields(rows + problems))
+    check_sampling(config, rows + problems, model)
+    data = fingerprint(rows)
     if config.journal.dir:
         check_journal_folder(config.journal.dir)
     if run is not None:
@@ -105,14 +107,21 @@ def check_model(config: Config, folder: Path) -> str:
     return ""
 
 
-def check_rows(config: Config, folder: Path, model: str) -> list[Placed]:
-    """Training rows, which it returns, and evaluation problems are whole and can be sampled. Raises ConfigError."""
-    rows = place_rows(config, folder)
+def place(config: Config, folder: Path) -> tuple[list[Placed], list[Placed]]:
+    """Training rows and evaluation problems, all of them whole. Raises ConfigError."""
     evaluates = config.evaluate.before or config.evaluate.after
-    problems = place_problems(config, folder) if evaluates else []
+    return place_rows(config, folder), place_problems(config, folder) if evaluates else []
+
+
+def common_fields(rows: Sequence[Placed]) -> set[str]:
+    """Names that every row has: what a reward function may take from its row."""
+    return set.intersection(*(set(placed.row) for placed in rows))
+
+
+def check_sampling(config: Config, rows: Sequence[Placed], model: str) -> None:
+    """The rows can be sampled by the built-in workflow, where that makes the prompts. Raises ConfigError."""
     if config.workflow.function == WorkflowConfig().function:
-        check_prompts(config, rows + problems, model)
-    return rows
+        check_prompts(config, rows, model)
 
 
 def check_journal_folder(path: str) -> None:
@@ -125,9 +134,9 @@ def check_journal_folder(path: str) -> None:
         raise ConfigError(f"journal.dir must be a folder that can be written: {path}: {error.strerror}") from None
 
 
-def check_functions(config: Config, folder: Path) -> None:
-    """Reward, workflow and loop import and can be called. Raises ConfigError."""
-    check_reward(config, folder)
+def check_functions(config: Config, folder: Path, fields: Collection[str]) -> None:
+    """Reward, workflow and loop import and can be called; `fields`: those of every row. Raises ConfigError."""
+    check_reward(config, folder, fields)
     check_workflow(config)
     if config.learner.loop != LearnerConfig().loop:
         from actors.training.loop import find_loop  # brings torch: only where there is something to look at

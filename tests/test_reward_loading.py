@@ -32,7 +32,12 @@ def test_a_function_of_the_users_own_is_found_in_the_configs_folder(folder):
         ("own_d", "raise SystemExit(3)", "own_d:f", ["own_d", "SystemExit"]),
         ("own_e", "def other(p, c, r): ...", "own_e:score", ["own_e", "no such name"]),
         ("own_f", "score = 3", "own_f:score", ["own_f", "int"]),
-        ("own_g", "def score(completion): ...", "own_g:score", ["(prompt, completion, row)", "score(completion)"]),
+        (
+            "own_g",
+            "def score(text, row): ...",
+            "own_g:score",
+            ["score(text, row)", "'text'", "completion", "solution_str"],
+        ),
         ("own_h", "", "perfect", ["perfect", '"exact"', "module:function"]),
         ("own_i", "", "own_i:", ["module:function"]),
     ],
@@ -53,3 +58,53 @@ def test_the_check_before_a_run_tries_the_function_in_another_process(folder):
         check_reward(Config.model_validate({"reward": {"function": "own_exits:score"}}), folder)
     with pytest.raises(ConfigError, match="no such name"):
         check_reward(Config.model_validate({"reward": {"function": "own_ok:nothing"}}), folder)
+
+
+VERL_ROW = {
+    "data_source": "gsm8k",
+    "prompt": [{"role": "user", "content": "1+1"}],
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 7},
+    "question": "1+1",
+    "answer": "two",
+}
+PLAIN_ROW = {"question": "1+1", "answer": "2"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "row", "expected"),
+    [
+        ("data_source, solution_str, ground_truth, extra_info=None", VERL_ROW, ["gsm8k", "said", "2", {"index": 7}]),
+        ("data_source, solution_str, ground_truth, extra_info, **more", VERL_ROW, ["gsm8k", "said", "2", {"index": 7}]),
+        ("solution_str, ground_truth, extra_info", PLAIN_ROW, ["said", "2", {}]),
+        ("ground_truth, solution_str, data_source='none'", PLAIN_ROW, ["2", "said", "none"]),
+        ("ground_truth, data_source='none'", VERL_ROW, ["2", "gsm8k"]),
+        ("row, completion, prompt", PLAIN_ROW, [PLAIN_ROW, "said", "asked"]),
+        ("completion, /, *, strict=True, row", PLAIN_ROW, ["said", True, PLAIN_ROW]),
+        ("*all", PLAIN_ROW, [("asked", "said", PLAIN_ROW)]),
+    ],
+)
+def test_item_10_a_reward_gets_its_arguments_by_the_names_of_its_parameters(folder, parameters, row, expected):
+    names = [word.partition("=")[0].strip("* ") for word in parameters.split(",")]
+    named = [name for name in names if name not in ("", "/", "more")]
+    (folder / "own_bound.py").write_text(f"def score({parameters}): return [{', '.join(named)}]")
+    sys.modules.pop("own_bound", None)
+    assert load_reward("own_bound:score", folder)("asked", "said", row) == expected
+
+
+def test_item_10_what_cannot_be_bound_is_refused_with_the_parameter_and_the_names(folder):
+    (folder / "own_unbound.py").write_text(
+        "def other(question, response, row): ...\ndef nothing(strict=True): ...\n"
+        "def verl(data_source, solution_str, ground_truth, extra_info=None): ..."
+    )
+    for name, parts in [
+        ("other", ["'question'", "prompt, completion, row, data_source, solution_str, ground_truth, extra_info"]),
+        ("nothing", ["at least one of prompt"]),
+        ("verl", ["'data_source'", "not every row of data has it"]),
+    ]:
+        config = Config.model_validate({"reward": {"function": f"own_unbound:{name}"}})
+        with pytest.raises(ConfigError) as caught:
+            check_reward(config, folder, {"question", "answer"})
+        assert all(part in str(caught.value) for part in parts), caught.value
+    verl = Config.model_validate({"reward": {"function": "own_unbound:verl"}})
+    check_reward(verl, folder, {"question", "answer", "data_source"})

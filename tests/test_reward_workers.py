@@ -256,14 +256,16 @@ def test_a_slow_score_does_not_hold_up_those_of_other_workers(folder):
 
 
 def test_the_time_a_worker_takes_to_start_does_not_count_as_time_of_a_score(tmp_path):
-    (tmp_path / "own_slow_start.py").write_text("import time\ntime.sleep(1.0)\ndef score(p, c, r): return 1")
+    (tmp_path / "own_slow_start.py").write_text(
+        "import time\ntime.sleep(1.0)\ndef score(prompt, completion, row): return 1"
+    )
     with WorkerPool("own_slow_start:score", tmp_path, n_workers=1, timeout_s=0.3) as pool:
         assert verdict_of(pool, "number").status == VALUE
 
 
 def test_a_function_that_loaded_once_is_no_error_of_the_settings_when_workers_fail_to_start(tmp_path):
     module = tmp_path / "own_flaky_start.py"
-    module.write_text("import os\ndef score(p, c, r): os._exit(1)")
+    module.write_text("import os\ndef score(prompt, completion, row): os._exit(1)")
     with WorkerPool("own_flaky_start:score", tmp_path, n_workers=1, timeout_s=5.0) as pool:
         while not pool.ready:
             pool.poll(1.0)

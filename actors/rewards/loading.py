@@ -1,11 +1,12 @@
 """From the name of a reward function to the function; knows nothing of what it computes."""
 
 import importlib
-import inspect
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actors.rewards.binding import bind
 from actors.rewards.protocol import RewardFunction
 from actors.rewards.workers import WorkerPool
 from areal_bus.errors import ConfigError
@@ -22,10 +23,11 @@ BUILT_IN = {
 }
 
 
-def load_reward(name: str, folder: str | Path) -> RewardFunction:
+def load_reward(name: str, folder: str | Path, fields: Collection[str] | None = None) -> RewardFunction:
     """The reward function of that name: a built-in one, or "module:function" with the module found in `folder` first.
 
-    Raises ConfigError with the module, the attribute and the cause. The user's module runs in this process.
+    Its parameters are bound by name; `fields` are those that every row has, where that is known. Raises ConfigError
+    with the module, the attribute and the cause. The user's module runs in this process.
     """
     module_name, separator, attribute = BUILT_IN.get(name, name).partition(":")
     if not (separator and module_name and attribute):
@@ -46,32 +48,21 @@ def load_reward(name: str, folder: str | Path) -> RewardFunction:
         raise ConfigError(
             f"reward.function {name!r} must name a function: module {module_name!r} ({module.__file__}) {found}"
         )
-    check_signature(function, name)
-    reward: RewardFunction = function
-    return reward
+    return bind(function, name, fields)
 
 
-def check_signature(function: object, name: str) -> None:
-    try:
-        signature = inspect.signature(function)  # type: ignore[arg-type]
-    except ValueError:  # some functions written in C have none
-        return
-    try:
-        signature.bind("", "", {})
-    except TypeError as error:
-        raise ConfigError(
-            f"reward.function {name!r} must take (prompt, completion, row): it is {attribute_of(name)}{signature}"
-        ) from error
+def check_reward(config: "Config", config_folder: str | Path, fields: Collection[str] | None = None) -> None:
+    """Raises ConfigError when the configured function does not load, or takes what the rows (`fields`) do not have.
 
-
-def attribute_of(name: str) -> str:
-    return name.rpartition(":")[2]
-
-
-def check_reward(config: "Config", config_folder: str | Path) -> None:
-    """Raises ConfigError when the configured function does not load: tried in a worker process, not in this one."""
+    It is tried in a worker process, not in this one.
+    """
     with WorkerPool(
-        config.reward.function, config_folder, n_workers=1, timeout_s=config.reward.timeout_s, max_failed_starts=1
+        config.reward.function,
+        config_folder,
+        n_workers=1,
+        timeout_s=config.reward.timeout_s,
+        max_failed_starts=1,
+        fields=fields,
     ) as pool:
         while not pool.ready:
             pool.poll(timeout_s=1.0)

@@ -14,6 +14,9 @@ class Score:
 
 
 class RewardFunction(Protocol):
-    """`score(prompt, completion, row)`: texts and the data row in; a number, or a Score, out."""
+    """`score(prompt, completion, row)`: texts and the data row in; a number, or a Score, out.
+
+    A user's function may take fewer parameters, and verl's: `actors.rewards.binding` makes one of these of it.
+    """
 
     def __call__(self, prompt: str, completion: str, row: Mapping[str, Any], /) -> float | Score: ...

@@ -34,7 +34,7 @@ def main(parent: int) -> None:
     if order is None:
         return
     try:
-        function = load_reward(order["function"], order["folder"])
+        function = load_reward(order["function"], order["folder"], order.get("fields"))
     except ConfigError as error:
         reply(replies, {"broken": str(error)[:ERROR_CHARACTERS]})
         return

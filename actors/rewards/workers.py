@@ -71,11 +71,19 @@ class WorkerPool:
     """Scores in, verdicts out, in the order they end. A context manager: nothing of it outlives the block."""
 
     def __init__(
-        self, function: str, folder: str | Path, *, n_workers: int, timeout_s: float, max_failed_starts: int = 3
+        self,
+        function: str,
+        folder: str | Path,
+        *,
+        n_workers: int,
+        timeout_s: float,
+        max_failed_starts: int = 3,
+        fields: Collection[str] | None = None,
     ) -> None:
-        """`function` and `folder` as in load_reward. The workers start at once; `ready` says when they are up."""
+        """`function`, `folder` and `fields` as in load_reward. The workers start at once; `ready`: they are up."""
         self._ids = itertools.count()
-        self._order = pack({"function": function, "folder": str(folder)}, cap_bytes=REQUEST_BYTES)
+        order = {"function": function, "folder": str(folder), "fields": None if fields is None else sorted(fields)}
+        self._order = pack(order, cap_bytes=REQUEST_BYTES)
         self._function = function
         self._timeout_s = timeout_s
         self._max_failed_starts = max_failed_starts

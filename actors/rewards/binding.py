@@ -1,0 +1,110 @@
+"""Binds a reward function's parameters by name to what a score has: the prompt, the completion and the data row.
+
+Our names and verl's are known (docs/rewards.md). Pure: no I/O.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from actors.rewards.protocol import RewardFunction, Score
+from areal_bus.errors import ConfigError
+
+Row = Mapping[str, Any]
+Fill = Callable[[str, str, Row], Any]
+
+
+def data_source(prompt: str, completion: str, row: Row) -> Any:
+    return row["data_source"]
+
+
+def ground_truth(prompt: str, completion: str, row: Row) -> Any:
+    """Of `reward_model`, as verl's rows have it; else the row's own field; else its answer, which is text."""
+    model = row.get("reward_model")
+    if isinstance(model, Mapping) and "ground_truth" in model:
+        return model["ground_truth"]
+    return row["ground_truth"] if "ground_truth" in row else row["answer"]
+
+
+def extra_info(prompt: str, completion: str, row: Row) -> Any:
+    """An empty one where the row has none, as in verl."""
+    found = row.get("extra_info")
+    return {} if found is None else found
+
+
+NAMES: dict[str, Fill] = {
+    "prompt": lambda prompt, completion, row: prompt,
+    "completion": lambda prompt, completion, row: completion,
+    "row": lambda prompt, completion, row: row,
+    "data_source": data_source,
+    "solution_str": lambda prompt, completion, row: completion,
+    "ground_truth": ground_truth,
+    "extra_info": extra_info,
+}
+FROM_ROW = ("data_source",)  # nothing stands in for the row's own field
+OURS = ["prompt", "completion", "row"]
+BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def bind(function: Callable[..., Any], name: str, fields: Collection[str] | None = None) -> RewardFunction:
+    """The function as one of (prompt, completion, row). `fields`: those that every row has, where that is known.
+
+    Raises ConfigError for a parameter that has no default and cannot be bound. A function without a signature (some
+    written in C), or with `*args` alone, takes (prompt, completion, row) by place.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return function
+    named = [parameter for parameter in parameters if parameter.kind not in REST]
+    if [p.name for p in named if p.kind in BY_PLACE] == OURS and len(named) == len(OURS):
+        return function
+    if not named and any(p.kind == inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        return function
+    check(named, f"reward.function {name!r} ({function_of(name)}{inspect.signature(function)})", fields)
+    return bound(function, [p for p in named if is_filled(p, fields)])
+
+
+def check(named: list[inspect.Parameter], what: str, fields: Collection[str] | None) -> None:
+    """Raises ConfigError for the first parameter that must be given and cannot be."""
+    for parameter in named:
+        if is_filled(parameter, fields) or parameter.default is not parameter.empty:
+            continue
+        if parameter.name in NAMES:
+            raise ConfigError(
+                f"{what} takes {parameter.name!r}, which is the row's field of that name: not every row of data has "
+                f"it; add the field, or give the parameter a default"
+            )
+        raise ConfigError(
+            f"{what} has the parameter {parameter.name!r}, which cannot be bound: its parameters are bound by name, "
+            f"and the names are {', '.join(NAMES)}; rename it, or give it a default"
+        )
+    if not any(parameter.name in NAMES for parameter in named):
+        raise ConfigError(f"{what} must take at least one of {', '.join(NAMES)}: it takes none")
+
+
+def is_filled(parameter: inspect.Parameter, fields: Collection[str] | None) -> bool:
+    """Whether a score gives it a value."""
+    is_there = parameter.name not in FROM_ROW or fields is None or parameter.name in fields
+    return parameter.name in NAMES and is_there
+
+
+def bound(function: Callable[..., Any], filled: list[inspect.Parameter]) -> RewardFunction:
+    """Calls the function with these parameters filled; one whose default stands in for a missing field is left out."""
+    places = [NAMES[p.name] for p in filled if p.kind == inspect.Parameter.POSITIONAL_ONLY]
+    words = {p.name: NAMES[p.name] for p in filled if p.kind != inspect.Parameter.POSITIONAL_ONLY}
+    optional = {p.name for p in filled if p.name in FROM_ROW and p.default is not p.empty}
+
+    def score(prompt: str, completion: str, row: Row, /) -> float | Score:
+        given = {
+            name: fill(prompt, completion, row) for name, fill in words.items() if name not in optional or name in row
+        }
+        value: float | Score = function(*(fill(prompt, completion, row) for fill in places), **given)
+        return value
+
+    return score
+
+
+def function_of(name: str) -> str:
+    return name.rpartition(":")[2]
