@@ -145,7 +145,6 @@ def test_heads_too_wide_for_the_kernels_go_by_torch() -> None:
     assert disagreement(model, Fused(model)) is None
 
 
-@pytest.mark.soak
 @pytest.mark.skipif(not DEMO.is_dir(), reason="the demo's model is not there: make model")
 def test_the_demos_model_has_the_faster_forward() -> None:
     model = load_model(str(DEMO), "float32", "cpu")

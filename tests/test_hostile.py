@@ -267,7 +267,7 @@ def idle(endpoint: str, n: int, stack: ExitStack) -> None:
         stack.enter_context(dial(endpoint))
 
 
-@pytest.mark.parametrize("n", [300, pytest.param(5000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("n", [300, 5000])
 def test_idle_connections_keep_nobody_out(n: int) -> None:
     with pair_at("tcp://127.0.0.1:0", keys=True) as pair, ExitStack() as stack:
         idle(pair.head.endpoint, n, stack)

@@ -3,8 +3,6 @@
 Shapes: S rows, E tokens of all sequences, A channels of a row, H query heads, D head width.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -169,7 +167,9 @@ def test_sequences_beyond_their_rows_are_none() -> None:
         {"firsts": made.firsts[:1]}, {"rows": made.rows - 1}, {"rows": made.rows.int()},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"sequences|rows|int64|earlier"):
-            replace(made, **wrong)  # type: ignore[arg-type]
+            Sequences(
+                **{name: wrong.get(name, getattr(made, name)) for name in ("n_rows", "lengths", "firsts", "rows")}
+            )
 
 
 @given(n=counts, width=counts, onto=st.booleans())

@@ -123,6 +123,7 @@ def two_ranks(folder: Path, dtype: str) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
     two = two_ranks(tmp_path, "float32")
     one = tiny_actor(tmp_path / "one", config_of())
@@ -140,9 +141,9 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     assert two[0]["digest"] == digest_of(dict(held.named_parameters()))
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_two_ranks_keep_float32_masters_and_export_what_they_push(tmp_path: Path) -> None:
-    two = two_ranks(tmp_path, "bfloat16")
+    two = two_ranks(tmp_path, "bfloat16")  # FSDP2 casts a forward's arguments: it crashed on the packing's (item 1)
     assert [result["restored"] for result in two] == [True, True]
     model = checkpoint_model(tmp_path)
     assert {value.dtype for value in model.values()} == {torch.bfloat16}

@@ -6,7 +6,6 @@ E width, A channels of a row of queries, keys and values, H query heads, D width
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -30,30 +29,27 @@ class _Packed(ctypes.Structure):
     ]
 
 
-@dataclass(frozen=True, slots=True)
 class Sequences:
     """Which rows are each sequence's tokens; of its `first` ones an earlier sequence has the queries.
 
-    Raises ValueError for what C could not follow.
+    Not a dataclass: FSDP2's mixed precision takes each dataclass among a forward's arguments apart and builds it again.
     """
 
-    n_rows: int
-    lengths: Tensor  # int64, as all here
-    firsts: Tensor
-    rows: Tensor  # of all sequences' tokens, one sequence after the other
-    parts: Tensor = field(init=False)  # sequences that begin one, and how many there are; parts share no rows
+    __slots__ = ("firsts", "lengths", "n_rows", "parts", "rows")
 
-    def __post_init__(self) -> None:
-        parts = (self.lengths, self.firsts, self.rows)
-        if not all(part.dtype is torch.int64 and part.is_contiguous() and part.device.type == "cpu" for part in parts):
+    def __init__(self, n_rows: int, lengths: Tensor, firsts: Tensor, rows: Tensor) -> None:
+        """`rows`: of all tokens, one sequence after the other. Raises ValueError for what C could not follow."""
+        given = (lengths, firsts, rows)
+        if not all(part.dtype is torch.int64 and part.is_contiguous() and part.device.type == "cpu" for part in given):
             raise ValueError("a kernel takes contiguous int64 on a CPU for lengths, firsts and rows")
-        if len(self.lengths) != len(self.firsts) or int(self.lengths.sum()) != len(self.rows):
-            raise ValueError(f"{len(self.lengths)} sequences have {len(self.firsts)} firsts, {len(self.rows)} rows")
-        if ((self.firsts < 0) | (self.firsts > self.lengths)).any():
+        if len(lengths) != len(firsts) or int(lengths.sum()) != len(rows):
+            raise ValueError(f"{len(lengths)} sequences have {len(firsts)} firsts, {len(rows)} rows")
+        if ((firsts < 0) | (firsts > lengths)).any():
             raise ValueError("what an earlier sequence has of one is not more than all of it")
-        if len(self.rows) and not 0 <= int(self.rows.min()) <= int(self.rows.max()) < self.n_rows:
-            raise ValueError(f"a sequence's rows are among the {self.n_rows} that there are")
-        object.__setattr__(self, "parts", self._parts())
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < n_rows:
+            raise ValueError(f"a sequence's rows are among the {n_rows} that there are")
+        self.n_rows, self.lengths, self.firsts, self.rows = n_rows, lengths, firsts, rows
+        self.parts: Tensor = self._parts()  # sequences that begin one, and how many there are; parts share no rows
 
     def _parts(self) -> Tensor:
         """Where all rows of before come before all that follow."""
