@@ -1,6 +1,6 @@
 """Exit codes of an actor's process: what its supervisor is to do next; knows no process."""
 
-from areal_bus.errors import ActorFailed, CheckpointError, ConfigError, NonFinite, Restart
+from areal_bus.errors import ActorFailed, CheckpointError, ConfigError, NonFinite, Restart, UserCodeFailed
 
 DONE = 0  # told to stop: nothing is left to do
 CRASHED = 1  # so does any other code and any signal: it comes back as a new incarnation, and is counted
@@ -13,6 +13,6 @@ def code_of(error: Exception) -> int:
     """How a process ends by this error."""
     if isinstance(error, ConfigError):
         return BAD_INPUT
-    if isinstance(error, ActorFailed | NonFinite | CheckpointError):
+    if isinstance(error, ActorFailed | NonFinite | CheckpointError | UserCodeFailed):
         return OVER
     return RESTART if isinstance(error, Restart) else CRASHED

@@ -13,6 +13,7 @@ from actors.context import Context, Pulse, note_voids, open_bus
 from actors.delivery import Delivery
 from actors.engines.builtin import AHEAD_S, BuiltinEngine
 from actors.engines.protocol import Engine
+from actors.failures import Failures, Prints
 from actors.generation import Generator
 from actors.models.loading import empty_model, load_tokenizer, stop_ids
 from actors.presence import HEAD, Presence
@@ -52,9 +53,18 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     journal.mark("load")
     pulse.note = f"loads {context.model_folder}"
     tokenizer = load_tokenizer(context.model_folder)
-    workflow = load_workflow(config, wake=bus.wake)
+    logs, what = context.folder / "logs", f"workflow.function {config.workflow.function!r}"
+    workflow = load_workflow(config, wake=bus.wake, prints=Prints(logs, context.name, what))
     engine = make_engine(context, config, tokenizer)
-    sampling = Sampling(engine, workflow, tokenizer, config, name=context.name, journal=journal)
+    sampling = Sampling(
+        engine,
+        workflow,
+        tokenizer,
+        config,
+        name=context.name,
+        journal=journal,
+        failures=Failures(logs, context.name, what, ends=context.incarnation == 0),
+    )
     receiving = Receiving(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
     delivery = Delivery(config.bus.resend_s, gather=together(config))
     reports = config.rollout.max_head_offpolicyness > 0 and continues(workflow)

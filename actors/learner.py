@@ -12,9 +12,11 @@ import torch
 from loguru import logger
 
 from actors.context import Context, Pulse, open_bus
+from actors.faults import Fault, keep_fault
 from actors.kernels.crew import Crew
 from actors.leaving import leave
 from actors.models.loading import load_tokenizer
+from actors.places import place_of
 from actors.training.actor import PPOActor
 from actors.training.beginning import Beginning
 from actors.training.calling import call
@@ -117,6 +119,7 @@ class Learner:
     def fail(self, error: Exception) -> None:
         """The life ends by this error. Raises what it means here; nothing when it is the end that the head ordered."""
         meaning = self._meaning(error)
+        self._note_place(error)
         if isinstance(meaning, StopRun):
             logger.debug("{} stops: {}", self.context.name, meaning)
             return
@@ -128,6 +131,13 @@ class Learner:
         if meaning is error:
             raise error
         raise meaning from error
+
+    def _note_place(self, error: Exception) -> None:
+        """Where the user's loop failed, for the supervisor: a life that fails there again is the last one."""
+        place = place_of(error)
+        if place and not isinstance(error, StopRun | Restart):
+            reached = self.actor.version if hasattr(self, "actor") else 0
+            keep_fault(self.context.folder / "logs", self.context.name, Fault(place, reached))
 
     def _meaning(self, error: Exception) -> Exception:
         """A collective breaks when another rank ends: by an order that is for all ranks, or by an error of its own."""

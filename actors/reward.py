@@ -9,6 +9,7 @@ import time
 from loguru import logger
 
 from actors.context import Context, Pulse, collect_seldom, note_refusals, open_bus
+from actors.failures import Failures, Prints
 from actors.presence import HEAD, Presence
 from actors.rewards.workers import Verdict, WorkerPool
 from areal_bus.bus import Bus
@@ -58,12 +59,27 @@ def run(context: Context) -> None:
 
 def score_until_stop(context: Context, config: Config, journal: Journal, pulse: Pulse, bus: Bus) -> str:
     reward = config.reward
+    logs, what = context.folder / "logs", f"reward.function {reward.function!r}"
+    prints = Prints(logs, context.name, what)
     with WorkerPool(
-        reward.function, context.config_folder, n_workers=reward.workers, timeout_s=reward.timeout_s
+        reward.function,
+        context.config_folder,
+        n_workers=reward.workers,
+        timeout_s=reward.timeout_s,
+        prints=prints.file,
     ) as pool:
         presence = Presence(bus, silent_s=config.bus.silent_s)
         presence.join(context, bus.endpoint)
-        loop = RewardLoop(bus, presence, pool, journal, pulse, capacity=reward.workers)
+        loop = RewardLoop(
+            bus,
+            presence,
+            pool,
+            journal,
+            pulse,
+            capacity=reward.workers,
+            failures=Failures(logs, context.name, what, ends=context.incarnation == 0),
+            prints=prints,
+        )
         while loop.stopped is None:
             loop.turn()
         return loop.stopped
@@ -80,7 +96,16 @@ class RewardLoop:
     """Between the bus and the pool: each turn takes messages in, scores, and sends verdicts out."""
 
     def __init__(
-        self, bus: Bus, presence: Presence, pool: WorkerPool, journal: Journal, pulse: Pulse, *, capacity: int
+        self,
+        bus: Bus,
+        presence: Presence,
+        pool: WorkerPool,
+        journal: Journal,
+        pulse: Pulse,
+        *,
+        capacity: int,
+        failures: Failures | None = None,
+        prints: Prints | None = None,
     ) -> None:
         self.stopped: str | None = None  # why, once the head has said so
         self._bus = bus
@@ -89,6 +114,7 @@ class RewardLoop:
         self._journal = journal
         self._pulse = pulse
         self._capacity = capacity
+        self._failures, self._prints = failures, prints
         self._announced = False  # Ready was sent
         self._at_work: dict[Key, Trajectory] = {}
         self._n_bytes = 0  # of those
@@ -173,8 +199,28 @@ class RewardLoop:
         trajectory = self._at_work.pop(verdict.key)
         self._n_bytes -= weight(trajectory)
         journal_score(self._journal, trajectory, verdict)
+        self._watch(verdict)
         self._untold.append(scored(trajectory, verdict))
         self._pulse.progress += 1
+
+    def _watch(self, verdict: Verdict) -> None:
+        """Where the function failed and what it printed, for people. Raises UserCodeFailed when it never works."""
+        if self._prints is not None:
+            self._prints.look()
+        if self._failures is None:
+            return
+        if verdict.status == VerdictStatus.VALUE:
+            self._failures.work()
+        elif verdict.place:
+            evaluation, uid, sample, attempt = verdict.key
+            of = f" of evaluation {evaluation!r}" if evaluation else ""
+            self._failures.note(
+                group=(evaluation, uid),
+                about=f"uid {uid} sample {sample} attempt {attempt}{of}",
+                place=verdict.place,
+                error=verdict.error,
+                trace=verdict.trace,
+            )
 
     def _tell(self) -> None:
         if self._untold:

@@ -12,10 +12,12 @@ import numpy as np
 
 from actors.context import dump
 from actors.engines.protocol import Done, Engine, Request
+from actors.failures import Failures
+from actors.places import describe, place_of, trace_of
 from actors.workflows.driver import Asked, Awaited, EpisodeRun, Wish
 from actors.workflows.protocol import Workflow
 from areal_bus.config import Config
-from areal_bus.errors import ConfigError, EngineError, PromptTooLong
+from areal_bus.errors import ConfigError, EngineError, PromptTooLong, WorkflowError
 from areal_bus.journal import Event, Journal
 from areal_bus.messages import Partial, Prompt, Refund, Trajectory, Unsampled
 
@@ -41,10 +43,19 @@ class Sampling:
     """Owns the live episodes of one generator."""
 
     def __init__(
-        self, engine: Engine, workflow: Workflow, tokenizer: Any, config: Config, *, name: str, journal: Journal
+        self,
+        engine: Engine,
+        workflow: Workflow,
+        tokenizer: Any,
+        config: Config,
+        *,
+        name: str,
+        journal: Journal,
+        failures: Failures | None = None,
     ) -> None:
+        """`failures` hears where the workflow failed, and that it works."""
         self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
-        self._config, self._name, self._journal = config, name, journal
+        self._config, self._name, self._journal, self._failures = config, name, journal, failures
         self._live: dict[Key, Live] = {}
         self._begun: dict[Key, Partial] = {}  # of samples whose prompt follows
         self.term = 0  # stamped on every trajectory when it is complete
@@ -185,9 +196,22 @@ class Sampling:
             raise  # the whole run is set up wrongly
         except Exception as error:  # noqa: BLE001  the user's code: the group is refunded with the text (I3)
             reason = Refund.PROMPT_TOO_LONG if isinstance(error, PromptTooLong) else Refund.SAMPLING_ERROR
+            text = str(error) if reason == Refund.PROMPT_TOO_LONG else self._fail(key, error)
             self.cancel(*key[:3])
-            text = str(error) if reason == Refund.PROMPT_TOO_LONG else f"{type(error).__name__}: {error}"
             return Unsampled(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text[:2000])
+
+    def _fail(self, key: Key, error: Exception) -> str:
+        """Note where the workflow failed; what to say of it. Raises UserCodeFailed when it never works."""
+        place, trace = place_of(error), ""
+        if isinstance(error, WorkflowError):
+            place, trace = place or error.place or self._live[key].run.place, error.trace
+        text = describe(error, place)
+        if place and self._failures is not None:
+            about = f"{self._live[key].run.name}"
+            self._failures.note(
+                group=(key[0], key[1]), about=about, place=place, error=text, trace=trace or trace_of(error)
+            )
+        return text
 
     def _submit(self, key: Key, live: Live, asked: Asked) -> EngineError | None:
         """To the engine, or why it cannot take it."""
@@ -225,6 +249,8 @@ class Sampling:
         live = self._live.pop(key)
         run, (evaluation, uid, attempt, sample) = live.run, key
         assert run.episode is not None
+        if self._failures is not None:
+            self._failures.work()
         self._journal.write(
             Event.COMPLETION,
             uid=uid,

@@ -20,6 +20,7 @@ from actors import draining
 from actors.codes import CRASHED, DONE, RESTART, code_of
 from actors.context import Context
 from actors.leaving import leave
+from actors.places import place_of, shown
 
 PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent ends
 GRACE_S = 5.0
@@ -37,10 +38,10 @@ def main() -> int:
     try:
         importlib.import_module(f"actors.{context.role}").run(context)
     except SystemExit as error:  # the user's code may call exit(): no actor ends by that
-        return report(context, f"it called exit({error.code!r})", code=CRASHED)
+        return report(context, f"it called exit({error.code!r})", code=CRASHED, place=place_of(error))
     except Exception as error:
         code = code_of(error)
-        return report(context, sentence(error, code), code=code)
+        return report(context, sentence(error, code), code=code, place=place_of(error))
     return DONE
 
 
@@ -66,16 +67,21 @@ def sentence(error: Exception, code: int) -> str:
     return (text if expected else f"{type(error).__name__}: {text}").splitlines()[0]
 
 
-def report(context: Context, first: str, *, code: int) -> int:
-    """One line for people, the traceback into the run's folder."""
-    lines = [f"rank {context.rank} ({context.role}-{context.index}): {first}\n"]
+def report(context: Context, first: str, *, code: int, place: str = "") -> int:
+    """One line for people, the traceback into the run's folder. `place`: FILE:LINE in the user's code."""
+    at = f" ({place})" if place and place not in first else ""
+    lines = [f"rank {context.rank} ({context.role}-{context.index}): {first}{at}"]
     if code != RESTART:
         try:
             logs = Path(context.run_folder) / "logs"
             logs.mkdir(parents=True, exist_ok=True)
-            (logs / f"{context.name}.error.txt").write_text(traceback.format_exc())
+            file = logs / f"{context.name}.error.txt"
+            file.write_text(traceback.format_exc())
+            if place or code == CRASHED:
+                lines.append(f"; full traceback: {shown(file)}")
         except OSError as error:
-            lines.append(f"rank {context.rank} ({context.role}-{context.index}): no traceback kept: {error}\n")
+            lines.append(f"; no traceback kept: {error}")
+    lines.append("\n")
     with contextlib.suppress(OSError):  # nobody may read any more
         os.write(2, "".join(lines).encode())  # one write: lines of several ranks do not mix
     return code

@@ -54,7 +54,16 @@ class PromptTooLong(EngineError):
 
 
 class WorkflowError(ArealBusError):
-    """A workflow broke a rule of its protocol: refund the group and show the sentence."""
+    """A workflow broke a rule of its protocol, or its agent failed: refund the group and show the sentence."""
+
+    def __init__(self, sentence: str, *, place: str = "", trace: str = "") -> None:
+        """`place` is FILE:LINE in the user's code and `trace` the traceback, of an agent in another process."""
+        super().__init__(sentence)
+        self.place, self.trace = place, trace
+
+
+class UserCodeFailed(ArealBusError):
+    """Code of the user's failed again where it had failed before, without progress in between: the job ends."""
 
 
 class CheckpointError(ArealBusError):

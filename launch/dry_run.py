@@ -64,8 +64,8 @@ def longest_prompt(config: Config, folder: Path) -> int:
     has_rows = data.task or any((base / data.path).is_file() for base in (Path(), folder))
     if config.workflow.function != "single_turn" or not has_rows or not (models or config.model.scratch):
         return most
-    texts = [filled(config, row) for row in place_rows(config, folder)]
-    longest = sorted(texts, key=lambda text: len(text.encode()))[-LOOKED_AT:]
+    prompts = [filled(config, row) for row in place_rows(config, folder)]
+    longest = sorted(prompts, key=lambda asked: len(asked.text.encode()))[-LOOKED_AT:]
     return min(max(count_tokens(longest, config, str(models[0]) if models else "")), most)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from actors.codes import BAD_INPUT, CRASHED, DONE, OVER, RESTART
 from actors.context import Context
+from actors.faults import Fault, read_fault
 from areal_bus.config import LaunchConfig, WatchdogConfig
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
@@ -46,6 +47,7 @@ class Actor:
     child: Child | None = None  # None: it waits to be started again, or is done
     due: float = 0.0  # when it is started again
     is_done: bool = False
+    fault: Fault | None = None  # where the life before ended in the user's code, if it did
 
     @property
     def is_head(self) -> bool:
@@ -151,6 +153,15 @@ class Supervisor:
     def _bring_back(self, actor: Actor, how: str, *, crashed: bool, progressed: bool) -> int | None:
         """Plan the next incarnation, or give the job up."""
         who, most = f"{actor.context.role}-{actor.context.index}", self.launch.max_restarts
+        fault, before = read_fault(actor.context.folder / "logs", actor.context.name), actor.fault
+        if crashed and fault is not None and fault.recurs(before):
+            self._say(
+                f"{how}{last_error(actor.context)}; {fault.place} failed before, and nothing was trained since: "
+                "the job ends",
+                who,
+            )
+            return CRASHED
+        actor.fault = fault
         pause_s = actor.restarts.after(crashed=crashed, progressed=progressed)
         if pause_s is None:
             often = f"that is {most + 1} in a row without progress in between, and " if most else ""

@@ -134,7 +134,7 @@ def test_a_workflow_whose_init_raises_is_refused_in_a_sentence(file: Path) -> No
     )
     said = refusal(file, "workflow.function=sour_flow:Flow")
     assert "must build from the config alone: Flow(config) of" in said
-    assert said.endswith("raised KeyError: 'tools'")
+    assert said.endswith("raised KeyError: 'tools' (sour_flow.py:3)")  # item 15
     with pytest.raises(ConfigError, match="raised KeyError: 'tools'"):
         prepare_apart(load(file, ["workflow.function=sour_flow:Flow"], {}), file)
 

@@ -19,6 +19,7 @@ import pytest
 
 from actors.codes import BAD_INPUT, OVER, RESTART, code_of
 from actors.context import PROGRESS_FD, TURNS_FD, Context, Pulse
+from actors.faults import Fault, keep_fault
 from areal_bus import errors
 from areal_bus.config import LaunchConfig, WatchdogConfig
 from launch import supervise as module
@@ -28,6 +29,7 @@ from launch.stillness import Stillness
 from launch.supervise import Supervisor
 
 ROOT = Path(__file__).parents[1]
+OVERS = (errors.ActorFailed, errors.NonFinite, errors.CheckpointError, errors.UserCodeFailed)
 READ = "import json, os, sys, signal, time; line = sys.stdin.readline(); inc = json.loads(line)['incarnation']; "
 WAIT = READ + "sys.stdin.read()"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
@@ -173,7 +175,7 @@ def test_an_end_for_good_is_not_tried_again(tmp_path: Path, code: int, ends_with
 def test_errors_have_the_codes_of_the_contract() -> None:
     codes = {kind: code_of(kind("x")) for kind in vars(errors).values() if isinstance(kind, type)}
     assert codes.pop(errors.ConfigError) == 2
-    assert [codes.pop(kind) for kind in (errors.ActorFailed, errors.NonFinite, errors.CheckpointError)] == [3, 3, 3]
+    assert [codes.pop(kind) for kind in OVERS] == [3] * len(OVERS)
     assert codes.pop(errors.Restart) == 75
     assert set(codes.values()) == {code_of(OSError("x"))} == {1}
 
@@ -181,6 +183,21 @@ def test_errors_have_the_codes_of_the_contract() -> None:
 def test_a_killed_actor_comes_back_as_its_next_incarnation(capfd: pytest.CaptureFixture[str]) -> None:
     assert outcome(READ + f"inc or {KILL}", max_restarts=1) == 0
     assert capfd.readouterr().err == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1\n"
+
+
+def test_item_15_a_life_that_ends_where_the_one_before_did_is_the_last_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A training loop with a typo was restarted six times."""
+    for incarnation, reached in enumerate((0, 3, 3)):
+        keep_fault(tmp_path / "logs", f"reward-0.{incarnation}", Fault("mine/my.py:9", reached))
+    assert outcome(READ + TELL + "sys.exit(1)", run=tmp_path, max_restarts=5) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said[:2] == [
+        "rank 3 (reward-0): ended with exit code 1; started again as reward-0.1",
+        "rank 3 (reward-0): ended with exit code 1; started again as reward-0.2",  # it came further than before
+    ]
+    assert "mine/my.py:9 failed before, and nothing was trained since: the job ends" in said[2]
 
 
 def test_an_actor_that_keeps_dying_ends_the_rank_with_its_last_error(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.codes import OVER
 from actors.context import Context, Pulse
 from actors.presence import Presence
 from actors.reward import RewardLoop, listen_endpoint
@@ -292,3 +293,32 @@ def test_over_tcp_it_listens_on_the_named_interface_only(folder):
 def test_every_incarnation_listens_at_a_path_of_its_own(folder):
     endpoints = {listen_endpoint(context_of(folder, incarnation=n)) for n in range(3)}
     assert endpoints == {f"ipc://{folder}/reward-0.{n}" for n in range(3)}
+
+
+def test_item_15_the_first_failure_is_told_with_its_place_and_a_second_one_before_any_score_ends_the_actor(folder):
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(trajectory(1, "raises"), replace(trajectory(1, "raises"), sample=3))
+        assert {ring.next(Scored).uid for _ in range(2)} == {1}  # of one prompt: that may be the prompt's fault
+        ring.score(trajectory(2, "raises"))
+        sentence = ring.next(Failure).error
+        assert ring.process.wait(10) == OVER
+        said = ring.process.stderr.read().decode()
+    place = f"{folder}/own_actor_rewards.py:9"
+    kept = folder / "logs" / "reward-0.0.failures.txt"
+    assert f"failed twice at the same place, and has not worked once: RuntimeError: no ({place})" in sentence
+    assert said.count(f"failed: RuntimeError: no ({place}); full traceback: {kept}") == 1
+    assert kept.read_text().count("Traceback (most recent call last)") == 1
+
+
+def test_item_15_failures_after_a_score_end_nothing_and_what_is_printed_is_named(folder):
+    (folder / "own_actor_rewards.py").write_text(USER_MODULE.replace("return row", "print(completion)\n    return row"))
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(trajectory(1, "fine"), trajectory(2, "raises"), trajectory(3, "raises"))
+        assert [ring.next(Scored).status for _ in range(3)] == ["value", "error", "error"]
+        assert ring.stop() == 0
+        said = ring.process.stderr.read().decode()
+    prints = folder / "logs" / "reward-0.0.out.txt"
+    assert f"prints is in {prints}" in said
+    assert prints.read_text() == "fine\n"

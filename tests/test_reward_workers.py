@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from actors.rewards.framing import LENGTH, pack, unpack
+from actors.rewards.worker import PRINTED_BYTES
 from actors.rewards.workers import Verdict, WorkerPool
 from areal_bus.errors import ConfigError
 from areal_bus.messages import VerdictStatus
@@ -126,6 +127,39 @@ def finish(pool: WorkerPool, *, within_s: float = 60.0) -> list[Verdict]:
         verdicts += pool.poll(1.0)
         assert time.monotonic() < deadline, "the pool hangs"
     return verdicts
+
+
+def test_item_15_an_error_has_its_place_in_the_users_code_and_its_traceback(pool, folder):
+    file = folder / "own_worker_rewards.py"
+    lines = file.read_text().splitlines()
+    raised = verdict_of(pool, "raises")
+    line = next(n for n, text in enumerate(lines, 1) if text.startswith("def raises"))
+    assert raised.place == f"{file}:{line}"
+    assert raised.error.endswith(f"own words ? ({file}:{line})")
+    assert raised.trace.startswith("Traceback")
+    assert "in raises" in raised.trace
+    returned = verdict_of(pool, "text")  # raised by ours: the place is the function's own
+    assert returned.place == f"{file}:{1 + lines.index('def score(prompt, completion, row):')}"
+
+
+def test_item_26_what_a_reward_prints_is_kept_in_a_file_even_when_it_hangs_then(folder, tmp_path):
+    (folder / "own_prints.py").write_text(
+        "import time\nprint('loaded')\ndef score(completion):\n    print('saw', completion)\n"
+        "    while completion == 'hang': time.sleep(1)\n    return 1"
+    )
+    prints = tmp_path / "logs" / "reward-0.0.out.txt"
+    with WorkerPool("own_prints:score", folder, n_workers=1, timeout_s=0.4, prints=prints) as pool:
+        assert [verdict_of(pool, text).status for text in ("one", "hang", "two")] == [VALUE, TIMEOUT, VALUE]
+    assert prints.read_text().splitlines() == ["loaded", "saw one", "saw hang", "loaded", "saw two"]
+
+
+def test_item_26_a_file_of_prints_that_is_long_enough_gets_no_more(folder, tmp_path):
+    prints = tmp_path / "out.txt"
+    with prints.open("wb") as file:
+        file.truncate(PRINTED_BYTES + 1)
+    with WorkerPool("own_worker_rewards:score", folder, n_workers=1, timeout_s=5.0, prints=prints) as pool:
+        assert verdict_of(pool, "floods").status == VALUE
+    assert PRINTED_BYTES < prints.stat().st_size < PRINTED_BYTES + 100
 
 
 def verdict_of(pool: WorkerPool, completion: str, value: object = None) -> Verdict:

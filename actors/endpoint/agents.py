@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from actors.endpoint.sessions import Ended, Session
@@ -48,8 +49,9 @@ class Unusable(Lost):
 class Agents:
     """At most `n_workers` processes, made when they are needed."""
 
-    def __init__(self, function: str, *, n_workers: int, timeout_s: float) -> None:
-        self.function, self.timeout_s = function, timeout_s
+    def __init__(self, function: str, *, n_workers: int, timeout_s: float, prints: Path | None = None) -> None:
+        """`prints` is the file that takes what agents print."""
+        self.function, self.timeout_s, self.prints = function, timeout_s, prints
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.has_loaded = False  # the agent's code did, once
         self._n_workers, self._n_jobs = n_workers, 0
@@ -110,13 +112,13 @@ class Runner:
         except (Lost, ChildLost, ValueError, OSError) as error:  # OSError: the system has no process for it
             self._drop()
             is_unusable = isinstance(error, Unusable) and not self._agents.has_loaded
-            session.end(Ended(None, str(error), is_unusable))
+            session.end(Ended(None, str(error), is_unusable=is_unusable))
 
     def _start(self, session: Session) -> Child:
         """The process, with the agent's code loaded. Raises Lost."""
         if self._child is None or self._child.ended:
             self._drop()
-            self._child = load(self._selector, self._agents.function, lambda: session.is_closed)
+            self._child = load(self._selector, self._agents.function, lambda: session.is_closed, self._agents.prints)
             self._agents.has_loaded = True
             session.restart_clock()
         return self._child
@@ -128,21 +130,26 @@ class Runner:
             self._child = None
 
 
-def load(selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool]) -> Child:
+def load(
+    selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool], prints: Path | None = None
+) -> Child:
     """A process with the agent's code. Raises Unusable when it does not load, Lost when it is wanted no more."""
     for _ in range(STARTS):
         try:
-            return load_once(selector, function, is_unwanted)
+            return load_once(selector, function, is_unwanted, prints)
         except ChildLost as lost:  # perhaps killed by somebody: that says nothing of the code
             why = str(lost)
     raise Unusable(f"workflow.agent.function {function!r} must load: {why}")
 
 
-def load_once(selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool]) -> Child:
+def load_once(
+    selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool], prints: Path | None
+) -> Child:
     began = time.monotonic()
     child = Child(selector, CHILD, MODULE)
     try:
-        child.send(pack({"function": function, "path": sys.path}, cap_bytes=REQUEST_BYTES))
+        order = {"function": function, "path": sys.path, "prints": None if prints is None else str(prints)}
+        child.send(pack(order, cap_bytes=REQUEST_BYTES))
         record = receive(selector, child, lambda: began + START_S - time.monotonic(), is_unwanted)
         if record is None:
             raise Unusable(f"workflow.agent.function {function!r} must load within {START_S:g} s: it did not")
@@ -180,7 +187,8 @@ def read_end(record: dict[str, Any]) -> Ended:
     if returned is not None and not isinstance(returned, dict):
         raise ValueError("its process wrote what is no answer")
     json.dumps(returned, allow_nan=False, ensure_ascii=False).encode()
-    return Ended(returned, str(record.get("error", "")))
+    error, place, trace = (str(record.get(name, "")) for name in ("error", "place", "trace"))
+    return Ended(returned, error, place, trace)
 
 
 def end(child: Child) -> None:

@@ -26,6 +26,8 @@ class Ended:
 
     returned: dict[str, Any] | None
     error: str = ""
+    place: str = ""  # FILE:LINE in its code that the error is of
+    trace: str = ""  # the traceback, for people
     is_unusable: bool = False  # the agent's code does not load: no conversation will do better
 
 

@@ -16,8 +16,19 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
+from actors.places import cause
 from actors.rewards.protocol import Score
-from actors.rewards.worker import ERROR_CHARACTERS, die_with, limit_damage, read_frame, reply, take_channel
+from actors.rewards.worker import (
+    ERROR_CHARACTERS,
+    die_with,
+    explain,
+    keep_prints,
+    limit_damage,
+    limit_prints,
+    read_frame,
+    reply,
+    take_channel,
+)
 from areal_bus.errors import ConfigError
 
 Agent = Callable[[Mapping[str, Any], str, str], Any]  # (row, base_url, api_key)
@@ -31,6 +42,7 @@ def main(parent: int) -> None:
     if order is None:
         return
     sys.path[:] = order["path"]
+    keep_prints(order.get("prints"))
     go_directly()
     try:
         agent = load_agent(order["function"])
@@ -40,6 +52,7 @@ def main(parent: int) -> None:
     reply(replies, {"ready": True})
     myself = os.getpid()
     while (request := read_frame(requests)) is not None:
+        limit_prints()
         answer = run(agent, request["row"], request["base_url"], request["api_key"])
         if os.getpid() != myself:
             os._exit(1)  # the agent forked: its child has no say
@@ -64,8 +77,7 @@ def load_agent(function: str) -> Agent:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"workflow.agent.function {function!r} must import: module {module_name!r} did not "
-            f"({type(error).__name__}: {error})"
+            f"workflow.agent.function {function!r} must import: module {module_name!r} did not ({cause(error)})"
         ) from error
     agent = getattr(module, name, None)
     where = f"module {module_name!r} ({module.__file__})"
@@ -90,8 +102,7 @@ def run(agent: Agent, row: Mapping[str, Any], base_url: str, api_key: str) -> di
             value = asyncio.run(value)
         return {"returned": read_returned(value)}
     except BaseException as error:  # noqa: BLE001  whatever the agent raises, SystemExit too, is how it ended
-        text = f"{type(error).__name__}: {error}"
-        return {"error": text[:ERROR_CHARACTERS].encode(errors="replace").decode()}
+        return explain(error, agent)
 
 
 def read_returned(value: object) -> dict[str, Any]:

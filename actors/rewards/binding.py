@@ -3,6 +3,7 @@
 Our names and verl's are known (docs/rewards.md). Pure: no I/O.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -96,6 +97,7 @@ def bound(function: Callable[..., Any], filled: list[inspect.Parameter]) -> Rewa
     words = {p.name: NAMES[p.name] for p in filled if p.kind != inspect.Parameter.POSITIONAL_ONLY}
     optional = {p.name for p in filled if p.name in FROM_ROW and p.default is not p.empty}
 
+    @functools.wraps(function)
     def score(prompt: str, completion: str, row: Row, /) -> float | Score:
         given = {
             name: fill(prompt, completion, row) for name, fill in words.items() if name not in optional or name in row

@@ -9,7 +9,7 @@ from typing import Any
 
 LENGTH = struct.Struct("<I")
 REQUEST_BYTES = 16 << 20  # a prompt, a completion and a row
-REPLY_BYTES = 64 << 10  # a verdict
+REPLY_BYTES = 64 << 10  # a verdict, with the traceback of an error
 compact = json.JSONEncoder(separators=(",", ":")).encode
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actors.places import cause
 from actors.rewards.binding import bind
 from actors.rewards.protocol import RewardFunction
 from actors.rewards.workers import WorkerPool
@@ -38,9 +39,9 @@ def load_reward(name: str, folder: str | Path, fields: Collection[str] | None = 
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        cause = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"reward.function {name!r} must import: module {module_name!r} did not ({cause}); looked in {folder} first"
+            f"reward.function {name!r} must import: module {module_name!r} did not ({cause(error)}); looked in "
+            f"{folder} first"
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):

@@ -1,11 +1,13 @@
 """One worker: the process that a reward function runs in, `python -m actors.rewards.worker PARENT_PID`.
 
-Its first frame names the function; it answers {"ready": true} or {"broken": why}. Then each frame is one score, and
-each answer a verdict. The pool kills it when a score takes too long, so nothing here keeps time.
+Its first frame names the function, and the file that takes what it prints; it answers {"ready": true} or
+{"broken": why}. Then each frame is one score, and each answer a verdict. The pool kills it when a score takes too long,
+so nothing here keeps time.
 """
 
 import contextlib
 import ctypes
+import io
 import json
 import math
 import os
@@ -15,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsFloat
 
+from actors.places import definition, innermost, is_ours, place_of, trace_of
 from actors.rewards.framing import LENGTH, REPLY_BYTES, REQUEST_BYTES, check, pack, read
 from actors.rewards.loading import load_reward
 from actors.rewards.protocol import RewardFunction, Score
@@ -23,6 +26,8 @@ from areal_bus.errors import ConfigError
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ERROR_CHARACTERS = 2000
 FILE_BYTES = 1 << 30  # longest file that a score may write
+PRINTED_BYTES = 64 << 20  # of the file that takes what user code prints: no further score is printed into it
+TRACE_BYTES = 30_000  # of a traceback, as JSON: with the error below REPLY_BYTES
 LARGEST = 1e9  # reward, in size: its square must be far from the end of float32
 
 
@@ -33,6 +38,7 @@ def main(parent: int) -> None:
     order = read_frame(requests)
     if order is None:
         return
+    keep_prints(order.get("prints"))
     try:
         function = load_reward(order["function"], order["folder"], order.get("fields"))
     except ConfigError as error:
@@ -42,6 +48,7 @@ def main(parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     myself = os.getpid()
     while (request := read_frame(requests)) is not None:
+        limit_prints()
         answer = verdict(function, request)
         if os.getpid() != myself:
             os._exit(1)  # the function forked: its child has no say
@@ -66,6 +73,8 @@ def limit_damage() -> None:
 def take_channel() -> tuple[BinaryIO, BinaryIO]:
     """The pipes that stdin and stdout were; what the user's function reads or prints now meets /dev/null.
 
+    `keep_prints` gives what it prints a file.
+
     Processes that it starts do not inherit the pipes. stderr stays the actor's, for people.
     """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -73,6 +82,27 @@ def take_channel() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
     return requests, replies
+
+
+def keep_prints(path: str | None) -> None:
+    """Append standard output to this file from now on, line by line; without one it is lost."""
+    if path is not None and isinstance(sys.stdout, io.TextIOWrapper):
+        with contextlib.suppress(OSError):  # no room, no rights: printing is lost, and nothing else
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(file, 1)
+            os.close(file)
+            sys.stdout.reconfigure(line_buffering=True)
+
+
+def limit_prints() -> None:
+    """A file of prints that is long enough gets no more of them."""
+    with contextlib.suppress(OSError):  # the user's code has closed it
+        if os.fstat(1).st_size > PRINTED_BYTES:
+            os.write(1, f"\n(over {PRINTED_BYTES >> 20} MiB: no more is kept)\n".encode())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.close(nowhere)
 
 
 def read_frame(requests: BinaryIO) -> dict[str, Any] | None:
@@ -97,8 +127,19 @@ def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]
         value = function(request["prompt"], request["completion"], json.loads(request["row"]))
         return {"status": "value", **read_value(value)}
     except BaseException as error:  # noqa: BLE001 (whatever the function raises, SystemExit too, is its verdict)
-        text = f"{type(error).__name__}: {error}"
-        return {"status": "error", "error": text[:ERROR_CHARACTERS].encode(errors="replace").decode()}
+        return {"status": "error", **explain(error, function)}
+
+
+def explain(error: BaseException, function: object) -> dict[str, str]:
+    """What went wrong in a function, and of one of the user's where, with the traceback."""
+    place = place_of(error) or ("" if is_ours(function) else innermost(error, outside=__file__) or definition(function))
+    text = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS].encode(errors="replace").decode()
+    if not place:
+        return {"error": text}
+    trace = trace_of(error)
+    if len(json.dumps(trace)) > TRACE_BYTES:  # of characters that JSON writes with twelve
+        trace = trace[-TRACE_BYTES // 12 :]
+    return {"error": f"{text} ({place})", "place": place, "trace": trace}
 
 
 def read_value(value: object) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Verdict:
     correct: bool | None
     error: str  # the text of a timeout or error, else ""
     score_s: float  # from the request to a worker until its verdict
+    place: str = ""  # of an error in the user's code: FILE:LINE
+    trace: str = ""  # and its traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,19 @@ class WorkerPool:
         timeout_s: float,
         max_failed_starts: int = 3,
         fields: Collection[str] | None = None,
+        prints: Path | None = None,
     ) -> None:
-        """`function`, `folder` and `fields` as in load_reward. The workers start at once; `ready`: they are up."""
+        """`function`, `folder` and `fields` as in load_reward; `prints` is the file that takes what it prints.
+
+        The workers start at once; `ready` says when they are up.
+        """
         self._ids = itertools.count()
-        order = {"function": function, "folder": str(folder), "fields": None if fields is None else sorted(fields)}
+        order = {
+            "function": function,
+            "folder": str(folder),
+            "fields": None if fields is None else sorted(fields),
+            "prints": None if prints is None else str(prints.resolve()),
+        }
         self._order = pack(order, cap_bytes=REQUEST_BYTES)
         self._function = function
         self._timeout_s = timeout_s
@@ -206,12 +217,22 @@ class WorkerPool:
         status, reward = VerdictStatus(record["status"]), float(record.get("reward", 0.0))
         if not math.isfinite(reward):
             raise ValueError(f"its reward is {reward}")
-        self._conclude(worker, status, reward, record.get("correct"), str(record.get("error", "")))
+        where = str(record.get("place", "")), str(record.get("trace", ""))
+        self._conclude(worker, status, reward, record.get("correct"), str(record.get("error", "")), where)
 
-    def _conclude(self, worker: Worker, status: VerdictStatus, reward: float, correct: bool | None, error: str) -> None:
+    def _conclude(
+        self,
+        worker: Worker,
+        status: VerdictStatus,
+        reward: float,
+        correct: bool | None,
+        error: str,
+        where: tuple[str, str] = ("", ""),
+    ) -> None:
+        """`where`: place and traceback of an error."""
         if worker.task is not None:
             score_s = time.monotonic() - worker.since
-            self._verdicts.append(Verdict(worker.task.key, status, reward, correct, error, score_s))
+            self._verdicts.append(Verdict(worker.task.key, status, reward, correct, error, score_s, *where))
             worker.task = None
 
     def _patience(self, timeout_s: float) -> float:

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from actors.places import cause
 from actors.training.actor import PPOActor
 from actors.training.rollout import Rollout
 from areal_bus.errors import ConfigError
@@ -28,9 +29,7 @@ def find_loop(name: str) -> Loop:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"learner.loop must import: {module_name!r} does not ({type(error).__name__}: {error})"
-        ) from error
+        raise ConfigError(f"learner.loop must import: {module_name!r} does not ({cause(error)})") from error
     loop = getattr(module, function_name, None)
     if not callable(loop):
         raise ConfigError(f"learner.loop names a function of {module_name!r}: {function_name!r} is none")

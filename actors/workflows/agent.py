@@ -16,6 +16,7 @@ from actors.endpoint.conversation import Conversation, Rewritten
 from actors.endpoint.server import Server
 from actors.endpoint.sessions import Ended, Pending, Sessions
 from actors.endpoint.tool_calls import read_hermes
+from actors.failures import Prints
 from actors.workflows.driver import Awaited
 from actors.workflows.protocol import Ask, Episode, Row, Turn
 from areal_bus.config import AgentConfig, Config
@@ -29,11 +30,17 @@ def do_nothing() -> None:
 class AgentWorkflow:
     """Serves from its first episode on, until `close`."""
 
-    def __init__(self, config: Config, *, wake: Callable[[], None] = do_nothing) -> None:
-        """`wake` is called from any thread when an episode may go on."""
+    def __init__(self, config: Config, *, wake: Callable[[], None] = do_nothing, prints: Prints | None = None) -> None:
+        """`wake` is called from any thread when an episode may go on. `prints` takes what agents print."""
         self._config, self._agent = config, config.workflow.agent
         self._sessions = Sessions(wake)
-        self._agents = Agents(self._agent.function, n_workers=self._agent.workers, timeout_s=self._agent.timeout_s)
+        self._prints = prints
+        self._agents = Agents(
+            self._agent.function,
+            n_workers=self._agent.workers,
+            timeout_s=self._agent.timeout_s,
+            prints=prints.file if prints is not None else None,
+        )
         self._server: Server | None = None
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
@@ -50,6 +57,8 @@ class AgentWorkflow:
                 await Awaited(session.has_news)
                 news = session.news()
                 if isinstance(news, Ended):
+                    if self._prints is not None:
+                        self._prints.look()
                     return dialogue.episode(row, news)
                 await dialogue.take(news)
         finally:
@@ -107,7 +116,11 @@ class Dialogue:
         if ended.is_unusable:
             raise ConfigError(ended.error)
         if ended.returned is None:
-            raise WorkflowError(f"an agent must end by itself: that of {self._ask.name} did not: {ended.error}")
+            raise WorkflowError(
+                f"an agent must end by itself: that of {self._ask.name} did not: {ended.error}",
+                place=ended.place,
+                trace=ended.trace,
+            )
         if not self._n_given:
             raise WorkflowError(f"an agent must call the model: that of {self._ask.name} ended without a call")
         prompt = str(self._ask.tokenizer.decode(self._conversation.ids[: self._n_given]))

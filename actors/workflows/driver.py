@@ -6,9 +6,11 @@ log-probs and version spans of the sampled ones.
 
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any
 
 from actors.engines.protocol import Completion
+from actors.places import is_users, shown
 from actors.workflows.protocol import Episode, Row, Turn, Workflow
 from areal_bus.errors import EngineError, WorkflowError
 
@@ -63,6 +65,7 @@ class EpisodeRun:
         self.logps: list[float] = []  # of the sampled
         self.spans: list[list[int]] = []  # over the sampled
         self.segments: list[list[int]] = []  # [n_given, n_sampled] a turn
+        self.name = name
         self.n_forgotten = 0  # sampled tokens of what the workflow began anew
         self.n_begun_anew = 0
         self._before = self._state  # before what was asked last
@@ -104,6 +107,15 @@ class EpisodeRun:
         self.finish = completion.finish
         text = self._tokenizer.decode(completion.ids, skip_special_tokens=True)
         return self._send(Turn(completion.ids, text, completion.finish, completion.logps, completion.spans))
+
+    @property
+    def place(self) -> str:
+        """Where in the user's workflow it is, "FILE:LINE"; once it has ended, where its episode begins. "": ours."""
+        coroutine = self._coroutine
+        if not isinstance(coroutine, CoroutineType) or not is_users(coroutine.cr_code.co_filename):
+            return ""
+        code, frame = coroutine.cr_code, coroutine.cr_frame
+        return f"{shown(code.co_filename)}:{code.co_firstlineno if frame is None else frame.f_lineno}"
 
     def prompt_text(self) -> str:
         """What the episode said its prompt was, else the decoded first prompt."""

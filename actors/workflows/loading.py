@@ -4,6 +4,8 @@ import importlib
 from collections.abc import Callable
 
 from actors.endpoint.agents import check_agent
+from actors.failures import Prints
+from actors.places import cause
 from actors.workflows.agent import AgentWorkflow, do_nothing
 from actors.workflows.protocol import Workflow
 from actors.workflows.single_turn import SingleTurn
@@ -11,26 +13,26 @@ from areal_bus.config import Config
 from areal_bus.errors import ConfigError
 
 
-def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing) -> Workflow:
+def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prints: Prints | None = None) -> Workflow:
     """An instance of workflow.function, built with the config; a user's module is found on sys.path.
 
-    `wake` is called from any thread when an episode that waits for something outside the engine may go on. Whoever
-    begins episodes calls `close_workflow` in the end. Raises ConfigError with the module, the name and the cause.
+    `wake` is called from any thread when an episode that waits for something outside the engine may go on; `prints`
+    takes what agents print. Whoever begins episodes calls `close_workflow` in the end. Raises ConfigError with the
+    module, the name and the cause.
     """
     function = config.workflow.function
     if function == "single_turn":
         return SingleTurn(config)
     if function == "agent":
-        return AgentWorkflow(config, wake=wake)
+        return AgentWorkflow(config, wake=wake, prints=prints)
     module_name, _, name = function.partition(":")
     if not module_name or not name:
         raise ConfigError(f'workflow.function must be "single_turn", "agent" or "module:Class": it is {function!r}')
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise ConfigError(
-            f"workflow.function {function!r} must import: module {module_name!r} did not ({cause})"
+            f"workflow.function {function!r} must import: module {module_name!r} did not ({cause(error)})"
         ) from error
     made = getattr(module, name, None)
     if not callable(made) or not callable(getattr(made, "episode", None)):
@@ -42,10 +44,9 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing) -> W
     try:
         workflow: Workflow = made(config)
     except (Exception, SystemExit) as error:
-        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise ConfigError(
             f"workflow.function {function!r} must build from the config alone: {name}(config) of {module.__file__} "
-            f"raised {cause}"
+            f"raised {cause(error)}"
         ) from error
     return workflow
 
