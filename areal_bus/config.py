@@ -114,9 +114,9 @@ class DataConfig(Section):
     split: str = "train"
     """Split of a Hugging Face data set."""
     question_key: str = "question"
-    """Field of a row that holds the question."""
+    """Field of a row that holds the question: text, or chat messages. A nested one: "extra_info.question"."""
     answer_key: str = "answer"
-    """Field of a row that holds the answer."""
+    """Field of a row that holds the answer. A nested one: "reward_model.ground_truth"."""
     prompt: str = "{question}"
     """What the model is asked, with {question} and other fields of the row filled in."""
     chat_template: bool = True

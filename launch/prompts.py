@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from actors.data.loading import Placed
 from actors.models.loading import load_tokenizer, max_positions
 from actors.models.scratch import character_tokenizer
-from actors.workflows.prompting import fill, prompt_lengths
+from actors.workflows.prompting import Question, prompt_lengths, prompt_of
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError
 
@@ -19,28 +19,31 @@ MOST = 8192  # prompts that are tokenized, the longest by bytes: about two secon
 
 def check_prompts(config: Config, rows: Sequence[Placed], model: str) -> None:
     """Raises ConfigError for the longest prompt when it is too long, or the first that cannot be made."""
-    texts = [filled(config, row) for row in rows]
-    chosen = sorted(range(len(rows)), key=lambda i: len(texts[i].encode()), reverse=True)[:MOST]
-    lengths = count_tokens([texts[i] for i in chosen], config, model)
+    prompts = [filled(config, row) for row in rows]
+    chosen = sorted(range(len(rows)), key=lambda i: len(prompts[i].text.encode()), reverse=True)[:MOST]
+    lengths = count_tokens([prompts[i] for i in chosen], config, model)
     longest = max(range(len(chosen)), key=lengths.__getitem__)
     where, n = rows[chosen[longest]].where, lengths[longest]
     check_limit(config, where, n)
     check_room(config, where, n, model)
 
 
-def filled(config: Config, row: Placed) -> str:
+def filled(config: Config, row: Placed) -> Question:
     try:
-        return fill(config.data.prompt, row.row, config.data.question_key)
+        return prompt_of(row.row, config.data)
     except ConfigError as error:
         raise ConfigError(f"{error} ({row.where})") from None
 
 
-def count_tokens(texts: Sequence[str], config: Config, model: str) -> list[int]:
+def count_tokens(prompts: Sequence[Question], config: Config, model: str) -> list[int]:
     """Tokens of each prompt, by the tokenizer that the generators will use."""
     if config.model.scratch is not None:
-        return [len(encoding.ids) for encoding in character_tokenizer(config.model.scratch).encode_batch(list(texts))]
+        return [
+            len(encoding.ids)
+            for encoding in character_tokenizer(config.model.scratch).encode_batch([one.text for one in prompts])
+        ]
     try:
-        return prompt_lengths(texts, config.data, load_tokenizer(model))
+        return prompt_lengths(prompts, config.data, load_tokenizer(model))
     except TemplateError as error:
         raise ConfigError(
             f"data.chat_template = true needs a template that takes data.system and the prompt: {model}: {error}"

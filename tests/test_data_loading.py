@@ -65,6 +65,42 @@ def test_a_bad_row_is_refused_with_its_place_and_what_was_found(tmp_path, lines,
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
+def test_item_26_verls_rows_load_with_messages_and_nested_keys(tmp_path):
+    row = {
+        "data_source": "gsm8k",
+        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "1+1"}]}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"answer": 3, "a.b": 1},
+    }
+    write(tmp_path, json.dumps(row))
+    for key, answer in [("reward_model.ground_truth", "2"), ("extra_info.answer", "3")]:
+        config = config_of(data={"path": "own.jsonl", "question_key": "prompt", "answer_key": key})
+        assert load_rows(config, tmp_path) == [row | {"question": "1+1", "answer": answer}]
+    write(tmp_path, '{"a.b": "flat first", "a": {"b": "nested"}, "answer": "x"}')
+    assert (
+        load_rows(config_of(data={"path": "own.jsonl", "question_key": "a.b"}), tmp_path)[0]["question"] == "flat first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "part"),
+    [
+        ("[]", "at least one"),
+        ('[{"role": "user"}]', "content of a chat message is text"),
+        ('["hello"]', '"role"'),
+        ('[{"role": "user", "content": [{"type": "image_url"}]}]', "parts of the type text"),
+        ('[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]', "before the assistant speaks"),
+        ('[{"role": "system", "content": "q"}]', "a user message"),
+    ],
+)
+def test_item_26_messages_that_are_no_prompt_are_refused_with_their_place(tmp_path, messages, part):
+    write(tmp_path, f'{{"question": {messages}, "answer": "a"}}')
+    with pytest.raises(ConfigError) as caught:
+        check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
+    assert part in str(caught.value)
+    assert "own.jsonl:1" in str(caught.value)
+
+
 @pytest.mark.parametrize("path", ["missing.jsonl", "./missing", "/no/such/file", "a/b/c"])
 def test_a_missing_file_is_named_with_the_places_that_were_tried(tmp_path, path):
     with pytest.raises(ConfigError, match="looked for"):

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from actors.data.loading import complete_row
 from actors.engines.protocol import Completion
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.workflows.driver import EpisodeRun
 from actors.workflows.loading import load_workflow
-from actors.workflows.prompting import chat, fill, prompt_ids
+from actors.workflows.prompting import Question, chat, fill, prompt_ids, prompt_of, whole
 from actors.workflows.protocol import Ask, Episode, Row
 from actors.workflows.single_turn import SingleTurn
 from areal_bus.config import Config, ScratchConfig
@@ -30,6 +31,13 @@ LLAMA = (  # a system message always, after the begin token
     "{% set messages = messages[1:] %}{% else %}{% set system = 'today' %}{% endif %}{{ '<h>system' + system }}"
     "{% for message in messages %}{{ '<h>' + message['role'] + message['content'] }}{% endfor %}"
 )
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def asked(text: str) -> Question:
+    return Question(text, [{"role": "user", "content": text}])
 
 
 @pytest.fixture
@@ -63,26 +71,52 @@ def test_a_prompt_template_that_cannot_be_filled_is_a_config_error(template: str
 def test_the_chat_template_wraps_the_prompt_with_the_system_message_asked_for(tokenizer: Any) -> None:
     tokenizer.chat_template = SMOLLM2
     user = "<s>user\nhi</s>\n<s>assistant\n"
-    assert chat("hi", None, tokenizer) == "<s>system\nYou are helpful</s>\n" + user
-    assert chat("hi", "be brief", tokenizer) == "<s>system\nbe brief</s>\n" + user
-    assert chat("hi", "", tokenizer) == user
+    assert chat(HI, None, tokenizer) == "<s>system\nYou are helpful</s>\n" + user
+    assert chat(HI, "be brief", tokenizer) == "<s>system\nbe brief</s>\n" + user
+    assert chat(HI, "", tokenizer) == user
 
 
 def test_no_system_message_keeps_the_begin_token_and_templates_that_have_none(tokenizer: Any) -> None:
     tokenizer.bos_token = "<b>"
     tokenizer.chat_template = GEMMA
-    assert chat("hi", "", tokenizer) == chat("hi", None, tokenizer) == "<b><t>userhi"
+    assert chat(HI, "", tokenizer) == chat(HI, None, tokenizer) == "<b><t>userhi"
     tokenizer.chat_template = LLAMA
-    assert chat("hi", None, tokenizer) == "<b><h>systemtoday<h>userhi"
-    assert chat("hi", "", tokenizer) == "<b><h>userhi"
+    assert chat(HI, None, tokenizer) == "<b><h>systemtoday<h>userhi"
+    assert chat(HI, "", tokenizer) == "<b><h>userhi"
+
+
+def test_item_26_a_row_of_chat_messages_is_rendered_as_it_is(tokenizer: Any) -> None:
+    tokenizer.chat_template = SMOLLM2
+    system, user = {"role": "system", "content": "be brief"}, {"role": "user", "content": "3+4"}
+    turns = [user, {"role": "assistant", "content": "7"}, {"role": "user", "content": "and 5+6?"}]
+    data = config(question_key="prompt", chat_template=True, system="be long").data
+
+    def rendered(messages: list[dict[str, str]], question: str, **changes: Any) -> str:
+        row = {"prompt": messages, "question": question}
+        return whole(prompt_of(row, data.model_copy(update=changes)), data.model_copy(update=changes), tokenizer)
+
+    end = "<s>assistant\n"
+    assert rendered([system, user], "3+4") == f"<s>system\nbe brief</s>\n<s>user\n3+4</s>\n{end}"
+    assert rendered([user], "3+4") == f"<s>system\nbe long</s>\n<s>user\n3+4</s>\n{end}"
+    assert rendered([user], "3+4", system="") == f"<s>user\n3+4</s>\n{end}"
+    several = rendered(turns, "and 5+6?", system="", prompt="{question} Only the number.")
+    said = "<s>user\n3+4</s>\n<s>assistant\n7</s>\n<s>user\nand 5+6? Only the number.</s>\n"
+    assert several == said + end
+    assert (
+        prompt_of({"prompt": turns, "question": "and 5+6?"}, data).text == "user: 3+4\n\nassistant: 7\n\nuser: and 5+6?"
+    )
+    row = complete_row({"question": turns, "answer": "11"}, config().data, "here")  # the key itself is "question"
+    assert (row["question"], prompt_of(row, config(chat_template=True).data).messages) == ("and 5+6?", turns)
+    with pytest.raises(ConfigError, match=r"data\.chat_template = true"):
+        prompt_of({"prompt": [user], "question": "3+4"}, config(question_key="prompt").data)
 
 
 def test_prompts_over_the_limit_and_tokenizers_without_template_are_refused(tokenizer: Any) -> None:
-    assert len(prompt_ids("abc", config(max_prompt_tokens=3).data, tokenizer)) == 3
+    assert len(prompt_ids(asked("abc"), config(max_prompt_tokens=3).data, tokenizer)) == 3
     with pytest.raises(PromptTooLong, match=r"max_prompt_tokens = 3 tokens; 4"):
-        prompt_ids("abcd", config(max_prompt_tokens=3).data, tokenizer)
+        prompt_ids(asked("abcd"), config(max_prompt_tokens=3).data, tokenizer)
     with pytest.raises(ConfigError, match=r"data\.chat_template = false"):
-        prompt_ids("abc", config(chat_template=True).data, tokenizer)
+        prompt_ids(asked("abc"), config(chat_template=True).data, tokenizer)
 
 
 def test_a_single_turn_asks_once_and_records_its_tokens(tokenizer: Any) -> None:

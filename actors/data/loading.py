@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from actors.data.fields import MESSAGES, MISSING, last_user, lookup, read_messages
 from actors.data.tasks import Row, make_problems
 from areal_bus.config import Config, DataConfig
 from areal_bus.errors import ConfigError
@@ -135,12 +136,17 @@ def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
 
 
 def complete_row(row: Any, data: DataConfig, where: str) -> Row:
-    """The row with "question" and "answer" as text, taken from data.question_key and data.answer_key."""
+    """The row with "question" and "answer" as text, taken from data.question_key and data.answer_key.
+
+    Of a question that is chat messages the text is the last user message's; the messages stay where they are.
+    """
     if not isinstance(row, dict):
         raise ConfigError(f"each line of data must be one JSON object: {where} is a {type(row).__name__}")
-    question = take_text(row, data.question_key, "data.question_key", where)
+    question = take_question(row, data.question_key, where)
     answer = take_text(row, data.answer_key, "data.answer_key", where)
     whole = {**row, "question": question, "answer": answer}
+    if isinstance(row.get("question"), list):
+        whole[MESSAGES] = row["question"]
     try:
         json.dumps(whole, ensure_ascii=False).encode("utf-8")  # as the row goes out with its prompts
     except UnicodeEncodeError as error:
@@ -152,17 +158,28 @@ def complete_row(row: Any, data: DataConfig, where: str) -> Row:
     return whole
 
 
+def take_question(row: Row, key: str, where: str) -> str:
+    value = lookup(row, key)
+    if not isinstance(value, list):
+        return take_text(row, key, "data.question_key", where)
+    try:
+        messages = read_messages(value)
+    except ValueError as error:
+        raise ConfigError(f"{error}: field {key!r} of {where} has {shorten(value)}") from None
+    return messages[last_user(messages)]["content"]
+
+
 def take_text(row: Row, key: str, setting: str, where: str) -> str:
-    value = row.get(key)
+    value = lookup(row, key)
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    if key in row:
+    if value is not MISSING:
         raise ConfigError(f"field {key!r} of a row must be text or a number, not empty: {where} has {shorten(value)}")
     raise ConfigError(
         f"each row of data must have the field {key!r}: {where} has only {', '.join(map(repr, row)) or 'none'}; "
-        f"set {setting} to the one that is meant"
+        f"set {setting} to the one that is meant (a nested one is like extra_info.answer)"
     )
 
 

@@ -13,7 +13,7 @@ from actors.context import Pulse
 from actors.training.packing import pack
 from actors.training.policy import Policy
 from actors.training.row import Piece
-from actors.workflows.prompting import fill, prompt_ids
+from actors.workflows.prompting import prompt_ids, prompt_of
 from actors.workflows.protocol import Row
 from areal_bus.config import DataConfig, WarmupConfig
 from areal_bus.errors import ConfigError, NonFinite
@@ -38,7 +38,7 @@ def demonstrate(rows: Sequence[Row], tokenizer: Any, data: DataConfig) -> list[D
     """What the rows demonstrate: the prompt as a workflow of one turn asks it, the answer, the end-of-text token."""
     return [
         Demonstration(
-            prompt=prompt_ids(fill(data.prompt, row, data.question_key), data, tokenizer),
+            prompt=prompt_ids(prompt_of(row, data), data, tokenizer),
             completion=[
                 *tokenizer(row["demonstration"], add_special_tokens=False)["input_ids"],
                 tokenizer.eos_token_id,

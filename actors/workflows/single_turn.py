@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from actors.workflows.prompting import fill, prompt_ids
+from actors.workflows.prompting import Question, prompt_ids, prompt_of
 from actors.workflows.protocol import Ask, Episode, Row
 from areal_bus.config import Config
 
@@ -12,7 +12,7 @@ class SingleTurn:
 
     def __init__(self, config: Config) -> None:
         self._data = config.data
-        self._last: tuple[str, list[int]] | None = None  # prompt and its tokens: a group's samples begin in a row
+        self._last: tuple[Question, list[int]] | None = None  # prompt and its tokens: a group's samples begin in a row
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
         """One turn. Raises PromptTooLong over data.max_prompt_tokens."""
@@ -22,7 +22,7 @@ class SingleTurn:
 
     def prompt(self, row: Row, tokenizer: Any) -> tuple[str, list[int]]:
         """Its text and tokens. Raises PromptTooLong."""
-        text = fill(self._data.prompt, row, self._data.question_key)
-        if self._last is None or self._last[0] != text:
-            self._last = text, prompt_ids(text, self._data, tokenizer)
-        return self._last
+        asked = prompt_of(row, self._data)
+        if self._last is None or self._last[0] != asked:
+            self._last = asked, prompt_ids(asked, self._data, tokenizer)
+        return asked.text, self._last[1]

@@ -21,7 +21,7 @@ from actors.training.batch import build
 from actors.training.policy import Policy
 from actors.training.pushing import Pusher
 from actors.training.ranks import Ranks
-from actors.workflows.prompting import fill, prompt_ids
+from actors.workflows.prompting import prompt_ids, prompt_of
 from areal_bus.config import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import Message, PushBegin, PushBroken, PushDone, ShardItem
@@ -120,9 +120,9 @@ def open_learner(
 
 def demo_prompts(config: Config, model: str, folder: Path) -> list[list[int]]:
     """Those of a batch."""
-    tokenizer, key = load_tokenizer(model), config.data.question_key
+    tokenizer = load_tokenizer(model)
     rows = load_rows(config, folder)[: config.data.batch_size]
-    return [prompt_ids(fill(config.data.prompt, row, key), config.data, tokenizer) for row in rows]
+    return [prompt_ids(prompt_of(row, config.data), config.data, tokenizer) for row in rows]
 
 
 def made_up(prompts: list[list[int]], n_samples: int, most: int, clock: int) -> list[ShardItem]:
