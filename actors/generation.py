@@ -247,7 +247,7 @@ class Generator:
         n_bytes = 0
         for reward, t, is_first in self._delivery.due(now, self._bus.n_waiting):
             letters.append((reward, t))
-            n_bytes += len(t.ids) + len(t.logps) + len(t.prompt_text) + len(t.text) + len(t.row)
+            n_bytes += len(t.ids) + len(t.logps) + len(t.prompt_text) + len(t.text) + len(t.row) + len(t.turns)
             if is_first:
                 letters.append((HEAD, Sampled(t.uid, t.sample, t.attempt, t.evaluation, n_tokens=len(t.logps) // 4)))
             if n_bytes >= TOGETHER_BYTES:  # what is due next depends on what waits

@@ -238,6 +238,7 @@ def weight(trajectory: Trajectory) -> int:
         + len(trajectory.prompt_text)
         + len(trajectory.text)
         + len(trajectory.row)
+        + len(trajectory.turns)
     )
 
 
@@ -262,6 +263,7 @@ def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
         logps=trajectory.logps,
         prompt_text=trajectory.prompt_text,
         text=trajectory.text,
+        turns=trajectory.turns,
     )
 
 

@@ -66,6 +66,7 @@ def as_line(effect: Keep) -> dict[str, Any]:
         "versions": s.spans,
         "n_tokens": s.n_sampled,
         "n_masked": effect.n_masked,
+        **({"turns": json.loads(s.turns)} if s.turns else {}),
     }
 
 

@@ -278,6 +278,7 @@ class Sampling:
             prompt_text=run.prompt_text(),
             text=run.episode.text,
             row=dump({**live.row, **run.episode.row}),
+            turns=dump(run.turns()) if run.n_turns > 1 else "",
         )
 
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
-PROTOCOL = 9  # raised with every change of a record here, of how they travel, or of a checksum
+PROTOCOL = 10  # raised with every change of a record here, of how they travel, or of a checksum
 
 ATTEMPTS = 1000  # attempts that a prompt has in one term, so that no two terms' results are ever mixed up
 
 Kind = TypeVar("Kind")
 
 
-def frame(kind: str) -> Any:
+def frame(kind: str, *, default: Any = dataclasses.MISSING) -> Any:
     """A dataclass field that travels as a raw frame; kind is "int32", "float32" or "text" (UTF-8)."""
-    return dataclasses.field(metadata={"frame": kind})
+    return dataclasses.field(default=default, metadata={"frame": kind})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, frame))
@@ -190,6 +190,7 @@ class Trajectory:
     prompt_text: str = frame("text")
     text: str = frame("text")  # what the reward reads: the completion (all turns)
     row: str = frame("text")  # JSON object: the data row, so that a reward needs no state
+    turns: str = frame("text", default="")  # of several turns: JSON [[given, sampled], ...], their texts for people
 
 
 @record
@@ -215,6 +216,7 @@ class Scored:
     logps: bytes = frame("float32")
     prompt_text: str = frame("text")
     text: str = frame("text")
+    turns: str = frame("text", default="")  # as in the Trajectory
 
     @property
     def n_sampled(self) -> int:

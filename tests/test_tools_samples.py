@@ -101,6 +101,16 @@ def test_a_sample_is_printed_with_what_it_was_made_of(kept: Path, capsys: Out, m
     assert "uid 2 sample 0 attempt 0, step 1, generator-0.0" in out
 
 
+def test_item_11_every_turn_of_a_sample_is_shown(tmp_path: Path, capsys: Out) -> None:
+    turns = [["user: 3+4?", "8"], ["user: sure?", "7"]]
+    forge(tmp_path / "one", [sample(turns=turns, completion="7"), sample(uid=1, turns=turns, completion="8, then 7")])
+    assert samples.main([str(tmp_path / "one")]) == 0
+    out = capsys.readouterr().out
+    for part in ("turn 1 of 2: prompt\n  | user: 3+4?", "turn 1 of 2: completion\n  > 8", "| user: sure?", "> 7"):
+        assert out.count(part) == 2
+    assert out.count("what the reward read\n  > 8, then 7") == 1
+
+
 def test_samples_that_do_not_exist_are_answered_with_those_that_do(kept: Path) -> None:
     with pytest.raises(ConfigError, match=r"no kept sample fits --step 7; .* steps 0 to 1, .*\['before', 'after'\]"):
         samples.main([str(kept), "--step", "7"])

@@ -9,7 +9,8 @@ from actors.data.loading import complete_row
 from actors.engines.protocol import Completion
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
-from actors.workflows.driver import EpisodeRun
+from actors.workflows.chat import Chat
+from actors.workflows.driver import Asked, EpisodeRun
 from actors.workflows.loading import load_workflow
 from actors.workflows.prompting import Question, chat, fill, prompt_ids, prompt_of, whole
 from actors.workflows.protocol import Ask, Episode, Row
@@ -165,6 +166,8 @@ def test_an_episode_of_several_turns_records_what_was_given_and_sampled(tokenize
     assert run.logps == [-0.5, -0.5, -1.0, -2.0]
     assert run.finish == "length"
     assert run.prompt_text() == tokenizer.decode([3, 4])
+    said = [tokenizer.decode(ids) for ids in ([3, 4], [5, 6], [7, 8], [9, 9])]
+    assert run.turns() == [said[:2], said[2:]]
 
 
 def test_a_cancelled_episode_runs_its_finally(tokenizer: Any) -> None:
@@ -173,6 +176,33 @@ def test_a_cancelled_episode_runs_its_finally(tokenizer: Any) -> None:
     run.start()
     run.close()
     assert workflow.closed == ["end"]
+
+
+class TwoTries:
+    """The README's, by a chat template."""
+
+    def __init__(self, config: Config) -> None: ...
+
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        chat = Chat(ask, system="s")
+        await chat.say(row["question"])
+        return Episode(text=(await chat.say("sure", max_new_tokens=2)).text)
+
+
+def test_item_11_a_chat_of_several_turns_is_rendered_by_the_template_and_keeps_what_was_sampled(tokenizer: Any) -> None:
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] + '>' + m['content'] + ' ' }}{% endfor %}{{ 'a>' }}"
+    )
+    run = EpisodeRun(TwoTries(config()), {"question": "abc"}, tokenizer)
+    first = run.start()
+    assert isinstance(first, Asked)
+    assert tokenizer.decode(first.ids) == "s>s u>abc a>"
+    second = run.answer(completion(tokenizer("cab")["input_ids"]))
+    assert isinstance(second, Asked)
+    assert tokenizer.decode(second.ids) == "s>s u>abc a>cab u>sure a>"
+    assert second.max_new_tokens == 2
+    assert run.answer(completion(tokenizer("bb")["input_ids"])) is None
+    assert run.turns() == [["s>s u>abc a>", "cab"], [" u>sure a>", "bb"]]
 
 
 class Broken:

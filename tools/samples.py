@@ -179,15 +179,24 @@ def render(sample: Line, width: int) -> str:
         f"{sample['n_tokens']} tokens, {sample['n_masked']} masked",
         "versions " + spans(sample),
     ]
-    body = [
-        head + "-" * max(width - len(head), 2),
-        "prompt",
-        terminal.quote(sample["prompt"], indent="  | ", width=width),
-        "completion",
-        terminal.quote(sample["completion"], indent="  > ", width=width),
-        terminal.quote("   ".join(facts), indent="", width=width),
-    ]
-    return "\n".join(body)
+    body = [head + "-" * max(width - len(head), 2)]
+    for title, text, mark in texts(sample):
+        body += [title, terminal.quote(text, indent=f"  {mark} ", width=width)]
+    return "\n".join([*body, terminal.quote("   ".join(facts), indent="", width=width)])
+
+
+def texts(sample: Line) -> Iterator[tuple[str, str, str]]:
+    """(title, text, mark) of what was given ("|") and sampled (">"): of every turn where there are several.
+
+    Last what the reward read, where that is not what was sampled last.
+    """
+    turns = sample.get("turns") or [[sample["prompt"], sample["completion"]]]
+    for n, (given, sampled) in enumerate(turns, start=1):
+        which = f"turn {n} of {len(turns)}: " if len(turns) > 1 else ""
+        yield f"{which}prompt", given, "|"
+        yield f"{which}completion", sampled, ">"
+    if sample["completion"] != turns[-1][1]:
+        yield "what the reward read", sample["completion"], ">"
 
 
 def spans(sample: Line) -> str:

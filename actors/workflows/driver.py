@@ -122,6 +122,17 @@ class EpisodeRun:
         said = self.episode.prompt_text if self.episode else ""
         return said or str(self._tokenizer.decode(self.ids[: self.segments[0][0]]))
 
+    def turns(self) -> list[list[str]]:
+        """[given, sampled] of each turn as texts; what was given as the model read it."""
+        texts, at = [], 0
+        for n_given, n_sampled in self.segments:
+            middle, end = at + n_given, at + n_given + n_sampled
+            given = str(self._tokenizer.decode(self.ids[at:middle]))
+            sampled = str(self._tokenizer.decode(self.ids[middle:end], skip_special_tokens=True))
+            texts.append([given, sampled])
+            at = end
+        return texts
+
     def close(self) -> None:
         """Let the workflow's `finally` run; nothing of it is wanted any more."""
         self._coroutine.close()
