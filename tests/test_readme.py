@@ -1,5 +1,7 @@
 """What the README shows is run as it stands: own data, own reward, own loop, own workflow."""
 
+import dataclasses
+import json
 import os
 import re
 import subprocess
@@ -8,27 +10,36 @@ from pathlib import Path
 
 import pytest
 
+from actors.models.loading import load_model, load_tokenizer
+from actors.models.scratch import write_scratch_folder
+from actors.training.batch import Batch, Item
+from areal_bus.config import ScratchConfig
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SMALL = [  # instead of the README's model: a character model that needs no download
-    "model.path=''",
-    "model.scratch.hidden_size=16",
-    "model.scratch.layers=1",
-    "model.scratch.max_positions=128",
-    "model.scratch.characters='abcdefghijklmnopqrstuvwxyz ?.ABCDEFGHIJKLMNOPQRSTUVWXYZ'",
-    "data.chat_template=false",
-]
+LOOP = (ROOT / "docs" / "loop.md").read_text(encoding="utf-8")
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz ?.!ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+TEMPLATE = "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + '.' }}{% endfor %}{{ 'assistant ' }}"
 
 
-def blocks() -> dict[str, str]:
-    """The README's files by their names."""
-    return dict(re.findall(r"^```\w+ (mine/\S+)\n(.*?)^```", README, re.M | re.S))
+def blocks(page: str = README) -> dict[str, str]:
+    """A page's files by their names."""
+    return dict(re.findall(r"^```\w+ (mine/\S+)\n(.*?)^```", page, re.M | re.S))
+
+
+def make_model(folder: Path) -> None:
+    """A character model with a chat template, instead of the README's: it needs no download."""
+    write_scratch_folder(folder, ScratchConfig(characters=CHARACTERS, hidden_size=16, layers=1, max_positions=256))
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    load_model(str(folder), "float32", "cpu", random_seed=1).save_pretrained(folder)
 
 
 def launch(folder: Path, *changes: str) -> subprocess.CompletedProcess[str]:
     """The README's mpirun line, from the folder that holds mine/."""
     mpirun = Path(sys.executable).parent / "mpirun"
-    overrides = [word for change in [*SMALL, *changes] for word in ("--set", change)]
+    overrides = [word for change in ["model.path=model", *changes] for word in ("--set", change)]
     environment = os.environ | {
         "PATH": f"{mpirun.parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
@@ -41,7 +52,8 @@ def launch(folder: Path, *changes: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    for name, text in blocks().items():
+    make_model(tmp_path / "model")
+    for name, text in (blocks() | blocks(LOOP)).items():
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
@@ -49,22 +61,50 @@ def mine(tmp_path: Path) -> Path:
 
 
 def test_every_example_has_fewer_than_20_lines() -> None:
-    assert set(blocks()) == {"mine/questions.jsonl", "mine/mine.toml", "mine/my.py", "mine/turns.py"}
-    assert all(len(text.splitlines()) < 20 for text in blocks().values())
+    assert set(blocks()) == {
+        *("mine/questions.jsonl", "mine/held-out.jsonl", "mine/mine.toml", "mine/my.py", "mine/turns.py")
+    }
+    assert all(len(text.splitlines()) < 20 for text in (blocks() | blocks(LOOP)).values())
 
 
+@pytest.mark.slow
 def test_own_data_reward_and_loop_run_as_shown(mine: Path) -> None:
-    done = launch(mine)
+    done = launch(mine, "run.total_train_steps=2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"^version \d: reward -?\d\.\d{3}", done.stdout, re.M)) == 3
+    assert len(re.findall(r"^version \d: \d+ tokens", done.stdout, re.M)) == 2
+    assert len(re.findall(r"^held-out accuracy (before|after): 0\.000", done.stdout, re.M)) == 2
     assert (mine / "runs/latest/model/model.safetensors").is_file()
 
 
-def test_an_own_workflow_of_two_turns_runs_as_shown(mine: Path) -> None:
-    done = launch(mine, "workflow.function='turns:TwoTries'", "learner.loop='ppo'", "run.total_train_steps=1")
+@pytest.mark.slow
+def test_item_11_an_own_workflow_of_two_turns_asks_by_the_chat_template_and_keeps_every_turn(mine: Path) -> None:
+    words = ["workflow.function=turns:TwoTries", "learner.loop=ppo", "run.total_train_steps=1"]
+    done = launch(mine, *words, "evaluate.before=false", "evaluate.after=false")
     assert done.returncode == 0, done.stdout + done.stderr
-    samples = (mine / "runs/latest/samples/samples.jsonl").read_text().splitlines()
-    assert len(samples) == 8
+    samples = [json.loads(line) for line in (mine / "runs/latest/samples/samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 64
+    for sample in samples:
+        (first, answer), (second, last) = sample["turns"]
+        assert re.fullmatch(r"user What is the capital of \w+\? Answer in one short sentence\.\.assistant ", first)
+        assert re.fullmatch(r"(<eos>)?\.user Are you sure\? Answer in one short sentence\.\.assistant ", second), second
+        assert sample["completion"] == last
+        assert isinstance(answer, str)
+
+
+@pytest.mark.slow
+def test_item_18_the_loop_of_the_docs_runs_as_shown(mine: Path) -> None:
+    words = ["learner.loop=loops:train", "reward.function=noise:score", "run.total_train_steps=2"]
+    (mine / "mine/noise.py").write_text("def score(completion): return len(completion) % 3")
+    done = launch(mine, *words, "evaluate.before=false", "evaluate.after=false")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = re.findall(r"^version (\d): reward \d\.\d{3}, trained (\d+)$", done.stdout, re.M)
+    assert [version for version, _ in lines] == ["1", "2"]
+    assert all(int(n) > 0 for _, n in lines)
+
+
+def test_item_18_the_docs_of_the_loop_name_every_field_of_batch_and_item() -> None:
+    named = set(re.findall(r"`([\w.]+)`", LOOP))
+    assert {field.name for kind in (Batch, Item) for field in dataclasses.fields(kind)} <= named
 
 
 def test_the_tree_names_every_top_folder() -> None:
