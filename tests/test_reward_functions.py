@@ -1,5 +1,5 @@
 import json
-import random
+import re
 import subprocess
 import sys
 from decimal import Decimal
@@ -10,6 +10,7 @@ import pytest
 from actors.rewards import exact, mathematics, reverse, sums
 from actors.rewards.plain_numbers import last_number, read_number
 from actors.rewards.protocol import Score
+from tools.bench import reward as bench
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
 MATH500 = Path(__file__).parents[2] / "shared" / "data" / "math500"
@@ -116,74 +117,75 @@ def test_an_answer_that_is_no_mathematics_is_an_error_not_a_zero():
         mathematics.score("", "72", {"answer": "#### "})
 
 
-FORMS = [
-    *("{n}", "${n}", "{n}.", "So the result is {n}.", "She makes ${n} every day.", "x = {n}", "3 * 4 = {n} dollars."),
-    *(r"\boxed{{{n}}}", r"Thus $\boxed{{{n}}}$.", r"The final answer is $\boxed{{{n}}}$.", "Answer: {n}", "#### {n}"),
-    *("cost $9 * 2 = ${n}.", "we get {n} - 3 = 5", "is {n}%", "{n} percent", "of 2 {n}", "5 + {n}", "**{n}**", "({n})"),
-    *("the answer is 5. Then {n} things", r"final answer is 7 I hope. \boxed{{{n}}}", r"$y = 3$ so $\boxed{{{n}}}$"),
-    *(
-        "I have {n}th",
-        "{n}/2",
-        "1/{n}",
-        "a, {n}",
-        "1, 2, and {n}",
-        "$5$, and {n}",
-        "of $10. {n} left",
-        r"\frac12 or {n}",
-    ),
+def rows_of(folder: Path, file: str) -> list[dict[str, str]]:
+    if not folder.is_dir():
+        pytest.skip(f"{folder.name} is not beside this checkout")
+    return [json.loads(line) for line in (folder / file).read_text(encoding="utf-8").splitlines()]
+
+
+def judged_right(completion: str, answer: str) -> bool | None:
+    return mathematics.score("", completion, {"answer": answer}).correct
+
+
+MATH_FORMS = [
+    *(r"\boxed{{{}}}", r"So it is $\boxed{{{}}}$.", "The answer is {}.", "The answer is ${}$.", "**Answer:** ${}$"),
+    *("<think>7</think>\n{}", "<answer>{}</answer>", "It follows.\n\\[\n{}\n\\]", "$\\boxed{{{}}}$\n#### Notes"),
+]
+GSM8K_FORMS = [
+    *("{}", "#### {}", "The answer is {}.", r"\boxed{{{}}}", r"The final answer is $\boxed{{{}}}$.", "**{}**", "`{}`"),
+    *("So there are {} of them left.", "She pays ${}.", "Answer: {} dollars", "Therefore, x = {}."),
 ]
 
 
-def gsm8k_answers(n_rows: int) -> list[str]:
-    if not GSM8K.is_dir():
-        pytest.skip("GSM8K is not beside this checkout")
-    with (GSM8K / "train.jsonl").open() as lines:
-        return [json.loads(line)["answer"] for line, _ in zip(lines, range(n_rows), strict=False)]
+def bare(answer: str) -> str:
+    """An answer without what may be left out; MATH-500's answers of one value have one such text."""
+    text = re.sub(r"\s|,?\\!|\^\\circ|\\\$|\\mbox\{.*\}\^2|x=|(?<=\d),(?=\d{3}$)", "", answer)
+    return ",".join(sorted(text.replace(r"\frac14", r"\frac{1}{4}").split(",")))
 
 
-def test_the_short_cut_agrees_with_math_verify_on_gsm8k_right_and_wrong():
-    draw = random.Random(1)
-    n_short = 0
-    for answer in gsm8k_answers(200):
-        worked, _, _ = answer.rpartition("####")
-        gold = mathematics.gold_part(answer)
-        number = read_number(gold)
-        values = [number, number, number + 1, -number, number * 10, number + Decimal("0.5"), number * 1000]
-        written = draw.choice(["{}", "{:,}"]).format(draw.choice(values))
-        for text in (answer, worked, *(before + draw.choice(FORMS).format(n=written) for before in ("", worked) * 4)):
-            n_short += mathematics.short_cut(text) is not None
-            assert mathematics.is_right(text, gold) == mathematics.library_says_right(text, gold), (text, gold)
-    assert n_short > 500  # of 2,000: it is not agreement by abstention
+def counted(rows: list[dict[str, str]], forms: list[str], question: str) -> dict[str, int]:
+    """Verdicts on each row's own answer and another row's in all forms, and on its question repeated."""
+    golds = [mathematics.verdict.gold_part(row["answer"]) for row in rows]
+    found = {"n": len(rows) * len(forms), "gold_right": 0, "others": 0, "wrong_right": 0, "repeats_right": 0}
+    for i, (row, gold) in enumerate(zip(rows, golds, strict=True)):
+        found["repeats_right"] += bool(judged_right(row[question], row["answer"]))
+        other = golds[(i * 7 + 1) % len(golds)]
+        differs = bare(other) != bare(gold)
+        for form in forms:
+            found["gold_right"] += bool(judged_right(form.format(gold), row["answer"]))
+            found["others"] += differs
+            found["wrong_right"] += differs and bool(judged_right(form.format(other), row["answer"]))
+    return found
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("so there are 72 " + "of them " * 30, "72"),
-        ("It is" + " " * 90 + "72", None),  # too far from what it follows
-        ("My anSWer was wrong: it is 72.", None),
-        ("An an\u017fwer like this: it is 72.", None),
-        ("Of 7 PerCent it is 72.", None),
-        (r"$x$ is \frac{1}{2}, it is 72.", None),
-        ("none at all", None),
-    ],
-)
-def test_the_short_cut_reads_a_number_after_a_word_and_abstains_from_the_rest(text, number):
-    assert mathematics.short_cut(text) == (None if number is None else Decimal(number))
+def test_math500_gold_is_right_another_answer_is_wrong_and_the_problem_is_no_answer():  # items 3 and 23
+    rows = rows_of(MATH500, "test.jsonl")
+    found = counted(rows, MATH_FORMS, "problem")
+    print(found)
+    assert found["gold_right"] == found["n"] == 4500
+    assert found["others"] > 4000
+    assert found["wrong_right"] == found["repeats_right"] == 0
+    assert [row["solution"] for row in rows if not judged_right(row["solution"], row["answer"])] == []
 
 
-def test_every_answer_of_math500_is_right_against_itself_and_its_solution():
-    if not MATH500.is_dir():
-        pytest.skip("MATH-500 is not beside this checkout")
-    with (MATH500 / "test.jsonl").open() as lines:
-        rows = [json.loads(line) for line in lines][:150]
-    wrong = [
-        row["answer"]
-        for row in rows
-        if not mathematics.score("", f"So it is $\\boxed{{{row['answer']}}}$.", row).correct
-        or not mathematics.score("", row["solution"], row).correct
-    ]
-    assert wrong == []
+@pytest.mark.slow
+def test_gsm8k_gold_is_right_another_answer_is_wrong_and_the_question_is_no_answer():  # items 3 and 23
+    rows = rows_of(GSM8K, "test.jsonl") + rows_of(GSM8K, "train.jsonl")
+    found = counted(rows, GSM8K_FORMS, "question")
+    print(found)
+    assert found["gold_right"] == found["n"] == 8792 * len(GSM8K_FORMS)
+    assert found["others"] > 80000
+    assert found["wrong_right"] == found["repeats_right"] == 0
+    assert [row["answer"] for row in rows if not judged_right(row["answer"], row["answer"])] == []
+
+
+def test_the_reward_agrees_with_math_verify_on_the_forms_of_the_bench():
+    peer = pytest.importorskip("tools.bench.peers.reward")
+    answers, _ = bench.worked_answers(30)
+    for forms in bench.FORMS.values():
+        pairs = list(zip(*bench.completions(answers, forms), strict=True))
+        ours = [judged_right(text, answer) for text, answer in pairs]
+        assert ours == [peer.verdict(text, answer) for text, answer in pairs] == [True, False] * 30
 
 
 def test_reward_functions_and_their_actor_need_no_torch():

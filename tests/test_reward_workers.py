@@ -317,13 +317,16 @@ def test_a_function_that_never_loads_ends_in_a_sentence_not_in_a_loop(tmp_path):
             finish(pool)
 
 
-def test_a_tower_of_powers_is_a_timeout_of_the_mathematics_reward(tmp_path):
-    with WorkerPool("math", tmp_path, n_workers=1, timeout_s=1.0) as pool:
-        for text in (r"\boxed{9^{9^{9^9}}}", r"$10^{10^{10}}$", r"\boxed{(10^9)!}"):
+def test_a_tower_of_powers_is_a_wrong_answer_of_the_mathematics_reward(tmp_path):  # item 2
+    with WorkerPool("math", tmp_path, n_workers=1, timeout_s=20.0) as pool:
+        for text in (r"\boxed{9^{9^{9^9}}}", r"$10^{10^{10}}$", r"\boxed{(10^9)!}", "\uff15", "9" * 5000, "5 " * 16000):
             pool.submit(text, prompt="", completion=text, row='{"answer": "2"}')
-        pool.submit("plain", prompt="", completion="so it is 2", row='{"answer": "2"}')
-        statuses = {verdict.key: verdict.status for verdict in finish(pool)}
-    assert list(statuses.values()) == [TIMEOUT, TIMEOUT, TIMEOUT, VALUE]
+        pool.submit("no answer in the row", prompt="", completion="2", row='{"answer": ""}')
+        verdicts = {verdict.key: verdict for verdict in finish(pool)}
+    assert verdicts.pop("no answer in the row").status == ERROR
+    assert [(verdict.status, verdict.reward, verdict.correct) for verdict in verdicts.values()] == [
+        (VALUE, 0.0, False)
+    ] * 6
 
 
 def is_alive(pid: int) -> bool:

@@ -1,0 +1,140 @@
+r"""Whether a given answer is the row's. Pure; not symmetric: what the row's answer leaves out, the given one may have.
+
+In doubt they differ: a unit must be the same where both have one, brackets and bases must be the same, and what the
+row's answer has evaluated may not be left to evaluate.
+"""
+
+from actors.rewards.mathematics import expressions
+from actors.rewards.mathematics.expressions import Formula, values
+from actors.rewards.mathematics.kinds import (
+    Answer,
+    Equation,
+    InBase,
+    Inequality,
+    Matrix,
+    Quantity,
+    Several,
+    Words,
+)
+
+COLLECTIONS = ("", "{}")  # a list of solutions may be written as their set
+
+
+def equal(gold: Answer, given: Answer) -> bool:
+    if isinstance(given, Equation) and not isinstance(gold, Equation):
+        return named(given) and equal(gold, given.right)
+    if isinstance(gold, Equation) and not isinstance(given, Equation):
+        return bool(gold.name) and equal(gold.right, given)
+    if isinstance(gold, Inequality) and not isinstance(given, Inequality):
+        return equal(gold.interval, given)
+    if isinstance(given, Inequality) and isinstance(gold, Several):
+        return certainly_interval(gold) and equal(gold, given.interval)
+    if isinstance(gold, Several) or isinstance(given, Several):
+        return several(gold, given)
+    return type(gold) is type(given) and same_kind(gold, given)
+
+
+def same_kind(gold: Answer, given: Answer) -> bool:
+    match gold, given:
+        case Quantity(), Quantity():
+            return quantities(gold, given)
+        case Equation(), Equation():
+            return equations(gold, given)
+        case Matrix(), Matrix():
+            return matrices(gold, given)
+        case Inequality(), Inequality():
+            return gold.name == given.name and several(gold.interval, given.interval)
+        case (Words(), Words()) | (InBase(), InBase()):
+            return gold == given
+    return False
+
+
+def named(given: Equation) -> bool:
+    """Its left side only says what the right side is: a name, or a number that it equals."""
+    return bool(given.name) or (given.left is not None and not given.left.names)
+
+
+def quantities(gold: Quantity, given: Quantity) -> bool:
+    if gold.unit and given.unit and gold.unit != given.unit:
+        return False
+    same = expressions.equal(gold.formula, given.formula)
+    if gold.percent == given.percent:
+        return same
+    if gold.percent:  # 0.7 for 70%, and 70, too: the question may ask for a percentage
+        return same or (gold.formula.literal is not None and given.formula.literal == gold.formula.literal / 100)
+    number, share = given.formula.literal, gold.formula.literal
+    if gold.unit or number is None or share is None:
+        return False
+    whole = share.denominator == 1
+    asked = same and (whole or share > 1)  # the question may ask for a percentage: 12.5% for 12.5, not 0.5% for 0.5
+    return asked or (number / 100 == share and (not whole or share == 1))  # 50% for 1/2, not 1000% for 10
+
+
+def equations(gold: Equation, given: Equation) -> bool:
+    """The same equation up to a factor, or the same name for the same value."""
+    if gold.name and gold.name == given.name:
+        return equal(gold.right, given.right)
+    sides = [side.formula if isinstance(side, Quantity) else None for side in (gold.right, given.right)]
+    if gold.left is None or given.left is None or sides[0] is None or sides[1] is None:
+        return False
+    one, other = difference(gold.left, sides[0]), difference(given.left, sides[1])
+    if one.names != other.names or not one.names:
+        return False
+    pairs = list(zip(values(one), values(other), strict=True))
+    if any(a is None or b is None or not a or not b for a, b in pairs):
+        return False
+    (first, second), *rest = [(complex(a), complex(b)) for a, b in pairs if a is not None and b is not None]
+    return all(expressions.close(a * second, b * first) for a, b in rest)
+
+
+def difference(left: Formula, right: Formula) -> Formula:
+    return expressions.add(left, expressions.negative(right))
+
+
+def several(gold: Answer, given: Answer) -> bool:
+    ours, theirs = as_several(gold), as_several(given)
+    if ours is None or theirs is None or len(ours.items) != len(theirs.items):
+        return False
+    both = (ours.brackets, theirs.brackets)
+    if (both[0] in COLLECTIONS and both[1] in COLLECTIONS) or both == ("∪", "∪"):
+        return same_items(ours.items, theirs.items)
+    return both[0] == both[1] and all(map(equal, ours.items, theirs.items))
+
+
+def as_several(answer: Answer) -> Several | None:
+    """A single answer as a list of one, unless it is one that cannot be an item."""
+    if isinstance(answer, Several):
+        return answer
+    return None if isinstance(answer, Words) else Several("", (answer,))
+
+
+def same_items(golds: tuple[Answer, ...], givens: tuple[Answer, ...]) -> bool:
+    left = list(givens)
+    for gold in golds:
+        found = next((i for i, given in enumerate(left) if equal(gold, given)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def matrices(gold: Matrix, given: Matrix) -> bool:
+    return (
+        gold.brackets == given.brackets
+        and [len(row) for row in gold.rows] == [len(row) for row in given.rows]
+        and all(
+            equal(a, b)
+            for one, other in zip(gold.rows, given.rows, strict=True)
+            for a, b in zip(one, other, strict=True)
+        )
+    )
+
+
+def certainly_interval(answer: Several) -> bool:
+    r"""Not a point: (1, 2) could be one, [1, 2) and (1, \infty) could not."""
+    if answer.brackets == "∪":
+        return True
+    return answer.brackets in ("[)", "(]", "[]") or (
+        answer.brackets == "()"
+        and any(isinstance(item, Quantity) and "infty" in item.formula.names for item in answer.items)
+    )

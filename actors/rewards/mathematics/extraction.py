@@ -1,0 +1,186 @@
+r"""Where a completion states its final answer. Pure text to text, in time linear in the length.
+
+In this order, and the last of its kind: an <answer> tag, a \boxed{}, a line after "####", what follows "answer is" or
+"answer:", the last sentence. Thoughts in <think> tags are no answer, nor is a question or an instruction.
+"""
+
+import re
+from dataclasses import dataclass
+
+from actors.rewards.mathematics.notation import closing_brace
+
+THOUGHT = re.compile(r"<(/?)(?:think|thinking|thought|thoughts|reasoning|reflection|scratchpad)>", re.IGNORECASE)
+TAG = re.compile(r"<(/?)(?:answer|final_answer)>", re.IGNORECASE)
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+BARE_BOX = re.compile(r"[^\s${}\\.,;]+")
+JOINED_BOXES = re.compile(
+    r"[\s$]*(?:,|;|\band\b|\bor\b|\\text\s*\{\s*(?:and|or)\s*\}|,\s*(?:and|or)\b)\s*(?:[A-Za-z]\s*=\s*)?[\s$]*"
+)
+HASHES = "####"
+VALUE = re.compile(r"[\d$\\]")
+SAYS = re.compile(
+    r"\b(?:answer|correct\s+(?:option|choice))\b(?:\s+(?:to|of|for|in|as)\b[^.\n:=?]{0,80}?)?[\s*_]*"
+    r"(?:(?:\bis\b|\bare\b|\bwould be\b|\bwill be\b|\bshould be\b|\bmust be\b|[=:→])[\s*_]*:?[*_]*|(?=\n))",
+    re.IGNORECASE,
+)
+TAGGED = re.compile(r"<[A-Za-z/|]")
+CALCULATOR = re.compile(r"<<[^<>\n]*>>")
+FENCE = re.compile(r"^\s*(?:```|~~~)[A-Za-z]*\s*$")
+END_TOKENS = re.compile(r"(?:\s*(?:<\|[a-z_]{1,20}\|>|</s>|<eos>))+\s*$")
+TAIL = 4000  # characters from the end in which a last sentence lies
+DISPLAY_START = re.compile(r"\s*(?:\$\$|\\\[)")
+DISPLAY_END = re.compile(r"(?:\$\$|\\\])\s*[.,]?\s*$")
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[A-Z\\$(\[*\"])|\n\s*\n|\n")
+ASKS = re.compile(
+    r"[\s*_#>\-\d.()]*(?:what|how|which|who|whom|where|why|when|find|compute|calculate|evaluate|determine|simplify|express|"
+    r"solve|give|write|enter|let|if|suppose|assume|given|consider|prove|show|note|round|factor|expand|convert|list|name|"
+    r"state|use|add|subtract|multiply|divide|estimate|rationalize|order|count|is|are|do|does|did|can|could|will|would|"
+    r"for what|in how|at what|on what|to what|by what|of what|with what|for how|in what|from what|please|here)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """An answer's text. `plain`: the whole text must be the answer, as in a box; else it may be a sentence."""
+
+    text: str
+    plain: bool = False
+
+
+def final_answer(completion: str) -> Stated | None:
+    """What the completion states at last; None where it states nothing."""
+    text = completion
+    if TAGGED.search(completion):
+        if (after := without_thoughts(completion)) is None:
+            return None
+        text = in_tag(END_TOKENS.sub("", after))
+    if "\\boxed" in text or "\\fbox" in text:
+        box = last_box(text)
+        return None if box is None else Stated(box, plain=True)
+    if (marked := after_hashes(text)) is not None:
+        return Stated(marked, plain=True)
+    if (said := after_phrase(text)) is not None:
+        return Stated(said)
+    sentence = last_sentence(text)
+    return None if sentence is None else Stated(sentence)
+
+
+def without_thoughts(text: str) -> str | None:
+    """What follows the last thought; None where a thought is still open."""
+    thoughts = list(THOUGHT.finditer(text))
+    if not thoughts:
+        return text
+    return text[thoughts[-1].end() :] if thoughts[-1][1] else None
+
+
+def in_tag(text: str) -> str:
+    """The content of the last <answer>, closed or cut off; the text where there is none."""
+    tags = list(TAG.finditer(text))
+    opened = next((tag for tag in reversed(tags) if not tag[1]), None)
+    if opened is None:
+        return text
+    closed = next((tag for tag in tags if tag[1] and tag.start() >= opened.end()), None)
+    return text[opened.end() : closed.start() if closed else len(text)]
+
+
+def last_box(text: str) -> str | None:
+    r"""The content of the last \boxed{} that is not empty; of several that "and", "or" or a comma joins, all of them.
+
+    None where it is cut off, and where all are empty.
+    """
+    boxes = boxes_of(text)
+    if boxes is None:
+        return None
+    full = [(start, end, content) for start, end, content in boxes if content.strip(" $~")]
+    if not full:
+        return None
+    joined = [full[-1][2]]
+    for (_, end, content), (start, _, _) in zip(full[-2::-1], full[:0:-1], strict=False):
+        if not JOINED_BOXES.fullmatch(text, end, start):
+            break
+        joined.append(content)
+    return ", ".join(reversed(joined))
+
+
+def boxes_of(text: str) -> list[tuple[int, int, str]] | None:
+    """Start, end and content of the outermost boxes; None where the last one is cut off."""
+    boxes, at = [], 0
+    while found := BOX.search(text, at):
+        start, at = found.span()
+        if at < len(text) and text[at] == "{":
+            end = closing_brace(text, at + 1)
+            if end is None:
+                return None
+            boxes.append((start, end + 1, text[at + 1 : end]))
+            at = end + 1
+        elif bare := BARE_BOX.match(text, at):
+            boxes.append((start, bare.end(), bare[0]))
+            at = bare.end()
+    return boxes
+
+
+def after_hashes(text: str) -> str | None:
+    """The rest of the line after the last "####", where it is a value or ends the text; a heading is no answer."""
+    _, mark, rest = text.rpartition(HASHES)
+    if not mark:
+        return None
+    line, _, below = rest.strip(" \t").partition("\n")
+    line = line.strip().strip("#").strip()
+    return line if line and (VALUE.search(line) or not below.strip()) and not SAYS.search(line + "\n") else None
+
+
+def after_phrase(text: str) -> str | None:
+    """The clause after the last "answer is" or "answer:"."""
+    if not ("nswer" in text or "orrect" in text or "NSWER" in text):
+        return None
+    said = list(SAYS.finditer(text))
+    if not said:
+        return None
+    rest = CALCULATOR.sub("", text[said[-1].end() :]).lstrip(" \t\r\n*_")
+    if display := display_math(rest):
+        return display
+    clause, *more = re.split(r"\n|(?<=[.;?!])\s+(?=[A-Z\\$(\[*\"])", rest, maxsplit=1)
+    if clause.rstrip().endswith("?"):
+        return None
+    if FENCE.match(clause) and more:
+        return more[0].partition("\n")[0].strip()
+    return clause.strip()
+
+
+def display_math(text: str) -> str | None:
+    """A displayed formula that `text` begins with, on one line or more."""
+    if not (found := DISPLAY_START.match(text)):
+        return None
+    closing = "$$" if found[0].endswith("$$") else "\\]"
+    end = text.find(closing, found.end())
+    return text[found.end() : end].strip() if end >= 0 else None
+
+
+def last_sentence(text: str) -> str | None:
+    """The last sentence, or the formula displayed at the end; None where it asks or instructs."""
+    tail = CALCULATOR.sub("", text[-TAIL:]).rstrip()
+    lines = tail.split("\n")
+    while lines and (not lines[-1].strip() or FENCE.match(lines[-1])):
+        lines.pop()
+    tail = "\n".join(lines)
+    if DISPLAY_END.search(tail):
+        return last_display(tail)
+    sentence = (SENTENCE_END.split(tail) or [""])[-1].strip()
+    return sentence if sentence and not asks(sentence) else None
+
+
+def last_display(tail: str) -> str | None:
+    """A formula displayed at the end, unless it is what a question or an instruction is about."""
+    body = DISPLAY_END.sub("", tail)
+    start = max(body.rfind("$$"), body.rfind("\\["))
+    if start < 0:
+        return None
+    before = body[:start].strip()
+    sentence = (re.split(r"(?<=[.!?])\s+|\n\s*\n", before) or [""])[-1]
+    return None if sentence and asks(sentence) else body[start + 2 :].strip()
+
+
+def asks(sentence: str) -> bool:
+    """A question, or an instruction: not an answer."""
+    return sentence.rstrip("*_\"') ").endswith("?") or bool(ASKS.match(sentence))

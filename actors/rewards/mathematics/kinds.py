@@ -1,0 +1,59 @@
+"""The kinds of answers, as records. Pure."""
+
+from dataclasses import dataclass
+
+from actors.rewards.mathematics.expressions import Formula
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    text: str  # folded, without articles, fonts and punctuation
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A formula with what was written beside it."""
+
+    formula: Formula
+    unit: str = ""
+    percent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InBase:
+    digits: str
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """`brackets` is "" for a list, "{}" for a set, "()", "[)", ... for pairs, tuples and intervals, "∪" for a union."""
+
+    brackets: str
+    items: "tuple[Answer, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    brackets: str
+    rows: "tuple[tuple[Answer, ...], ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """left = right. `name` is the left side where it only names what the right side is: x, f(2), AB, Area."""
+
+    name: str
+    left: Formula | None
+    right: "Answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Inequality:
+    """A symbol's range, as an interval."""
+
+    name: str
+    interval: Several
+
+
+Answer = Words | Quantity | InBase | Several | Matrix | Equation | Inequality

@@ -1,0 +1,92 @@
+r"""The one value in a sentence: "So she sold 72 clips in May." Pure.
+
+A sentence with several values says which one it means by "=", or by a verb that only one follows; else it has none.
+"""
+
+import re
+
+from actors.rewards.mathematics.units import ALTERING, MULTIPLIERS, SHORT, is_known
+
+KEPT = {*ALTERING, *MULTIPLIERS, "%", r"\%", "°", "percent", "or"}
+SPAN = re.compile(
+    r"\$\$(?P<two>[^$]+)\$\$|(?<!\\)\$(?P<one>[^$\n]+?)(?<!\\)\$(?!\d)|\\\((?P<round>.+?)\\\)|\\\[(?P<square>.+?)\\\]"
+)
+MONEY_SPAN = re.compile(r"\s*\d[\d,.]*\s+[A-Za-z*+/=\-].*\s$|.*[=\s]$")
+NUMBER = re.compile(
+    r"(?<![\w.\\^_{])(?P<value>(?:(?<![\w)\]}])[-−+])?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+    r"(?:\s+\d+/\d+|/\d+|[eE][+-]?\d+)?(?:\s*(?:%|percent\b|°))?)(?P<unit>\s+[A-Za-z]+)?",
+)
+OPERATED = re.compile(r"[\^!/*×÷_]|\s*[+*/×÷=]\s*[\d$(]|\s-\s*[\d$(]|-\d|\s+\d")
+VERB = re.compile(
+    r"\b(?:is|are|was|were|be|equals?|gives?|gets?|got|makes?|made|has|have|need(?:s|ed)?|total of)\b|[:=]"
+)
+CUT = re.compile(r",?\s+(?:because|since|so|which|where|as)\b.*$", re.DOTALL)
+UNIT_AFTER = re.compile(r"\s*(?:\\?%|°|percent\b|[A-Za-z]+\b)")
+DENIAL = re.compile(r"\b(?:not|never|neither|nor|wrong|incorrect|false|cannot)\b|n't\b", re.IGNORECASE)
+BOUND = re.compile(
+    r"\b(?:at least|at most|(?:more|less|fewer|greater) than|over|under|up to|above|below|nearly|almost|between)"
+    r"\s+[$€£]?$",
+    re.IGNORECASE,
+)
+NOTATION = re.compile(r"[\\^_{}]")
+ESCAPED = re.compile(r"\\[$%,!; ]")
+LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}")
+LONGEST = 2000
+MANY = 20
+
+
+def value_in(sentence: str) -> str | None:
+    """The value that the sentence states; None where it states none, or several."""
+    sentence = sentence.replace("**", "")
+    if len(sentence) > LONGEST or "?" in sentence or DENIAL.search(sentence) or not LETTERS.search(sentence):
+        return None
+    if NOTATION.search(ESCAPED.sub("", SPAN.sub("", sentence))):
+        return None  # a formula without delimiters: which part of it is meant?
+    items = items_of(sentence)
+    if not 0 < len(items) <= MANY:
+        return None
+    if len(items) == 1:
+        return items[0][1]
+    start = after_verb(sentence, items)
+    after = [item for item in items if start is not None and item[0] >= start]
+    return after[0][1] if len(after) == 1 else None
+
+
+def values_in(sentence: str) -> str | None:
+    """What follows the last verb of a sentence that states several: "The roots are 1 and 2"."""
+    if len(sentence) > LONGEST or "?" in sentence or DENIAL.search(sentence):
+        return None
+    start = after_verb(sentence, items_of(sentence))
+    return None if start is None else sentence[start:]
+
+
+def after_verb(sentence: str, items: list[tuple[int, str, int]]) -> int | None:
+    verbs = [found.end() for found in VERB.finditer(sentence) if not any(a <= found.start() < b for a, _, b in items)]
+    return verbs[-1] if verbs else None
+
+
+def items_of(sentence: str) -> list[tuple[int, str, int]]:
+    """Start, text and end of each value: a formula between delimiters, or a number outside of them."""
+    found, covered = [], []
+    for span in SPAN.finditer(sentence):
+        content = next(text for text in span.groups() if text is not None)
+        if span["one"] and MONEY_SPAN.fullmatch(content):
+            continue
+        unit = UNIT_AFTER.match(sentence, span.end())
+        found.append((span.start(), with_unit(content, unit[0] if unit else ""), span.end()))
+        covered.append(span.span())
+    for number in NUMBER.finditer(sentence):
+        if any(start <= number.start() < end for start, end in covered):
+            continue
+        if OPERATED.match(sentence, number.end("value")) or BOUND.search(sentence, 0, number.start()):
+            found.append((number.start(), "", number.end("value")))  # a part of a formula: no value of its own
+        else:
+            found.append((number.start(), with_unit(number["value"], number["unit"] or ""), number.end("value")))
+    return sorted(found)
+
+
+def with_unit(value: str, unit: str) -> str:
+    """The value with the word after it, where that is a unit or changes it."""
+    word = unit.strip()
+    keep = (is_known(word) and word != "in") or word in SHORT or word.lower() in KEPT
+    return f"{value} {word}" if keep else value

@@ -1,0 +1,140 @@
+r"""Reward "math": 1 when the completion's final answer equals the row's, as mathematics, else 0.
+
+The row's answer may be worked out: what counts of it follows "####" (GSM8K) or stands in its last \boxed{}. Whatever a
+completion does wrong is a verdict of False: no text makes this raise or wait. Length, digits, exponents and nesting are
+bounded before anything is computed; formulas are compared by evaluating them. Plain numbers take microseconds.
+"""
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from actors.rewards.mathematics.choices import choice_of
+from actors.rewards.mathematics.comparison import equal
+from actors.rewards.mathematics.expressions import Unreadable
+from actors.rewards.mathematics.extraction import HASHES, Stated, final_answer, last_box
+from actors.rewards.mathematics.formulas import LONGEST
+from actors.rewards.mathematics.kinds import Answer, Several, Words
+from actors.rewards.mathematics.notation import clean, squeezed
+from actors.rewards.mathematics.reading import read, words
+from actors.rewards.mathematics.sentences import CUT, DENIAL, value_in, values_in
+from actors.rewards.plain_numbers import read_number
+from actors.rewards.protocol import Score
+
+LETTER = re.compile(r"\(?([A-J])\)?")
+SHORT_WORD = re.compile(r"[A-Z][a-z]{1,2}|yes|no|odd|all|one|two|six|ten|max|min")  # not products of symbols
+ANSWERING = re.compile(r"\b(?:is|are)\s+(?:an?\s+|the\s+)?(.+)$")
+COPIED = 3  # characters: a shorter formula may stand in the prompt by chance
+FORMULA = re.compile(r"[A-Za-z+*/^(\\]")
+
+
+def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
+    """1.0 or 0.0, and `correct` the same. Raises ValueError when the row's own answer is no mathematics."""
+    right = is_right(completion, gold_part(row["answer"]), prompt)
+    return Score(float(right), correct=right)
+
+
+def gold_part(answer: object) -> str:
+    r"""The final answer of a worked one: after "####", or the content of the last \boxed{}, or all of it."""
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
+        raise ValueError(f"the answer of a row must be text or a number: it is a {type(answer).__name__}")
+    text = str(answer)
+    if HASHES in text:
+        return text.rpartition(HASHES)[2].strip()
+    if r"\boxed" in text and (box := last_box(text)) is not None:
+        return box.strip()
+    return text.strip()
+
+
+def is_right(completion: str, gold: str, prompt: str = "") -> bool:
+    """Whether the completion's final answer is `gold`. Raises ValueError where `gold` is none."""
+    expected = reference(gold)
+    stated = final_answer(completion)
+    if stated is None:
+        return False
+    if expected.number is not None and (number := read_number(stated.text)) is not None:
+        return number == expected.number
+    if len(stated.text) > 4 * LONGEST:
+        return False
+    try:
+        return matches(expected, stated) and not copied(expected, stated, prompt)
+    except (Unreadable, ArithmeticError, RecursionError):
+        return False
+
+
+class Reference:
+    """The row's answer, read once for the samples of its group."""
+
+    def __init__(self, gold: str) -> None:
+        self.text = squeezed(clean(gold))
+        if not self.text or len(self.text) > LONGEST:
+            raise ValueError(
+                f"the answer of a row must be readable as mathematics, from 1 to {LONGEST} characters: {gold[:200]!r}"
+            )
+        self.number: Decimal | None = read_number(gold.lstrip("$"))
+        self.answer: Answer = read(gold)
+        is_word = isinstance(self.answer, Words) or SHORT_WORD.fullmatch(self.text)
+        self.word = words(clean(gold)) if is_word else None
+        letter = LETTER.fullmatch(words_only(gold))
+        self.letter = letter[1] if letter else None
+
+
+def words_only(text: str) -> str:
+    return re.sub(r"\\text\s*|[{}$\s]|\\(?=\()|\\[,;! ]", "", clean(text))
+
+
+@lru_cache(maxsize=64)
+def reference(gold: str) -> Reference:
+    return Reference(gold)
+
+
+def matches(expected: Reference, stated: Stated) -> bool:
+    if expected.letter is not None:
+        return chosen(stated) == expected.letter
+    if squeezed(clean(stated.text)) == expected.text:
+        return True
+    if expected.word:
+        return expected.word in (words(clean(stated.text)), said_words(stated))
+    return equal(expected.answer, given_answer(stated))
+
+
+def given_answer(stated: Stated) -> Answer:
+    """The text as an answer; a sentence's clause before "because", or its one value, where the whole is only words."""
+    whole = read(stated.text)
+    if not isinstance(whole, Words) or stated.plain:
+        return whole
+    clause = CUT.sub("", stated.text)
+    if clause != stated.text and not isinstance(answer := read(clause), Words):
+        return answer
+    if value := value_in(stated.text):
+        return read(value)
+    several = values_in(stated.text)
+    listed = read(several) if several else whole
+    return listed if isinstance(listed, Several) else whole
+
+
+def said_words(stated: Stated) -> str:
+    """What "... is an ellipse." says."""
+    found = None if stated.plain else ANSWERING.search(stated.text)
+    return words(clean(found[1])) if found else ""
+
+
+def chosen(stated: Stated) -> str | None:
+    """The letter of a multiple choice."""
+    letter = choice_of(clean(stated.text))
+    if letter is None and not stated.plain and not DENIAL.search(stated.text):
+        named = set(re.findall(r"\(([A-J])\)", stated.text)) or set(
+            re.findall(r"\b(?:option|choice|is)\s+([A-J])\b", stated.text)
+        )
+        letter = named.pop() if len(named) == 1 else None
+    return letter
+
+
+def copied(expected: Reference, stated: Stated, prompt: str) -> bool:
+    """The prompt's own formula, written otherwise than the row's answer: nothing was worked out."""
+    given = squeezed(clean(stated.text))
+    if given == expected.text or len(given) < COPIED or not FORMULA.search(given) or not prompt:
+        return False
+    return given in squeezed(clean(prompt))
