@@ -251,7 +251,8 @@ class Learner:
         self.digest = self._snapshot(self.began_at)
         self.letterbox.live_on(lambda life: self.send(replace(self._join(), again=life)))
         self.tie.confirm(False)
-        self.keeper.keep(self.actor, self.tokenizer)
+        if self.keeper.is_due(self.actor):
+            self.keeper.keep(self.actor, self.tokenizer)
 
     def _begin(self, life: int, lives_on: bool) -> None:
         """A head of this life is told where this rank is."""
@@ -270,14 +271,15 @@ class Learner:
         """Called by the actor at the end of every update, on every rank."""
         self.digest = self._snapshot(version)
         self._record()
+        is_kept = self.keeper.is_due(self.actor)
         if self.is_root:
             if not self.tie.is_cut:  # else the next head will hear where this is
-                self.send(m.UpdateDone(version=version, stats=stats, digest=self.digest))
+                self.send(m.UpdateDone(version=version, stats=stats, digest=self.digest, kept=is_kept))
             self.journal.write(Event.STEP, version=version, digest=self.digest, **stats)
             if "lag_max" in stats:
                 self.max_lag = max(self.max_lag or 0, int(stats["lag_max"]))
-        self.keeper.keep(self.actor, self.tokenizer)
-
+        if is_kept:
+            self.keeper.keep(self.actor, self.tokenizer)
         if not self.config.checkpoint.every_steps:  # else only what is kept counts: a crash loses all that came after
             self.pulse.tell()
 

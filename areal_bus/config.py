@@ -306,8 +306,11 @@ class WeightsConfig(Section):
 
 
 class CheckpointConfig(Section):
+    every_s: float = Field(600.0, ge=0)
+    """Checkpoint the first version after so many seconds without one; less often where that would take over a
+    twentieth of the time. 0: never by time."""
     every_steps: int = Field(0, ge=0)
-    """Checkpoint after every so many steps (1: version 0, too); 0: only at the end."""
+    """Checkpoint after every so many steps, too (1: version 0 included); 0: none by steps."""
     keep: int = Field(2, ge=1)
     """Checkpoints kept; older ones are removed after a newer one is whole."""
     at_end: bool = True

@@ -251,7 +251,8 @@ class Head:
             lives_on=message.lives_on,
         )
         self._mark(message.version, member.name)
-        if message.lives_on and self.terms.is_due(message.version) and message.version not in self.terms.frontiers:
+        is_kept = message.version in message.sealed or self.terms.is_due(message.version)
+        if message.lives_on and is_kept and message.version not in self.terms.frontiers:
             self._capture()  # its checkpoint is there, or is being written
         for generator in self.members.of(Role.GENERATOR):
             self._effects.send(generator.name, m.Term(term, message.version))
@@ -321,7 +322,7 @@ class Head:
         self._effects.progress("step", version=message.version, v=self.gate.v, **message.stats)
         self.publishing.snapshot(message.version, message.digest)
         self._effects.discard(self.terms.updated())
-        if self.terms.is_due(message.version):
+        if message.kept or self.terms.is_due(message.version):
             self._capture()
 
     def _on_finished(self, member: Member, message: m.Finished) -> None:
@@ -365,9 +366,9 @@ class Head:
         if self.phase is Phase.BEFORE and self._evaluation_is_over():
             self._enter(Phase.TRAINING)
         if self.phase is Phase.TRAINING and self._is_trained():
-            self.rollouts.refund_all(Refund.END_OF_DATA if self.supply.is_exhausted else Refund.END_OF_RUN)
             self._enter(Phase.CLOSING)
-            self._capture()
+            self._capture()  # what is open stays open for a run that is extended
+            self.rollouts.refund_all(Refund.END_OF_DATA if self.supply.is_exhausted else Refund.END_OF_RUN)
         if self.phase is Phase.TRAINING and self.is_draining and self.gate.u == self.gate.w and self.terms.begun_by:
             self._enter(Phase.CLOSING)
             self._capture()  # what is open stays open

@@ -362,6 +362,7 @@ class UpdateDone:
     version: int
     stats: dict[str, float]  # the step's figures, flat
     digest: str  # of the snapshot
+    kept: bool = False  # a checkpoint of this version is being written
 
 
 @record

@@ -25,7 +25,7 @@ class HeadRules:
     policy: StalenessPolicy = StalenessPolicy.MASK
     max_reissues: int = 3  # policy `drop`: how often a row is issued again
     drop_last: bool = False
-    checkpoint_every: int = 0  # versions between checkpoints; 0: none but the last
+    checkpoint_every: int = 0  # versions between checkpoints; 0: none by steps
     checkpoint_keep: int = 1  # checkpoints that stay
     evaluate_before: bool = False
     evaluate_after: bool = False

@@ -24,7 +24,7 @@ class Terms:
         every: int,
         keep: int,
     ) -> None:
-        """`term` is the number of the first one; `every` and `keep` are the checkpoints' (0: none but the last)."""
+        """`term` is the number of the first one; `every` and `keep` are the checkpoints' (0: none by steps)."""
         self.term = term
         self.frontiers = dict(frontiers)
         self.begun_by: str | None = None  # learner 0 of this term; None before it begins
@@ -51,7 +51,7 @@ class Terms:
         return any(waypoint.frontier.version for waypoint in self._waypoints.values())
 
     def is_due(self, version: int) -> bool:
-        """Whether a checkpoint of this version is written."""
+        """Whether a checkpoint of this version is written by `every`; learner 0 may write others, and says so."""
         return self._every > 0 and version % self._every == 0
 
     def begin(self, version: int, *, outlived: str | None = None, sealed: Collection[int] = ()) -> Frontier | None:

@@ -16,6 +16,7 @@ from areal_bus.config import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.keys import KeyPair, new_pair
 from areal_bus.messages import Role
+from launch import lastwords
 from launch.bootstrap import Bootstrap, Missing, open_bootstrap, rank_and_size
 from launch.endpoint import Endpoint, keys_for, open_endpoint, transport, wants_curve
 from launch.gpus import check_gpus, count_gpus
@@ -41,6 +42,8 @@ def run(config: Config, file: Path) -> int:
     try:
         bootstrap, code = join(config, file)
     except SystemExit as ended:  # a signal before there was anything to wait for
+        if rank_and_size()[0] == 0:
+            lastwords.say("rank 0: ends at once, as a signal asked: no actor had started, so nothing is lost")
         leave(int(ended.code or 0))
     if code:
         leave(code)  # without MPI_Finalize, which would wait for the others: so mpirun ends the job
@@ -97,6 +100,7 @@ def play(
         start["incarnation"] = 1 + max(part["incarnations"] for part in answers) if start["resumed"] else 0
         supervisor.run = Path(start["run_folder"])
         supervisor.stays = config.launch.bootstrap == "mpi"
+        supervisor.n_ranks = len(places) if supervisor.stays and len(places) > 1 else 0
         is_encrypted = wants_curve(config.bus, facts, addresses)
         for plain in contexts(config, file, places[rank], len(places), addresses[rank], start):
             context = with_keys(plain, pair, places, facts, guests=start["guest"]) if is_encrypted else plain

@@ -10,7 +10,7 @@ from areal_bus.config import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from launch.explain import toml_value
 from launch.lock import Lock, Running, check_free
-from launch.runs import CONFIG, ORIGIN, checkpoints, is_finished, named, no_run, read_object
+from launch.runs import CONFIG, ORIGIN, checkpoints, is_finished, n_done, named, no_run, read_object
 
 AUTO = "auto"
 WAIT_S = 100.0  # that "auto" waits for the end of a job before it: a network file system may keep a dead node's lock
@@ -100,12 +100,13 @@ def choose_run(config: Config, name: str) -> tuple[Path, Lock] | None:
     if run is None:
         return None
     lock = Lock(run, wait_s=WAIT_S if config.run.resume == AUTO else 0.0)
+    if config.run.resume != AUTO and is_finished(run):
+        check_extends(run, config)
+        return run, lock
     if not is_finished(run):
         return run, lock
     lock.release()  # it has finished while this start waited
-    if config.run.resume == AUTO:
-        raise NothingLeft(f'run.resume = "{AUTO}": {run} has been finished by the job before this one: nothing is left')
-    return choose_run(config, name)
+    raise NothingLeft(f'run.resume = "{AUTO}": {run} has been finished by the job before this one: nothing is left')
 
 
 def find(config: Config, name: str) -> Path | None:
@@ -121,11 +122,27 @@ def find(config: Config, name: str) -> Path | None:
     if not (run / CONFIG).is_file():
         raise ConfigError(f"--resume takes the folder of a run, or {AUTO}: {no_run(wanted, config.run.folder)}")
     if is_finished(run):
-        raise ConfigError(
-            f"only a run that was broken off or drained can be resumed: {run} has finished; start a new one, from its "
-            f'model if you like (model.path = "{run / "model"}")'
-        )
+        check_extends(run, config)
     return run
+
+
+def check_extends(run: Path, new: Config) -> None:
+    """Raises ConfigError unless a finished run has more to do with these settings, and a checkpoint to go on from."""
+    done, old = n_done(run), saved(run)
+    epochs, was = new.data.total_train_epochs, old.data.total_train_epochs
+    has_more_data = was is not None and (epochs is None or epochs > was)
+    wanted = "run.total_train_steps"
+    if done < old.run.total_train_steps and not has_more_data:
+        wanted = f"data.total_train_epochs (its data ended: it was {was}) and {wanted}"
+    elif new.run.total_train_steps > done and checkpoints(run):
+        return
+    elif not checkpoints(run):
+        raise ConfigError(f"a finished run goes on from its last checkpoint: {run} has none; start a new one")
+    raise ConfigError(
+        f"a finished run goes on only when it has more to do: {run} has finished at version {done}; raise {wanted} "
+        f"(--resume {run} --set run.total_train_steps={2 * done}), or start a new one, from its model if you like "
+        f'(model.path = "{run / "model"}")'
+    )
 
 
 def is_of(run: Path, name: str) -> bool:
@@ -200,7 +217,8 @@ def announce(run: Path, found: list[Change]) -> list[str]:
     n = f"{len(found)} changed setting{'s' if len(found) != 1 else ''}" + (":" if found else "")
     folders = [path.name for path in checkpoints(run)]
     kept = f"checkpoints {', '.join(folders)}" if folders else "no checkpoint yet, so from version 0"
-    return [f"resumes {run} (life {next_life(run)}; {kept}), with {n}", *(f"  {change}" for change in found)]
+    what = f"extends {run}, which had finished at version {n_done(run)}" if is_finished(run) else f"resumes {run}"
+    return [f"{what} (life {next_life(run)}; {kept}), with {n}", *(f"  {change}" for change in found)]
 
 
 def preview(config: Config, file: Path) -> list[str]:

@@ -87,6 +87,11 @@ def is_finished(run: Path) -> bool:
     return summary.get("code") == 0 and not summary.get("drained")
 
 
+def n_done(run: Path) -> int:
+    """Updates of a run that has ended."""
+    return int(read_object(run / SUMMARY).get("versions", 0))
+
+
 def checkpoints(run: Path) -> list[Path]:
     """Folders of RUN/checkpoints whose version has a frontier, newest first; what is in them is not looked at."""
     found = {int(path.name.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-*")}

@@ -25,7 +25,7 @@ from areal_bus.messages import Role
 from launch import lastwords
 from launch.child import Child, start_child
 from launch.restarts import Restarts
-from launch.runs import SUMMARY, newest_checkpoint
+from launch.runs import SUMMARY
 from launch.signals import Signals
 from launch.stillness import Stillness
 
@@ -62,6 +62,7 @@ class Supervisor:
     launch: LaunchConfig
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     run: Path = Path("/nowhere")  # the run's folder
+    n_ranks: int = 0  # that mpirun was started with; 0: there is none
     command: Sequence[str] = (sys.executable, *(["-O"] if not __debug__ else []), "-m", "actors.start")
     at_end: Callable[[], None] = lambda: None  # called once the actors are told to end
     stays: bool = False  # without actors, too, until the job is over: a rank that waits in MPI_Finalize spins
@@ -214,10 +215,8 @@ class Supervisor:
             head.child.process.send_signal(signal.SIGUSR1)
 
     def _say_what_is_safe(self, number: signal.Signals) -> None:
-        folder = newest_checkpoint(self.run)
-        if self._head is not None and folder is not None:
-            fact = f"{folder} is safe, and --resume {self.run} goes on from there"
-            lastwords.say(f"rank {self.rank}: {number.name}: ends at once; {fact}")
+        if self._head is not None:
+            lastwords.say(f"rank {self.rank}: {number.name}: {lastwords.saved(self.run, self.n_ranks)}")
 
     def _leave_last_word(self, ended: Actor) -> None:
         """Give the head beside it, which knows already, a moment to end the job in order."""

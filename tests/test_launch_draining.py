@@ -34,7 +34,21 @@ def test_an_end_at_once_says_which_checkpoint_is_safe(tmp_path: Path) -> None:
         assert process.wait(10) == 128 + signal.SIGINT
         assert process.stderr is not None
         safe = tmp_path / "checkpoints" / "step-000020"
-        said = f"rank 3: SIGINT: ends at once; {safe} is safe, and --resume {tmp_path} goes on from there\n"
+        again = f"python -m areal_bus.launch --resume {tmp_path} goes on from there"
+        said = process.stderr.read()
+        assert said.startswith(f"rank 3: SIGINT: ends at once; {safe} is safe, what came after it is lost; {again}; ")
+
+
+def test_an_end_at_once_before_the_first_checkpoint_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+    """Issue 32.8: Ctrl-C was silent there."""
+    with rank(WAIT, role="head", run=tmp_path) as process:
+        line(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr is not None
+        again = f"python -m areal_bus.launch --resume {tmp_path} begins again at version 0"
+        first = f"to save first, use kill -USR1 $(cat {tmp_path}/pid) instead"
+        said = f"rank 3: SIGINT: ends at once; no checkpoint was written yet; {again}; {first}\n"
         assert process.stderr.read() == said
 
 

@@ -27,7 +27,7 @@ launch = LaunchConfig(timeout_s=60)
 bootstrap = open_bootstrap(launch)
 bootstrap.allgather(b"")
 run = Path(sys.argv[1])
-rank = Supervisor(rank=bootstrap.rank, launch=launch, run=run, stays=True)
+rank = Supervisor(rank=bootstrap.rank, launch=launch, run=run, n_ranks=2, stays=True)
 rank.command = [sys.executable, "-c", sys.argv[2 + bootstrap.rank]]
 rank.start(context(role=["head", "generator"][bootstrap.rank], run=run))
 code = rank.wait()
@@ -91,5 +91,7 @@ def test_ctrl_c_says_which_checkpoint_is_safe_though_mpirun_has_stopped_listenin
         _, pid = job.stdout.readline().split()
         job.send_signal(signal.SIGINT)
         assert job.wait(60) != 0
-        assert f"{tmp_path / 'checkpoints' / 'step-000010'} is safe" in job.stderr.read()
+        said = job.stderr.read()
+        assert f"{tmp_path / 'checkpoints' / 'step-000010'} is safe" in said
+        assert f"mpirun -np 2 python -m areal_bus.launch --resume {tmp_path} goes on from there" in said
         assert ends_within(int(pid), 10)

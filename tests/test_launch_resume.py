@@ -164,8 +164,40 @@ def test_only_a_run_that_came_to_its_end_is_finished(file: Path, summary: dict[s
     if resumes:
         assert found(file, f"run.resume={run}") == run
     else:
-        with pytest.raises(ConfigError, match=r"has finished; start a new one, from its model"):
+        with pytest.raises(ConfigError, match=r"only when it has more to do.*or start a new one, from its model"):
             found(file, f"run.resume={run}")
+
+
+def test_a_finished_run_goes_on_when_it_has_more_to_do_and_a_checkpoint(file: Path) -> None:
+    """Issue 32.24."""
+    run = begin(file)
+    summarize(run, code=0, versions=10)
+    with pytest.raises(ConfigError, match=r"from its last checkpoint: .* has none"):
+        found(file, f"run.resume={run}", "run.total_train_steps=20")
+    checkpoint(run, 10)
+    with pytest.raises(ConfigError, match=r"finished at version 10; raise run.total_train_steps \(--resume"):
+        found(file, f"run.resume={run}", "run.total_train_steps=10")
+    assert found(file, "run.resume=auto", "run.total_train_steps=20") is None  # what is queued again is done
+    chosen = choose_run(load(file, [f"run.resume={run}", "run.total_train_steps=20"], {}), "small")
+    assert chosen is not None
+    assert chosen[0] == run
+    chosen[1].release()
+    assert resume(run, file, "run.total_train_steps=20") == (
+        f"extends {run}, which had finished at version 10 (life 2; checkpoints step-000010), with 1 changed setting:",
+        "  run.total_train_steps: 10 -> 20",
+    )
+    assert not (run / "summary.json").exists()
+
+
+def test_a_run_that_ended_with_its_data_needs_more_of_it_to_go_on(file: Path) -> None:
+    """Issue 32.24."""
+    run = begin(file, "data.total_train_epochs=1")
+    summarize(run, code=0, versions=7)
+    checkpoint(run, 7)
+    with pytest.raises(ConfigError, match=r"raise data.total_train_epochs \(its data ended: it was 1\)"):
+        found(file, f"run.resume={run}", "run.total_train_steps=20", "data.total_train_epochs=1")
+    assert found(file, f"run.resume={run}", "data.total_train_epochs=2") == run
+    assert found(file, f"run.resume={run}") == run  # no limit
 
 
 def test_what_is_no_run_is_refused(file: Path) -> None:

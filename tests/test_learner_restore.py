@@ -139,6 +139,49 @@ def keeper_of(run: Path, actor: PPOActor, config: Config) -> Keeper:
     )
 
 
+def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_it(tmp_path: Path) -> None:
+    """Issue 32.8: after checkpoint.every_s, or twenty times what the last one took; never at version 0."""
+    clock = [1000.0]
+    config = settings()
+    actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
+    keeper = Keeper(
+        tmp_path,
+        config.checkpoint,
+        journal=actor._journal,
+        is_root=True,
+        sealed=lambda version, _: clock.__setitem__(0, clock[0] + 50.0),
+        now=lambda: clock[0],
+    )
+
+    def is_due_after(seconds: float) -> bool:
+        clock[0] += seconds
+        return keeper.is_due(actor)
+
+    assert config.checkpoint.every_s == 600.0
+    assert not is_due_after(5000.0)  # version 0 is the model itself
+    keeper.keep(actor, words)  # as if by steps
+    train(actor, range(1))
+    assert not is_due_after(599.0)
+    assert is_due_after(1.0)
+    keeper._took_s = 50.0
+    assert not is_due_after(399.0)
+    assert is_due_after(1.0)
+    off = Keeper(tmp_path, settings(checkpoint={"every_s": 0.0}).checkpoint, journal=actor._journal, is_root=True,
+                 sealed=lambda version, folder: None, now=lambda: clock[0])  # fmt: skip
+    clock[0] += 1e6
+    assert not off.is_due(actor)
+
+
+def test_the_only_checkpoint_of_a_run_by_time_that_the_head_did_not_finish_counts_as_none(disk: Shelf) -> None:
+    """Issue 32.8."""
+    frontier_file.save(disk.frontier(0), Frontier(0))  # of an evaluation before training
+    disk.seal(17, frontier=False)
+    assert disk.choose(every_steps=0) == Beginning(0, "")
+    disk.seal(23, frontier=False)
+    with pytest.raises(CheckpointError):  # the first of two must have had one
+        disk.choose(every_steps=0)
+
+
 def notes(actor: PPOActor) -> list[str]:
     lines = map(json.loads, actor._journal.path.read_text().splitlines())
     return [line["text"] for line in lines if line["event"] == "note"]

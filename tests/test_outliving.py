@@ -134,6 +134,13 @@ def test_a_due_version_gets_a_frontier_as_its_checkpoint_may_be_there() -> None:
     assert [frontier.version for frontier in saved(go_on(head, 1))] == [1]
 
 
+def test_a_version_whose_checkpoint_is_on_disk_gets_a_frontier_though_no_step_made_it_due() -> None:
+    """Issue 32.8: it was written by time, and the head that was told of it is gone."""
+    before, effects = trained_head(checkpoint_every=0)
+    assert saved(go_on(next_head(before, marks(effects)), 1)) == []
+    assert [frontier.version for frontier in saved(go_on(next_head(before, marks(effects)), 1, sealed=[1]))] == [1]
+
+
 def test_only_checkpoints_that_the_learner_has_make_room_for_older_ones() -> None:
     """Frontier 2 is on disk and its checkpoint is not: frontier 1 stays, whatever comes."""
     before, effects = trained_head(checkpoint_every=1)

@@ -116,7 +116,19 @@ def test_frontiers_are_taken_at_every_version_that_is_due_and_at_the_last() -> N
         hold(head, step)
         effects += train_one(head, step, step)
     assert [frontier.version for frontier in saved(effects)] == [2, 3]
-    assert not saved(effects)[-1].open
+    refunded = {line["uid"] for line in lines(effects, Event.REFUND)}
+    assert {prompt.uid for prompt in saved(effects)[-1].open} == refunded != set()  # for a run that is extended
+
+
+def test_a_checkpoint_that_the_learner_writes_by_time_gets_its_frontier() -> None:
+    """Issue 32.8: the learner's clock decides, and UpdateDone says so."""
+    head, effects = trained_head(checkpoint_every=0)
+    assert not saved(effects)
+    hold(head, 1)
+    score(head, 1, [1], version=1)
+    say(head, LEARNER, m.BatchRequest(1))
+    (frontier,) = saved(say(head, LEARNER, m.UpdateDone(2, {}, "digest 2", kept=True)))
+    assert frontier.version == 2
 
 
 # what lives on

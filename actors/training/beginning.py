@@ -20,9 +20,9 @@ class Beginning:
 def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> Beginning:
     """The newest version whose checkpoint and whose frontier verify; `warn` hears of each that does not, and why.
 
-    Version 0 needs neither. A whole checkpoint without any frontier is one that was never finished: when it is the
-    first of a run (not above `every_steps`), the run begins at version 0 again. Raises CheckpointError when there are
-    checkpoints and none can be gone back to.
+    Version 0 needs neither. A whole checkpoint without a frontier is one that was never finished: when it is the first
+    of a run (not above `every_steps`; without those, the only one of a run without any frontier), the run begins at
+    version 0 again. Raises CheckpointError when there are checkpoints and none can be gone back to.
     """
     folder = run / "checkpoints"
     shelf.tidy(folder)
@@ -35,13 +35,20 @@ def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> Begin
             warn(f"version {version} cannot be gone back to, an older one is used: {error}")
         else:
             return Beginning(version, str(path))
-    if any(version > every_steps or has_frontier(run, version) for version in refused if version):
+    if not _is_first(run, [version for version in refused if version], every_steps):
         reasons = "; ".join(refused.values())
         raise CheckpointError(
             f"a run goes on from a checkpoint whose files are whole: none in {folder} is ({reasons}); remove that "
             "folder to begin at version 0 again"
         )
     return Beginning(0, "")
+
+
+def _is_first(run: Path, sealed: list[int], every_steps: int) -> bool:
+    """Whether these checkpoints are at most the first one of a run, of which the head has written nothing."""
+    if every_steps:
+        return not any(version > every_steps or has_frontier(run, version) for version in sealed)
+    return not sealed or (len(sealed) == 1 and not any(frontier_file.versions(run / "frontiers")))
 
 
 def forget_newer(run: Path, version: int) -> list[Path]:

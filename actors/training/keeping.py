@@ -14,6 +14,8 @@ from areal_bus.config import CheckpointConfig
 from areal_bus.errors import CheckpointError
 from areal_bus.journal import Event, Journal
 
+LEAST_TIMES = 20  # a checkpoint by time waits so many times as long as the last one took: a twentieth of the time
+
 
 class Keeper:
     """RUN/checkpoints as one rank sees them: only rank 0 (`is_root`) chooses, writes and speaks."""
@@ -26,8 +28,9 @@ class Keeper:
         journal: Journal,
         is_root: bool,
         sealed: Callable[[int, str], None],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sealed(version, folder)` hears of each checkpoint that is whole."""
+        """`sealed(version, folder)` is called for each checkpoint that is whole; `now` is a clock in seconds."""
         self.folder = ""  # of the newest checkpoint that this life knows; "" if none
         self._version: int | None = None  # which it is of
         self._run = run
@@ -35,6 +38,9 @@ class Keeper:
         self._journal = journal
         self._is_root = is_root
         self._sealed = sealed
+        self._now = now
+        self._tried = now()  # when the last checkpoint was there, or refused; at first: when this life began
+        self._took_s = 0.0  # the last one
 
     def choose(self) -> Beginning:
         """The version that this life begins with; the run holds nothing newer afterwards. Raises CheckpointError."""
@@ -55,18 +61,29 @@ class Keeper:
             logger.info("learner-0 {}", sentence)
             self._journal.write(Event.NOTE, text=sentence)
 
+    def is_due(self, actor: PPOActor) -> bool:
+        """Whether the actor's version is to be kept: by its number, or by rank 0's clock. A collective when sharded."""
+        every, version = self._settings.every_steps, actor.version
+        if every and version % every == 0:
+            return version > 0 or every == 1
+        if not (version and self._settings.every_s):
+            return False
+        least_s = max(self._settings.every_s, LEAST_TIMES * self._took_s)
+        is_late = self._is_root and self._now() - self._tried >= least_s
+        return bool(actor.policy.ranks.max([float(is_late)])[0])
+
     def keep(self, actor: PPOActor, tokenizer: Any) -> None:
-        """Checkpoint a version that is due (1: every one, 0 too). One that the disk does not take is left out, loudly.
+        """Checkpoint a version that is due. One that the disk does not take is left out, with a warning.
 
         A collective when sharded, as `finish`.
         """
-        every = self._settings.every_steps
-        if every and actor.version % every == 0 and (actor.version or every == 1):
-            try:
-                self.finish(actor, tokenizer)
-            except CheckpointError as error:
-                if self._is_root:
-                    self._warn(f"training goes on, and could come back from an older checkpoint only: {error}")
+        try:
+            self.finish(actor, tokenizer)
+        except CheckpointError as error:
+            if self._is_root:
+                self._warn(f"training goes on, and could come back from an older checkpoint only: {error}")
+        finally:
+            self._tried = self._now()
 
     def finish(self, actor: PPOActor, tokenizer: Any) -> None:
         """Checkpoint the version that there is, unless it is. Raises CheckpointError when the disk does not take it."""
@@ -74,7 +91,7 @@ class Keeper:
         if version == self._version:
             return
         actor.check_whole()
-        began = time.monotonic()
+        began = self._now()
         with self._journal.span("checkpoint"):
             folder = checkpoint.save(
                 self._run / "checkpoints",
@@ -86,9 +103,9 @@ class Keeper:
                 counts=lambda other: has_frontier(self._run, other),
             )
         self._version, self.folder = version, str(folder)
+        self._took_s = self._now() - began
         if self._is_root:
-            seconds = round(time.monotonic() - began, 6)
-            self._journal.write(Event.CHECKPOINT, step=version, folder=str(folder), seconds=seconds)
+            self._journal.write(Event.CHECKPOINT, step=version, folder=str(folder), seconds=round(self._took_s, 6))
         self._sealed(version, str(folder))
 
     def sealed(self) -> list[int]:

@@ -143,10 +143,10 @@ class Learners:
         if not self._is_whole(crew):
             return
         weights = self.weights[root.name, version] = f"{version} of {root.name}"
+        every, p_timed = self.scenario.checkpoint_every, self.scenario.p_timed
+        is_due = bool(every and version % every == 0) or (p_timed > 0 and self.rng.random() < p_timed)
         if root.has_head:
-            self.world.send(root.name, HEAD, m.UpdateDone(version, {}, weights))
-        every = self.scenario.checkpoint_every
-        is_due = every and version % every == 0
+            self.world.send(root.name, HEAD, m.UpdateDone(version, {}, weights, kept=is_due))
         if (is_due and self.rng.random() >= self.scenario.p_disk) or (end.last and self.scenario.checkpoint_at_end):
             self._checkpoint(crew, version, lambda: self._go_on(crew, version, end.last))
         else:

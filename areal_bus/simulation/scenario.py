@@ -86,6 +86,7 @@ class Scenario:
     p_push_fault: float = 0.0  # a part of a push is slow, fails, or leaves wrong weights
     checkpoint_every: int = 0
     checkpoint_keep: int = 1
+    p_timed: float = 0.0  # an update after which a checkpoint is due by time
     checkpoint_s: float = 2.0  # at most; until then nothing of it is on disk
     checkpoint_at_end: bool = False
     frontier_s: float = 2.0
@@ -218,6 +219,8 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
         report_tokens=more.choice((0, 1, 1, 3)),
         report_bytes=more.choice((2000, 1 << 20)),
     )
+    timed = random.Random(f"checkpoints by time of {seed}")
+    scenario = replace(scenario, p_timed=timed.choice((0.0, 0.0, 0.0, 0.5)))
     if rough and more.random() < 0.05:
         return _in_a_storm(scenario, more)
     heads = random.Random(f"heads of {seed}")
