@@ -1,5 +1,6 @@
 """tools.audit over a forged run: each invariant is broken, and seen to be, for its reason at a line that is there."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_I3_a_group_dropped_within_the_bound_is_caught(tmp_path: Path) -> None:
         forge.of(HEAD, "refund", uid=10)[0]["reason"] = "too_old"
 
     caught(tmp_path, "I3", edit, "a group is too old when u - born > eta = 1: 4 - 3 = 1")
+
+
+def test_I3_the_end_of_a_life_before_a_finished_run_was_extended_is_no_fault(tmp_path: Path) -> None:
+    """Issue 32.24."""
+    forge = true_run()
+    total = forge.config["run"]["total_train_steps"]
+    forge.config["run"]["total_train_steps"] = total + 2
+    folder = forge.save(tmp_path / "run")
+    assert judge(audit(Run(folder)))["I3"].verdict is Verdict.BROKEN
+    (folder / "config-1.json").write_text(json.dumps({"run": {"total_train_steps": total}}))
+    assert judge(audit(Run(folder)))["I3"].verdict is Verdict.HOLDS
 
 
 def test_I3_an_end_of_the_run_before_its_end_is_caught(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ class Run:
         """The resolved config as plain JSON; {} when the run has none."""
         return read_object(self.folder / "config.json")
 
+    def earlier_configs(self) -> list[Line]:
+        """Those of lives before the last start, in no order."""
+        return [read_object(path) for path in self.folder.glob("config-*.json")]
+
     def origin(self) -> Line:
         """Where the run was started from; {} when the run does not say."""
         return read_object(self.folder / "origin.json")

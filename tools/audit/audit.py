@@ -39,7 +39,7 @@ class Audit:
 def audit(run: Run) -> Audit:
     """Read every journal file once, the heads last."""
     heads = run.journals("head")
-    rules, findings, evidence = setup.read(run.config()), Findings(), Evidence(terms.scan(heads))
+    rules, findings, evidence = setup.read(run.config(), run.earlier_configs()), Findings(), Evidence(terms.scan(heads))
     files, n_lines = [], 0
     for path in run.journals():
         if path not in heads:

@@ -1,5 +1,6 @@
 """What of a run's config its audit judges by; knows no journal."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ class Setup:
     total_steps: int | None
     push_timeout_s: float | None
     silent_s: float | None
+    earlier_totals: tuple[int, ...] = ()  # run.total_train_steps of lives before this one
 
     @property
     def limit(self) -> int | None:
@@ -30,8 +32,8 @@ class Setup:
         return max(deadlines) + 10.0 if deadlines else None
 
 
-def read(config: dict[str, Any]) -> Setup:
-    """From the resolved config.json, as plain JSON; {} when there is none."""
+def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> Setup:
+    """From the resolved config.json, as plain JSON; {} when there is none. `earlier`: those of lives before it."""
 
     def number(section: str, key: str) -> Any:
         value = config.get(section, {}).get(key)
@@ -46,4 +48,5 @@ def read(config: dict[str, Any]) -> Setup:
         total_steps=number("run", "total_train_steps"),
         push_timeout_s=number("weights", "timeout_s"),
         silent_s=number("bus", "silent_s"),
+        earlier_totals=tuple(t for old in earlier if isinstance(t := old.get("run", {}).get("total_train_steps"), int)),
     )
