@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,17 @@ def test_a_start_on_a_machine_without_gpus_says_so_once_and_leaves_no_run(tmp_pa
     assert re.fullmatch(r"error: topology\.gpus_per_host = 1 needs .* finds 0 on .*--dry-run\n", said[0])
     assert said[1] == ""
     assert not (tmp_path / "runs").exists()
+
+
+def test_every_package_that_make_setup_installs_is_pinned_and_data_sets_are_among_them() -> None:
+    """Issue 32.9: eleven configs need datasets."""
+    root = FOLDER.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    installed = re.search(r"--editable '\.\[([a-z,]+)\]'", (root / "launch" / "setup.sh").read_text())
+    assert installed is not None
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(need for extra in installed[1].split(",") for need in extras[extra])]
+    pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (root / "constraints.txt").read_text().lower(), re.MULTILINE))
+    names = {re.split(r"[<>=\[ ]", need)[0].lower() for need in wanted}
+    assert "datasets" in names
+    assert names - pinned == set()

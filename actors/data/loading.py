@@ -123,8 +123,8 @@ def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise ConfigError(
-            f"{path!r} is no file here, and a Hugging Face data set needs the datasets library: pip install datasets "
-            "(or give the path of a JSON-lines file)"
+            f"{path!r} is no file here, and a Hugging Face data set needs the datasets library: run make setup (or "
+            "pip install -c constraints.txt '.[hf]'), or give the path of a JSON-lines file"
         ) from error
     try:
         rows: Iterable[Any] = datasets.load_dataset(name, subset or None, split=split)
