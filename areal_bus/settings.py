@@ -18,8 +18,10 @@ from pydantic.fields import FieldInfo
 from areal_bus.config import Config
 from areal_bus.cross_checks import check
 from areal_bus.errors import ConfigError
+from areal_bus.synonyms import by_meaning
 
 PREFIX = "AREAL_BUS_"
+NEARER = 0.9  # a slip of the pen, not a name of another system
 
 
 def load(path: Path | str, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
@@ -164,6 +166,8 @@ def unknown(key: str, origin: str) -> str:
 
 def nearest(key: str) -> str:
     keys = list(fields())
+    if (meaning := by_meaning(key, set(keys))) and not difflib.get_close_matches(key, keys, 1, NEARER):
+        return meaning
     sections = sorted({part for k in keys for part in [k.rpartition(".")[0]]})
     near = difflib.get_close_matches(key, keys + sections, 1, 0.7)
     if not near:  # the right name in the wrong section, or a name with a slip in it

@@ -9,7 +9,8 @@ import pytest
 
 from areal_bus.config import Config
 from areal_bus.errors import ConfigError
-from areal_bus.settings import fields, load
+from areal_bus.settings import fields, load, nearest
+from areal_bus.synonyms import NOT_HERE, OURS_TO_THEIRS
 from launch.configdoc import DOC
 from launch.explain import as_toml, explain, page
 
@@ -188,3 +189,30 @@ def test_settings_load_without_torch() -> None:
 def test_our_files_set_only_what_exists() -> None:
     for file in CONFIGS:
         assert set(tomllib.loads(file.read_text())) <= {"extends", *Config.model_fields}
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("actor.learning_rate", "here it is actor.lr"),
+        ("gconfig.group_size", "here it is gconfig.n_samples"),
+        ("rollout.eta", "here it is rollout.max_head_offpolicyness"),
+        ("data.rollout_batch_size", "here it is data.batch_size"),
+        ("trainer.max-steps", "here it is run.total_train_steps"),
+        ("actor.kl_coef", "there is no KL penalty here"),
+        ("actor.ppo_epochs", "a batch is trained once: actor.ppo_n_minibatches"),
+        ("actor.lrr", "the nearest is actor.lr"),
+        ("actor.lr_warmup", "the nearest is actor.lr_warmup_steps"),
+    ],
+)
+def test_a_key_of_another_system_is_answered_with_ours(key: str, said: str) -> None:
+    """Issue 32.16: actor.learning_rate was taken for lr_warmup_steps."""
+    assert f": {said}" in nearest(key)
+
+
+def test_names_of_other_systems_lead_to_keys_that_there_are_and_are_none_themselves() -> None:
+    ours = set(fields())
+    assert set(OURS_TO_THEIRS) <= ours
+    theirs = [name for names in (*OURS_TO_THEIRS.values(), *NOT_HERE.values()) for name in names.split()]
+    assert len(theirs) == len(set(theirs))
+    assert set(theirs) & {key.rpartition(".")[2] for key in ours} == set()

@@ -1,0 +1,72 @@
+"""Names that settings have in other systems (verl, TRL, OpenRLHF, prime-rl, AReaL, ...) and our keys for them."""
+
+import difflib
+
+OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
+    "actor.lr": "learning_rate actor_learning_rate max_lr peak_lr",
+    "actor.lr_warmup_steps": "warmup_steps num_warmup_steps warmup_ratio lr_warmup_ratio warmup_steps_proportion",
+    "actor.lr_schedule": "lr_scheduler lr_scheduler_type lr_decay_style scheduler",
+    "actor.advantage": "adv_estimator advantage_estimator algorithm",
+    "actor.eps_clip": "clip_ratio cliprange clip_range clip_eps epsilon clip_epsilon",
+    "actor.behav_imp_weight_cap": "tis_imp_ratio_cap truncated_importance_sampling_ratio_cap imp_ratio_cap rho_bar",
+    "actor.use_decoupled_loss": "decoupled_ppo decoupled_loss use_tis",
+    "actor.ppo_n_minibatches": "ppo_mini_batch_size mini_batch_size num_minibatches num_mini_batches",
+    "actor.max_grad_norm": "grad_clip clip_grad max_norm gradient_clipping clip_grad_norm",
+    "actor.normalize_batch": "normalize_advantages whiten_advantages adv_norm norm_adv",
+    "checkpoint.every_steps": "save_steps save_freq save_interval checkpoint_interval ckpt_interval",
+    "checkpoint.keep": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep keep_last",
+    "data.batch_size": "rollout_batch_size train_batch_size global_batch_size gen_batch_size prompts_per_step",
+    "data.max_prompt_tokens": "max_prompt_length max_prompt_len prompt_max_len",
+    "data.path": "dataset dataset_name dataset_path train_files train_path prompt_data",
+    "data.total_train_epochs": "num_train_epochs total_epochs num_epochs epochs num_episodes",
+    "engine.python": "server_python python_executable",
+    "gconfig.max_new_tokens": "max_completion_length max_response_length response_length generate_max_len",
+    "gconfig.n_samples": "group_size num_generations n_samples_per_prompt rollout_n rollouts_per_example num_samples n",
+    "gconfig.temperature": "temp sampling_temperature rollout_temperature",
+    "learner.gradient_checkpointing": "enable_gradient_checkpointing activation_checkpointing ac recompute_activations",
+    "learner.max_tokens_per_mb": "micro_batch_size per_device_train_batch_size max_tokens_per_gpu"
+    " ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu gradient_accumulation_steps micro_train_batch_size",
+    "model.dtype": "bf16 fp16 torch_dtype precision param_dtype",
+    "model.path": "model_name_or_path model_name pretrain actor_path hf_checkpoint",
+    "reward.function": "reward_fn reward_funcs reward_function custom_reward_function reward_model rm_type",
+    "rollout.engine": "backend inference_engine inference_backend rollout_backend gen_backend",
+    "rollout.max_concurrent_rollouts": "max_num_seqs max_concurrency max_running_requests max_concurrent_requests",
+    "rollout.max_head_offpolicyness": "eta max_staleness staleness_threshold max_off_policy_steps async_level"
+    " max_async_level off_policy_steps staleness",
+    "run.folder": "output_dir save_path default_local_dir fileroot",
+    "run.name": "experiment_name trial_name project_name run_name job_name",
+    "run.resume": "resume_from_checkpoint resume_mode load_checkpoint_path recover_mode",
+    "run.total_train_steps": "max_steps total_steps total_training_steps num_train_steps num_steps n_steps num_rollout",
+    "topology.gpus_per_host": "n_gpus_per_node gpus_per_node num_gpus num_gpus_per_node",
+    "topology.ranks": "nnodes num_nodes n_nodes world_size",
+    "topology.tensor_parallel": "tensor_model_parallel_size tensor_parallel_size tp tp_size",
+}
+NOT_HERE: dict[str, str] = {  # what we have no key for -> names of other systems
+    "there is no KL penalty here: actor.eps_clip and rollout.max_head_offpolicyness bound the policy's steps": (
+        "kl_coef kl_loss_coef init_kl_coef kl_beta beta use_kl_loss kl_ctl kl_penalty"
+    ),
+    "a batch is trained once: actor.ppo_n_minibatches is the number of optimizer steps over it": (
+        "ppo_epochs num_ppo_epochs ppo_epoch num_iterations n_epochs_per_batch"
+    ),
+    "there is no critic here: advantages are relative to the group, by actor.advantage": (
+        "critic_lr critic_learning_rate gae_lambda gamma lam value_clip vf_coef cliprange_value"
+    ),
+}
+NEAR = 0.85
+
+
+def by_meaning(key: str, known: "frozenset[str] | set[str]") -> str:
+    """What a key of another system is here, as the end of a sentence; "" when its name is none of these.
+
+    Our keys outside `known` are not suggested.
+    """
+    names = {
+        their: f": here it is {our}"
+        for our, theirs in OURS_TO_THEIRS.items()
+        if our in known
+        for their in theirs.split()
+    }
+    names |= {their: f": {sentence}" for sentence, theirs in NOT_HERE.items() for their in theirs.split()}
+    last = key.lower().replace("-", "_").rpartition(".")[2]
+    near = [last] if last in names else difflib.get_close_matches(last, names, 1, NEAR)
+    return names[near[0]] if near else ""
