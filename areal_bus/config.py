@@ -61,6 +61,8 @@ class TopologyConfig(Section):
     """For --dry-run: ranks on one host, filled in order."""
     gpus_per_host: int = Field(0, ge=0)
     """GPUs on one host; 0: everything runs on CPU."""
+    gpu_memory_gib: float | str = ""
+    """Memory of one GPU for --dry-run: GiB, or a card's name ("H100", "A100-80G", "RTX 4090"). Empty: of those here."""
     ranks_per_gpu: int = Field(1, ge=1)
     """Ranks that share a GPU: a host's ranks take its GPUs in turn. No two learners, nor ranks of one generator."""
 

@@ -2,6 +2,7 @@
 
 import re
 
+from areal_bus.cards import gib_of, nearest
 from areal_bus.config import Config, WorkflowConfig
 from areal_bus.errors import ConfigError
 
@@ -141,6 +142,11 @@ def _ring(c: Config) -> list[Rule]:
         (
             bool(meet) and (not RENDEZVOUS.fullmatch(meet) or not 1 <= port <= 65535),
             f'launch.rendezvous must be "tcp://HOST:PORT" (a port from 1 to 65535) or "ipc://PATH": it is {meet!r}',
+        ),
+        (
+            c.topology.gpu_memory_gib != "" and gib_of(c.topology.gpu_memory_gib) is None,
+            f"topology.gpu_memory_gib is GiB above 0 or a card's name: {c.topology.gpu_memory_gib!r} is neither; "
+            f"{nearest(str(c.topology.gpu_memory_gib))}",
         ),
         (
             c.run.name in {".", "..", "latest"},

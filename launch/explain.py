@@ -67,20 +67,25 @@ def table(name: str, section: type[BaseModel]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_toml(config: Config) -> str:
-    """The whole Config as TOML, every key with its value; unset keys as comments."""
+def as_toml(config: Config, *, changed_only: bool = False) -> str:
+    """The Config as TOML, every key with its value (unset keys as comments) or those that differ from the defaults."""
     lines: list[str] = []
     for name in Config.model_fields:
-        lines += [*section_lines(name, getattr(config, name)), ""]
+        section = getattr(config, name)
+        found = section_lines(name, section, type(section)() if changed_only else None)
+        lines += [*found, ""] if found else []
     return "\n".join(lines).rstrip() + "\n"
 
 
-def section_lines(name: str, section: BaseModel) -> list[str]:
-    lines, inner = [f"[{name}]"], []
+def section_lines(name: str, section: BaseModel, default: BaseModel | None, *, is_added: bool = False) -> list[str]:
+    """With `default` only what differs from it; nothing where nothing does, unless the section `is_added`."""
+    lines, inner = [], []
     for key in type(section).model_fields:
         value = getattr(section, key)
+        usual = getattr(default, key) if default is not None else None
         if isinstance(value, BaseModel):
-            inner += section_lines(f"{name}.{key}", value)
-        else:
+            of = None if default is None else usual or type(value)()
+            inner += section_lines(f"{name}.{key}", value, of, is_added=usual is None)
+        elif default is None or value != usual:
             lines.append(f"# {key} is unset" if value is None else f"{key} = {toml_value(value)}")
-    return lines + inner
+    return [*([f"[{name}]"] if lines or is_added or default is None else []), *lines, *inner]

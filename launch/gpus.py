@@ -4,6 +4,7 @@ Asked of torch, for what counts is what it can compute on, and in a process of i
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,18 @@ def count_gpus() -> tuple[int, str]:
         return int(number), version
     except (subprocess.SubprocessError, OSError, ValueError):  # no torch that works
         return 0, "none that imports"
+
+
+def smallest_gpu_mib() -> int:
+    """MiB of the smallest GPU of this machine, as nvidia-smi reports it; 0 where there is none."""
+    if not (program := shutil.which("nvidia-smi")):
+        return 0
+    words = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        return min(int(line) for line in done.stdout.split())
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return 0
 
 
 def check_gpus(wanted: int, hosts: Sequence[str], found: Sequence[tuple[int, str]]) -> None:

@@ -15,7 +15,7 @@ from areal_bus.config import Config, RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.settings import load, resolve
 from launch.bootstrap import rank_and_size
-from launch.dry_run import dry_run
+from launch.dry_run import Page, look_ahead
 from launch.explain import explain
 from launch.joining import join
 from launch.rank import refuse, run
@@ -23,7 +23,7 @@ from launch.resume import AUTO
 from launch.runs import CONFIG, ORIGIN, no_run, read_object
 from launch.topology import check_count, least_ranks
 
-OPTIONS = ("--set", "--dry-run", "--resume", "--join", "--key", "--explain", "--help")
+OPTIONS = ("--set", "--dry-run", "--all", "--resume", "--join", "--key", "--explain", "--help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return join(options.join, options.key)
         config, file = settings(options.config, options.resume, options.set)
         if options.dry_run:
-            return say(rank, dry_run(config, file, size if size > 1 else None))
+            return show_plan(rank, look_ahead(config, file, size if size > 1 else None, every=options.all))
         check_size(config, size, options.config or f"--resume {options.resume}")
     except ConfigError as error:
         return refuse(rank, error)
@@ -63,6 +63,7 @@ def check_alone(options: argparse.Namespace) -> None:
         "CONFIG.toml": options.config is not None,
         "--set": bool(options.set),
         "--dry-run": options.dry_run,
+        "--all": options.all,
         "--resume": options.resume is not None,
         "--join": options.join is not None,
         "--key": options.key is not None,
@@ -75,6 +76,8 @@ def check_alone(options: argparse.Namespace) -> None:
         over = [name for name, is_given in given.items() if is_given and name not in alone]
         if given[option] and over:
             raise ConfigError(f"{option} {why}: leave out {', '.join(over)}")
+    if given["--all"] and not given["--dry-run"]:
+        raise ConfigError("--all prints every setting of a --dry-run, which is not given")
     if given["--key"] and not given["--join"]:
         raise ConfigError("--key is the invitation for --join, which is not given")
     for option, what in (
@@ -116,7 +119,10 @@ def parser() -> Parser:
     )
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the settings; docs/config.md has all keys")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
-    parser.add_argument("--dry-run", action="store_true", help="print ranks, GPUs, memory and settings; start nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print ranks, GPUs, memory and changed settings; start nothing"
+    )
+    parser.add_argument("--all", action="store_true", help="for --dry-run: every setting, and how memory is counted")
     parser.add_argument(
         "--resume", metavar="RUN", help='go on with this run, with its own settings unless CONFIG.toml is given; "auto"'
     )
@@ -137,6 +143,14 @@ def say(rank: int, text: str) -> int:
         except BrokenPipeError:  # `| head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def show_plan(rank: int, page: Page) -> int:
+    say(rank, page.text)
+    if not page.is_too_large:
+        return 0
+    return refuse(rank, ConfigError("a GPU must hold what is planned for it: the line that says DOES NOT FIT names what"
+                                    " to change"))  # fmt: skip
 
 
 def check_size(config: Config, size: int, file: str) -> None:

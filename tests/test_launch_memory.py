@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,13 @@ from typing import Any
 import pytest
 
 from actors.kernels import dense
+from areal_bus.cards import gib_of
 from areal_bus.config import Config
+from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.settings import load
-from launch.dry_run import dry_run, longest_prompt
+from launch.dry_run import dry_run, longest_prompt, look_ahead
+from launch.fits import CUDA, NCCL, gathered, on_top
 from launch.memory import (
     HELPED,
     LIBRARIES,
@@ -172,12 +177,94 @@ def test_the_longest_prompt_is_counted_where_data_and_tokenizer_are_here(tmp_pat
 def test_a_dry_run_states_bytes_a_parameter_and_a_token(tmp_path: Path) -> None:
     file = tmp_path / "words.toml"
     file.write_text((ROOT / "configs" / "tiny.toml").read_text())
-    page = dry_run(load(file, (), {}), file, 4)
+    page = dry_run(load(file, (), {}), file, 4, every=True)
     shape = find_shape(load(file, (), {}), tmp_path)
     assert shape is not None
     assert "12 bytes a parameter" in page
     assert f"learner {4 * shape.layers * shape.saved(by_us=True)[0]:,} for each that is read" in page
     assert f"generator {4 * shape.kv_per_token:,} for each position of a slot" in page
+
+
+def written(tmp_path: Path, **changes: str) -> tuple[Config, Path]:
+    """A config for GPUs whose model's shape is known: 0.5 billion parameters, a learner and a generator apart."""
+    file = tmp_path / "plan.toml"
+    text = (ROOT / "configs" / "tiny.toml").read_text()
+    file.write_text(text)
+    gpus = ["topology.ranks=3", "topology.gpus_per_host=3", "topology.learners=1", "topology.generators=1"]
+    return load(file, [*gpus, *(f"{key.replace('__', '.')}={value}" for key, value in changes.items())], {}), file
+
+
+def test_a_gpu_that_cannot_hold_its_plan_is_flagged_with_what_to_change(tmp_path: Path) -> None:
+    """Issue 32.22: every setting that is named makes it fit."""
+    settings, file = written(tmp_path, topology__gpu_memory_gib="4")
+    assert not look_ahead(settings, file, None).is_too_large
+    large = written(tmp_path, topology__gpu_memory_gib="1", gconfig__max_new_tokens="2000")[0]
+    page = look_ahead(large, file, None)
+    assert page.is_too_large
+    (line,) = [line for line in page.text.splitlines() if line.startswith("  generator (1 GPU")]
+    said = re.search(r"DOES NOT FIT: .* set rollout.max_concurrent_rollouts = (\d+) \(it is \d+\)", line)
+    assert said is not None
+    changed = written(
+        tmp_path,
+        topology__gpu_memory_gib="1",
+        gconfig__max_new_tokens="2000",
+        rollout__max_concurrent_rollouts=said[1],
+    )[0]
+    page = look_ahead(changed, file, None)
+    assert "generator (1 GPU" in page.text
+    assert not any("generator" in line and "DOES NOT FIT" in line for line in page.text.splitlines())
+
+
+def test_a_card_is_known_by_its_name_and_a_wrong_name_is_refused(tmp_path: Path) -> None:
+    """Issue 32.22."""
+    for name in ("H100", "NVIDIA H100 80GB HBM3", "h100-80g"):
+        assert gib_of(name) == 81559 / 1024
+    assert gib_of("A100-80G") == gib_of("NVIDIA A100-SXM4-80GB") == 80.0
+    assert gib_of("rtx 4090") == gib_of("NVIDIA GeForce RTX 4090")
+    assert gib_of("A100") is None, "there are two"
+    assert (gib_of("24"), gib_of(24.0), gib_of(0.0), gib_of("")) == (24.0, 24.0, None, None)
+    with pytest.raises(ConfigError, match=r"GiB above 0 or a card's name: 'A100' is neither; did you mean A100-"):
+        written(tmp_path, topology__gpu_memory_gib="A100")
+    file = tmp_path / "plan.toml"
+    file.write_text((ROOT / "configs" / "gpus-1.toml").read_text().replace("gpus.toml", f"{ROOT}/configs/gpus.toml"))
+    assert "24 GiB (topology.gpu_memory_gib = 24" in dry_run(load(file, ["topology.gpu_memory_gib=24"], {}), file, None)
+
+
+def test_what_fsdp_gathers_and_cuda_take_counts_against_the_gpu() -> None:
+    """Issue 32.22: 79.7 GiB did not fit 80."""
+    two = config(topology={"learners": 2, "gpus_per_host": 3, "generators": 1})
+    place = plan(two.topology, ["h"] * 4)[0]
+    assert on_top(two, place, SHAPE) == CUDA + NCCL + gathered(two, SHAPE)
+    root, layer = 80, (N - 80) // 2
+    assert gathered(two, SHAPE) == 4 * (root + 2 * layer)
+    one = config(topology={"learners": 1, "gpus_per_host": 2, "generators": 1})
+    assert on_top(one, plan(one.topology, ["h"] * 3)[0], SHAPE) == CUDA
+    on_cpu = config(topology={"learners": 2})
+    assert on_top(on_cpu, plan(on_cpu.topology, ["h"] * 4)[0], SHAPE) == 0
+
+
+def test_a_plan_comes_first_and_then_only_what_differs_from_the_defaults(tmp_path: Path) -> None:
+    """Issue 32.12."""
+    file = tmp_path / "tiny.toml"
+    file.write_text((ROOT / "configs" / "tiny.toml").read_text())
+    settings = load(file, (), {})
+    short, long = (dry_run(settings, file, 4, every=every) for every in (False, True))
+    assert short.startswith("4 ranks, 1 host(s); model [model.scratch]")
+    plan_lines, _, toml = short.partition("\n\n")
+    assert "learner-0" in plan_lines
+    assert "all ranks together need" in plan_lines
+    assert len(short.splitlines()) < 60 < 160 < len(long.splitlines())
+    again = tmp_path / "again.toml"
+    again.write_text(toml)
+    assert load(again, (), {}) == settings
+
+
+def test_a_dry_run_says_whether_the_servers_interpreter_is_here(tmp_path: Path) -> None:
+    """Issue 32.12."""
+    settings, file = written(tmp_path, rollout__engine="sglang", engine__python="/nowhere/bin/python")
+    assert "\nengine.python = /nowhere/bin/python is not on this machine" in dry_run(settings, file, None)
+    settings, _ = written(tmp_path, rollout__engine="sglang", engine__python=sys.executable)
+    assert "rollout.engine needs sglang, which is not there" in dry_run(settings, file, None)
 
 
 def need(config: Config, role: Role, *, index: int = 0) -> Need:

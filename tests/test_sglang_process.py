@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from actors.engines.servers.opening import interpreter, open_engine
-from actors.engines.servers.process import ServerProcess, installed
+from actors.engines.servers.opening import open_engine
+from actors.engines.servers.process import ServerProcess, installed, interpreter
 from actors.engines.servers.sglang_start import command, environment
 from actors.models.loading import load_tokenizer
 from areal_bus.config import Config

@@ -1,6 +1,5 @@
 """From settings to a server and the engine over it: starts the server, or attaches to one that runs."""
 
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -10,7 +9,7 @@ from actors.context import Context
 from actors.engines.servers.engine import ServerEngine
 from actors.engines.servers.kinds import LOOPBACK, Kind, Met, number
 from actors.engines.servers.link import Link, Refused
-from actors.engines.servers.process import ServerProcess, free_port, installed
+from actors.engines.servers.process import ServerProcess, free_port, installed, interpreter
 from actors.engines.servers.sglang_start import SGLANG
 from actors.engines.servers.shape import Shape, shape_of
 from actors.engines.servers.vllm_start import VLLM_SERVER
@@ -86,16 +85,6 @@ def _process(kind: Kind, context: Context, config: Config, shape: Shape) -> tupl
     command = [python, *kind.command(context, config, most_tokens=shape.most_tokens, port=port)]
     log = context.folder / "logs" / f"{context.name}.server.txt"
     return ServerProcess(command, log, kind.environment(context)), f"http://127.0.0.1:{port}"
-
-
-def interpreter(python: str, folder: Path) -> str:
-    """A relative path is taken from the working directory, else from `folder`; empty: this process's own."""
-    if not python:
-        return sys.executable
-    given = Path(python).expanduser()
-    if given.is_absolute() or not (folder / given).exists():
-        return str(given.absolute())  # not resolved: an environment's interpreter is a link
-    return str(given.absolute() if given.exists() else folder / given)
 
 
 def wait_ready(link: Link, path: str, process: ServerProcess | None, *, timeout_s: float) -> None:

@@ -83,6 +83,16 @@ def installed(python: str, *packages: str) -> str:
     return done.stdout.strip()
 
 
+def interpreter(python: str, folder: Path) -> str:
+    """A relative path is taken from the working directory, else from `folder`; empty: this process's own."""
+    if not python:
+        return sys.executable
+    given = Path(python).expanduser()
+    if given.is_absolute() or not (folder / given).exists():
+        return str(given.absolute())  # not resolved: an environment's interpreter is a link
+    return str(given.absolute() if given.exists() else folder / given)
+
+
 def free_port() -> int:
     """A port of the loopback that is free now."""
     with socket.socket() as listener:
