@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from areal_bus.cards import gib_of
 from areal_bus.errors import ConfigError
 from areal_bus.settings import load
-from launch.dry_run import dry_run
+from launch.dry_run import dry_run, look_ahead
 from launch.gpus import check_gpus
 from launch.topology import least_ranks
 
@@ -89,3 +90,12 @@ def test_every_package_that_make_setup_installs_is_pinned_and_data_sets_are_amon
     names = {re.split(r"[<>=\[ ]", need)[0].lower() for need in wanted}
     assert "datasets" in names
     assert names - pinned == set()
+
+
+@pytest.mark.parametrize("size", ["1.5b", "7b", "14b", "32b"])
+def test_a_size_of_the_paper_names_its_card_and_fits_it(size: str) -> None:
+    """Issue 32.22: 7b's generators, 14b's and 32b's learners did not fit cards of 80 GB."""
+    file = FOLDER / f"{size}.toml"
+    config = load(file, (), {})
+    assert gib_of(config.topology.gpu_memory_gib) is not None
+    assert not look_ahead(config, file, None).is_too_large
