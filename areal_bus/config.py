@@ -5,7 +5,7 @@ Order of precedence: the TOML file (with one level of `extends`), then AREAL_BUS
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -242,10 +242,24 @@ class RewardConfig(Section):
 
 
 class ActorConfig(Section):
-    advantage: Literal["grpo", "rloo"] = "grpo"
-    """Baseline: the group's mean over its deviation, or the mean of the others (leave one out)."""
+    reward_scaling: float = Field(1.0, gt=0)
+    """Advantages are made of (reward + reward_bias) * reward_scaling; figures and journal keep the reward."""
+    reward_bias: float = 0.0
+    """Added to each reward before it is scaled: -0.5, scaled by 10, makes 0 and 1 the paper's -5 and +5."""
+    advantage: Literal["grpo", "rloo", "none"] = "grpo"
+    """Baseline: "grpo", the group's mean over its deviation; "rloo", the mean of the others; "none", the reward itself
+    (the paper: with normalize_batch over "all")."""
     normalize_batch: bool = False
     """Normalise advantages once more over the whole batch (the paper's set-up)."""
+    normalize_batch_over: Literal["signal", "all"] = "signal"
+    """Groups that normalize_batch counts: those whose rewards differ ("signal"; others get 0), or "all" (all train)."""
+    std_unbiased: bool = True
+    """Deviations (of "grpo" and normalize_batch) by n - 1, as verl, TRL and AReaL have them; false: by n."""
+    std_eps: float = Field(1e-6, gt=0)
+    """Added to those deviations."""
+    loss_denominator: Literal["all", "signal"] | Annotated[float, Field(gt=0)] = "all"
+    """The loss is the sum over trained tokens over this: "all" young enough tokens of the minibatch, groups without a
+    signal included; only those with a "signal"; or a number. See docs/loss.md."""
     use_decoupled_loss: bool = True
     """Decoupled PPO (paper, eq. 5): clip around the proximal policy, weigh by prox/behav, always."""
     recompute_logprobs: bool = True

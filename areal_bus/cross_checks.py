@@ -65,8 +65,9 @@ def _training(c: Config) -> list[Rule]:
             "(or actor.use_decoupled_loss = false)",
         ),
         (
-            c.gconfig.n_samples < 2,
-            f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}",
+            c.gconfig.n_samples < 2 and (c.actor.advantage != "none" or _counts_signals(c)),
+            f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}; set it higher, or "
+            'actor.advantage = "none" (normalised over "all")',
         ),
         (
             c.actor.ppo_n_minibatches > c.data.batch_size,
@@ -84,6 +85,11 @@ def _training(c: Config) -> list[Rule]:
             f"topology.gpus_per_host {c.topology.gpus_per_host}: set learner.helpers = 0",
         ),
     ]
+
+
+def _counts_signals(c: Config) -> bool:
+    """Whether the normalisation asks of each group if its rewards differ."""
+    return c.actor.normalize_batch and c.actor.normalize_batch_over == "signal"
 
 
 def _engine(c: Config) -> list[Rule]:

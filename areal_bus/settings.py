@@ -10,7 +10,7 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -138,8 +138,9 @@ def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type itself."""
-    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    """The members of a union, or the type itself; bare, without what is annotated."""
+    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members)
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
@@ -182,12 +183,20 @@ def sentence(error: ValidationError, source: Mapping[str, str], path: str) -> st
     """The first fault, as rule, value and where it was set; how many more there are."""
     faults = error.errors(include_url=False)
     fault = faults[0]
-    key = ".".join(str(part) for part in fault["loc"])
+    key = key_at(fault["loc"])
     origin = source.get(key, path)
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    n_others = len({key_at(other["loc"]) for other in faults}) - 1
+    more = f" (and {n_others} more)" if n_others else ""
     if fault["type"] == "extra_forbidden":
         return unknown(key, origin) + more
     return f"{key} must be {rule(key, fault)}: it is {json.dumps(fault['input'])} ({origin}){more}"
+
+
+def key_at(place: Sequence[int | str]) -> str:
+    """The dotted name of where a fault is, without the member of a union that pydantic adds."""
+    names = [str(part) for part in place]
+    shortened = (".".join(names[:n]) for n in range(len(names), 0, -1))
+    return next((name for name in shortened if name in fields()), ".".join(names))
 
 
 def rule(key: str, fault: Any) -> str:
@@ -214,11 +223,16 @@ def kind(annotation: Any) -> str:
 def bounds(field: FieldInfo) -> str:
     """The field's limits in words; empty when it has none."""
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "of length at least"}
-    found = [
-        f"{text} {value}" for item in field.metadata for name, text in words.items() if (value := limit(item, name))
-    ]
-    found += [f"matching {item.pattern}" for item in field.metadata if getattr(item, "pattern", None)]
+    items = [*field.metadata, *(item for one in get_args(field.annotation) for item in _annotated(one))]
+    found = [f"{text} {value}" for item in items for name, text in words.items() if (value := limit(item, name))]
+    found += [f"matching {item.pattern}" for item in items if getattr(item, "pattern", None)]
     return " and ".join(found)
+
+
+def _annotated(member: Any) -> list[Any]:
+    """The limits of a union's annotated member."""
+    infos = [item for item in get_args(member)[1:] if get_origin(member) is Annotated]
+    return [limit for info in infos for limit in (info.metadata if isinstance(info, FieldInfo) else [info])]
 
 
 def limit(item: Any, name: str) -> str:

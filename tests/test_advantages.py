@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from actors.training.advantages import group_advantages, normalize
 
 
-def test_grpo_is_the_distance_from_the_mean_in_deviations() -> None:
-    advantages, signal = group_advantages(
-        torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.zeros(4, dtype=torch.int64), kind="grpo"
-    )
-    assert torch.allclose(advantages, torch.tensor([1.0, -1.0, -1.0, 1.0]), atol=1e-5)
-    assert signal.all()
+@pytest.mark.parametrize("unbiased", [True, False])  # item 4: by n - 1 or by n
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_grpo_is_the_distance_from_the_mean_in_deviations(unbiased: bool, eps: float) -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    found = group_advantages(rewards, torch.zeros(4, dtype=torch.int64), kind="grpo", unbiased=unbiased, eps=eps)
+    expected = (rewards - rewards.mean()) / (rewards.std(unbiased=unbiased) + eps)
+    assert torch.allclose(found[0], expected, atol=1e-6)
+    assert found[1].all()
 
 
 def test_rloo_compares_with_the_mean_of_the_others() -> None:
@@ -40,6 +42,20 @@ def test_equal_rewards_give_exactly_zero_and_no_signal() -> None:
         assert signal.tolist() == [False] * 3 + [True] * 3
 
 
+def test_item_5_without_a_baseline_the_reward_is_the_advantage() -> None:
+    rewards = torch.tensor([5.0, 5.0, -5.0, 5.0, 1.0])
+    advantages, signal = group_advantages(rewards, torch.tensor([0, 0, 1, 1, 2]), kind="none")
+    assert advantages.tolist() == rewards.tolist()
+    assert signal.tolist() == [False, False, True, True, False]
+
+
+@given(st.floats(-10, 10), st.integers(1, 50))
+def test_equal_values_normalise_to_exactly_nothing(value: float, n: int) -> None:
+    weights = torch.arange(1, n + 1, dtype=torch.float64)
+    result = normalize(torch.full((n,), value), weights, torch.ones(n, dtype=torch.bool), list)
+    assert result.tolist() == [0.0] * n
+
+
 def test_a_group_of_one_has_no_baseline() -> None:
     with pytest.raises(ValueError, match="at least 2 samples"):
         group_advantages(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 0, 1]), kind="rloo")
@@ -54,11 +70,25 @@ def test_normalised_advantages_weigh_each_trained_token_once() -> None:
     advantages = torch.tensor([1.0, -1.0, 4.0, 0.0])
     weights = torch.tensor([3.0, 1.0, 0.0, 5.0])  # the third has only masked tokens, the fourth no signal
     signal = torch.tensor([True, True, True, False])
-    result = normalize(advantages, weights, signal, list)
+    result = normalize(advantages, weights, signal, list, unbiased=False)
     tokens = torch.tensor([1.0, 1.0, 1.0, -1.0])
     expected = (tokens - tokens.mean()) / tokens.std(unbiased=False)
     assert torch.allclose(result[:2], expected[[0, 3]], atol=1e-5)
     assert result[3] == 0
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_item_4_whoever_counts_in_the_normalisation_gets_its_value(unbiased: bool) -> None:
+    advantages, weights = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([3.0, 1.0, 5.0])
+    tokens = torch.tensor([1.0] * 3 + [-1.0] + [0.0] * 5)
+    expected = (tokens - tokens.mean()) / (tokens.std(unbiased=unbiased) + 0.25)
+    counted = torch.ones(3, dtype=torch.bool)
+    result = normalize(advantages, weights, counted, list, unbiased=unbiased, eps=0.25)
+    assert torch.allclose(result, expected[[0, 3, 4]], atol=1e-6)
+
+
+def test_one_token_alone_has_no_deviation() -> None:
+    assert normalize(torch.tensor([3.0]), torch.ones(1), torch.ones(1, dtype=torch.bool), list).tolist() == [0.0]
 
 
 def test_normalisation_over_two_ranks_is_that_of_one() -> None:

@@ -64,7 +64,12 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("data.batch_size=2.5", "data.batch_size must be a whole number, at least 1: it is 2.5"),
         ("data.batch_size=four", 'must be a whole number, at least 1: it is "four"'),
         ("data.shuffle=1", "data.shuffle must be true or false: it is 1"),
-        ("actor.advantage=gae", 'actor.advantage must be one of "grpo", "rloo": it is "gae"'),
+        ("actor.advantage=gae", 'actor.advantage must be one of "grpo", "rloo", "none": it is "gae"'),
+        (
+            "actor.loss_denominator=mean",
+            'actor.loss_denominator must be one of "all", "signal" or a number, above 0: it is "mean" (--set',
+        ),
+        ("actor.loss_denominator=0", '"signal" or a number, above 0: it is 0 (--set actor.loss_denominator=0)'),
         ("run.name=a/b", "run.name must be a string, matching"),
         ("run.name=..", "run.name must be a folder's name of its own"),
         ("model=7", "--set takes section.key=value"),
@@ -133,6 +138,13 @@ def test_malformed_toml_is_refused_with_its_line(tmp_path: Path) -> None:
 def test_a_missing_file_is_refused_with_the_one_that_may_be_meant(tmp_path: Path) -> None:
     write(tmp_path, SMALL, "demo.toml")
     assert f"did you mean {tmp_path / 'demo.toml'}?" in refusal(tmp_path / "dmeo.toml")
+
+
+def test_without_a_baseline_a_group_may_be_one_sample(tmp_path: Path) -> None:
+    file = write(tmp_path, SMALL)
+    assert load(file, ["gconfig.n_samples=1", "actor.advantage=none"], {}).gconfig.n_samples == 1
+    said = refusal(file, "gconfig.n_samples=1", "actor.advantage=none", "actor.normalize_batch=true")
+    assert "needs at least 2 samples" in said
 
 
 def test_extends_goes_one_level_deep(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,8 @@ def test_minibatches_hold_whole_groups_and_step_once_each(tmp_path: Path) -> Non
     actor = tiny_actor(tmp_path, config)
     batch = actor.compute_advantages_and_returns(batch_of(random_shard(7, n_groups=5)))
     parts = actor._minibatches(batch)
-    groups = [{batch.items[i].group for i in part} for part in parts]
-    assert sorted(i for part in parts for i in part) == list(range(20))
+    groups = [{batch.items[i].group for i in part.members} for part in parts]
+    assert sorted(i for part in parts for i in part.members) == list(range(20))
     assert groups[0] | groups[1] == set(range(5))
     assert not groups[0] & groups[1]
     assert actor.ppo_update(batch)["n_optimizer_steps"] == 2
@@ -187,12 +188,84 @@ def test_later_minibatches_are_clipped_around_the_policy_before_the_step(tmp_pat
 def test_groups_without_signal_are_skipped_and_counted(tmp_path: Path) -> None:
     flat = [shard_item(group=1, sample=s, reward=1.0, n_groups=2) for s in range(4)]
     mixed = [shard_item(group=0, sample=s, reward=float(s), n_groups=2) for s in range(4)]
-    actor, without = tiny_actor(tmp_path / "a"), tiny_actor(tmp_path / "b")
+    config = settings(actor={"loss_denominator": "signal"})
+    actor, without = tiny_actor(tmp_path / "a", config), tiny_actor(tmp_path / "b", config)
     stats = update(actor, batch_of(mixed + flat))
     update(without, batch_of(mixed))
     assert (stats["n_tokens"], stats["n_tokens_trained"], stats["n_tokens_skipped"]) == (32, 16, 16)
     assert stats["zero_advantage_share"] == 0.5
     assert all(torch.equal(a, b) for a, b in zip(weights(actor), weights(without), strict=True))
+
+
+@pytest.mark.parametrize("wanted", ["all", "signal", 40.0])
+@pytest.mark.parametrize("budget", [1, 10_000])
+def test_item_4_the_loss_is_divided_by_what_its_key_says(tmp_path: Path, wanted: str | float, budget: int) -> None:
+    flat = [replace(item, reward=0.5) if item.group == 2 else item for item in random_shard(5, clock=3, old=True)]
+    actor = tiny_actor(tmp_path, settings(actor=rloo(loss_denominator=wanted), learner={"max_tokens_per_mb": budget}))
+    batch = batch_of(flat, clock=3, eta=1)
+    n_all = sum(item.n_trained for item in batch.items)
+    n_signal = sum(item.n_trained for item in batch.items if item.group != 2)
+    denominator = {"all": n_all, "signal": n_signal}.get(str(wanted), 40.0)
+    assert 0 < n_signal < n_all
+    ours = gradients(at_version(actor, 3), batch)
+    for a, b in zip(ours, padded_gradients(flat, clock=3, eta=1), strict=True):  # divides by n_signal
+        assert torch.allclose(a, b * n_signal / denominator, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("over", ["signal", "all"])
+def test_item_4_the_normalisation_counts_groups_without_signal_or_not(tmp_path: Path, over: str) -> None:
+    flat = [replace(item, reward=0.5) if item.group == 2 else item for item in random_shard(5)]
+    config = settings(actor=rloo(normalize_batch=True, normalize_batch_over=over, std_unbiased=False))
+    batch = tiny_actor(tmp_path, config).compute_advantages_and_returns(batch_of(flat))
+    assert batch.advantages is not None
+    assert batch.signal is not None
+    tokens = torch.cat(
+        [
+            batch.advantages[i].expand(item.n_trained)
+            for i, item in enumerate(batch.items)
+            if over == "all" or item.group != 2
+        ]
+    )
+    assert float(tokens.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(tokens.std(unbiased=False)) == pytest.approx(1.0, abs=1e-4)
+    of_flat = batch.advantages[[item.group == 2 for item in batch.items]]
+    assert bool((of_flat != 0).all()) == (over == "all")
+    assert batch.signal.all() == (over == "all")
+
+
+PAPER = {"advantage": "none", "reward_bias": -0.5, "reward_scaling": 10.0, "normalize_batch": True}
+
+
+@pytest.mark.parametrize("over", ["all", "signal"])
+def test_item_5_the_papers_advantages_are_normalised_over_the_batch_without_a_groups_baseline(
+    tmp_path: Path, over: str
+) -> None:
+    rewards = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    shard = [shard_item(group=i // 4, sample=i % 4, reward=reward, n_groups=2) for i, reward in enumerate(rewards)]
+    actor = tiny_actor(tmp_path, settings(actor=PAPER | {"normalize_batch_over": over}))
+    batch = actor.compute_advantages_and_returns(batch_of(shard))
+    assert batch.advantages is not None
+    counted = torch.tensor([10 * r - 5 for r in rewards if over == "all"] or [5.0, -5.0, -5.0, -5.0])
+    tokens = counted.repeat_interleave(4)
+    expected = (counted - tokens.mean()) / (tokens.std() + 1e-6)
+    assert torch.allclose(batch.advantages[-len(counted) :], expected, atol=1e-5)
+    stats = actor.ppo_update(batch)
+    assert stats["reward"] == 5 / 8, "the journal keeps the reward as it was given"
+    assert stats["zero_advantage_share"] == (0.0 if over == "all" else 0.5)
+    assert stats["n_tokens_trained"] == (32 if over == "all" else 16)
+
+
+@pytest.mark.parametrize("over", ["all", "signal"])
+def test_without_a_baseline_a_batch_of_equal_rewards_trains_nothing(tmp_path: Path, over: str) -> None:
+    shard = [shard_item(group=i // 4, sample=i % 4, reward=0.1, n_groups=2) for i in range(8)]
+    stats = update(tiny_actor(tmp_path, settings(actor=PAPER | {"normalize_batch_over": over})), batch_of(shard))
+    assert (stats["zero_advantage_share"], stats["n_optimizer_steps"], stats["n_tokens_skipped"]) == (1.0, 0, 32)
+
+
+def test_without_any_baseline_only_a_reward_of_nothing_trains_nothing(tmp_path: Path) -> None:
+    shard = [shard_item(group=i // 4, sample=i % 4, reward=float(i < 4), n_groups=2) for i in range(8)]
+    stats = update(tiny_actor(tmp_path, settings(actor={"advantage": "none"})), batch_of(shard))
+    assert (stats["n_tokens_trained"], stats["zero_advantage_share"]) == (16, 0.5)
 
 
 def test_I12_every_token_is_trained_masked_or_skipped(tmp_path: Path) -> None:
@@ -236,6 +309,7 @@ def test_the_figures_of_a_step(tmp_path: Path) -> None:
     assert stats["mismatch_kl"] > 0
     assert stats["lr"] == pytest.approx(2e-5)
     assert stats["grad_norm"] > 0
+    assert stats["loss_denominator"] == 16
 
 
 def test_the_mismatch_vanishes_when_the_sampler_is_the_learner(tmp_path: Path) -> None:
@@ -320,27 +394,6 @@ def test_the_mismatch_is_not_of_the_updates_own_steps(tmp_path: Path, recompute:
     assert stats["n_optimizer_steps"] == 2
     assert stats["mismatch_max"] < 1e-5
     assert stats["mismatch_kl"] < 1e-9
-
-
-def test_five_steps_without_signal_are_said_once_with_a_sample(tmp_path: Path) -> None:
-    actor = tiny_actor(tmp_path)
-    for step in range(7):
-        shard = [shard_item(sample=s, reward=0.25, clock=step) for s in range(4)]
-        update(actor, batch_of(shard, clock=step))
-    notes = [line for line in actor._journal.path.read_text().splitlines() if '"event":"note"' in line]
-    assert len(notes) == 1
-    assert "5 steps in a row" in notes[0]
-    assert "0.25 for 'sample 0 of group 0'" in notes[0]
-
-
-def test_steps_without_signal_are_said_when_there_is_a_sample_to_show(tmp_path: Path) -> None:
-    actor = tiny_actor(tmp_path)
-    for step in range(8):
-        shard = [shard_item(sample=s, reward=0.25, clock=step) for s in range(4)] if step != 4 else []
-        update(actor, batch_of(shard, clock=step))
-    notes = [line for line in actor._journal.path.read_text().splitlines() if '"event":"note"' in line]
-    assert len(notes) == 1
-    assert "6 steps in a row" in notes[0]
 
 
 def test_much_masking_names_the_eta_that_would_mend_it(tmp_path: Path) -> None:

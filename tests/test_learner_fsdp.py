@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def life(actor: PPOActor, *, index: int, size: int) -> list[dict[str, float]]:
     )
     stats = []
     for step in range(STEPS):
-        shard = [i for i in random_shard(step, clock=step, n_groups=4) if _mine(i, step, index, size)]
+        drawn = random_shard(step, clock=step, n_groups=4)
+        drawn = [replace(i, reward=1.0) if i.group == 3 else i for i in drawn]  # no signal: one rank's denominator only
+        shard = [i for i in drawn if _mine(i, step, index, size)]
         batch = build(shard, step=step, clock=step, n_groups=4, eta=1)
         stats.append(actor.ppo_update(actor.compute_advantages_and_returns(batch)))
     return stats

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +32,23 @@ from areal_bus.journal import Event, Journal
 CLIP_EPSILON = 1e-6  # torch adds it to a norm
 
 Publish = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(slots=True)
+class _Minibatch:
+    """A rank's share of what one optimizer step trains."""
+
+    members: list[int] = field(default_factory=list)  # item indices to compute
+    n_tokens: int = 0  # young enough to be trained, groups without a signal included
+    n_signal_tokens: int = 0  # of those, in items that have a signal
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """One optimizer step."""
+
+    norm: float  # of the gradient, before it is clipped
+    denominator: float  # that the sum of the tokens' losses was divided by
 
 
 class PPOActor:
@@ -80,17 +98,33 @@ class PPOActor:
         forward has exactly those parameters, so it gives them and no forward is spent here.
         """
         with self._journal.span("prox"):
-            batch.advantages, batch.signal = group_advantages(
-                torch.tensor([item.reward for item in batch.items], dtype=torch.float64),
+            settings = self._settings
+            rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
+            advantages, signal = group_advantages(
+                (rewards + settings.reward_bias) * settings.reward_scaling,
                 torch.tensor([item.group for item in batch.items], dtype=torch.int64),
-                kind=self._settings.advantage,
+                kind=settings.advantage,
+                unbiased=settings.std_unbiased,
+                eps=settings.std_eps,
             )
-            if self._settings.normalize_batch:
-                weights = torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64)
-                batch.advantages = normalize(batch.advantages, weights, batch.signal, self._ranks.sum)
+            if settings.normalize_batch:
+                advantages = self._normalized(batch, advantages, signal)
+            batch.advantages = advantages
+            batch.signal = advantages != 0 if settings.advantage == "none" else signal | (advantages != 0)
             if self._settings.recompute_logprobs and self._settings.ppo_n_minibatches > 1:
                 self._compute_prox(batch)
         return batch
+
+    def _normalized(self, batch: Batch, advantages: Tensor, signal: Tensor) -> Tensor:
+        """Over the global batch. A group without signal that counts is trained by what the mean leaves it."""
+        return normalize(
+            advantages,
+            torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64),
+            signal if self._settings.normalize_batch_over == "signal" else torch.ones_like(signal),
+            self._ranks.sum,
+            unbiased=self._settings.std_unbiased,
+            eps=self._settings.std_eps,
+        )
 
     def ppo_update(self, batch: Batch) -> dict[str, float]:
         """One training step: an optimizer step for each minibatch that has a token to train; returns its figures.
@@ -109,14 +143,13 @@ class PPOActor:
         rate = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        norms = [
-            norm for members in self._minibatches(batch) if (norm := self._step(batch, members, figures)) is not None
-        ]
+        taken = [step for part in self._minibatches(batch) if (step := self._step(batch, part, figures)) is not None]
         figures.reduce(self._ranks)
         self._watch.look(batch, figures, eta=self._config.rollout.max_head_offpolicyness)
-        stats = figures.flat() | {"lr": rate, "n_optimizer_steps": float(len(norms))}
-        if norms:
-            stats["grad_norm"] = sum(norms) / len(norms)
+        stats = figures.flat() | {"lr": rate, "n_optimizer_steps": float(len(taken))}
+        if taken:
+            stats["grad_norm"] = sum(step.norm for step in taken) / len(taken)
+            stats["loss_denominator"] = sum(step.denominator for step in taken) / len(taken)
         if helped is not None and (n_units := Helped.now().n_units - helped.n_units):
             stats["helped_share"] = (Helped.now().n_theirs - helped.n_theirs) / n_units
         stats["update_s"] = time.monotonic() - began
@@ -133,28 +166,33 @@ class PPOActor:
                 f"after {self._n_applied} optimizer steps"
             )
 
-    def _minibatches(self, batch: Batch) -> list[list[int]]:
-        """Item indices to compute, by minibatch: whole groups dealt in turn; items that train nothing are left out."""
+    def _minibatches(self, batch: Batch) -> list["_Minibatch"]:
+        """Whole groups dealt in turn; items that train nothing are not computed."""
         if batch.advantages is None or batch.signal is None:
             raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
         n = self._settings.ppo_n_minibatches
         turn = {group: (i + self._ranks.index) % n for i, group in enumerate(batch.groups)}
-        parts: list[list[int]] = [[] for _ in range(n)]
+        parts = [_Minibatch() for _ in range(n)]
         for index, (item, has_signal) in enumerate(zip(batch.items, batch.signal.tolist(), strict=True)):
+            part = parts[turn[item.group]]
+            part.n_tokens += item.n_trained
             if has_signal and item.n_trained:
-                parts[turn[item.group]].append(index)
+                part.members.append(index)
+                part.n_signal_tokens += item.n_trained
         return parts
 
-    def _step(self, batch: Batch, members: list[int], figures: Figures) -> float | None:
-        """Gradient and optimizer step of one minibatch; the gradient's norm, or None without a token to train."""
-        (n_tokens,) = self._ranks.sum([float(sum(batch.items[i].n_trained for i in members))])
-        if not n_tokens:
+    def _step(self, batch: Batch, part: "_Minibatch", figures: Figures) -> "_Taken | None":
+        """Gradient and optimizer step of one minibatch; None without a token to train."""
+        n_tokens, n_signal_tokens = self._ranks.sum([float(part.n_tokens), float(part.n_signal_tokens)])
+        if not n_signal_tokens:
             return None
+        wanted = self._settings.loss_denominator
+        denominator = n_tokens if wanted == "all" else n_signal_tokens if wanted == "signal" else float(wanted)
         with self._journal.span("backward"):
             self.optimizer.zero_grad()
             loss = 0.0
-            for indices in self._micro_batches(batch, members):
-                loss += self._backward(batch, indices, n_tokens, figures)
+            for indices in self._micro_batches(batch, part.members):
+                loss += self._backward(batch, indices, denominator, figures)
                 self._beat()
         with self._journal.span("optimizer"):
             grads = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
@@ -167,10 +205,10 @@ class PPOActor:
                 clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
             self._n_applied += 1
             self.optimizer.step()
-        return norm
+        return _Taken(norm, denominator)
 
-    def _backward(self, batch: Batch, indices: list[int], n_tokens: float, figures: Figures) -> float:
-        """Add one micro-batch's gradient of (sum of token losses) / n_tokens; that share of the loss is returned."""
+    def _backward(self, batch: Batch, indices: list[int], denominator: float, figures: Figures) -> float:
+        """Add one micro-batch's gradient of (sum of token losses) / denominator; that share of the loss is returned."""
         if not indices:
             self.policy.idle_pass()
             return 0.0
@@ -184,14 +222,14 @@ class PPOActor:
         advantages = self._advantages(batch, indices).to(device)
         apart = gap(prox_N, behav_N)
         terms, importance_N = self._objective(theta_N, prox_N, behav_N, apart, advantages)
-        loss = terms.loss / n_tokens
+        loss = terms.loss / denominator
         loss.backward()  # type: ignore[no-untyped-call]
         if known or not self._n_applied:  # else theta has gone from the sampler by this update's own steps as well
             figures.add(mismatch(importance_N, apart))
         sums = figures.sums
         sums.entropy += float(entropy_N.sum()) if entropy_N is not None else 0.0
         sums.clipped += float(terms.clipped)
-        sums.loss += float(loss.detach()) * n_tokens
+        sums.loss += float(loss.detach()) * denominator
         return float(loss.detach())
 
     def _objective(
@@ -216,7 +254,7 @@ class PPOActor:
         return batch.advantages[torch.tensor(indices)].repeat_interleave(counts)
 
     def _compute_prox(self, batch: Batch) -> None:
-        members = [i for part in self._minibatches(batch) for i in part]
+        members = [i for part in self._minibatches(batch) for i in part.members]
         with torch.no_grad():
             for indices in self._micro_batches(batch, members):
                 if not indices:

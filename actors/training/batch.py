@@ -56,7 +56,9 @@ class Batch:
     n_groups: int  # of the whole batch, over all ranks
     items: list[Item]
     advantages: Tensor | None = None  # (n_items,) float32
-    signal: Tensor | None = None  # (n_items,) bool: False in groups whose rewards are all equal
+    signal: Tensor | None = (
+        None  # (n_items,) bool: False where nothing is learned, as where all rewards of a group are equal
+    )
     prox: dict[int, Tensor] = field(default_factory=dict)  # item index -> (n_trained,) log-probs, detached
 
     @property

@@ -96,7 +96,7 @@ def count(batch: Batch) -> Figures:
         raise ValueError("a batch has advantages before it is counted: call compute_advantages_and_returns first")
     figures = Figures(Sums())
     s = figures.sums
-    learned: list[Item] = []
+    with_signal: list[Item] = []
     for item, has_signal in zip(batch.items, batch.signal.tolist(), strict=True):
         s.items += 1
         s.reward += item.reward
@@ -109,10 +109,10 @@ def count(batch: Batch) -> Figures:
             s.skipped += item.n_trained
         else:
             s.trained += item.n_trained
-            learned.append(item)
+            with_signal.append(item)
     if s.trained:
-        lags_N = torch.cat([item.lags_K for item in learned])[torch.cat([item.trained_K for item in learned])]
+        lags_N = torch.cat([item.lags_K for item in with_signal])[torch.cat([item.trained_K for item in with_signal])]
         s.lag, figures.lag_max = float(lags_N.sum()), float(lags_N.max())
     s.groups = len(batch.groups)
-    s.zero_groups = len({item.group for item, has in zip(batch.items, batch.signal.tolist(), strict=True) if not has})
+    s.zero_groups = s.groups - len({item.group for item in with_signal})
     return figures
