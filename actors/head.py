@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import draining
+from actors.alerts import Alert, Alerts
 from actors.context import Context, Pulse, Turns, collect_seldom, dump, note_refusals
 from actors.data.loading import load_problems, load_rows
 from actors.data.order import Order
@@ -74,6 +75,7 @@ class Shell:
         self.began = time.monotonic()
         self.samples = SampleFile(self.folder, tokens=config.journal.tokens) if config.journal.samples else None
         self.progress = Progress(total_steps=config.run.total_train_steps)
+        self.alerts = Alerts(config)
         rows = load_rows(config, context.config_folder)
         evaluates = config.evaluate.before or config.evaluate.after
         problems = load_problems(config, context.config_folder) if evaluates else []
@@ -158,10 +160,13 @@ class Shell:
                 if effect.event is Event.FAILED:  # the actor names itself; what follows from it is no news
                     self.progress.mute()
             elif isinstance(effect, Keep):
+                self.alerts.keep(effect)
                 if self.samples is not None:
                     self.samples.keep(effect)
             elif isinstance(effect, Shown):
                 self.progress.on(effect.kind, effect.fields)
+                if effect.kind == "step":
+                    self._alert(self.alerts.step(effect.fields))
             else:
                 self.end = effect
         self._tell(bus, letters)
@@ -170,6 +175,12 @@ class Shell:
             self._summarize()
         for goodbye in goodbyes:
             bus.send(goodbye.to, goodbye.message)
+
+    def _alert(self, alerts: list[Alert]) -> None:
+        """For people, and the journal."""
+        for alert in alerts:
+            self.progress.on("alert", {"level": alert.level, "text": alert.text})
+            self.journal.keep(Event.NOTE, level=alert.level, text=alert.text)
 
     def _tell(self, bus: Bus, letters: list[Send]) -> None:
         """What is to be told so far, after the lines that were decided with it."""
@@ -206,6 +217,7 @@ class Shell:
             "eta": self.head.gate.eta,
             "seconds": round(time.monotonic() - self.began, 3),
             "max_trained_token_lag": self.head.max_lag,
+            "batches_without_signal": self.alerts.n_without_signal,
             "evaluations": self.head.figures,
             "drained": self.head.is_draining,
             "term": self.head.terms.term,
@@ -249,6 +261,7 @@ class Shell:
                 base = found or "the beginning"
                 lines.append(f"version {head.version} has no frontier or no checkpoint on disk: goes on from {base}")
             lines.append(f"to go on: the same command line with --resume {self.folder}")
+        lines.extend(f"{alert.level}: {alert.text}" for alert in self.alerts.end())
         lines.append(f"run: {self.folder}   (python -m tools.samples {self.folder} shows what the model wrote)")
         return lines
 

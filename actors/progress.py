@@ -44,6 +44,8 @@ class Progress:
             self._evaluation(fields)
         elif kind == "note":
             self._note(fields["name"], fields["text"])
+        elif kind == "alert":
+            self.say(f"{fields['level']}: {fields['text']}")
         elif kind == "warning":
             self.say(f"warning: {fields['text']}")
         elif kind == "phase" and fields["phase"] == "training":

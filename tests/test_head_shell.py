@@ -1,5 +1,6 @@
 """The head's shell: in which order the world learns what the pure head has decided."""
 
+import io
 import json
 import os
 from collections.abc import Iterable
@@ -12,14 +13,17 @@ from actors import head as of_head
 from actors.codes import OVER, code_of
 from actors.context import Context
 from actors.head import TERM_FILE, Shell, next_term, write_whole
+from actors.progress import Progress
 from areal_bus.config import Config
 from areal_bus.effects import Effect, End, Mark, Record, Save, Send
+from areal_bus.effects import Progress as Shown
 from areal_bus.errors import CheckpointError
 from areal_bus.frontier import Frontier, Waypoint
 from areal_bus.frontier_file import path_of, save
 from areal_bus.journal import Event, Journal
 from areal_bus.messages import Ack, Finished, Heartbeat, Message, Stop, Term
 from areal_bus.settings import resolve
+from tests.test_alerts import kept
 from tools.run import lines
 
 TREE: dict[str, Any] = {
@@ -125,6 +129,25 @@ def test_what_is_told_before_a_waypoint_is_told_before_it_is_written(tmp_path: P
     shell._carry_out(wire, [*before, Mark(waypoint), *after])  # type: ignore[arg-type]
     assert wire.written == [[0], [0, 1]]
     assert [found.frontier.version for found in shell.frontiers.waypoints()] == [3]
+
+
+def test_items_7_and_25_what_a_run_should_know_is_said_journalled_and_said_again_at_the_end(
+    tmp_path: Path, shell: Shell
+) -> None:
+    shell.progress = Progress(total_steps=3, out=(out := io.StringIO()))
+    figures = {"reward": 0.0, "zero_advantage_share": 1.0, "truncated_share": 0.0}
+    for step in range(3):
+        shell._carry_out(
+            Wire(tmp_path),  # type: ignore[arg-type]
+            [kept(step, step), Shown("step", {"version": step + 1, "v": step, **figures})],
+        )
+    assert "\nwarning: no group had a signal in 3 batches in a row" in out.getvalue()
+    (note,) = lines(tmp_path / "journal" / "head-0.0.jsonl", "note")
+    assert note["level"] == "warning"
+    shell._carry_out(Wire(tmp_path), [End(0, "done")])  # type: ignore[arg-type]
+    assert json.loads((tmp_path / "summary.json").read_text())["batches_without_signal"] == 3
+    shell._say_how_it_ended()
+    assert "\nwarning: none of 3 batches had a group with a signal" in out.getvalue()
 
 
 def test_terms_go_on_where_the_last_head_was(tmp_path: Path) -> None:
