@@ -9,6 +9,7 @@ import os
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -37,6 +38,9 @@ def resolve(
     for origin, key, raw in [*from_environment(environ), *from_options(overrides)]:
         put(tree, key, plain_value(key, raw, origin), origin)
         source[key] = origin
+    model = tree.get("model", {})
+    if isinstance(model, dict) and not model.get("path") and "scratch" not in model and (over := extending(Path(path))):
+        raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")
     try:
         # JSON, since its strict mode takes a string for a path but none for a number
         config = Config.model_validate_json(json.dumps(tree, default=str), strict=True)
@@ -58,6 +62,16 @@ def read_file(path: Path) -> dict[str, Any]:
     if "extends" in below:
         raise ConfigError(f"extends goes one level deep: {path} extends {base}, which extends {below['extends']!r}")
     return merge(below, tree)
+
+
+def extending(path: Path) -> list[str]:
+    """The files beside it that extend this one."""
+    found = []
+    for other in sorted(path.parent.glob("*.toml")) if path.is_file() else []:
+        with suppress(ConfigError):
+            if read_toml(other).get("extends") == path.name:
+                found.append(str(other))
+    return found
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -140,6 +140,14 @@ def test_a_missing_file_is_refused_with_the_one_that_may_be_meant(tmp_path: Path
     assert f"did you mean {tmp_path / 'demo.toml'}?" in refusal(tmp_path / "dmeo.toml")
 
 
+def test_items_5_and_22_a_base_alone_says_that_it_is_one_and_which_files_to_start() -> None:
+    folder = Path(__file__).parents[1] / "configs"
+    said = refusal(folder / "paper.toml")
+    assert said.startswith(f"{folder / 'paper.toml'} is a base for others and names no model: start one of ")
+    assert all(str(folder / f"{size}.toml") in said for size in ("1.5b", "7b", "14b", "32b", "1.5b-bounded"))
+    assert load(folder / "paper.toml", ["model.path=here", "data.path=rows.jsonl"], {}).model.path == "here"
+
+
 def test_without_a_baseline_a_group_may_be_one_sample(tmp_path: Path) -> None:
     file = write(tmp_path, SMALL)
     assert load(file, ["gconfig.n_samples=1", "actor.advantage=none"], {}).gconfig.n_samples == 1

@@ -221,7 +221,7 @@ def test_the_plan_of_512_ranks_prints_without_mpirun(
     assert said.startswith("512 ranks, 64 host(s)")
     assert "head-0 + learner-0" in said
     assert "generator-47 .. member of generator-47" in said
-    assert "max_head_offpolicyness = 8" in said
+    assert "max_head_offpolicyness = 4" in said
     assert not (file.parent / "runs").exists()
 
 
