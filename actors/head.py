@@ -115,7 +115,7 @@ class Shell:
                 note_refusals(bus, self.journal)
                 for frontier in self.frontiers.saved():
                     self.head.terms.saved(frontier)
-                self._carry_out(bus, self.head.tick(now))
+                self._carry_out(bus, self.head.tick(now, until=bus.until))
                 self._carry_out(bus, self.watchdog.look(self.head, now))
                 if draining.asked():
                     self._carry_out(bus, self.head.drain(now))

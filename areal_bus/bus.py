@@ -67,6 +67,7 @@ class Bus:
         self.inbox = Inbox(inbox_bytes)
         self._tells_gone = tells_gone
         self._last_heard: dict[str, float] = {}  # of those it connected to: monotonic seconds
+        self._read: dict[str, float] = {}  # of these: all that came before this moment is read
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -109,9 +110,17 @@ class Bus:
         self._keys.allow(seat, public_key)
 
     def silence_s(self, peer: str) -> float:
-        """How long nothing has come from one that it connected to; 0 before its first word, and with a full inbox."""
+        """How long nothing has come from one that it connected to; 0 before its first word, and with a full inbox.
+
+        Up to the last look at its socket: what waited there while this process was not scheduled is no silence.
+        """
         heard = self._last_heard.get(peer)
-        return 0.0 if heard is None or self.inbox.is_full else time.monotonic() - heard
+        return 0.0 if heard is None or self.inbox.is_full else max(0.0, self._read.get(peer, heard) - heard)
+
+    @property
+    def until(self) -> float:
+        """All that came in before this moment has been received. For the thread that receives."""
+        return self.inbox.until
 
     def connect(self, peer: str, endpoint: str) -> None:
         """A DEALER to `peer`; connecting again to another endpoint replaces it."""
@@ -282,17 +291,19 @@ class Bus:
         if any(peer not in self._dealers for peer in self.outbox.waiting):
             timeout_s = min(timeout_s, RETRY_S)
         ready = dict(poller.poll(round(timeout_s * 1000 + 0.5)))
+        moment = time.monotonic()
         if ready.get(self._wake_fd):
             os.eventfd_read(self._wake_fd)
             self._is_kicked = False  # before orders are looked at: none comes in between unseen
         if self._door is not None:
             self._door.look()
         for dealer, peer in dealers.items():
-            if ready.get(dealer, 0) & zmq.POLLIN:
-                self._drain(dealer, peer)
+            if reading and (not ready.get(dealer, 0) & zmq.POLLIN or self._drain(dealer, peer)):
+                self._read[peer] = moment
         if self._router is not None and reading and self._drain(self._router, None) and self._door is not None:
             self._intake.end(self._door.nothing_is_left_to_read())
             self.inbox.put(self._gone())
+            self.inbox.is_whole(moment)
 
     def _drain(self, socket: Socket, peer: str | None) -> bool:
         """Take what is there, up to the inbox's cap and for one turn's time; whether that was all."""

@@ -79,7 +79,7 @@ class BusConfig(Section):
     heartbeat_s: float = Field(1.0, gt=0)
     """Interval of heartbeats, both ways."""
     silent_s: float = Field(3.0, gt=0)
-    """A ready generator or reward silent for so long is taken for dead: its work goes to others. Learners never are."""
+    """Silence after which a ready generator or reward is taken for dead; up to ten times as long on a busy machine."""
     inbox_mib: int = Field(256, ge=1)
     """Bytes a process holds unread before it stops reading from its sockets."""
     resend_s: float = Field(120.0, gt=0)

@@ -5,6 +5,7 @@ together, come back together.
 """
 
 from areal_bus import messages as m
+from areal_bus.deaths import Deaths
 from areal_bus.effects import Effects
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.journal import Event
@@ -39,6 +40,7 @@ class Gathering:
         self._effects = effects
         self._told: dict[str, float] = {}  # stranger -> when it was told to join again
         self._leaving: set[str] = set()
+        self.deaths = Deaths()
 
     def answer_stranger(self, sender: str, now: float) -> None:
         """Somebody this head does not know: of an older incarnation, or from before this head's life."""
@@ -59,8 +61,8 @@ class Gathering:
         """
         known = self.members.by_name[sender]
         is_news = known.is_cut
-        if isinstance(message, m.Heartbeat) and known.is_deaf is message.hears:
-            is_news = self._hears(known, message.hears, now)
+        if isinstance(message, m.Heartbeat) and (not message.hears or known.deaf_from is not None):
+            is_news = self._hears(known, message.hears, now) or is_news
         was_dead = known.standing is Standing.DEAD and not known.is_deaf
         lost = sorted({lease[:3] for lease in known.leased}) if was_dead else []
         member = self.members.heard(sender, now)
@@ -68,6 +70,7 @@ class Gathering:
             self._ask_again(known)
         if was_dead:
             self._effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
+            self.deaths.back(sender)
             self.rollouts.acquit({uid for evaluation, uid, _ in lost if not evaluation})
             for evaluation, uid, attempt in lost:
                 self._effects.send(sender, m.Cancel(uid, attempt, evaluation))
@@ -75,12 +78,21 @@ class Gathering:
         return member, was_dead or is_news
 
     def _hears(self, member: Member, hears: bool, now: float) -> bool:
-        """It has begun to hear us, or ceased to: then it counts as dead. No news when it was we that stood still."""
-        if not hears and now < self.members.awake_from:
+        """It has begun to hear us, or has not for so long that it counts as dead. Returns whether that is news.
+
+        No news when it was we that stood still; on an overloaded machine it must last longer, as a silence must.
+        """
+        if hears:
+            member.deaf_from, was_deaf, member.is_deaf = None, member.is_deaf, False
+            return was_deaf
+        if now < self.members.awake_from:
             return False
-        member.is_deaf = not hears
-        if member.is_deaf:
-            self._presume_dead(member, "it does not hear the head")
+        member.deaf_from = now if member.deaf_from is None else member.deaf_from
+        waits_s = self.members.limit_s(member, now) - self.members.patience.least_s
+        if member.is_deaf or now - member.deaf_from < waits_s:
+            return False
+        member.is_deaf = True
+        self._presume_dead(member, "it does not hear the head")
         return True
 
     def cut(self, name: str) -> None:
@@ -181,9 +193,16 @@ class Gathering:
         self.publishing.pushes.forget(name)
         self.members.expel(name)
 
+    def miss(self, until: float, now: float) -> None:
+        """At every tick: who has been silent for too long is dead, and people are told. `until`: as in `silent`."""
+        for member, limit_s in self.members.silent(until):
+            self.lose(member, f"silent for {round(limit_s, 1 if limit_s < 10 else None):g} s")
+        for line in self.deaths.tell(now):
+            self._effects.progress("warning", text=line)
+
     def lose(self, member: Member, why: str, *, died: bool = True) -> None:
         self._effects.record(Event.MEMBER, name=member.name, state="dead", why=why)
-        self._effects.progress("warning", text=f"{member.name} is taken for dead: {why}")
+        self.deaths.add(member.name, why)
         self._forget(member.name, died=died)
         if member.role is Role.REWARD:
             self.send_directory()

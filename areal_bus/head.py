@@ -30,6 +30,8 @@ from areal_bus.supply import Supply
 from areal_bus.terms import Terms
 
 MOST_REFUSED = 4096  # senders and kinds of messages whose refusals are counted
+LATE = 2  # a turn that comes after silent_s / LATE is late: the head was not scheduled, or was busy
+COUNTS = 8  # a late turn counts as silent_s / COUNTS of silence
 ALL_TOLD = 100  # refusals of a sender and kind that have a line each
 
 Handler = Callable[[Member, Any], None]
@@ -76,7 +78,7 @@ class Head:
             self._effects,
         )
         self.batches = Batches(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
-        self._began = self._ticked = now
+        self._began = self._turned = now
         self._n_refused: Counter[tuple[str, str]] = Counter()  # by sender and kind
         self._n_late: Counter[tuple[str, str]] = Counter()  # of those
         self.terms = Terms(term, frontiers, waypoints, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
@@ -101,8 +103,7 @@ class Head:
 
     def on(self, sender: str, message: m.Message, now: float) -> list[Effect]:
         """One message from `sender`; what the rules exclude is refused and journalled, never absorbed."""
-        if now - self._ticked > self.rules.silent_s / 2:  # it is the head that stood still
-            self.members.awake_from = now + self.rules.silent_s
+        self._turn(now)
         try:
             if isinstance(message, m.Join):
                 self._on_join(sender, message, now)
@@ -124,13 +125,10 @@ class Head:
             self._refuse(sender, message, error)
         return self._settle(now)
 
-    def tick(self, now: float) -> list[Effect]:
-        """Time has passed: silences and deadlines."""
-        gap_s, self._ticked = now - self._ticked, now
-        if gap_s > self.rules.silent_s / 2:  # it was the head that stood still
-            self.members.slept(gap_s, now)
-        for member in self.members.silent(now):
-            self.gathering.lose(member, f"silent for {self.rules.silent_s:g} s")
+    def tick(self, now: float, *, until: float | None = None) -> list[Effect]:
+        """Time has passed: silences and deadlines. `until`: what came before this is handled (None: all that came)."""
+        self._turn(now)
+        self.gathering.miss(now if until is None else until, now)
         self.publishing.expire(now)
         if self._awaits_a_step:
             self._began = now
@@ -140,6 +138,15 @@ class Head:
             awaited = self.members.awaited(self._wanted, self.publishing.errors())
             self._end(1, f"the ring must be complete within {self.rules.assemble_s:g} s; {awaited}")
         return self._settle(now)
+
+    def _turn(self, now: float) -> None:
+        """Before anything else: the time in which the head itself stood still is nobody's silence, but for a little.
+
+        So a head that is always late finds who is dead, too.
+        """
+        gap_s, self._turned = now - self._turned, now
+        if gap_s > self.rules.silent_s / LATE:
+            self.members.slept(gap_s - self.rules.silent_s / COUNTS, now)
 
     def drain(self, now: float) -> list[Effect]:
         """End soon, so that a later start goes on from here: the update under way is finished and checkpointed."""
@@ -482,6 +489,8 @@ class Head:
         if self.phase is Phase.STOPPING:
             return
         self._enter(Phase.STOPPING)
+        for line in self.gathering.deaths.rest():
+            self._effects.progress("warning", text=line)
         for member in self.members.alive():
             self._effects.send(member.name, m.Stop(sentence))
         self._effects.end(code, sentence)

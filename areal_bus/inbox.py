@@ -1,12 +1,16 @@
 """What has come in and was not looked at yet: handed over in lists by the bus thread, taken one by one by another.
 
-It is bounded in bytes (I9): while it is full the bus reads no socket. Knows neither sockets nor messages.
+It is bounded in bytes (I9): while it is full the bus reads no socket. Knows neither sockets nor messages. It reports
+the moment up to which all that came in has been taken: a head that is late judges no silence after that.
 """
 
 import queue
+import time
 from collections import deque
 
 from areal_bus.intake import Received
+
+MARK_S = 0.05  # least time between two moments that are remembered
 
 
 class Inbox:
@@ -18,6 +22,9 @@ class Inbox:
         self.n_consumed = 0  # bytes, by the thread that takes: `take` and `consume`
         self._lists: queue.SimpleQueue[list[Received] | None] = queue.SimpleQueue()
         self._taken: deque[Received] = deque()
+        self._n_put = self._n_taken = 0  # messages
+        self._marks: deque[tuple[int, float]] = deque()  # messages put, and the moment before which no further one came
+        self._marked = self._until = time.monotonic()
 
     @property
     def is_full(self) -> bool:
@@ -30,7 +37,21 @@ class Inbox:
     def put(self, several: list[Received]) -> None:
         """In order, with one wake-up for all of them."""
         if several:
+            self._n_put += len(several)
             self._lists.put(several)
+
+    def is_whole(self, moment: float) -> None:
+        """All that came in before this moment has been put. By the bus thread."""
+        if moment - self._marked >= MARK_S:
+            self._marked = moment
+            self._marks.append((self._n_put, moment))
+
+    @property
+    def until(self) -> float:
+        """All that came in before this moment has been taken. By the thread that takes."""
+        while self._marks and self._marks[0][0] <= self._n_taken:
+            self._until = self._marks.popleft()[1]
+        return self._until
 
     def wake(self) -> None:
         """Let a `take` that waits return None at once; callable from any thread."""
@@ -46,6 +67,7 @@ class Inbox:
             if several is None:
                 return None
             self._taken.extend(several)
+        self._n_taken += 1
         return self._taken.popleft()
 
     def consume(self, n_bytes: int) -> bool:

@@ -5,12 +5,13 @@ push makes HEALTHY (I7); a reward or learner is HEALTHY when it is ready.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Join, Role
+from areal_bus.patience import Patience, usual
 
 
 class Standing(StrEnum):
@@ -42,6 +43,8 @@ class Member:
     alone: bool = False  # it samples a prompt that is run alone
     is_cut: bool = False  # its connection has ended: what was under way is lost
     is_deaf: bool = False  # it is heard, and does not hear us
+    deaf_from: float | None = None  # when it first reported that it does not hear us; None: it hears us
+    gap_s: float = 0.0  # the longest of late between two signs of life (areal_bus/patience.py)
 
     @property
     def load(self) -> int:
@@ -67,7 +70,7 @@ class Membership:
     """All members by name; dead ones stay listed until a newer incarnation joins."""
 
     def __init__(self, *, silent_s: float) -> None:
-        self.silent_s = silent_s
+        self.patience = Patience(silent_s)
         self.awake_from = 0.0  # who says before this that it did not hear us is right: we stood still
         self.by_name: dict[str, Member] = {}
         self._of_role: dict[Role, list[Member]] = {role: [] for role in Role}  # by index
@@ -120,6 +123,7 @@ class Membership:
         member = self.by_name.get(name)
         if member is None:
             raise ImpossibleEvent(f"only a member may speak; {name!r} has not joined")
+        member.gap_s = self.patience.gap(member.gap_s, now - member.heard)
         member.heard = now
         if member.standing is Standing.DEAD and not member.is_deaf:
             member.leased.clear()
@@ -135,6 +139,7 @@ class Membership:
             return member
         member.ready = True
         member.capacity = capacity
+        member.gap_s = 0.0  # gaps while it loaded (imports hold the interpreter) tell nothing of what follows
         self._stand(member, self._standing_when_ready(member))
         return member
 
@@ -158,21 +163,38 @@ class Membership:
         """It counts as dead until it is heard again."""
         self._stand(member, Standing.DEAD)
 
-    def silent(self, now: float) -> list[Member]:
-        """Generators and rewards that have just become dead by silence.
+    def silent(self, until: float) -> list[tuple[Member, float]]:
+        """Generators and rewards that have just become dead by silence, each with the limit that it exceeded.
 
-        A learner computes, or is stopped, for as long as it likes: only its next incarnation replaces it.
+        `until`: whatever came before this is handled. What waits longer to be read is no silence of its sender. A
+        learner computes, or is stopped, for as long as it likes: only its next incarnation replaces it.
         """
-        lost = [m for m in self.by_name.values() if m.can_be_lost and now - m.heard > self.silent_s]
-        for member in lost:
+        least_s = self.patience.least_s
+        lost = []
+        quiet = [m for m in self.by_name.values() if m.can_be_lost and until - m.heard > least_s]
+        usual_s = self.usual_gap(until) if quiet else 0.0
+        for member in quiet:
+            limit_s = self.patience.limit(member.gap_s, usual_s)
+            if until - member.heard > limit_s:
+                lost.append((member, limit_s))
+        for member, _ in lost:
             self.bury(member)
         return lost
 
+    def usual_gap(self, until: float) -> float:
+        """Between two signs of life of a member, now: of those that are there or still load."""
+        return usual([max(member.gap_s, until - member.heard) for member in self.alive()])
+
+    def limit_s(self, member: Member, until: float) -> float:
+        """Silence from which on this member is dead, as things are now."""
+        return self.patience.limit(member.gap_s, self.usual_gap(until))
+
     def slept(self, gap_s: float, now: float) -> None:
         """The head itself stood still for so long: nobody was silent meanwhile."""
-        self.awake_from = now + self.silent_s
         for member in self.by_name.values():
             member.heard = min(member.heard + gap_s, now)
+            member.deaf_from = None
+        self.awake_from = now + self.patience.limit(0.0, self.usual_gap(now))
 
     def of(self, role: Role, *standings: Standing, index: int | None = None) -> list[Member]:
         """Members of a role, by index; all standings when none is named.
@@ -186,7 +208,7 @@ class Membership:
             found = [member for member in found if member.index == index]
         return [member for member in found if member.standing in standings] if standings else list(found)
 
-    def alive(self) -> Iterable[Member]:
+    def alive(self) -> list[Member]:
         return [m for m in self.by_name.values() if m.standing is not Standing.DEAD]
 
     def awaited(self, wanted: Mapping[Role, int], errors: Mapping[str, str]) -> str:

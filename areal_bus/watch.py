@@ -76,6 +76,11 @@ class Watch:
         """How long a value has been what it is."""
         return self.t - table.of(key, self.t)
 
+    @staticmethod
+    def _allowance(head: Head, member: Member, now: float) -> float:
+        """How much longer than on an idle machine it may be silent."""
+        return head.members.limit_s(member, now) - head.members.patience.least_s
+
     def stuck_s(self, head: Head, member: Member) -> float | None:
         """How long a member at work has made no progress; None when it does, or has no work."""
         still_s = self.age(self.progress, member.name)
@@ -95,7 +100,7 @@ class Watch:
         silent_s = now - member.heard
         if member.standing is Standing.DEAD:  # its work is with others: only who waits for it cares
             return f"dead, silent for {silent_s:.0f} s" if is_awaited else ""
-        if silent_s > self.quiet_s:
+        if silent_s > self.quiet_s and silent_s > self.quiet_s + self._allowance(head, member, now):
             return f"silent for {silent_s:.0f} s"
         stuck_s = self.stuck_s(head, member)
         if stuck_s is not None:

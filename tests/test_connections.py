@@ -150,7 +150,8 @@ def test_a_head_that_stood_still_blames_nobody_for_not_hearing_it() -> None:
         assert head.members.by_name[NAME].standing is Standing.HEALTHY
     late = 60.1 + head.rules.silent_s
     for now in (60.5 + 0.25 * n for n in range(int(4 * head.rules.silent_s))):
-        head.on(NAME, beat(), now)
+        for member in head.members.alive():
+            head.on(member.name, beat(), now)
         head.tick(now)
     head.on(NAME, beat(hears=False), late + 1.0)
     assert head.members.by_name[NAME].standing is Standing.DEAD

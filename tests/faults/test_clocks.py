@@ -27,6 +27,7 @@ READERS = {
 PURE = (
     "gate", "ledger", "membership", "messages", "head", "rollouts", "leasing", "gathering", "publishing", "pushes",
     "batches", "supply", "terms", "frontier", "evaluation", "staleness", "watch", "waits", "rules", "effects",
+    "patience", "deaths",
 )  # fmt: skip
 
 

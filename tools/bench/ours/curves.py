@@ -61,9 +61,9 @@ class Clocked(Head):
         self.spent_s += time.process_time() - began
         return effects
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float, *, until: float | None = None) -> list[Effect]:
         began = time.process_time()
-        effects = super().tick(now)
+        effects = super().tick(now, until=until)
         self.spent_s += time.process_time() - began
         return effects
 

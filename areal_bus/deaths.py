@@ -1,0 +1,77 @@
+"""Deaths as people read them: the first ones a line each, a storm of them one line with their number. Pure."""
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+N_EACH = 3  # deaths that have a line of their own
+WITHIN_S = 10.0  # in this time; what follows is told together once it is over
+N_NAMED = 3  # of those told together
+N_REASONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A member that was taken for dead."""
+
+    name: str
+    why: str
+
+
+class Deaths:
+    """`add` and `back` as they happen, `tell` at every tick."""
+
+    def __init__(self) -> None:
+        self._new: list[Death] = []
+        self._back: set[str] = set()  # of the new ones, those heard again
+        self._told: deque[float] = deque(maxlen=N_EACH)  # when the last lines were
+
+    def add(self, name: str, why: str) -> None:
+        self._new.append(Death(name, why))
+
+    def back(self, name: str) -> None:
+        """It has been heard again."""
+        self._back.add(name)
+
+    def tell(self, now: float) -> list[str]:
+        """The lines of this moment."""
+        while self._told and now - self._told[0] >= WITHIN_S:
+            self._told.popleft()
+        room = N_EACH - len(self._told)
+        if not self._new or not room:
+            return []
+        is_storm = len(self._new) > room
+        lines = self.rest() if is_storm else [_line(death) for death in self._take()]
+        self._told.extend([now] * (N_EACH if is_storm else len(lines)))
+        return lines
+
+    def rest(self) -> list[str]:
+        """What was not told, in one line at most."""
+        back, new = self._back, self._take()
+        if len(new) <= 1:
+            return [_line(death) for death in new]
+        names = list(dict.fromkeys(death.name for death in new))
+        reasons = Counter(death.why for death in new).most_common()
+        whys = [f"{why} ({n})" if len(reasons) > 1 else why for why, n in reasons[:N_REASONS]]
+        more = [f"{len(reasons) - N_REASONS} more reasons"] if len(reasons) > N_REASONS else []
+        again = len(back.intersection(names))
+        tail = f"; {again} of them are heard again" if again else ""
+        return [f"{_count(new, names)} for dead: {'; '.join([*whys, *more])}: {_some(names)}{tail}"]
+
+    def _take(self) -> list[Death]:
+        new, self._new, self._back = self._new, [], set()
+        return new
+
+
+def _line(death: Death) -> str:
+    return f"{death.name} is taken for dead: {death.why}"
+
+
+def _count(new: list[Death], names: list[str]) -> str:
+    n = len(names)
+    who = "1 member was" if n == 1 else f"{n} members were"
+    return f"{who} taken{f' {len(new)} times' if len(new) > n else ''}"
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - N_NAMED
+    return ", ".join(names[:N_NAMED]) + (f" and {more} more" if more > 0 else "")
