@@ -144,6 +144,17 @@ def test_a_run_that_ended_badly_shows_no_liveness(tmp_path: Path) -> None:
     assert "32 prompts in a row" in judged["I11"].why
 
 
+def test_an_end_line_without_a_code_is_no_orderly_end(tmp_path: Path) -> None:
+    """Issue 32.27: a head that ended by an error was held to have come to its end, and I11 was said to be broken."""
+    forge = true_run()
+    forge.lines[HEAD].remove(forge.of(HEAD, "publish", version=4)[0])
+    end = forge.of(HEAD, "end")[0]
+    del end["code"], end["reason"]
+    judged = judge(audit(Run(forge.save(tmp_path / "run"))))
+    assert judged["I11"].verdict is Verdict.NOT_SEEN
+    assert "its head wrote no exit code" in judged["I11"].why
+
+
 def test_damaged_journals_end_in_a_verdict(tmp_path: Path) -> None:
     """Any number in a line may be another: the auditor never crashes."""
     folder = true_run().save(tmp_path / "run")

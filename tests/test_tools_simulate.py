@@ -20,6 +20,7 @@ from tools.simulate import __main__ as tool
 from tools.simulate import measured
 from tools.simulate.generator import Generator, Sample
 from tools.simulate.outcome import play
+from tools.simulate.plan import Split
 from tools.simulate.play import Play
 from tools.simulate.schedule import Schedule, Seen
 
@@ -299,6 +300,17 @@ def test_a_run_that_is_too_short_is_not_measured(tmp_path: Path) -> None:
         tool.main(["--from", str(where)])
 
 
+def test_whose_split_is_played_is_said() -> None:
+    """Issue 32.27: with --from and a config the run's split was played in silence."""
+    each = [Split(1, 3)]
+    args = tool.parser().parse_args([CONFIG, "--from", "runs/mine"])
+    assert tool.which(each, args) == (
+        f"split      1 + 3: that of runs/mine, not that of {CONFIG} (--gpus N: all splits of N devices)"
+    )
+    args = tool.parser().parse_args([CONFIG, "--from", "runs/mine", "--gpus", "4"])
+    assert tool.which(each, args) == "split      all splits of 4 devices"
+
+
 @pytest.mark.parametrize(
     ("lines_of", "part"),
     [
@@ -344,7 +356,7 @@ def test_the_table_has_each_split_and_eta(capsys: pytest.CaptureFixture[str]) ->
     assert tool.main([CONFIG, "--etas", "1", "--steps", "5"]) == 0
     text = capsys.readouterr().out
     assert "simulated, not measured" in text
-    assert "1 + 6" in text
+    assert f"split      1 + 6: that of {CONFIG} (--gpus N: all splits of N devices)" in text
     assert tool.main([CONFIG, "--gpus", "1", "--etas", "1", "--steps", "5"]) == 0
     assert "shared" in capsys.readouterr().out
 

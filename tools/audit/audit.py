@@ -56,7 +56,7 @@ def audit(run: Run) -> Audit:
         head.leave()
         label(file)
     if head is not None:
-        head.close(ended=ended(head, files))
+        head.close(ended=ended(head))
     return Audit(rules, findings, evidence, head, n_lines, files)
 
 
@@ -79,13 +79,9 @@ def label(file: File) -> None:
             file.add("I12", f"labels sum to the wall time within 1 %: {told}")
 
 
-def ended(head: Head, files: list[File]) -> bool:
-    """Whether the run came to its end, so that nothing may be left open."""
-    if head.end is None or head.unseen or is_drained(head):
-        return False
-    code = head.end.get("code")
-    failed = any(life.error is not None for file in files for life in file.lives)
-    return code == 0 if code is not None else not failed
+def ended(head: Head) -> bool:
+    """Whether the run came to its end, so that nothing may be left open. Without a code the head ended by an error."""
+    return head.end is not None and head.end.get("code") == 0 and not head.unseen and not is_drained(head)
 
 
 def is_drained(head: Head) -> bool:
@@ -170,12 +166,12 @@ def _see_end(found: Audit, head: Head, seen: Seen) -> None:
         for name in ("I1", "I3", "I4", "I6", "I9", "I11"):
             seen.missing[name] = head.unseen
         return
-    if not ended(head, found.files):
+    if not ended(head):
         why = "the run has not ended (running or killed)"
         if is_drained(head):
             why = f"the run is to go on later: {head.end and head.end['reason']}"
         elif head.end is not None:
-            why = f"the run ended before its time: {head.end.get('reason', 'a process failed')}"
+            why = f"the run ended before its time: {head.end.get('reason', 'its head wrote no exit code')}"
         seen.missing["I4"] = f"{why}; so far no trajectory is trained twice"
         seen.missing["I9"] = f"{why}: verdicts may be under way"
         seen.missing["I11"] = f"{why}; so far u reached {head.clock.u} without a stall"

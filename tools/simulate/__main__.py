@@ -57,7 +57,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as for a launch")
     p.add_argument("--from", dest="run", metavar="RUN", help="measure speeds and lengths in this run's journal")
     p.add_argument(
-        "--gpus", type=int, metavar="N", help="try the splits of N devices (default: the config's own split)"
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="try the splits of N devices (default: the config's own split; with --from: the run's)",
     )
     p.add_argument("--etas", default=ETAS, metavar="0,1,...", help=f"which etas (default: {ETAS})")
     p.add_argument("--train-tokens-per-s", type=float, metavar="X", help="sampled tokens that one learner rank trains; "
@@ -86,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         print(json.dumps(as_json(pace, rows, itself)))
     else:
-        print("\n".join([*heading(config, pace, where), "", *table(rows), *sentences(itself)]))
+        print("\n".join([*heading(config, pace, where), which(each, args), "", *table(rows), *sentences(itself)]))
     return 0
 
 
@@ -160,6 +163,15 @@ def heading(config: Config, pace: Pace, where: run.Run | None) -> list[str]:
         f"learner    {trains} and {pace.step_s:.2f} s a step; a push takes {pace.push_s:.2f} s, a reward "
         f"{pace.reward_s:.2f} s",
     ]
+
+
+def which(each: Sequence[Split], args: argparse.Namespace) -> str:
+    """Whose split is played."""
+    if args.gpus:
+        return f"split      all splits of {args.gpus} devices"
+    whose = f"that of {args.run}" if args.run else f"that of {args.config}"
+    unused = f", not that of {args.config}" if args.run and args.config else ""
+    return f"split      {', '.join(map(str, each))}: {whose}{unused} (--gpus N: all splits of N devices)"
 
 
 def table(rows: Sequence[Row]) -> list[str]:
