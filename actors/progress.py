@@ -9,7 +9,8 @@ from loguru import logger
 from areal_bus.evaluation import Evaluation
 from areal_bus.messages import Scored
 
-COLUMNS = "  step  version   reward  accuracy  lag mean/max  masked   KL(mism.)   tokens/s  time left"
+ACCURACY = "  accuracy"  # a column only where the reward function returns `correct`
+COLUMNS = f"  step  version   reward{ACCURACY}  lag mean/max  masked   KL(mism.)   tokens/s  time left"
 
 
 class Progress:
@@ -23,6 +24,7 @@ class Progress:
         self._since: int | None = None  # version that training began with
         self._last = time.monotonic()
         self._n_lines = 0
+        self._has_accuracy = False
         self._muted = False
 
     def say(self, text: str) -> None:
@@ -72,16 +74,19 @@ class Progress:
 
     def _step(self, s: dict[str, Any]) -> None:
         now = time.monotonic()
-        if self._n_lines % 20 == 0:
-            self.say(COLUMNS)
+        is_new = not self._has_accuracy and s.get("correct") is not None
+        self._has_accuracy = self._has_accuracy or is_new
+        if self._n_lines % 20 == 0 or is_new:
+            self.say(COLUMNS if self._has_accuracy else COLUMNS.replace(ACCURACY, ""))
         self._n_lines += 1
         step_s, self._last = now - self._last, now
         elapsed = now - (self._began if self._began is not None else now - step_s)
         self._since = s["version"] - 1 if self._since is None else self._since
         left = elapsed / (s["version"] - self._since) * (self._total - s["version"])
         lag = f"{s['lag_mean']:5.2f}/{s['lag_max']:<3.0f}" if "lag_max" in s else "      -  "
+        accuracy = f"  {cell(s.get('correct'), '8.3f')}" if self._has_accuracy else ""
         self.say(
-            f"{s['version']:6d}  {s['v']:7d} {cell(s.get('reward'), '8.3f')}  {cell(s.get('correct'), '8.3f')}    {lag}"
+            f"{s['version']:6d}  {s['v']:7d} {cell(s.get('reward'), '8.3f')}{accuracy}    {lag}"
             f" {100 * s.get('masked_share', 0.0):6.1f}%   {cell(s.get('mismatch_kl'), '9.2e')}"
             f"  {s.get('n_tokens', 0) / max(step_s, 1e-9):8.0f}  {clock(left):>9s}"
         )

@@ -344,8 +344,8 @@ class EvaluateConfig(Section):
     """Use only the first problems."""
     n_samples: int = Field(8, ge=1)
     """Answers a problem."""
-    temperature: float = Field(1.0, gt=0)
-    """Temperature of those answers."""
+    temperature: float = Field(1.0, ge=0)
+    """Temperature of those answers; 0: greedy."""
 
 
 class WatchdogConfig(Section):

@@ -236,3 +236,8 @@ def test_names_of_other_systems_lead_to_keys_that_there_are_and_are_none_themsel
     theirs = [name for names in (*OURS_TO_THEIRS.values(), *NOT_HERE.values()) for name in names.split()]
     assert len(theirs) == len(set(theirs))
     assert set(theirs) & {key.rpartition(".")[2] for key in ours} == set()
+
+
+def test_an_evaluation_may_be_greedy() -> None:
+    """Issue 32.13: temperature 0 was refused though every engine has it."""
+    assert Config.model_validate({"evaluate": {"temperature": 0}}).evaluate.temperature == 0.0

@@ -1,6 +1,9 @@
 """tools.why: what the journal alone says of a run that moves, hangs, ended or was killed."""
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +219,60 @@ def test_the_end_of_a_long_file_is_found(forge: Forge) -> None:
     actor = forge.look(NOW + 3).actors[0]
     assert (actor.name, actor.silent_s, actor.doing) == ("generator-0.0", 2.0, "generate")
     assert forge.path("generator-0.0").stat().st_size > 3 * why.TAIL_BYTES
+
+
+# processes of this host (issue 32.13)
+
+
+def local(folder: Path) -> tuple[Forge, "subprocess.Popen[bytes]"]:
+    """A run that trains, whose head and learner are one process of this host that holds both files."""
+    made = Forge(folder)
+    paths = [made.path(name) for name in ("head-0.0", "learner-0.0")]
+    hold = "import sys; files = [open(x, 'a') for x in sys.argv[1:]]; print(flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", hold, *map(str, paths)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    for name in ("head-0.0", "learner-0.0"):
+        made.write(name, NOW, "start", schema=1, pid=process.pid)
+    made.write("head-0.0", NOW, "joined", name="learner-0.0", host=socket.gethostname(), pid=process.pid)
+    return made, process
+
+
+def test_a_stopped_process_is_named_by_the_headline_at_once(tmp_path: Path) -> None:
+    forge, process = local(tmp_path)
+    try:
+        forge.write("head-0.0", NOW + 300, "spans", s_wait=1.0)
+        assert forge.look(NOW + 300).state == "alive"  # a learner that computes writes nothing
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        report = forge.look()
+        assert (report.state, report.is_well) == ("stalled", False)
+        assert report.sentence == (
+            "it is stalled: head-0.0, learner-0.0 are stopped by SIGSTOP or a debugger "
+            f"(to go on: kill -CONT {process.pid})"
+        )
+        assert {actor.process for actor in report.actors} == {"stopped"}
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_run_whose_processes_are_gone_is_dead_at_once_and_says_whether_a_signal_ended_it(
+    tmp_path: Path, asked: bool
+) -> None:
+    forge, process = local(tmp_path)
+    (tmp_path / "origin.json").write_text('{"folder": "x"}')
+    if not asked:
+        (tmp_path / "pid").write_text("1\n")  # what ends in order removes it
+    process.kill()
+    process.communicate()
+    report = forge.look()
+    assert (report.state, report.is_well) == ("interrupted" if asked else "dead", False)
+    expected = "it was interrupted by a signal (Ctrl-C or SIGTERM)" if asked else "it was killed, or its host is gone"
+    assert expected in report.sentence
 
 
 # a head's own journal

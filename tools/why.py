@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tools import run, terminal
+from tools.processes import Process, process_of
 from tools.run import Line, Run
 
 SILENT_S = 15.0  # a process writes about once a second; the head does even when nothing happens
@@ -20,7 +21,8 @@ N_SHOWN = 5
 
 HEAD_EVENTS = ("start", "end", "failed", "member", "joined", "term", "update", "publish", "refused", "wait", "stall")
 MORE = """\
-Exit code: 0 the run is alive and moves, or ended well; 1 it is stalled, dead or ended with an error; 2 no such run."""
+Processes on this host are looked up in /proc; of others only the journal tells, 15 s later. Exit code: 0 the run is
+alive and moves, or ended well; 1 it is stalled, interrupted, dead or ended with an error; 2 no such run."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,8 @@ class Actor:
     silent_s: float  # since its last line
     doing: str  # the label of most of its last second
     n_lives: int
+    process: str = ""  # runs, stopped or gone; "" when this host cannot know
+    pid: int = 0  # by its start line
 
 
 @dataclass(slots=True)
@@ -53,6 +57,7 @@ class Head:
     published: int | None = None
     term: int = 0
     states: dict[str, str] = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)  # by name; the head runs beside learner 0
     waits: list[Line] = field(default_factory=list)  # the last whole register
     register: list[Line] = field(default_factory=list)  # one that is being read
     stall: Line | None = None  # of the ring, as long as it lasts
@@ -66,6 +71,8 @@ class Head:
         event = line["event"]
         if event in ("member", "joined"):
             self.states[line["name"]] = line.get("state", "joining")
+            if event == "joined":
+                self.hosts[line["name"]] = str(line.get("host", ""))
         elif event == "term":
             self.term, self.version, self.published = line["term"], line["version"], line["version"]
         elif event == "update":
@@ -101,7 +108,7 @@ class Report:
     """What there is to say."""
 
     run: str
-    state: str  # alive, stalled, dead, ended, failed
+    state: str  # alive, stalled, interrupted, dead, ended, failed
     sentence: str
     term: int
     version: int | None  # newest update; None before the first
@@ -129,7 +136,7 @@ def look(where: Run, now: float) -> Report:
             head = Head(n_refused=head.n_refused, refused=head.refused)
         head.take(line)
     actors = [_actor(place, starts, head, now) for place, starts in lives.items()]
-    state, sentence = _judge(head, actors)
+    state, sentence = _judge(head, actors, was_asked=_was_asked_to_end(where))
     silences = [actor.silent_s for actor in actors if actor.name.startswith("head-")]
     until = now if state in ("alive", "stalled") else now - min(silences, default=0.0)
     verdicts = [line for line in (*head.waits[:1], *([head.stall] if head.stall else ())) if line["verdict"]]
@@ -155,7 +162,12 @@ def look(where: Run, now: float) -> Report:
     )
 
 
-def _judge(head: Head, actors: list[Actor]) -> tuple[str, str]:
+def _was_asked_to_end(where: Run) -> bool:
+    """A job that a signal ends removes RUN/pid; one that is killed leaves it."""
+    return bool(where.origin()) and not (where.folder / "pid").exists()
+
+
+def _judge(head: Head, actors: list[Actor], *, was_asked: bool) -> tuple[str, str]:
     """State and sentence. The head's file decides: it alone writes whatever happens."""
     if head.end is not None and head.end.get("code") == 0:
         return "ended", f"it ended: {head.end.get('reason', 'done')}"
@@ -163,15 +175,19 @@ def _judge(head: Head, actors: list[Actor]) -> tuple[str, str]:
         return "failed", f"it ended: {head.end.get('reason') or head.error or 'without a reason'}"
     silences = {actor.name: actor.silent_s for actor in actors}
     silent_s = next((s for name, s in silences.items() if name.startswith("head-")), None)
-    heard = sorted(name for name, s in silences.items() if s <= SILENT_S)
-    least_s = min(silences.values())
+    heard = sorted(actor.name for actor in actors if _is_heard(actor))
     if not heard:
-        why = (
-            f"the head failed: {head.error}"
-            if head.error
-            else "there is no end line: it was killed, or its host is gone"
+        return _dead(head, min(silences.values()), was_asked=was_asked)
+    stopped = [actor for actor in actors if actor.process == Process.STOPPED]
+    if stopped:
+        names, verb = ", ".join(x.name for x in stopped[:N_SHOWN]), "is" if len(stopped) == 1 else "are"
+        pids = " ".join(str(pid) for pid in sorted({actor.pid for actor in stopped}))
+        return (
+            "stalled",
+            f"it is stalled: {names} {verb} stopped by SIGSTOP or a debugger (to go on: kill -CONT {pids})",
         )
-        return "dead", f"it is dead: nobody has written for {_seconds(least_s)}, and {why}"
+    if any(actor.process == Process.GONE and actor.name.startswith("head-") for actor in actors):
+        return "stalled", f"the head's process is gone, while {', '.join(heard[:N_SHOWN])} wait for its next life"
     if silent_s is None:
         return "alive", "it begins: no head has written yet"
     if silent_s > SILENT_S:
@@ -183,6 +199,23 @@ def _judge(head: Head, actors: list[Actor]) -> tuple[str, str]:
     if head.stall is not None:
         return "stalled", f"it is stalled: {head.stall['verdict']}"
     return "alive", "it is alive and moves"
+
+
+def _is_heard(actor: Actor) -> bool:
+    """Whether its process is there, as far as this host knows; else whether it has written of late."""
+    if actor.process == Process.UNKNOWN:
+        return actor.silent_s <= SILENT_S
+    return actor.process != Process.GONE
+
+
+def _dead(head: Head, least_s: float, *, was_asked: bool) -> tuple[str, str]:
+    """Nobody is there, and the head wrote no end."""
+    since = f"nobody has written for {_seconds(least_s)}"
+    if head.error:
+        return "dead", f"it is dead: {since}, and the head failed: {head.error}"
+    if was_asked:
+        return "interrupted", f"it was interrupted by a signal (Ctrl-C or SIGTERM): {since}"
+    return "dead", f"it is dead: {since}, and there is no end line: it was killed, or its host is gone"
 
 
 # one file a process
@@ -214,7 +247,16 @@ def _actor(place: str, starts: list[Start], head: Head, now: float) -> Actor:
             doing = max(spans, key=lambda label: spans[label], default="")
             break
     state = head.states.get(name, "") if place != "head-0" else ""
-    return Actor(name, state, round(silent_s, 3), doing, len(starts))
+    known = name if place != "head-0" else next((x for x in reversed(head.hosts) if x.startswith("learner-0.")), "")
+    pid = _pid(path)
+    process = process_of(path, pid, head.hosts.get(known, ""))
+    return Actor(name, state, round(silent_s, 3), doing, len(starts), str(process), pid)
+
+
+def _pid(path: Path) -> int:
+    """Of the newest life in this file; 0 when it does not say."""
+    pids = [line.get("pid", 0) for line in run.lines(path, "start")]
+    return pids[-1] if pids and isinstance(pids[-1], int) else 0
 
 
 def _tail(path: Path) -> list[Line]:
@@ -269,8 +311,11 @@ def show(report: Report) -> list[str]:
         rows = [(f"  {_seconds(w.since_s)}", w.who, w.what, w.detail) for w in report.waits]
         out += terminal.columns(rows, right=frozenset({0}))
     out += ["", "actors"]
-    rows_of = [("  name", "state", "last line", "busy with", "lives")]
-    rows_of += [(f"  {a.name}", a.state, f"{_seconds(a.silent_s)} ago", a.doing, str(a.n_lives)) for a in report.actors]
+    rows_of = [("  name", "state", "process", "last line", "busy with", "lives")]
+    rows_of += [
+        (f"  {a.name}", a.state, a.process, f"{_seconds(a.silent_s)} ago", a.doing, str(a.n_lives))
+        for a in report.actors
+    ]
     out += terminal.columns(rows_of)
     for title, lines in (("stalls", report.stalls), ("restarts", report.restarts)):
         out += ["", title, *(f"  {line}" for line in lines)] if lines else []
