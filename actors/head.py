@@ -219,6 +219,8 @@ class Shell:
             "max_trained_token_lag": self.head.max_lag,
             "batches_without_signal": self.alerts.n_without_signal,
             "evaluations": self.head.figures,
+            "scores": self.head.rollouts.failures.n,
+            "scores_failed": self.head.rollouts.failures.n_failed,
             "drained": self.head.is_draining,
             "term": self.head.terms.term,
             "checkpoint": self._checkpoint(),

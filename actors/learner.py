@@ -105,6 +105,7 @@ class Learner:
             pulse=self.pulse,
             eta=self.config.rollout.max_head_offpolicyness,
             n_samples=self.config.gconfig.n_samples,
+            partial_groups=self.config.reward.partial_groups,
             version=lambda: self.actor.version,
             policy=StalenessPolicy(self.config.rollout.staleness_policy),
             first=self.actor.version,

@@ -29,6 +29,7 @@ from actors.models.loading import check_model_path, empty_model, load_model, loa
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
 from actors.rewards.worker import read_value
+from actors.rules import declared
 from actors.sampling import Sampling
 from actors.training.actor import PPOActor
 from actors.training.batch import build
@@ -39,11 +40,12 @@ from actors.workflows.loading import load_workflow
 from areal_bus.config import Config, LearnerConfig
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.journal import Journal
+from areal_bus.ledger import LEAST
 from areal_bus.messages import Prompt, ShardItem, Trajectory
 from areal_bus.settings import load
 from areal_bus.weights import digest_of
 
-Group = list[tuple[Trajectory, float, bool | None]]  # every sample of a prompt, its reward and correctness
+Group = list[tuple[Trajectory, float, bool | None]]  # samples of a prompt that are trained, reward and correctness
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +182,21 @@ class Reference:
         for trajectories in made.values():
             trajectories.sort(key=lambda trajectory: trajectory.sample)
             group = [(trajectory, *verdict) for trajectory in trajectories if (verdict := self._score(trajectory))]
-            if len(group) == self.config.gconfig.n_samples:
+            n_samples = self.config.gconfig.n_samples
+            least = min(LEAST, n_samples) if self.config.reward.partial_groups else n_samples
+            if len(trajectories) == n_samples and len(group) >= least:
                 yield group
 
     def _score(self, trajectory: Trajectory) -> tuple[float, bool | None] | None:
-        """Reward and correctness; None when the user's function has failed."""
+        """Reward and correctness; None when the user's function has failed and no reward is declared for that."""
         try:
             value = self._reward(trajectory.prompt_text, trajectory.text, json.loads(trajectory.row))
             told = read_value(value)
-        except Exception as error:  # noqa: BLE001  the user's code: its group is not trained
-            print(f"prompt {trajectory.uid} is not trained: {type(error).__name__}: {error}", file=sys.stderr)
-            return None
+        except Exception as error:  # noqa: BLE001  the user's code: reward.on_error says what becomes of the sample
+            why = f"{type(error).__name__}: {error}"
+            print(f"no score of prompt {trajectory.uid}, sample {trajectory.sample}: {why}", file=sys.stderr)
+            reward = declared(self.config.reward.on_error)
+            return None if reward is None else (reward, None)
         return told["reward"], told["correct"]
 
 

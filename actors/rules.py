@@ -29,4 +29,12 @@ def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -
         evaluate_samples=config.evaluate.n_samples,
         partial_bytes=config.rollout.report_mib << 20,
         problems=tuple(dump(row) for row in problems),
+        on_timeout=declared(config.reward.on_timeout),
+        on_error=declared(config.reward.on_error),
+        partial_groups=config.reward.partial_groups,
     )
+
+
+def declared(policy: float | str) -> float | None:
+    """The reward of a score that failed; None for "refund"."""
+    return None if isinstance(policy, str) else policy

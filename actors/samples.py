@@ -46,7 +46,7 @@ class SampleFile:
 def as_line(effect: Keep) -> dict[str, Any]:
     """One sample, flat but for its spans."""
     s = effect.scored
-    has_value = s.status == "value"
+    has_reward = s.status == "value" or not s.evaluation  # what is trained has one, declared for a verdict without
     return {
         "kind": "evaluation" if s.evaluation else "train",
         "evaluation": s.evaluation,
@@ -58,7 +58,7 @@ def as_line(effect: Keep) -> dict[str, Any]:
         "generator": s.generator,
         "prompt": s.prompt_text,
         "completion": s.text,
-        "reward": s.reward if has_value else None,
+        "reward": s.reward if has_reward else None,
         "correct": s.correct,
         "status": s.status,
         "error": s.error,

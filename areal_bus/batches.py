@@ -23,7 +23,7 @@ from areal_bus.supply import Supply
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What was taken: whole groups, in the order in which they are numbered for the learners."""
+    """What was taken: groups, in the order in which they are numbered for the learners."""
 
     step: int
     clock: int
@@ -66,10 +66,11 @@ class Batches:
             step=step,
             clock=clock,
             n_groups=len(entries),
-            n_trajectories=sum(entry.n_samples for entry in entries),
+            n_trajectories=sum(len(entry.scored) for entry in entries),
             short=n_groups < self.rules.batch_size,
             u=self.gate.u,
             v=self.gate.v,
+            **_left_out(entries),
         )
         for entry in entries:
             self.supply.close(entry.uid)
@@ -110,6 +111,15 @@ class Batches:
             finish=scored.finish,
         )
         self.effects.keep(scored, step=step, clock=clock, n_masked=n_masked)
+
+
+def _left_out(entries: list[Entry]) -> dict[str, Any]:
+    """Fields that name the samples that their groups are trained without (I8), and count their tokens (I12)."""
+    failed = [scored for entry in entries for _, scored in sorted(entry.failed.items())]
+    if not failed:
+        return {}
+    missing = [number for scored in failed for number in (scored.uid, scored.sample)]
+    return {"missing": missing, "n_tokens_dropped": sum(scored.n_sampled for scored in failed)}
 
 
 def ids(message: m.Sampled | Scored) -> dict[str, Any]:

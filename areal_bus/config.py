@@ -239,6 +239,12 @@ class RewardConfig(Section):
     """One score must be there by then, or it is a timeout (never a 0)."""
     workers: int = Field(1, ge=1)
     """Worker processes of one reward actor."""
+    on_timeout: Literal["refund"] | float = "refund"
+    """Training, after a timeout: "refund" (no reward: see partial_groups) or a number, the sample's reward."""
+    on_error: Literal["refund"] | float = "refund"
+    """The same for a function that raised or returned no finite number. An evaluation counts both as failed."""
+    partial_groups: bool = False
+    """With "refund": false gives the whole prompt back; true trains the others, if two or more have a reward."""
 
 
 class ActorConfig(Section):

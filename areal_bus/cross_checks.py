@@ -69,6 +69,7 @@ def _training(c: Config) -> list[Rule]:
             f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}; set it higher, or "
             'actor.advantage = "none" (normalised over "all")',
         ),
+        *_verdicts(c),
         (
             c.actor.ppo_n_minibatches > c.data.batch_size,
             f"actor.ppo_n_minibatches ({c.actor.ppo_n_minibatches}) must not exceed data.batch_size "
@@ -90,6 +91,25 @@ def _training(c: Config) -> list[Rule]:
 def _counts_signals(c: Config) -> bool:
     """Whether the normalisation asks of each group if its rewards differ."""
     return c.actor.normalize_batch and c.actor.normalize_batch_over == "signal"
+
+
+def _verdicts(c: Config) -> list[Rule]:
+    """Of scores that fail."""
+    declared = {"on_timeout": c.reward.on_timeout, "on_error": c.reward.on_error}
+    large = [f"reward.{key} is {value:g}" for key, value in declared.items() if value != "refund" and abs(value) > 1e9]
+    return [
+        (bool(large), f"a reward must be at most 1e9 in size: {', '.join(large)}"),
+        (
+            c.reward.partial_groups and "refund" not in declared.values(),
+            "reward.partial_groups leaves out samples without a reward, and every sample has one: set it to false, or "
+            'reward.on_timeout or reward.on_error to "refund"',
+        ),
+        (
+            c.reward.partial_groups and c.gconfig.n_samples < 3,
+            "reward.partial_groups trains two samples or more of a group that lost one: set gconfig.n_samples to 3 or "
+            f"more (it is {c.gconfig.n_samples}), or reward.partial_groups = false",
+        ),
+    ]
 
 
 def _engine(c: Config) -> list[Rule]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from areal_bus.ledger import Entry, Ledger, State
 from areal_bus.messages import Partial, Scored
+from areal_bus.rules import HeadRules
 from areal_bus.supply import Issue, Supply
 
 Figures = dict[str, str | int | float | None]
@@ -73,28 +74,28 @@ def take(
             entry.attempt,
             entry.n_deaths,
             supply.of(entry.uid),
-            tuple(scored for _, scored in sorted(entry.scored.items())) if verdicts else (),
+            tuple(entry.verdicts.values()) if verdicts else (),
         )
         for entry in ledger.live()
     )
     return Frontier(version, ledger.next_uid, supply.position, supply.waiting, open_, dict(results), max_lag)
 
 
-def revive(prompt: OpenPrompt, known: Entry | None, version: int) -> Entry:
+def revive(prompt: OpenPrompt, known: Entry | None, version: int, rules: HeadRules) -> Entry:
     """The prompt as it lives on in a term that begins at `version`; `known` is what the head had of it until now.
 
     Verdicts whose tokens are all of versions <= `version` are kept. Its lease is kept when none had to go: then what
     its holder still has may be whole, and the holder itself says if not.
     """
     entry = Entry(prompt.uid, prompt.born, prompt.n_samples, None, attempt=prompt.attempt, n_deaths=prompt.n_deaths)
-    had = {scored.sample: scored for scored in prompt.scored}
-    if known is None:
-        entry.scored = had
-        return entry
-    entry.attempt, entry.n_deaths = known.attempt, known.n_deaths
-    entry.scored = {i: x for i, x in (had | known.scored).items() if newest(x) <= version}
-    is_held = known.state in (State.LEASED, State.SCORING) and entry.scored.keys() == known.scored.keys()
-    if is_held:
+    kept = {scored.sample: scored for scored in prompt.scored}
+    if known is not None:
+        entry.attempt, entry.n_deaths = known.attempt, known.n_deaths
+        kept = {i: x for i, x in (kept | known.verdicts).items() if newest(x) <= version}
+    for sample, scored in kept.items():
+        has_reward = rules.reward_of(scored.status, scored.reward) is not None
+        (entry.scored if has_reward else entry.failed)[sample] = scored
+    if known is not None and known.state in (State.LEASED, State.SCORING) and kept.keys() == known.verdicts.keys():
         entry.holder, entry.state, entry.alone = known.holder, known.state, known.alone
         entry.sampled, entry.noted = known.sampled, known.noted
     return entry

@@ -491,6 +491,8 @@ class Head:
         self._enter(Phase.STOPPING)
         for line in self.gathering.deaths.rest():
             self._effects.progress("warning", text=line)
+        if text := self.rollouts.failures.summary():
+            self._effects.progress("warning", text=text)
         for member in self.members.alive():
             self._effects.send(member.name, m.Stop(sentence))
         self._effects.end(code, sentence)

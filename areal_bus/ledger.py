@@ -1,7 +1,8 @@
 """Every admitted prompt and where it is: leases, attempts, duplicates and conservation; knows no clock and no socket.
 
 A prompt is in exactly one state (I3): leased -> scoring -> ready -> training -> trained, with queued for a lost lease
-and refunded(reason) as the way out. A result counts once, for the attempt that is open (I4, I6).
+and refunded(reason) as the way out. A result counts once, for the attempt that is open (I4, I6). A group is trained
+whole, or without its failed samples while two or more are left (I8). The caller decides whether it may be.
 """
 
 from collections import Counter
@@ -25,6 +26,7 @@ class State(StrEnum):
 
 
 LIVE = (State.LEASED, State.QUEUED, State.SCORING, State.READY)
+LEAST = 2  # samples with a reward that a short group needs: one alone has no baseline
 
 
 @dataclass(slots=True)
@@ -39,14 +41,25 @@ class Entry:
     state: State = State.LEASED
     sampled: set[int] = field(default_factory=set)  # left the generator, in this attempt or an earlier one
     noted: set[int] = field(default_factory=set)  # its generator has said so of these, in this attempt
-    scored: dict[int, Scored] = field(default_factory=dict)
+    scored: dict[int, Scored] = field(default_factory=dict)  # verdicts with a reward: what is trained
+    failed: dict[int, Scored] = field(default_factory=dict)  # verdicts without one: left out of the group
     n_deaths: int = 0  # holders that died while they sampled it
     alone: bool = False  # leased with nothing else beside it
 
     @property
     def missing(self) -> list[int]:
         """Samples without a verdict."""
-        return [i for i in range(self.n_samples) if i not in self.scored]
+        return [i for i in range(self.n_samples) if i not in self.scored and i not in self.failed]
+
+    @property
+    def verdicts(self) -> dict[int, Scored]:
+        """All, by sample."""
+        return dict(sorted((self.scored | self.failed).items()))
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Too few samples are left that can be trained: it can only be refunded."""
+        return bool(self.failed) and self.n_samples - len(self.failed) < LEAST
 
 
 class Oldest:
@@ -107,7 +120,7 @@ class Ledger:
         self.first_attempt = term * ATTEMPTS
         self.counts: Counter[State] = Counter()
         self.refunds: Counter[Refund] = Counter()
-        self.ready = Oldest()  # whole groups with a value each
+        self.ready = Oldest()  # groups with a verdict for each sample, enough of them with a reward
         self.queued = Oldest()  # whose lease was lost
         self._training: dict[int, list[Entry]] = {}
 
@@ -159,7 +172,7 @@ class Ledger:
             raise ImpossibleEvent(f"only a queued prompt is leased again; prompt {uid} is not queued")
         entry.attempt = max(entry.attempt + 1, self.first_attempt)
         entry.holder = holder
-        entry.sampled, entry.noted = set(entry.scored), set()
+        entry.sampled, entry.noted = set(entry.verdicts), set()
         self._move(entry, State.LEASED)
         return entry
 
@@ -182,15 +195,30 @@ class Ledger:
         return entry
 
     def deliver(self, scored: Scored) -> Entry:
-        """One verdict. The group is READY with its last one."""
+        """One verdict with a reward. The group is READY with its last verdict."""
+        entry = self._open_sample(scored)
+        entry.scored[scored.sample] = scored
+        return self._judged(entry, scored.sample)
+
+    def fail(self, scored: Scored) -> Entry:
+        """One verdict without a reward: the sample is left out. With its last verdict a group is READY, or hopeless."""
+        entry = self._open_sample(scored)
+        entry.failed[scored.sample] = scored
+        return self._judged(entry, scored.sample)
+
+    def _open_sample(self, scored: Scored) -> Entry:
+        """The entry of a verdict that may count."""
         entry = self._of(scored.uid, scored.attempt)
         if not 0 <= scored.sample < entry.n_samples:
             raise ImpossibleEvent(f"prompt {scored.uid} has samples 0..{entry.n_samples - 1}; got {scored.sample}")
-        if scored.sample in entry.scored:  # I4
+        if scored.sample in entry.scored or scored.sample in entry.failed:  # I4
             raise ImpossibleEvent(f"a sample is scored once; sample {scored.sample} of prompt {scored.uid} was before")
-        entry.scored[scored.sample] = scored
-        entry.sampled.add(scored.sample)
-        if len(entry.scored) == entry.n_samples:  # I8
+        return entry
+
+    def _judged(self, entry: Entry, sample: int) -> Entry:
+        """One more sample has its verdict."""
+        entry.sampled.add(sample)
+        if len(entry.scored) + len(entry.failed) == entry.n_samples and not entry.is_hopeless:  # I8
             self.ready.add(entry)
             self._move(entry, State.READY)
         elif entry.state is State.LEASED and len(entry.sampled) == entry.n_samples:

@@ -47,7 +47,7 @@ class Finish(StrEnum):
 
 
 class VerdictStatus(StrEnum):
-    """I10: a timeout or an error is never a number."""
+    """I10: a timeout or an error stays one, also where `reward.on_timeout` or `on_error` declares a reward for it."""
 
     VALUE = "value"
     TIMEOUT = "timeout"
@@ -195,7 +195,10 @@ class Trajectory:
 
 @record
 class Scored:
-    """A trajectory with its verdict. `reward` and `correct` mean something only when status is "value"."""
+    """A trajectory with its verdict. `correct` means something only when status is "value".
+
+    So does `reward`, from a reward actor. In the head's ledger that of a timeout or error is the declared one, if any.
+    """
 
     status: str  # VerdictStatus
     reward: float

@@ -1,6 +1,7 @@
 """What becomes of leased prompts: sampled, scored, lost, refunded, carried into a new term; knows no batch."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from areal_bus import messages as m
 from areal_bus.batches import check_spans, ids
@@ -16,6 +17,7 @@ from areal_bus.membership import Member, Membership, Standing
 from areal_bus.messages import Partial, Refund, Role, Scored, VerdictStatus
 from areal_bus.partials import Partials, check_whole
 from areal_bus.rules import HeadRules
+from areal_bus.score_failures import ScoreFailures
 from areal_bus.supply import Supply
 
 EXPECTED = (Refund.END_OF_DATA, Refund.END_OF_RUN, Refund.TOO_OLD)  # no sign that something is wrong
@@ -44,6 +46,7 @@ class Rollouts:
         self.refunds_in_a_row = 0  # without a group that became complete in between
         self._n_complaints = 0
         self.last_error = ""
+        self.failures = ScoreFailures()
         self.term = 0
         self._bases: list[tuple[int, int]] = []  # (term, version it began with) of every term of this head
 
@@ -63,13 +66,13 @@ class Rollouts:
         self.refunds_in_a_row = 0
         self._end_examination()
         for prompt in frontier.open:
-            entry = revive(prompt, known.get(prompt.uid), frontier.version)
+            entry = revive(prompt, known.get(prompt.uid), frontier.version, self.rules)
             self.gate.admit(entry.born)
             self.supply.issue(entry.uid, prompt.issue)
             self.ledger.reopen(entry)
         self.partials.begin_term(frontier.version, set(self.ledger.open))
         self._release(known)
-        return {uid: sorted(entry.scored) for uid, entry in self.ledger.open.items()}
+        return {uid: list(entry.verdicts) for uid, entry in self.ledger.open.items()}
 
     def _release(self, known: dict[int, Entry]) -> None:
         """End what was leased and is leased no more."""
@@ -184,15 +187,21 @@ class Rollouts:
             self._record_scored(message)
             return
         self._check(message)
-        entry = self.ledger.deliver(message)
+        reward = self.rules.reward_of(message.status, message.reward)  # I10
+        if reward is None:
+            entry = self.ledger.fail(message)
+        else:
+            message = message if message.status == VerdictStatus.VALUE else replace(message, reward=reward)
+            entry = self.ledger.deliver(message)
         self.partials.drop(message.uid, message.sample)
         self._record_scored(message)
-        if message.status != VerdictStatus.VALUE:  # I10
+        if entry.failed and (entry.is_hopeless or not self.rules.partial_groups):
             timed_out = message.status == VerdictStatus.TIMEOUT
             self.refund(entry, Refund.REWARD_TIMEOUT if timed_out else Refund.REWARD_ERROR, message.error)
         elif not entry.missing:
             self.refunds_in_a_row = 0
-            self.effects.record(Event.READY, uid=entry.uid)
+            missing = {"missing": sorted(entry.failed)} if entry.failed else {}
+            self.effects.record(Event.READY, uid=entry.uid, **missing)
 
     def _check_term(self, message: Scored) -> None:
         """Nobody can know of a later term; what claims so is not even acknowledged."""
@@ -218,7 +227,7 @@ class Rollouts:
 
     def refund(self, entry: Entry, reason: Refund, error: str = "") -> None:
         """The prompt leaves untrained: its credit is back, its sampling stops, and a row too old is issued again."""
-        is_under_way = entry.state in (State.LEASED, State.SCORING)
+        is_under_way = entry.state in (State.LEASED, State.SCORING) and bool(entry.missing)
         holder = self.members.by_name.get(entry.holder or "") if is_under_way else None
         self.ledger.refund(entry.uid, reason)
         self.partials.forget(entry.uid, entry.n_samples)
@@ -229,8 +238,8 @@ class Rollouts:
             Event.REFUND,
             uid=entry.uid,
             reason=str(reason),
-            n_tokens_dropped=sum(scored.n_sampled for scored in entry.scored.values()),
-            n_scored=len(entry.scored),
+            n_tokens_dropped=sum(scored.n_sampled for scored in entry.verdicts.values()),
+            n_scored=len(entry.verdicts),
             age=self.gate.u - entry.born,
             again=again,
             error=error[:500],
@@ -277,6 +286,9 @@ class Rollouts:
             max_version=max(versions, default=None),
             seconds=round(scored.seconds, 4),
         )
+        self.failures.add(scored)
+        if text := self.failures.warning():
+            self.effects.progress("warning", text=text)
 
 
 def _is_queued(entry: Entry, message: Partial) -> bool:

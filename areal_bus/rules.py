@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from areal_bus.messages import VerdictStatus
 from areal_bus.staleness import StalenessPolicy
 
 
@@ -32,6 +33,15 @@ class HeadRules:
     evaluate_samples: int = 8
     partial_bytes: int = 256 << 20  # of what generators report of samples under way
     problems: Sequence[str] = field(default_factory=tuple)  # JSON objects
+    on_timeout: float | None = None  # reward of a sample whose verdict is a timeout; None: it has none
+    on_error: float | None = None
+    partial_groups: bool = False  # samples without a reward are left out, the others of their group may be trained
+
+    def reward_of(self, status: str, reward: float) -> float | None:
+        """What a training sample counts with: its own value, or what is declared for its verdict; None for nothing."""
+        if status == VerdictStatus.VALUE:
+            return reward
+        return self.on_timeout if status == VerdictStatus.TIMEOUT else self.on_error
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,8 +196,9 @@ class _Moment:
         for entry in entries:
             if len(entry.sampled) < entry.n_samples:
                 held.setdefault(entry.holder, []).append((watch.age(watch.leases, entry.uid), entry.uid))
-            if len(entry.sampled) > len(entry.scored) and entry.holder is not None:
-                unscored.append((watch.age(watch.prompts, entry.uid), len(entry.sampled) - len(entry.scored)))
+            n_unscored = len(entry.sampled) - len(entry.verdicts)
+            if n_unscored > 0 and entry.holder is not None:
+                unscored.append((watch.age(watch.prompts, entry.uid), n_unscored))
         said: list[tuple[float, str]] = []
         for holder, prompts in held.items():
             age, uid = max(prompts)

@@ -86,6 +86,7 @@ class RewardModel(Actor):
 
     def __init__(self, stage: "Stage", index: int, incarnation: int) -> None:
         self.values: dict[tuple[int, int, int], set[float]] = {}
+        self.failures: dict[tuple[int, int, int], set[str]] = {}
         super().__init__(stage, index, incarnation)
         stage.witness.rewards.append(self)  # type: ignore[arg-type]
 
@@ -97,6 +98,8 @@ class RewardModel(Actor):
         reward = float(hash((t.uid, t.sample, t.attempt)) % 1000)
         if status == "value":
             self.values.setdefault((t.uid, t.sample, t.attempt), set()).add(reward)
+        else:
+            self.failures.setdefault((t.uid, t.sample, t.attempt), set()).add(status)
         self.say(
             m.Scored(
                 status, reward, None, "" if status == "value" else "no value", 0.0, t.uid, t.sample, t.attempt,

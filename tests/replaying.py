@@ -156,7 +156,7 @@ class Replay:
             status=line["status"],
             reward=line["reward"],
             correct=line["correct"],
-            error="" if is_value else self._errors[line["uid"]],
+            error="" if is_value else self._errors.get(line["uid"], ""),
             score_s=0.0,
             uid=line["uid"],
             sample=line["sample"],

@@ -100,3 +100,19 @@ def test_normalisation_over_two_ranks_is_that_of_one() -> None:
     answers = iter([[n, first], [second]])
     half = normalize(advantages[:3], weights[:3], signal[:3], lambda _: next(answers))
     assert torch.allclose(half, whole[:3])
+
+
+@given(
+    st.lists(st.lists(st.floats(-5, 5), min_size=2, max_size=8), min_size=1, max_size=6),
+    st.sampled_from(["grpo", "rloo"]),
+)
+def test_32_2_groups_of_unequal_sizes_have_the_advantages_that_each_has_alone(
+    sizes: list[list[float]], kind: str
+) -> None:
+    rewards = torch.tensor([reward for group in sizes for reward in group], dtype=torch.float64)
+    groups = torch.tensor([i for i, group in enumerate(sizes) for _ in group])
+    advantages, signal = group_advantages(rewards, groups, kind=kind)
+    for i, group in enumerate(sizes):
+        alone = group_advantages(torch.tensor(group, dtype=torch.float64), torch.zeros(len(group)), kind=kind)
+        assert torch.allclose(advantages[groups == i], alone[0], atol=1e-4, rtol=1e-4)
+        assert signal[groups == i].tolist() == alone[1].tolist()

@@ -77,3 +77,15 @@ def test_a_group_that_is_not_whole_is_refused() -> None:
 def test_an_item_that_contradicts_itself_is_refused(wrong: dict[str, list[list[int]]]) -> None:
     with pytest.raises(ImpossibleEvent):
         build([shard_item(**wrong)], step=0, clock=0, n_groups=1, eta=0)  # type: ignore[arg-type]
+
+
+def test_32_2_a_rank_trains_a_short_group_only_by_declared_policy_and_never_one_sample_alone() -> None:
+    shard = random_shard(1)  # three groups of 4
+    short = [item for item in shard if item.group or item.sample in (1, 3)]
+    with pytest.raises(ImpossibleEvent, match=r"whole groups of 4 samples: step 0 brought \{0: 2\}"):
+        build(short, step=0, clock=0, n_groups=3, eta=1, n_samples=4)
+    batch = build(short, step=0, clock=0, n_groups=3, eta=1, n_samples=4, partial_groups=True)
+    assert [item.sample for item in batch.items if item.group == 0] == [1, 3]
+    alone = [item for item in shard if item.group or item.sample == 1]
+    with pytest.raises(ImpossibleEvent, match=r"or 2 of them or more: .*\{0: 1\}"):
+        build(alone, step=0, clock=0, n_groups=3, eta=1, n_samples=4, partial_groups=True)

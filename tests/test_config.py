@@ -241,3 +241,25 @@ def test_names_of_other_systems_lead_to_keys_that_there_are_and_are_none_themsel
 def test_an_evaluation_may_be_greedy() -> None:
     """Issue 32.13: temperature 0 was refused though every engine has it."""
     assert Config.model_validate({"evaluate": {"temperature": 0}}).evaluate.temperature == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["reward.on_error=perhaps"], 'reward.on_error must be one of "refund" or a number: it is "perhaps"'),
+        (["reward.on_timeout=true"], 'reward.on_timeout must be one of "refund" or a number: it is true'),
+        (["reward.on_error=1e12"], "a reward must be at most 1e9 in size: reward.on_error is 1e+12"),
+        (["reward.on_error=0", "reward.on_timeout=0", "reward.partial_groups=true"], "leaves out samples without a"),
+        (["reward.partial_groups=true", "gconfig.n_samples=2"], "set gconfig.n_samples to 3 or more"),
+    ],
+)
+def test_32_2_verdict_policies_are_checked_with_what_to_change(
+    changes: list[str], sentence: str, tmp_path: Path
+) -> None:
+    assert sentence in refusal(write(tmp_path, SMALL), *changes)
+
+
+def test_32_2_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> None:
+    reward = load(write(tmp_path, SMALL), [], {}).reward
+    assert (reward.on_timeout, reward.on_error, reward.partial_groups) == ("refund", "refund", False)
+    assert load(write(tmp_path, SMALL), ["reward.on_error=-1"], {}).reward.on_error == -1.0

@@ -309,8 +309,36 @@ def settings_of(n_examples: int, *, always_the_same: bool) -> settings:
     )
 
 
+class VerdictMachine(HeadMachine):
+    """Issue 32, item 2: verdicts without a value, and what is declared for them."""
+
+    @initialize(
+        policy=st.sampled_from(StalenessPolicy),
+        batch_size=st.integers(1, 2),
+        eta=st.integers(0, 2),
+        n_samples=st.integers(2, 4),
+        n_generators=st.integers(1, 2),
+        checkpoint_every=st.sampled_from([0, 1, 2]),
+        partial_groups=st.booleans(),
+        on_timeout=st.sampled_from([None, None, -1.0]),
+        on_error=st.sampled_from([None, None, -2.0]),
+        total_steps=st.sampled_from([3, 30]),
+        rounds=st.integers(0, 20),
+    )
+    def begin(self, rounds: int, **drawn: object) -> None:
+        super().begin(rounds, **drawn)
+
+    @rule(which=CHOICE, n=st.integers(1, 3), status=st.sampled_from(["error", "timeout"]))
+    def fail_some(self, which: int, n: int, status: str) -> None:
+        """What was just made has no value."""
+        self.flow(2, "rewards")
+        self.judge(who=0, which=which % 80, n=n, status=status)
+
+
 TestHead = HeadMachine.TestCase
 TestHead.settings = settings_of(200, always_the_same=True)
+TestVerdicts = VerdictMachine.TestCase
+TestVerdicts.settings = settings_of(100, always_the_same=True)
 
 
 @pytest.mark.soak

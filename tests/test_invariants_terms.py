@@ -124,7 +124,9 @@ def test_open_prompts_that_a_term_forgets_are_noticed(monkeypatch: pytest.Monkey
 def test_verdicts_of_the_lost_timeline_that_are_kept_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def keeps(patch: pytest.MonkeyPatch) -> None:
         revive = frontier.revive
-        patch.setattr(rollouts, "revive", lambda prompt, known, version: revive(prompt, known, version + 100))
+        patch.setattr(
+            rollouts, "revive", lambda prompt, known, version, rules: revive(prompt, known, version + 100, rules)
+        )
 
     assert first_break(monkeypatch, keeps).startswith("I5 ")
 

@@ -121,3 +121,36 @@ def test_a_prompt_that_waits_for_a_lease_twice_is_there_once() -> None:
         assert ledger.queued.first() is ledger.open[0]
         ledger.lease(0, "g")
         assert ledger.queued.first() is None
+
+
+def test_32_2_a_group_without_its_failed_samples_is_ready_while_two_are_left() -> None:
+    ledger = ledger_with(n_samples=4)
+    ledger.fail(scored(0, 2, status="error"))
+    ledger.deliver(scored(0, 0))
+    ledger.fail(scored(0, 3, status="timeout"))
+    assert ledger.open[0].missing == [1]
+    ledger.deliver(scored(0, 1))
+    (entry,) = ledger.take(1, batch=0)
+    assert (sorted(entry.scored), sorted(entry.failed), list(entry.verdicts)) == ([0, 1], [2, 3], [0, 1, 2, 3])
+
+
+def test_32_2_a_group_of_which_one_sample_is_left_is_hopeless_and_never_ready() -> None:
+    ledger = ledger_with(n_samples=3)
+    ledger.fail(scored(0, 0, status="error"))
+    ledger.deliver(scored(0, 2))
+    assert not ledger.open[0].is_hopeless
+    ledger.fail(scored(0, 1, status="error"))
+    assert ledger.open[0].is_hopeless
+    assert not len(ledger.ready)
+    assert ledger.refund(0, Refund.REWARD_ERROR).verdicts.keys() == {0, 1, 2}
+
+
+def test_32_2_a_failed_sample_has_its_verdict_once_and_is_not_leased_again() -> None:
+    ledger = ledger_with(n_samples=3)
+    ledger.fail(scored(0, 1, status="error"))
+    for verdict in (ledger.fail, ledger.deliver):
+        with pytest.raises(ImpossibleEvent, match="a sample is scored once"):
+            verdict(scored(0, 1))
+    ledger.lose("g")
+    assert ledger.lease(0, "h").missing == [0, 2]
+    assert ledger.open[0].sampled == {1}

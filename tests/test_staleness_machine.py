@@ -15,11 +15,11 @@ CHOICE = st.integers(0, 99)
 
 
 class Machine(RuleBasedStateMachine):
-    """Admit, sample, score, fail, lose, lease, take, update, publish, drop, refund; duplicates and old attempts."""
+    """Admit, score, fail one or all, lose, lease, take, update, publish, drop, refund; duplicates and old attempts."""
 
     policy: StalenessPolicy
 
-    @initialize(batch_size=st.integers(1, 3), eta=st.integers(0, 3), n_samples=st.integers(1, 2))
+    @initialize(batch_size=st.integers(1, 3), eta=st.integers(0, 3), n_samples=st.integers(1, 4))
     def begin(self, batch_size: int, eta: int, n_samples: int) -> None:
         self.gate = Gate(batch_size=batch_size, eta=eta, policy=self.policy)
         self.ledger = Ledger()
@@ -66,6 +66,20 @@ class Machine(RuleBasedStateMachine):
             self.ledger.deliver(self.scored(entry, sample))
 
     @rule(choice=CHOICE)
+    def fail_a_score(self, choice: int) -> None:
+        """Issue 32, item 2: its sample is left out of the group while two others can be trained; else all goes."""
+        entry = self.pick(choice, State.LEASED, State.SCORING)
+        if entry is None:
+            return
+        sample = entry.missing[choice % len(entry.missing)]
+        self.ledger.fail(self.scored(entry, sample))
+        with pytest.raises(ImpossibleEvent):  # I4: a second time
+            self.ledger.deliver(self.scored(entry, sample))
+        if entry.is_hopeless:
+            assert entry.state is not State.READY
+            self.refund(entry, Refund.REWARD_ERROR)
+
+    @rule(choice=CHOICE)
     def lose_a_holder(self, choice: int) -> None:
         for entry in self.ledger.lose(f"g{choice % 2}"):
             with pytest.raises(ImpossibleEvent):  # I6: nobody works on it
@@ -103,8 +117,10 @@ class Machine(RuleBasedStateMachine):
         entries = ledger.take(size, gate.w)
         clock = gate.take([entry.born for entry in entries])
         self.batches.append(size)
-        assert all(len(entry.scored) == self.n_samples for entry in entries)  # I8
         for entry in entries:
+            assert entry.scored.keys() | entry.failed.keys() == set(range(self.n_samples))  # I8
+            assert not entry.scored.keys() & entry.failed.keys()
+            assert len(entry.scored) >= (2 if entry.failed else self.n_samples)
             for sample, scored in entry.scored.items():
                 assert (entry.uid, sample) not in self.trained  # I4
                 self.trained.add((entry.uid, sample))

@@ -18,6 +18,7 @@ from areal_bus.supply import Issue
 from areal_bus.terms import Terms
 from tests.test_head import head_with, push_done, refused, scenario, scored, sent
 
+RULES = scenario().rules
 LEARNER, REWARD, GENERATOR = "learner-0.0", "reward-0.0", "generator-0.0"
 
 
@@ -150,41 +151,41 @@ def known(state: State, holder: str | None, *verdicts: m.Scored) -> Entry:
 
 
 def test_of_a_prompt_that_the_head_knows_no_more_the_frontiers_verdicts_are_kept() -> None:
-    entry = revive(open_prompt(verdict(0, 2)), None, 5)
+    entry = revive(open_prompt(verdict(0, 2)), None, 5, RULES)
     assert (entry.holder, entry.attempt, entry.n_deaths, sorted(entry.scored)) == (None, 0, 1, [0])
 
 
 def test_a_lease_is_kept_when_no_verdict_had_to_go() -> None:
-    entry = revive(open_prompt(), known(State.LEASED, "g", verdict(0, 5)), 5)
+    entry = revive(open_prompt(), known(State.LEASED, "g", verdict(0, 5)), 5, RULES)
     assert (entry.holder, entry.state, entry.attempt, entry.n_deaths) == ("g", State.LEASED, 4, 2)
     assert (sorted(entry.scored), entry.sampled, entry.alone) == ([0], {0, 2}, True)
 
 
 def test_verdicts_of_later_versions_go_and_their_lease_with_them() -> None:
-    entry = revive(open_prompt(), known(State.SCORING, "g", verdict(0, 5), verdict(1, 6)), 5)
+    entry = revive(open_prompt(), known(State.SCORING, "g", verdict(0, 5), verdict(1, 6)), 5, RULES)
     assert (entry.holder, sorted(entry.scored), entry.alone) == (None, [0], False)
 
 
 def test_a_verdict_with_a_single_token_of_a_later_version_goes() -> None:
     mixed = replace(verdict(0, 5), spans=[[5, 2], [6, 1]])
     assert newest(mixed) == 6
-    assert not revive(open_prompt(), known(State.LEASED, "g", mixed), 5).scored
+    assert not revive(open_prompt(), known(State.LEASED, "g", mixed), 5, RULES).scored
 
 
 @pytest.mark.parametrize("state", [State.TRAINING, State.READY, State.QUEUED])
 def test_who_samples_nothing_holds_no_lease_afterwards(state: State) -> None:
-    entry = revive(open_prompt(), known(state, None, verdict(0, 1)), 5)
+    entry = revive(open_prompt(), known(state, None, verdict(0, 1)), 5, RULES)
     assert (entry.holder, sorted(entry.scored)) == (None, [0])
 
 
 def test_what_is_complete_is_ready_at_once_and_what_nobody_holds_waits() -> None:
     ledger = Ledger()
     ledger.restart(next_uid=9, term=2)
-    whole = revive(open_prompt(), known(State.TRAINING, None, *(verdict(i, 1) for i in range(3))), 5)
+    whole = revive(open_prompt(), known(State.TRAINING, None, *(verdict(i, 1) for i in range(3))), 5, RULES)
     ledger.reopen(whole)
     assert whole.state is State.READY
     lost = replace(open_prompt(verdict(0, 1)), uid=8)
-    ledger.reopen(revive(lost, None, 5))
+    ledger.reopen(revive(lost, None, 5, RULES))
     assert ledger.open[8].state is State.QUEUED
     assert ledger.lease(8, "g").attempt == 2 * ATTEMPTS
     assert (ledger.n_live, ledger.n_before) == (2, 7)

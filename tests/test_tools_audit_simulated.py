@@ -77,6 +77,11 @@ def journal(folder: Path, scenario: Scenario, ring: Recorded) -> Path:
         "gconfig": {"n_samples": scenario.n_samples},
         "weights": {"timeout_s": scenario.push_timeout_s},
         "bus": {"silent_s": scenario.silent_s},
+        "reward": {
+            "on_timeout": "refund" if scenario.on_timeout is None else scenario.on_timeout,
+            "on_error": "refund" if scenario.on_error is None else scenario.on_error,
+            "partial_groups": scenario.partial_groups,
+        },
     }
     (folder / "journal").mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

@@ -78,7 +78,7 @@ def test_samples_shows_a_step_worst_first(kept: Path, capsys: Out) -> None:
 
 
 def test_a_sample_without_a_verdict_is_the_worst_and_shows_no_number(tmp_path: Path, capsys: Out) -> None:
-    folder = forge(tmp_path / "one", [sample(), sample(uid=1, status="timeout", reward=0.0, completion="slow")])
+    folder = forge(tmp_path / "one", [sample(), sample(uid=1, status="timeout", reward=None, completion="slow")])
     assert samples.main([str(folder), "--worst", "--n", "1"]) == 0
     out = capsys.readouterr().out
     assert "> slow" in out

@@ -145,12 +145,12 @@ def across_groups(samples: list[Line]) -> list[Line]:
 
 def _reward(sample: Line) -> float:
     """Order of --worst; a timeout or error is no number (I10) and comes first."""
-    return float(sample["reward"]) if sample["status"] == "value" else float("-inf")
+    return float("-inf") if sample["reward"] is None else float(sample["reward"])
 
 
 def overview(samples: list[Line]) -> str:
     """One line on a selection: mean reward, share right, how they ended."""
-    scored = [sample for sample in samples if sample["status"] == "value"]
+    scored = [sample for sample in samples if sample["reward"] is not None]
     judged = [sample["correct"] for sample in scored if sample["correct"] is not None]
     parts = []
     if scored:
@@ -171,7 +171,8 @@ def render(sample: Line, width: int) -> str:
     else:
         head += f", step {sample['step']}{' (undone)' if sample.get('undone') else ''}"
     head += f", {sample['generator']} "
-    verdict = f"{sample['reward']:.3f}" if sample["status"] == "value" else f"none ({sample['status']})"
+    verdict = "none" if sample["reward"] is None else f"{sample['reward']:.3f}"
+    verdict += "" if sample["status"] == "value" else f" ({sample['status']})"
     right = {True: " (right)", False: " (wrong)"}.get(sample["correct"], "") if sample["status"] == "value" else ""
     facts = [
         f"reward {verdict}{right}",

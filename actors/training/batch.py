@@ -3,6 +3,7 @@
 Shapes: T tokens of a trajectory (given and sampled), K of them sampled.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal_bus.errors import ImpossibleEvent
+from areal_bus.ledger import LEAST
 from areal_bus.messages import ShardItem
 from areal_bus.staleness import StalenessPolicy, runs_under
 
@@ -76,19 +78,21 @@ def build(
     eta: int,
     policy: StalenessPolicy = StalenessPolicy.MASK,
     n_samples: int | None = None,
+    partial_groups: bool = False,
 ) -> Batch:
     """The batch of a rank's share, in the order of (group, sample).
 
+    A group has all its n samples or, with `partial_groups`, two at least (that none is lost, ShardEnd.n_items shows).
     Raises ImpossibleEvent when an item contradicts itself (I5) or its policy (I2), or a group is not whole (I8).
     """
     ordered = sorted(shard, key=lambda item: (item.group, item.sample))
     items = [_item(item, clock=clock, eta=eta, policy=policy) for item in ordered]
-    sizes: dict[int, int] = {}
-    for item in items:
-        sizes[item.group] = sizes.get(item.group, 0) + 1
-    short = {group: n for group, n in sizes.items() if n_samples is not None and n != n_samples}
-    if short:
-        raise ImpossibleEvent(f"a rank trains whole groups of {n_samples} samples: step {step} brought {short}")
+    sizes = Counter(item.group for item in items)
+    least = LEAST if partial_groups else n_samples
+    wrong = {g: n for g, n in sizes.items() if n_samples is not None and not (least or 0) <= n <= n_samples}
+    if wrong:
+        short = f", or {LEAST} of them or more" if partial_groups else ""
+        raise ImpossibleEvent(f"a rank trains whole groups of {n_samples} samples{short}: step {step} brought {wrong}")
     return Batch(step=step, clock=clock, n_groups=n_groups, items=items)
 
 

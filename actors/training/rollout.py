@@ -27,6 +27,7 @@ class Rollout:
         pulse: Pulse,
         eta: int,
         n_samples: int,
+        partial_groups: bool = False,
         version: Callable[[], int],
         policy: StalenessPolicy = StalenessPolicy.MASK,
         first: int = 0,
@@ -42,6 +43,7 @@ class Rollout:
         self._pulse = pulse
         self._eta = eta
         self._n_samples = n_samples
+        self._partial_groups = partial_groups
         self._version = version
         self._policy = policy
         self._look = look
@@ -76,6 +78,7 @@ class Rollout:
                 eta=self._eta,
                 policy=self._policy,
                 n_samples=self._n_samples,
+                partial_groups=self._partial_groups,
             )
         self._pulse.note = f"trains step {self._step}"
         self.ended = end.last

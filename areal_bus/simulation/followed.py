@@ -29,7 +29,8 @@ class Followed:
     issue: int = 0  # times its row was issued before
     batch: int | None = None  # that it was taken in
     tokens: dict[int, int] = field(default_factory=dict)  # sample -> tokens of the verdict that counted
-    failed: str = ""  # status of a verdict that counted and is no value
+    failures: dict[tuple[int, int], str] = field(default_factory=dict)  # (sample, attempt) -> verdict, if no value
+    failed: str = ""  # status of a verdict that counted, and after which only a refund can follow
     n_accounted: int = 0  # trained, masked or dropped
     n_leases: int = 0
 

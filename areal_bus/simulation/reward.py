@@ -13,6 +13,7 @@ class Reward:
     def __init__(self, world: World, scenario: Scenario, name: str, rng: random.Random) -> None:
         self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
         self.values: dict[tuple[int, int, int], set[float]] = {}  # (uid, sample, attempt) -> values given
+        self.failures: dict[tuple[int, int, int], set[str]] = {}  # (uid, sample, attempt) -> verdicts without a value
         self._n_joins = 0
         self._life: int | None = None  # of the head, as it said last
 
@@ -42,6 +43,7 @@ class Reward:
         if not t.evaluation:
             if self.rng.random() < self.scenario.p_error:
                 status = self.rng.choice((m.VerdictStatus.ERROR, m.VerdictStatus.TIMEOUT))
+                self.failures.setdefault((t.uid, t.sample, t.attempt), set()).add(status.value)
             else:
                 self.values.setdefault((t.uid, t.sample, t.attempt), set()).add(reward)
         error = "" if status is m.VerdictStatus.VALUE else "no value"

@@ -75,6 +75,9 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
     _remember(witness, uid, prompt, version)
     known = all(prompt.accepted.get(sample, -1) >= 0 for sample in kept)
     witness.check("I3", known, "samples {} are kept, {} had counted", kept, sorted(prompt.accepted), uid=uid)
+    failed = witness.without(prompt).intersection(kept)
+    may_stay = not failed or (witness.scenario.partial_groups and witness.scenario.n_samples - len(failed) >= 2)
+    witness.check("I10", may_stay, "samples {} are kept, whose verdicts are no numbers", sorted(failed), uid=uid)
     for sample in kept:
         lost = witness.lost_weights(("", uid, prompt.accepted.get(sample, -1), sample))
         witness.check("I5", not lost, "sample {} is kept, tokens of it were made by {}", sample, lost, uid=uid)

@@ -80,6 +80,9 @@ class Scenario:
     score_s: float = 1.0
     link_s: float = 0.2
     p_error: float = 0.0  # a verdict is an error or a timeout
+    on_timeout: float | None = None  # reward of such a sample
+    on_error: float | None = None
+    partial_groups: bool = False
     p_unsampled: float = 0.0  # a group cannot be sampled
     p_lost: float = 0.0  # of the messages that somebody repeats
     p_twice: float = 0.0
@@ -131,6 +134,9 @@ class Scenario:
             evaluate_samples=2,
             partial_bytes=self.report_bytes,
             problems=("{}",) * self.n_problems,
+            on_timeout=self.on_timeout,
+            on_error=self.on_error,
+            partial_groups=self.partial_groups,
         )
 
     @property
@@ -147,7 +153,7 @@ class Scenario:
     @property
     def rejects_all(self) -> bool:
         """No prompt can ever be trained."""
-        return max(self.p_error, self.p_unsampled) >= 1.0
+        return self.p_unsampled >= 1.0 or (self.p_error >= 1.0 and self.on_timeout is None and self.on_error is None)
 
 
 class Numbers:
@@ -221,10 +227,22 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
     )
     timed = random.Random(f"checkpoints by time of {seed}")
     scenario = replace(scenario, p_timed=timed.choice((0.0, 0.0, 0.0, 0.5)))
+    if scenario.p_error:
+        scenario = _under_declared_verdicts(scenario, random.Random(f"verdicts of {seed}"))
     if rough and more.random() < 0.05:
         return _in_a_storm(scenario, more)
     heads = random.Random(f"heads of {seed}")
     return _under_many_heads(scenario, heads) if rough and heads.random() < 0.05 else scenario
+
+
+def _under_declared_verdicts(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Of scores that fail: in half of the schedules a reward is declared, in a third groups may be short."""
+    on_timeout, on_error = rng.choice((None, None, -1.0)), rng.choice((None, None, -2.0))
+    declared = replace(scenario, on_timeout=on_timeout, on_error=on_error)
+    if rng.random() < 0.6 or None not in (on_timeout, on_error):
+        return declared
+    p_error = max(scenario.p_error, rng.choice((0.05, 0.2, 0.4)))
+    return replace(declared, partial_groups=True, n_samples=rng.choice((3, 3, 4, 5)), p_error=p_error)
 
 
 def _under_many_heads(scenario: Scenario, rng: random.Random) -> Scenario:

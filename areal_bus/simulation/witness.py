@@ -46,6 +46,7 @@ class Witness:
         self.update_of: dict[int, set[int]] = {}  # batch -> its prompts, until trained
         self.rows: dict[tuple[int, int], str] = {}  # (epoch, row) -> open, trained, refunded, again
         self.groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
+        self.named: dict[int, set[tuple[int, int]]] = {}  # step -> (uid, sample) that it goes without, as its line says
         self.samples_trained: set[tuple[int, int]] = set()
         self.whole: set[tuple[int, int]] = set()  # born and uid of live prompts whose samples all have a value
         self.saved: dict[int, dict[int, dict[int, int]]] = {}  # version -> what had counted when it was saved
@@ -118,7 +119,7 @@ class Witness:
         """The clocks stand at this version, nothing is in training, and nobody has a later version."""
         self.u = self.v = version
         self.n_live = n_live
-        self.taken, self.update_of, self.groups, self.handed = {}, {}, {}, set()
+        self.taken, self.update_of, self.groups, self.handed, self.named = {}, {}, {}, set(), {}
         self.weights = {other: weights for other, weights in self.weights.items() if other <= version}
         self.excuses.begin_term()
         self.pushed.begin_term(version)
@@ -193,12 +194,23 @@ class Witness:
         self.check("I6", line["attempt"] == prompt.attempt, "a result of attempt {} counted", line["attempt"], uid=uid)
         self.check("I4", sample not in prompt.accepted, "sample {} counted twice", sample, uid=uid)
         self.check("I3", prompt.state == "live", "a result counted when it was {}", prompt.state, uid=uid)
-        prompt.accepted[sample] = line["attempt"] if line["status"] == "value" else -1
+        prompt.accepted[sample] = line["attempt"]
         prompt.tokens[sample] = line["n_tokens"]
         if line["status"] != "value":
+            prompt.failures[sample, line["attempt"]] = line["status"]
+        n_samples, n_without = self.scenario.n_samples, len(self.without(prompt))
+        if n_without and (not self.scenario.partial_groups or n_samples - n_without < 2):
             prompt.failed = line["status"]
-        elif len(prompt.accepted) == self.scenario.n_samples and not prompt.failed:
+        elif len(prompt.accepted) == n_samples:
             self.whole.add((prompt.born, uid))
+
+    def without(self, prompt: Followed) -> set[int]:
+        """Its samples whose verdicts are not numbers, and for which none is declared (I10)."""
+        failed = {sample: prompt.failures.get((sample, attempt)) for sample, attempt in prompt.accepted.items()}
+        return {sample for sample, status in failed.items() if status is not None and self._declared(status) is None}
+
+    def _declared(self, status: str) -> float | None:
+        return self.scenario.on_timeout if status == m.VerdictStatus.TIMEOUT else self.scenario.on_error
 
     def _on_refund(self, line: dict[str, Any]) -> None:
         uid = line["uid"]
@@ -267,8 +279,21 @@ class Witness:
         self.check("I8", full or short, "a batch of {} groups", line["n_groups"])
         if line["short"]:
             self.check("I8", self.n_live == line["n_groups"], "a short batch while {} prompts live", self.n_live)
+        self._on_left_out(line)
         self.taken[line["step"]] = set()
         self.update_of[line["step"]] = self.taken[line["step"]].copy()
+
+    def _on_left_out(self, line: dict[str, Any]) -> None:
+        """Samples that their groups are trained without: named, and their tokens dropped (I8, I12)."""
+        numbers = line.get("missing", [])
+        named = self.named[line["step"]] = set(zip(numbers[::2], numbers[1::2], strict=True))
+        n_tokens = 0
+        for uid, sample in named:
+            prompt = self._of(uid)
+            prompt.n_accounted += prompt.tokens.get(sample, 0)
+            n_tokens += prompt.tokens.get(sample, 0)
+        told = line.get("n_tokens_dropped", 0)
+        self.check("I12", told == n_tokens, "{} tokens dropped of {} left out", told, n_tokens)
 
     def _on_shard_item(self, item: m.ShardItem) -> None:
         uid, sample = item.uid, item.sample
@@ -287,8 +312,13 @@ class Witness:
         versions = [version for version, _ in item.spans]
         grows = versions == sorted(versions) and prompt.born <= versions[0] and versions[-1] <= item.clock
         self.check("I5", grows, "versions {}, born {}, clock {}", versions, prompt.born, item.clock, uid=uid)
-        given = any(item.reward in reward.values.get((uid, sample, attempt), ()) for reward in self.rewards)
-        self.check("I10", given, "reward {} was never given", item.reward, uid=uid)
+        known, failure = (uid, sample, attempt), prompt.failures.get((sample, attempt))
+        if failure is None:
+            given = any(item.reward in reward.values.get(known, ()) for reward in self.rewards)
+        else:
+            failed = any(failure in reward.failures.get(known, ()) for reward in self.rewards)
+            given = failed and item.reward == self._declared(failure)
+        self.check("I10", given, "reward {} was never given, nor declared", item.reward, uid=uid)
 
     def lost_weights(self, key: tuple[str, int, int, int]) -> list[str]:
         """Which of the weights that made a sample are not of the surviving history."""
@@ -357,13 +387,17 @@ class Witness:
         """A learner has trained the batch before this version."""
         self.u = version
         self.weights[version] = weights
-        groups = self.groups.pop(version - 1, {})
+        groups, named = self.groups.pop(version - 1, {}), self.named.pop(version - 1, set())
         for uid in self.update_of.pop(version - 1, ()):
             prompt = self._of(uid)
             prompt.state = "trained"
             samples = groups.get(uid, set())
-            whole = samples == set(range(self.scenario.n_samples))
-            self.check("I8", whole, "its group has samples {}", sorted(samples), uid=uid)
+            without = self.without(prompt)
+            whole = samples == set(range(self.scenario.n_samples)) - without
+            may_be = not without or (self.scenario.partial_groups and len(samples) >= 2)
+            self.check("I8", whole and may_be, "its group has samples {}", sorted(samples), uid=uid)
+            told = {sample for other, sample in named if other == uid}
+            self.check("I8", told == without, "samples {} are left out, {} are named", without, told, uid=uid)
             left_out = [sample for sample in samples if (uid, sample) not in self.samples_trained]
             self.check("I8", not left_out, "samples {} of its batch were not trained", left_out, uid=uid)
             known = self.rows[prompt.row]

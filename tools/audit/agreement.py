@@ -168,10 +168,10 @@ def gave(score: Score | None, status: str, reward: float) -> bool:
     return score is not None and score.status == status and (status != "value" or score.reward == reward)
 
 
-def as_scored(file: File, line: Line, sample: Sample) -> None:
-    """A trajectory of a batch is as its `scored` line said."""
+def as_scored(file: File, line: Line, sample: Sample, *, has_reward: bool) -> None:
+    """A trajectory of a batch is as its `scored` line said. `has_reward`: its verdict's own, or a declared one."""
     ids = {"uid": line["uid"], "sample": line["sample"]}
-    if sample.status != "value":
+    if not has_reward:
         text = f"a {sample.status} is no number: it is trained with reward {line['reward']}"
         file.add("I10", text, **ids)
     elif line["reward"] != sample.reward:

@@ -1,4 +1,4 @@
-"""Batches and what was made of them: whole groups (I8), and tokens that add up to the learner's figures (I12)."""
+"""Batches and what was made of them: groups, whole or short as declared (I8), and tokens that add up (I12)."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,6 +20,8 @@ class Batch:
     is_undone: bool  # a later term goes back to before it
     groups: dict[int, Prompt] = field(default_factory=dict)
     samples: dict[int, set[int]] = field(default_factory=dict)
+    missing: set[tuple[int, int]] = field(default_factory=set)  # (uid, sample) that its groups go without, by its line
+    n_dropped: int = 0  # tokens of those
     n_seen: int = 0
     n_tokens: int = 0
     n_masked: int = 0
@@ -44,6 +46,9 @@ class Batches:
         step = line["step"]
         is_undone = self.terms.undo_step(step)
         self.current = Batch(step, self.file.where(), line["n_groups"], line["n_trajectories"], is_undone)
+        numbers = line.get("missing", [])
+        self.current.missing = set(zip(numbers[::2], numbers[1::2], strict=False))
+        self.current.n_dropped = line.get("n_tokens_dropped", 0)
         size = self.setup.batch_size
         if self._short is not None:
             self.file.add("I8", "a short batch is the last: another follows", step=step)
@@ -79,6 +84,11 @@ class Batches:
         batch.samples[uid].add(sample)
         return prompt
 
+    @property
+    def n_groups_seen(self) -> int:
+        """Of the batch whose lines are being read."""
+        return len(self.current.groups) if self.current is not None else 0
+
     def finish(self, *, torn: bool = False) -> None:
         """The lines of a batch are over: its groups are whole. A killed head may leave the last one torn."""
         batch, self.current = self.current, None
@@ -95,10 +105,32 @@ class Batches:
             )
             self.file.findings.add("I8", batch.where, text, step=batch.step)
         for uid, samples in batch.samples.items():
-            n = batch.groups[uid].n
-            if len(samples) != n or not all(0 <= sample < n for sample in samples):
-                text = f"a batch holds whole groups: samples {sorted(samples)} of {n}"
+            n, without = batch.groups[uid].n, self.prompts.left_out(batch.groups[uid])
+            if samples != set(range(n)) - without.keys():
+                rule = f"all but {sorted(without)}, which failed" if without else "all of them"
+                text = f"a batch holds whole groups: samples {sorted(samples)} of {n}, {rule}, must be there"
                 self.file.findings.add("I8", batch.where, text, step=batch.step, uid=uid)
+        self._check_left_out(batch)
+
+    def _check_left_out(self, batch: Batch) -> None:
+        """A group is short by declared policy, its missing samples named and their tokens counted (I8, I12)."""
+        left_out = {
+            (uid, number): sample
+            for uid, prompt in batch.groups.items()
+            for number, sample in self.prompts.left_out(prompt).items()
+        }
+        if batch.missing != left_out.keys():
+            text = (
+                f"a batch names the samples that its groups go without: {sorted(left_out)}, not {sorted(batch.missing)}"
+            )
+            self.file.findings.add("I8", batch.where, text, step=batch.step)
+        if left_out and not self.setup.partial_groups:
+            text = "without reward.partial_groups every group of a batch is whole: a group without all its rewards is"
+            self.file.findings.add("I8", batch.where, f"{text} trained, without {sorted(left_out)}", step=batch.step)
+        n_tokens = sum(sample.n_tokens for sample in left_out.values())
+        if batch.n_dropped != n_tokens:
+            text = f"dropped tokens of a batch are those of the samples left out: {n_tokens}, not {batch.n_dropped}"
+            self.file.findings.add("I12", batch.where, text, step=batch.step)
 
     def go_back(self, version: int) -> None:
         """A term begins: what was in training is not, and the batches from `version` on were never taken."""

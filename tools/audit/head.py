@@ -228,16 +228,24 @@ class Head:
 
     def on_trajectory(self, line: Line) -> None:
         is_undone = self.batches.current is not None and self.batches.current.is_undone
+        n_groups = self.batches.n_groups_seen
         prompt = self.batches.trajectory(line)
         self._count(line, is_undone=is_undone)
         if prompt is None:
             return
+        if self.batches.n_groups_seen > n_groups and not is_undone:
+            self._leave_out(prompt)
         ages = self.undone_ages if is_undone else self.ages
         ages.take(line, prompt.born, self.file)
         sample = self._verdict(prompt, line)
         if sample is not None:
-            as_scored(self.file, line, sample)
+            as_scored(self.file, line, sample, has_reward=self.prompts.has_reward(sample))
         self.agreement.train(line, is_undone=is_undone)
+
+    def _leave_out(self, prompt: Prompt) -> None:
+        """Its group is trained without the samples that have no reward."""
+        for number, sample in self.prompts.left_out(prompt).items():
+            self._drop(prompt, {number: sample}, f"reward_{sample.status}")
 
     def _verdict(self, prompt: Prompt, line: Line) -> Sample | None:
         """That counts for a trajectory: perhaps one that a term has lost, and a later one found again."""

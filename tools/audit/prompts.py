@@ -18,6 +18,7 @@ from tools.audit.terms import Terms
 
 OPEN, TRAINING, TRAINED, REFUNDED = range(4)
 WORDS = {OPEN: "open", TRAINING: "in training", TRAINED: "trained", REFUNDED: "refunded"}
+LEAST = 2  # samples with a reward in a group that is short by reward.partial_groups
 AGAIN = frozenset({"too_old", "lost_timeline"})  # refunds after which a row may be drawn again in the same pass
 
 
@@ -47,7 +48,7 @@ class Prompt:
     is_queued: bool = False  # its lease was lost
     may_return: bool = False  # leased since before the term: its holder may give it back
     is_ready: bool = False
-    failed: str = ""  # status of a verdict without a value: it must be refunded next
+    failed: str = ""  # status of a verdict without a reward, after which it must be refunded next
     scored: dict[int, Sample] = field(default_factory=dict)
     earlier: list[tuple[int, Sample]] = field(default_factory=list)  # verdicts that terms have lost
     left: int | None = None  # the clock's moment at which it was taken or refunded
@@ -157,10 +158,28 @@ class Prompts:
                 self.file.add("I10", f"a reward is a number when its status is value: {new.reward}", **ids)
         elif status in ("timeout", "error"):
             self.n_failed += 1
-            prompt.failed = status
+            self._fail(prompt, new, ids)
         else:
             self.file.add("I10", f"a verdict is value, timeout or error: {status!r}", **ids)
         return new
+
+    def _fail(self, prompt: Prompt, sample: Sample, ids: dict[str, int]) -> None:
+        """A timeout or an error: it has the declared reward, or is left out of its group, or ends that (I10)."""
+        setup, status = self.clock.setup, sample.status
+        declared = setup.declared(status)
+        if declared is not None:
+            if sample.reward != declared:
+                text = f"a {status} has the reward of reward.on_{status}, {declared:g}: {sample.reward}"
+                self.file.add("I10", text, **ids)
+        elif not setup.partial_groups or prompt.n - len(self.left_out(prompt)) < LEAST:
+            prompt.failed = status
+
+    def left_out(self, prompt: Prompt) -> dict[int, Sample]:
+        """The verdicts without a reward, their own or a declared one."""
+        return {number: sample for number, sample in prompt.scored.items() if not self.has_reward(sample)}
+
+    def has_reward(self, sample: Sample) -> bool:
+        return sample.status == "value" or self.clock.setup.declared(sample.status) is not None
 
     def ready(self, line: Line) -> None:
         prompt = self.of(line, "I3", "only a live prompt gets ready")
@@ -172,6 +191,10 @@ class Prompts:
         if prompt.failed:
             text = f"a {prompt.failed} is no number: its group is refunded, never ready"
             self.file.add("I10", text, uid=prompt.uid)
+        missing = sorted(self.left_out(prompt))
+        if line.get("missing", []) != missing and not prompt.failed:
+            text = f"a short group names the samples that it goes without: {missing}, not {line.get('missing', [])}"
+            self.file.add("I8", text, uid=prompt.uid)
         self.n_ready += not prompt.is_ready
         prompt.is_ready = True
         heappush(self._by_age, (prompt.born, prompt.uid))

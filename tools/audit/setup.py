@@ -19,6 +19,13 @@ class Setup:
     push_timeout_s: float | None
     silent_s: float | None
     earlier_totals: tuple[int, ...] = ()  # run.total_train_steps of lives before this one
+    on_timeout: float | None = None  # reward that is declared for such a verdict; None: "refund"
+    on_error: float | None = None
+    partial_groups: bool = False
+
+    def declared(self, status: str) -> float | None:
+        """The reward of a verdict that is no value."""
+        return self.on_timeout if status == "timeout" else self.on_error if status == "error" else None
 
     @property
     def limit(self) -> int | None:
@@ -49,4 +56,7 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> Setu
         push_timeout_s=number("weights", "timeout_s"),
         silent_s=number("bus", "silent_s"),
         earlier_totals=tuple(t for old in earlier if isinstance(t := old.get("run", {}).get("total_train_steps"), int)),
+        on_timeout=number("reward", "on_timeout"),
+        on_error=number("reward", "on_error"),
+        partial_groups=config.get("reward", {}).get("partial_groups") is True,
     )

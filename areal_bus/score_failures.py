@@ -1,0 +1,60 @@
+"""Counts scores that failed (timeout or error) and says so when they are more than 5 %. Pure: no I/O."""
+
+import re
+from collections import Counter
+
+from areal_bus.messages import Scored, VerdictStatus
+
+SHARE = 0.05  # of the scores: more than that is said
+FIRST = 40  # scores before the first warning, so that one slip at the start is none
+MOST_KINDS = 1000  # different errors that are counted
+SHOWN = 300  # characters of an error
+VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")  # what of an error differs from answer to answer
+
+
+class ScoreFailures:
+    """Every accepted verdict of this head, training and evaluation; `warning` once, `summary` at the end."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.n_by_status: Counter[str] = Counter()  # of those that failed
+        self._kinds: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}  # kind -> the first error of it
+        self._was_said = False
+
+    @property
+    def n_failed(self) -> int:
+        return self.n_by_status.total()
+
+    def add(self, scored: Scored) -> None:
+        """One more score."""
+        self.n += 1
+        if scored.status == VerdictStatus.VALUE:
+            return
+        self.n_by_status[scored.status] += 1
+        text = " ".join(scored.error.split())[:SHOWN] or f"no text with the {scored.status}"
+        kind = VARIES.sub("*", text)
+        if kind in self._kinds or len(self._kinds) < MOST_KINDS:
+            self._kinds[kind] += 1
+            self._examples.setdefault(kind, text)
+
+    def warning(self) -> str | None:
+        """Once, as soon as enough scores have come and too many of them failed."""
+        if self._was_said or self.n < FIRST or not self._are_many:
+            return None
+        self._was_said = True
+        return f"{self._sentence()}; reward.on_error, on_timeout and partial_groups say what becomes of such samples"
+
+    def summary(self) -> str | None:
+        """At the end of the run, when too many failed."""
+        return f"over the whole run {self._sentence()}" if self._are_many else None
+
+    @property
+    def _are_many(self) -> bool:
+        return self.n_failed > SHARE * self.n
+
+    def _sentence(self) -> str:
+        (kind, n_times), *_ = self._kinds.most_common(1)
+        statuses = ", ".join(f"{n} {status}{'s' * (n != 1)}" for status, n in sorted(self.n_by_status.items()))
+        share = f"{self.n_failed} of {self.n} scores failed ({100 * self.n_failed / self.n:.1f} %: {statuses})"
+        return f"{share}; most often, {n_times} times: {self._examples[kind]}"
