@@ -2,10 +2,11 @@
 
 from areal_bus.errors import ActorFailed, CheckpointError, ConfigError, NonFinite, Restart, UserCodeFailed
 
-DONE = 0  # told to stop: nothing is left to do
+DONE = 0  # told to stop by the head: the job is over. If it is not, the actor comes back, and that is counted
 CRASHED = 1  # so does any other code and any signal: it comes back as a new incarnation, and is counted
 BAD_INPUT = 2  # the user's input cannot run: so does no restart
 OVER = 3  # the job has ended badly, for a reason that a restart would meet again
+LEFT = 76  # asked to leave (SIGUSR1), and has left: it does not come back
 RESTART = 75  # come back as a new incarnation; no failure, not counted
 
 

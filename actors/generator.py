@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from actors import draining
-from actors.context import Context, Pulse, note_voids, open_bus
+from actors.context import Context, Pulse, note_refusals, open_bus
 from actors.delivery import Delivery
 from actors.engines.builtin import AHEAD_S, BuiltinEngine
 from actors.engines.protocol import Engine
@@ -91,7 +91,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
             if context.is_guest:
                 presence.give_up_after(config.launch.timeout_s, context.head)
             generator.turn()
-            note_voids(bus, journal)
+            note_refusals(bus, journal)
     finally:
         receiving.close()
         engine.close()

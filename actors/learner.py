@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 import torch
 from loguru import logger
 
-from actors.context import Context, Pulse, open_bus
+from actors.context import Context, Pulse, note_refusals, open_bus
 from actors.faults import Fault, keep_fault
 from actors.kernels.crew import Crew
 from actors.leaving import leave
@@ -365,3 +365,4 @@ class Learner:
         """What other threads have learnt, into the journal."""
         self.journal.term = self.letterbox.term
         self.pusher.record(self.journal)
+        note_refusals(self.bus, self.journal)

@@ -17,10 +17,11 @@ import traceback
 from pathlib import Path
 
 from actors import draining
-from actors.codes import CRASHED, DONE, RESTART, code_of
+from actors.codes import CRASHED, DONE, LEFT, RESTART, code_of
 from actors.context import Context
 from actors.leaving import leave
 from actors.places import place_of, shown
+from areal_bus.messages import Role
 
 PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent ends
 GRACE_S = 5.0
@@ -42,7 +43,7 @@ def main() -> int:
     except Exception as error:
         code = code_of(error)
         return report(context, sentence(error, code), code=code, place=place_of(error))
-    return DONE
+    return LEFT if draining.asked() and context.role != Role.HEAD else DONE
 
 
 def print_whole_lines() -> None:

@@ -96,12 +96,13 @@ class Watchdog:
         """Say the verdict when nothing has moved for long, and take the action later. Returns the action's effects."""
         stalled_s = self.watch.stalled_s
         tells, acts = self._tell.rings(stalled_s), self._act.rings(stalled_s)
-        if tells or (acts and self.settings.action != "warn"):
-            found = verdict(head, self.watch, now)
+        found = verdict(head, self.watch, now) if tells or acts else None
+        if found is not None and acts and (self.settings.action == "abort" or self._is_hopeless(found)):
             self._is_stalled = True
-            if acts and self.settings.action == "abort":
-                self._abort(head, found, stalled_s)
-                return []
+            self._abort(head, found, stalled_s)
+            return []
+        if found is not None and (tells or self.settings.action == "requeue"):
+            self._is_stalled = True
             self._say("ring", stalled_s, f"nothing has moved for {stalled_s:.0f} s: {found.sentence}", found.culprits)
             requeues = acts and self.settings.action == "requeue"
             names = found.culprits if requeues else ()
@@ -111,6 +112,10 @@ class Watchdog:
             self._effects.record(Event.STALL, scope="ring", stalled_s=0.0, verdict="", on="", action="over")
             self._effects.progress("warning", text="the ring moves again")
         return []
+
+    def _is_hopeless(self, found: Verdict) -> bool:
+        """Whether a role of which somebody must work has nobody who does: that does not mend itself."""
+        return bool(found.absent) and self.settings.absent_action == "abort"
 
     def _abort(self, head: Head, found: Verdict, stalled_s: float) -> None:
         sentence = f"nothing moved for {stalled_s:.0f} s: {found.sentence}"

@@ -12,18 +12,20 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import zmq
 
-from areal_bus import wire
+from areal_bus import speakers, wire
 from areal_bus.door import LINGER_MS, Door, Socket, knock, limit
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.inbox import Inbox
-from areal_bus.intake import Intake, Received
+from areal_bus.intake import Authorise, Intake, Received
 from areal_bus.keys import Keyring
 from areal_bus.messages import Gone, Message, Scored, Trajectory
 from areal_bus.outbox import Outbox
 from areal_bus.refusals import Refusal, Refusals
+from areal_bus.speakers import role_of
 
 RETRY_S = 0.05  # a ROUTER's full peer is tried again after this
 TURN_S = 0.005  # longest time that one socket is read while what was read, heartbeats and sending wait
@@ -49,12 +51,14 @@ class Bus:
         inbox_bytes: int = 256 << 20,
         keys: Keyring | None = None,
         tells_gone: bool = False,
+        authorise: Authorise | None = None,
     ) -> None:
         """`listen` is an endpoint ("ipc://...", "tcp://ADDRESS:PORT", port 0 for a free one) or "" for none.
 
         `heartbeat` is called on the bus thread every `heartbeat_s` and its message sent to `heartbeat_to`, or to every
         peer heard on the ROUTER when that is None. With `keys` all connections are CURVE's, and a key speaks as its own
         seats only. `tells_gone`: `receive` says Gone for a peer of the ROUTER whose connection has ended, in its turn.
+        `authorise` says which peer may send what; by default the table of `speakers`, by the role in `name`.
         Raises ConfigError when the endpoint cannot be bound.
         """
         self.name = name
@@ -80,7 +84,9 @@ class Bus:
         self._refusals = Refusals(name)
         self._door: Door | None = None
         self._router = self._listen(listen) if listen else None
-        self._intake = Intake(job, keys, self._door, self._refusals)
+        self._intake = Intake(
+            job, keys, self._door, self._refusals, authorise=authorise or partial(speakers.authorise, role_of(name))
+        )
         self.outbox = Outbox(name, self._router, self._dealers, self._intake.heard)
         self._thread = threading.Thread(target=self._run, name=f"bus {name}", daemon=True)
         self._thread.start()

@@ -362,6 +362,9 @@ class WatchdogConfig(Section):
     action: Literal["warn", "requeue", "abort"] = "warn"
     """After act_s: "warn" only says it, "requeue" gives the work of those to blame to others, "abort" ends the job
     (of a head that stands still, too)."""
+    absent_action: Literal["abort", "warn"] = "abort"
+    """After act_s in which nothing moved and no reward, or no generator, was there: "abort" ends the job, whatever
+    `action` is; "warn" waits for ever, for jobs whose machines may be away for that long."""
     act_s: float = Field(1800.0, gt=0)
     """How long nothing (for "requeue": or the actor to blame) must have moved before the action."""
 

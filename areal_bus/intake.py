@@ -1,10 +1,11 @@
 """What comes in, one ZeroMQ message at a time: read without letting a peer take more than its share, and refused unless
-all of it are messages of this job from the one who says so. Knows sockets, but neither threads nor queues.
+all of it are messages of this job that its authenticated sender may send here. Knows neither threads nor queues.
 
 Who is struck off, sends too many frames or claims another's name has the rest of its message skipped unread.
 """
 
 import re
+from collections.abc import Callable
 
 import zmq
 
@@ -12,7 +13,7 @@ from areal_bus import bundle, wire
 from areal_bus.door import MAX_CONNECTIONS, Door, Socket, property_of
 from areal_bus.errors import WireError
 from areal_bus.keys import Keyring
-from areal_bus.messages import Message
+from areal_bus.messages import Message, Role
 from areal_bus.refusals import Refusals
 
 IDENTITY = re.compile(rb"([A-Za-z0-9._-]{1,64})/([0-9a-f]{16})")  # of a connection: its actor's name, a random number
@@ -23,15 +24,20 @@ SKIPPED = 100  # frames at most that are skipped in one go
 NOBLOCK = int(zmq.NOBLOCK)
 
 Received = tuple[str, Message, int]  # sender, message, bytes of its own
+Authorise = Callable[[str, Message], None]
 
 
 class Intake:
     """Of all sockets of one Bus; `door` is that of its ROUTER."""
 
-    def __init__(self, job: str, keys: Keyring | None, door: Door | None, refusals: Refusals) -> None:
+    def __init__(
+        self, job: str, keys: Keyring | None, door: Door | None, refusals: Refusals, *, authorise: Authorise
+    ) -> None:
+        """`authorise` raises WireError for a message that its sender, named by the connection, may not send here."""
         self.heard: dict[str, bytes] = {}  # peers of the ROUTER that have said something: name -> connection
         self.gone: list[str] = []  # peers of it whose connection has ended, until the bus takes them
         self._job, self._keys, self._door, self._refusals = job, keys, door, refusals
+        self._authorise = authorise
         self._torn: set[Socket] = set()  # with the rest of a message to skip
 
     def from_server(self, dealer: Socket, name: str) -> list[Received]:
@@ -94,6 +100,8 @@ class Intake:
         held = self.heard.get(name, connection)
         if not name:
             reason, rule = "name", f"an identity is an actor's name and a random number; this is {connection[:40]!r}"
+        elif name == Role.HEAD:  # what its own connections bring is never taken for the head's word
+            reason, rule = "name", "nobody connects under the name of the head: it listens, and others connect to it"
         elif self._keys is not None and not self._keys.may_speak(property_of(first, "User-Id") or "", name):
             reason, rule = "key", f"a key speaks as the actors of its own rank; this one is not that of {name}"
         elif held != connection and is_there(router, held):
@@ -109,6 +117,8 @@ class Intake:
             if len(frames) > wire.MAX_FRAMES:
                 raise WireError(f"a message has at most {wire.MAX_FRAMES} frames; this one has more", "frames")
             whole = [(part, wire.decode(part, job=self._job)) for part in bundle.split(frames)]
+            for _, message in whole:
+                self._authorise(name, message)
         except WireError as error:
             self._refusals.add(name, error.reason, str(error), connection=connection)
             return []

@@ -40,6 +40,7 @@ class Verdict:
     sentence: str
     culprits: tuple[str, ...]  # members to blame, the likeliest first; without a suspect those waited for
     waits: tuple[Wait, ...]
+    absent: tuple[Role, ...] = ()  # roles that the ring needs and that nobody fills
 
 
 def verdict(head: Head, watch: Watch, now: float) -> Verdict:
@@ -63,7 +64,8 @@ class _Moment:
         suspects = self.watch.suspects(self.head, self.now, [name for wait in waits for name in wait.on])
         said = [*map(str, waits[:N_NAMED]), *list(suspects.values())[:N_NAMED]]
         culprits = tuple(suspects) or (waits[0].on if waits else ())
-        return Verdict("; ".join(said) or "nobody waits", culprits, (*waits, *self._idle()))
+        absent = tuple(role for role in (Role.GENERATOR, Role.REWARD) if self._is_absent(role))
+        return Verdict("; ".join(said) or "nobody waits", culprits, (*waits, *self._idle()), absent)
 
     def _ways(self) -> list[Wait | None]:
         """What the ring can be waiting for, those first that wait for all others."""
@@ -120,6 +122,11 @@ class _Moment:
         on = tuple(x.name for x in members) or (f"{role}-0",)
         said = [f"{place(x.name)} is {x.standing}" + (f", {x.note}" if x.note else "") for x in members]
         return Wait(who, f"a {role}", on, self._standing_s(on), _some(said) or f"no {role} has joined")
+
+    def _is_absent(self, role: Role) -> bool:
+        """Nobody of this role is there, not even one that is starting. Before the first step other deadlines count."""
+        is_there = any(x.standing is not Standing.DEAD for x in self.members.of(role))
+        return not is_there and self.head.phase is not Phase.ASSEMBLING
 
     def _idle(self) -> list[Wait]:
         """What actors themselves say they wait for, alike ones in one line."""

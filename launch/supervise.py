@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from actors.codes import BAD_INPUT, CRASHED, DONE, OVER, RESTART
+from actors.codes import BAD_INPUT, CRASHED, DONE, LEFT, OVER, RESTART
 from actors.context import Context
 from actors.faults import Fault, read_fault
 from areal_bus.config import LaunchConfig, WatchdogConfig
@@ -33,6 +33,7 @@ LOOK_S = 1.0  # between looks at the run's folder and at our parent
 KILL_S = 2.0  # after SIGKILL a process that is still there is given up
 OVER_S = 10.0  # after the job's end an actor that is still there is told to end: it may wait for a head that is gone
 LAST_WORD_S = 3.0  # that a head gets to end the job, and say so, when an actor beside it ends for good
+SEEN_S = 2.0  # the head writes RUN/summary.json before it tells actors to stop; a network file system shows it later
 REPEAT_S = 1.0  # one request may come twice, by the starter and by mpirun: a second one comes later than this
 
 
@@ -46,6 +47,7 @@ class Actor:
     stillness: Stillness  # of the present incarnation; a head's alone is looked at
     child: Child | None = None  # None: it waits to be started again, or is done
     due: float = 0.0  # when it is started again
+    stopped: bool | None = None  # it ended with 0 and waits for RUN/summary.json; the value: whether it progressed
     is_done: bool = False
     fault: Fault | None = None  # where the life before ended in the user's code, if it did
 
@@ -123,7 +125,7 @@ class Supervisor:
             if self._is_over(now):
                 actor.is_done = True
             elif now >= actor.due:
-                return self._start_again(actor, now)
+                return self._start_again(actor, now) if actor.stopped is None else self._disbelieve(actor)
             return None
         code = actor.child.process.poll()
         if code is None:
@@ -134,8 +136,11 @@ class Supervisor:
         if code in (BAD_INPUT, OVER):
             self._leave_last_word(actor)
             return code if code == BAD_INPUT else CRASHED
-        if code == DONE or self._is_over(now):
+        if code == LEFT or self._is_over(now) or (code == DONE and actor.is_head):
             actor.is_done = True
+            return None
+        if code == DONE:
+            actor.stopped, actor.due = progressed, now + SEEN_S
             return None
         return self._bring_back(actor, ending(code), crashed=code != RESTART, progressed=progressed)
 
@@ -173,6 +178,12 @@ class Supervisor:
         again = f"starts again in {pause_s:g} s as" if pause_s else "started again as"
         self._say(f"{how}; {again} {actor.context.name}", who)
         return None
+
+    def _disbelieve(self, actor: Actor) -> int | None:
+        """It ended as if the job was over, and the job is not: the ring needs it."""
+        progressed, actor.stopped = bool(actor.stopped), None
+        how = "ended with exit code 0 before the job was over"
+        return self._bring_back(actor, how, crashed=True, progressed=progressed)
 
     def _start_again(self, actor: Actor, now: float) -> int | None:
         try:

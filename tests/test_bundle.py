@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 from areal_bus import bundle, messages, wire
 from areal_bus.bundle import ALONE_BYTES, MARK, MAX_BYTES, MAX_HEADERS_BYTES, MAX_MESSAGES, Frames, join, split
 from areal_bus.errors import WireError
-from areal_bus.messages import Message
-from tests.strangers import ack
+from areal_bus.messages import Ack, Message
 from tests.test_wire import HOSTILE, JOB, SCORED, header, of
+
+
+def ack(n: int) -> Ack:
+    return Ack(uid=n, sample=0, attempt=0, evaluation="")
+
 
 ACK = wire.encode(ack(1), job=JOB)
 ANYTHING = st.one_of([of(kind) for kind in wire.KINDS.values()])

@@ -11,11 +11,11 @@ import pytest
 import zmq
 
 from areal_bus import bundle, wire
-from areal_bus.bus import Bus
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.inbox import Inbox
 from areal_bus.messages import Ack, HeadBeat, Message, Stop, Trajectory
 from areal_bus.outbox import size
+from tests.strangers import OpenBus as Bus
 from tests.strangers import until
 
 JOB = "job-1"

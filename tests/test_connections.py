@@ -14,7 +14,7 @@ from areal_bus.journal import Event
 from areal_bus.ledger import State
 from areal_bus.membership import Standing
 from tests.faults.proxy import Proxy
-from tests.strangers import JOB, ack, next_of, until
+from tests.strangers import JOB, next_of, until, word
 from tests.test_head import head_with, sent
 
 NAME = "generator-0.0"
@@ -27,8 +27,8 @@ def pair(*, tells_gone: bool = True) -> Iterator[tuple[Bus, Bus, Proxy]]:
     proxy = Proxy(head.endpoint)
     actor = Bus(NAME, job=JOB)
     actor.connect("head", proxy.endpoint)
-    actor.send("head", ack(0))
-    assert next_of(head) == (NAME, ack(0))
+    actor.send("head", word(0))
+    assert next_of(head) == (NAME, word(0))
     yield head, actor, proxy
     actor.close(0)
     head.close(0)
@@ -45,9 +45,9 @@ def test_the_end_of_a_connection_is_told_after_all_that_came_by_it(tmp_path: Pat
     actor = Bus(NAME, job=JOB)
     actor.connect("head", head.endpoint)
     for number in range(100):
-        actor.send("head", ack(number))
+        actor.send("head", word(number))
     actor.close()
-    assert [next_of(head) for _ in range(101)] == [*((NAME, ack(n)) for n in range(100)), (NAME, m.Gone())]
+    assert [next_of(head) for _ in range(101)] == [*((NAME, word(n)) for n in range(100)), (NAME, m.Gone())]
     head.close(0)
 
 
@@ -58,9 +58,9 @@ def test_who_connects_again_is_first_said_to_be_gone(silently: bool) -> None:
         for number in range(1, 4):
             proxy.cut(silently=silently)
             until(lambda: proxy.n_connections == 1, "it connects again")
-            actor.send("head", ack(number))
+            actor.send("head", word(number))
             assert next_of(head) == (NAME, m.Gone())
-            assert next_of(head) == (NAME, ack(number))
+            assert next_of(head) == (NAME, word(number))
         assert head.receive(0.1) is None
 
 
@@ -68,21 +68,21 @@ def test_nobody_is_gone_where_nobody_asked() -> None:
     with pair(tells_gone=False) as (head, actor, proxy):
         proxy.cut()
         until(lambda: proxy.n_connections == 1, "it connects again")
-        actor.send("head", ack(1))
-        assert next_of(head) == (NAME, ack(1))
+        actor.send("head", word(1))
+        assert next_of(head) == (NAME, word(1))
 
 
 def test_silence_begins_with_the_first_word_and_is_not_counted_while_nothing_is_read() -> None:
     with pair() as (head, actor, _):
         assert actor.silence_s("head") == 0.0
-        head.send(NAME, ack(1))
-        assert next_of(actor) == ("head", ack(1))
+        head.send(NAME, word(1))
+        assert next_of(actor) == ("head", word(1))
         until(lambda: actor.silence_s("head") > 0.05, "it grows")
-        head.send(NAME, ack(2))
-        assert next_of(actor) == ("head", ack(2))
+        head.send(NAME, word(2))
+        assert next_of(actor) == ("head", word(2))
         assert actor.silence_s("head") < 10.0
         actor.inbox.cap_bytes = 0  # a full inbox: nothing is read, so nobody is silent
-        head.send(NAME, ack(3))
+        head.send(NAME, word(3))
         until(lambda: actor.silence_s("head") == 0.0, "its inbox is full")
 
 

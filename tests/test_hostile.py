@@ -44,7 +44,7 @@ from areal_bus.messages import (
 )
 from areal_bus.refusals import NAMED, OTHERS, STRIKES, Refusals
 from launch.bootstrap import EnvBootstrap, Missing, identity
-from tests.strangers import JOB, RAW, ack, dealer, dial, next_of, say_raw, until
+from tests.strangers import JOB, RAW, dealer, dial, next_of, say_raw, until, word
 from tests.test_bundle import ALL_BROKEN
 from tests.test_head import head_with
 from tests.test_wire import HOSTILE, VALUES, Values, of
@@ -64,10 +64,10 @@ class Pair:
 
     def is_well(self) -> None:
         """Both ways, nothing else in between."""
-        self.friend.send("head", ack(7))
-        assert next_of(self.head) == ("generator-0.0", ack(7))
-        self.head.send("generator-0.0", ack(8))
-        assert next_of(self.friend) == ("head", ack(8))
+        self.friend.send("head", word(7))
+        assert next_of(self.head) == ("generator-0.0", word(7))
+        self.head.send("generator-0.0", word(8))
+        assert next_of(self.friend) == ("head", word(8))
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def test_another_protocol_is_refused_with_both_versions_in_the_log(pair: Pair) -
 )
 def test_a_connection_without_a_proper_name_is_refused(pair: Pair, identity: bytes) -> None:
     with dealer(pair.head.endpoint, identity) as stranger:
-        stranger.send(*wire.encode(ack(1), job=JOB))
+        stranger.send(*wire.encode(word(1), job=JOB))
         until(lambda: pair.head.refused, "it is counted")
         pair.is_well()
         assert [reason for _, reason in pair.head.refused] == ["name"]
@@ -153,19 +153,19 @@ def test_who_is_refused_often_is_struck_off_and_its_next_incarnation_is_not(pair
     with dealer(pair.head.endpoint) as stranger:
         for _ in range(STRIKES):
             stranger.send(b"garbage")
-        stranger.send(*wire.encode(ack(1), job=JOB))  # a good one, too late
+        stranger.send(*wire.encode(word(1), job=JOB))  # a good one, too late
         until(lambda: pair.head.refused["generator-66.0", "struck_off"], "it is struck off")
         pair.is_well()
         assert sum("struck off" in line for line in pair.said) == 1
     with dealer(pair.head.endpoint, b"generator-66.1/0123456789abcdef") as again:
-        again.send(*wire.encode(ack(1), job=JOB))
-        assert next_of(pair.head) == ("generator-66.1", ack(1))
+        again.send(*wire.encode(word(1), job=JOB))
+        assert next_of(pair.head) == ("generator-66.1", word(1))
 
 
 def test_a_thief_of_a_name_does_not_have_its_owner_struck_off(pair: Pair) -> None:
     with dealer(pair.head.endpoint, b"generator-0.0/0123456789abcdef") as thief:
         for _ in range(2 * STRIKES):
-            thief.send(*wire.encode(ack(1), job=JOB))
+            thief.send(*wire.encode(word(1), job=JOB))
         until(lambda: pair.head.refused["generator-0.0", "struck_off"] == STRIKES, "the thief is struck off")
         pair.is_well()
 
@@ -176,12 +176,12 @@ def test_an_endless_message_is_refused_and_heartbeats_go_on(tmp_path: Path) -> N
                heartbeat=lambda: HeadBeat(term=0, version=next(beats)))  # fmt: skip
     friend = Bus("generator-0.0", job=JOB)
     friend.connect("head", head.endpoint)
-    friend.send("head", ack(0))
+    friend.send("head", word(0))
     next_of(head)
     with dealer(head.endpoint) as stranger:
-        stranger.send(*wire.encode(ack(1), job=JOB), *[b""] * 50_000)
-        stranger.send(*wire.encode(ack(2), job=JOB))
-        assert next_of(head) == ("generator-66.0", ack(2))  # what follows it is read from its beginning
+        stranger.send(*wire.encode(word(1), job=JOB), *[b""] * 50_000)
+        stranger.send(*wire.encode(word(2), job=JOB))
+        assert next_of(head) == ("generator-66.0", word(2))  # what follows it is read from its beginning
     assert head.refused == {("generator-66.0", "frames"): 1}
     assert isinstance(next_of(friend)[1], HeadBeat)
     friend.close(0)
@@ -192,17 +192,17 @@ def test_an_endless_message_is_taken_a_little_at_a_time(tmp_path: Path) -> None:
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.bind(f"ipc://{tmp_path}/s")
-    intake = Intake(JOB, None, None, Refusals("head"))
+    intake = Intake(JOB, None, None, Refusals("head"), authorise=lambda *_: None)
     n_frames, n_turns = 10_000, 0
     with dealer(f"ipc://{tmp_path}/s") as stranger:
         stranger.send(*[b""] * n_frames)
-        stranger.send(*wire.encode(ack(1), job=JOB))
+        stranger.send(*wire.encode(word(1), job=JOB))
         assert router.poll(10_000)
         received: list[Received] = []
         while not received:
             received = intake.from_client(router)
             n_turns += 1
-    assert [one[:2] for one in received] == [("generator-66.0", ack(1))]
+    assert [one[:2] for one in received] == [("generator-66.0", word(1))]
     assert n_turns > n_frames / (SKIPPED + wire.MAX_FRAMES + 1)
     router.close()
     context.term()
@@ -212,10 +212,10 @@ def test_a_server_that_talks_nonsense_is_refused_by_who_connected_to_it(tmp_path
     head = Bus("head", job="another job", listen=f"ipc://{tmp_path}/s")
     actor = Bus("generator-0.0", job=JOB)
     actor.connect("head", head.endpoint)
-    actor.send("head", ack(0))
+    actor.send("head", word(0))
     until(lambda: head.refused["generator-0.0", "job"], "the head has heard it")
     with dealer(head.endpoint) as member:  # of that other job
-        member.send(*wire.encode(ack(1), job="another job"))
+        member.send(*wire.encode(word(1), job="another job"))
         next_of(head)
     head._order(lambda: head._intake.heard.update({"generator-0.0": actor._identity}))
     for n in range(STRIKES + 1):
@@ -233,8 +233,8 @@ def test_who_never_reads_costs_a_bounded_queue_and_nobody_else_a_message(
 ) -> None:
     monkeypatch.setattr(outbox, "OUTBOX", 500)
     with dealer(pair.head.endpoint) as deaf:
-        deaf.send(*wire.encode(ack(0), job=JOB))
-        assert next_of(pair.head) == ("generator-66.0", ack(0))
+        deaf.send(*wire.encode(word(0), job=JOB))
+        assert next_of(pair.head) == ("generator-66.0", word(0))
         answer = Stop("x" * 10_000)
         for _ in range(6000):  # 60 MB
             pair.head.send("generator-66.0", answer)
@@ -247,16 +247,16 @@ def test_heartbeats_do_not_pile_up_for_who_never_reads(tmp_path: Path) -> None:
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", heartbeat_s=0.001,
                heartbeat=lambda: HeadBeat(term=0, version=0))  # fmt: skip
     with dealer(head.endpoint) as deaf:
-        deaf.send(*wire.encode(ack(0), job=JOB))
+        deaf.send(*wire.encode(word(0), job=JOB))
         next_of(head)
         big = Stop("x" * 60_000)
         for _ in range(3000):
             head.send("generator-66.0", big)
         until(lambda: "generator-66.0" in head.outbox.waiting and not head._orders, "it takes no more")
         before = len(head.outbox.waiting["generator-66.0"])
-        deaf.send(*wire.encode(ack(1), job=JOB))
+        deaf.send(*wire.encode(word(1), job=JOB))
         for n in range(20):  # many a heartbeat's time
-            deaf.send(*wire.encode(ack(n), job=JOB))
+            deaf.send(*wire.encode(word(n), job=JOB))
             next_of(head)
         assert len(head.outbox.waiting["generator-66.0"]) <= before
     head.close(0)
@@ -274,8 +274,8 @@ def test_idle_connections_keep_nobody_out(n: int) -> None:
         pair.is_well()
         newcomer = Bus("generator-0.1", job=JOB, keys=Keyring(FRIEND, KEYS))
         newcomer.connect("head", pair.head.endpoint)
-        newcomer.send("head", ack(1))
-        assert next_of(pair.head) == ("generator-0.1", ack(1))
+        newcomer.send("head", word(1))
+        assert next_of(pair.head) == ("generator-0.1", word(1))
         newcomer.close(0)
 
 
@@ -315,7 +315,7 @@ def test_a_full_house_turns_newcomers_away_keeps_its_guests_and_opens_again() ->
 
     def asked() -> tuple[int, bool]:
         """How many it has turned away, and whether it can open a file."""
-        guest.send("head", ack(1))
+        guest.send("head", word(1))
         answer = next_of(guest)[1]
         assert isinstance(answer, Stop)
         n, has_files = answer.reason.split()
@@ -329,7 +329,7 @@ def test_a_full_house_turns_newcomers_away_keeps_its_guests_and_opens_again() ->
             assert asked()[0] < 300
         newcomer = Bus("generator-1.0", job=JOB)
         newcomer.connect("head", endpoint)
-        newcomer.send("head", ack(3))
+        newcomer.send("head", word(3))
         assert isinstance(next_of(newcomer)[1], Stop)
         newcomer.close(0)
     finally:

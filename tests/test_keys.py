@@ -20,7 +20,7 @@ from areal_bus.messages import Role, Stop
 from launch.endpoint import keys_for, wants_curve
 from launch.interfaces import Facts
 from launch.topology import Seat, plan
-from tests.strangers import JOB, ack, next_of, until
+from tests.strangers import JOB, next_of, until, word
 
 HEAD, FIRST, SECOND = new_pair(), new_pair(), new_pair()
 SEATS = {"head-0": HEAD.public, "generator-0": FIRST.public, "generator-1": SECOND.public}
@@ -39,7 +39,7 @@ def actor_at(head: Bus, name: str, own: KeyPair | None, server: str = HEAD.publi
     """An actor that is connected and has said Ack(0)."""
     bus = Bus(name, job=JOB, keys=Keyring(own, {"head-0": server}) if own else None)
     bus.connect("head", head.endpoint)
-    bus.send("head", ack(0))
+    bus.send("head", word(0))
     yield bus
     bus.close(0)
 
@@ -155,12 +155,12 @@ def test_an_actor_gets_the_keys_of_those_it_talks_to_only() -> None:
 def test_messages_go_both_ways_under_keys(tmp_path: Path, transport: str) -> None:
     listen = f"ipc://{tmp_path}/s" if transport == "ipc" else "tcp://127.0.0.1:0"
     with head_at(listen) as head, actor_at(head, "generator-0.0", FIRST) as actor:
-        assert next_of(head) == ("generator-0.0", ack(0))
+        assert next_of(head) == ("generator-0.0", word(0))
         for n in range(200):
-            actor.send("head", ack(n))
-            head.send("generator-0.0", ack(n))
-        assert [next_of(head)[1] for _ in range(200)] == [ack(n) for n in range(200)]
-        assert [next_of(actor)[1] for _ in range(200)] == [ack(n) for n in range(200)]
+            actor.send("head", word(n))
+            head.send("generator-0.0", word(n))
+        assert [next_of(head)[1] for _ in range(200)] == [word(n) for n in range(200)]
+        assert [next_of(actor)[1] for _ in range(200)] == [word(n) for n in range(200)]
         assert head.refused.total() == actor.refused.total() == 0
 
 
@@ -175,11 +175,11 @@ STRANGERS = {
 def test_who_has_not_the_keys_is_kept_out_and_counted(stranger: str) -> None:
     own, server, reason = STRANGERS[stranger]
     with head_at("tcp://127.0.0.1:0") as head, actor_at(head, "generator-0.0", FIRST) as actor:
-        assert next_of(head) == ("generator-0.0", ack(0))
+        assert next_of(head) == ("generator-0.0", word(0))
         with actor_at(head, "generator-1.0", own, server):
             until(lambda: reason in {why for _, why in head.refused}, "it is counted")
-            actor.send("head", ack(1))
-            assert next_of(head) == ("generator-0.0", ack(1))
+            actor.send("head", word(1))
+            assert next_of(head) == ("generator-0.0", word(1))
         assert {peer for peer, _ in head.refused} <= {"127.0.0.1", GONE}
         assert head.receive(0) is None
 
@@ -199,12 +199,12 @@ def test_a_stolen_name_is_refused_and_its_owner_is_heard_and_reached(first: str)
 
 def check_theft(head: Bus, owner: Bus, thief: Bus) -> None:
     until(lambda: head.refused["generator-0.0", "key"], "the thief is refused")
-    assert next_of(head) == ("generator-0.0", ack(0))  # the owner's
+    assert next_of(head) == ("generator-0.0", word(0))  # the owner's
     thief.send("head", Stop("by the thief"))
-    owner.send("head", ack(1))
-    assert next_of(head) == ("generator-0.0", ack(1))
-    head.send("generator-0.0", ack(2))
-    assert next_of(owner) == ("head", ack(2))
+    owner.send("head", word(1))
+    assert next_of(head) == ("generator-0.0", word(1))
+    head.send("generator-0.0", word(2))
+    assert next_of(owner) == ("head", word(2))
     until(lambda: head.refused["generator-0.0", "key"] == 2, "the thief's second message is refused")
     assert thief.receive(0) is None
     assert head.receive(0) is None
@@ -214,7 +214,7 @@ def test_the_next_incarnation_speaks_with_the_same_key() -> None:
     with head_at("tcp://127.0.0.1:0") as head:
         for incarnation in (0, 1):
             with actor_at(head, f"generator-0.{incarnation}", FIRST):
-                assert next_of(head) == (f"generator-0.{incarnation}", ack(0))
+                assert next_of(head) == (f"generator-0.{incarnation}", word(0))
 
 
 def test_who_comes_late_is_let_in_once_its_key_is_allowed() -> None:
@@ -224,7 +224,7 @@ def test_who_comes_late_is_let_in_once_its_key_is_allowed() -> None:
             until(lambda: head.refused["127.0.0.1", "key"], "it is refused")
         head.allow("generator-2", late.public)
         with actor_at(head, "generator-2.0", late):
-            assert next_of(head) == ("generator-2.0", ack(0))
+            assert next_of(head) == ("generator-2.0", word(0))
 
 
 def test_no_key_is_allowed_where_none_is_asked_for(tmp_path: Path) -> None:
@@ -239,20 +239,20 @@ def test_a_reward_without_a_key_is_refused_and_the_rest_goes_on() -> None:
         until(lambda: len(actor.refused) == 2, "both are counted")
         assert set(actor.refused) == {("reward-0.0", "endpoint"), ("reward-1.0", "endpoint")}
         head_has = [next_of(head)]
-        actor.send("head", ack(1))
-        assert [*head_has, next_of(head)] == [("generator-0.0", ack(0)), ("generator-0.0", ack(1))]
+        actor.send("head", word(1))
+        assert [*head_has, next_of(head)] == [("generator-0.0", word(0)), ("generator-0.0", word(1))]
 
 
 def test_without_keys_a_name_stays_with_its_first_connection_until_that_is_gone(tmp_path: Path) -> None:
     with head_at(f"ipc://{tmp_path}/s", own=None) as head:
         with actor_at(head, "generator-0.0", None) as owner:
-            assert next_of(head) == ("generator-0.0", ack(0))
+            assert next_of(head) == ("generator-0.0", word(0))
             with actor_at(head, "generator-0.0", None):
                 until(lambda: head.refused["generator-0.0", "taken"], "the second one is refused")
-                head.send("generator-0.0", ack(1))
-                assert next_of(owner) == ("head", ack(1))  # and nothing of what asked whether it is there
+                head.send("generator-0.0", word(1))
+                assert next_of(owner) == ("head", word(1))  # and nothing of what asked whether it is there
         with actor_at(head, "generator-0.0", None):
-            assert next_of(head) == ("generator-0.0", ack(0))
+            assert next_of(head) == ("generator-0.0", word(0))
 
 
 class Cable:
@@ -300,21 +300,21 @@ def test_who_connects_again_is_heard_though_its_old_connection_seems_to_be_there
         cable = Cable(int(head.endpoint.rpartition(":")[2]))
         actor = Bus("generator-0.0", job=JOB, keys=Keyring(FIRST, {"head-0": HEAD.public}) if keys else None)
         actor.connect("head", cable.endpoint)
-        actor.send("head", ack(0))
-        assert next_of(head) == ("generator-0.0", ack(0))
+        actor.send("head", word(0))
+        assert next_of(head) == ("generator-0.0", word(0))
         cable.cut()
         until(lambda: cable._near, "it connects again")
-        actor.send("head", ack(1))
-        assert next_of(head) == ("generator-0.0", ack(1))
-        head.send("generator-0.0", ack(2))
-        assert next_of(actor) == ("head", ack(2))
+        actor.send("head", word(1))
+        assert next_of(head) == ("generator-0.0", word(1))
+        head.send("generator-0.0", word(2))
+        assert next_of(actor) == ("head", word(2))
         actor.close(0)
         cable.close()
 
 
 def test_the_door_keeps_out_who_speaks_no_zmtp_under_keys() -> None:
     with head_at("tcp://127.0.0.1:0") as head, actor_at(head, "generator-0.0", FIRST):
-        assert next_of(head) == ("generator-0.0", ack(0))
+        assert next_of(head) == ("generator-0.0", word(0))
         context = zmq.Context()
         plain = context.socket(zmq.DEALER)
         plain.setsockopt(zmq.LINGER, 0)

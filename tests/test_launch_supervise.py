@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from actors.codes import BAD_INPUT, OVER, RESTART, code_of
+from actors.codes import BAD_INPUT, LEFT, OVER, RESTART, code_of
 from actors.context import PROGRESS_FD, TURNS_FD, Context, Pulse
 from actors.faults import Fault, keep_fault
 from areal_bus import errors
@@ -31,6 +31,7 @@ from launch.supervise import Supervisor
 ROOT = Path(__file__).parents[1]
 OVERS = (errors.ActorFailed, errors.NonFinite, errors.CheckpointError, errors.UserCodeFailed)
 READ = "import json, os, sys, signal, time; line = sys.stdin.readline(); inc = json.loads(line)['incarnation']; "
+LEAVE = f"sys.exit({LEFT})"
 WAIT = READ + "sys.stdin.read()"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 STUBBORN = READ + "signal.signal(signal.SIGTERM, signal.SIG_IGN); open({!r}, 'w').close(); time.sleep(60)"
@@ -146,7 +147,7 @@ def ends_within(pid: int, timeout_s: float) -> bool:
 
 
 def test_all_actors_that_end_well_end_the_rank_well() -> None:
-    assert outcome(READ, READ) == 0
+    assert outcome(READ + LEAVE, READ + LEAVE) == 0
 
 
 def test_a_rank_without_actors_is_done() -> None:
@@ -154,7 +155,7 @@ def test_a_rank_without_actors_is_done() -> None:
 
 
 def test_an_actor_gets_its_context_as_a_line() -> None:
-    check = "from actors.context import Context; sys.exit(Context.from_json(line).name != 'reward-0.0')"
+    check = f"from actors.context import Context; Context.from_json(line).name == 'reward-0.0' and {LEAVE}"
     assert outcome(READ + check) == 0
 
 
@@ -181,7 +182,7 @@ def test_errors_have_the_codes_of_the_contract() -> None:
 
 
 def test_a_killed_actor_comes_back_as_its_next_incarnation(capfd: pytest.CaptureFixture[str]) -> None:
-    assert outcome(READ + f"inc or {KILL}", max_restarts=1) == 0
+    assert outcome(READ + f"inc or {KILL}; {LEAVE}", max_restarts=1) == 0
     assert capfd.readouterr().err == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1\n"
 
 
@@ -218,11 +219,11 @@ def test_an_actor_that_keeps_dying_ends_the_rank_with_its_last_error(
 
 
 def test_progress_makes_a_death_the_first_again() -> None:
-    assert outcome(READ + f"inc == 4 and sys.exit(0); {TELL}{KILL}", max_restarts=1) == 0
+    assert outcome(READ + f"inc == 4 and {LEAVE}; {TELL}{KILL}", max_restarts=1) == 0
 
 
 def test_one_who_asks_to_come_back_has_not_failed() -> None:
-    assert outcome(READ + f"sys.exit(0 if inc == 2 else {RESTART})", max_restarts=0) == 0
+    assert outcome(READ + f"sys.exit({LEFT} if inc == 2 else {RESTART})", max_restarts=0) == 0
 
 
 def test_the_sixth_death_in_a_row_is_one_too_many() -> None:
@@ -247,6 +248,44 @@ def test_the_first_progress_of_a_life_is_told_once(monkeypatch: pytest.MonkeyPat
     assert os.read(read, 10) == b"1"
     assert (os.read(read, 10), pulse.beat().progress, Pulse().progress) == (b"", 2, 0)
     os.close(read)
+
+
+@pytest.mark.parametrize("role", ["reward", "generator", "learner"])
+def test_32_19_an_actor_that_ends_with_0_before_the_job_is_over_comes_back(
+    role: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A reward that a forged Stop ended was taken for done, and the ring stood still for ever."""
+    monkeypatch.setattr(module, "SEEN_S", 0.05)
+    assert outcome(READ + f"inc == 2 and {LEAVE}", roles=(role,), max_restarts=5) == 0
+    again = f"rank 3 ({role}-0): ended with exit code 0 before the job was over; "
+    assert capfd.readouterr().err == (
+        f"{again}started again as {role}-0.1\n{again}starts again in 0.5 s as {role}-0.2\n"
+    )
+
+
+def test_32_19_an_actor_that_ends_with_0_again_and_again_ends_the_rank(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "SEEN_S", 0.05)
+    assert outcome(READ, max_restarts=1) == 1
+    assert capfd.readouterr().err.endswith(
+        "that is 2 in a row without progress in between, and launch.max_restarts is 1\n"
+    )
+
+
+def test_32_19_an_end_that_shows_a_moment_later_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A network file system shows RUN/summary.json late: nobody is brought back for that."""
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    monkeypatch.setattr(module, "SEEN_S", 60.0)
+    supervisor = make(READ, run=tmp_path)
+    child = supervisor.actors[0].child
+    assert child is not None
+    assert ends_within(child.process.pid, 10)
+    threading.Timer(0.2, summarize, [tmp_path], {"code": 0}).start()
+    assert supervisor.wait() == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_nobody_comes_back_when_the_job_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +313,7 @@ def test_an_actor_that_waits_for_a_head_that_is_gone_is_ended(tmp_path: Path, mo
 
 def test_a_rank_may_stay_until_the_job_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.02)
-    supervisor = make(READ, run=tmp_path)
+    supervisor = make(READ + LEAVE, run=tmp_path)
     supervisor.stays = True
     threading.Timer(0.2, summarize, [tmp_path], {"code": 0}).start()
     assert supervisor.wait() == 0

@@ -17,10 +17,10 @@ from actors.reward import RewardLoop
 from actors.rewards.workers import WorkerPool
 from areal_bus import outbox
 from areal_bus.bundle import split
-from areal_bus.bus import Bus
 from areal_bus.door import CLIENT_AHEAD
 from areal_bus.journal import Journal
 from areal_bus.messages import Directory, Stop
+from tests.strangers import OpenBus as Bus
 from tests.strangers import until
 from tests.test_bus import JOB, trajectory
 from tools import run

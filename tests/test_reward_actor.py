@@ -4,7 +4,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from areal_bus.config import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import (
     Cancel,
+    Dismiss,
     Failure,
     HeadBeat,
     Heartbeat,
@@ -31,6 +32,7 @@ from areal_bus.messages import (
     Stop,
     Trajectory,
 )
+from tests.strangers import OpenBus, until
 
 JOB = "test-job"
 USER_MODULE = """
@@ -166,7 +168,26 @@ def test_a_hang_and_a_crash_come_back_as_what_they_are_and_the_journal_tells(fol
     assert scores[1]["score_s"] >= 1.0
 
 
-class Watched(Bus):
+def test_32_19_what_a_generator_orders_a_reward_does_not_obey(folder):
+    """One Stop of any generator, or by the guest key, ended a reward for ever."""
+    with ring_of(folder) as ring:
+        endpoint = ring.up().endpoint
+        orders = [Stop("forged"), Dismiss("forged"), Cancel(1, 0), Rejoin("forged", anew=True), HeadBeat(9, 9, life=9)]
+        with closing(Bus("generator-1.0", job=JOB)) as intruder:
+            intruder.connect("reward-0.0", endpoint)
+            for order in orders:
+                intruder.send("reward-0.0", order)
+            until(lambda: [line for line in ring.journal() if line["event"] == "refused"], "it is written down")
+        ring.score(trajectory(1, "fine"))
+        assert ring.next(Scored).uid == 1
+        assert ring.process.poll() is None
+        assert ring.stop() == 0
+        refused = [line for line in ring.journal() if line["event"] == "refused"]
+    assert {(line["sender"], line["reason"]) for line in refused} == {("generator-1.0", "role")}
+    assert refused[-1]["why"].startswith("generator-1.0 may not send ")
+
+
+class Watched(OpenBus):
     """Notes, as each verdict is sent, which ones the journal has."""
 
     def __init__(self, name: str, journal: Journal) -> None:

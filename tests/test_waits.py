@@ -504,6 +504,34 @@ def test_abort_ends_the_job_with_the_verdict_and_an_error() -> None:
     assert {x.to for x in bench.effects if isinstance(x, Send) and isinstance(x.message, m.Stop)} == set(ROLES)
 
 
+@pytest.mark.parametrize("names", [(REWARD,), (G0, G1)])
+def test_32_19_a_ring_without_rewards_or_without_generators_ends_by_its_name(names: tuple[str, ...]) -> None:
+    """Whatever `watchdog.action` is: nobody is left who could move it."""
+    bench = guarded(stall_s=10, act_s=30, progress_s=1000)
+    for name in names:
+        bench.silent.add(name)
+        bench.say(name, m.Gone())
+    bench.wait(29)
+    assert not [x for x in bench.effects if isinstance(x, End)]
+    bench.wait(2)
+    (end,) = [x for x in bench.effects if isinstance(x, End)]
+    assert end.code == 1
+    role = ROLES[names[0]]
+    assert f"wait for a {role} ({role}-0 is dead" in end.sentence
+
+
+@pytest.mark.parametrize("how", ["it comes back", "absent_action"])
+def test_32_19_a_ring_whose_reward_comes_back_or_may_be_away_does_not_end(how: str) -> None:
+    bench = guarded(stall_s=10, act_s=30, progress_s=1000, **({} if how == "it comes back" else {how: "warn"}))
+    bench.silent.add(REWARD)
+    bench.say(REWARD, m.Gone())
+    bench.wait(20)
+    if how == "it comes back":
+        bench.join("reward-0.1")  # and loads for long
+    bench.wait(60)
+    assert not [x for x in bench.effects if isinstance(x, End)]
+
+
 def test_requeue_gives_the_work_of_the_one_to_blame_to_another() -> None:
     bench = guarded(stall_s=10, act_s=30, action="requeue", progress_s=5)
     held = {lease[1] for lease in bench.leased(G1)}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from areal_bus import wire
 from areal_bus.bus import Bus
 from areal_bus.refusals import STRIKES
-from tests.strangers import JOB, ack, dealer, next_of
+from tests.strangers import JOB, dealer, next_of, word
 from tests.test_crowd import PATIENCE_S, crowd
 from tests.test_wire import HOSTILE
 from tests.test_wire import JOB as WIRE_JOB
@@ -43,8 +43,8 @@ class House:
 
     def answers(self) -> None:
         self._n += 1
-        self.friend.send("head", ack(self._n))
-        assert next_of(self.friend) == ("head", ack(self._n))
+        self.friend.send("head", word(self._n))
+        assert next_of(self.friend) == ("head", word(self._n))
 
     @property
     def cpu_s(self) -> float:
@@ -81,7 +81,7 @@ def test_row_29_no_bomb_costs_more_than_50_ms_and_twice_the_cap() -> None:
                 began = head.cpu_s
                 with dealer(head.endpoint, b"generator-%d.0/0123456789abcdef" % (100 + number)) as stranger:
                     stranger.send(*frames)
-                    stranger.send(*wire.encode(ack(0), job=JOB))  # answered once the one before is refused
+                    stranger.send(*wire.encode(word(0), job=JOB))  # answered once the one before is refused
                     assert stranger.socket.poll(20_000)
                     head.answers()
                 assert head.cpu_s - began <= MOST_CPU_S + TICK_S
@@ -116,7 +116,7 @@ def test_row_29_who_goes_on_is_struck_off_and_heard_no_more() -> None:
         for _ in range(STRIKES):
             bomber.send(b"\x91" * 60_000)
         head.answers()
-        bomber.send(*wire.encode(ack(0), job=JOB))  # a good one, too late
+        bomber.send(*wire.encode(word(0), job=JOB))  # a good one, too late
         head.answers()
         assert not bomber.socket.poll(200)
 

@@ -17,7 +17,7 @@ from areal_bus.keys import KeyPair, Keyring, new_pair
 from areal_bus.messages import PROTOCOL
 from tests.faults.ring import Line, Ring
 from tests.listening import Listener, listeners, of_the_launcher
-from tests.strangers import RAW, ack, canary, dealer, dial, say_raw
+from tests.strangers import RAW, canary, dealer, dial, say_raw, word
 
 pytestmark = pytest.mark.soak
 
@@ -71,7 +71,7 @@ def besiege(stack: ExitStack, endpoint: str, ring: Ring) -> None:
     server = {"head-0": guest["keys"]["head-0" if endpoint == guest["head"] else "reward-0"]}
     stranger = Keyring(new_pair(), server)
     as_guest = Keyring(KeyPair(guest["public_key"], guest["secret_key"]), server)
-    message = wire.encode(ack(1), job=guest["job"])
+    message = wire.encode(word(1), job=guest["job"])
     for name, keys in ((b"generator-0.0", stranger), (b"generator-0.0", as_guest), (b"learner-0.0", as_guest)):
         stack.enter_context(dealer(endpoint, name + b"/0123456789abcdef", keys)).send(*message)
     speaks_tomorrows = stack.enter_context(dealer(endpoint, b"generator-66.0/0123456789abcdef", as_guest))
