@@ -5,7 +5,6 @@ stays open for as long as the supervisor lives, and its end means the same. acto
 """
 
 import contextlib
-import ctypes
 import importlib
 import io
 import os
@@ -22,14 +21,14 @@ from actors.context import Context
 from actors.leaving import leave
 from actors.places import place_of, shown
 from areal_bus.messages import Role
+from areal_bus.starter import die_with_parent
 
-PR_SET_PDEATHSIG = 1  # Linux: the signal a process gets when its parent ends
 GRACE_S = 5.0
 SWITCH_S = 1e-4  # how long a thread may keep the interpreter from another (Python has 5 ms: long, for a loop)
 
 
 def main() -> int:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     sys.setswitchinterval(SWITCH_S)
     print_whole_lines()
     draining.listen()

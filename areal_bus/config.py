@@ -35,7 +35,7 @@ class LaunchConfig(Section):
     rendezvous: str = ""
     """For "env": where rank 0 listens, "tcp://HOST:PORT" or "ipc://PATH"; empty: an ipc path of this job."""
     timeout_s: float = Field(300.0, gt=0)
-    """The ring must be complete within this time after the ranks met."""
+    """MPI_Init, each exchange of the ranks, and then the ring's completion may each take this long."""
     grace_s: float = Field(5.0, gt=0, le=60)
     """Time that actors get to end by themselves before they are killed."""
     max_restarts: int = Field(5, ge=0)

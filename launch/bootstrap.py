@@ -19,6 +19,7 @@ import zmq
 from areal_bus.config import LaunchConfig
 from areal_bus.door import BACKLOG
 from areal_bus.errors import ArealBusError, ConfigError
+from launch.init_watch import bounded
 
 RANKS = (  # (rank, size) as known starters name them, most specific first
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -86,7 +87,8 @@ class MpiBootstrap:
         if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == os.environ.get("OMPI_COMM_WORLD_SIZE"):
             os.environ.setdefault("OMPI_MCA_pml", "ob1")  # one host: saves about a second of MPI_Init
             os.environ.setdefault("OMPI_MCA_btl", "self,sm")
-        from mpi4py import MPI  # the import initialises MPI: nothing else may import it
+        with bounded(rank_and_size()[0], timeout_s):
+            from mpi4py import MPI  # the import initialises MPI: nothing else may import it
 
         self._mpi = MPI
         self._world = MPI.COMM_WORLD

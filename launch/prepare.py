@@ -25,6 +25,7 @@ from actors.rewards.loading import check_reward
 from actors.workflows.loading import check_workflow
 from areal_bus.config import Config, LearnerConfig, WorkflowConfig
 from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.starter import die_with_parent
 from launch.child import environment
 from launch.prompts import check_prompts
 from launch.resume import announce, changes, next_life
@@ -146,7 +147,12 @@ def check_functions(config: Config, folder: Path, fields: Collection[str]) -> No
 
 def prepare_apart(config: Config, config_file: Path, run: Path | None = None) -> Prepared:
     """`prepare` in a process of its own. Raises ConfigError with its sentence."""
-    question = {"config": config.model_dump(mode="json"), "file": str(config_file), "run": str(run) if run else None}
+    question = {
+        "config": config.model_dump(mode="json"),
+        "file": str(config_file),
+        "run": str(run) if run else None,
+        "parent": os.getpid(),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "launch.prepare"],
         input=json.dumps(question),
@@ -166,6 +172,7 @@ def prepare_apart(config: Config, config_file: Path, run: Path | None = None) ->
 
 def main() -> None:
     question = json.loads(sys.stdin.read())
+    die_with_parent(question["parent"])
     config = Config.model_validate_json(json.dumps(question["config"]))
     run = Path(question["run"]) if question["run"] else None
     try:

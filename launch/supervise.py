@@ -19,6 +19,7 @@ from pathlib import Path
 from actors.codes import BAD_INPUT, CRASHED, DONE, LEFT, OVER, RESTART
 from actors.context import Context
 from actors.faults import Fault, read_fault
+from areal_bus import starter
 from areal_bus.config import LaunchConfig, WatchdogConfig
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
@@ -81,14 +82,16 @@ class Supervisor:
 
     def wait(self) -> int:
         """Until all actors are done, one has failed for good, or a signal says so: the rank's exit code."""
-        parent = os.getppid()
+        parent = starter.pid()
         try:
-            with Signals() as signals:
-                while (code := self._turn(time.monotonic())) is None:
-                    numbers = signals.wait(self._patience_s(time.monotonic()))
-                    if (code := self._heed(numbers, time.monotonic(), is_orphan=os.getppid() != parent)) is not None:
-                        break
-            self.end()
+            with starter.end_is_noticed():
+                with Signals() as signals:
+                    while (code := self._turn(time.monotonic())) is None:
+                        numbers = signals.wait(self._patience_s(time.monotonic()))
+                        now, is_orphan = time.monotonic(), os.getppid() != parent
+                        if (code := self._heed(numbers, now, is_orphan=is_orphan)) is not None:
+                            break
+                self.end()
             return code
         finally:
             for child in self._children():
