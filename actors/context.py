@@ -42,6 +42,7 @@ class Context:
     public_key: str = ""  # of its rank; "": connections are not encrypted
     secret_key: str = field(default="", repr=False)
     keys: dict[str, str] = field(default_factory=dict, repr=False)  # of those it talks to: public key by seat
+    lease_secret: str = field(default="", repr=False)  # the head's alone: what it makes ids of leases of
     is_guest: bool = False  # a generator that joined a running job, and whom nobody ends with it
 
     @property

@@ -105,7 +105,7 @@ class Delivery:
             (n_given, n_sampled), (version, n_last) = t.segments[0], t.spans[-1]
             spans = [*t.spans[:-1], [version, n_last - 1]] if n_last > 1 else t.spans[:-1]
             segments = [[n_given, n_sampled - 1]]
-            yield Partial(t.uid, t.sample, t.attempt, t.term, segments, spans, t.ids[:-4], t.logps[:-4])
+            yield Partial(t.uid, t.sample, t.attempt, t.term, segments, spans, t.ids[:-4], t.logps[:-4], t.lease)
 
     def forget_all(self) -> None:
         """Whoever wanted these is gone."""

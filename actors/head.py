@@ -6,7 +6,9 @@ It imports no torch: it answers while the learner computes.
 
 import json
 import os
+import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +87,9 @@ class Shell:
         )
         check_data(config, order)
         self.frontiers = Frontiers(self.folder / "frontiers")
+        rules = rules_of(context, config, problems)
         self.head = Head(
-            rules_of(context, config, problems),
+            rules if rules.lease_secret else replace(rules, lease_secret=secrets.token_bytes(16)),
             RowSource(rows, order),
             now=time.monotonic(),
             life=context.incarnation,

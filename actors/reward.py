@@ -269,6 +269,7 @@ def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
         prompt_text=trajectory.prompt_text,
         text=trajectory.text,
         turns=trajectory.turns,
+        lease=trajectory.lease,
     )
 
 

@@ -28,6 +28,7 @@ def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -
         evaluate_after=config.evaluate.after,
         evaluate_samples=config.evaluate.n_samples,
         partial_bytes=config.rollout.report_mib << 20,
+        lease_secret=context.lease_secret.encode(),
         problems=tuple(dump(row) for row in problems),
         on_timeout=declared(config.reward.on_timeout),
         on_error=declared(config.reward.on_error),

@@ -33,6 +33,7 @@ class Live:
     run: EpisodeRun
     row: dict[str, Any]
     seed: tuple[int, ...]
+    lease: str  # id of the lease that it is of
     began: float  # monotonic
     begun: Partial | None = None  # what another generator had of it
     n_reported: int = 0  # tokens that the head knows of
@@ -74,7 +75,7 @@ class Sampling:
                 continue
             run = self._run(key, row)
             seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
-            live = self._live[key] = Live(run, row, seed, time.monotonic(), begun=begun.get(key))
+            live = self._live[key] = Live(run, row, seed, prompt.lease, time.monotonic(), begun=begun.get(key))
             evaluation = {"evaluation": prompt.evaluation} if prompt.evaluation else {}
             outcome = self._advance(key, run.start)
             done = {"n_done": live.n_reported} if live.n_reported else {}
@@ -123,6 +124,7 @@ class Sampling:
             spans=done.spans,
             ids=np.asarray(given + done.ids, dtype="<i4").tobytes(),
             logps=np.asarray(done.logps, dtype="<f4").tobytes(),
+            lease=live.lease,
         )
 
     def step(self) -> Iterator[Outcome]:
@@ -279,6 +281,7 @@ class Sampling:
             text=run.episode.text,
             row=dump({**live.row, **run.episode.row}),
             turns=dump(run.turns()) if run.n_turns > 1 else "",
+            lease=live.lease,
         )
 
 

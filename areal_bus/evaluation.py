@@ -71,6 +71,11 @@ class Evaluation:
         if not self.missing(scored.uid):
             del self.leased[scored.uid]
 
+    def check_holder(self, name: str, uid: int) -> None:
+        """Raises ImpossibleEvent unless this member holds the problem."""
+        if self.leased.get(uid) != name:
+            raise ImpossibleEvent(f"{name} does not hold {self.name} {uid}")
+
     def fail(self, uid: int, attempt: int, error: str) -> None:
         """The problem cannot be sampled."""
         self._check(uid, attempt)

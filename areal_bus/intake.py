@@ -12,7 +12,7 @@ import zmq
 from areal_bus import bundle, wire
 from areal_bus.door import MAX_CONNECTIONS, Door, Socket, property_of
 from areal_bus.errors import WireError
-from areal_bus.keys import Keyring
+from areal_bus.keys import Keyring, seat_of
 from areal_bus.messages import Message, Role
 from areal_bus.refusals import Refusals
 
@@ -106,10 +106,23 @@ class Intake:
             reason, rule = "key", f"a key speaks as the actors of its own rank; this one is not that of {name}"
         elif held != connection and is_there(router, held):
             reason, rule = "taken", f"a name has one connection at a time; {name} has another one"
+        elif name not in self.heard and (other := self._same_guest(router, name)):
+            reason, rule = "taken", f"a guest has one connection at a time; {name} would take the place of {other}"
         else:
             return True
         self._refusals.add(known_as, reason, rule, connection=connection)
         return False
+
+    def _same_guest(self, router: Socket, name: str) -> str:
+        """Another incarnation of this guest that is connected; "" when there is none, or it is no guest.
+
+        Guests share a key: so none of them replaces another that is there. A rank's own key does that as it likes.
+        """
+        if self._keys is None or not self._keys.is_shared(name):
+            return ""
+        seat = seat_of(name)
+        others = [other for other, held in self.heard.items() if seat_of(other) == seat and is_there(router, held)]
+        return others[0] if others else ""
 
     def _decode(self, name: str, connection: bytes, frames: list[bytes]) -> list[Received]:
         """All that it says; nothing when any of it is refused."""

@@ -55,6 +55,10 @@ class Keyring:
         """Whether this key may speak as the actor of that name, whatever its incarnation."""
         return bool(public) and self._find(seat_of(name)) == public
 
+    def is_shared(self, name: str) -> bool:
+        """Whether its key is one that several seats have in common: guests'."""
+        return seat_of(name) not in self._key_of
+
     def key_of(self, name: str) -> str:
         """The key that an actor must have. Raises WireError when there is none."""
         public = self._find(seat_of(name))

@@ -11,6 +11,7 @@ from areal_bus.effects import Effects
 from areal_bus.evaluation import Evaluation, Examination
 from areal_bus.gate import Gate
 from areal_bus.journal import Event
+from areal_bus.lease_ids import LeaseIds
 from areal_bus.ledger import Entry, Ledger
 from areal_bus.membership import Member, Membership, Standing
 from areal_bus.messages import Role
@@ -45,6 +46,7 @@ class Leasing:
         self.pushes = pushes
         self.examination = examination
         self.partials = partials
+        self.lease_ids = LeaseIds(rules.lease_secret)
         self.effects = effects
 
     def fed(self) -> list[Member]:
@@ -167,7 +169,8 @@ class Leasing:
         for partial in begun:
             self.effects.send(member.name, partial)
         row = self.supply.of(entry.uid).drawn.text
-        self.effects.send(member.name, m.Prompt(entry.uid, entry.attempt, entry.born, samples, "", row, more))
+        lease = self.lease_ids.of("", entry.uid, entry.attempt)
+        self.effects.send(member.name, m.Prompt(entry.uid, entry.attempt, entry.born, samples, "", row, more, lease))
 
     def _begun(self, entry: Entry, member: Member) -> list[m.Partial]:
         """What earlier holders had of it; nothing when it may be what killed them."""
@@ -182,7 +185,9 @@ class Leasing:
         uid = evaluation.lease(member.name)
         samples, attempt = evaluation.missing(uid), evaluation.attempts[uid]
         member.leased |= {(evaluation.name, uid, attempt, sample) for sample in samples}
-        prompt = m.Prompt(uid, attempt, evaluation.version, samples, evaluation.name, evaluation.rows[uid])
+        lease = self.lease_ids.of(evaluation.name, uid, attempt)
+        row = evaluation.rows[uid]
+        prompt = m.Prompt(uid, attempt, evaluation.version, samples, evaluation.name, row, lease=lease)
         self.effects.send(member.name, prompt)
         return True
 

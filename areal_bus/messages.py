@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
-PROTOCOL = 10  # raised with every change of a record here, of how they travel, or of a checksum
+PROTOCOL = 11  # raised with every change of a record here, of how they travel, or of a checksum
 
 ATTEMPTS = 1000  # attempts that a prompt has in one term, so that no two terms' results are ever mixed up
 
@@ -169,6 +169,7 @@ class Prompt:
     evaluation: str  # "" for training; else the name of the evaluation, whose samples are never trained
     row: str = frame("text")  # JSON object: one row of the data
     more: bool = False  # eta = 0: further prompts of the same share follow at once; decode when the last one is here
+    lease: str = ""  # id of this lease: results show it (lease_ids.py)
 
 
 @record
@@ -191,6 +192,7 @@ class Trajectory:
     text: str = frame("text")  # what the reward reads: the completion (all turns)
     row: str = frame("text")  # JSON object: the data row, so that a reward needs no state
     turns: str = frame("text", default="")  # of several turns: JSON [[given, sampled], ...], their texts for people
+    lease: str = ""  # as in its Prompt
 
 
 @record
@@ -220,6 +222,7 @@ class Scored:
     prompt_text: str = frame("text")
     text: str = frame("text")
     turns: str = frame("text", default="")  # as in the Trajectory
+    lease: str = ""  # as in the Trajectory
 
     @property
     def n_sampled(self) -> int:
@@ -253,6 +256,7 @@ class Partial:
     spans: list[list[int]]
     ids: bytes = frame("int32")
     logps: bytes = frame("float32")
+    lease: str = ""  # as in its Prompt, where it comes from a generator
 
     @property
     def n_sampled(self) -> int:

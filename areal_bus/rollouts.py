@@ -11,6 +11,7 @@ from areal_bus.evaluation import Examination
 from areal_bus.frontier import Frontier, newest, revive
 from areal_bus.gate import Gate
 from areal_bus.journal import Event
+from areal_bus.lease_ids import LeaseIds
 from areal_bus.leasing import LONELY_AFTER
 from areal_bus.ledger import Entry, Ledger, State
 from areal_bus.membership import Member, Membership, Standing
@@ -42,6 +43,7 @@ class Rollouts:
         self.effects = effects
         self.ledger = Ledger()
         self.partials = Partials(rules.partial_bytes)
+        self.lease_ids = LeaseIds(rules.lease_secret)
         self.examination = examination
         self.refunds_in_a_row = 0  # without a group that became complete in between
         self._n_complaints = 0
@@ -138,6 +140,7 @@ class Rollouts:
 
         What waits for a lease may be offered by whoever had it last: to a head that came back, the lease is unknown.
         """
+        self.lease_ids.check(message)
         entry = self.ledger.open.get(message.uid)
         not_held = f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}"
         if entry is None:
@@ -149,13 +152,14 @@ class Rollouts:
             raise ImpossibleEvent(f"what term {message.term} began is of versions that term {self.term} knows")
         check_whole(message)
         check_spans(message, born=entry.born, clock=self.gate.u)
-        self.partials.keep(message)
+        self.partials.keep(replace(message, lease=""))
 
     def unsampled(self, member: Member, message: m.Unsampled) -> None:
         """A generator cannot make this group: its slots are free, whatever becomes of that."""
         self._free(member, message.evaluation, message.uid, message.attempt)
         if message.evaluation:
             evaluation = self.examination.named(message.evaluation)
+            evaluation.check_holder(member.name, message.uid)
             if message.reason == Refund.LOST_TIMELINE:
                 evaluation.give_back(message.uid, message.attempt)
             else:
@@ -176,12 +180,14 @@ class Rollouts:
 
     def scored(self, message: Scored) -> None:
         """A verdict. The generator may forget the trajectory whatever becomes of it, and its slot is free."""
+        self.lease_ids.check(message)
         self._check_term(message)
         maker = self.members.by_name.get(message.generator)
         if maker is not None:
             self._discard(maker, (message.evaluation, message.uid, message.attempt, message.sample))
             ack = m.Ack(message.uid, message.sample, message.attempt, message.evaluation)
             self.effects.send(message.generator, ack)
+        message = replace(message, lease="")  # what is kept goes to disk, and other samples have the same lease
         if message.evaluation:
             self.examination.named(message.evaluation).deliver(message)
             self._record_scored(message)

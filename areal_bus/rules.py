@@ -32,6 +32,7 @@ class HeadRules:
     evaluate_after: bool = False
     evaluate_samples: int = 8
     partial_bytes: int = 256 << 20  # of what generators report of samples under way
+    lease_secret: bytes = field(default=b"", repr=False)  # of `LeaseIds`
     problems: Sequence[str] = field(default_factory=tuple)  # JSON objects
     on_timeout: float | None = None  # reward of a sample whose verdict is a timeout; None: it has none
     on_error: float | None = None

@@ -46,7 +46,7 @@ class Schema:
     names: tuple[str, ...]  # of the header fields, in order
     shapes: frozenset[tuple[type, ...]]  # the types that their values may have
     untold: tuple[tuple[str, Fits], ...]  # of `plain`: the type tells too little, an int's size aside
-    is_flat: bool  # fewer than 16 header fields, and no map is one
+    is_flat: bool  # no map is a header field
 
     def fits_at_a_glance(self, fields: dict[str, Any], *, are_small: bool) -> bool:
         """Whether these are the fields, in order, and each value fits by `plain`; if `are_small`, ints are under 2^63.
@@ -92,7 +92,7 @@ def schema_of(kind: type) -> Schema:
         names=tuple(names),
         shapes=frozenset(itertools.product(*options)),
         untold=tuple((unclear | finite | known).items()),
-        is_flat=len(names) < 16 and not any(dict in option for option in options),
+        is_flat=not any(dict in option for option in options),
     )
 
 

@@ -68,10 +68,15 @@ def may_send(sender: Role | None, receiver: Role | None, kind: type) -> bool:
 
 
 def authorise(receiver: Role | None, sender: str, message: m.Message) -> None:
-    """Raises WireError unless `sender`, the name of an authenticated connection, may send this message there."""
+    """Raises WireError unless `sender`, the name of an authenticated connection, may send this message there.
+
+    Who makes a sample sends it: a trajectory in another's name is refused here, before it is scored.
+    """
     if not may_send(role_of(sender), receiver, type(message)):
         to = receiver or "an actor without a role"
         raise WireError(f"{sender} may not send {type(message).__name__} to {to}: docs/wire.md lists who may", "role")
+    if isinstance(message, m.Trajectory) and message.generator != sender:
+        raise WireError(f"a generator sends its own samples; {sender} sends one of {message.generator[:40]!r}", "maker")
 
 
 def check_speaker(role: Role, message: m.Message) -> None:

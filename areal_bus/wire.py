@@ -25,6 +25,7 @@ MAX_FRAMES = 1 + max(len(schema_of(kind).framed) for kind in KINDS.values())
 
 PARTS = {"p", "j", "k", "f", "n"}
 GLANCE_BYTES = 4096  # of a header that is judged at a glance, which reads a copy: nearly all are shorter by far
+MAP16 = b"\xde"  # msgpack's first byte of a map with 16 entries or more; their number follows, in two bytes
 UINT64 = 0xCF  # msgpack's first byte of each number from 2^63 on, and of others
 
 Read = tuple[Schema, dict[str, Any]]  # of a header: its kind, and its fields in their declared order
@@ -76,7 +77,7 @@ def _glance(packed: bytes, job: str, lengths: list[int]) -> Read | None:
     if len(packed) > GLANCE_BYTES:
         return None
     start = packed.find(b"\xa1f") + 2
-    schema = _by_opening(job).get(packed[: start + 1])
+    schema = _by_opening(job).get(packed[: start + (3 if packed[start : start + 1] == MAP16 else 1)])
     if schema is None:
         return None
     try:
@@ -96,7 +97,8 @@ def _by_opening(job: str) -> dict[bytes, Schema]:
 def _opening(schema: Schema, job: str) -> bytes:
     """How a header of that kind begins: all before its fields, and how many they are."""
     addressed: bytes = msgpack.packb({"p": PROTOCOL, "j": job, "k": schema.kind.__name__})
-    return b"\x85" + addressed[1:] + b"\xa1f" + bytes([0x80 + len(schema.names)])
+    n = len(schema.names)
+    return b"\x85" + addressed[1:] + b"\xa1f" + (bytes([0x80 + n]) if n < 16 else MAP16 + n.to_bytes(2, "big"))
 
 
 def _read(header: dict[str, Any], job: str, lengths: list[int]) -> Read:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -32,9 +32,9 @@ GUEST_SEAT = f"{Role.GENERATOR}-*"
 def invite(context: Context) -> None:
     """Write RUN/join.json, mode 0600: what a guest needs to be a generator of this job, its key pair included.
 
-    `context` is that of any generator of the job, with a guest's keys.
+    `context` is that of any generator of the job, with a guest's keys; a secret of the head's is left out.
     """
-    about = asdict(context) | {"host": socket.gethostname()}
+    about = asdict(replace(context, lease_secret="")) | {"host": socket.gethostname()}
     path = context.folder / INVITATION
     fresh = path.with_name(f".{path.name}.tmp")
     fresh.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """One rank's life: meet the others, plan, let rank 0 prepare, start this rank's actors, wait for them."""
 
 import json
+import secrets
 import signal
 import sys
 import time
@@ -175,6 +176,7 @@ def contexts(
             run_folder=start["run_folder"],
             config_folder=str(file.resolve().parent),
             model_folder=start["model_folder"],
+            lease_secret=secrets.token_hex(16) if seat.role == Role.HEAD else "",
         )
         for seat in place.seats
     ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from actors.codes import LEFT
 from areal_bus.bus import Bus
 from areal_bus.messages import (
     Directory,
@@ -228,7 +229,7 @@ def test_without_a_word_of_the_head_it_goes_on_and_says_so(tmp_path: Path) -> No
             around.tell(HeadBeat(0, 0))
 
 
-def test_asked_to_leave_a_process_says_so_ends_its_work_and_stops_with_code_0(
+def test_asked_to_leave_a_process_says_so_ends_its_work_and_says_that_it_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with endless_ring(tmp_path, monkeypatch, apart=True) as around:
@@ -246,7 +247,7 @@ def test_asked_to_leave_a_process_says_so_ends_its_work_and_stops_with_code_0(
         around.heard(Ready)
         around.heard(Leaving)  # it still wants to
         around.stop()
-        assert around.process.returncode == 0
+        assert around.process.returncode == LEFT
 
 
 def test_a_term_is_news_once_and_its_base_says_what_counts() -> None:

@@ -125,9 +125,10 @@ def test_rows_dropped_too_old_are_issued_again_at_most_three_times() -> None:
 LENGTH = 3
 
 
-def head_with(n_generators: int = 1, **changes: object) -> tuple[Head, list[Effect]]:
+def head_with(n_generators: int = 1, *, secret: bytes = b"", **changes: object) -> tuple[Head, list[Effect]]:
     """A head whose ring is complete and whose generators hold version 0; and its effects so far."""
-    head = Head(scenario(n_generators=n_generators, **changes).rules, Numbers(None), now=0.0)
+    rules = replace(scenario(n_generators=n_generators, **changes).rules, lease_secret=secret)
+    head = Head(rules, Numbers(None), now=0.0)
     effects: list[Effect] = []
     for name, role, index in [("learner-0.0", "learner", 0), ("reward-0.0", "reward", 0)] + [
         (f"generator-{i}.0", "generator", i) for i in range(n_generators)

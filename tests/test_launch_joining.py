@@ -56,13 +56,14 @@ def run(dead_run: Path) -> Iterator[Path]:
 
 def test_an_invitation_is_for_its_owner_and_makes_a_generator(run: Path) -> None:
     invite(template(run))
-    invite(template(run))  # a job that is resumed writes it anew
+    invite(replace(template(run), lease_secret="the head's alone"))  # a job that is resumed writes it anew
     path = run / INVITATION
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in run.iterdir() if file.name.startswith(".")] == []
     context = guest(read(path))
     assert (context.name, context.rank, context.interface) == ("generator-2.0", 6, "lo")
     assert context.secret_key == "s" * 40
+    assert "the head's alone" not in path.read_text()  # 32, 20
 
 
 def test_every_guest_is_another_generator(run: Path) -> None:

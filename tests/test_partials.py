@@ -132,7 +132,7 @@ def test_a_report_that_contradicts_itself_or_is_of_another_is_refused_and_ends_n
         ("generator-0.0", replace(good, segments=[[2, 3], [0, 2]]), "first turn"),
         ("generator-0.0", replace(good, segments=[[0, 5]]), "first turn"),
         ("generator-0.0", replace(good, ids=b""), "first turn"),
-        ("reward-0.0", good, "generator"),
+        ("reward-0.0", good, "a reward may not send Partial"),
     ]:
         effects = head.on(name, bad, 0.0)
         assert why in refused(effects)[0]

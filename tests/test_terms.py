@@ -355,7 +355,9 @@ def test_a_learner_updates_only_what_it_has_begun() -> None:
 
 def test_a_checkpoint_is_for_learner_0_to_tell() -> None:
     head, _ = trained_head()
-    assert "learner 0 writes checkpoints" in refused(say(head, GENERATOR, m.Checkpointed(1, "")))[0]
+    assert "a generator may not send Checkpointed" in refused(say(head, GENERATOR, m.Checkpointed(1, "")))[0]
+    join(head, "learner-1.0")
+    assert "learner 0 writes checkpoints" in refused(say(head, "learner-1.0", m.Checkpointed(1, "")))[0]
 
 
 def test_a_request_for_a_batch_may_overtake_the_word_that_its_term_begins() -> None:

@@ -55,6 +55,7 @@ class Generator:
         self._waiting: deque[Sample] = deque()
         self._known: set[Key] = set()
         self._kept: dict[Key, m.Trajectory] = {}
+        self._leases: dict[tuple[str, int, int], str] = {}  # ids by evaluation, uid and attempt
         self._n_sent: dict[Key, int] = {}
         self._rewards: list[str] = []
         self._push: m.PushBegin | None = None  # taking part in it
@@ -93,6 +94,7 @@ class Generator:
         if self.rng.random() < self.scenario.p_unsampled:
             self._tell(m.Unsampled(prompt.uid, prompt.attempt, prompt.evaluation, m.Refund.SAMPLING_ERROR, NO_REASON))
             return
+        self._leases[prompt.evaluation, prompt.uid, prompt.attempt] = prompt.lease
         for number in prompt.samples:
             key = (prompt.evaluation, prompt.uid, prompt.attempt, number)
             if key not in self._known:
@@ -133,7 +135,8 @@ class Generator:
         _, uid, attempt, index = sample.key
         ids = number.to_bytes(4, "little") + bytes(4 * n_made)
         term = self.timeline.term
-        return m.Partial(uid, index, attempt, term, [[1, n_made]], made.spans, ids, bytes(4 * n_made))
+        lease = self._leases.get(("", uid, attempt), "")
+        return m.Partial(uid, index, attempt, term, [[1, n_made]], made.spans, ids, bytes(4 * n_made), lease)
 
     def _keep_offers(self) -> None:
         """For the next head: a finished sample without its last token, and those under way."""
@@ -192,6 +195,7 @@ class Generator:
         self._kept[sample.key] = m.Trajectory(
             uid, number, attempt, evaluation, self.name, "stop", [[1, sample.n_tokens]], sample.spans,
             self.world.now - sample.began, self.timeline.term, NO_BYTES, bytes(4 * sample.n_tokens), "", "", "",
+            lease=self._leases.get(sample.key[:3], ""),
         )  # fmt: skip
         self._tell(m.Sampled(uid, number, attempt, evaluation, sample.n_tokens))
         self._deliver(sample.key)

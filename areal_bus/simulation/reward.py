@@ -49,6 +49,6 @@ class Reward:
         error = "" if status is m.VerdictStatus.VALUE else "no value"
         scored = m.Scored(
             status.value, reward, None, error, 0.0, t.uid, t.sample, t.attempt, t.evaluation, t.generator, t.finish,
-            t.segments, t.spans, t.seconds, t.term, t.ids, t.logps, "", "",
+            t.segments, t.spans, t.seconds, t.term, t.ids, t.logps, "", "", lease=t.lease,
         )  # fmt: skip
         self.world.send(self.name, HEAD, scored)

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from areal_bus import messages as m
 from areal_bus.effects import Discard, Effect, End, Mark, Record, Save, Send
@@ -57,7 +57,8 @@ class Ring:
         )
         self.disk = Disk()
         self._head_class = head_class
-        self.head = head_class(scenario.rules, Numbers(scenario.n_rows), now=0.0)
+        self._rules = replace(scenario.rules, lease_secret=b"simulated")
+        self.head = head_class(self._rules, Numbers(scenario.n_rows), now=0.0)
         self.witness = Witness(scenario, self.head)
         self.learners = Learners(self.world, scenario, self.rng, self.witness.trained, self.disk)
         self.learners.restarted = lambda index, incarnation: self._come_back(Role.LEARNER, index, incarnation)
@@ -239,7 +240,7 @@ class Ring:
         source = Numbers(self.scenario.n_rows)
         now = self.world.now
         self.head = self._head_class(
-            self.scenario.rules,
+            self._rules,
             source,
             now=now,
             life=self._n_heads - 1,

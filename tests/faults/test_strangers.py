@@ -14,10 +14,11 @@ import pytest
 
 from areal_bus import wire
 from areal_bus.keys import KeyPair, Keyring, new_pair
-from areal_bus.messages import PROTOCOL
+from areal_bus.messages import PROTOCOL, Cancel, Dismiss, Stop
 from tests.faults.ring import Line, Ring
 from tests.listening import Listener, listeners, of_the_launcher
 from tests.strangers import RAW, canary, dealer, dial, say_raw, word
+from tests.test_forgers import TRAJECTORY
 
 pytestmark = pytest.mark.soak
 
@@ -55,8 +56,9 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
         with ExitStack() as stack:
             for port in of_the_bus:
                 besiege(stack, f"tcp://127.0.0.1:{port}", ring)
-            for reason in ("handshake", "key", "protocol"):
+            for reason in ("handshake", "key", "protocol", "role"):
                 ring.until("refused", after=began, what="bytes", reason=reason)
+            ring.until("refused", after=began, role="reward", reason="maker")
             ended = ring.until("refused", after=began, sender="generator-0.0", reason="key")["t"]
             ring.hold(None)
             ring.finish()
@@ -76,6 +78,9 @@ def besiege(stack: ExitStack, endpoint: str, ring: Ring) -> None:
         stack.enter_context(dealer(endpoint, name + b"/0123456789abcdef", keys)).send(*message)
     speaks_tomorrows = stack.enter_context(dealer(endpoint, b"generator-66.0/0123456789abcdef", as_guest))
     speaks_tomorrows.send(msgpack.packb({"p": PROTOCOL + 1, "something": "new"}))
+    forger = stack.enter_context(dealer(endpoint, b"generator-67.0/0123456789abcdef", as_guest))
+    for forged in (Stop("forged"), Dismiss("forged"), Cancel(0, 0), TRAJECTORY):  # the last in generator-0.0's name
+        forger.send(*wire.encode(forged, job=guest["job"]))
 
 
 def test_the_besieged_run_is_whole(siege: Siege) -> None:
@@ -94,6 +99,18 @@ def test_row_28_who_has_no_key_or_talks_garbage_is_dropped_and_counted(siege: Si
     assert siege.refused("handshake")
     assert siege.refused("key", "127.0.0.1")
     assert siege.ring.output.count("head: refused what '127.0.0.1' sent") == 1
+
+
+def test_32_19_20_the_guests_key_orders_nothing_and_forges_nothing(siege: Siege) -> None:
+    """One Stop ended the reward for ever; forged samples of other generators were trained."""
+    orders = siege.ring.lines("refused", role="reward", after=siege.began, sender="generator-67.0", reason="role")
+    assert orders
+    assert siege.ring.lines("refused", role="reward", after=siege.began, sender="generator-67.0", reason="maker")
+    assert siege.refused("role", "generator-67.0")
+    assert "reward-0.1" not in siege.ring.output
+    assert not [
+        line for line in siege.ring.lines("score", role="reward") if line["uid"] == 0 and line["t"] > siege.began
+    ]
 
 
 def test_row_30_a_pickle_at_every_port_is_never_loaded(siege: Siege) -> None:

@@ -1,0 +1,37 @@
+"""Ids of leases that nobody can guess: who brings a result shows the id of its lease. Pure.
+
+The head derives them from a secret, so that it stores none. It sends an id to the holder of the lease alone, with the
+Prompt. The holder passes it on to the rewards that it sends samples to, and the verdict brings it back. So a reward
+scores only what was sent to it, and nobody brings tokens for a prompt that it does not hold, whatever name it writes.
+"""
+
+from hashlib import blake2b
+from hmac import compare_digest
+
+from areal_bus import messages as m
+from areal_bus.errors import ImpossibleEvent
+
+ID_BYTES = 8
+
+
+class LeaseIds:
+    """Of one job: the same over all lives of its head."""
+
+    def __init__(self, secret: bytes) -> None:
+        """Without a secret all ids are "": for heads that nobody outside reaches, as in the simulator."""
+        self._secret = secret
+
+    def of(self, evaluation: str, uid: int, attempt: int) -> str:
+        """The id of the lease of one group, in hexadecimal digits."""
+        if not self._secret:
+            return ""
+        return blake2b(f"{uid}.{attempt}.{evaluation}".encode(), key=self._secret, digest_size=ID_BYTES).hexdigest()
+
+    def check(self, message: m.Scored | m.Partial) -> None:
+        """Raises ImpossibleEvent unless it shows the id of the lease that it is about."""
+        evaluation = message.evaluation if isinstance(message, m.Scored) else ""
+        if not compare_digest(message.lease.encode(), self.of(evaluation, message.uid, message.attempt).encode()):
+            raise ImpossibleEvent(
+                "a result shows the id of its lease, which its generator and the rewards it sends to know; "
+                f"this one, of prompt {message.uid} at attempt {message.attempt}, shows another id"
+            )
