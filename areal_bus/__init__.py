@@ -1,3 +1,6 @@
-"""The bus: records, staleness rule, ledger and membership (pure), and the thin world around them."""
+"""The message bus: messages, the head's state machine, wire format, sockets, weight push, settings, storage.
+
+Imports no other package of ours. Begin with `messages.py`, then `core/head.py`.
+"""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What happened, one flat JSON line an event, one file a process; knows nothing of who reads it.
+"""The journal: one flat JSON line an event, one file a process, append-only.
 
 Lines are written to a file opened for appending, whole ones with one write, so that what was written survives kill -9
 of the process. The schema is in docs/journal.md.
@@ -6,63 +6,52 @@ of the process. The schema is in docs/journal.md.
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from areal_bus.lines import LineFile
+from areal_bus.core.events import Event
+
+
+class LineFile:
+    """One write for all lines of an `append`. One that the disk does not take is lost, and the run goes on; people hear
+    of it once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_lost = 0
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(self._file).st_size
+        self._is_torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"  # the last line was written in part
+
+    def append(self, *lines: bytes) -> None:
+        """Lines without their ends. After half a line the next one begins on a line of its own."""
+        data = b"\n".join((b"", *lines, b"") if self._is_torn else (*lines, b""))
+        try:
+            n_written = os.write(self._file, data)
+        except OSError as error:
+            self._lose(len(lines), os.strerror(error.errno or 0))
+            return
+        n_ends = data.count(b"\n", n_written)
+        self._is_torn = n_ends > 0 and data[n_written - 1 : n_written] != b"\n"
+        if n_ends:
+            self._lose(n_ends, "no space is left for them")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _lose(self, n_lines: int, why: str) -> None:
+        is_first, self.n_lost = not self.n_lost, self.n_lost + n_lines
+        if is_first:
+            print(f"warning: {self.path.name} loses lines: {why}", file=sys.stderr, flush=True)
+
 
 SCHEMA = 1
 MOST_KEPT = 256  # lines that wait for one write
 compact = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
-
-
-class Event(StrEnum):
-    """Names of all events; docs/journal.md says which fields each has."""
-
-    START = "start"  # every process: first line
-    END = "end"  # every process: last line of an orderly end
-    SPANS = "spans"  # seconds by label since the last such line; labels do not overlap
-    FAILED = "failed"
-    NOTE = "note"
-    # head: membership
-    JOINED = "joined"
-    MEMBER = "member"  # a change of state
-    # head: terms
-    TERM = "term"  # a life of the learner begins: where the ledger goes back to, or on from
-    # head: prompts
-    ADMIT = "admit"
-    LEASE = "lease"
-    SAMPLED = "sampled"
-    SCORED = "scored"
-    REFUSED = "refused"  # an impossible or late event, by rule
-    REFUND = "refund"
-    READY = "ready"  # a whole group is scored
-    BATCH = "batch"
-    TRAJECTORY = "trajectory"  # one line a trajectory of a batch
-    UPDATE = "update"
-    PUBLISH = "publish"
-    EVALUATION = "evaluation"
-    # head: who waits for whom
-    WAIT = "wait"  # one line a wait of the register, when that changed
-    STALL = "stall"  # nothing, or somebody at work, has not moved for long
-    # pushes: head, learner and generator
-    PUSH = "push"
-    PUSHED = "pushed"
-    PUSH_BROKEN = "push_broken"
-    # generator
-    REQUEST = "request"
-    COMPLETION = "completion"
-    # reward
-    SCORE = "score"
-    # learner
-    STEP = "step"
-    CHECKPOINT = "checkpoint"
-    EXPORT = "export"
-    WARMUP = "warmup"
 
 
 class Journal:

@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from areal_bus import starter
+from areal_bus import parent_death
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,7 +23,7 @@ def strangers() -> list[str]:
 
 
 def main() -> int:
-    starter.die_with_starter()  # first of all
+    parent_death.die_with_starter()  # first of all
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # a request to drain waits until somebody listens
     if wrong := strangers():
         print("\n".join(wrong), file=sys.stderr)

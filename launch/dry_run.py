@@ -6,15 +6,15 @@ from itertools import groupby
 from pathlib import Path
 
 from actors.data.loading import place_rows
-from actors.engines.servers.process import installed, interpreter
-from areal_bus.config import Config
+from actors.engines.servers.server_process import installed, interpreter
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.explain import as_toml
 from launch.fits import amount, compare, need
 from launch.memory import BYTES, N_LOGITS, MicroBatch, Shape, find_shape, saved
-from launch.prompts import count_tokens, filled
+from launch.prepare import count_tokens, filled
 from launch.resume import preview
+from launch.settings_help import as_toml
 from launch.topology import Place, by_gpu, check_route, dry_hosts, least_ranks, plan
 
 FORMULA = """memory: the peak, every completion at full length.

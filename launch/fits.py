@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from areal_bus.cards import gib_of
-from areal_bus.config import Config
+from areal_bus.config.gpu_memory import gib_of
+from areal_bus.config.sections import Config
 from areal_bus.messages import Role
 from launch.gpus import smallest_gpu_mib
 from launch.memory import (

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
-from launch.child import VISIBLE, environment
+from launch.process import VISIBLE, environment
 
 COUNT = "import torch; print(torch.cuda.device_count(), torch.__version__)"
 TIMEOUT_S = 300.0  # torch comes over a network file system

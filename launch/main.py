@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from areal_bus.config import Config, RunConfig
+from areal_bus.config.loader import load, resolve
+from areal_bus.config.sections import Config, RunConfig
 from areal_bus.errors import ConfigError
-from areal_bus.settings import load, resolve
 from launch.bootstrap import rank_and_size
 from launch.dry_run import Page, look_ahead
-from launch.explain import explain
-from launch.joining import join
+from launch.elastic import join
 from launch.rank import refuse, run
 from launch.resume import AUTO
 from launch.runs import CONFIG, ORIGIN, no_run, read_object
+from launch.settings_help import explain
 from launch.topology import check_count, least_ranks
 
 OPTIONS = ("--set", "--dry-run", "--all", "--resume", "--join", "--key", "--explain", "--help")

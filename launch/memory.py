@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_bus.config import Config
+from areal_bus.config.sections import Config
 from areal_bus.messages import Role
-from areal_bus.route import home
+from areal_bus.weights.route import home
 
 MIB, GIB = 2**20, 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
 KEPT = 3 * BYTES["float32"]  # bytes: a parameter and two moments
 GRADIENT = BYTES["float32"]
 ROOT = BYTES["float32"]  # of AdamW's second moments, all at once, as torch has it on a GPU
-N_SNAPSHOTS = 2  # as actors/training/pushing.py keeps them
+N_SNAPSHOTS = 2  # as actors/learner/weight_pusher.py keeps them
 N_BUCKETS = 2  # of a push, where a member receives them
 N_LOGITS = 3  # a wanted token's logits, their shares, their gradient; float32
 N_SAMPLED = 3  # a slot's logits and what sampling makes of them; float64
-SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of these (actors/engines/slots.py)
+SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of these (actors/engines/builtin/dense_cache.py)
 LIBRARIES = {  # code and what it allocates for itself, torch 2.13 on CPU
     Role.HEAD: 42 * MIB,
     Role.LEARNER: 370 * MIB,
@@ -32,9 +32,9 @@ LIBRARIES = {  # code and what it allocates for itself, torch 2.13 on CPU
     Role.REWARD: 43 * MIB,
 }
 REWARD_WORKER = 16 * MIB  # of a function that imports nothing large
-HELPED = 4 * MIB  # of the largest weight that helpers have a part in, as actors/kernels/dense.py has it
+HELPED = 4 * MIB  # of the largest weight that helpers have a part in, as actors/cpu/fused_mlp_qkv.py has it
 SUPERVISOR = 60 * MIB  # of each rank
-OURS = ("llama", "mistral", "qwen2")  # model types whose layers actors/training/fused.py computes
+OURS = ("llama", "mistral", "qwen2")  # model types whose layers actors/cpu/llama_layer.py computes
 
 
 @dataclass(frozen=True, slots=True)

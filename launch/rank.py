@@ -11,24 +11,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from actors.context import Context
-from actors.leaving import leave
-from areal_bus.config import Config
+from actors.runtime.context import Context
+from actors.runtime.process import leave
+from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
-from areal_bus.keys import KeyPair, new_pair
 from areal_bus.messages import Role
-from launch import lastwords
+from areal_bus.transport.curve import KeyPair, new_pair
+from launch import process as lastwords
 from launch.bootstrap import Bootstrap, Missing, open_bootstrap, rank_and_size
-from launch.endpoint import Endpoint, keys_for, open_endpoint, transport, wants_curve
+from launch.elastic import GUEST_SEAT, invite
 from launch.gpus import check_gpus, count_gpus
-from launch.interfaces import Facts, choose, here
-from launch.joining import GUEST_SEAT, invite
-from launch.lock import Lock
-from launch.pid import PidFile
+from launch.network import Endpoint, Facts, choose, here, keys_for, open_endpoint, transport, wants_curve
 from launch.prepare import prepare_apart
+from launch.process import hold_back
 from launch.resume import AUTO, NothingLeft, choose_run, nothing, one_by_one
-from launch.runs import largest_incarnation
-from launch.signals import hold_back
+from launch.runs import Lock, PidFile, largest_incarnation
 from launch.supervise import Supervisor
 from launch.topology import Place, Seat, check_route, counts, plan
 

@@ -6,11 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_bus.config import Config
+from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
-from launch.explain import toml_value
-from launch.lock import Lock, Running, check_free
-from launch.runs import CONFIG, ORIGIN, checkpoints, is_finished, n_done, named, no_run, read_object
+from launch.runs import (
+    CONFIG,
+    ORIGIN,
+    Lock,
+    Running,
+    check_free,
+    checkpoints,
+    is_finished,
+    n_done,
+    named,
+    no_run,
+    read_object,
+)
+from launch.settings_help import toml_value
 
 AUTO = "auto"
 WAIT_S = 100.0  # that "auto" waits for the end of a job before it: a network file system may keep a dead node's lock

@@ -1,8 +1,8 @@
 """One rank as a supervisor: starts its actors, brings back those that die, and ends all when the job is over or fails.
 
-Knows processes, exit codes (actors/codes.py) and signals; nothing of messages, MPI or models. An actor that crashed
-comes back with the next incarnation until it has crashed `launch.max_restarts` times in a row without progress; mpirun
-notices nothing. RUN/summary.json says that the job is over: nobody is brought back then.
+Knows processes, exit codes (actors/runtime/process.py) and signals; nothing of messages, MPI or models. An actor that
+crashed comes back with the next incarnation until it has crashed `launch.max_restarts` times in a row without progress;
+mpirun notices nothing. RUN/summary.json says that the job is over: nobody is brought back then.
 """
 
 import contextlib
@@ -16,19 +16,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from actors.codes import BAD_INPUT, CRASHED, DONE, LEFT, OVER, RESTART
-from actors.context import Context
-from actors.faults import Fault, read_fault
-from areal_bus import starter
-from areal_bus.config import LaunchConfig, WatchdogConfig
+from actors.runtime.context import Context
+from actors.runtime.last_fault import Fault, read_fault
+from actors.runtime.process import BAD_INPUT, CRASHED, DONE, LEFT, OVER, RESTART
+from areal_bus import parent_death
+from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
-from launch import lastwords
-from launch.child import Child, start_child
-from launch.restarts import Restarts
+from launch import process as lastwords
+from launch.process import Child, Signals, start_child
+from launch.restart_policy import Restarts, Stillness
 from launch.runs import SUMMARY
-from launch.signals import Signals
-from launch.stillness import Stillness
 
 LOOK_S = 1.0  # between looks at the run's folder and at our parent
 KILL_S = 2.0  # after SIGKILL a process that is still there is given up
@@ -66,7 +64,7 @@ class Supervisor:
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     run: Path = Path("/nowhere")  # the run's folder
     n_ranks: int = 0  # that mpirun was started with; 0: there is none
-    command: Sequence[str] = (sys.executable, *(["-O"] if not __debug__ else []), "-m", "actors.start")
+    command: Sequence[str] = (sys.executable, *(["-O"] if not __debug__ else []), "-m", "actors.runtime.start")
     at_end: Callable[[], None] = lambda: None  # called once the actors are told to end
     stays: bool = False  # without actors, too, until the job is over: a rank that waits in MPI_Finalize spins
     is_guest: bool = False  # its actor joined a running job: the first signal asks it to leave
@@ -82,9 +80,9 @@ class Supervisor:
 
     def wait(self) -> int:
         """Until all actors are done, one has failed for good, or a signal says so: the rank's exit code."""
-        parent = starter.pid()
+        parent = parent_death.pid()
         try:
-            with starter.end_is_noticed():
+            with parent_death.end_is_noticed():
                 with Signals() as signals:
                     while (code := self._turn(time.monotonic())) is None:
                         numbers = signals.wait(self._patience_s(time.monotonic()))

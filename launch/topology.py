@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from areal_bus.config import Config, TopologyConfig
+from areal_bus.config.sections import Config, TopologyConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from areal_bus.route import home
+from areal_bus.weights.route import home
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,84 +1,127 @@
-"""Which package may import which, read from the sources."""
+"""Which folder may import which, read from the sources; `python -m tools.structure` prints the figures."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tools.structure import PACKAGES, Module, Sources, cycles
+
 ROOT = Path(__file__).parents[1]
-OURS = ("areal_bus", "actors", "launch", "tools")
-MAY = {
+SOURCES = Sources(ROOT)
+MAY = {  # package -> what it imports of ours
     "areal_bus": {"areal_bus"},
     "actors": {"areal_bus", "actors"},
     "launch": {"areal_bus", "actors", "launch"},
     "tools": {"areal_bus", "tools"},
 }
-CORE = ("errors", "messages", "effects", "rules", "gate", "ledger", "membership", "pushes", "staleness", "evaluation",
-        "sharding", "speakers", "partials", "head")  # fmt: skip
-TORCH_IN_BUS = {  # the weight push
-    f"{name}.py"
-    for name in (
-        *("weights", "member", "push_words", "reports", "manifest", "snapshot"),
-        *("checksum", "collective", "landing", "shared_memory"),
-    )
+MEASURES = "tools.bench."  # modules beside a bench, in a process of their own, import what they measure
+TORCH = ("areal_bus.weights", "actors.cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
+         "actors.offline", "tools.bench")  # fmt: skip
+BUS = {  # folder of areal_bus -> the other ones that it imports; each may import messages and errors
+    "core": set[str](),
+    "wire": set[str](),
+    "transport": {"wire"},
+    "native": set[str](),
+    "config": set[str](),
+    "weights": {"config", "native"},
+    "storage": {"core", "wire"},
+    "journal": {"core"},
 }
-MEASURING = ROOT / "tools" / "bench" / "ours"
-SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
+CPU = ("actors.cpu", "actors.learner", "actors.engines.builtin")
+SAME_NAME = {  # class names of two modules: to become fewer, never more
+    "Abilities",
+    "Batch",
+    "Call",
+    "Child",
+    "Ended",
+    "Entry",
+    "Layer",
+    "Member",
+    "Order",
+    "Piece",
+    "Place",
+    "Plain",
+    "Progress",
+    "Ranks",
+    "Ready",
+    "Reference",
+    "Refused",
+    "Row",
+    "Sample",
+    "Sampled",
+    "Server",
+    "Shape",
+    "State",
+    "Step",
+    "Terms",
+    "Verdict",
+    "Watch",
+}
 
 
-def imports(path: Path) -> set[str]:
-    """First parts of all modules that a file imports, wherever in it; those for types only left out."""
-    found: set[str] = set()
-    pending: list[ast.AST] = [ast.parse(path.read_text())]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            pending += node.orelse
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add(path.relative_to(ROOT).parts[0] if node.level else str(node.module).partition(".")[0])
-        pending += ast.iter_child_nodes(node)
-    return found
+def within(name: str, *folders: str) -> bool:
+    return any(name == folder or name.startswith(f"{folder}.") for folder in folders)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_down(path: Path) -> None:
-    package = path.relative_to(ROOT).parts[0]
-    measured = (
-        {"actors"} if path.is_relative_to(MEASURING) else set()
-    )  # in a process of their own, by what they measure
-    assert imports(path) & set(OURS) <= MAY[package] | measured
+def test_packages_import_downwards() -> None:
+    for name, there in SOURCES.imports().items():
+        package = name.partition(".")[0]
+        measured = {"actors"} if name.startswith(MEASURES) and not within(name, "tools.bench.harness") else set()
+        wrong = {other for other in there if other.partition(".")[0] not in MAY[package] | measured}
+        assert not wrong, f"{name} must not import {wrong}"
 
 
-@pytest.mark.parametrize("name", CORE)
-def test_the_core_knows_only_itself_and_the_standard_library(name: str) -> None:
-    path = ROOT / "areal_bus" / f"{name}.py"
-    assert imports(path) <= {"areal_bus", *sys.stdlib_module_names}
-    inside = {"bus", "wire", "journal", "config", "cross_checks", "settings", "weights", "snapshot"}
-    world = {f"areal_bus.{module}" for module in inside} - {"areal_bus.journal"}  # event names are the core's, too
-    modules = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
-    assert not modules & world
+@pytest.mark.parametrize(
+    "module", [m for m in SOURCES.modules if within(m.name, "areal_bus.core")], ids=lambda m: m.name
+)
+def test_the_core_imports_the_standard_library_messages_and_errors(module: Module) -> None:
+    ours = {
+        name if not name.startswith("areal_bus.core") else "areal_bus.core" for name in SOURCES.ours(module.imported())
+    }
+    assert ours <= {"areal_bus", "areal_bus.core", "areal_bus.messages", "areal_bus.errors"}
+    assert {name.partition(".")[0] for name, _ in module.imported()} <= {"areal_bus", *sys.stdlib_module_names}
 
 
-def test_torch_is_imported_by_actors_and_the_weight_push_only() -> None:
-    torch = {path for path in SOURCES if "torch" in imports(path)}
-    outside = {path for path in torch if path.relative_to(ROOT).parts[0] not in ("actors", "tools")}
-    assert {path.name for path in outside} <= TORCH_IN_BUS
+@pytest.mark.parametrize("folder", BUS)
+def test_folders_of_the_bus_import_downwards(folder: str) -> None:
+    there = {room.partition(".")[2] for room in SOURCES.rooms("areal_bus")[f"areal_bus.{folder}"]}
+    assert there <= BUS[folder] | {"messages", "errors"}
+
+
+def test_torch_is_imported_where_it_belongs() -> None:
+    torch = {m.name for m in SOURCES.modules if any(name.partition(".")[0] == "torch" for name, _ in m.imported())}
+    assert {name for name in torch if not within(name, *TORCH)} == set()
+
+
+def test_the_fast_paths_of_a_cpu_are_imported_by_learner_and_builtin_engine_only() -> None:
+    users = {name for name, there in SOURCES.imports().items() if any(within(other, "actors.cpu") for other in there)}
+    assert {name for name in users if not within(name, *CPU)} == set()
 
 
 def test_mpi_is_imported_by_the_bootstrap_only() -> None:
-    assert [path.name for path in SOURCES if "mpi4py" in imports(path)] == ["bootstrap.py"]
+    mpi = [m.name for m in SOURCES.modules if any(name.partition(".")[0] == "mpi4py" for name, _ in m.imported())]
+    assert mpi == ["launch.bootstrap"]
+
+
+def test_no_imports_go_round() -> None:
+    assert cycles(SOURCES.imports()) == []
+    assert cycles(SOURCES.folders()) == []
+
+
+def test_a_name_means_one_class() -> None:
+    """SAME_NAME only shrinks: a name that is unique by now leaves it."""
+    assert set(SOURCES.repeated_classes()) == SAME_NAME
 
 
 def test_the_launcher_and_its_children_that_need_none_bring_no_torch() -> None:
-    code = "import sys, actors.start, actors.head, actors.reward, launch.prepare; sys.exit('torch' in sys.modules)"
+    names = "actors.runtime.start, actors.head.shell, actors.rewards.actor, launch.prepare"
+    code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_no_module_is_named_like_one_of_the_standard_library() -> None:
-    names = {path.stem for path in SOURCES} - {"__init__", "__main__"}
+    names = {module.path.stem for module in SOURCES.modules} - {"__init__", "__main__"}
     assert not names & set(sys.stdlib_module_names)
+    assert tuple(MAY) == PACKAGES

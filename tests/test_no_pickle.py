@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from areal_bus import wire
-from areal_bus.bus import Bus
 from areal_bus.messages import Failure
+from areal_bus.transport.bus import Bus
+from areal_bus.wire import codec
 from launch.bootstrap import EnvBootstrap
-from tests.strangers import JOB, canary, dealer, next_of, say_raw, until, word
+from tests.support.strangers import JOB, canary, dealer, next_of, say_raw, until, word
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
@@ -122,7 +122,7 @@ def test_a_pickle_sent_to_every_listening_socket_is_never_loaded(tmp_path: Path)
     reward = Bus("reward-0.0", job=JOB, listen=f"ipc://{tmp_path}/reward")
     reward.connect("head", head.endpoint)
     meeting = EnvBootstrap(f"ipc://{tmp_path}/meeting", 0.5, {"RANK": "0", "WORLD_SIZE": "1"})
-    good = wire.encode(word(1), job=JOB)
+    good = codec.encode(word(1), job=JOB)
     for bus in (head, reward):
         with dealer(bus.endpoint) as stranger, dealer(bus.endpoint, bird[:250]) as nameless:
             for frames in ([bird], [b"", bird], [*good, bird], [bird, *good]):

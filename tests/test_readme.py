@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from actors.learner.batch import Batch, Item
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import write_scratch_folder
-from actors.training.batch import Batch, Item
-from areal_bus.config import ScratchConfig
+from areal_bus.config.sections import ScratchConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.listening import of_the_launcher, watched
-from tests.replaying import replay_run
+from tests.support.listening import of_the_launcher, watched
+from tests.support.replaying import replay_run
 
 ROOT = Path(__file__).resolve().parents[1]
 

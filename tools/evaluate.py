@@ -1,6 +1,7 @@
 """Score a model on a problem file from outside: reads the command line, and leaves the work to a fresh process.
 
-What it resolves is which model and which settings are meant; models, prompts and rewards are `actors/evaluate.py`'s.
+What it resolves is which model and which settings are meant; models, prompts and rewards are
+`actors/offline/evaluate.py`'s.
 """
 
 import argparse
@@ -15,8 +16,8 @@ from typing import Any
 from pydantic import ValidationError
 
 import areal_bus
-from areal_bus import settings
-from areal_bus.config import Config
+from areal_bus.config import loader as settings
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 
@@ -67,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     order = resolve(args)
-    line = [sys.executable, "-m", "actors.evaluate"]
+    line = [sys.executable, "-m", "actors.offline.evaluate"]
     child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=environment(), check=False)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
@@ -79,7 +80,7 @@ def environment() -> dict[str, str]:
 
 
 def resolve(args: argparse.Namespace) -> dict[str, Any]:
-    """What the fresh process is told: an Order of actors/evaluate.py. Raises ConfigError."""
+    """What the fresh process is told: an Order of actors/offline/evaluate.py. Raises ConfigError."""
     where = find_run(args.model)
     data = args.data or (str(where.folder / "evaluation" / "problems.jsonl") if where else None)
     if data is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.run import Line, Run
-from tools.undone import undone
+from tools.surviving_history import undone
 
 MORE = """\
 examples:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from actors.data.fields import MESSAGES, MISSING, last_user, lookup, read_messages
 from actors.data.tasks import Row, make_problems
-from areal_bus.config import Config, DataConfig
+from areal_bus.config.sections import Config, DataConfig
 from areal_bus.errors import ConfigError
 
 DEFAULT_SUBSETS = {"openai/gsm8k": "main", "gsm8k": "main"}  # data sets that have no default of their own

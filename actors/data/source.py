@@ -1,10 +1,38 @@
-"""Rows in their order, as the head draws them; knows no actor and no credit."""
+"""The order of the data: a new shuffle for each pass, and the rows with their places in it."""
 
 import json
+import random
 from typing import Any
 
-from actors.data.order import Order
-from areal_bus.rules import Drawn
+from areal_bus.core.state import Drawn
+
+
+class Order:
+    """`row(k)` is the k-th row to ask: each pass visits every row once. A resumed run goes on at its k."""
+
+    def __init__(self, n_rows: int, *, seed: int, shuffle: bool = True, passes: int | None = None) -> None:
+        """`passes` is data.total_train_epochs; None: no end."""
+        if n_rows < 1:
+            raise ValueError(f"an order needs at least one row: it got {n_rows}")
+        self.n_rows = n_rows
+        self.total = None if passes is None else passes * n_rows
+        self._seed = seed
+        self._shuffle = shuffle
+        self._pass: int | None = None  # whose permutation is kept
+        self._permutation: list[int] = []
+
+    def row(self, k: int) -> tuple[int, int]:
+        """(pass, row) of the k-th draw, both from 0. Raises IndexError beyond the last pass."""
+        if k < 0 or (self.total is not None and k >= self.total):
+            raise IndexError(f"draws are numbered from 0 to below {self.total}: asked for {k}")
+        pass_, position = divmod(k, self.n_rows)
+        if not self._shuffle:
+            return pass_, position
+        if pass_ != self._pass:
+            self._permutation = list(range(self.n_rows))
+            random.Random(f"{self._seed}:{pass_}").shuffle(self._permutation)
+            self._pass = pass_
+        return pass_, self._permutation[position]
 
 
 class RowSource:

@@ -8,7 +8,7 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from areal_bus.config import DataConfig
+from areal_bus.config.sections import DataConfig
 from areal_bus.errors import ConfigError
 
 Row = dict[str, Any]

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from actors.endpoint.asking import Message, Refused
+from actors.endpoint.openai_api import Message, Refused
 from areal_bus.messages import Finish
 
 MARK = uuid.uuid4().hex  # of this process: in nobody's text

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from actors.endpoint.answering import Sampled
-from actors.endpoint.asking import Call, Refused
+from actors.endpoint.openai_api import Call, Refused, Sampled
 
 ENDED = "this conversation has ended"
 

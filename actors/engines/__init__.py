@@ -1,1 +1,4 @@
-"""Inference engines behind one protocol."""
+"""Inference engines behind one protocol.
+
+`protocol.py` imports nothing of the engines. Begin there; docs/engines.md has the rules that all engines keep.
+"""

@@ -1,1 +1,4 @@
-"""Models as folders, and how they load."""
+"""Model folders: loading, scratch models, packed sequences and attention.
+
+Imports `areal_bus` only. Begin with `loading.py`.
+"""

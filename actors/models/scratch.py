@@ -13,7 +13,7 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from areal_bus.config import ScratchConfig
+from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import ConfigError
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"

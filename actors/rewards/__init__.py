@@ -1,1 +1,4 @@
-"""Reward functions and the workers that run them."""
+"""The reward actor: scores trajectories in worker processes, and the built-in reward functions.
+
+Imports `runtime` and `areal_bus`; no torch. Begin with `actor.py`; `protocol.py` is what a reward function is.
+"""

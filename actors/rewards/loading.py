@@ -6,21 +6,21 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.places import cause
 from actors.rewards.binding import bind
+from actors.rewards.pool import WorkerPool
 from actors.rewards.protocol import RewardFunction
-from actors.rewards.workers import WorkerPool
+from actors.runtime.user_code import cause
 from areal_bus.errors import ConfigError
 
 if TYPE_CHECKING:  # workers import this module, and do without the settings
-    from areal_bus.config import Config
+    from areal_bus.config.sections import Config
 
 BUILT_IN = {
-    "exact": "actors.rewards.exact:score",
-    "sums": "actors.rewards.sums:score",
-    "reverse": "actors.rewards.reverse:score",
+    "exact": "actors.rewards.builtin:exact_score",
+    "sums": "actors.rewards.builtin:sums_score",
+    "reverse": "actors.rewards.builtin:reverse_score",
     "math": "actors.rewards.mathematics:score",
-    "agent": "actors.rewards.by_agent:score",
+    "agent": "actors.rewards.builtin:agent_score",
 }
 
 

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsFloat
 
-from actors.places import definition, innermost, is_ours, place_of, trace_of
-from actors.rewards.framing import LENGTH, REPLY_BYTES, REQUEST_BYTES, check, pack, read
+from actors.rewards.ipc import LENGTH, REPLY_BYTES, REQUEST_BYTES, check, pack, read
 from actors.rewards.loading import load_reward
 from actors.rewards.protocol import RewardFunction, Score
+from actors.runtime.user_code import definition, innermost, is_ours, place_of, trace_of
 from areal_bus.errors import ConfigError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -1,7 +1,8 @@
 """The workflow "agent": the user's own agent asks, over HTTP, and each of its calls is a turn of the episode.
 
-The agent runs in a process of its own (`actors.endpoint.agents`), the server in threads; here, on the loop's thread,
-calls become tokens and completions answers. An agent that fails or takes too long ends its sample, never the generator.
+The agent runs in a process of its own (`actors.endpoint.agent_pool`), the server in threads; here, on the loop's
+thread, calls become tokens and completions answers. An agent that fails or takes too long ends its sample, never the
+generator.
 """
 
 from collections.abc import Callable
@@ -9,17 +10,15 @@ from pathlib import Path
 
 from loguru import logger
 
-from actors.endpoint.agents import Agents, Job
-from actors.endpoint.answering import Sampled
-from actors.endpoint.asking import Call, Message, Refused
+from actors.endpoint.agent_pool import Agents, Job
 from actors.endpoint.conversation import Conversation, Rewritten
-from actors.endpoint.server import Server
+from actors.endpoint.http_server import Server
+from actors.endpoint.openai_api import Call, Message, Refused, Sampled, read_hermes
 from actors.endpoint.sessions import Ended, Pending, Sessions
-from actors.endpoint.tool_calls import read_hermes
-from actors.failures import Prints
-from actors.workflows.driver import Awaited
+from actors.runtime.user_failures import Prints
+from actors.workflows.episode_runner import Awaited
 from actors.workflows.protocol import Ask, Episode, Row, Turn
-from areal_bus.config import AgentConfig, Config
+from areal_bus.config.sections import AgentConfig, Config
 from areal_bus.errors import ConfigError, EngineError, WorkflowError
 
 

@@ -1,7 +1,7 @@
 """A conversation with the model, by its chat template, for a workflow of several turns."""
 
-from actors.endpoint.asking import Message
 from actors.endpoint.conversation import Conversation
+from actors.endpoint.openai_api import Message
 from actors.workflows.protocol import Ask, Turn
 
 

@@ -3,13 +3,13 @@
 import importlib
 from collections.abc import Callable
 
-from actors.endpoint.agents import check_agent
-from actors.failures import Prints
-from actors.places import cause
+from actors.endpoint.agent_pool import check_agent
+from actors.runtime.user_code import cause
+from actors.runtime.user_failures import Prints
 from actors.workflows.agent import AgentWorkflow, do_nothing
 from actors.workflows.protocol import Workflow
 from actors.workflows.single_turn import SingleTurn
-from areal_bus.config import Config
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from areal_bus.config import Config
+from areal_bus.config.sections import Config
 
 Row = Mapping[str, Any]
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from actors.workflows.prompting import Question, prompt_ids, prompt_of
+from actors.workflows.prompts import Question, prompt_ids, prompt_of
 from actors.workflows.protocol import Ask, Episode, Row
-from areal_bus.config import Config
+from areal_bus.config.sections import Config
 
 
 class SingleTurn:

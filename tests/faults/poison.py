@@ -6,7 +6,7 @@ from pathlib import Path
 
 from actors.workflows.protocol import Ask, Episode, Row
 from actors.workflows.single_turn import SingleTurn
-from areal_bus.config import Config
+from areal_bus.config.sections import Config
 
 FOLDER = Path(os.environ.get("AREAL_FAULTS", "/nowhere"))
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.data.order import Order
-from tests.test_launch_bootstrap import MPI
+from actors.data.source import Order
+from tests.launch.test_bootstrap import MPI
 from tools import run as runs
 from tools.audit.audit import audit, judge
 from tools.audit.findings import Judgement, Verdict

@@ -7,12 +7,12 @@ from types import UnionType
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.effects import End
-from areal_bus.journal import Event
-from areal_bus.simulation.ring import Outcome, Ring
-from areal_bus.simulation.scenario import Scenario
-from areal_bus.simulation.world import World
-from areal_bus.staleness import StalenessPolicy
+from areal_bus.core.effects import End
+from areal_bus.core.events import Event
+from areal_bus.core.staleness import StalenessPolicy
+from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.scenario import Scenario
+from tools.staleness.simulator.world import World
 
 CALM_S = 300.0
 DONE = End(0, "done")

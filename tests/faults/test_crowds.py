@@ -11,17 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from areal_bus import wire
-from areal_bus.bus import Bus
-from areal_bus.refusals import STRIKES
-from tests.strangers import JOB, dealer, next_of, word
-from tests.test_crowd import PATIENCE_S, crowd
-from tests.test_wire import HOSTILE
-from tests.test_wire import JOB as WIRE_JOB
+from areal_bus.transport.bus import Bus
+from areal_bus.transport.rejections import STRIKES
+from areal_bus.wire import codec
+from tests.areal_bus.transport.test_crowd import PATIENCE_S, crowd
+from tests.areal_bus.wire.test_codec import HOSTILE
+from tests.areal_bus.wire.test_codec import JOB as WIRE_JOB
+from tests.support.strangers import JOB, dealer, next_of, word
 
 ROOT = Path(__file__).resolve().parents[2]
 ECHO = """
-from areal_bus.bus import Bus
+from areal_bus.transport.bus import Bus
 head = Bus("head", job="job", listen="tcp://127.0.0.1:0")
 print(head.endpoint, flush=True)
 while True:
@@ -81,11 +81,11 @@ def test_row_29_no_bomb_costs_more_than_50_ms_and_twice_the_cap() -> None:
                 began = head.cpu_s
                 with dealer(head.endpoint, b"generator-%d.0/0123456789abcdef" % (100 + number)) as stranger:
                     stranger.send(*frames)
-                    stranger.send(*wire.encode(word(0), job=JOB))  # answered once the one before is refused
+                    stranger.send(*codec.encode(word(0), job=JOB))  # answered once the one before is refused
                     assert stranger.socket.poll(20_000)
                     head.answers()
                 assert head.cpu_s - began <= MOST_CPU_S + TICK_S
-        assert head.most_bytes - before <= 2 * wire.MAX_FRAME_BYTES + SLACK_BYTES
+        assert head.most_bytes - before <= 2 * codec.MAX_FRAME_BYTES + SLACK_BYTES
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -116,7 +116,7 @@ def test_row_29_who_goes_on_is_struck_off_and_heard_no_more() -> None:
         for _ in range(STRIKES):
             bomber.send(b"\x91" * 60_000)
         head.answers()
-        bomber.send(*wire.encode(word(0), job=JOB))  # a good one, too late
+        bomber.send(*codec.encode(word(0), job=JOB))  # a good one, too late
         head.answers()
         assert not bomber.socket.poll(200)
 
@@ -124,5 +124,5 @@ def test_row_29_who_goes_on_is_struck_off_and_heard_no_more() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("keys", [False, True])
 def test_row_40_512_clients_at_once_are_all_heard_within_a_minute(keys: bool) -> None:
-    """Nobody's first message is lost (tests/test_crowd.py has it over ipc, too)."""
+    """Nobody's first message is lost (tests/areal_bus/transport/test_crowd.py has it over ipc, too)."""
     assert crowd(16, 32, listen="tcp://127.0.0.1:0", keys=keys) < PATIENCE_S

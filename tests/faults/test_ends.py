@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from areal_bus.head import Head
-from areal_bus.journal import Event
-from areal_bus.rules import Drawn
-from areal_bus.simulation.ring import Ring
-from areal_bus.simulation.scenario import Lengths, Numbers, Scenario, Tail
-from areal_bus.staleness import StalenessPolicy
+from areal_bus.core.events import Event
+from areal_bus.core.head import Head
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.state import Drawn
 from tests.faults import ring as real
 from tests.faults.simulated import lines, play, scenario, survive
-from tests.test_tools_audit_simulated import Recorded, journal
+from tests.tools.audit.test_simulated import Recorded, journal
 from tools.audit.audit import audit, figures
 from tools.run import Run
+from tools.staleness.simulator.ring import Ring
+from tools.staleness.simulator.scenario import Lengths, Numbers, Scenario, Tail
 
 # 32
 

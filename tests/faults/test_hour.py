@@ -15,10 +15,10 @@ import pytest
 from areal_bus.messages import Role
 from tools.audit.audit import audit, judge
 from tools.audit.findings import Verdict
-from tools.bench import recoveries
-from tools.bench.faults import OF_HEAD, end, job_at
-from tools.bench.recoveries import Survivors, of_role, percentile
-from tools.bench.victims import Job, Killer
+from tools.bench.faults import recovery
+from tools.bench.faults.bench import OF_HEAD, end, job_at
+from tools.bench.faults.recovery import Survivors, of_role, percentile
+from tools.bench.jobs.real_job import Job, Killer
 from tools.run import Run
 
 MINUTES = float(os.environ.get("FAULT_MINUTES", "60"))
@@ -82,7 +82,7 @@ def test_an_hour_of_kills_loses_nothing_and_leaks_nothing(tmp_path: Path) -> Non
     assert not survivors.twice
     judged = judge(audit(Run(job.run)))
     assert not {name: j.why for name, j in judged.items() if j.verdict is Verdict.BROKEN}
-    leased = list(recoveries.lease_recoveries(lines, of_role(killer.blows, Role.GENERATOR)))
+    leased = list(recovery.lease_recoveries(lines, of_role(killer.blows, Role.GENERATOR)))
     kills = Counter(blow.role for blow in killer.blows)
     assert {role: n for role, n in FEWEST.items() if kills[role] < int(n * MINUTES)} == {}, kills
     slowest = percentile(leased, 0.99)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from actors.training import shelf
+from areal_bus.storage import versioned_dirs
 from tests.faults.ring import Blow, History, Line, Ring
 from tools import run as runs
 
@@ -104,9 +104,9 @@ def test_after_all_those_deaths_every_prompt_is_trained_once_and_all_checkpoints
     ring, history = struck.ring, struck.history
     assert history.n_terms == 1 + len(struck.strikes)
     assert set(history.rows().values()) == {1}
-    shelves = shelf.versions(ring.run / "checkpoints")
+    shelves = versioned_dirs.versions(ring.run / "checkpoints")
     assert max(shelves) == STEPS
     for path in shelves.values():
-        shelf.verify(path)
+        versioned_dirs.verify(path)
     assert {path.name for path in (ring.run / "checkpoints").iterdir()} == {path.name for path in shelves.values()}
     assert len(list(runs.Run(ring.run).journals("learner"))) == 1 + len(struck.strikes)

@@ -16,7 +16,7 @@ from typing import NoReturn
 import pytest
 
 from tests.faults.ring import ROOT, Ring
-from tests.test_launch_bootstrap import MPI, MPIRUN
+from tests.launch.test_bootstrap import MPI, MPIRUN
 from tools.audit.findings import Verdict
 
 pytestmark = pytest.mark.soak

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.data.loading import load_rows
-from areal_bus.settings import load
+from areal_bus.config.loader import load
 from tests.faults.ring import CONFIG, Ring
 
 pytestmark = pytest.mark.soak

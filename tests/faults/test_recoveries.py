@@ -3,7 +3,7 @@
 from typing import Any
 
 from areal_bus.messages import Role
-from tools.bench.recoveries import (
+from tools.bench.faults.recovery import (
     Survivors,
     detections,
     lease_recoveries,
@@ -11,7 +11,7 @@ from tools.bench.recoveries import (
     returns,
     score_recoveries,
 )
-from tools.bench.victims import Blow
+from tools.bench.jobs.real_job import Blow
 
 Line = dict[str, Any]
 G0, R0 = Blow(Role.GENERATOR, "generator-0.0", 10.0), Blow(Role.REWARD, "reward-0.0", 10.0)

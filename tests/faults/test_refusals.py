@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from areal_bus import messages as m
-from areal_bus.head import Head
-from areal_bus.journal import Event
-from areal_bus.leasing import Leasing
-from areal_bus.membership import Member
-from areal_bus.pushes import Push, Pushes
-from areal_bus.simulation.ring import Outcome, Ring
-from areal_bus.simulation.scenario import Scenario
-from areal_bus.staleness import StalenessPolicy
+from areal_bus.core.events import Event
+from areal_bus.core.head import Head
+from areal_bus.core.membership import Member
+from areal_bus.core.push_queue import Push, Pushes
+from areal_bus.core.scheduler import Leasing
+from areal_bus.core.staleness import StalenessPolicy
 from tests.faults.ring import Ring as Job
 from tests.faults.simulated import DONE, lines, play, scenario
+from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.scenario import Scenario
 
 SEEDS = range(75)  # of each of the four ways: 300
 EVER = 1e9

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from actors.frontiers import newest_checkpoint
+from actors.head.checkpoint_writer import newest_checkpoint
 from tests.faults.ring import CONFIG, INSIDE, ROOT, History, Ring
-from tools.bench import eta0
+from tools.bench.eta0 import bench as eta0
 from tools.run import Line
 
 STEPS = 8
@@ -75,7 +75,16 @@ def plain_loop(*settings: str) -> dict[int, Line]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{INSIDE}{os.pathsep}{ROOT}"}
     with TemporaryDirectory() as folder:
         out = Path(folder) / "reference"
-        words = [sys.executable, "-m", "actors.reference", str(CONFIG), "--generators", "2", "--out", str(out)]
+        words = [
+            sys.executable,
+            "-m",
+            "actors.offline.synchronous_reference",
+            str(CONFIG),
+            "--generators",
+            "2",
+            "--out",
+            str(out),
+        ]
         done = subprocess.run(
             [*words, *changes], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
         )

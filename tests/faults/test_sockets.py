@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from areal_bus.bus import Bus
-from areal_bus.journal import Event
+from areal_bus.core.events import Event
 from areal_bus.messages import Prompt
-from areal_bus.simulation.scenario import Lengths, Tail
+from areal_bus.transport.bus import Bus
 from tests.faults.proxy import Proxy
 from tests.faults.simulated import lines, scenario, when
 from tests.faults.wired import PACE, WiredRing
+from tools.staleness.simulator.scenario import Lengths, Tail
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATOR = "generator-0.0"
@@ -152,7 +152,7 @@ def test_row_20_a_slow_link_holds_up_its_member_and_nobody_else() -> None:
 
 READER = """
 import sys
-from tests.strangers import OpenBus
+from tests.support.strangers import OpenBus
 head = OpenBus("head", job="job", listen="tcp://127.0.0.1:0", inbox_bytes=1 << 20)
 print(head.endpoint, flush=True)
 sys.stdin.readline()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.context import Context
-from launch.child import environment
+from actors.runtime.context import Context
+from launch.process import environment
 from tests.faults.ring import FOLDER, INSIDE, ROOT, Blow, Ring
 
 pytestmark = pytest.mark.soak
@@ -35,7 +35,7 @@ class Second:
         output = ring.folder / f"second-{incarnation}.txt"
         with output.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "actors.start"],
+                [sys.executable, "-m", "actors.runtime.start"],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,

@@ -1,6 +1,7 @@
 """Rows 27, 28, 30 and 31 of the fault matrix: strangers and thieves at every socket of a real job, over tcp with keys.
 
-Row 29 is in tests/test_wire.py and tests/test_hostile.py, row 40 in tests/test_crowd.py.
+Row 29 is in tests/areal_bus/wire/test_codec.py and tests/areal_bus/transport/test_hostile.py, row 40 in
+tests/areal_bus/transport/test_crowd.py.
 """
 
 import json
@@ -12,13 +13,13 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from areal_bus import wire
-from areal_bus.keys import KeyPair, Keyring, new_pair
 from areal_bus.messages import PROTOCOL, Cancel, Dismiss, Stop
+from areal_bus.transport.curve import KeyPair, Keyring, new_pair
+from areal_bus.wire import codec
+from tests.areal_bus.transport.test_forgers import TRAJECTORY
 from tests.faults.ring import Line, Ring
-from tests.listening import Listener, listeners, of_the_launcher
-from tests.strangers import RAW, canary, dealer, dial, say_raw, word
-from tests.test_forgers import TRAJECTORY
+from tests.support.listening import Listener, listeners, of_the_launcher
+from tests.support.strangers import RAW, canary, dealer, dial, say_raw, word
 
 pytestmark = pytest.mark.soak
 
@@ -73,14 +74,14 @@ def besiege(stack: ExitStack, endpoint: str, ring: Ring) -> None:
     server = {"head-0": guest["keys"]["head-0" if endpoint == guest["head"] else "reward-0"]}
     stranger = Keyring(new_pair(), server)
     as_guest = Keyring(KeyPair(guest["public_key"], guest["secret_key"]), server)
-    message = wire.encode(word(1), job=guest["job"])
+    message = codec.encode(word(1), job=guest["job"])
     for name, keys in ((b"generator-0.0", stranger), (b"generator-0.0", as_guest), (b"learner-0.0", as_guest)):
         stack.enter_context(dealer(endpoint, name + b"/0123456789abcdef", keys)).send(*message)
     speaks_tomorrows = stack.enter_context(dealer(endpoint, b"generator-66.0/0123456789abcdef", as_guest))
     speaks_tomorrows.send(msgpack.packb({"p": PROTOCOL + 1, "something": "new"}))
     forger = stack.enter_context(dealer(endpoint, b"generator-67.0/0123456789abcdef", as_guest))
     for forged in (Stop("forged"), Dismiss("forged"), Cancel(0, 0), TRAJECTORY):  # the last in generator-0.0's name
-        forger.send(*wire.encode(forged, job=guest["job"]))
+        forger.send(*codec.encode(forged, job=guest["job"]))
 
 
 def test_the_besieged_run_is_whole(siege: Siege) -> None:

@@ -4,19 +4,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.context import Pulse
-from actors.delivery import Delivery
 from actors.engines.protocol import Completion, Request
-from actors.generation import Generator
-from actors.presence import Presence
-from actors.receiving import Received
-from actors.sampling import Sampling
+from actors.generator.delivery import Delivery
+from actors.generator.loop import Generator
+from actors.generator.rollout_runner import Sampling
+from actors.generator.weight_updates import Received
+from actors.runtime.context import Pulse
+from actors.runtime.head_session import Presence
 from actors.workflows.protocol import Ask, Episode, Row
 from areal_bus import messages as m
-from areal_bus.config import Config
+from areal_bus.config.sections import Config
 from areal_bus.journal import Journal
-from areal_bus.simulation.scenario import Lengths, Tail
 from tests.faults.simulated import arrived, play, scenario
+from tools.staleness.simulator.scenario import Lengths, Tail
 
 
 def test_row_42_in_the_ring_no_token_is_made_of_what_was_cancelled_before_a_swap() -> None:

@@ -11,11 +11,11 @@ from heapq import heappop
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.bus import Bus
-from areal_bus.simulation.ring import Outcome, Ring
-from areal_bus.simulation.scenario import Scenario
-from areal_bus.simulation.world import HEAD, World
+from areal_bus.transport.bus import Bus
 from tests.faults.proxy import Proxy
+from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.scenario import Scenario
+from tools.staleness.simulator.world import HEAD, World
 
 PACE = 40.0
 JOB = "wired"

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from actors.context import Context
-from actors.engines.builtin import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine
 from actors.engines.protocol import Completion, Engine, Request
-from actors.engines.servers.opening import open_engine
-from actors.engines.simulated_opening import open_simulated
+from actors.engines.servers.connect import open_engine
+from actors.engines.simulated.connect import open_simulated
 from actors.models.loading import empty_model, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
-from areal_bus.config import Config, ScratchConfig
-from areal_bus.lengths import Lengths
+from actors.runtime.context import Context
+from areal_bus.config.sections import Config, ScratchConfig
+from areal_bus.workload import Lengths
 
 ROOT = Path(__file__).resolve().parents[2]
 SGLANG, VLLM = ROOT / ".venv-sglang", ROOT / ".venv-vllm"

@@ -9,7 +9,7 @@ from tools import run, terminal
 from tools.audit import report
 from tools.audit.audit import audit, figures, judge
 from tools.audit.findings import Verdict
-from tools.audit.recomputed import recompute
+from tools.audit.recompute import recompute
 
 MORE = """\
 Reads the journal and config.json, nothing else (with --recompute kept tokens and weights, too). Each invariant of

@@ -4,14 +4,14 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tools.audit import setup, terms
-from tools.audit.evidence import Evidence
+from tools.audit import run_settings as setup
+from tools.audit import terms
+from tools.audit.actor_logs import Evidence, Generator, Learner, Reward
 from tools.audit.findings import Findings, Judgement, Seen
-from tools.audit.head import Head
-from tools.audit.makers import Generator, Learner, Reward
-from tools.audit.prompts import TRAINED, TRAINING
-from tools.audit.reading import File, Handler
-from tools.audit.setup import Setup
+from tools.audit.head_replay import Head
+from tools.audit.journal_reader import File, Handler
+from tools.audit.ledger import TRAINED, TRAINING
+from tools.audit.run_settings import Setup
 from tools.breakdown import Life
 from tools.run import Run
 

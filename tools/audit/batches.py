@@ -3,9 +3,9 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from tools.audit.prompts import Prompt, Prompts
-from tools.audit.reading import File, Line
-from tools.audit.setup import Setup
+from tools.audit.journal_reader import File, Line
+from tools.audit.ledger import Prompt, Prompts
+from tools.audit.run_settings import Setup
 from tools.audit.terms import Terms
 
 

@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from tools.audit.reading import File, Line
-from tools.audit.setup import Setup
+from tools.audit.journal_reader import File, Line
+from tools.audit.run_settings import Setup
 from tools.audit.terms import Beginning
 
 PUSH_SLACK_S = 10.0  # a head that is busy looks at its deadlines late

@@ -2,7 +2,7 @@
 
 import re
 
-from tools.audit.reading import File, Line
+from tools.audit.journal_reader import File, Line
 
 GENERATOR = "generator-"
 _HOLDS = re.compile(r"holds version (\d+)")

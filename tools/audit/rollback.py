@@ -5,7 +5,7 @@ Whatever left between update V and batch V may be on either side of the line; th
 
 from collections.abc import Mapping
 
-from tools.audit.prompts import OPEN, REFUNDED, TRAINED, TRAINING, WORDS, Prompt, Prompts, Sample
+from tools.audit.ledger import OPEN, REFUNDED, TRAINED, TRAINING, WORDS, Prompt, Prompts, Sample
 from tools.audit.terms import Beginning
 
 Lost = tuple[Prompt, Mapping[int, Sample]]  # a prompt, and those of its verdicts that count no more

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.audit.reading import Line, find
+from tools.audit.journal_reader import Line, find
 
 ATTEMPTS = 1000  # leases of term t have the attempts t * ATTEMPTS and up
 

@@ -8,31 +8,25 @@ from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
 from tools import terminal
-from tools.bench import (
-    asynchrony,
-    bound,
-    curves,
-    demo,
-    e2e,
-    eta0,
-    faults,
-    gate,
-    generate,
-    interrupt,
-    loss,
-    pack,
-    padding,
-    push,
-    reward,
-    simulated,
-    smollm2,
-    wire,
-)
-from tools.bench.protocol import Bench
+from tools.bench.e2e import bench as e2e
+from tools.bench.eta0 import bench as eta0
+from tools.bench.faults import bench as faults
+from tools.bench.gate import bench as gate
+from tools.bench.generate import bench as generate
+from tools.bench.harness.protocol import Bench
+from tools.bench.jobs import async_speedup, demo, interrupt, simulator_accuracy, throughput_bound
+from tools.bench.loss import bench as loss
+from tools.bench.pack import bench as pack
+from tools.bench.pack import padding
+from tools.bench.push import bench as push
+from tools.bench.reward import bench as reward
+from tools.bench.scaling import bench as curves
+from tools.bench.smollm2 import bench as smollm2
+from tools.bench.wire import bench as wire
 
 BENCHES: Mapping[str, Bench] = {
-    "async": asynchrony.Asynchrony(),
-    "bound": bound.Bound(),
+    "async": async_speedup.Asynchrony(),
+    "bound": throughput_bound.Bound(),
     "curves": curves.CurvesBench(),
     "demo": demo.Demo(),
     "e2e": e2e.WALL,
@@ -47,7 +41,7 @@ BENCHES: Mapping[str, Bench] = {
     "padding": padding.PaddingBench(),
     "push": push.PushBench(),
     "reward": reward.RewardBench(),
-    "simulate": simulated.SimulateBench(),
+    "simulate": simulator_accuracy.SimulateBench(),
     "smollm2": smollm2.SmolLM2Bench(),
     "wire": wire.WireBench(),
 }

@@ -1,1 +1,4 @@
-"""The ring in virtual time: what a split and an eta give, before they cost anything."""
+"""The planner: throughput of a ring in virtual time, for a split and an eta.
+
+Imports `areal_bus`. Begin with `ring.py`.
+"""

@@ -7,16 +7,42 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from areal_bus import settings
-from areal_bus.capacity import slots
-from areal_bus.config import Config
+from areal_bus.config import loader as settings
+from areal_bus.config.capacity import slots
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import run, terminal
-from tools.simulate.known import Known, known, split_of
-from tools.simulate.measured import Measured, config_of, measure
+from tools.simulate.calibration import Measured, config_of, measure
 from tools.simulate.outcome import Outcome, settled
-from tools.simulate.plan import BALANCE, Pace, Split, as_measured, assumed, schedules, splits
 from tools.simulate.schedule import Schedule
+from tools.simulate.sweep import BALANCE, Pace, Split, as_measured, assumed, schedules, splits
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a run came to, and what was simulated of it."""
+
+    eta: int
+    measured: float  # tokens/s
+    n_updates: int
+    simulated: Outcome
+
+    @property
+    def error(self) -> float:
+        """How much too fast the simulated one is, as a share."""
+        return self.simulated.tokens_per_s / self.measured - 1
+
+
+def known(config: Config, speeds: Measured, seen: Measured, *, eta: int, n_steps: int, seed: int = 0) -> Known:
+    """The run `seen`, of this config but at this eta, played by the speeds and lengths of `speeds`."""
+    ((_, _, schedule),) = schedules(config, as_measured(speeds), [split_of(seen)], [eta])
+    return Known(eta, seen.tokens_per_s, seen.n_updates, settled(schedule, n_steps=n_steps, seed=seed))
+
+
+def split_of(seen: Measured) -> Split:
+    """On one device, too: the speeds of such a run have it in them."""
+    return Split(seen.n_learners, seen.n_generators)
+
 
 ETAS = "0,1,2,4,8"
 REACHES = 0.98  # of the best of its split, in tokens that train

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tools.simulate.play import Play
+from tools.simulate.ring import Play
 from tools.simulate.schedule import Schedule
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from areal_bus.speeds import Speeds
-from areal_bus.staleness import StalenessPolicy
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.workload import Speeds
 
 
 class Law(Protocol):

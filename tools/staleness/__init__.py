@@ -1,1 +1,4 @@
-"""The staleness rules under simulated rings: many seeds, one seed's story, or a table of what the policies cost."""
+"""The staleness rules under simulated rings: many seeds, the story of one, a table of policies.
+
+Imports `areal_bus` and `simulator`. Begin with `soak.py`.
+"""

@@ -1,11 +1,13 @@
-"""`python -m tools.staleness soak | replay SEED | table`: chooses; what each does is its own module's."""
+"""`python -m tools.staleness soak | replay SEED | table`: chooses; `replay` tells the story of one seed."""
 
 import argparse
 from collections.abc import Sequence
 
-from areal_bus.staleness import StalenessPolicy
+from areal_bus.core.staleness import StalenessPolicy
 from tools import terminal
-from tools.staleness import replay, soak, table
+from tools.staleness import policy_table, soak
+from tools.staleness.simulator.scenario import draw
+from tools.staleness.simulator.story import tell
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,8 +33,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "soak":
         return soak.run(n=args.schedules, first=args.first, n_jobs=args.jobs, as_json=args.json)
     if args.command == "replay":
-        return replay.run(args.seed, policy=args.policy, uid=args.prompt)
-    return table.run(n_steps=args.steps, n_seeds=args.seeds)
+        return replay(args.seed, policy=args.policy, uid=args.prompt)
+    return policy_table.run(n_steps=args.steps, n_seeds=args.seeds)
+
+
+def replay(seed: int, *, policy: StalenessPolicy | None, uid: int | None) -> int:
+    """Prints the story. Returns 1 when an invariant does not hold."""
+    scenario = draw(seed, policy)
+    outcome, _ = tell(scenario)
+    about = uid
+    if about is None and outcome.violations:
+        about = outcome.violations[0].uid
+    if about is not None or outcome.violations:
+        print("\n".join(tell(scenario, about)[1]))
+    for violation in outcome.violations:
+        print(violation)
+    end = "no end" if outcome.end is None else f"{outcome.end.sentence} (code {outcome.end.code})"
+    print(
+        f"seed {seed}, policy {scenario.policy}: {end}; {outcome.n_events} events, {outcome.seconds:.0f} virtual "
+        f"seconds, {len(outcome.violations)} violations"
+    )
+    return 1 if outcome.violations else 0
 
 
 if __name__ == "__main__":

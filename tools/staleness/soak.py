@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
+from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
-from areal_bus.simulation.ring import Outcome, Ring
-from areal_bus.simulation.scenario import draw
-from areal_bus.simulation.schedules import outcomes
-from areal_bus.staleness import StalenessPolicy
+from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.scenario import draw
+from tools.staleness.simulator.story import outcomes
 
 CHUNK = 2000  # schedules between two lines of a process
 SHOWN = 20  # violations printed

@@ -1,1 +1,4 @@
-"""Inference servers of others behind our engine protocol: one engine over HTTP, one module for each kind of server."""
+"""Inference servers of others (SGLang, vLLM) over HTTP, behind the engine protocol.
+
+Imports `engines/builtin/limits`, `models`, `runtime` and `areal_bus`. Begin with `engine.py`; one module a server.
+"""

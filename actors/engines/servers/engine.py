@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from actors.engines.protocol import Completion, Done, Request
-from actors.engines.servers.link import Ended, Link, Said
+from actors.engines.servers.http_client import Ended, Link, Said
+from actors.engines.servers.model_spec import Shape
 from actors.engines.servers.protocol import News, Server
-from actors.engines.servers.sample import Sample, begun, versions
-from actors.engines.servers.shape import Shape
+from actors.engines.servers.request import Sample, begun, versions
 from areal_bus.errors import EngineError, EngineLost
 from areal_bus.messages import Finish
 

@@ -1,14 +1,28 @@
-"""SGLang as a `Server`: its routes, bodies and events. Tried with 0.5.23; docs/engines.md says where."""
+"""SGLang: its command line, its HTTP routes, and how its server is started or attached."""
 
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.engines.servers.link import Link, Refused, done
-from actors.engines.servers.process import ServerProcess
-from actors.engines.servers.protocol import News, Piece
-from actors.engines.servers.relay import Relay
-from actors.engines.servers.sglang_probe import ABORT, BEGIN, END, JOIN, PAUSE, RESUME, UPDATE, Abilities
+from actors.engines.servers.http_client import Link, Refused, done
+from actors.engines.servers.protocol import LOOPBACK, Kind, Met, News, Piece, Server, longest, seed
+from actors.engines.servers.server_process import ServerProcess
+from actors.engines.servers.sglang_probe import (
+    ABORT,
+    BEGIN,
+    END,
+    JOIN,
+    OLDEST,
+    PAUSE,
+    RESUME,
+    ROOM,
+    UPDATE,
+    Abilities,
+    probe,
+)
+from actors.engines.servers.weight_broadcast import Relay
+from actors.runtime.context import Context
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost
 from areal_bus.messages import Finish
 
@@ -230,3 +244,84 @@ def split(tensors: Mapping[str, Any], n_bytes: int) -> list[list[str]]:
         parts[-1].append(name)
         room -= tensor.nbytes
     return parts
+
+
+STREAM = 16  # tokens in an event: what is not yet sent when a generator dies is lost
+SPARE = 2  # times the tokens of all slots, on CPU: room for what they share
+
+
+def command(context: Context, config: Config, *, most_tokens: int, port: int) -> list[str]:
+    """What follows the interpreter: our words, then the user's, which win."""
+    rollout = config.rollout
+    words: Sequence[object] = [
+        "-m", "sglang.launch_server",
+        "--model-path", context.model_folder,
+        "--host", "127.0.0.1",
+        "--port", port,
+        "--load-format", "dummy",  # all weights come by push
+        "--dtype", config.model.dtype,
+        "--tp-size", config.topology.tensor_parallel,
+        "--context-length", most_tokens + ROOM,
+        "--max-running-requests", rollout.max_concurrent_rollouts,
+        "--random-seed", seed(config.run.seed, context),
+        "--skip-tokenizer-init",
+        "--skip-server-warmup",
+        "--incremental-streaming-output",
+        "--stream-interval", STREAM,
+    ]  # fmt: skip
+    if rollout.on_update == "keep":
+        words = [*words, "--disable-radix-cache", "--disable-overlap-schedule"]
+    if context.device == "cpu":
+        most = longest(config, most_tokens) + ROOM
+        words = [
+            *words,
+            "--device", "cpu",
+            "--attention-backend", "torch_native",
+            "--grammar-backend", "none",
+            "--disable-overlap-schedule",
+            "--max-total-tokens", max(SPARE * most * rollout.max_concurrent_rollouts, most_tokens + ROOM),
+        ]  # fmt: skip
+    return [*map(str, words), *config.engine.arguments]
+
+
+def environment(context: Context) -> dict[str, str]:
+    """What the server needs to know besides."""
+    more = {
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
+        "GLOO_SOCKET_IFNAME": LOOPBACK[1],
+        "NCCL_SOCKET_IFNAME": LOOPBACK[1],
+    }
+    return more | {"SGLANG_USE_CPU_ENGINE": "1"} if context.device == "cpu" else more
+
+
+def meet(met: Met) -> Server:
+    """The server, joined to a group of its own. Raises ConfigError for one that cannot serve the run, EngineLost."""
+    config, call_s = met.config, met.config.engine.call_timeout_s
+    keep = config.rollout.on_update == "keep"
+    names = met.shape.parameters if met.process is None else None
+    abilities = probe(
+        met.link, architecture=met.architecture, names=names, keep=keep, longest=met.longest, timeout_s=call_s
+    )
+    return SGLang(
+        met.link,
+        Relay(address=met.address, interface=met.interface),
+        abilities,
+        group=met.name,
+        stop_ids=sorted(met.stop_ids),
+        bucket_bytes=config.weights.bucket_mib << 20,
+        call_timeout_s=call_s,
+        load_timeout_s=config.weights.timeout_s,
+        is_known=met.is_known,
+        process=met.process,
+    )
+
+
+SGLANG = Kind(
+    packages=("sglang",),
+    oldest=OLDEST,
+    ready="/model_info",
+    command=command,
+    environment=environment,
+    meet=meet,
+)

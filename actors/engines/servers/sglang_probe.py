@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from actors.engines.servers.kinds import number
-from actors.engines.servers.link import Link, Refused
-from actors.engines.servers.shape import check_names
+from actors.engines.servers.http_client import Link, Refused
+from actors.engines.servers.model_spec import check_names
+from actors.engines.servers.protocol import number
 from areal_bus.errors import ConfigError, EngineLost
 
 ROOM = 8  # positions beyond the longest sample: SGLang ends a completion a few tokens before its limit

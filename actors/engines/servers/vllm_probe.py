@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from actors.engines.servers.kinds import number
-from actors.engines.servers.link import Link, Refused
-from actors.engines.servers.shape import check_names
+from actors.engines.servers.http_client import Link, Refused
+from actors.engines.servers.model_spec import check_names
+from actors.engines.servers.protocol import number
 from areal_bus.errors import ConfigError
 
 OLDEST = (0, 32)  # that was tried

@@ -193,6 +193,11 @@ def landing(module: Any) -> None:
     after(module.Landing, "finish", "receive-landed")
 
 
+def receiver(module: Any) -> None:
+    member(module)
+    landing(module)
+
+
 def generation(module: Any) -> None:
     """A message to a generator is lost ("drop")."""
     before(module.Generator, "_swap", "swap")
@@ -240,21 +245,20 @@ def decisions(module: Any) -> None:
 
 
 WRAPPED: dict[str, Callable[[Any], None]] = {
-    "actors.context": context,
-    "actors.training.rollout": rollout,
-    "actors.training.actor": actor,
-    "actors.learner": learner,
-    "actors.training.keeping": keeping,
-    "actors.training.shelf": shelf,
-    "areal_bus.weights": weights,
-    "areal_bus.member": member,
-    "areal_bus.landing": landing,
-    "actors.generation": generation,
-    "actors.delivery": delivery,
-    "actors.engines.builtin": builtin,
-    "actors.frontiers": frontiers,
-    "actors.head": head,
-    "areal_bus.head": decisions,
+    "actors.runtime.context": context,
+    "actors.learner.rollout": rollout,
+    "actors.learner.ppo": actor,
+    "actors.learner.actor": learner,
+    "actors.learner.checkpoint_manager": keeping,
+    "areal_bus.storage.versioned_dirs": shelf,
+    "areal_bus.weights.sender": weights,
+    "areal_bus.weights.receiver": receiver,
+    "actors.generator.loop": generation,
+    "actors.generator.delivery": delivery,
+    "actors.engines.builtin.engine": builtin,
+    "actors.head.checkpoint_writer": frontiers,
+    "actors.head.shell": head,
+    "areal_bus.core.head": decisions,
 }
 
 

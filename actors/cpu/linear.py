@@ -1,0 +1,61 @@
+"""A model's linear layers, forward and backward by oneDNN where that is faster; knows no model.
+
+See `actors.models.matmul`: the same products, in another order of sums. Shapes: N rows, E in, F out.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from actors.cpu.layer_kernels import found
+from actors.cpu.layer_ops_torch import Between, Plain
+from actors.models.matmul import is_taken, multiplied, product
+
+_PLAIN = Plain()
+
+
+class Linear(nn.Linear):
+    """What nn.Linear is; float32 on a CPU goes another way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if not (is_taken(weight) and x.dtype is torch.float32) or torch.is_autocast_enabled("cpu"):
+            return F.linear(x, weight, self.bias)
+        out_NF = _Product.apply(x.reshape(-1, x.shape[-1]), weight, self.bias)  # type: ignore[no-untyped-call]
+        return out_NF.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
+
+
+class _Product(torch.autograd.Function):
+    """x weight^T + bias, and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NE: Tensor, weight_FE: Tensor, bias_F: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x_NE, weight_FE)
+        return product(x_NE, weight_FE, bias_F)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x_NE, weight_FE = ctx.saved_tensors
+        slope_NF = gradients[0]
+        by_x, by_weight, by_bias = ctx.needs_input_grad
+        return (
+            product(slope_NF, weight_FE.t()) if by_x else None,
+            outer(found(slope_NF, x_NE) or _PLAIN, slope_NF, x_NE) if by_weight else None,
+            slope_NF.sum(0) if by_bias else None,
+        )
+
+
+def outer(between: Between, slope_NF: Tensor, x_NE: Tensor) -> Tensor:
+    """(F, E): slope^T x. The narrower is transposed, and oneDNN is faster with the longer side first."""
+    if slope_NF.shape[1] > x_NE.shape[1]:
+        return between.transposed(multiplied(between.transposed(x_NE), slope_NF.t()))
+    return multiplied(between.transposed(slope_NF), x_NE.t())
+
+
+def replace(model: nn.Module) -> None:
+    """All plain linear layers of a model become these, with the parameters that they have."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Linear

@@ -1,0 +1,221 @@
+"""Llama decoder layers by fused operations, forward and backward, and the check that decides where a model uses them.
+
+It computes what transformers' layer computes over a packed row, in another order of sums, for one learner in float32 on
+a CPU. The scales of both norms are multiplied into the weights behind them. What is between the products is done by C
+kernels or by torch (see `between`). Knows no tokens and no loss.
+
+Shapes: S tokens of the row, C channels of it, H query heads, K key heads, D head width, A = (H + 2 K) D, X = H D,
+G gates.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers.activations import SiLUActivation
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from actors.cpu import fused_mlp_qkv
+from actors.cpu.fused_mlp_qkv import Angles
+from actors.cpu.layer_kernels import found
+from actors.cpu.layer_ops import Rows, Way
+from actors.cpu.layer_ops_torch import Heads, Plain, seen, seen_back
+from actors.cpu.rmsnorm import Norm
+from actors.models.packed_attention import Packing
+
+_PLAIN = Plain()
+
+
+class Layer(GradientCheckpointingLayer):
+    """What a decoder layer becomes: it keeps its modules and parameters."""
+
+    plain: Any  # the class that it was of
+    self_attn: Any
+    mlp: Any
+    input_layernorm: Any
+    post_attention_layernorm: Any
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *others: Any,
+        position_embeddings: tuple[Tensor, Tensor],
+        packing: Packing | None = None,
+        **more: Any,
+    ) -> Tensor:
+        """(1, S, C) -> (1, S, C); what is no packed row goes the plain way."""
+        if packing is None:
+            out: Tensor = self.plain.forward(
+                self, hidden_states, *others, position_embeddings=position_embeddings, **more
+            )
+            return out
+        attention, mlp = self.self_attn, self.mlp
+        h_SC = hidden_states.flatten(0, 1)  # as a view, whose gradient is one: that of [0] would be filled and copied
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        heads = Heads(
+            attention.q_proj.out_features // attention.head_dim,
+            attention.k_proj.out_features // attention.head_dim,
+            attention.head_dim,
+            attention.scaling,
+        )
+        qkv_SA = _Projected.apply(  # type: ignore[no-untyped-call]
+            h_SC, *(part[0] for part in position_embeddings), heads, self.input_layernorm.variance_epsilon,
+            self.input_layernorm.weight, *(part.weight for part in parts), *(part.bias for part in parts),
+        )  # fmt: skip
+        seen_SX = _Seen.apply(qkv_SA, packing, heads)  # type: ignore[no-untyped-call]
+        out_SC = _Fed.apply(  # type: ignore[no-untyped-call]
+            h_SC, seen_SX, self.post_attention_layernorm.variance_epsilon, self.post_attention_layernorm.weight,
+            attention.o_proj.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight,
+        )  # fmt: skip
+        return out_SC.unsqueeze(0)  # type: ignore[no-any-return]
+
+
+def _way(n_bytes: int, *tensors: Tensor) -> Way:
+    """How rows are computed, by the bytes of the largest weight."""
+    return fused_mlp_qkv if fused_mlp_qkv.applies(*tensors, n_bytes=n_bytes) else Rows(found(*tensors) or _PLAIN)
+
+
+class _Projected(torch.autograd.Function):
+    """Norm, product with the weights of queries, keys and values, rotation: (S, C) -> (S, A)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_SC: Tensor, cos_SD: Tensor, sin_SD: Tensor, heads: Heads, epsilon: float, scale_C: Tensor,
+        *parts: Any,
+    ) -> Tensor:  # fmt: skip
+        weights, biases = parts[:3], parts[3:]
+        weight_AC, bias_A = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
+        ctx.way = _way(weight_AC.nbytes, x_SC, cos_SD, sin_SD)
+        ctx.n_turned, ctx.has_bias = heads.n_turned, bias_A is not None
+        angles = Angles(cos_SD, sin_SD, heads.n_turned)
+        qkv_SA, normed_SC, rate_S1 = ctx.way.projected(x_SC, weight_AC, scale_C, bias_A, angles, epsilon)
+        ctx.save_for_backward(normed_SC, rate_S1, cos_SD, sin_SD, scale_C, *weights)
+        out_SA: Tensor = qkv_SA
+        return out_SA
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_SA: Tensor) -> tuple[Tensor | None, ...]:
+        """The slope's memory is `_Seen`'s own and is turned in place: once only."""
+        normed_SC, rate_S1, cos_SD, sin_SD, scale_C, *weights = ctx.saved_tensors
+        angles = Angles(cos_SD, sin_SD, ctx.n_turned)
+        by_x_SC, by_weight_AC, by_scale_C, by_bias_A = ctx.way.projected_back(
+            slope_SA, normed_SC, rate_S1, torch.cat(weights), scale_C, angles, has_bias=ctx.has_bias
+        )
+        sizes = [len(weight) for weight in weights]
+        by_biases = (None, None, None) if by_bias_A is None else torch.split(by_bias_A, sizes)
+        return by_x_SC, None, None, None, None, by_scale_C, *torch.split(by_weight_AC, sizes), *by_biases
+
+
+class _Seen(torch.autograd.Function):
+    """Causal attention of each sequence to itself: (S, A) -> (S, X)."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv_SA: Tensor, packing: Packing, heads: Heads) -> Tensor:
+        kernels = None if packing.sequences is None else found(qkv_SA)
+        ctx.packing, ctx.heads = packing, heads
+        if kernels is None or packing.sequences is None or not kernels.attends:
+            ctx.kernels = None
+            seen_SX, kept = seen(qkv_SA, packing, heads)
+            ctx.save_for_backward(*kept)
+            return seen_SX
+        seen_SX, total_SH = kernels.attention(
+            qkv_SA, packing.sequences, n_query=heads.n_query, n_key=heads.n_key, scale=heads.scale
+        )
+        ctx.kernels = kernels
+        ctx.save_for_backward(qkv_SA, seen_SX, total_SH)
+        return seen_SX
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_SX: Tensor) -> tuple[Tensor, None, None]:
+        packing, heads, kernels = ctx.packing, ctx.heads, ctx.kernels
+        if kernels is None:
+            return seen_back(slope_SX, ctx.saved_tensors, packing, heads), None, None
+        by_qkv_SA = kernels.attention_back(
+            slope_SX.contiguous(), *ctx.saved_tensors, packing.sequences, n_key=heads.n_key, scale=heads.scale
+        )
+        return by_qkv_SA, None, None
+
+
+class _Fed(torch.autograd.Function):
+    """What attention saw, projected and added to the row, and the feed-forward of that: (S, C), (S, X) -> (S, C)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_SC: Tensor, seen_SX: Tensor, epsilon: float, scale_C: Tensor, out_CX: Tensor, gate_GC: Tensor,
+        up_GC: Tensor, down_CG: Tensor,
+    ) -> Tensor:  # fmt: skip
+        gate_up_G2C = torch.cat([gate_GC, up_GC])
+        ctx.way = _way(gate_up_G2C.nbytes, x_SC, seen_SX)
+        out_SC: Tensor
+        out_SC, kept = ctx.way.fed(x_SC, seen_SX, epsilon, scale_C, out_CX, gate_up_G2C, down_CG)
+        ctx.save_for_backward(seen_SX, *kept, scale_C, out_CX, gate_GC, up_GC, down_CG)
+        return out_SC
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_SC: Tensor) -> tuple[Tensor | None, ...]:
+        """What is saved of gates is used up: once only."""
+        seen_SX, normed_SC, rate_S1, both_SG2, scale_C, out_CX, gate_GC, up_GC, down_CG = ctx.saved_tensors
+        by_x_SC, by_seen_SX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG = ctx.way.fed_back(
+            slope_SC.contiguous(), seen_SX, (normed_SC, rate_S1, both_SG2), scale_C, out_CX,
+            torch.cat([gate_GC, up_GC]), down_CG,
+        )  # fmt: skip
+        by_gate_GC, by_up_GC = by_gate_up_G2C.chunk(2)
+        return by_x_SC, by_seen_SX, None, by_scale_C, by_out_CX, by_gate_GC, by_up_GC, by_down_CG
+
+
+NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm"}
+LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
+TOLERANCE = 1e-4  # of the largest gradient of each parameter
+TINY = 1e-6  # a gradient below is rounding
+
+
+def applies(model: Any) -> bool:
+    """Whether all decoder layers of a model are such as these."""
+    layers = _layers(model)
+    return bool(layers) and all(
+        layer.mlp.act_fn.__class__ in (nn.SiLU, SiLUActivation)
+        and layer.self_attn.o_proj.bias is None
+        and layer.mlp.down_proj.bias is None
+        and layer.mlp.gate_proj.bias is None
+        for layer in layers
+    )
+
+
+def disagreement(model: Any, loss: Callable[[], Tensor]) -> str | None:
+    """Put these layers in the place of a model's own; why not, where loss or gradients differ, and they are not."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    plain = loss()
+    plain.backward()  # type: ignore[no-untyped-call]
+    largest = [_most(parameter.grad) for parameter in parameters]
+    parts = [(layer, Layer) for layer in _layers(model)] + [(norm, Norm) for norm in _last_norms(model)]
+    for part, fused in parts:
+        part.plain, part.__class__ = part.__class__, fused
+    other = loss()
+    (-other).backward()  # type: ignore[no-untyped-call]
+    gaps = [_most(parameter.grad) / max(most, TINY) for parameter, most in zip(parameters, largest, strict=True)]
+    model.zero_grad(set_to_none=True)
+    gaps.append(abs(plain.item() - other.item()) / max(abs(plain.item()), 1.0))
+    gap = math.nan if any(map(math.isnan, gaps)) else max(gaps)
+    if gap <= TOLERANCE:
+        return None
+    for part, _ in parts:
+        part.__class__ = part.plain
+    return f"loss or gradients differ by {gap:.1e} of the largest, more than {TOLERANCE:g}"  # NaN differs, too
+
+
+def _layers(model: Any) -> list[Any]:
+    return [module for module in model.modules() if type(module).__name__ in LAYERS]
+
+
+def _last_norms(model: Any) -> list[Any]:
+    return [module for module in model.base_model.children() if type(module).__name__ in NORMS]
+
+
+def _most(gradient: Tensor | None) -> float:
+    return 0.0 if gradient is None else float(gradient.abs().max())

@@ -1,0 +1,51 @@
+"""The norm behind the last decoder layer of the Llama family, forward and backward written down; knows no layer.
+
+It computes what transformers' norm does, in one or two passes over a row each way. Shapes: S tokens, C channels.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from actors.cpu.layer_kernels import found
+from actors.cpu.layer_ops_torch import Between, Plain
+
+_PLAIN = Plain()
+
+
+class Norm(nn.Module):
+    """What a norm becomes: it keeps its parameter."""
+
+    plain: Any  # the class that it was of
+    weight: Tensor
+    variance_epsilon: float
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(.., C) -> (.., C)"""
+        x_SC = hidden_states.reshape(-1, hidden_states.shape[-1])
+        out_SC = _Normed.apply(x_SC, self.variance_epsilon, self.weight)  # type: ignore[no-untyped-call]
+        return out_SC.view(hidden_states.shape)  # type: ignore[no-any-return]
+
+
+class _Normed(torch.autograd.Function):
+    """Over the root mean square, times the scale: (S, C) -> (S, C)."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SC: Tensor, epsilon: float, scale_C: Tensor) -> Tensor:
+        between = ctx.between = found(x_SC) or _PLAIN
+        normed_SC, rate_S1 = between.norm(x_SC, epsilon)
+        ctx.save_for_backward(normed_SC, rate_S1, scale_C)
+        return normed_SC * scale_C
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_SC: Tensor) -> tuple[Tensor, None, Tensor]:
+        """A copy of the slope becomes that by what was normed: the slope's own memory may be another's, too."""
+        normed_SC, rate_S1, scale_C = ctx.saved_tensors
+        between: Between = ctx.between
+        by_x_SC = slope_SC.clone(memory_format=torch.contiguous_format)
+        by_scale_C = between.scale_back(by_x_SC, normed_SC, scale_C)
+        by_x_SC = between.norm_back(by_x_SC, normed_SC, rate_S1)
+        return by_x_SC, None, by_scale_C

@@ -1,0 +1,243 @@
+"""The HTTP side: listens on loopback, knows requests by their key, and waits for the loop's answers; knows no tokens.
+
+Whoever has no key of an open conversation learns nothing but that. A thread for each connection, of which there are so
+many at most; bodies have a limit, and a client that is silent for long is let go.
+"""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from loguru import logger
+
+from actors.endpoint.openai_api import (
+    Refused,
+    Sampled,
+    as_bytes,
+    as_event,
+    chunks,
+    completion,
+    error,
+    models,
+    read_call,
+)
+from actors.endpoint.sessions import Pending, Session, Sessions
+
+BODY_BYTES = 2 << 20  # with what is rendered of it, far below what one message of the bus may hold
+THROWN_BYTES = 256 << 20  # of a longer body that are read, so that its client hears why it was refused
+SILENT_S = 30.0  # a connection without a whole request for so long is closed
+STOP_S = 0.1  # how often the server looks whether it is to stop
+LOOK_S = 0.5  # how often a waiting request looks whether its client is still there
+RETRIES = "x-stainless-retry-count"  # of OpenAI's own clients: they had no answer so often
+CHAT, MODELS = "/v1/chat/completions", "/v1/models"
+
+
+class Server:
+    """Serves until it is closed, in threads of its own."""
+
+    def __init__(self, sessions: Sessions, *, model: str, n_connections: int) -> None:
+        self._http = HttpServer(sessions, model, n_connections)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(STOP_S,), name="endpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_port}/v1"
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+
+class HttpServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, sessions: Sessions, model: str, n_connections: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.sessions, self.model = sessions, model
+        self._free = threading.BoundedSemaphore(n_connections)
+        self.idle: dict[socket.socket, float] = {}  # connections without a whole request, and since when
+
+    def service_actions(self) -> None:
+        """Now and then: whoever sends bit by bit is let go, too."""
+        for connection, since in list(self.idle.items()):
+            if time.monotonic() - since > SILENT_S:
+                with contextlib.suppress(OSError):  # it has ended already
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # the system has no thread for it
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("the endpoint lost a connection of {}", client_address, exc_info=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "areal-bus"
+    sys_version = ""
+    timeout = SILENT_S
+    disable_nagle_algorithm = True  # else an answer waits 40 ms for the client's word on its head
+    wbufsize = -1  # head and body leave together
+    server: HttpServer
+    _has_left = False  # nobody writes the answer that was waited for
+    _held: Session | None = None  # whose requests the connection carries
+
+    def setup(self) -> None:
+        super().setup()
+        self._is_idle()
+
+    def handle_expect_100(self) -> bool:
+        """Its client waits for this word."""
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
+    def _is_idle(self) -> None:
+        self.server.idle[self.connection] = time.monotonic()
+
+    def _has_asked(self) -> None:
+        self.server.idle.pop(self.connection, None)
+
+    def do_GET(self) -> None:
+        self._serve(self._get)
+
+    def do_POST(self) -> None:
+        self._serve(self._post)
+
+    def _serve(self, act: Any) -> None:
+        """Refusals are answers, too. A body that was not read ends the connection."""
+        try:
+            act(self._session())
+        except Refused as refused:
+            self.close_connection = True
+            self._send(error(str(refused), status=refused.status, code=refused.code), status=refused.status)
+        except OSError:
+            self.close_connection = True  # the client is gone
+        finally:
+            self._is_idle()
+
+    def _session(self) -> Session:
+        """The conversation that the key names. Raises Refused."""
+        kind, _, key = self.headers.get("Authorization", "").partition(" ")
+        session = self.server.sessions.find(key.strip()) if kind.lower() == "bearer" else None
+        if session is None:
+            raise Refused("a request carries the API key of an open conversation", status=401, code="invalid_api_key")
+        if session is not self._held:
+            self._let_go()
+            self._held = session
+            session.hold(self.connection)
+        return session
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._held.let_go(self.connection)
+            self._held = None
+
+    def finish(self) -> None:
+        self._has_asked()
+        self._let_go()
+        super().finish()
+
+    def _get(self, session: Session) -> None:
+        if self.path.partition("?")[0] != MODELS:
+            raise Refused(f"there is {MODELS} to get, and {CHAT} to post to", status=404, code="not_found")
+        self._send(models(self.server.model))
+
+    def _post(self, session: Session) -> None:
+        if self.path.partition("?")[0] != CHAT:
+            raise Refused(f"there is {CHAT} to post to, and {MODELS} to get", status=404, code="not_found")
+        body = self._body()
+        self._has_asked()
+        call = read_call(body)
+        self._has_left = False
+        says_again = self.headers.get(RETRIES, "0") != "0"
+        pending = session.call(call, self._client_is_gone, says_again=says_again)
+        try:
+            while not pending.wait(LOOK_S):
+                self._check_client()
+            sampled = pending.result()
+            self._check_client()
+            self._answer(session, pending, sampled)
+            pending.is_heard = True
+        finally:
+            self._has_left = not pending.is_heard
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit():
+            raise Refused("a request says the length of its body", status=411, code="length_required")
+        if len(length) > 12 or int(length) > BODY_BYTES:
+            self._throw_away(min(int(length[:12]), THROWN_BYTES))
+            raise Refused(f"a body has at most {BODY_BYTES} bytes: this one has {length[:12]}", status=413)
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            raise ConnectionError("the body ended early")
+        return body
+
+    def _throw_away(self, n_bytes: int) -> None:
+        """Who is still sending does not hear an answer."""
+        while n_bytes > 0 and (piece := self.rfile.read(min(n_bytes, 1 << 16))):
+            n_bytes -= len(piece)
+
+    def _check_client(self) -> None:
+        if self._client_is_gone():
+            raise ConnectionError("the client did not wait for its answer")
+
+    def _client_is_gone(self) -> bool:
+        """Asked from other threads, too."""
+        try:
+            poll = select.poll()
+            poll.register(self.connection, select.POLLIN)
+            return self._has_left or (bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK))
+        except (OSError, ValueError):
+            return True
+
+    def _answer(self, session: Session, pending: Pending, sampled: Sampled) -> None:
+        id, call, model = f"chatcmpl-{session.number}-{pending.number}", pending.call, self.server.model
+        if not call.stream:
+            self._send(completion(call, sampled, id=id, model=model))
+            return
+        events = [as_event(chunk) for chunk in chunks(call, sampled, id=id, model=model)]
+        self._write(b"".join([*events, b"data: [DONE]\n\n"]), "text/event-stream", 200)
+
+    def _send(self, record: dict[str, Any], *, status: int = 200) -> None:
+        self._write(as_bytes(record), "application/json", status)
+
+    def _write(self, body: bytes, kind: str, status: int) -> None:
+        with contextlib.suppress(OSError) if status != 200 else contextlib.nullcontext():
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            if self.close_connection:
+                self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+            self.wfile.flush()
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        if code != 200:
+            super().log_request(code, size)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug("endpoint: {}", format % args)

@@ -1,0 +1,315 @@
+"""The OpenAI chat-completions API: reads requests, writes responses and events, parses tool calls.
+
+What a field asks for is done or refused with a sentence, never passed over: a field is known here, or it is refused.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]  # role, content, and where they are there name, tool_calls, tool_call_id
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MESSAGE_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
+LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # they change no answer anywhere
+ASKED = {
+    "model",  # there is one; an agent's code may have the name of another built in
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "tools",
+}
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # what these may be: asking for nothing that is not done anyhow
+    "n": (1,),
+    "stop": ([],),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto",),
+    "parallel_tool_calls": (True,),
+    "modalities": (["text"],),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+
+
+class Refused(Exception):
+    """A request that cannot be kept; the text says why. What it asked for changes nothing."""
+
+    def __init__(self, sentence: str, *, status: int = 400, code: str = "invalid_request") -> None:
+        super().__init__(sentence)
+        self.status, self.code = status, code
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request for a completion of a conversation."""
+
+    messages: tuple[Message, ...]
+    body: bytes  # as it came: the same one again is a client that did not hear the answer
+    tools: tuple[dict[str, Any], ...] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool = False
+    stream_usage: bool = False  # a last chunk says the usage
+    logprobs: bool = False
+
+
+def read_call(body: bytes) -> Call:
+    """The call that a body asks for. Raises Refused."""
+    fields = {name: value for name, value in read_object(body).items() if value is not None}  # null is "not set"
+    for name, value in fields.items():
+        if name not in ASKED and name not in LABELS and value not in NEUTRAL.get(name, ()):
+            raise Refused(f"{name} = {shown(value)} cannot be honoured here: leave it out")
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Refused("messages must be a list of one message or more")
+    options = fields.get("stream_options", {})
+    if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
+        raise Refused(f"stream_options may hold include_usage only: it is {shown(options)}")
+    return Call(
+        messages=tuple(read_message(message, at) for at, message in enumerate(messages)),
+        body=body,
+        tools=read_tools(fields.get("tools", [])),
+        max_tokens=read_max_tokens(fields),
+        temperature=read_number(fields, "temperature"),
+        top_p=read_number(fields, "top_p"),
+        stream=read_flag(fields, "stream"),
+        stream_usage=bool(options.get("include_usage")),
+        logprobs=read_flag(fields, "logprobs"),
+    )
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body, all text of which can be written again as UTF-8. Raises Refused."""
+    try:
+        record = json.loads(body, parse_constant=refuse_constant)
+        json.dumps(record, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the body must be JSON: {str(error)[:200]}") from None
+    if not isinstance(record, dict):
+        raise Refused(f"the body must be one JSON object: it is a {type(record).__name__}")
+    return record
+
+
+def refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def read_message(message: Any, at: int) -> Message:
+    """As the chat template gets it: content is text, empty fields are gone. Raises Refused."""
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise Refused(f"messages[{at}] must be an object with a role, one of {', '.join(ROLES)}")
+    set_fields = {name: value for name, value in message.items() if value not in (None, [], {})}
+    unknown = sorted(set_fields.keys() - MESSAGE_FIELDS)
+    if unknown:
+        raise Refused(f"messages[{at}].{unknown[0]} cannot be honoured here: leave it out")
+    role = "system" if message["role"] == "developer" else message["role"]
+    read: Message = {"role": role, "content": read_content(message.get("content"), at)}
+    for name in ("name", "tool_call_id"):
+        if name in set_fields:
+            read[name] = read_text(set_fields[name], f"messages[{at}].{name}")
+    if "tool_calls" in set_fields:
+        read["tool_calls"] = [read_tool_call(call, at) for call in as_list(set_fields["tool_calls"], at)]
+    return read
+
+
+def read_content(content: Any, at: int) -> str:
+    """Text, or the texts of all parts one after the other."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in as_list(content, at):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise Refused(f"messages[{at}].content must be text, or parts of the type text")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def read_tool_call(call: Any, at: int) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise Refused(f"messages[{at}].tool_calls must be calls of functions")
+    name, arguments = function.get("name"), function.get("arguments")
+    return {
+        "id": read_text(call.get("id"), f"messages[{at}].tool_calls[].id"),
+        "type": "function",
+        "function": {
+            "name": read_text(name, f"messages[{at}].tool_calls[].function.name"),
+            "arguments": read_text(arguments, f"messages[{at}].tool_calls[].function.arguments"),
+        },
+    }
+
+
+def read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(tools, list):
+        raise Refused("tools must be a list")
+    for at, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if (
+            not isinstance(function, dict)
+            or tool.get("type") != "function"
+            or not isinstance(function.get("name"), str)
+        ):
+            raise Refused(f"tools[{at}] must be a function with a name")
+    return tuple(tools)
+
+
+def read_max_tokens(fields: Mapping[str, Any]) -> int | None:
+    """The smaller of the two names' values."""
+    given = [fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields]
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in given):
+        raise Refused(f"max_tokens must be a whole number of at least 1: it is {shown(given[0])}")
+    return min(given, default=None)
+
+
+def read_number(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e9 < value < 1e9:
+        raise Refused(f"{name} must be a number: it is {shown(value)}")
+    return float(value)
+
+
+def read_flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise Refused(f"{name} must be true or false: it is {shown(value)}")
+    return value
+
+
+def read_text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise Refused(f"{where} must be text: it is {shown(value)}")
+    return value
+
+
+def as_list(value: Any, at: int) -> list[Any]:
+    if not isinstance(value, list):
+        raise Refused(f"messages[{at}] must hold text or lists: it has {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value for people, cut."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One completion as its agent gets it."""
+
+    message: Message  # role, content, tool_calls where there are some
+    finish: str  # "stop", "length" or "tool_calls"
+    n_prompt: int  # tokens
+    tokens: list[str]  # each sampled one's text
+    logps: list[float]
+    version: int  # newest that sampled
+
+
+def completion(call: Call, sampled: Sampled, *, id: str, model: str) -> dict[str, Any]:
+    """The whole answer."""
+    message = {"role": "assistant", "refusal": None, **sampled.message, "content": sampled.message["content"] or None}
+    if not message.get("tool_calls"):
+        message["content"] = sampled.message["content"]
+    choice = {"index": 0, "message": message, "finish_reason": sampled.finish, "logprobs": logprobs(call, sampled)}
+    return head(sampled, "chat.completion", id, model) | {"choices": [choice], "usage": usage(sampled)}
+
+
+def chunks(call: Call, sampled: Sampled, *, id: str, model: str) -> Iterator[dict[str, Any]]:
+    """The answer as a stream: all of the message in one piece, for it is there as a whole."""
+    start = head(sampled, "chat.completion.chunk", id, model)
+    calls = [{"index": at, **call} for at, call in enumerate(sampled.message.get("tool_calls", []))]
+    delta = {"role": "assistant", "content": sampled.message["content"], **({"tool_calls": calls} if calls else {})}
+    piece = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": logprobs(call, sampled)}
+    end = {"index": 0, "delta": {}, "finish_reason": sampled.finish, "logprobs": None}
+    yield start | {"choices": [piece]}
+    yield start | {"choices": [end]}
+    if call.stream_usage:
+        yield start | {"choices": [], "usage": usage(sampled)}
+
+
+def head(sampled: Sampled, kind: str, id: str, model: str) -> dict[str, Any]:
+    """`system_fingerprint` names the weights, as OpenAI's names what a system runs on."""
+    fingerprint = f"version-{sampled.version}"
+    return {"id": id, "object": kind, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
+
+
+def usage(sampled: Sampled) -> dict[str, int]:
+    n_sampled = len(sampled.logps)
+    return {
+        "prompt_tokens": sampled.n_prompt,
+        "completion_tokens": n_sampled,
+        "total_tokens": sampled.n_prompt + n_sampled,
+    }
+
+
+def logprobs(call: Call, sampled: Sampled) -> dict[str, Any] | None:
+    """One entry for each sampled token, the stop token included; None unless the call asked for them."""
+    if not call.logprobs:
+        return None
+    content = [
+        {"token": token, "logprob": logp, "bytes": list(token.encode()), "top_logprobs": []}
+        for token, logp in zip(sampled.tokens, sampled.logps, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def models(model: str) -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "areal-bus"}]}
+
+
+def error(sentence: str, *, status: int, code: str) -> dict[str, Any]:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": sentence, "type": kind, "param": None, "code": code}}
+
+
+def as_bytes(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def as_event(record: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + as_bytes(record) + b"\n\n"
+
+
+BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+def read_hermes(text: str, n_before: int) -> tuple[str, list[dict[str, Any]]]:
+    """The text before the first call, and the calls in OpenAI's form, numbered from `n_before` on.
+
+    All of the text and no call where one of them is not what it should be: its agent sees what the model wrote.
+    """
+    calls: list[dict[str, Any]] = []
+    for block in BLOCK.findall(text):
+        function = read_function(block)
+        if function is None:
+            return text, []
+        calls.append({"id": f"call_{n_before + len(calls)}", "type": "function", "function": function})
+    return (text.partition("<tool_call>")[0], calls) if calls else (text, [])
+
+
+def read_function(block: str) -> dict[str, str] | None:
+    """Name, and arguments as JSON text; None when the block is no call."""
+    try:
+        record = json.loads(block)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("name"), str):
+        return None
+    arguments = record.get("arguments", {})
+    return {"name": record["name"], "arguments": json.dumps(arguments)} if isinstance(arguments, dict) else None

@@ -1,0 +1,127 @@
+"""Blocks of keys and values behind one another, and which rows use each; knows no order of attention.
+
+Shapes: C blocks of room, K key heads, P positions of a block, D head width.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from actors.cpu.paged_attention import P
+
+FEWEST = 8  # blocks that there is room for, at least
+LOOKS = 256  # calls of `settle` between two looks whether there is less to be had: what ends together comes again
+
+
+class Pool:
+    """Preallocated, (2, C, K, P, D) a layer, keys first; the first of C are in use, but for holes until `settle`."""
+
+    def __init__(self, n_key: int) -> None:
+        self.tables: list[list[int]] = []  # blocks of each row, in the order of its positions
+        self.users: list[list[int]] = []  # rows of each block; none: a hole
+        self._n_key, self._room = n_key, FEWEST
+        self._holes: list[int] = []
+        self._n_looks = self._most = 0  # calls since the last look, and the most blocks that were needed in one
+        self._layers: dict[int, Tensor] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Positions that there is room for, over all rows."""
+        return self._room * P
+
+    def layer(self, index: int, like: Tensor) -> Tensor:
+        """Keys and values of a layer; of the type of `like` (.., D) when first asked for."""
+        if index not in self._layers:
+            self._layers[index] = self._new(like)
+        return self._layers[index]
+
+    def layers(self) -> list[tuple[int, Tensor]]:
+        """Those that there are."""
+        return list(self._layers.items())
+
+    def add(self, rows: Sequence[int]) -> int:
+        """One more block for these rows; there is room for it after `grow`."""
+        if not self._holes:
+            self._holes.append(len(self.users))
+            self.users.append([])
+        block = self._holes.pop()
+        for row in rows:
+            self.join(row, block)
+        return block
+
+    def join(self, row: int, block: int) -> None:
+        """The row uses this block, too."""
+        self.users[block].append(row)
+        self.tables[row].append(block)
+
+    def take_first(self, row: int) -> int:
+        """The row no longer uses its first block; what is in it stays until the next `add` or `settle`."""
+        block = self.tables[row].pop(0)
+        self._leave(row, block)
+        return block
+
+    def drop(self, row: int, last: int) -> None:
+        """A row ends, and the last one takes its place."""
+        for block in self.tables[row]:
+            self._leave(row, block)
+        self.tables[row] = self.tables[last]
+        self.tables.pop()
+        for block in self.tables[row] if row < last else ():
+            users = self.users[block]
+            users[users.index(last)] = row
+
+    def grow(self) -> None:
+        """Room for all blocks, and a quarter more."""
+        if len(self.users) > self._room:
+            self._resize(len(self.users))
+
+    def settle(self, n_soon: int) -> bool:
+        """No holes but those that `n_soon` blocks in all will fill; less room when LOOKS calls needed a quarter of it.
+
+        Whether blocks are no more where they were.
+        """
+        n_soon = max(n_soon, len(self.users) - len(self._holes))
+        closes = len(self.users) > n_soon
+        if closes:
+            self._close()
+        self._most = max(self._most, n_soon)
+        self._n_looks += 1
+        if self._n_looks == LOOKS:
+            if self._room > 4 * max(self._most, FEWEST):
+                self._resize(self._most)
+            self._n_looks = self._most = 0
+        return closes
+
+    def _close(self) -> None:
+        """The last blocks take the place of holes, all at once."""
+        n_left = len(self.users) - len(self._holes)
+        if self._holes:
+            movers = sorted(set(range(n_left, len(self.users))).difference(self._holes))
+            targets = [hole for hole in self._holes if hole < n_left]
+            for mover, target in zip(movers, targets, strict=True):
+                for row in self.users[mover]:
+                    self.tables[row][self.tables[row].index(mover)] = target
+                self.users[target] = self.users[mover]
+            del self.users[n_left:]
+            self._holes.clear()
+            for layer in self._layers.values() if movers else ():
+                layer[:, targets] = layer[:, movers]
+
+    def _leave(self, row: int, block: int) -> None:
+        self.users[block].remove(row)
+        if not self.users[block]:
+            self._holes.append(block)
+
+    def _resize(self, n: int) -> None:
+        old, self._room = self._room, max(n * 5 // 4, FEWEST)
+        kept = min(old, self._room)
+        for index, layer in self._layers.items():
+            self._layers[index] = self._new(layer, layer[:, :kept])
+
+    def _new(self, like: Tensor, kept: Tensor | None = None) -> Tensor:
+        new = like.new_empty(2, self._room, self._n_key, P, like.shape[-1])
+        if kept is not None:
+            new[:, : kept.shape[1]] = kept
+        # zeros, for a masked cell still enters a product with weight 0, and 0 * NaN is NaN
+        new[:, 0 if kept is None else kept.shape[1] :] = 0
+        return new

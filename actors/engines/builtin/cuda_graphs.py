@@ -1,0 +1,167 @@
+"""Decode steps recorded once and replayed, on CUDA: a step then costs its kernels and no launch of each from Python.
+
+A recording has fixed addresses and sizes. So a step takes its tokens and positions from buffers of its own, the rows
+are rounded up to a width that was recorded (rows behind the live ones compute what nobody reads, at position 0), and
+the positions that attention reads to a multiple of REACH. Recordings are of one memory of weights and one of keys and
+values: whichever of the two sets of weights is live, the one for it is used, and what lies elsewhere is recorded anew.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import torch
+from loguru import logger
+from torch import Tensor
+
+from actors.engines.builtin.dense_cache import DecodeView, Slots
+from actors.engines.builtin.fused_llama import ROUGH, TOLERANCE, Fused
+
+REACH = 256  # positions: attention reads so many, or a multiple
+SEEN = 4  # a step of a width and reach is recorded when it comes so often
+MOST_SEEN = 4096  # of which it is known how often they came
+KEPT = 48  # recordings at once
+WARM = 3  # calls before a recording: libraries make what they need
+WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+Step = Callable[[], Tensor]  # (width, V) logits; reads and writes only memory that stays where it is
+Memory = tuple[int, int]  # of keys and values, and of rotations: by how often each was made anew
+Key = tuple[int, int, int, Memory]  # width, reach, weights, the rest
+
+
+class Recorder(Protocol):
+    """Records what a step does to memory, to be done again."""
+
+    def __call__(self, step: Step) -> Step: ...
+
+
+class CudaRecorder:
+    """CUDA graphs, with one pool of memory: one of them runs at a time, and what it leaves is read before the next."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        # for all recordings, as cuBLAS keeps a workspace for each stream that it was called on. Two, since a recording
+        # that goes gives its stream's back, which therefore must lie in the pool: made while recording, never before
+        self._warm, self._stream = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, step: Step) -> Step:
+        before = torch.cuda.current_stream()
+        self._warm.wait_stream(before)
+        with torch.cuda.stream(self._warm):
+            for _ in range(WARM):
+                step()
+        before.wait_stream(self._warm)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # other threads receive weights meanwhile: their calls are not part of this
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                logits_nV = step()
+        except RuntimeError:
+            self._recover(before)
+            raise
+
+        def again() -> Tensor:
+            graph.replay()
+            return logits_nV
+
+        return again
+
+    def _recover(self, before: torch.cuda.Stream) -> None:
+        """From a recording that broke off: torch leaves its stream the current one, and its pool perhaps being filled.
+
+        What recordings took stays reserved.
+        """
+        torch.cuda.set_stream(before)
+        with suppress(RuntimeError):  # of a pool that is not being filled
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        torch.cuda.synchronize()
+
+
+class Graphs:
+    """Decodes by recordings where there is one, else by the plain forward, and records what comes often."""
+
+    def __init__(self, forward: Fused, slots: Slots, *, dtype: torch.dtype, recorder: Recorder) -> None:
+        self._forward, self._slots, self._dtype, self._record = forward, slots, dtype, recorder
+        self._widths = [w for w in WIDTHS if w < slots.n_slots] + [slots.n_slots]
+        self._ids: dict[int, Tensor] = {}  # by width: (n, 1)
+        self._positions: dict[int, Tensor] = {}
+        self._logits: dict[int, Tensor] = {}  # of all recordings of a width: one of them runs at a time
+        self._kept: dict[Key, Step] = {}
+        self._seen: Counter[Key] = Counter()
+        self._is_broken = False
+
+    def decode(self, ids: Sequence[int], positions: Sequence[int], weights: int) -> Tensor | None:
+        """(n, V) logits of rows 0 .. n-1, valid until the next call; None: not recorded, use the plain forward.
+
+        `weights` stands for where the weights are: the same number, the same memory. Keys and values are written once.
+        """
+        if self._is_broken or not self._slots.n_made:
+            return None
+        width = next(w for w in self._widths if w >= len(ids))
+        reach = min(-(-(max(positions) + 1) // REACH) * REACH, self._slots.capacity)
+        key = (width, reach, weights, (self._slots.n_made, self._forward.reserve(reach)))
+        if len(self._seen) > MOST_SEEN:
+            self._seen.clear()
+        self._seen[key] += 1
+        if key not in self._kept and self._seen[key] < SEEN:
+            return None
+        self._fill(width, ids, positions)
+        if key in self._kept:
+            self._kept[key] = self._kept.pop(key)  # the newest again
+        again = self._kept.get(key) or self._recorded(key)
+        return None if again is None else again()[: len(ids)]
+
+    def _fill(self, width: int, ids: Sequence[int], positions: Sequence[int]) -> None:
+        """Into the buffers that recordings of this width read."""
+        if width not in self._ids:
+            device = self._forward.device
+            self._ids[width] = torch.zeros(width, 1, dtype=torch.long, device=device)
+            self._positions[width] = torch.zeros(width, 1, dtype=torch.long, device=device)
+        rest = [0] * (width - len(ids))
+        self._ids[width].copy_(torch.tensor([*ids, *rest])[:, None])
+        self._positions[width].copy_(torch.tensor([*positions, *rest])[:, None])
+
+    def _recorded(self, key: Key) -> Step | None:
+        """A recording that does what the plain step does; None, and no more of them, where that cannot be had."""
+        width, reach, _, memory = key
+        ids_n1, position_n1 = self._ids[width], self._positions[width]
+
+        def step() -> Tensor:
+            position_n = position_n1[:, 0]
+            unseen_nL = torch.arange(reach, device=position_n.device) > position_n1
+            mask_nL = torch.zeros(unseen_nL.shape, dtype=self._dtype, device=position_n.device)
+            mask = mask_nL.masked_fill_(unseen_nL, torch.finfo(self._dtype).min)[:, None, None]
+            logits_nV = self._forward(ids_n1, position_n1, reach, mask, DecodeView(self._slots, position_n, reach))
+            if width not in self._logits:  # made by the first step, which is not recorded
+                self._logits[width] = torch.empty_like(logits_nV)
+            return self._logits[width].copy_(logits_nV)
+
+        try:
+            expected_nV = step().clone()
+            again = self._record(step)
+            gap, bound = distance(again(), expected_nV, self._dtype)
+        except RuntimeError as error:
+            self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            return None
+        if not gap <= bound:  # NaN differs, too
+            self._give_up(f"its logits differ by {gap:.2e}, more than {bound:.1e}")
+            return None
+        for old in [old for old in self._kept if old[3] != memory]:
+            del self._kept[old]  # what it reads and writes is no more
+        while len(self._kept) >= KEPT:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest], self._seen[oldest]  # it has to come often again
+        self._kept[key] = again
+        return again
+
+    def _give_up(self, why: str) -> None:
+        logger.warning("decode steps are not recorded, which is slower: {}", why)
+        self._is_broken = True
+        self._kept.clear()
+
+
+def distance(found: Tensor, expected: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """Largest difference of logits, and how large it may be."""
+    bound = TOLERANCE.get(dtype, ROUGH) * max(1.0, float(expected.abs().max()))
+    return float((found - expected).abs().max()), bound

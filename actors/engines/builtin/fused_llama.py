@@ -1,0 +1,414 @@
+"""The Llama forward of the builtin engine: fused layers over its own KV caches, with merged linear layers.
+
+It computes what the module computes, in another order of sums: one product for queries, keys and values, one for gate
+and up, the residual added by the product before it. The weights stay the module's own: what is multiplied as one lies
+behind one another in memory, as a push brings it, and is moved there when it does not. A small model's decode steps
+read a copy, which `bind` makes; a larger one's read the weights as they lie, and go by torch's products where there are
+many rows.
+
+Shapes: B rows, T tokens, N = B T, E width, H heads (queries', then keys', then values'), D head width, L positions, V
+vocabulary.
+
+Shapes: F outputs of all, E inputs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from actors.cpu.build import applies
+from actors.cpu.decode_step import Draws, LayerWeights, ModelWeights, Panels, Plain, Step
+from actors.cpu.layer_kernels import LayerKernels
+from actors.cpu.paged_attention import WIDEST
+from actors.engines.builtin.dense_cache import Piece
+from actors.engines.builtin.paged_cache import Blocks, DecodeBlocks, KernelBlocks
+from actors.models.attention import attention
+from actors.models.matmul import MOST_PACKED, Weight
+from actors.models.packed_row import Sequences
+
+
+class Joined:
+    """Linear layers with one input as one product."""
+
+    def __init__(self, parts: Sequence[nn.Linear], *, packs: bool) -> None:
+        self._parts, self._packs = parts, packs
+        self._panels: Panels | None = None
+        self.bind()
+
+    def bind(self) -> None:
+        """Look where the weights are now, and put them together."""
+        biases = [part.bias for part in self._parts if part.bias is not None]
+        self._weight_FE = together([part.weight for part in self._parts])
+        self._bias_F = together(biases) if biases else None
+        self._weight = Weight(self._weight_FE, self._bias_F, packs=self._packs)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._weight(x)
+
+    def added(self, x: Tensor, to: Tensor) -> Tensor:
+        """The product added to what there is."""
+        return self._weight.added(x, to)
+
+    def panels(self) -> Panels:
+        """As it is now, for C; in the memory that was taken for it at first."""
+        if self._panels is None:
+            self._panels = Panels(self._weight_FE, self._bias_F)
+        else:
+            self._panels.fill(self._weight_FE, self._bias_F)
+        return self._panels
+
+    def plain(self) -> Plain:
+        """As it lies now, for C."""
+        return Plain(self._weight_FE, self._bias_F)
+
+
+def together(parameters: Sequence[Tensor]) -> Tensor:
+    """The rows of all as one tensor that shares their memory; moves them when they lie apart."""
+    first, expected = parameters[0].data, parameters[0].data_ptr()
+    for parameter in parameters:
+        is_next = parameter.data_ptr() == expected and parameter.data.is_contiguous()
+        if not is_next or parameter.data.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return _moved(parameters)
+        expected += parameter.data.nbytes
+    n_rows = sum(len(parameter) for parameter in parameters)
+    return first.as_strided((n_rows, *first.shape[1:]), first.stride())
+
+
+def _moved(parameters: Sequence[Tensor]) -> Tensor:
+    whole = torch.cat([parameter.data for parameter in parameters])
+    parts = torch.split(whole, [len(parameter) for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part
+    return whole
+
+
+FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}  # of the largest logit
+ROUGH = 0.03  # for narrower types, whose own rounding differs with the order of sums
+FIRST = 10.0  # times as much for a text's first token: many models give it activations so large that rounding shows
+PROBE = 12  # tokens of the comparison
+MANY = 32  # rows of a decode step: from some 48 on oneDNN's products, which round otherwise, are as fast as those of C
+
+
+class View(Protocol):
+    """Where keys and values go, and which of them attention sees."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What all layers of one forward share."""
+
+    shape: tuple[int, int]  # B, T
+    cos: Tensor  # (B, T, 1, D)
+    sin: Tensor  # the same; for torch negative in the first half of D
+    mask: Tensor | None  # added to the scores; None: plain causal
+    view: View | DecodeBlocks | KernelBlocks
+    where: Sequences | None  # of a packed forward by kernels; there is no mask then
+
+
+class Layer:
+    """Attention and feed-forward of one layer."""
+
+    def __init__(
+        self, layer: Any, index: int, n_query: int, n_key: int, width: int, operations: "Operations", *, packs: bool
+    ) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._operations = operations
+        self._index, self._n_query, self._n_key, self._width = index, n_query, n_key, width
+        self._scale = attention.scaling
+        self._first, self._second = layer.input_layernorm, layer.post_attention_layernorm
+        self._of_heads = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
+        self._qkv = Joined([attention.q_proj, attention.k_proj, attention.v_proj], packs=packs)
+        self._out = Joined([attention.o_proj], packs=packs)
+        self._gate_up = Joined([mlp.gate_proj, mlp.up_proj], packs=packs)
+        self._down = Joined([mlp.down_proj], packs=packs)
+
+    def bind(self) -> None:
+        for joined in (self._qkv, self._out, self._gate_up, self._down):
+            joined.bind()
+
+    @property
+    def scale(self) -> float:
+        """Of scores."""
+        return float(self._scale)
+
+    def weights(self, *, copied: bool) -> LayerWeights:
+        """For steps by C."""
+        query, key = (norm.weight.data for norm in self._of_heads) if self._of_heads is not None else (None, None)
+        products = (of_step(joined, copied) for joined in (self._qkv, self._out, self._gate_up, self._down))
+        return LayerWeights(self._first.weight.data, self._second.weight.data, query, key, *products)
+
+    def __call__(self, h_NE: Tensor, call: Call) -> Tensor:
+        norm, gated = self._operations.norm, self._operations.gated
+        h_NE = self._out.added(self._attend(norm(self._first, h_NE), call), h_NE)
+        return self._down.added(gated(self._gate_up(norm(self._second, h_NE))), h_NE)
+
+    def _attend(self, x_NE: Tensor, call: Call) -> Tensor:
+        n_query, n_both = self._n_query, self._n_query + self._n_key
+        qkv_BTHD = self._qkv(x_NE).view(*call.shape, n_both + self._n_key, self._width)
+        qk_BTHD = qkv_BTHD[:, :, :n_both]
+        if self._of_heads is not None:
+            queries, keys = self._of_heads
+            qk_BTHD[:, :, :n_query] = norm(queries, qk_BTHD[:, :, :n_query])
+            qk_BTHD[:, :, n_query:] = norm(keys, qk_BTHD[:, :, n_query:])
+        if isinstance(call.view, KernelBlocks):
+            return call.view.attended(qkv_BTHD[:, 0], call.cos, call.sin, self._index, self._scale)
+        if call.where is not None and not isinstance(call.view, DecodeBlocks):
+            return self._packed(qkv_BTHD, call, call.view, call.where)
+        torch.addcmul(qk_BTHD * call.cos, qk_BTHD.roll(self._width // 2, -1), call.sin, out=qk_BTHD)
+        if isinstance(call.view, DecodeBlocks):
+            return call.view.attended(qkv_BTHD[:, 0], n_query, self._n_key, self._index, self._scale)
+        qk_BHTD, v_BHTD = qk_BTHD.transpose(1, 2), qkv_BTHD[:, :, n_both:].transpose(1, 2)
+        k_BHLD, v_BHLD = call.view.update(qk_BHTD[:, n_query:], v_BHTD, self._index)
+        seen_BHTD = attention(qk_BHTD[:, :n_query], k_BHLD, v_BHLD, call.mask, self._scale)
+        return seen_BHTD.transpose(1, 2).reshape(len(x_NE), -1)
+
+    def _packed(self, qkv_1THD: Tensor, call: Call, view: View, where: Sequences) -> Tensor:
+        """A packed forward's attention by kernels."""
+        n_query, n_both, kernels = self._n_query, self._n_query + self._n_key, self._operations.kernels
+        qkv_TA = qkv_1THD.view(qkv_1THD.shape[1], -1)
+        kernels.turn(qkv_TA, call.cos[0, :, 0], call.sin[0, :, 0], n_heads=n_both, width=self._width)
+        qkv_1HTD = qkv_1THD.transpose(1, 2)
+        view.update(qkv_1HTD[:, n_query:n_both], qkv_1HTD[:, n_both:], self._index)
+        return kernels.attention(qkv_TA, where, n_query=n_query, n_key=self._n_key, scale=self._scale)[0]
+
+
+def norm(module: Any, x: Tensor) -> Tensor:
+    """Root mean square norm."""
+    return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
+
+
+def gated(both_N2F: Tensor) -> Tensor:
+    """What gates, the first half of each row, let through of the second."""
+    gate_NF, up_NF = both_N2F.chunk(2, dim=-1)
+    return F.silu(gate_NF).mul_(up_NF)
+
+
+class Operations:
+    """What is between products: by C kernels where they apply."""
+
+    def __init__(self, weight: Tensor, *, by_kernel: bool) -> None:
+        self._kernels = LayerKernels() if by_kernel and applies(weight.dtype, weight.device) else None
+
+    @property
+    def by_kernel(self) -> bool:
+        return self._kernels is not None
+
+    @property
+    def kernels(self) -> LayerKernels:
+        """Raises RuntimeError where they do not apply."""
+        if self._kernels is None:
+            raise RuntimeError("a forward is by kernels only where these apply")
+        return self._kernels
+
+    def norm(self, module: Any, x_NE: Tensor) -> Tensor:
+        if self._kernels is None:
+            return norm(module, x_NE)
+        return self._kernels.normed(x_NE, module.weight, module.variance_epsilon)
+
+    def gated(self, both_N2F: Tensor) -> Tensor:
+        return gated(both_N2F) if self._kernels is None else self._kernels.gate(both_N2F)
+
+
+class Fused:
+    """The forward of a whole model. `bind` is called after its weights were swapped."""
+
+    def __init__(self, model: Any, *, by_kernel: bool = True) -> None:
+        config, inner = model.config, model.model
+        n_query, n_key = self.heads = (config.num_attention_heads, config.num_key_value_heads)
+        self._width = getattr(config, "head_dim", None) or config.hidden_size // n_query
+        self._embedding, self._norm, self._rotary = inner.embed_tokens, inner.norm, inner.rotary_emb
+        self._operations = Operations(self._embedding.weight, by_kernel=by_kernel and self._width <= WIDEST)
+        self._is_small = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
+        self._has_steps = self.packs_by_kernel and len(set(epsilons(model))) == 1
+        packs = self._is_small and not self._has_steps  # weights are kept twice, not three times
+        self._head = Joined([model.lm_head], packs=packs)
+        self._layers = [
+            Layer(layer, i, n_query, n_key, self._width, self._operations, packs=packs)
+            for i, layer in enumerate(inner.layers)
+        ]
+        self._cos_LD = self._sin_LD = torch.empty(0, 0)
+        self._step = self._made_step()
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether C kernels do what is between its products."""
+        return self._operations.by_kernel
+
+    @property
+    def packs_by_kernel(self) -> bool:
+        """Whether C kernels do the attention of packed forwards, too."""
+        return self.by_kernel and self._operations.kernels.attends
+
+    @property
+    def has_two_ways(self) -> bool:
+        """Whether steps of few rows go by one call and those of many by products."""
+        return self._step is not None and not self._is_small
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        device: torch.device = self._embedding.weight.device
+        return device
+
+    def bind(self) -> None:
+        """The weights lie elsewhere now."""
+        for layer in self._layers:
+            layer.bind()
+        self._head.bind()
+        self._step = self._made_step()
+
+    def _made_step(self) -> Step | None:
+        """Decode steps by C with the weights of now; None where no kernel applies."""
+        if not self._has_steps:
+            return None
+        n_query, n_key = self.heads
+        return Step(
+            ModelWeights(
+                embedding_VE=self._embedding.weight.data.contiguous(),
+                norm_E=self._norm.weight.data,
+                head=of_step(self._head, self._is_small),
+                layers=tuple(layer.weights(copied=self._is_small) for layer in self._layers),
+                n_query=n_query,
+                n_key=n_key,
+                head_width=self._width,
+                scale=self._layers[0].scale,
+                epsilon=self._norm.variance_epsilon,
+            )
+        )
+
+    def decoded(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        view: View | DecodeBlocks | KernelBlocks,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """(n, V) logits of one more token of each row, at these positions."""
+        length = max(positions) + 1
+        step = self._step_for(len(ids))
+        if step is not None and isinstance(view, KernelBlocks):
+            self.reserve(length)
+            return view.decoded(step, ids, self._cos_LD, self._sin_LD)
+        ids_n1, position_n1 = (torch.tensor(numbers, device=self.device)[:, None] for numbers in (ids, positions))
+        return self(ids_n1, position_n1, length, mask, view)
+
+    def steps_on(self, n: int) -> bool:
+        """Whether `decoded_on` is for so many rows."""
+        step = self._step_for(n)
+        return step is not None and step.goes_on
+
+    def decoded_on(
+        self, ids: Sequence[int], view: KernelBlocks, draws: Draws
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Each row's next tokens and log-probs, one step after the other until one ends a row (`Step.on`)."""
+        step = self._step_for(len(ids))
+        if step is None:
+            raise ValueError(f"steps of {len(ids)} rows are one at a time here")
+        self.reserve(view.n_positions)
+        return view.decoded_on(step, ids, self._cos_LD, self._sin_LD, draws)
+
+    def _step_for(self, n: int) -> Step | None:
+        """Of so many rows."""
+        return self._step if self._is_small or n <= MANY else None
+
+    def __call__(
+        self,
+        ids_BT: Tensor,
+        position_BT: Tensor,
+        length: int,
+        mask: Tensor | None,
+        view: View | DecodeBlocks | KernelBlocks,
+        keep: Tensor | None = None,
+        where: Sequences | None = None,
+    ) -> Tensor:
+        """(N, V) logits, or those of the tokens `keep` alone; positions are below `length`.
+
+        `where` stands for the mask of a packed forward that kernels compute.
+        """
+        self.reserve(length)
+        cos_BTD, sin_BTD = self._cos_LD[position_BT], self._sin_LD[position_BT]
+        if where is None and not isinstance(view, KernelBlocks):
+            sin_BTD[..., : self._width // 2].neg_()
+        shape = (ids_BT.shape[0], ids_BT.shape[1])
+        call = Call(shape, cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view, where)
+        h_NE = self._embedding(ids_BT.reshape(-1))
+        for layer in self._layers:
+            h_NE = layer(h_NE, call)
+        return self._head(self._operations.norm(self._norm, h_NE if keep is None else h_NE[keep]))
+
+    def reserve(self, length: int) -> int:
+        """Rotations of so many positions, or more, how many is returned; these do not depend on weights."""
+        if len(self._cos_LD) >= length:
+            return len(self._cos_LD)
+        at_1L = torch.arange(2 * length, device=self.device)[None]
+        cos_1LD, sin_1LD = self._rotary(self._embedding.weight, at_1L)
+        self._cos_LD, self._sin_LD = cos_1LD[0].contiguous(), sin_1LD[0].contiguous()
+        return len(self._cos_LD)
+
+
+def of_step(joined: Joined, copied: bool) -> Panels | Plain:
+    """A weight as a step reads it."""
+    return joined.panels() if copied else joined.plain()
+
+
+def epsilons(model: Any) -> list[float]:
+    """Of its norms."""
+    return [module.variance_epsilon for module in model.modules() if hasattr(module, "variance_epsilon")]
+
+
+class Own:
+    """Attention sees what the forward itself computes."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+def fused(model: Any, *, by_kernel: bool = True) -> Fused | None:
+    """The faster forward of a model, if it is of the family; with C kernels where these apply, unless told not to."""
+    if type(model).__name__ not in FAMILY or model.config.hidden_act not in ("silu", "swish"):
+        return None
+    return Fused(model, by_kernel=by_kernel)
+
+
+@torch.inference_mode()
+def disagreement(model: Any, forward: Fused) -> str | None:
+    """How the two forwards differ with the model's weights as they are; None when they do not."""
+    vocabulary, device = model.config.vocab_size, model.lm_head.weight.device
+    ids_1T = (torch.arange(PROBE, device=device) * 7919 % vocabulary)[None]
+    plain_TV = model(input_ids=ids_1T, use_cache=False).logits[0]
+    fast_TV = _whole(forward, ids_1T, Own())
+    if forward.by_kernel:
+        fast_TV[-1] = _decoded(forward, ids_1T)
+    if forward.has_two_ways:
+        plain_TV = torch.cat([plain_TV, plain_TV[-1:]])
+        fast_TV = torch.cat([fast_TV, _decoded(forward, ids_1T, by_call=False)[None]])
+    bound = TOLERANCE.get(plain_TV.dtype, ROUGH) * max(1.0, float(plain_TV.abs().max()))
+    gap_T = (plain_TV - fast_TV).abs().amax(-1)
+    gap_T[0] /= FIRST
+    gap = float(gap_T.max())
+    return None if gap <= bound else f"logits differ by {gap:.2e}, more than {bound:.1e}"  # NaN differs, too
+
+
+def _whole(forward: Fused, ids_1T: Tensor, view: View) -> Tensor:
+    """(T, V) of one packed forward."""
+    n = ids_1T.shape[1]
+    where = Sequences.of([n], None, None) if forward.packs_by_kernel else None
+    return forward(ids_1T, torch.arange(n, device=ids_1T.device)[None], n, None, view, where=where)
+
+
+def _decoded(forward: Fused, ids_1T: Tensor, *, by_call: bool = True) -> Tensor:
+    """(V) of the last token alone, the others' keys and values in blocks; by one call, if it may be."""
+    blocks, n = Blocks(*forward.heads, by_kernel=True), ids_1T.shape[1] - 1
+    blocks.reserve([n + 1], 0)
+    _whole(forward, ids_1T[:, :n], blocks.filling([Piece([0], 0, n, 0)]))
+    view, mask = blocks.decoding([n], torch.float32, ids_1T.device)
+    if by_call:
+        return forward.decoded([int(ids_1T[0, n])], [n], view, mask)[0]
+    return forward(ids_1T[:, n:], torch.tensor([[n]], device=ids_1T.device), n + 1, mask, view)[0]

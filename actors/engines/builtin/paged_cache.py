@@ -1,0 +1,265 @@
+"""Keys and values in blocks of a few positions, and attention of one token a row over whole blocks; for a CPU.
+
+A row has as many blocks as its tokens need, wherever they lie, and the blocks in use lie behind one another: reading
+them is one run through memory, as fast as it gets, and short rows cost nothing for the long ones beside them. Rows with
+the same prompt have its full blocks in common. A C kernel goes row by row; without one torch reads what is in common
+once for all its rows, and puts the scores into the order of the rows between the two products, for the softmax.
+
+Shapes: n rows, X = blocks times key heads, M rows that have a block in common, P positions of a block, H query heads, K
+key heads, G = H / K, S = H + 2 K, D head width, J blocks of the longest row, L = J P, T tokens of a packed forward; U
+units (`order`).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from actors.cpu.decode_step import Draws, Step
+from actors.cpu.paged_attention import Decode, P, Tables
+from actors.engines.builtin.block_pool import Pool
+from actors.engines.builtin.dense_cache import Piece
+from actors.engines.builtin.torch_block_index import Order, ordered
+
+Cells = tuple[int, int, int, int]  # block, first position in it, how many, the token of the first
+
+
+class Blocks:
+    """Rows are those of the engine. What a row has in common with others comes first, then its own blocks.
+
+    `by_kernel`: attention of one token a row is the C kernel's, which needs no order of blocks.
+    """
+
+    def __init__(self, n_query: int, n_key: int, *, by_kernel: bool = False) -> None:
+        self._n_query, self._n_key, self._by_kernel = n_query, n_key, by_kernel
+        self.own, self.common = Pool(n_key), Pool(n_key)
+        self._order: Order | Tables | None = None  # until something changes
+
+    @property
+    def capacity(self) -> int:
+        """Positions that there is room for, over all rows."""
+        return self.own.capacity + self.common.capacity
+
+    def reserve(self, lengths: Sequence[int], n_cached: int) -> None:
+        """Room for so many positions of each of the first `n_cached` rows; what is there is kept."""
+        self._begin(len(lengths))
+        tables = zip(self.own.tables, self.common.tables, lengths[:n_cached], strict=False)
+        for row, (own, common, length) in enumerate(tables):
+            if (len(own) + len(common)) * P < length:
+                self._extend(row, length)
+        self.own.grow()
+        n_soon = sum(-(-length // P) for length in lengths) if n_cached < len(lengths) else 0
+        if any([self.own.settle(n_soon), self.common.settle(n_soon)]):
+            self._order = None
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first `length` positions of one row to another: full blocks are common to both from now on."""
+        n_full = length // P
+        while len(self.common.tables[source]) < n_full:
+            self._publish(source)
+        self._begin(target + 1)
+        self._order = None
+        for block in self.common.tables[source][:n_full]:
+            self.common.join(target, block)
+        if length % P:
+            self._extend(target, length)
+            self.own.grow()
+            rest = self.own.tables[target][0]
+            blocks = self.common.tables[source] + self.own.tables[source]
+            pool = self.common if n_full < len(self.common.tables[source]) else self.own
+            for index, layer in pool.layers():
+                self.own.layer(index, layer)[:, rest] = layer[:, blocks[n_full]]
+
+    def drop(self, row: int, last: int, length: int) -> None:
+        """A row ends, and the last one takes its place. What its blocks leave is filled or closed by `reserve`."""
+        self.own.drop(row, last)
+        self.common.drop(row, last)
+        self._order = None
+
+    def filling(self, pieces: Sequence[Piece]) -> "FillBlocks":
+        """Where the pieces of one packed forward go."""
+        for piece in pieces:
+            n = piece.end - piece.begin
+            is_new = not any(self.own.tables[row] or self.common.tables[row] for row in piece.rows)
+            if len(piece.rows) > 1 and is_new:
+                self._order = None
+                for _ in range(n // P):
+                    self.common.add(piece.rows)
+            for row in piece.rows:
+                self._extend(row, piece.start + n)
+        self.own.grow()
+        self.common.grow()
+        return FillBlocks(self, pieces)
+
+    def decoding(
+        self, positions: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> tuple["DecodeBlocks | KernelBlocks", None]:
+        """Where the next token of rows 0 .. n-1 goes, and all that it sees."""
+        if self._by_kernel:
+            return self.by_kernel(positions), None
+        return DecodeBlocks(self, positions, dtype, self._ordered(len(positions))), None
+
+    def by_kernel(self, positions: Sequence[int], *, n_steps: int = 1) -> "KernelBlocks":
+        """The same where that is the C kernel's, for some steps on end."""
+        n = len(positions)
+        if not isinstance(self._order, Tables) or len(self._order) != n:
+            self._order = Tables(self.common.tables[:n], self.own.tables[:n])
+        return KernelBlocks(self, Decode(self._order, positions, self._n_query, self._n_key, n_steps=n_steps))
+
+    def nexts(self, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """Own block, and position in it, of one position of each of rows 0 .. n-1."""
+        tables = zip(positions, self.own.tables, self.common.tables, strict=False)
+        return [(own[at // P - len(common)], at % P) for at, own, common in tables]
+
+    def _begin(self, n_rows: int) -> None:
+        """Tables of so many rows."""
+        for pool in (self.own, self.common):
+            pool.tables += [[] for _ in range(n_rows - len(pool.tables))]
+
+    def _extend(self, row: int, length: int) -> None:
+        n_missing = -(-length // P) - len(self.common.tables[row]) - len(self.own.tables[row])
+        if n_missing > 0:
+            self._order = None
+            for _ in range(n_missing):
+                self.own.add([row])
+
+    def _publish(self, row: int) -> None:
+        """A row's first block of its own is one that others may have in common."""
+        block = self.common.add([row])
+        self.common.grow()
+        mine = self.own.take_first(row)
+        for index, layer in self.own.layers():
+            self.common.layer(index, layer)[:, block] = layer[:, mine]
+        self._order = None
+
+    def _ordered(self, n: int) -> Order:
+        if not isinstance(self._order, Order) or self._order.n_rows != n:
+            self._order = ordered(n, self.own, self.common, n_query=self._n_query, n_key=self._n_key)
+        return self._order
+
+
+class FillBlocks:
+    """Writes the pieces of one packed forward into their rows; attention sees the packed sequence itself."""
+
+    def __init__(self, blocks: Blocks, pieces: Sequence[Piece]) -> None:
+        cells: tuple[list[Cells], list[Cells]] = ([], [])  # of own blocks, of those in common
+        written = set[tuple[int, int]]()
+        for piece in pieces:
+            end = piece.start + piece.end - piece.begin
+            for row in piece.rows:
+                common = blocks.common.tables[row]
+                table = common + blocks.own.tables[row]
+                for which in range(piece.start // P, -(-end // P)):
+                    is_common, block = which < len(common), table[which]
+                    if is_common and (block, piece.begin) in written:
+                        continue
+                    if is_common:
+                        written.add((block, piece.begin))
+                    first, last = max(piece.start, which * P), min(end, which * P + P)
+                    cells[is_common].append((block, first % P, last - first, piece.begin + first - piece.start))
+        pools = zip((blocks.own, blocks.common), cells, strict=True)
+        self._parts = [(pool, *_indices(of_pool)) for pool, of_pool in pools if of_pool]
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        for pool, block_T, position_T, token_T in self._parts:
+            layer = pool.layer(layer_idx, key_states)
+            layer[0, block_T, :, position_T] = key_states[0, :, token_T].transpose(0, 1)
+            layer[1, block_T, :, position_T] = value_states[0, :, token_T].transpose(0, 1)
+        return key_states, value_states
+
+
+def _indices(cells: Sequence[Cells]) -> tuple[Tensor, Tensor, Tensor]:
+    """Block, position in it and token of each cell."""
+    block_T = [block for block, _, n, _ in cells for _ in range(n)]
+    position_T = [at for _, first, n, _ in cells for at in range(first, first + n)]
+    token_T = [at for _, _, n, first in cells for at in range(first, first + n)]
+    return torch.tensor(block_T), torch.tensor(position_T), torch.tensor(token_T)
+
+
+def _tables(layer: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Keys (X, D, P) and values (X, P, D) of the first n blocks."""
+    n_key, width = layer.shape[2], layer.shape[-1]
+    keys_XDP = layer.as_strided((n * n_key, width, P), (P * width, 1, width))
+    return keys_XDP, layer.as_strided((n * n_key, P, width), (P * width, width, 1), layer.stride(0))
+
+
+class KernelBlocks:
+    """Writes a token, or some, of rows 0 .. n-1 and attends to all that they have, in one pass."""
+
+    def __init__(self, blocks: Blocks, decode: Decode) -> None:
+        self._blocks, self._decode = blocks, decode
+
+    @property
+    def n_positions(self) -> int:
+        """That rotations are needed of."""
+        return self._decode.n_positions
+
+    def attended(self, qkv_nSD: Tensor, cos_nD: Tensor, sin_nD: Tensor, index: int, scale: float) -> Tensor:
+        """(n, H D): attention of this layer; of each token all heads are given, not yet turned."""
+        return self._decode.attended(qkv_nSD, cos_nD, sin_nD, *self._pools(index, qkv_nSD), scale)
+
+    def decoded(self, step: Step, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor) -> Tensor:
+        """(n, V) logits after these tokens, by one call for all layers."""
+        return step(ids, self._decode, cos_LD, sin_LD, self._all_pools(step, cos_LD))
+
+    def decoded_on(
+        self, step: Step, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor, draws: Draws
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Each row's next tokens and log-probs, by one call for all steps."""
+        return step.on(ids, self._decode, cos_LD, sin_LD, self._all_pools(step, cos_LD), draws)
+
+    def _all_pools(self, step: Step, like: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        return [self._pools(index, like) for index in range(len(step))]
+
+    def _pools(self, index: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of a layer: the rows' own, and the common one."""
+        own, common = self._blocks.own, self._blocks.common
+        return own.layer(index, like), common.layer(index, like) if common.users else None
+
+
+class DecodeBlocks:
+    """Writes one token of rows 0 .. n-1 and attends to all that they have."""
+
+    def __init__(self, blocks: Blocks, positions: Sequence[int], dtype: torch.dtype, order: Order) -> None:
+        self._blocks, self._order = blocks, order
+        self._block_n1, self._position_n1 = torch.tensor(blocks.nexts(positions)).tensor_split(2, dim=1)
+        self._cells = torch.empty(0)
+        unseen_nL = torch.arange(order.longest * P) > torch.tensor(positions)[:, None]
+        mask_nL = torch.zeros(unseen_nL.shape, dtype=dtype)
+        self._mask_n1L = mask_nL.masked_fill_(unseen_nL, torch.finfo(dtype).min)[:, None]
+
+    def attended(self, qkv_nSD: Tensor, n_query: int, n_key: int, index: int, scale: float) -> Tensor:
+        """(n, H D): attention of this layer; of each token its queries', keys' and values' heads are given."""
+        layer, order, width = self._blocks.own.layer(index, qkv_nSD), self._order, qkv_nSD.shape[-1]
+        if not index:
+            self._cells = self._cells_of(layer.shape[1], n_key)
+        layer.view(-1, width).index_put_((self._cells,), qkv_nSD[:, n_query:])
+        keys_XDP, values_XPD = _tables(layer, order.n_own)
+        q_XGD = qkv_nSD[:, :n_query].index_select(0, order.row_B).view(len(keys_XDP), -1, width)
+        if order.n_common:
+            far = _tables(self._blocks.common.layer(index, qkv_nSD), order.n_common)
+            far_UD = qkv_nSD.reshape(-1, width).index_select(0, order.query_U).view(len(far[0]), -1, width)
+            score_UP = torch.cat([torch.bmm(q_XGD, keys_XDP).view(-1, P), torch.bmm(far_UD, far[0]).view(-1, P)])
+            share_UP = self._shares(score_UP, n_query, scale)
+            near, rest = share_UP.tensor_split([order.n_own * n_query])
+            parts = [
+                torch.bmm(near.view(len(keys_XDP), -1, P), values_XPD),
+                torch.bmm(rest.view(len(far[0]), -1, P), far[1]),
+            ]
+            part_UD = torch.cat([part.view(-1, width) for part in parts])
+        else:
+            share_UP = self._shares(torch.bmm(q_XGD, keys_XDP).view(-1, P), n_query, scale)
+            part_UD = torch.bmm(share_UP.view(len(keys_XDP), -1, P), values_XPD).view(-1, n_query * width)
+        return torch.embedding_bag(part_UD, order.part_X, order.first, False, 0)[0].view(len(qkv_nSD), -1)
+
+    def _shares(self, score_UP: Tensor, n_query: int, scale: float) -> Tensor:
+        """What each position adds, by units, of its score."""
+        order = self._order
+        score_nHL = score_UP.index_select(0, order.unit_X).view(order.n_rows, n_query, -1)
+        share_nHL = torch.softmax(torch.add(self._mask_n1L, score_nHL, alpha=scale), dim=-1)
+        return share_nHL.view(-1, P).index_select(0, order.share_U)
+
+    def _cells_of(self, room: int, n_key: int) -> Tensor:
+        """(n, 2 K): where keys and values of the new tokens are in a layer that is a table of vectors."""
+        layer_S = torch.arange(2).repeat_interleave(n_key) * room * n_key + torch.arange(n_key).repeat(2)
+        return (self._block_n1 * n_key + layer_S) * P + self._position_n1

@@ -1,0 +1,129 @@
+"""Sampling: uniforms of a counter-based generator, and the inverse of the distribution.
+
+A token depends on its logits, its seed and its position, and on nothing else: not on who is in the batch, not on the
+process. Shapes: n rows, V vocabulary, W tokens of a part of it, G parts.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actors.cpu.build import applies
+from actors.cpu.sampler import sampled
+
+W = 64
+FEW = 1024  # tokens of a vocabulary that is one part
+
+
+def sample(
+    logits_nV: Tensor, *, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """One token a row, and its log-prob under the whole distribution at the row's temperature (float32).
+
+    Temperature 0 takes the likeliest token and gives its log-prob at temperature 1.
+    """
+    if not (applies(logits_nV.dtype, logits_nV.device) and logits_nV.is_contiguous()):
+        return _by_torch(logits_nV, temperatures, top_ps, uniforms)
+    tokens, logps = sampled(logits_nV, temperatures, uniforms)
+    cut = [row for row, top_p in enumerate(top_ps) if top_p < 1 and temperatures[row] > 0]
+    if cut:  # these alone: what a row gets does not depend on the rows beside it
+        heats, nuclei, at = ([of[row] for row in cut] for of in (temperatures, top_ps, uniforms))
+        for row, token, logp in zip(cut, *_by_torch(logits_nV[cut], heats, nuclei, at), strict=True):
+            tokens[row], logps[row] = token, logp
+    return tokens, logps
+
+
+def _by_torch(
+    logits_nV: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    device = logits_nV.device
+    weight_nV = torch.softmax(_tempered(logits_nV.float(), temperatures), dim=-1)
+    cut = [row for row, top_p in enumerate(top_ps) if top_p < 1 and temperatures[row] > 0]
+    if cut:
+        p_c = torch.tensor([top_ps[row] for row in cut], device=device)
+        weight_nV[cut] = nucleus(weight_nV[cut], p_c)
+    token_n = invert(weight_nV, torch.tensor(uniforms, dtype=torch.float64, device=device))
+    greedy = [row for row, temperature in enumerate(temperatures) if temperature == 0]
+    if greedy:
+        token_n[greedy] = logits_nV[greedy].argmax(-1)
+    chosen_n = weight_nV.gather(-1, token_n[:, None])[:, 0].log()  # what is chosen keeps its weight in a nucleus
+    return token_n.tolist(), chosen_n.tolist()
+
+
+def _tempered(logits_nV: Tensor, temperatures: Sequence[float]) -> Tensor:
+    if all(t in (0, 1) for t in temperatures):
+        return logits_nV
+    heat_n = torch.tensor([t if t > 0 else 1.0 for t in temperatures], device=logits_nV.device)
+    return logits_nV / heat_n[:, None]
+
+
+def nucleus(weight_nV: Tensor, top_p_n: Tensor) -> Tensor:
+    """The weights with all but the smallest set of likeliest tokens that reaches top_p set to 0."""
+    sorted_nV, order_nV = weight_nV.sort(dim=-1, descending=True)
+    before_nV = sorted_nV.cumsum(-1, dtype=torch.float64) - sorted_nV
+    sorted_nV = sorted_nV.masked_fill(before_nV >= top_p_n[:, None], 0.0)
+    return torch.zeros_like(weight_nV).scatter_(-1, order_nV, sorted_nV)
+
+
+def invert(weight_nV: Tensor, uniform_n: Tensor) -> Tensor:
+    """Index of the token in whose share of the total weight the uniform falls; never one of weight 0.
+
+    In a large vocabulary first the part, then the token in it: running sums over whole rows take most of the time.
+    """
+    if weight_nV.shape[-1] <= FEW:
+        cdf_nV = weight_nV.cumsum(-1, dtype=torch.float64)
+        return _passing(cdf_nV, uniform_n[:, None] * cdf_nV[:, -1:])[:, 0]
+    n_short = -weight_nV.shape[-1] % W
+    part_nGW = (F.pad(weight_nV, (0, n_short)) if n_short else weight_nV).view(len(weight_nV), -1, W)
+    sum_nG = part_nGW.sum(-1).double()  # rounded as the weights are
+    upto_nG = sum_nG.cumsum(-1)
+    target_n1 = uniform_n[:, None] * upto_nG[:, -1:]
+    which_n1 = _passing(upto_nG, target_n1)
+    rest_n1 = target_n1 - upto_nG.gather(-1, which_n1) + sum_nG.gather(-1, which_n1)
+    cdf_nW = part_nGW.gather(1, which_n1[:, :, None].expand(-1, -1, W))[:, 0].cumsum(-1, dtype=torch.float64)
+    return (which_n1 * W + _passing(cdf_nW, rest_n1.clamp_(min=0)))[:, 0]
+
+
+def _passing(cdf_nC: Tensor, target_n1: Tensor) -> Tensor:
+    """Where each row's running sum first is over the target, or over the number just below all."""
+    total_n1 = cdf_nC[:, -1:]
+    inside_n1 = torch.minimum(target_n1, torch.nextafter(total_n1, torch.zeros_like(total_n1)))
+    return torch.searchsorted(cdf_nC, inside_n1, right=True)
+
+
+N = 8  # numbers of one digest
+
+
+class Uniforms:
+    """The uniform numbers in [0, 1) of one seed, one for each position."""
+
+    __slots__ = ("_at", "_numbers", "_seeded")
+
+    def __init__(self, seed: tuple[int, ...]) -> None:
+        self._seeded = hashlib.blake2b(",".join(map(str, seed)).encode(), digest_size=8 * N)
+        self._at: int | None = None  # the last digest that was made, as one comes after the other
+        self._numbers: tuple[float, ...] = ()
+
+    def at(self, position: int) -> float:
+        which, place = divmod(position, N)
+        return self._of(which)[place]
+
+    def run(self, first: int, n: int) -> list[float]:
+        """Those of n positions."""
+        found: list[float] = []
+        while len(found) < n:
+            which, place = divmod(first + len(found), N)
+            found += self._of(which)[place : place + n - len(found)]
+        return found
+
+    def _of(self, which: int) -> tuple[float, ...]:
+        if which != self._at:
+            hashed = self._seeded.copy()
+            hashed.update(b"@%d" % which)
+            numbers = struct.unpack("<8Q", hashed.digest())
+            self._at, self._numbers = which, tuple([(number >> 11) * 2.0**-53 for number in numbers])
+        return self._numbers

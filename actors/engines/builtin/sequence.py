@@ -1,0 +1,53 @@
+"""One request under way: what it was given, what was sampled so far, and by which versions; knows no model."""
+
+from dataclasses import dataclass, field
+
+from actors.engines.builtin.sampler import Uniforms
+from actors.engines.protocol import Completion, Request
+from areal_bus.messages import Finish
+
+
+@dataclass(slots=True)
+class Row:
+    """One live request."""
+
+    request: Request
+    prompt: tuple[int, ...]
+    uniforms: Uniforms
+    filled: int  # version that computed the keys and values of its prompt
+    cached: bool = False  # all but its last token are in the cache
+    sampled: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    spans: list[list[int]] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.sampled)
+
+    @property
+    def last(self) -> int:
+        return self.sampled[-1] if self.sampled else self.prompt[-1]
+
+    @property
+    def n_left(self) -> int:
+        """Tokens that it may still get."""
+        return self.request.max_new_tokens - len(self.sampled)
+
+    def add(self, tokens: list[int], logps: list[float], version: int) -> None:
+        self.sampled += tokens
+        self.logps += logps
+        if self.spans and self.spans[-1][0] == version:
+            self.spans[-1][1] += len(tokens)
+        else:
+            self.spans.append([version, len(tokens)])
+
+    def completion(self, finish: Finish) -> Completion:
+        return Completion(self.request.key, self.sampled, self.logps, self.spans, str(finish))
+
+
+def live(request: Request, *, version: int) -> Row:
+    """The request as it begins at this version; what is done of it is sampled, and not in the cache."""
+    row = Row(request, tuple(request.ids), Uniforms(request.seed), filled=version)
+    if (done := request.done) is not None:
+        row.sampled, row.logps, row.spans = list(done.ids), list(done.logps), [list(x) for x in done.spans]
+    return row

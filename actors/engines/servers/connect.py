@@ -1,0 +1,110 @@
+"""From settings to a server and the engine over it: starts the server, or attaches to one that runs."""
+
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from actors.engines.servers.engine import ServerEngine
+from actors.engines.servers.http_client import Link, Refused
+from actors.engines.servers.model_spec import Shape, shape_of
+from actors.engines.servers.protocol import LOOPBACK, Kind, Met, number
+from actors.engines.servers.server_process import ServerProcess, free_port, installed, interpreter
+from actors.engines.servers.sglang import SGLANG
+from actors.engines.servers.vllm import VLLM_SERVER
+from actors.models.loading import empty_model, stop_ids
+from actors.runtime.context import Context
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError, EngineLost
+
+POLL_S = 0.2
+KINDS = {"sglang": SGLANG, "vllm": VLLM_SERVER}  # by rollout.engine
+
+
+def open_engine(context: Context, config: Config, tokenizer: Any) -> ServerEngine:
+    """The engine of this generator, its server ready for the first weights.
+
+    Raises ConfigError for a server that cannot serve the run, or that is not there when the job begins; EngineLost for
+    such a one later.
+    """
+    model = empty_model(context.model_folder, config.model.dtype, "meta")
+    shape = shape_of(model)
+    architecture = (getattr(model.config, "architectures", None) or [""])[0]
+    try:
+        return _open(context, config, shape, architecture, stop_ids(model, tokenizer))
+    except (ConfigError, EngineLost) as error:
+        if context.incarnation:
+            raise EngineLost(str(error)) from error
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"rollout.engine = {config.rollout.engine!r}: {error}") from error
+
+
+def _open(context: Context, config: Config, shape: Shape, architecture: str, stops: frozenset[int]) -> ServerEngine:
+    kind = KINDS[config.rollout.engine]
+    process, url = _process(kind, context, config, shape)
+    link = Link(url)
+    address, interface = LOOPBACK if process is not None else (context.address, context.interface)
+    name = f"{context.name}-{uuid.uuid4().hex[:12]}"
+    try:
+        wait_ready(link, kind.ready, process, timeout_s=config.engine.start_timeout_s)
+        is_known = context.incarnation > 0
+        server = kind.meet(Met(link, process, config, shape, architecture, stops, name, address, interface, is_known))
+    except BaseException:
+        link.close()
+        if process is not None:
+            process.close()
+        raise
+    return ServerEngine(
+        server,
+        link,
+        shape,
+        name=name,
+        on_update=config.rollout.on_update,
+        stop_ids=stops,
+        silent_s=config.engine.silent_s,
+        call_timeout_s=config.engine.call_timeout_s,
+    )
+
+
+def _process(kind: Kind, context: Context, config: Config, shape: Shape) -> tuple[ServerProcess | None, str]:
+    """The server, when it is ours, and its address."""
+    urls = config.engine.urls
+    if urls and context.index >= len(urls):
+        raise ConfigError(
+            f"engine.urls has a server for each generator: {len(urls)} for generator {context.index}; add one"
+        )
+    if urls:
+        return None, urls[context.index]
+    python = interpreter(config.engine.python, Path(context.config_folder))
+    version = installed(python, *kind.packages)
+    if number(version) < kind.oldest:
+        oldest = ".".join(map(str, kind.oldest))
+        raise ConfigError(f"{kind.packages[0]} {oldest} or newer is needed: {python} has {version}; upgrade it")
+    port = free_port()
+    command = [python, *kind.command(context, config, most_tokens=shape.most_tokens, port=port)]
+    log = context.folder / "logs" / f"{context.name}.server.txt"
+    return ServerProcess(command, log, kind.environment(context)), f"http://127.0.0.1:{port}"
+
+
+def wait_ready(link: Link, path: str, process: ServerProcess | None, *, timeout_s: float) -> None:
+    """Until it answers. Raises EngineLost when it ends or does not within that time; one that runs answers at once."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            link.call("GET", path, timeout_s=10.0)
+        except Refused as error:
+            if error.status == 404:  # an older one, which the probe looks at
+                return
+            why = str(error)
+        except EngineLost as error:
+            if process is None:
+                raise EngineLost(f"{error}; start it, or correct engine.urls") from None
+            why = str(error)
+        else:
+            return
+        if process is not None:
+            process.check()
+        if time.monotonic() > deadline:
+            raise EngineLost(f"a server must be ready within engine.start_timeout_s ({timeout_s:g}): {why}")
+        time.sleep(POLL_S)

@@ -1,0 +1,99 @@
+"""The model that a server serves: the forms of its weights, and what it can be asked for; knows no server."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers.conversion_mapping import get_model_conversion_mapping
+
+from actors.engines.builtin import limits
+from actors.engines.protocol import Request
+from areal_bus.errors import ConfigError, EngineError, EngineLost
+
+ROUNDING = 1e-2  # by which a log-prob may be over 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What must be known of a model that lives elsewhere."""
+
+    parameters: Mapping[str, Any]  # name -> tensor on the meta device: shapes and types
+    vocabulary: int
+    most_tokens: int  # positions that it holds
+    tied: Mapping[str, str] = field(default_factory=dict)  # name of a weight that is another one -> of that one
+
+    def check_request(self, request: Request) -> None:
+        """Raises EngineError for what cannot be served; servers do not survive all of it."""
+        total, most, vocabulary = len(request.ids) + request.max_new_tokens, self.most_tokens, self.vocabulary
+        rules = [
+            (not request.ids, "a prompt has at least one token"),
+            (request.max_new_tokens < 1, f"at least one new token is asked for, not {request.max_new_tokens}"),
+            (request.temperature < 0, f"a temperature is 0 or more, not {request.temperature}"),
+            (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
+            (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
+             f"{request.max_new_tokens}"),
+            (not limits.are_words(request.ids, vocabulary), f"token ids are below {vocabulary}"),
+            *limits.rules_of_done(request, vocabulary),
+        ]  # fmt: skip
+        for broken, sentence in rules:
+            if broken:
+                raise EngineError(sentence)
+
+    def check_sampled(self, ids: Sequence[int], logps: Sequence[float]) -> None:
+        """Raises EngineLost for what is no token of the model, or no log-prob."""
+        for token in ids:
+            if not 0 <= token < self.vocabulary:
+                raise EngineLost(f"a server samples token ids below {self.vocabulary}: it has sampled {token}")
+        for logp in logps:
+            if not (math.isfinite(logp) and logp <= ROUNDING):
+                raise EngineLost(f"a log-prob is a number, and at most 0: a server gave {logp}")
+
+    def check_weights(self, tensors: Mapping[str, Any]) -> None:
+        """Raises EngineError unless these are all the weights and no others."""
+        odd = sorted(tensors.keys() ^ self.parameters.keys())
+        odd = odd or [name for name, form in self.parameters.items() if tensors[name].shape != form.shape]
+        if odd:
+            raise EngineError(f"an update brings every weight of the model and no other: {len(odd)} differ ({odd[0]})")
+
+
+def shape_of(model: Any) -> Shape:
+    """Raises ConfigError for a model whose parameters have other names than its files: servers pass over those names
+    without a word, and would sample with the weights that they were started with.
+    """
+    if get_model_conversion_mapping(model, add_legacy=False):
+        raise ConfigError(
+            "a server is sent weights under the names that the model's files have: transformers joins or renames those "
+            f'of {model.config.model_type}; set rollout.engine = "builtin"'
+        )
+    parameters = dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    every = model.named_parameters(remove_duplicate=False)
+    return Shape(
+        parameters=parameters,
+        tied={name: names[id(parameter)] for name, parameter in every if name not in parameters},
+        vocabulary=int(model.get_input_embeddings().num_embeddings),
+        most_tokens=limits.most_tokens(model.config),
+    )
+
+
+def check_names(url: str, served: Iterable[str], names: Iterable[str]) -> None:
+    """Whether its weights are those of the model, as far as names tell: it joins some. It passes over weights that it
+    is not sent without a word, so that those of more layers would stay as they are.
+    """
+    theirs, ours = parts(name.rpartition(":")[2] for name in served), parts(names)
+    if odd := sorted(theirs ^ ours):
+        raise ConfigError(
+            f"the server must serve the model of this run: {url} and model.path differ in {odd[0]!r}; start it with "
+            "the folder of model.path"
+        )
+
+
+def parts(names: Iterable[str]) -> set[str]:
+    """Of what is numbered the numbers, and whether there are biases; a server's own scales are its affair."""
+    found = set()
+    for name in names:
+        found.update({name.rpartition(".")[2]} & {"bias"})
+        found.update(re.findall(r"\w+\.\d+(?=\.)", name))
+    return found

@@ -1,0 +1,91 @@
+"""Weights from this process to one server: a torch.distributed group of the two, and broadcasts in it.
+
+The group is built by the sequence that servers use for theirs (`init_custom_process_group`, of vLLM, SGLang, OpenRLHF):
+a TCPStore here, PrefixStore(name) on it, what torch's own helper puts before that, gloo. Rank 0 is here, the server's
+ranks follow. Host memory to whatever the server computes on: gloo copies to a GPU at the server's end.
+"""
+
+import ctypes
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import BroadcastOptions, PrefixStore  # type: ignore[attr-defined]
+
+from areal_bus.errors import EngineLost
+from areal_bus.weights.process_group import Listener, brief, gloo, serve_store
+
+PAUSE_S = 0.002
+
+
+class Relay:
+    """One group of one server. A failure ends it for good: the server that it belongs to is not one to go on with."""
+
+    def __init__(self, *, address: str, interface: str) -> None:
+        self._store, endpoint = serve_store(address)
+        host, _, port = endpoint.rpartition(":")
+        self.host, self.port = host.strip("[]"), int(port)
+        self._device = Listener(address, interface).device
+        self._group: Any = None
+        self._under_way: list[Any] = []
+
+    def meet(self, name: str, size: int, call: "Future[Any]", *, timeout_s: float) -> None:
+        """Build the group with a server that `call` has told to. Raises EngineLost, or what ended the call."""
+        outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def build() -> None:
+            store = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, self._store)))
+            try:
+                outcome.put(gloo(store, 0, size, self._device, timeout_s))
+            except Exception as error:  # noqa: BLE001  raised again below, if anybody still waits
+                outcome.put(error)
+
+        threading.Thread(target=build, name=f"meets {name}", daemon=True).start()
+        self._until(lambda: not outcome.empty() and call.done(), call, "to join its update group", timeout_s)
+        group = outcome.get()
+        if isinstance(group, Exception):
+            raise EngineLost(f"the server must join its update group: {brief(group)}") from group
+        self._group = group
+
+    def send(self, tensors: Sequence[Tensor], call: "Future[Any]", *, timeout_s: float) -> None:
+        """Broadcast these, in order, to a server that `call` has told to receive them; until the call has ended.
+
+        Raises EngineLost, or what ended the call.
+        """
+        options = BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        options.timeout = timedelta(seconds=timeout_s)
+        try:
+            self._under_way = [self._group.broadcast([tensor], options) for tensor in tensors]
+            self._until(lambda: call.done() and self._is_sent(), call, "to take the weights", timeout_s)
+        except RuntimeError as error:
+            raise EngineLost(f"the server has {timeout_s:g} s to take the weights: {brief(error)}") from error
+        self._under_way = []
+
+    def close(self) -> None:
+        """Let go of the group; one that is stuck is left to the end of the process."""
+        if any(not work.is_completed() for work in self._under_way):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))  # its destructor would wait for them
+        self._group = None
+
+    def _is_sent(self) -> bool:
+        for work in [work for work in self._under_way if work.is_completed()]:
+            self._under_way.remove(work)
+            work.wait()  # raises what ended it
+        return not self._under_way
+
+    def _until(self, done: Callable[[], bool], call: "Future[Any]", what: str, timeout_s: float) -> None:
+        """Poll; a call that has failed ends the wait at once."""
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            if call.done() and (error := call.exception()) is not None:
+                raise error
+            if time.monotonic() >= deadline:
+                raise EngineLost(f"the server has {timeout_s:g} s {what}: it has not")
+            time.sleep(PAUSE_S)
+        call.result()

@@ -1,0 +1,242 @@
+"""An engine that makes its tokens up: it costs nearly no CPU and keeps the protocol; knows no bus and no model.
+
+Lengths come from a law and the request's seed, speeds from another law and the clock, tokens from `keyed`. What it
+holds of the weights is their key. Versions, spans and log-probs are as true as a real engine's, of a distribution that
+is no language model's: what such a job is for, and what not, is in docs/engines.md.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from actors.engines.builtin.sequence import Row, live
+from actors.engines.protocol import Completion, Done, Request
+from actors.engines.simulated.token_law import Ranks, Reading, key_of
+from areal_bus.errors import ConfigError, EngineError
+from areal_bus.messages import Finish
+from areal_bus.workload import Lengths, Speeds
+
+if TYPE_CHECKING:
+    from actors.engines.servers.model_spec import Shape
+
+WAIT_S = 0.02  # that a step waits for its time, at most: messages are heard in between
+LATE_S = 1.0  # a process that was stopped makes up for so much of the time, and no more
+
+Key = tuple[str, int, int, int, int]
+
+
+@dataclass(slots=True)
+class Text:
+    """One live sample."""
+
+    row: Row
+    reading: Reading
+    ranks: Ranks
+    ends_at: int  # sampled tokens, the one that ends it included; it may be cut before
+
+
+class SimulatedEngine:
+    """An `Engine` without a model. `clock` and `wait` are the monotonic one and sleep, or a virtual pair."""
+
+    def __init__(
+        self,
+        shape: "Shape",
+        *,
+        stop_ids: frozenset[int],
+        n_slots: int,
+        lengths: Lengths,
+        speeds: Speeds,
+        on_update: Literal["recompute", "keep", "drain"] = "recompute",
+        clock: Callable[[], float],
+        wait: Callable[[float], None],
+    ) -> None:
+        """Raises ConfigError for a vocabulary in which no text can end, or none can go on."""
+        self._tokens = [token for token in range(shape.vocabulary) if token not in stop_ids]
+        if not self._tokens or len(self._tokens) == shape.vocabulary:
+            raise ConfigError(
+                'rollout.engine = "simulated" ends its texts with the model\'s stop token: of its '
+                f"{shape.vocabulary} tokens {shape.vocabulary - len(self._tokens)} stop"
+            )
+        self._shape, self._stop, self._n_slots = shape, min(stop_ids), n_slots
+        self._lengths, self._speeds, self._on_update = lengths, speeds, on_update
+        self._clock, self._wait = clock, wait
+        self._waiting: dict[Key, Request] = {}  # in the order in which they came
+        self._texts: dict[Key, Text] = {}
+        self._due = clock()  # when the step under way ends
+        self._held: tuple[int, int] | None = None  # (term, version)
+        self._key = b""  # of the weights held
+        self._holds = False  # no further request is begun before the next update
+        self._rests = False  # nothing is sampled before the next update
+        self._n_tokens = 0
+
+    @property
+    def version(self) -> int | None:
+        return None if self._held is None else self._held[1]
+
+    @property
+    def n_live(self) -> int:
+        return len(self._texts) + len(self._waiting)
+
+    @property
+    def n_tokens(self) -> int:
+        return self._n_tokens
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
+        if request.key in self._texts or request.key in self._waiting:
+            raise EngineError(f"keys are unique among live requests: {request.key}")
+        self._shape.check_request(request)
+        self._waiting[request.key] = request
+
+    def step(self) -> list[Completion]:
+        """The steps whose time has come, up to one that ends a sample; waits a moment when none has."""
+        version = self.version
+        if version is None or self._rests:
+            return []
+        now = self._clock()
+        self._begin(version, now)
+        if not self._texts:
+            return []
+        if self._due > now:
+            self._wait(min(self._due - now, WAIT_S))
+            now = self._clock()
+        self._due = max(self._due, now - LATE_S)
+        ended: list[Completion] = []
+        while self._due <= now and not ended:
+            for text in self._texts.values():
+                self._sample(text, version)
+            self._due += self._speeds.step_s(len(self._texts))
+            ended = self._collect()
+        return ended
+
+    def abort(self, key: Key) -> Completion | None:
+        """Forget a request; what it had so far, or None when it is not live."""
+        if (request := self._waiting.pop(key, None)) is not None:
+            return live(request, version=0).completion(Finish.ABORT)
+        text = self._texts.pop(key, None)
+        return None if text is None else text.row.completion(Finish.ABORT)
+
+    def newest(self, key: Key) -> int | None:
+        """Version that sampled the latest token of a request; None when it has none, or is not live."""
+        return done.spans[-1][0] if (done := self.so_far(key)) is not None else None
+
+    def so_far(self, key: Key) -> Done | None:
+        """What a live request has, as a copy; None when it has no token, or is not live."""
+        if (request := self._waiting.get(key)) is not None:
+            return request.done
+        text = self._texts.get(key)
+        if text is None or not text.row.sampled:
+            return None
+        row = text.row
+        return Done(list(row.sampled), list(row.logps), [list(span) for span in row.spans])
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Name -> tensor on the meta device; a tied weight once."""
+        return self._shape.parameters
+
+    def hold(self) -> bool:
+        """Begin no episode before the next update; whether one is under way."""
+        self._holds = True
+        return bool(self._texts) or any(key[4] for key in self._waiting)
+
+    def pause(self) -> None:
+        """Sample nothing before the next update."""
+        self._rests = True
+
+    def check(self) -> None:
+        """Nothing that it needs is in another process."""
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
+        """Take the key of new weights; running requests go on by `on_update`. Returns `tensors`: they are free.
+
+        Raises EngineError, with nothing changed, when names or shapes differ or (term, version) is older than what is
+        held.
+        """
+        if self._held is not None and (term, version) < self._held:  # I6
+            raise EngineError(
+                f"versions never go back within a term: version {version} of term {term} comes after version "
+                f"{self._held[1]} of term {self._held[0]}"
+            )
+        self._shape.check_weights(tensors)
+        cost_s = self._speeds.update_s
+        if self._on_update != "keep" or self._held is None or term > self._held[0]:  # of lost weights nothing is kept
+            cost_s += self._speeds.prefill_s(self._read_again(version))
+        self._key = key_of(tensors)
+        self._held, self._holds, self._rests = (term, version), False, False
+        self._due = max(self._due, self._clock()) + cost_s
+        return tensors
+
+    def _read_again(self, version: int) -> int:
+        """All samples forget what they have read. Returns the tokens to prefill, a prompt of several samples once."""
+        for text in self._texts.values():
+            text.reading, text.row.filled = Reading(), version
+        rows = [text.row for text in self._texts.values()]
+        return sum(len(row.sampled) for row in rows) + sum(map(len, {row.prompt for row in rows}))
+
+    def _begin(self, version: int, now: float) -> None:
+        """Waiting requests take the free slots, first those that go on with an episode; while it holds, only those.
+
+        A prompt that is there already costs no prefill: the samples of a group share it.
+        """
+        n_free = self._n_slots - len(self._texts)
+        may_begin = [key for key in self._waiting if key[4] or not self._holds] if n_free else []
+        taken = sorted(may_begin, key=lambda key: not key[4])[:n_free]
+        if not taken:
+            return
+        if not self._texts:
+            self._due = max(self._due, now)
+        prompts = {text.row.prompt for text in self._texts.values() if text.row.filled == version}
+        is_first = not self._texts
+        for key in taken:
+            text = self._texts[key] = self._text(self._waiting.pop(key), version)
+            shared = text.row.prompt in prompts and not text.row.sampled
+            self._due += 0.0 if shared else self._speeds.prefill_s(text.row.length)
+            prompts.add(text.row.prompt)
+        if is_first:
+            self._due += self._speeds.step_s(len(self._texts))
+
+    def _text(self, request: Request, version: int) -> Text:
+        row = live(request, version=version)
+        ranks = _ranks(len(self._tokens), request.temperature, request.top_p)
+        quantile = row.uniforms.at(-len(row.prompt))  # no token has this position
+        return Text(row, Reading(), ranks, self._lengths.draw(quantile, beyond=len(row.sampled)))
+
+    def _sample(self, text: Text, version: int) -> None:
+        """The next token: the end of the text by its hazard, or one by its rank."""
+        row, reading = text.row, text.reading
+        reading.read(self._key, [*row.prompt, *row.sampled][reading.n :] if reading.n + 1 < row.length else [row.last])
+        n = len(row.sampled) + 1
+        hazard = self._lengths.hazard(n)
+        rank = text.ranks.at(row.uniforms.at(row.length))
+        if self._ends(text, n, hazard):
+            row.add([self._stop], [math.log(hazard)], version)
+        else:
+            token = self._tokens[(rank + reading.turn(len(self._tokens))) % len(self._tokens)]
+            row.add([token], [math.log1p(-hazard) + text.ranks.logps[rank]], version)
+        self._n_tokens += 1
+
+    def _ends(self, text: Text, n: int, hazard: float) -> bool:
+        """At temperature 0 when nothing is likelier."""
+        if not text.row.request.temperature:
+            return hazard > (1.0 - hazard) * math.exp(text.ranks.logps[0])
+        return n == text.ends_at
+
+    def _collect(self) -> list[Completion]:
+        """Take out the samples that ended."""
+        ended = []
+        for key, text in list(self._texts.items()):
+            row = text.row
+            if row.last == self._stop or len(row.sampled) >= row.request.max_new_tokens:
+                del self._texts[key]
+                ended.append(row.completion(Finish.STOP if row.last == self._stop else Finish.LENGTH))
+        return ended
+
+
+@lru_cache(maxsize=8)
+def _ranks(n: int, temperature: float, top_p: float) -> Ranks:
+    return Ranks(n, temperature=temperature, top_p=top_p)

@@ -1,0 +1,293 @@
+"""Groups become trajectories: episodes over an engine; knows no bus, no reward and no weights."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from actors.engines.protocol import Done, Engine, Request
+from actors.runtime.context import dump
+from actors.runtime.user_code import describe, place_of, trace_of
+from actors.runtime.user_failures import Failures
+from actors.workflows.episode_runner import Asked, Awaited, EpisodeRun, Wish
+from actors.workflows.protocol import Workflow
+from areal_bus.config.sections import Config
+from areal_bus.core.events import Event
+from areal_bus.errors import ConfigError, EngineError, PromptTooLong, WorkflowError
+from areal_bus.journal import Journal
+from areal_bus.messages import Partial, Prompt, Refund, Trajectory, Unsampled
+
+Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
+Group = tuple[str, int, int]  # evaluation, uid, attempt
+Outcome = Trajectory | Unsampled
+
+
+@dataclass(slots=True)
+class Live:
+    """One sample under way."""
+
+    run: EpisodeRun
+    row: dict[str, Any]
+    seed: tuple[int, ...]
+    lease: str  # id of the lease that it is of
+    began: float  # monotonic
+    begun: Partial | None = None  # what another generator had of it
+    n_reported: int = 0  # tokens that the head knows of
+    awaits: Awaited | None = None  # what it waits for outside the engine
+
+
+class Sampling:
+    """Owns the live episodes of one generator."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        workflow: Workflow,
+        tokenizer: Any,
+        config: Config,
+        *,
+        name: str,
+        journal: Journal,
+        failures: Failures | None = None,
+    ) -> None:
+        """`failures` hears where the workflow failed, and that it works."""
+        self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
+        self._config, self._name, self._journal, self._failures = config, name, journal, failures
+        self._live: dict[Key, Live] = {}
+        self._begun: dict[Key, Partial] = {}  # of samples whose prompt follows
+        self.term = 0  # stamped on every trajectory when it is complete
+
+    @property
+    def n_live(self) -> int:
+        return len(self._live)
+
+    def begin(self, prompt: Prompt) -> Iterator[Outcome]:
+        """Start the samples of a group; yields what ended at once (a group that cannot be sampled, once)."""
+        row = json.loads(prompt.row)
+        begun, self._begun = self._begun, {}
+        for sample in prompt.samples:
+            key = (prompt.evaluation, prompt.uid, prompt.attempt, sample)
+            if key in self._live:  # said twice
+                continue
+            run = self._run(key, row)
+            seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
+            live = self._live[key] = Live(run, row, seed, prompt.lease, time.monotonic(), begun=begun.get(key))
+            evaluation = {"evaluation": prompt.evaluation} if prompt.evaluation else {}
+            outcome = self._advance(key, run.start)
+            done = {"n_done": live.n_reported} if live.n_reported else {}
+            ids = {"uid": prompt.uid, "sample": sample, "attempt": prompt.attempt}
+            self._journal.write(Event.REQUEST, **ids, **evaluation, **done)
+            if outcome is not None:
+                yield outcome
+            if isinstance(outcome, Unsampled):
+                return
+
+    def _run(self, key: Key, row: dict[str, Any]) -> EpisodeRun:
+        evaluation, uid, attempt, sample = key
+        of = f" of evaluation {evaluation!r}" if evaluation else ""
+        name = f"uid {uid} sample {sample} attempt {attempt}{of}"
+        return EpisodeRun(self._workflow, row, self._tokenizer, name=name, temperature=self._temperature(key))
+
+    def _temperature(self, key: Key) -> float:
+        return self._config.evaluate.temperature if key[0] else self._config.gconfig.temperature
+
+    def go_on_from(self, partial: Partial) -> None:
+        """What there is already of a sample whose prompt follows."""
+        self._begun["", partial.uid, partial.attempt, partial.sample] = partial
+
+    def forget_begun(self) -> None:
+        """No prompt follows after all."""
+        self._begun.clear()
+
+    def partials(self, *, at_least: int, anew: bool = False) -> Iterator[Partial]:
+        """Training samples in their first turn that have so many tokens more than the head knows of (anew: than 0)."""
+        for key, live in self._live.items():
+            if key[0] or live.run.n_turns != 1:
+                continue
+            done = self._engine.so_far((*key, 0))
+            if done is not None and len(done.ids) - (0 if anew else live.n_reported) >= at_least:
+                live.n_reported = len(done.ids)
+                yield self._partial(key, live, done)
+
+    def _partial(self, key: Key, live: Live, done: Done) -> Partial:
+        given = live.run.ids
+        return Partial(
+            uid=key[1],
+            sample=key[3],
+            attempt=key[2],
+            term=self.term,
+            segments=[[len(given), len(done.ids)]],
+            spans=done.spans,
+            ids=np.asarray(given + done.ids, dtype="<i4").tobytes(),
+            logps=np.asarray(done.logps, dtype="<f4").tobytes(),
+            lease=live.lease,
+        )
+
+    def step(self) -> Iterator[Outcome]:
+        """A decode step of the engine, or some on end; yields what ended with it."""
+        for completion in self._engine.step():
+            key = completion.key[:4]
+            if key in self._live:  # a sibling's failure may have ended it just now
+                outcome = self._advance(key, partial(self._live[key].run.answer, completion))
+                if outcome is not None:
+                    yield outcome
+
+    @property
+    def is_idle(self) -> bool:
+        """All samples wait for something outside the engine."""
+        return all(live.awaits is not None for live in self._live.values())
+
+    @property
+    def is_midway(self) -> bool:
+        """A sample has tokens and waits for something outside the engine."""
+        return any(live.awaits is not None and live.run.logps for live in self._live.values())
+
+    def go_on(self) -> Iterator[Outcome]:
+        """Let the samples go on whose wait outside the engine is over; yields what ended with it."""
+        for key in [key for key, live in self._live.items() if live.awaits is not None and live.awaits.ready()]:
+            if key in self._live:
+                outcome = self._advance(key, self._live[key].run.go_on)
+                if outcome is not None:
+                    yield outcome
+
+    def cancel(self, evaluation: str, uid: int, attempt: int) -> None:
+        """End every sample of a group; nothing of it is wanted."""
+        for key in [key for key in self._live if key[:3] == (evaluation, uid, attempt)]:
+            live = self._live.pop(key)
+            if live.run.n_turns:
+                self._engine.abort((*key, live.run.n_turns - 1))
+            live.run.close()
+
+    def cancel_all(self) -> None:
+        """End every sample of every group."""
+        for group in {key[:3] for key in self._live}:
+            self.cancel(*group)
+
+    def lost(self, keeps: Callable[[int | None], bool]) -> set[Group]:
+        """Groups of which a sample has tokens of a version that does not count."""
+        return {key[:3] for key, live in self._live.items() if not keeps(self._newest(key, live))}
+
+    def _newest(self, key: Key, live: Live) -> int | None:
+        """Version of the sample's last token (they never decrease, I5); None before the first."""
+        asked = self._engine.newest((*key, live.run.n_turns - 1)) if live.run.n_turns else None
+        return live.run.spans[-1][0] if asked is None and live.run.spans else asked
+
+    def _advance(self, key: Key, resume: Callable[[], Wish]) -> Outcome | None:
+        """Let the episode go on; its trajectory when it has ended, and why not when it cannot."""
+        live = self._live[key]
+        live.awaits = None
+        try:
+            wish = resume()
+            while wish is not None:
+                if isinstance(wish, Asked):
+                    refusal = self._submit(key, live, wish)
+                    if refusal is None:
+                        return None
+                    wish = live.run.refuse(refusal)
+                elif wish.ready():
+                    wish = live.run.go_on()
+                else:
+                    live.awaits = wish
+                    return None
+            return self._finish(key)
+        except ConfigError:
+            raise  # the whole run is set up wrongly
+        except Exception as error:  # noqa: BLE001  the user's code: the group is refunded with the text (I3)
+            reason = Refund.PROMPT_TOO_LONG if isinstance(error, PromptTooLong) else Refund.SAMPLING_ERROR
+            text = str(error) if reason == Refund.PROMPT_TOO_LONG else self._fail(key, error)
+            self.cancel(*key[:3])
+            return Unsampled(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text[:2000])
+
+    def _fail(self, key: Key, error: Exception) -> str:
+        """Note where the workflow failed; what to say of it. Raises UserCodeFailed when it never works."""
+        place, trace = place_of(error), ""
+        if isinstance(error, WorkflowError):
+            place, trace = place or error.place or self._live[key].run.place, error.trace
+        text = describe(error, place)
+        if place and self._failures is not None:
+            about = f"{self._live[key].run.name}"
+            self._failures.note(
+                group=(key[0], key[1]), about=about, place=place, error=text, trace=trace or trace_of(error)
+            )
+        return text
+
+    def _submit(self, key: Key, live: Live, asked: Asked) -> EngineError | None:
+        """To the engine, or why it cannot take it."""
+        try:
+            self._engine.submit(self._request(key, live, asked))
+        except EngineError as error:
+            return error
+        return None
+
+    def _request(self, key: Key, live: Live, asked: Asked) -> Request:
+        gconfig = self._config.gconfig
+        max_new_tokens = asked.max_new_tokens or gconfig.max_new_tokens
+        done = self._done(live.begun, asked.ids, max_new_tokens) if live.begun is not None else None
+        live.begun, live.n_reported = None, live.n_reported if done is None else len(done.ids)
+        return Request(
+            key=(*key, live.run.n_turns - 1),
+            ids=asked.ids,
+            seed=(*live.seed, live.run.n_begun_anew) if live.run.n_begun_anew else live.seed,
+            max_new_tokens=max_new_tokens,
+            temperature=self._temperature(key),
+            top_p=gconfig.top_p,
+            done=done,
+        )
+
+    def _done(self, begun: Partial, ids: list[int], max_new_tokens: int) -> Done | None:
+        """What another generator had of a first turn; None when it cannot be gone on from here."""
+        known = np.frombuffer(begun.ids, dtype="<i4").tolist()
+        newest, held = begun.spans[-1][0], self._engine.version
+        is_same = known[: len(ids)] == ids and begun.segments[0][0] == len(ids)
+        if not is_same or held is None or newest > held or begun.n_sampled >= max_new_tokens:  # I5
+            return None
+        return Done(known[len(ids) :], np.frombuffer(begun.logps, dtype="<f4").tolist(), begun.spans)
+
+    def _finish(self, key: Key) -> Trajectory:
+        live = self._live.pop(key)
+        run, (evaluation, uid, attempt, sample) = live.run, key
+        assert run.episode is not None
+        if self._failures is not None:
+            self._failures.work()
+        self._journal.write(
+            Event.COMPLETION,
+            uid=uid,
+            sample=sample,
+            attempt=attempt,
+            **({"evaluation": evaluation} if evaluation else {}),
+            n_tokens=len(run.logps),
+            finish=run.finish,
+            versions=[number for span in run.spans for number in span],
+            **({"n_forgotten": run.n_forgotten} if run.n_forgotten else {}),
+        )
+        return Trajectory(
+            uid=uid,
+            sample=sample,
+            attempt=attempt,
+            evaluation=evaluation,
+            generator=self._name,
+            finish=run.finish,
+            segments=run.segments,
+            spans=run.spans,
+            seconds=time.monotonic() - live.began,
+            term=self.term,
+            ids=np.asarray(run.ids, dtype="<i4").tobytes(),
+            logps=np.asarray(run.logps, dtype="<f4").tobytes(),
+            prompt_text=run.prompt_text(),
+            text=run.episode.text,
+            row=dump({**live.row, **run.episode.row}),
+            turns=dump(run.turns()) if run.n_turns > 1 else "",
+            lease=live.lease,
+        )
+
+
+def evaluation_number(evaluation: str) -> int:
+    """0 for training; another number for each evaluation, so that their seeds never meet."""
+    if not evaluation:
+        return 0
+    return 1 + int.from_bytes(hashlib.blake2b(evaluation.encode(), digest_size=7).digest(), "little")

@@ -1,0 +1,121 @@
+"""What people see of a running job: a line a step and a summary at the end; knows figures, not where they come from."""
+
+import sys
+import time
+from typing import Any, TextIO
+
+from loguru import logger
+
+from areal_bus.core.evaluation import Evaluation
+from areal_bus.messages import Scored
+
+ACCURACY = "  accuracy"  # a column only where the reward function returns `correct`
+COLUMNS = f"  step  version   reward{ACCURACY}  lag mean/max  masked   KL(mism.)   tokens/s  time left"
+
+
+class Progress:
+    """Prints to one stream; every line stands alone, so that it reads well in a file, too."""
+
+    def __init__(self, *, total_steps: int, out: TextIO = sys.stdout) -> None:
+        self._total = total_steps
+        self._out = out
+        self._notes: dict[str, tuple[float, str]] = {}
+        self._began: float | None = None
+        self._since: int | None = None  # version that training began with
+        self._last = time.monotonic()
+        self._n_lines = 0
+        self._has_accuracy = False
+        self._muted = False
+
+    def say(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    def mute(self) -> None:
+        """Show no further progress."""
+        self._muted = True
+
+    def on(self, kind: str, fields: dict[str, Any]) -> None:
+        """One piece of progress, by its kind (areal_bus.core.effects.Progress)."""
+        if kind == "late":
+            logger.debug("head: {}", fields["text"])
+        if self._muted:
+            return
+        if kind == "step":
+            self._step(fields)
+        elif kind == "evaluation":
+            self._evaluation(fields)
+        elif kind == "note":
+            self._note(fields["name"], fields["text"])
+        elif kind == "alert":
+            self.say(f"{fields['level']}: {fields['text']}")
+        elif kind == "warning":
+            self.say(f"warning: {fields['text']}")
+        elif kind == "phase" and fields["phase"] == "training":
+            self._began = self._last = time.monotonic()
+            self._since = None
+
+    def _note(self, name: str, text: str) -> None:
+        """Start-up news of an actor: every new text, but counting ones at most every 5 s."""
+        now = time.monotonic()
+        at, before = self._notes.get(name, (-10.0, ""))
+        same = before.split(" ")[0] == text.split(" ")[0]
+        if text and (not same or now - at >= 5):
+            self._notes[name] = (now, text)
+            self.say(f"{name}: {text}")
+
+    def _evaluation(self, figures: dict[str, Any]) -> None:
+        accuracy = "" if figures["accuracy"] is None else f"accuracy {figures['accuracy']:.3f}, "
+        reward = "no reward" if figures["reward"] is None else f"reward {figures['reward']:.3f}"
+        failed = f", {figures['n_failed']} failed" if figures["n_failed"] else ""
+        self.say(
+            f"evaluation {figures['name']} (version {figures['version']}): {accuracy}{reward} "
+            f"on {figures['n']} held-out answers{failed}"
+        )
+
+    def _step(self, s: dict[str, Any]) -> None:
+        now = time.monotonic()
+        is_new = not self._has_accuracy and s.get("correct") is not None
+        self._has_accuracy = self._has_accuracy or is_new
+        if self._n_lines % 20 == 0 or is_new:
+            self.say(COLUMNS if self._has_accuracy else COLUMNS.replace(ACCURACY, ""))
+        self._n_lines += 1
+        step_s, self._last = now - self._last, now
+        elapsed = now - (self._began if self._began is not None else now - step_s)
+        self._since = s["version"] - 1 if self._since is None else self._since
+        left = elapsed / (s["version"] - self._since) * (self._total - s["version"])
+        lag = f"{s['lag_mean']:5.2f}/{s['lag_max']:<3.0f}" if "lag_max" in s else "      -  "
+        accuracy = f"  {cell(s.get('correct'), '8.3f')}" if self._has_accuracy else ""
+        self.say(
+            f"{s['version']:6d}  {s['v']:7d} {cell(s.get('reward'), '8.3f')}{accuracy}    {lag}"
+            f" {100 * s.get('masked_share', 0.0):6.1f}%   {cell(s.get('mismatch_kl'), '9.2e')}"
+            f"  {s.get('n_tokens', 0) / max(step_s, 1e-9):8.0f}  {clock(left):>9s}"
+        )
+
+
+def cell(value: float | None, form: str) -> str:
+    """A figure, or a dash as wide where the step has none."""
+    return "-".rjust(int(form.split(".")[0])) if value is None else format(value, form)
+
+
+def clock(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{s:02d}" if hours else f"{minutes}:{s:02d}"
+
+
+def comparison(before: Evaluation, after: Evaluation, n_problems: int = 3) -> list[str]:
+    """Some held-out answers before and after, for people."""
+    lines = []
+    for uid in range(min(n_problems, len(before.rows))):
+        first, last = (evaluation.scored.get((uid, 0)) for evaluation in (before, after))
+        if first is not None and last is not None:
+            question = " ".join(first.prompt_text.split())[-60:]
+            lines.append(f"  {question!r:64s} before: {_short(first)}   after: {_short(last)}")
+    return lines
+
+
+def _short(scored: Scored) -> str:
+    text = " ".join(scored.text.split())
+    mark = "" if scored.correct is None else (" (right)" if scored.correct else " (wrong)")
+    return repr(text if len(text) <= 28 else text[:25] + "...") + mark

@@ -1,0 +1,367 @@
+"""The learner actor: batches in, versions out; knows no rule of the ring, only what the head tells it.
+
+Consumes its share of each batch; waits for that share; is unblocked by the head; produces an update, and on rank 0 the
+snapshot that a side thread pushes while the next update is computed.
+"""
+
+import os
+import socket
+from dataclasses import asdict, replace
+
+import torch
+from loguru import logger
+
+from actors.cpu.helpers import Crew
+from actors.learner.checkpoint_manager import Beginning, Keeper
+from actors.learner.cpu_helpers import call
+from actors.learner.inbox import Letterbox, StopRun
+from actors.learner.loop import find_loop
+from actors.learner.ppo import PPOActor
+from actors.learner.rendezvous import Meeting, Ranks, lost_peer, meet, part
+from actors.learner.rollout import Rollout, Tie
+from actors.learner.startup import load_policy, warm
+from actors.learner.weight_pusher import Pusher
+from actors.models.loading import load_tokenizer
+from actors.runtime.context import Context, Pulse, note_refusals, open_bus
+from actors.runtime.last_fault import Fault, keep_fault
+from actors.runtime.process import leave
+from actors.runtime.user_code import place_of
+from areal_bus import messages as m
+from areal_bus.config.sections import Config
+from areal_bus.core.events import Event
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.errors import ConfigError, PushFailed, Restart
+from areal_bus.journal import Journal
+from areal_bus.weights.process_group import brief, serve_store
+from areal_bus.weights.route import home
+from areal_bus.weights.sender import Root
+from areal_bus.weights.shared_memory import refusal
+from areal_bus.weights.snapshot import Snapshot, take_snapshot
+
+COLLECTIVE_TIMEOUT_S = 1800.0  # ranks wait for each other at most so long, a checkpoint of rank 0 included
+ORDER_S = 1.0  # a rank that ends by order breaks the others' collectives: their own order is on its way
+
+
+def run(context: Context) -> None:
+    """One learner rank, from start to Stop."""
+    config = context.config()
+    journal = context.journal(config)
+    learner = Learner(context, config, journal)
+    try:
+        learner.run()
+    except Exception as error:  # noqa: BLE001 (`fail` raises it, unless it is the end that the head ordered)
+        learner.fail(error)
+    finally:
+        learner.close()
+
+
+class Learner:
+    """Holds what lives as long as the process; `run` is its life in order."""
+
+    def __init__(self, context: Context, config: Config, journal: Journal) -> None:
+        self.context = context
+        self.config = config
+        self.journal = journal
+        self.pulse = Pulse(tells=False)
+        self.is_root = context.index == 0
+        self.root: Root | None = None
+        self.endpoint = ""  # of the store at rank 0
+        self.has_met = False  # it computes with other ranks
+        self.digest = ""  # of the newest version; rank 0 only
+        self.crew: Crew | None = None
+        self.max_lag: int | None = None  # of the tokens trained in this life; None while there are none
+        self.began_at = 0  # the version that this life began with
+        if self.is_root:
+            store, self.endpoint = serve_store(context.address)
+            self.root = Root(store, interface=context.interface, address=context.address, route=config.weights.route)
+        self.bus = open_bus(context, config, self.pulse)
+        self.pusher = Pusher(self._push, send=self.send, failed=lambda error: self.letterbox.fail(error))
+        self.letterbox = Letterbox(self.bus, push_begun=self.pusher.begin, push_broken=self._call_off, overdue=leave)
+        self.keeper = Keeper(
+            context.folder,
+            config.checkpoint,
+            journal=journal,
+            is_root=self.is_root,
+            sealed=self._sealed,
+        )
+        self.send(self._join())
+
+    def send(self, message: m.Message) -> None:
+        self.bus.send("head", message)
+
+    def run(self) -> None:
+        """Raises StopRun when the head says Stop, which is how every orderly life ends."""
+        loop = find_loop(self.config.learner.loop)
+        ranks, beginning = self._meet()
+        self._load(ranks, beginning)
+        self.tie = Tie(self.letterbox, most=ranks.max, begin=self._begin, look=self._record)
+        self._announce()
+        rollout = Rollout(
+            self.send,
+            self.letterbox,
+            self.tie,
+            journal=self.journal,
+            pulse=self.pulse,
+            eta=self.config.rollout.max_head_offpolicyness,
+            n_samples=self.config.gconfig.n_samples,
+            partial_groups=self.config.reward.partial_groups,
+            version=lambda: self.actor.version,
+            policy=StalenessPolicy(self.config.rollout.staleness_policy),
+            first=self.actor.version,
+            look=self._record,
+        )
+        self.journal.mark("loop")
+        loop(rollout, self.actor)
+        rollout.check_ended(self.config.learner.loop)
+        self._finish(drained=rollout.drained)
+        self._serve(rollout)
+
+    def fail(self, error: Exception) -> None:
+        """The life ends by this error. Raises what it means here; nothing when it is the end that the head ordered."""
+        meaning = self._meaning(error)
+        self._note_place(error)
+        if isinstance(meaning, StopRun):
+            logger.debug("{} stops: {}", self.context.name, meaning)
+            return
+        if isinstance(meaning, Restart):
+            self.journal.write(Event.NOTE, text=f"comes back from its checkpoint: {meaning}")
+        else:
+            self.journal.write(Event.FAILED, error=str(meaning))
+            self.send(m.Failure(str(meaning)))
+        if meaning is error:
+            raise error
+        raise meaning from error
+
+    def _note_place(self, error: Exception) -> None:
+        """Where the user's loop failed, for the supervisor: a life that fails there again is the last one."""
+        place = place_of(error)
+        if place and not isinstance(error, StopRun | Restart):
+            reached = self.actor.version if hasattr(self, "actor") else 0
+            keep_fault(self.context.folder / "logs", self.context.name, Fault(place, reached))
+
+    def _meaning(self, error: Exception) -> Exception:
+        """A collective breaks when another rank ends: by an order that is for all ranks, or by an error of its own."""
+        if not (self.has_met and lost_peer(error)):
+            return error
+        try:
+            self.letterbox.await_order(ORDER_S)
+        except (StopRun, Restart) as order:
+            return order
+        return Restart(
+            f"learners compute together: {self.context.name} lost touch with another one, whose own error says why "
+            f"({brief(error)})"
+        )
+
+    def close(self) -> None:
+        """End the threads; the journal's last line is written."""
+        if self.root is not None:
+            self.root.cancel()
+        self.pusher.close(timeout_s=1.0)
+        self.pusher.record(self.journal)
+        self.letterbox.close()
+        self.bus.close()
+        self.journal.close()
+        part()
+        if self.crew is not None:  # at last: its threads end when their cores let them
+            self.crew.close()
+
+    def _join(self) -> m.Join:
+        context = self.context
+        return m.Join(
+            name=context.name,
+            role=context.role,
+            index=context.index,
+            incarnation=context.incarnation,
+            endpoint=self.endpoint,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+        )
+
+    def _meet(self) -> tuple[Ranks, Beginning]:
+        """One learner needs nobody; several build their process group at the store of rank 0, and it says where to go
+        on.
+        """
+        context = self.context
+        with self.journal.span("load"):
+            if context.n_learners == 1:
+                self.letterbox.bind()
+                return Ranks(), self.keeper.choose()
+            self.pulse.note = "waits for the other learners"
+            meeting = Meeting(
+                self.letterbox,
+                name=context.name,
+                join_again=lambda: self.send(self._join()),
+                look=lambda: self.journal.mark("load"),
+            )
+            if self.is_root:
+                beginning = self.keeper.choose()
+                store = meeting.host(self.endpoint, asdict(beginning), size=context.n_learners)
+            else:
+                store, word = meeting.visit(context.index)
+                beginning = Beginning(**word)
+            ranks = meet(
+                store,
+                index=context.index,
+                size=context.n_learners,
+                interface=context.interface,
+                device=context.device,
+                timeout_s=COLLECTIVE_TIMEOUT_S,
+            )
+            self.has_met = True
+            return ranks, beginning
+
+    def _load(self, ranks: Ranks, beginning: Beginning) -> None:
+        """Tokenizer and model; afterwards the actor holds the version of the beginning."""
+        config, context = self.config, self.context
+        with self.journal.span("load"):
+            self.pulse.note = "loads the model"
+            self.tokenizer = load_tokenizer(context.model_folder)
+            self.policy = load_policy(config, context, beginning, ranks)
+            if config.learner.helpers:
+                self.crew = call(config.learner.helpers, self.policy)
+        if config.learner.warmup.steps and not beginning.folder:
+            with self.journal.span("warmup"):
+                warm(
+                    self.policy,
+                    config,
+                    context,
+                    tokenizer=self.tokenizer,
+                    journal=self.journal,
+                    pulse=self.pulse,
+                    tick=self.letterbox.check,
+                )
+        self.actor = PPOActor(
+            self.policy,
+            config,
+            journal=self.journal,
+            pulse=self.pulse,
+            folder=context.folder,
+            publish=self._publish,
+            tick=self.letterbox.check,
+            has_helpers=self.crew is not None,
+        )
+        if beginning.folder:
+            with self.journal.span("load"):
+                self.keeper.restore(self.actor, beginning)
+
+    def _announce(self) -> None:
+        """The version that everything begins with is here."""
+        self.began_at = self.actor.version
+        self.shared_on = self._shared_on()
+        self.digest = self._snapshot(self.began_at)
+        self.letterbox.live_on(lambda life: self.send(replace(self._join(), again=life)))
+        self.tie.confirm(False)
+        if self.keeper.is_due(self.actor):
+            self.keeper.keep(self.actor, self.tokenizer)
+
+    def _begin(self, life: int, lives_on: bool) -> None:
+        """A head of this life is told where this rank is."""
+        version = self.actor.version
+        if lives_on:
+            self.journal.write(Event.NOTE, text=f"has outlived a head: goes on at version {version} with the next one")
+            for push in self.pusher.drop():
+                if self.root is not None:
+                    self.root.cancel(push)
+        self.send(m.Ready(capacity=0))
+        if self.is_root:
+            has_more = lives_on and version > self.began_at  # than any learner that comes up has
+            self.send(m.Begin(version, self.digest, life, has_more, self.keeper.sealed(), self.max_lag))
+
+    def _publish(self, version: int, stats: dict[str, float]) -> None:
+        """Called by the actor at the end of every update, on every rank."""
+        self.digest = self._snapshot(version)
+        self._record()
+        is_kept = self.keeper.is_due(self.actor)
+        if self.is_root:
+            if not self.tie.is_cut:  # else the next head will hear where this is
+                self.send(m.UpdateDone(version=version, stats=stats, digest=self.digest, kept=is_kept))
+            self.journal.write(Event.STEP, version=version, digest=self.digest, **stats)
+            if "lag_max" in stats:
+                self.max_lag = max(self.max_lag or 0, int(stats["lag_max"]))
+        if is_kept:
+            self.keeper.keep(self.actor, self.tokenizer)
+        if not self.config.checkpoint.every_steps:  # else only what is kept counts: a crash loses all that came after
+            self.pulse.tell()
+
+    def _sealed(self, version: int, folder: str) -> None:
+        """A checkpoint is whole; on every rank."""
+        self.pulse.tell()
+        if self.is_root and not self.tie.is_cut:
+            self.send(m.Checkpointed(version, folder))
+
+    def _call_off(self, message: m.PushBroken) -> None:
+        """A member of this push is dead: the others need not wait for it."""
+        if self.root is not None:
+            self.root.cancel(message.push)
+
+    def _push(self, snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
+        """Runs on the push thread. Only rank 0 is ever asked."""
+        if self.root is None:
+            raise PushFailed(f"learner 0 is the root of every push; {self.context.name} was asked for {begin.push}")
+        return self.root.push(snapshot, begin)
+
+    def _shared_on(self) -> torch.device | None:
+        """Where snapshots lie that others are to open. Raises ConfigError when they must be and cannot."""
+        at = self.policy.shared_on(home(self.config, on_gpu=self.policy.device.type == "cuda"))
+        refused = refusal(self._n_bytes()) if at is not None and at.type == "cpu" and self.is_root else ""
+        if not refused:
+            return at
+        if self.config.weights.route == "shared":
+            raise ConfigError(f'weights.route = "shared" needs memory that others can open: {refused}; set "gloo"')
+        logger.warning("{}: weights will be sent, its memory cannot be shared: {}", self.context.name, refused)
+        return None
+
+    def _n_bytes(self) -> int:
+        """Of the weights in the type that they leave in."""
+        return sum(tensor.numel() for tensor in self.policy.parameters().values()) * self.policy.dtype.itemsize
+
+    def _snapshot(self, version: int) -> str:
+        """Copy the weights, on this thread, before the next optimizer step; a collective when sharded."""
+        self.actor.check_whole()
+        with self.journal.span("snapshot"):
+            snapshot = take_snapshot(
+                version,
+                self.policy.parameters(),
+                is_root=self.is_root,
+                previous=self.pusher.spare(),
+                bucket_bytes=self.config.weights.bucket_mib << 20,
+                dtype=self.policy.dtype,
+                shared_on=self.shared_on,
+            )
+        self.pulse.version = version
+        if snapshot is None:
+            return ""
+        self.pusher.keep(snapshot)
+        return snapshot.digest
+
+    def _finish(self, *, drained: bool) -> None:
+        """The last checkpoint and, unless the run goes on later, the exported model."""
+        model = ""
+        at_end = self.config.checkpoint.at_end
+        if at_end or drained:
+            self.pulse.note = "writes the last checkpoint"
+            self.keeper.finish(self.actor, self.tokenizer)
+        if at_end and not drained:
+            model = self.keeper.export()
+        self._finished = m.Finished(checkpoint=self.keeper.folder, model=model)
+        self.send(self._finished)
+
+    def _serve(self, rollout: Rollout) -> None:
+        """Only pushes are left to do, on their thread, and to tell a head that comes back how it ended."""
+        self.pulse.note = "serves pushes"
+        self.journal.mark("serve")
+        while True:
+            self.letterbox.take(look=self._look)
+            if self.tie.is_cut:
+                rollout.outlive()
+                self.send(self._finished)
+
+    def _look(self) -> None:
+        self._record()
+        self.journal.mark("serve")
+
+    def _record(self) -> None:
+        """What other threads have learnt, into the journal."""
+        self.journal.term = self.letterbox.term
+        self.pusher.record(self.journal)
+        note_refusals(self.bus, self.journal)

@@ -1,0 +1,154 @@
+"""A rank's share of a batch as tensors, with the staleness mask applied; knows nothing of models or messages' way.
+
+Shapes: T tokens of a trajectory (given and sampled), K of them sampled.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from areal_bus.core.ledger import LEAST
+from areal_bus.core.staleness import StalenessPolicy, runs_under
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import ShardItem
+
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One trajectory. A sampled token that is not trained stays as context only (I2)."""
+
+    uid: int
+    sample: int
+    group: int  # index within the whole batch, over all ranks
+    reward: float
+    correct: bool | None
+    finish: str
+    text: str  # for people
+    ids_T: Tensor  # int64
+    places_K: Tensor  # int64: where in ids_T the sampled tokens lie
+    behav_K: Tensor  # float32: log-probs under the version stamped on each
+    trained_K: Tensor  # bool: young enough
+    lags_K: Tensor  # int64: clock - version
+    n_trained: int  # of trained_K
+
+    @property
+    def n_sampled(self) -> int:
+        return len(self.places_K)
+
+    @property
+    def trained_places(self) -> Tensor:
+        """(n_trained,) where in ids_T they lie."""
+        return self.places_K if self.n_trained == self.n_sampled else self.places_K[self.trained_K]
+
+
+@dataclass(slots=True)
+class Batch:
+    """A rank's share: whole groups. Advantages and proximal log-probs are there once they are computed."""
+
+    step: int
+    clock: int  # c: updates finished when the batch was taken
+    n_groups: int  # of the whole batch, over all ranks
+    items: list[Item]
+    advantages: Tensor | None = None  # (n_items,) float32
+    signal: Tensor | None = (
+        None  # (n_items,) bool: False where nothing is learned, as where all rewards of a group are equal
+    )
+    prox: dict[int, Tensor] = field(default_factory=dict)  # item index -> (n_trained,) log-probs, detached
+
+    @property
+    def groups(self) -> list[int]:
+        """Indices of this rank's groups, ascending."""
+        return sorted({item.group for item in self.items})
+
+
+def build(
+    shard: Iterable[ShardItem],
+    *,
+    step: int,
+    clock: int,
+    n_groups: int,
+    eta: int,
+    policy: StalenessPolicy = StalenessPolicy.MASK,
+    n_samples: int | None = None,
+    partial_groups: bool = False,
+) -> Batch:
+    """The batch of a rank's share, in the order of (group, sample).
+
+    A group has all its n samples or, with `partial_groups`, two at least (that none is lost, ShardEnd.n_items shows).
+    Raises ImpossibleEvent when an item contradicts itself (I5) or its policy (I2), or a group is not whole (I8).
+    """
+    ordered = sorted(shard, key=lambda item: (item.group, item.sample))
+    items = [_item(item, clock=clock, eta=eta, policy=policy) for item in ordered]
+    sizes = Counter(item.group for item in items)
+    least = LEAST if partial_groups else n_samples
+    wrong = {g: n for g, n in sizes.items() if n_samples is not None and not (least or 0) <= n <= n_samples}
+    if wrong:
+        short = f", or {LEAST} of them or more" if partial_groups else ""
+        raise ImpossibleEvent(f"a rank trains whole groups of {n_samples} samples{short}: step {step} brought {wrong}")
+    return Batch(step=step, clock=clock, n_groups=n_groups, items=items)
+
+
+def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> Item:
+    ids = numbers("i", item.ids)
+    try:
+        runs = runs_under(policy, item.spans, clock, eta)
+    except ValueError as error:
+        raise ImpossibleEvent(f"uid {item.uid} sample {item.sample}: {error}") from None
+    behav = numbers("f", item.logps)
+    n_sampled = sum(sampled for _, sampled in item.segments)
+    n_given = sum(given for given, _ in item.segments)
+    if not n_sampled == len(behav) == sum(n for n, _ in runs) or len(ids) != n_given + n_sampled:
+        raise ImpossibleEvent(
+            f"segments, spans, ids and log-probs must agree: uid {item.uid} sample {item.sample} has {n_sampled} "
+            f"sampled tokens in segments, {sum(n for n, _ in runs)} in spans, {len(behav)} log-probs, {len(ids)} ids"
+        )
+    places = _places(item.segments)
+    if len(places) and places[0] == 0:
+        raise ImpossibleEvent(f"a sampled token follows a given one: uid {item.uid} sample {item.sample} has no prompt")
+    return Item(
+        uid=item.uid,
+        sample=item.sample,
+        group=item.group,
+        reward=item.reward,
+        correct=item.correct,
+        finish=item.finish,
+        text=item.text,
+        ids_T=torch.from_numpy(ids.astype(np.int64)),
+        places_K=torch.from_numpy(places),
+        behav_K=torch.from_numpy(behav.astype(np.float32)),
+        trained_K=torch.from_numpy(_repeated([(trained, n) for n, trained in runs], np.bool_)),
+        lags_K=torch.from_numpy(_repeated([(clock - version, n) for version, n in item.spans], np.int64)),
+        n_trained=sum(n for n, trained in runs if trained),
+    )
+
+
+def _places(segments: Sequence[Sequence[int]]) -> Numbers:
+    """Where the sampled tokens lie."""
+    places: list[Numbers] = []
+    at = 0
+    for n_given, n_sampled in segments:
+        places.append(np.arange(at + n_given, at + n_given + n_sampled, dtype=np.int64))
+        at += n_given + n_sampled
+    return places[0] if len(places) == 1 else np.concatenate([np.empty(0, np.int64), *places])
+
+
+def _repeated(runs: Sequence[tuple[int, int]], kind: type[np.generic]) -> Numbers:
+    """Each value so many times."""
+    made, at = np.empty(sum(n for _, n in runs), dtype=kind), 0
+    for value, n in runs:
+        made[at : at + n] = value
+        at += n
+    return made
+
+
+def numbers(kind: str, raw: bytes) -> Numbers:
+    """Little-endian int32 ("i") or float32 ("f") bytes as numbers; not to be written to."""
+    return np.frombuffer(raw, dtype=f"<{kind}4")

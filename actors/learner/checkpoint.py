@@ -1,0 +1,195 @@
+"""What a learner goes on from, on disk and without pickle; knows nothing of steps' figures, pushes or the head.
+
+RUN/checkpoints/step-000010/
+    model/                 a plain transformers folder: weights as they are pushed (in model.dtype), config, tokenizer
+    optimizer.safetensors  AdamW's state by parameter name, float32 parameters where the model's are rounded, RNG state
+    state.json             version, configuration of the optimizer
+    manifest.json          size and SHA-256 of every other file
+`shelf` makes such a folder whole or not at all.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from actors.learner.policy import Policy, whole
+from areal_bus.errors import CheckpointError
+from areal_bus.storage import versioned_dirs
+from areal_bus.storage.versioned_dirs import SCHEMA, verify
+
+__all__ = ["State", "gather", "link", "load", "read", "restore", "save", "verify", "version_of", "write_model"]
+
+MASTER = "master"
+OS_ERROR = "(os error "  # how Rust's errors name the operating system's
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a checkpoint holds beside the weights, on the host and whole."""
+
+    version: int
+    tensors: Mapping[str, Tensor]  # "KIND/PARAMETER": the optimizer's, or of kind "master"; and "rng"
+
+
+def save(
+    folder: Path,
+    *,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    version: int,
+    tokenizer: Any,
+    keep: int,
+    counts: Callable[[int], bool] = lambda version: True,
+) -> Path:
+    """Write RUN/checkpoints/step-VERSION (`folder` is RUN/checkpoints) and remove old ones.
+
+    The newest `keep` stay, and the newest `keep` of those that count. A collective when the policy is sharded: rank 0
+    writes, the others help to gather and return the same path. Raises CheckpointError, on every rank, when the disk
+    does not take it (full, or broken): then all that was there before still is.
+    """
+    final = versioned_dirs.place(folder, version)
+    weights = gather(policy)
+    tensors = _optimizer_tensors(policy, optimizer)
+    broken: Exception | None = None
+    if policy.ranks.index == 0:
+        if policy.dtype is not torch.float32:
+            tensors |= {f"{MASTER}/{name}": weights[name].contiguous() for name in policy.parameters()}
+        tensors["rng"] = torch.get_rng_state()
+        broken = _write(final, policy, weights, tensors, version=version, tokenizer=tokenizer)
+        if broken is None:
+            with contextlib.suppress(OSError):  # an old one that cannot be removed is no reason to stop: later, then
+                versioned_dirs.prune(folder, keep, newest=final, counts=counts)
+    (n_broken,) = policy.ranks.sum([float(broken is not None)])
+    if n_broken:
+        why = broken or "rank 0 says why"
+        raise CheckpointError(f"a checkpoint is written whole or not at all: {final} could not be ({why})") from broken
+    return final
+
+
+def _write(
+    final: Path,
+    policy: Policy,
+    weights: Mapping[str, Tensor],
+    tensors: dict[str, Tensor],
+    *,
+    version: int,
+    tokenizer: Any,
+) -> Exception | None:
+    """Returns what the disk had against it: then nothing of it is left there."""
+    try:
+        building = versioned_dirs.building(final)
+        write_model(building / "model", policy, weights, tokenizer)
+        save_file(tensors, str(building / "optimizer.safetensors"))
+        (building / "state.json").write_text(json.dumps({"schema": SCHEMA, "version": version}) + "\n")
+        versioned_dirs.seal(building, final)
+    except Exception as error:
+        versioned_dirs.give_up(final)
+        if not _is_of_the_disk(error):
+            raise
+        return error
+    return None
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Whether it is the disk that failed: libraries written in Rust have no class of their own for that."""
+    return isinstance(error, OSError | SafetensorError) or OS_ERROR in str(error)
+
+
+def gather(policy: Policy) -> dict[str, Tensor]:
+    """The model's whole state on the host of rank 0 (empty elsewhere), tied weights once; a collective when sharded."""
+    state: dict[str, Tensor] = {}
+    tied = {name for name, _ in policy.model.named_parameters(remove_duplicate=False)} - set(policy.parameters())
+    for name, tensor in policy.model.state_dict().items():
+        if name in tied:
+            continue
+        full = whole(tensor).detach()
+        if policy.ranks.index == 0:
+            state[name] = full.cpu()
+    return state
+
+
+def write_model(folder: Path, policy: Policy, weights: Mapping[str, Tensor], tokenizer: Any) -> None:
+    """A folder that plain transformers loads, the parameters in the policy's dtype."""
+    rounded = {name: weights[name].to(policy.dtype) for name in policy.parameters()}
+    policy.model.save_pretrained(folder, state_dict={**weights, **rounded})
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())  # transformers names the type of the live parameters
+    config["dtype"] = str(policy.dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def load(folder: Path) -> State:
+    """As `read`, after `verify`."""
+    verify(folder)
+    return read(folder)
+
+
+def read(folder: Path) -> State:
+    """The state beside the weights; the weights are the transformers folder `folder / "model"`."""
+    return State(version=version_of(folder), tensors=load_file(str(folder / "optimizer.safetensors")))
+
+
+def version_of(folder: Path) -> int:
+    """The version whose state it holds. Raises CheckpointError when it has another name, or another schema."""
+    about = json.loads((folder / "state.json").read_text())
+    if about.get("schema") != SCHEMA:
+        raise CheckpointError(f"a checkpoint has schema {SCHEMA}: {folder} has {about.get('schema')}")
+    version = int(about["version"])
+    if versioned_dirs.place(folder.parent, version).name != folder.name:
+        raise CheckpointError(f"a checkpoint has the name of its version: {folder} holds version {version}")
+    return version
+
+
+def restore(state: State, *, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    """Put the optimizer's, the generator's and any rounded parameters' state back, sharded as the parameters are.
+
+    Raises CheckpointError when the state belongs to other parameters.
+    """
+    names = {name for name in (key.split("/", 1)[-1] for key in state.tensors) if name != "rng"}
+    parameters = policy.parameters()
+    if names and names != set(parameters):
+        odd = sorted(names ^ set(parameters))[0]
+        raise CheckpointError(f"optimizer state and parameters have the same names: {odd!r} is in one of them only")
+    for key, tensor in state.tensors.items():
+        if key == "rng":
+            torch.set_rng_state(tensor)
+            continue
+        kind, name = key.split("/", 1)
+        parameter = parameters[name]
+        if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
+            value: Tensor = distribute_tensor(tensor.to(policy.device), parameter.device_mesh, parameter.placements)
+        else:
+            value = tensor if tensor.dim() == 0 else tensor.to(policy.device)
+        if kind == MASTER:
+            with torch.no_grad():
+                parameter.copy_(value)
+        else:
+            optimizer.state[parameter][kind] = value
+
+
+def link(path: Path, target: Path) -> None:
+    """Make `path` a symbolic link to `target`, in one step even when it exists."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(os.path.relpath(target, path.parent))
+    fresh.replace(path)
+
+
+def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in policy.parameters().items():
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            full = whole(value).detach()
+            if policy.ranks.index == 0:
+                tensors[f"{kind}/{name}"] = full.cpu().contiguous()
+    return tensors

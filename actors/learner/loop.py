@@ -1,0 +1,36 @@
+"""The training loop: ours, or the user's with the same signature; knows nothing of what its two arguments do."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from actors.learner.ppo import PPOActor
+from actors.learner.rollout import Rollout
+from actors.runtime.user_code import cause
+from areal_bus.errors import ConfigError
+
+Loop = Callable[[Rollout, PPOActor], Any]
+
+
+def train(rollout: Rollout, actor: PPOActor) -> None:
+    """PPO, asynchronous or synchronous (eta = 0) alike: one update a batch until there are no more."""
+    while (batch := rollout.prepare_batch()) is not None:
+        batch = actor.compute_advantages_and_returns(batch)
+        actor.ppo_update(batch)
+
+
+def find_loop(name: str) -> Loop:
+    """ "ppo", or "module:function" found on sys.path (the config's folder is on it). Raises ConfigError."""
+    if name == "ppo":
+        return train
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError(f'learner.loop is "ppo" or "module:function": {name!r} is neither')
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"learner.loop must import: {module_name!r} does not ({cause(error)})") from error
+    loop = getattr(module, function_name, None)
+    if not callable(loop):
+        raise ConfigError(f"learner.loop names a function of {module_name!r}: {function_name!r} is none")
+    return loop  # type: ignore[no-any-return]

@@ -1,0 +1,129 @@
+"""Policy objectives over trained tokens and their statistics; knows nothing of models, batches or denominators.
+
+The gradient of a loss by its log-probs is written down, not traced: everything is computed once, without autograd, and
+the loss carries the finished gradient to its one input that has any.
+
+Shapes: N trained tokens. `theta` = log-probs being trained, `prox` = those of the parameters just before the update,
+`behav` = those the sampler stamped.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actors.cpu import loss as kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far the learner, before its update, is from the sampler. Detached."""
+
+    weight_N: Tensor  # exp(prox - behav)
+    kl: Tensor  # (): sum of k3 = exp(d) - 1 - d with d = prox - behav: an estimate of KL(behav || prox)
+    largest: Tensor  # (): max |d|
+
+
+def gap(prox_N: Tensor, behav_N: Tensor) -> Gap:
+    """In the precision of its inputs: close log-probs subtract exactly, and what of k3 is tiny is kept."""
+    apart = kernels.apart if kernels.applies(prox_N, behav_N) else _apart
+    return Gap(*apart(prox_N, behav_N))
+
+
+@torch.no_grad()
+def _apart(prox_N: Tensor, behav_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As the kernel of that name."""
+    d_N = prox_N - behav_N
+    if d_N.numel() == 0:
+        return d_N, d_N.sum(), d_N.sum()
+    low, high = torch.aminmax(d_N)
+    weight_N, k3_N = torch.exp(d_N), torch.expm1(d_N).sub_(d_N)
+    return weight_N, k3_N.sum().clamp_(min=0.0), torch.maximum(-low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the tokens of one micro-batch contribute."""
+
+    loss: Tensor  # (): sum over tokens, to be divided by the number of trained tokens of the whole minibatch
+    clipped: Tensor  # (): tokens whose clipped branch was the smaller one: they have no gradient
+    ratio_N: Tensor  # theta over what the objective is anchored at, detached
+
+
+def ppo(
+    theta_N: Tensor, anchor_N: Tensor, advantage_N: Tensor, *, eps_clip: float, weight_N: Tensor | None = None
+) -> Terms:
+    """-weight * min(u A, clip(u, 1 - eps, 1 + eps) A) with u = theta / anchor (PPO; weighted: paper, eq. 5).
+
+    By theta, as du = u dtheta: -weight * u A where the plain branch is the smaller one, else 0. The weight, which is
+    never negative, goes into A at once.
+    """
+    low, high = 1 - eps_clip, 1 + eps_clip
+    weights = () if weight_N is None else (weight_N,)
+    clipped = kernels.clipped if kernels.applies(theta_N, anchor_N, advantage_N, *weights) else _clipped
+    loss, n_clipped, ratio_N, slope_N = clipped(theta_N, anchor_N, advantage_N, weight_N, low=low, high=high)
+    return Terms(_sloped(theta_N, loss, slope_N), n_clipped, ratio_N)
+
+
+@torch.no_grad()
+def _clipped(
+    theta_N: Tensor, anchor_N: Tensor, advantage_N: Tensor, weight_N: Tensor | None, *, low: float, high: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As the kernel of that name."""
+    worth_N = advantage_N if weight_N is None else weight_N * advantage_N
+    ratio_N = torch.sub(theta_N, anchor_N).exp_()
+    gain_N = ratio_N * worth_N
+    bounded_N = ratio_N.clamp(low, high).mul_(worth_N)
+    free_N = torch.le(gain_N, bounded_N, out=torch.empty_like(gain_N))  # 1 or 0; faster than from bool
+    n_clipped = free_N.numel() - free_N.sum()
+    loss = -torch.minimum(gain_N, bounded_N, out=bounded_N).sum()
+    return loss, n_clipped, ratio_N, free_N.mul_(gain_N).neg_().to(theta_N.dtype)
+
+
+def decoupled_ppo(
+    theta_N: Tensor, prox_N: Tensor, weight_N: Tensor, advantage_N: Tensor, *, eps_clip: float, cap: float | None
+) -> Terms:
+    """Decoupled PPO (paper, eq. 5): -(prox/behav) * min(u A, clip(u) A), u = theta / prox.
+
+    The weight prox/behav (see `gap`) is a constant that is always there; `cap` clamps it from above.
+    """
+    if cap is not None:
+        weight_N = weight_N.clamp(max=cap)
+    return ppo(theta_N, prox_N, advantage_N, eps_clip=eps_clip, weight_N=weight_N)
+
+
+def _sloped(theta_N: Tensor, loss: Tensor, slope_N: Tensor) -> Tensor:
+    """The loss, with the gradient that is known: a dot product has it, and its value, which nothing needs, is replaced.
+
+    An autograd.Function in Python takes 30 us more.
+    """
+    carrier = torch.dot(theta_N, slope_N)
+    carrier.detach().copy_(loss)
+    return carrier
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Sums over tokens that describe how far the learner is from the sampler; they add up over micro-batches."""
+
+    n: int  # tokens
+    kl: float  # as in Gap
+    largest: float  # max |d|: a maximum, not a sum
+    weight: float  # sum of exp(theta - behav)
+    weight_squared: float
+
+
+def mismatch(importance_N: Tensor, gap: Gap) -> Mismatch:
+    """Statistics of one micro-batch; importance = exp(theta - behav). One transfer from the device."""
+    if kernels.applies(importance_N):
+        weight, weight_squared = kernels.spread(importance_N)
+        return Mismatch(importance_N.numel(), float(gap.kl), float(gap.largest), weight, weight_squared)
+    exact_N = importance_N.double()  # so that the effective share is never above 1
+    sums = torch.stack([gap.kl.double(), gap.largest.double(), exact_N.sum(), torch.dot(exact_N, exact_N)])
+    kl, largest, weight, weight_squared = sums.tolist()
+    return Mismatch(importance_N.numel(), kl, largest, weight, weight_squared)
+
+
+def effective_share(weight: float, weight_squared: float, n: int) -> float:
+    """Effective sample size over n: (sum w)^2 / (n sum w^2), 1 when all weights are equal; never more, by rounding."""
+    return min(weight * weight / (n * weight_squared), 1.0) if weight_squared > 0 else 0.0  # NaN stays

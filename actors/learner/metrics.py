@@ -1,0 +1,148 @@
+"""Metrics of a training step: collected, reduced over ranks, and watched for values that need a warning.
+
+A figure that has no value (an entropy when no token was trained) is left out, never written as a number.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+
+from actors.learner.batch import Batch, Item
+from actors.learner.losses import Mismatch, effective_share
+from actors.learner.rendezvous import Ranks
+from areal_bus.messages import Finish
+
+
+@dataclass(slots=True)
+class Sums:
+    """What adds up over items, micro-batches and ranks."""
+
+    items: float = 0
+    reward: float = 0
+    judged: float = 0
+    correct: float = 0
+    truncated: float = 0
+    groups: float = 0
+    zero_groups: float = 0
+    tokens: float = 0
+    masked: float = 0  # too old to be trained, whatever their advantage
+    skipped: float = 0  # young enough, but their group has no signal
+    trained: float = 0
+    measured: float = 0  # trained tokens whose mismatch is known: not those first read after a step of this update
+    lag: float = 0  # over trained tokens
+    kl: float = 0
+    weight: float = 0
+    weight_squared: float = 0
+    entropy: float = 0
+    clipped: float = 0
+    loss: float = 0
+
+
+@dataclass(slots=True)
+class Figures:
+    """Collects one step on one rank; `reduce` makes it that of all ranks."""
+
+    sums: Sums
+    lag_max: float = 0
+    mismatch_max: float = 0
+
+    def add(self, seen: Mismatch) -> None:
+        """What one micro-batch says on learner and sampler."""
+        self.mismatch_max = max(self.mismatch_max, seen.largest)
+        self.sums.measured += seen.n
+        self.sums.kl += seen.kl
+        self.sums.weight += seen.weight
+        self.sums.weight_squared += seen.weight_squared
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Sums and maxima over the ranks, in place (a collective)."""
+        names = [field.name for field in fields(Sums)]
+        self.sums = Sums(*ranks.sum([getattr(self.sums, name) for name in names]))
+        self.lag_max, self.mismatch_max = ranks.max([self.lag_max, self.mismatch_max])
+
+    def flat(self) -> dict[str, float]:
+        """The figures by the names of docs/journal.md. I12: n_tokens = trained + masked + skipped."""
+        s = self.sums
+        stats = {
+            "n_tokens": s.tokens,
+            "n_tokens_trained": s.trained,
+            "n_tokens_masked": s.masked,
+            "n_tokens_skipped": s.skipped,
+        }
+        shares = [
+            ("reward", s.reward, s.items),
+            ("correct", s.correct, s.judged),
+            ("truncated_share", s.truncated, s.items),
+            ("masked_share", s.masked, s.tokens),
+            ("zero_advantage_share", s.zero_groups, s.groups),
+            ("lag_mean", s.lag, s.trained),
+            ("mismatch_kl", s.kl, s.measured),
+            ("entropy", s.entropy, s.trained),
+            ("clip_share", s.clipped, s.trained),
+            ("loss", s.loss, s.trained),
+        ]
+        stats |= {name: part / whole for name, part, whole in shares if whole}
+        if s.trained:
+            stats["lag_max"] = self.lag_max
+        if s.measured:
+            stats["mismatch_max"] = self.mismatch_max
+            stats["ess"] = effective_share(s.weight, s.weight_squared, int(s.measured))
+        return {name: float(value) for name, value in stats.items()}
+
+
+def count(batch: Batch) -> Figures:
+    """What a batch with advantages says before any forward: rewards, shares and token counts of this rank."""
+    if batch.signal is None:
+        raise ValueError("a batch has advantages before it is counted: call compute_advantages_and_returns first")
+    figures = Figures(Sums())
+    s = figures.sums
+    with_signal: list[Item] = []
+    for item, has_signal in zip(batch.items, batch.signal.tolist(), strict=True):
+        s.items += 1
+        s.reward += item.reward
+        s.judged += item.correct is not None
+        s.correct += item.correct is True
+        s.truncated += item.finish == Finish.LENGTH
+        s.tokens += item.n_sampled
+        s.masked += item.n_sampled - item.n_trained
+        if not has_signal:
+            s.skipped += item.n_trained
+        else:
+            s.trained += item.n_trained
+            with_signal.append(item)
+    if s.trained:
+        lags_N = torch.cat([item.lags_K for item in with_signal])[torch.cat([item.trained_K for item in with_signal])]
+        s.lag, figures.lag_max = float(lags_N.sum()), float(lags_N.max())
+    s.groups = len(batch.groups)
+    s.zero_groups = s.groups - len({item.group for item in with_signal})
+    return figures
+
+
+MASKED_SHARE = 0.1
+
+
+class Watch:
+    """Warns once, when more than a tenth of the sampled tokens are masked."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._said_masked = False
+
+    def look(self, batch: Batch, figures: Figures, *, eta: int) -> None:
+        """One step: `figures` are those of all ranks, `batch` this rank's share."""
+        sums = figures.sums
+        if sums.tokens and sums.masked / sums.tokens > MASKED_SHARE and not self._said_masked:
+            self._said_masked = True
+            self._warn(
+                f"{sums.masked / sums.tokens:.0%} of the sampled tokens are older than eta = {eta} versions and train "
+                f"nothing: rollout.max_head_offpolicyness = {mending_eta(batch)} would keep that below "
+                f"{MASKED_SHARE:.0%}"
+            )
+
+
+def mending_eta(batch: Batch) -> int:
+    """Smallest eta under which at most a tenth of this share's sampled tokens would be masked."""
+    lags = torch.cat([item.lags_K for item in batch.items]).sort().values if batch.items else torch.zeros(1)
+    allowed = int(MASKED_SHARE * len(lags))
+    return int(lags[len(lags) - 1 - allowed])

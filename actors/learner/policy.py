@@ -1,0 +1,208 @@
+"""The policy as log-probs: a packed forward of a Hugging Face causal LM; knows nothing of advantages or steps.
+
+Shapes: S tokens of a packed row, N wanted tokens of it, V words.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from loguru import logger
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from actors.cpu import layer_kernels as kernels_of_layer
+from actors.cpu import linear, llama_layer
+from actors.learner.rendezvous import Ranks
+from actors.models import packed_attention
+from actors.models.attention import choose
+from actors.models.matmul import stepped
+from actors.models.packed_row import Piece, lay_out
+from areal_bus.errors import ConfigError
+from areal_bus.weights.route import Home
+
+PROBE = 12  # tokens by which fused layers are compared
+
+
+class Policy:
+    """A causal LM on one device, sharded by FSDP2 when there is more than one learner rank.
+
+    Parameters, gradients and optimizer state are float32: most updates are smaller than half a step of bfloat16, which
+    would lose them. `dtype` is the type of compute, and of the weights that others get (pushes, exports).
+    """
+
+    def __init__(
+        self,
+        model: Any,  # a transformers PreTrainedModel; its classes are not typed
+        *,
+        ranks: Ranks,
+        device: str,
+        temperature: float,
+        dtype: str = "float32",
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        """Raises ValueError for a model that is not in float32."""
+        found = {parameter.dtype for parameter in model.parameters()}
+        if found != {torch.float32}:
+            raise ValueError(f"a policy keeps its parameters in float32: the model has {sorted(map(str, found))}")
+        self.ranks = ranks
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.device = torch.device(device)
+        self.temperature = temperature
+        choose(self.device)
+        self.model = model if ranks.size > 1 else model.to(self.device)  # sharding moves it, a layer at a time
+        self.packed = packed_attention.supports(model.config) and model.config._attn_implementation == "sdpa"
+        if self.packed:
+            self.model.set_attn_implementation(packed_attention.NAME)
+        linear.replace(self.model)
+        self.model.eval()  # no dropout: log-probs must be those of the sampler
+        if ranks.size == 1:
+            self._fuse()
+        if gradient_checkpointing:
+            self._checkpoint_activations()
+        if ranks.size > 1:
+            shard(self.model, self.dtype, self.device)
+        self._parameters = dict(self.model.named_parameters())
+
+    def _fuse(self) -> None:
+        """The layers of a model that is known become faster ones where these compute the same; on a CPU."""
+        is_plain = self.device.type == "cpu" and self.dtype is torch.float32 and self.packed
+        if is_plain and llama_layer.applies(self.model):
+            why = llama_layer.disagreement(self.model, self._probe)
+            if why is not None:
+                logger.warning("the model's own layers are trained, which is slower: the fused ones' {}", why)
+
+    def _probe(self) -> Tensor:
+        """A loss of two sequences that share their beginning."""
+        ids_T = torch.arange(PROBE) * 7919 % self.model.config.vocab_size
+        other_T = torch.cat([ids_T[: PROBE // 2], ids_T[PROBE // 2 - 2 :].flip(0)])
+        pieces = [Piece(ids, torch.arange(1, len(ids)), family=0) for ids in (ids_T, other_T)]
+        logp_N, _ = self.logprobs(pieces)
+        return (logp_N * torch.linspace(-1.0, 1.0, len(logp_N))).sum()
+
+    def _checkpoint_activations(self) -> None:
+        dropouts = {
+            key: value
+            for key, value in self.model.config.to_dict().items()
+            if "dropout" in key and value not in (0, None)
+        }
+        if dropouts:
+            raise ConfigError(
+                f"learner.gradient_checkpointing needs a model without dropout, this one has {dropouts}: set it to 0 "
+                "in its config.json, or learner.gradient_checkpointing = false"
+            )
+        self.model.train()  # transformers checkpoints activations in training mode only
+        self.model.activation_checkpointing_enable({"use_reentrant": False})
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Name -> live parameter, tied ones once; DTensors when sharded."""
+        return self._parameters
+
+    def shared_on(self, home: Home) -> torch.device | None:
+        """Where a snapshot lies that others are to open."""
+        return {"private": None, "host": torch.device("cpu"), "device": self.device}[home]
+
+    def _compute(self) -> AbstractContextManager[object]:
+        """Where a forward is of type `dtype`: FSDP2 casts by its own policy, a single rank by autocast."""
+        if self.ranks.size > 1 or self.dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def logprobs(self, pieces: Sequence[Piece], *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """(logp_N, entropy_N) of the wanted tokens of all pieces in order, float32, at the policy's temperature.
+
+        The pieces are packed into one row; each is read as if alone, but a family's prompt only once where the model
+        allows it (`packed`). The entropy carries no gradient.
+        """
+        row = lay_out(pieces, share=self.packed)
+        n = len(row.targets_N)
+        if self.packed:  # others would get a mask for a sequence that needs none
+            row = row.filled(stepped(len(row.ids_S), self.device), stepped(n, self.device))
+        with self._compute():
+            output = self.model(
+                input_ids=row.ids_S.unsqueeze(0).to(self.device),
+                position_ids=row.positions_S.unsqueeze(0).to(self.device),
+                use_cache=False,  # with a cache transformers would not see that the row is packed
+                logits_to_keep=row.wanted_N.to(self.device),
+                **({"packing": packed_attention.Packing.of(row, self.device)} if self.packed else {}),
+            )
+        logits_NV = output.logits.flatten(0, 1).float()  # the gradient of [0] would be filled and copied
+        if self.temperature != 1.0:
+            logits_NV = logits_NV / self.temperature
+        logp_N, entropy_N = _taken(logits_NV, row.targets_N.to(self.device), entropy=entropy)
+        return logp_N[:n], None if entropy_N is None else entropy_N[:n]
+
+    def idle_pass(self) -> None:
+        """A forward and backward pass with no effect, so that this rank takes part in the others' collectives."""
+        piece = Piece(ids_T=torch.zeros(2, dtype=torch.int64), places_K=torch.ones(1, dtype=torch.int64))
+        logp_N, _ = self.logprobs([piece])
+        if torch.is_grad_enabled():
+            (logp_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+
+
+def _taken(logits_NV: Tensor, targets_N: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    logp_N, entropy_N = _Taken.apply(logits_NV, targets_N, entropy)  # type: ignore[no-untyped-call]
+    return logp_N, entropy_N if entropy else None
+
+
+class _Taken(torch.autograd.Function):
+    """Log-probs of the targets, and entropies without a gradient; the logits' gradient is written down: N V numbers
+    are read and written once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        kernels = kernels_of_layer.found(logits_NV)
+        if kernels is not None:
+            logp_N, entropy_N, share_NV = kernels.log_shares(logits_NV, targets_N)
+            ctx.save_for_backward(share_NV, targets_N)
+            ctx.mark_non_differentiable(entropy_N)
+            return logp_N, entropy_N
+        total_N = torch.logsumexp(logits_NV, dim=-1)
+        logp_N = logits_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1) - total_N
+        if not (entropy or ctx.needs_input_grad[0]):
+            return logp_N, logp_N.new_empty(0)
+        share_NV = torch.sub(logits_NV, total_N.unsqueeze(1)).exp_()
+        entropy_N = total_N - torch.einsum("nv,nv->n", share_NV, logits_NV) if entropy else logp_N.new_empty(0)
+        ctx.save_for_backward(share_NV, targets_N)
+        ctx.mark_non_differentiable(entropy_N)
+        return logp_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """By a logit: [it is the target's] - its share. The shares' memory is the gradient's: once only."""
+        share_NV, targets_N = ctx.saved_tensors
+        slope_N1 = gradients[0].unsqueeze(1)
+        slope_NV = share_NV.mul_(-slope_N1).scatter_add_(1, targets_N.unsqueeze(1), slope_N1)
+        return slope_NV, None, None
+
+
+def shard(model: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """FSDP2 over the default process group: a unit a decoder layer, the rest (with tied embeddings) in the root.
+
+    Shards are float32, gathered ones of `dtype`. Gradients are summed over the ranks in float32, not averaged: a loss
+    is divided by the global number of tokens beforehand.
+    """
+    mixed = MixedPrecisionPolicy() if dtype is torch.float32 else MixedPrecisionPolicy(dtype, torch.float32)
+    layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
+    if not layers:
+        raise ConfigError(f"several learners need a model made of decoder layers: {type(model).__name__} has none")
+    if device.type == "cuda":
+        torch.cuda.set_device(device if device.index is not None else 0)  # a mesh would guess it from the rank
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=mixed)
+    fully_shard(model, mesh=mesh, mp_policy=mixed)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of a shard (a collective when sharded), else the tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,362 @@
+"""One PPO update: learning rate, loss, backward, clipping and the optimizer step; keeps a batch whose step is not
+finite.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from loguru import logger
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from actors.cpu.helpers import Helped
+from actors.learner.advantages import group_advantages, normalize
+from actors.learner.batch import Batch, Item
+from actors.learner.losses import Gap, Terms, decoupled_ppo, gap, mismatch, ppo
+from actors.learner.metrics import Figures, Watch, count
+from actors.learner.micro_batches import pack
+from actors.learner.policy import Policy, whole
+from actors.models.packed_row import Piece, n_rows
+from actors.runtime.context import Pulse
+from areal_bus.config.sections import ActorConfig, Config
+from areal_bus.core.events import Event
+from areal_bus.errors import ImpossibleEvent, NonFinite
+from areal_bus.journal import Journal
+
+
+def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
+    """Write a rank's share as batch.safetensors (tensors by item) and batch.json (all else); the folder is returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    records = []
+    for index, item in enumerate(batch.items):
+        record = {}
+        for part in fields(Item):
+            value = getattr(item, part.name)
+            if isinstance(value, Tensor):
+                tensors[f"{index}/{part.name}"] = value.contiguous()
+            else:
+                record[part.name] = value
+        records.append(record)
+        if index in batch.prox:
+            tensors[f"{index}/prox"] = batch.prox[index].contiguous()
+    if batch.advantages is not None:
+        tensors["advantages"] = batch.advantages.contiguous()
+    save_file(tensors, str(folder / "batch.safetensors"))
+    about = {"reason": reason, "step": batch.step, "clock": batch.clock, "n_groups": batch.n_groups, "items": records}
+    (folder / "batch.json").write_text(json.dumps(about, indent=1, ensure_ascii=False))
+    return folder
+
+
+def learning_rate(actor: ActorConfig, *, step: int, total: int) -> float:
+    """Rate of training step `step` (0, 1, ...) of `total`: linear warm-up, then constant, or down to 0 at `total`."""
+    if step < actor.lr_warmup_steps:
+        return actor.lr * (step + 1) / actor.lr_warmup_steps
+    after = max(total - actor.lr_warmup_steps, 1)
+    done = min((step - actor.lr_warmup_steps) / after, 1.0)
+    if actor.lr_schedule == "linear":
+        return actor.lr * (1 - done)
+    if actor.lr_schedule == "cosine":
+        return actor.lr * 0.5 * (1 + math.cos(math.pi * done))
+    return actor.lr
+
+
+CLIP_EPSILON = 1e-6  # torch adds it to a norm
+
+Publish = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(slots=True)
+class _Minibatch:
+    """A rank's share of what one optimizer step trains."""
+
+    members: list[int] = field(default_factory=list)  # item indices to compute
+    n_tokens: int = 0  # young enough to be trained, groups without a signal included
+    n_signal_tokens: int = 0  # of those, in items that have a signal
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """One optimizer step."""
+
+    norm: float  # of the gradient, before it is clipped
+    denominator: float  # that the sum of the tokens' losses was divided by
+
+
+class PPOActor:
+    """The policy, its optimizer and its clock: `version` = updates finished."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        *,
+        journal: Journal,
+        pulse: Pulse,
+        folder: Path,
+        publish: Publish = lambda version, stats: None,
+        tick: Callable[[], None] = lambda: None,
+        has_helpers: bool = False,
+    ) -> None:
+        """`publish(version, stats)` is called at the end of every update, `tick()` between micro-batches; what either
+        raises ends the step. `folder` is the run's. With `has_helpers` their share of an update is a figure.
+        """
+        self.policy = policy
+        self.version = 0
+        self._config = config
+        self._settings = config.actor
+        self._ranks = policy.ranks
+        self._journal = journal
+        self._pulse = pulse
+        self._folder = folder
+        self._publish = publish
+        self._tick = tick
+        self._has_helpers = has_helpers
+        self._watch = Watch(self._warn)
+        self._n_applied = 0  # optimizer steps of the update under way
+        self.optimizer = torch.optim.AdamW(
+            list(policy.parameters().values()),
+            lr=config.actor.lr,
+            betas=(config.actor.adam_beta1, config.actor.adam_beta2),
+            eps=config.actor.adam_eps,
+            weight_decay=config.actor.weight_decay,
+            fused=True if policy.ranks.size == 1 and policy.device.type == "cpu" else None,  # None: as torch chooses
+        )
+
+    def compute_advantages_and_returns(self, batch: Batch) -> Batch:
+        """Fill in advantages and signals and, where needed, the proximal log-probs; returns the same batch.
+
+        The proximal log-probs are those of the parameters just before the update. With one minibatch the update's own
+        forward has exactly those parameters, so it gives them and no forward is spent here.
+        """
+        with self._journal.span("prox"):
+            settings = self._settings
+            rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
+            advantages, signal = group_advantages(
+                (rewards + settings.reward_bias) * settings.reward_scaling,
+                torch.tensor([item.group for item in batch.items], dtype=torch.int64),
+                kind=settings.advantage,
+                unbiased=settings.std_unbiased,
+                eps=settings.std_eps,
+            )
+            if settings.normalize_batch:
+                advantages = self._normalized(batch, advantages, signal)
+            batch.advantages = advantages
+            batch.signal = advantages != 0 if settings.advantage == "none" else signal | (advantages != 0)
+            if self._settings.recompute_logprobs and self._settings.ppo_n_minibatches > 1:
+                self._compute_prox(batch)
+        return batch
+
+    def _normalized(self, batch: Batch, advantages: Tensor, signal: Tensor) -> Tensor:
+        """Over the global batch. A group without signal that counts is trained by what the mean leaves it."""
+        return normalize(
+            advantages,
+            torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64),
+            signal if self._settings.normalize_batch_over == "signal" else torch.ones_like(signal),
+            self._ranks.sum,
+            unbiased=self._settings.std_unbiased,
+            eps=self._settings.std_eps,
+        )
+
+    def ppo_update(self, batch: Batch) -> dict[str, float]:
+        """One training step: an optimizer step for each minibatch that has a token to train; returns its figures.
+
+        Raises ImpossibleEvent for a batch of another version (each batch is trained once, I4) and NonFinite, with the
+        batch saved, when a loss or gradient is not finite: that minibatch is not applied and nothing is published. The
+        minibatches before it are applied and stay so: afterwards the weights are no version (`check_whole`).
+        """
+        self.check_whole()
+        if batch.clock != self.version:
+            raise ImpossibleEvent(
+                f"a batch is trained once, at the version it was taken at: clock {batch.clock}, version {self.version}"
+            )
+        began, helped = time.monotonic(), Helped.now() if self._has_helpers else None
+        figures = count(batch)
+        rate = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        taken = [step for part in self._minibatches(batch) if (step := self._step(batch, part, figures)) is not None]
+        figures.reduce(self._ranks)
+        self._watch.look(batch, figures, eta=self._config.rollout.max_head_offpolicyness)
+        stats = figures.flat() | {"lr": rate, "n_optimizer_steps": float(len(taken))}
+        if taken:
+            stats["grad_norm"] = sum(step.norm for step in taken) / len(taken)
+            stats["loss_denominator"] = sum(step.denominator for step in taken) / len(taken)
+        if helped is not None and (n_units := Helped.now().n_units - helped.n_units):
+            stats["helped_share"] = (Helped.now().n_theirs - helped.n_theirs) / n_units
+        stats["update_s"] = time.monotonic() - began
+        self._n_applied = 0
+        self.version += 1
+        self._publish(self.version, stats)
+        return stats
+
+    def check_whole(self) -> None:
+        """Raises ImpossibleEvent once an update broke off with a part of it applied: such weights are no version."""
+        if self._n_applied:
+            raise ImpossibleEvent(
+                f"only whole updates are trained on, pushed and kept: the one of version {self.version} broke off "
+                f"after {self._n_applied} optimizer steps"
+            )
+
+    def _minibatches(self, batch: Batch) -> list["_Minibatch"]:
+        """Whole groups dealt in turn; items that train nothing are not computed."""
+        if batch.advantages is None or batch.signal is None:
+            raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
+        n = self._settings.ppo_n_minibatches
+        turn = {group: (i + self._ranks.index) % n for i, group in enumerate(batch.groups)}
+        parts = [_Minibatch() for _ in range(n)]
+        for index, (item, has_signal) in enumerate(zip(batch.items, batch.signal.tolist(), strict=True)):
+            part = parts[turn[item.group]]
+            part.n_tokens += item.n_trained
+            if has_signal and item.n_trained:
+                part.members.append(index)
+                part.n_signal_tokens += item.n_trained
+        return parts
+
+    def _step(self, batch: Batch, part: "_Minibatch", figures: Figures) -> "_Taken | None":
+        """Gradient and optimizer step of one minibatch; None without a token to train."""
+        n_tokens, n_signal_tokens = self._ranks.sum([float(part.n_tokens), float(part.n_signal_tokens)])
+        if not n_signal_tokens:
+            return None
+        wanted = self._settings.loss_denominator
+        denominator = n_tokens if wanted == "all" else n_signal_tokens if wanted == "signal" else float(wanted)
+        with self._journal.span("backward"):
+            self.optimizer.zero_grad()
+            loss = 0.0
+            for indices in self._micro_batches(batch, part.members):
+                loss += self._backward(batch, indices, denominator, figures)
+                self._beat()
+        with self._journal.span("optimizer"):
+            grads = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
+            norm_tensor = whole(get_total_norm(grads))
+            norm = float(norm_tensor)
+            (total,) = self._ranks.sum([loss])
+            if not (math.isfinite(norm) and math.isfinite(total)):
+                self._refuse(batch, loss=total, norm=norm)
+            if norm + CLIP_EPSILON > self._settings.max_grad_norm:  # else it would be all gradients times 1
+                clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
+            self._n_applied += 1
+            self.optimizer.step()
+        return _Taken(norm, denominator)
+
+    def _backward(self, batch: Batch, indices: list[int], denominator: float, figures: Figures) -> float:
+        """Add one micro-batch's gradient of (sum of token losses) / denominator; that share of the loss is returned."""
+        if not indices:
+            self.policy.idle_pass()
+            return 0.0
+        items = [batch.items[i] for i in indices]
+        theta_N, entropy_N = self.policy.logprobs(_pieces(batch, indices), entropy=True)
+        device = theta_N.device
+        is_trained_N = torch.cat([item.trained_K for item in items])
+        behav_N = torch.cat([item.behav_K for item in items])[is_trained_N].to(device)
+        known = all(i in batch.prox for i in indices)
+        prox_N = torch.cat([batch.prox[i] for i in indices]).to(device) if known else theta_N.detach()
+        advantages = self._advantages(batch, indices).to(device)
+        apart = gap(prox_N, behav_N)
+        terms, importance_N = self._objective(theta_N, prox_N, behav_N, apart, advantages)
+        loss = terms.loss / denominator
+        loss.backward()  # type: ignore[no-untyped-call]
+        if known or not self._n_applied:  # else theta has gone from the sampler by this update's own steps as well
+            figures.add(mismatch(importance_N, apart))
+        sums = figures.sums
+        sums.entropy += float(entropy_N.sum()) if entropy_N is not None else 0.0
+        sums.clipped += float(terms.clipped)
+        sums.loss += float(loss.detach()) * denominator
+        return float(loss.detach())
+
+    def _objective(
+        self, theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, apart: Gap, advantage_N: Tensor
+    ) -> tuple[Terms, Tensor]:
+        """The configured objective, and exp(theta - behav) for the statistics."""
+        settings = self._settings
+        if settings.use_decoupled_loss:
+            cap = settings.behav_imp_weight_cap
+            terms = decoupled_ppo(theta_N, prox_N, apart.weight_N, advantage_N, eps_clip=settings.eps_clip, cap=cap)
+            return terms, terms.ratio_N * apart.weight_N
+        if settings.recompute_logprobs:
+            terms = ppo(theta_N, prox_N, advantage_N, eps_clip=settings.eps_clip)
+            return terms, terms.ratio_N * apart.weight_N
+        terms = ppo(theta_N, behav_N, advantage_N, eps_clip=settings.eps_clip)
+        return terms, terms.ratio_N
+
+    def _advantages(self, batch: Batch, indices: Sequence[int]) -> Tensor:
+        if batch.advantages is None:
+            raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
+        counts = torch.tensor([batch.items[i].n_trained for i in indices])
+        return batch.advantages[torch.tensor(indices)].repeat_interleave(counts)
+
+    def _compute_prox(self, batch: Batch) -> None:
+        members = [i for part in self._minibatches(batch) for i in part.members]
+        with torch.no_grad():
+            for indices in self._micro_batches(batch, members):
+                if not indices:
+                    self.policy.idle_pass()
+                    continue
+                logp_N, _ = self.policy.logprobs(_pieces(batch, indices))
+                counts = [batch.items[i].n_trained for i in indices]
+                batch.prox.update(zip(indices, torch.split(logp_N.cpu(), counts), strict=True))
+                self._beat()
+
+    def _micro_batches(self, batch: Batch, members: list[int]) -> list[list[int]]:
+        """Item indices by micro-batch, as many on every rank: an empty one is an idle pass.
+
+        A group stays together, so that its prompt is read once, unless it is over the budget.
+        """
+        capacity = self._config.learner.max_tokens_per_mb
+        units: list[tuple[list[int], int]] = []  # (items, tokens)
+        groups: dict[int, list[int]] = {}
+        for i in members:
+            groups.setdefault(batch.items[i].group, []).append(i)
+        for together in groups.values():
+            tokens = n_rows(_pieces(batch, together))
+            if self.policy.packed and tokens <= capacity:
+                units.append((together, tokens))
+            else:
+                units += [([i], n_rows(_pieces(batch, [i]))) for i in together]
+        parts = pack([tokens for _, tokens in units], capacity=capacity)
+        (most,) = self._ranks.max([float(len(parts))])
+        chosen = [sorted((i for unit in part for i in units[unit][0]), key=_longest_first(batch)) for part in parts]
+        return chosen + [[] for _ in range(int(most) - len(parts))]
+
+    def _beat(self) -> None:
+        self._pulse.progress += 1
+        self._tick()
+
+    def _refuse(self, batch: Batch, *, loss: float, norm: float) -> NoReturn:
+        sentence = f"loss and gradient must be finite: loss {loss}, gradient norm {norm} at version {self.version}"
+        folder = self._folder / "nonfinite" / f"step-{batch.step:06d}" / f"rank-{self._ranks.index}"
+        try:
+            save_batch(folder, batch, reason=sentence)
+            evidence = f"the batch is in {folder}"
+        except (OSError, SafetensorError) as error:  # the disk's fault must not hide the sentence
+            evidence = f"the batch could not be saved ({error})"
+        applied = (
+            f"{self._n_applied} of {self._settings.ppo_n_minibatches} minibatches were applied before it, so these "
+            "weights are neither pushed nor kept"
+            if self._n_applied
+            else "nothing was applied"
+        )
+        raise NonFinite(f"{sentence}; {applied}; {evidence}")
+
+    def _warn(self, sentence: str) -> None:
+        if self._ranks.index == 0:
+            logger.warning(sentence)
+            self._journal.write(Event.NOTE, text=sentence)
+
+
+def _pieces(batch: Batch, indices: Sequence[int]) -> list[Piece]:
+    items = [batch.items[i] for i in indices]
+    return [Piece(item.ids_T, item.trained_places, family=item.group) for item in items]
+
+
+def _longest_first(batch: Batch) -> Callable[[int], int]:
+    """Equal lengths side by side: attention takes them in one call."""
+    return lambda i: -len(batch.items[i].ids_T)

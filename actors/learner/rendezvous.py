@@ -1,0 +1,173 @@
+"""Learner ranks meet at the store of rank 0 and reduce values over all ranks.
+
+Each may die and come back until rank 0 has seen all of them; from then on they are bound to each other.
+  here/K   the name of rank K, set as soon as it has found the store
+  begun    rank 0's word: whom it met, and what they begin with. Who is not named waits for rank 0's next life
+
+A single learner has no process group at all.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from actors.learner.inbox import Letterbox
+from areal_bus.errors import PushFailed
+from areal_bus.messages import Directory
+from areal_bus.weights.process_group import join_store
+
+POLL_S = 0.05
+RETRY_S = 1.0
+CONNECT_S = 10.0
+BEGUN = "begun"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One life of rank 0, and where its store is."""
+
+    name: str
+    endpoint: str
+
+
+class Meeting:
+    """One rank's way to the others. A Rejoin meanwhile is answered with `join_again`: nothing is lost yet."""
+
+    def __init__(
+        self, letterbox: Letterbox, *, name: str, join_again: Callable[[], None], look: Callable[[], None]
+    ) -> None:
+        """`look` is called at every look around."""
+        self._letterbox = letterbox
+        self._name = name
+        self._join_again = join_again
+        self._look = look
+        self._host: Host | None = None  # rank 0 by the latest word of the head
+
+    def host(self, endpoint: str, word: Mapping[str, Any], *, size: int) -> Store:
+        """Rank 0: wait for all others at its store and tell them `word`. Raises as `Letterbox.check`."""
+        store = join_store(endpoint, CONNECT_S)
+        ours = PrefixStore("meeting", store)
+        keys = [_here(index) for index in range(1, size)]
+        while not ours.check(keys):
+            self._pause(POLL_S)
+        names = [ours.get(key).decode() for key in keys]
+        self._letterbox.bind()
+        ours.set(BEGUN, json.dumps({"names": names, "word": word}))
+        return store
+
+    def visit(self, index: int) -> tuple[Store, dict[str, Any]]:
+        """Any other rank: the store of the life of rank 0 that it belongs to, and the word. Raises as `host`."""
+        closed: Host | None = None  # it has begun without this rank
+        while True:
+            self._listen()
+            host = self._host
+            if host is not None and host != closed:
+                try:
+                    store = join_store(host.endpoint, CONNECT_S)
+                    begun = self._wait_at(store, host, index)
+                except (PushFailed, RuntimeError):  # that life is over, or not reached yet
+                    self._pause(RETRY_S)
+                    continue
+                if begun is not None and self._name in begun["names"]:
+                    self._letterbox.bind()
+                    return store, begun["word"]
+                closed = host
+            self._pause(POLL_S)
+
+    def _wait_at(self, store: Store, host: Host, index: int) -> dict[str, Any] | None:
+        """Say who is here, and wait for the word; None when rank 0 is another by then."""
+        ours = PrefixStore("meeting", store)
+        if not ours.check([BEGUN]):
+            ours.set(_here(index), self._name)
+        while not ours.check([BEGUN]):
+            self._pause(POLL_S)
+            self._listen()
+            if self._host != host:
+                return None
+        begun: dict[str, Any] = json.loads(ours.get(BEGUN))
+        return begun
+
+    def _listen(self) -> None:
+        while (message := self._letterbox.take_now()) is not None:
+            if isinstance(message, Directory):
+                for name, endpoint in zip(message.names, message.endpoints, strict=True):
+                    if name.startswith("learner-0."):
+                        self._host = Host(name, endpoint)
+
+    def _pause(self, timeout_s: float) -> None:
+        self._letterbox.check()
+        if self._letterbox.asked_to_rejoin():
+            self._join_again()
+        self._look()
+        self._letterbox.wait(timeout_s)
+
+
+def _here(index: int) -> str:
+    return f"here/{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This rank's place among the learners. Every method is a collective: all ranks call it in the same order."""
+
+    index: int = 0
+    size: int = 1
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Each value added up over the ranks, in float64."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        """The largest of each value over the ranks."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def wait(self) -> None:
+        """Return when all ranks are here."""
+        self.sum([0.0])
+
+    def _reduce(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, operation)
+        result: list[float] = tensor.tolist()
+        return result
+
+
+def meet(store: Store, *, index: int, size: int, interface: str, device: str, timeout_s: float) -> Ranks:
+    """Build the default process group over `store`, on the named interface; all ranks call it.
+
+    Collectives are gloo on CPU tensors and NCCL on CUDA ones; neither is encrypted.
+    """
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        os.environ["NCCL_SOCKET_IFNAME"] = interface
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo",
+        store=PrefixStore("learners", store),
+        rank=index,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return Ranks(index=index, size=size)
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether a collective broke, which it does when another rank ends. gloo's errors have no class of their own."""
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
+
+
+def part() -> None:
+    """End the default process group, if there is one.
+
+    NCCL's is left to the end of the process: taking it apart waits for peers, and one that died never comes.
+    """
+    if dist.is_initialized() and "nccl" not in dist.get_backend_config():
+        dist.destroy_process_group()

@@ -1,0 +1,155 @@
+"""A learner before its first step: model, tokenizer and optimizer, and the supervised warm-up."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from actors.data.loading import load_rows
+from actors.learner.checkpoint_manager import Beginning
+from actors.learner.micro_batches import pack
+from actors.learner.policy import Policy
+from actors.learner.rendezvous import Ranks
+from actors.models.loading import load_model
+from actors.models.packed_row import Piece
+from actors.runtime.context import Context, Pulse
+from actors.workflows.prompts import prompt_ids, prompt_of
+from actors.workflows.protocol import Row
+from areal_bus.config.sections import Config, DataConfig, WarmupConfig
+from areal_bus.core.events import Event
+from areal_bus.errors import ConfigError, NonFinite
+from areal_bus.journal import Journal
+
+MAX_GRAD_NORM = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A prompt's tokens and the completion to imitate, its end-of-text token included."""
+
+    prompt: Sequence[int]
+    completion: Sequence[int]
+
+    def piece(self) -> Piece:
+        ids_T = torch.tensor([*self.prompt, *self.completion], dtype=torch.int64)
+        return Piece(ids_T=ids_T, places_K=torch.arange(len(self.prompt), len(ids_T)))
+
+
+def demonstrate(rows: Sequence[Row], tokenizer: Any, data: DataConfig) -> list[Demonstration]:
+    """What the rows demonstrate: the prompt as a workflow of one turn asks it, the answer, the end-of-text token."""
+    return [
+        Demonstration(
+            prompt=prompt_ids(prompt_of(row, data), data, tokenizer),
+            completion=[
+                *tokenizer(row["demonstration"], add_special_tokens=False)["input_ids"],
+                tokenizer.eos_token_id,
+            ],
+        )
+        for row in rows
+        if row.get("demonstration")
+    ]
+
+
+def warm_up(
+    policy: Policy,
+    demonstrations: Sequence[Demonstration],
+    settings: WarmupConfig,
+    *,
+    seed: int,
+    capacity: int,
+    journal: Journal,
+    pulse: Pulse,
+    tick: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """`settings.steps` AdamW steps on the mean log-prob of the completions' tokens; returns the loss of each.
+
+    Every rank draws the same batches by `seed` and takes its share of each. `tick` is called every step. Raises
+    NonFinite for a loss that is not finite, ConfigError without demonstrations.
+    """
+    if not demonstrations:
+        raise ConfigError("learner.warmup needs demonstrations: the data has none; set learner.warmup.steps = 0")
+    draw = random.Random(f"warmup {seed}")
+    optimizer = torch.optim.AdamW(list(policy.parameters().values()), lr=settings.lr, weight_decay=0.0)
+    order: list[int] = []
+    losses: list[float] = []
+    for step in range(settings.steps):
+        while len(order) < settings.batch_size:
+            order += draw.sample(range(len(demonstrations)), len(demonstrations))
+        chosen, order = order[: settings.batch_size], order[settings.batch_size :]
+        share = [demonstrations[i].piece() for i in chosen[policy.ranks.index :: policy.ranks.size]]
+        optimizer.zero_grad()
+        losses.append(_gradient(policy, share, capacity=capacity))
+        if not math.isfinite(losses[-1]):
+            raise NonFinite(f"a warm-up loss must be finite: {losses[-1]} at step {step}; lower learner.warmup.lr")
+        clip_grad_norm_(policy.parameters().values(), MAX_GRAD_NORM)
+        optimizer.step()
+        pulse.progress += 1
+        pulse.note = f"warm-up step {step + 1} of {settings.steps}, loss {losses[-1]:.3f}"
+        if policy.ranks.index == 0:
+            journal.write(Event.WARMUP, step=step, loss=losses[-1])
+        journal.mark("warmup")
+        tick()
+    return losses
+
+
+def _gradient(policy: Policy, pieces: list[Piece], *, capacity: int) -> float:
+    """Add the gradient of the mean token loss over all ranks' pieces; that loss is returned."""
+    (n_tokens,) = policy.ranks.sum([float(sum(len(piece.places_K) for piece in pieces))])
+    parts = pack([piece.n_read for piece in pieces], capacity=capacity)
+    (most,) = policy.ranks.max([float(len(parts))])
+    total = 0.0
+    for part in parts:
+        logp_N, _ = policy.logprobs([pieces[i] for i in part])
+        loss = -logp_N.sum() / n_tokens
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    for _ in range(int(most) - len(parts)):
+        policy.idle_pass()
+    (mean,) = policy.ranks.sum([total])
+    return mean
+
+
+def load_policy(config: Config, context: Context, beginning: Beginning, ranks: Ranks) -> Policy:
+    """The weights of the checkpoint, or those of the model; sharded over the ranks. Raises ConfigError."""
+    scratch_seed = config.run.seed if config.model.scratch is not None else None
+    return Policy(
+        load_model(
+            f"{beginning.folder}/model" if beginning.folder else context.model_folder,
+            "float32",
+            context.device if ranks.size == 1 else "cpu",  # sharding moves it, a layer at a time
+            random_seed=None if beginning.folder else scratch_seed,
+        ),
+        ranks=ranks,
+        device=context.device,
+        temperature=config.gconfig.temperature,
+        dtype=config.model.dtype,
+        gradient_checkpointing=config.learner.gradient_checkpointing,
+    )
+
+
+def warm(
+    policy: Policy,
+    config: Config,
+    context: Context,
+    *,
+    tokenizer: Any,
+    journal: Journal,
+    pulse: Pulse,
+    tick: Callable[[], None],
+) -> None:
+    """The supervised steps that the config asks for before version 0."""
+    rows = load_rows(config, context.config_folder)
+    warm_up(
+        policy,
+        demonstrate(rows, tokenizer, config.data),
+        config.learner.warmup,
+        seed=config.run.seed,
+        capacity=config.learner.max_tokens_per_mb,
+        journal=journal,
+        pulse=pulse,
+        tick=tick,
+    )

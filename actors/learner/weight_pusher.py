@@ -1,0 +1,131 @@
+"""The learner's side of pushes: a thread that sends kept snapshots while the loop computes; knows no gate.
+
+A push needs a snapshot, never the live parameters, so it overlaps the next update.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from areal_bus.core.events import Event
+from areal_bus.errors import PushFailed
+from areal_bus.journal import Journal
+from areal_bus.messages import Message, PushBegin, PushBroken, PushDone
+from areal_bus.weights.snapshot import Snapshot
+
+KEPT = 2  # snapshots: the newest, and the one before it, which may still be asked for
+
+
+def is_on_gpu(snapshot: Snapshot) -> bool:
+    """Whether it lies in a GPU's memory that others can open."""
+    return snapshot.shared is not None and snapshot.shared.device.type == "cuda"
+
+
+class Pusher:
+    """Executes pushes in the order they were begun. `push` sends one snapshot and blocks until it is over."""
+
+    def __init__(
+        self,
+        push: Callable[[Snapshot, PushBegin], PushDone],
+        *,
+        send: Callable[[Message], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """`push` raises PushFailed when it breaks; `send` reaches the head; `failed` hears of anything else raised."""
+        self._push = push
+        self._send = send
+        self._failed = failed
+        self._begun: queue.SimpleQueue[PushBegin | None] = queue.SimpleQueue()
+        self._kept: dict[int, Snapshot] = {}
+        self._sending: Snapshot | None = None
+        self._put_by: list[Snapshot] = []  # forgotten while they were sent, and not to be let go
+        self._asked: set[int] = set()  # pushes that have not ended
+        self._lock = threading.Lock()
+        self._results: queue.SimpleQueue[PushDone | PushBroken] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="pusher", daemon=True)
+        self._thread.start()
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """The newest version; the oldest kept is forgotten."""
+        with self._lock:
+            self._kept[snapshot.version] = snapshot
+            for version in sorted(self._kept)[:-KEPT]:
+                del self._kept[version]
+
+    def spare(self) -> Snapshot | None:
+        """The oldest kept snapshot, forgotten here, once as many are kept as may be: its memory is free to be reused.
+
+        None while there are fewer, or while it is being sent. One on a GPU that was sent then comes at a later call:
+        torch never frees memory there that another process has opened more than once.
+        """
+        with self._lock:
+            if len(self._kept) < KEPT:
+                return None
+            free = [*self._put_by, self._kept.pop(min(self._kept))]
+            found = next((snapshot for snapshot in free if snapshot is not self._sending), None)
+            self._put_by = [one for one in free if one is not found and is_on_gpu(one)]
+            return found
+
+    def begin(self, begin: PushBegin) -> None:
+        """Queue a push; callable from any thread."""
+        with self._lock:
+            self._asked.add(begin.push)
+        self._begun.put(begin)
+
+    def drop(self) -> list[int]:
+        """Forget the pushes that have not begun: whoever asked for them is no more. Returns which have not ended."""
+        with self._lock:
+            with suppress(queue.Empty):
+                while (begin := self._begun.get_nowait()) is not None:
+                    self._asked.discard(begin.push)
+            return sorted(self._asked)
+
+    def record(self, journal: Journal) -> None:
+        """Journal the pushes that ended since the last call; called on the thread that owns the journal."""
+        while True:
+            try:
+                result = self._results.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(result, PushDone):
+                journal.write(
+                    Event.PUSHED,
+                    push=result.push,
+                    version=result.version,
+                    digest=result.digest,
+                    receive_s=round(result.receive_s, 6),
+                    stall_s=round(result.stall_s, 6),
+                )
+            else:
+                journal.write(Event.PUSH_BROKEN, push=result.push, version=result.version, error=result.error)
+
+    def close(self, timeout_s: float) -> None:
+        """Take no further push; a push in flight gets `timeout_s` to end."""
+        self._begun.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while (begin := self._begun.get()) is not None:
+                result = self._one(begin)
+                with self._lock:
+                    self._asked.discard(begin.push)
+                self._results.put(result)
+                self._send(result)
+        except BaseException as error:  # noqa: BLE001 (handed to the loop, which raises it)
+            self._failed(error)
+
+    def _one(self, begin: PushBegin) -> PushDone | PushBroken:
+        with self._lock:
+            snapshot = self._sending = self._kept.get(begin.version)
+            held = sorted(self._kept)
+        if snapshot is None:
+            return PushBroken(begin.push, begin.version, f"version {begin.version} is not kept; kept are {held}")
+        try:
+            return self._push(snapshot, begin)
+        except PushFailed as error:
+            return PushBroken(begin.push, begin.version, str(error))
+        finally:
+            with self._lock:
+                self._sending = None

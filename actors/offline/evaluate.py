@@ -1,0 +1,225 @@
+"""Scores a model on a file of problems, outside any ring: `python -m actors.offline.evaluate`, with an Order as one
+JSON line.
+
+Uses the parts of the ring (engine, episodes, reward workers), with the same seeds and numbers of problems: the same
+weights give the same answers. Knows no run and no command line: those are `tools/evaluate.py`'s.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from actors.data.loading import read_rows
+from actors.engines.builtin.engine import BuiltinEngine
+from actors.generator.rollout_runner import Outcome, Sampling
+from actors.models.loading import check_model_path, load_model, load_tokenizer, stop_ids
+from actors.models.scratch import is_scratch_folder
+from actors.rewards.actor import scored
+from actors.rewards.pool import WorkerPool
+from actors.runtime.context import dump
+from actors.runtime.process import leave
+from actors.workflows.loading import close_workflow, load_workflow
+from areal_bus.config.sections import Config
+from areal_bus.core.evaluation import Evaluation
+from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.journal import Journal
+from areal_bus.messages import Finish, Prompt, Trajectory
+
+ME = "evaluate"
+SHOW_S = 2.0  # between two lines of progress
+WAIT_S = 0.5  # for a verdict when there is nothing to decode
+AGENT_S = 0.01  # for a verdict when all samples wait for what is outside the engine
+
+Figures = dict[str, float | int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to score, on what, by which settings."""
+
+    model: str  # folder or Hugging Face id
+    data: str  # JSON-lines file, or a Hugging Face data set
+    config: dict[str, Any]  # a whole Config
+    folder: str  # where the user's modules and relative paths are found
+    name: str  # of the evaluation: it goes into the seeds, as the ring's own "before" and "after" do
+    device: str  # "auto", "cpu" or "cuda"
+    json: bool  # one JSON object on the last line
+
+
+class Scorer:
+    """Problems through the engine and the reward workers, as many at once as the engine has slots."""
+
+    def __init__(self, evaluation: Evaluation, sampling: Sampling, pool: WorkerPool, *, n_slots: int) -> None:
+        self.evaluation = evaluation
+        self._sampling, self._pool, self._n_slots = sampling, pool, n_slots
+        self._at_reward: dict[tuple[int, int], Trajectory] = {}
+
+    def run(self, show: Callable[[Evaluation], None]) -> None:
+        """Until every problem has its verdicts; `show` is called in every round."""
+        while not self.evaluation.is_over:
+            self._begin_problems()
+            self._take(self._sampling.go_on())
+            self._take(self._sampling.step())
+            for verdict in self._pool.poll(self._patience_s):
+                trajectory = self._at_reward.pop(verdict.key)
+                if trajectory.uid in self.evaluation.leased:  # a sibling may have failed since
+                    self.evaluation.deliver(scored(trajectory, verdict))
+            show(self.evaluation)
+
+    @property
+    def _patience_s(self) -> float:
+        """For a verdict: none while there is something to decode, little while an agent may ask."""
+        if not self._sampling.n_live:
+            return WAIT_S
+        return AGENT_S if self._sampling.is_idle else 0.0
+
+    def _begin_problems(self) -> None:
+        evaluation = self.evaluation
+        while evaluation.waiting and self._sampling.n_live < self._n_slots:
+            uid = evaluation.lease(ME)
+            samples, row = evaluation.missing(uid), evaluation.rows[uid]
+            prompt = Prompt(uid, evaluation.attempts[uid], evaluation.version, samples, evaluation.name, row)
+            self._take(self._sampling.begin(prompt))
+
+    def _take(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Trajectory):
+                key = (outcome.uid, outcome.sample)
+                self._at_reward[key] = outcome
+                self._pool.submit(key, prompt=outcome.prompt_text, completion=outcome.text, row=outcome.row)
+            else:
+                self.evaluation.fail(outcome.uid, outcome.attempt, outcome.error)
+
+
+def evaluate(order: Order, show: Callable[[Evaluation], None]) -> Evaluation:
+    """Score the model. Raises ConfigError when model, problems, reward or workflow cannot be used."""
+    config = configure(order)
+    folder = find_model(order.model)
+    rows = read_rows(order.data, config.data, Path.cwd(), split="test")[: config.evaluate.limit]
+    sys.path.insert(0, order.folder)
+    with ExitStack() as stack:
+        pool = stack.enter_context(
+            WorkerPool(
+                config.reward.function,
+                order.folder,
+                n_workers=config.reward.workers,
+                timeout_s=config.reward.timeout_s,
+                max_failed_starts=1,
+            )
+        )
+        workflow, tokenizer = load_workflow(config), load_tokenizer(folder)
+        stack.callback(close_workflow, workflow)
+        engine = load_engine(folder, config, order.device, tokenizer)
+        scratch = stack.enter_context(tempfile.TemporaryDirectory())
+        journal = Journal(Path(scratch), role=ME, index=0, incarnation=0)
+        stack.callback(journal.close)
+        sampling = Sampling(engine, workflow, tokenizer, config, name=ME, journal=journal)
+        evaluation = Evaluation(order.name, 0, config.evaluate.n_samples, [dump(row) for row in rows])
+        Scorer(evaluation, sampling, pool, n_slots=config.rollout.max_concurrent_rollouts).run(show)
+    return evaluation
+
+
+def configure(order: Order) -> Config:
+    try:
+        return Config.model_validate(order.config)
+    except ValidationError as error:
+        raise ConfigError(f"the settings must be those of a whole config: {error}") from None
+
+
+def find_model(path: str) -> str:
+    """The model as check_model_path gives it; an untrained scratch folder is none. Raises ConfigError."""
+    folder = check_model_path(path, Path.cwd())
+    if is_scratch_folder(Path(folder)):
+        raise ConfigError(f"a model folder holds its weights as *.safetensors: {folder} has none, it is a new model's")
+    return folder
+
+
+def load_engine(folder: str, config: Config, device: str, tokenizer: Any) -> BuiltinEngine:
+    """The builtin engine over the model's own weights."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(folder, config.model.dtype, device)
+    return BuiltinEngine(
+        model, stop_ids=stop_ids(model, tokenizer), n_slots=config.rollout.max_concurrent_rollouts, version=0
+    )
+
+
+def figures(evaluation: Evaluation, *, seconds: float) -> Figures:
+    """What came of it, flat. Answers without a verdict are counted apart (I10)."""
+    answers = list(evaluation.scored.values())
+    cut = sum(answer.finish == Finish.LENGTH for answer in answers)
+    return {
+        "problems": len(evaluation.rows),
+        "n_samples": evaluation.n_samples,
+        "answers": len(answers),
+        "answers_without_reward": len(answers) - len(evaluation.values),
+        "problems_not_sampled": len(evaluation.failed),
+        "accuracy": evaluation.accuracy,
+        "reward": evaluation.reward,
+        "truncated_share": cut / len(answers) if answers else None,
+        "tokens": sum(answer.n_sampled for answer in answers),
+        "seconds": round(seconds, 2),
+    }
+
+
+class Progress:
+    """A line on standard error now and then."""
+
+    def __init__(self) -> None:
+        self._began = self._shown = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def show(self, evaluation: Evaluation) -> None:
+        if time.monotonic() - self._shown < SHOW_S:
+            return
+        self._shown = time.monotonic()
+        accuracy = "" if evaluation.accuracy is None else f", accuracy so far {evaluation.accuracy:.3f}"
+        n_all = len(evaluation.rows) * evaluation.n_samples
+        print(
+            f"{len(evaluation.scored)} of {n_all} answers{accuracy}, {self.seconds:.0f} s", file=sys.stderr, flush=True
+        )
+
+
+def report(told: Figures, failed: dict[int, str]) -> list[str]:
+    """The figures for people."""
+    width = max(len(key) for key in told)
+    lines = []
+    for key, value in told.items():
+        shown = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else value
+        lines.append(f"{key.replace('_', ' ').ljust(width)}  {shown}")
+    first = next(iter(failed.items()), None)
+    return lines if first is None else [*lines, f"problem {first[0]} could not be sampled: {first[1]}"]
+
+
+def main() -> int:
+    order = Order(**json.loads(sys.stdin.readline()))
+    progress = Progress()
+    try:
+        evaluation = evaluate(order, progress.show)
+    except ArealBusError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+    told = figures(evaluation, seconds=progress.seconds)
+    for line in report(told, evaluation.failed):
+        print(line, file=sys.stderr if order.json else sys.stdout)
+    if order.json:
+        print(json.dumps(told | {"model": order.model, "data": order.data}))
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,187 @@
+"""Log-probs computed afresh by the weights of the version stamped on each token (I5): `python -m
+actors.offline.recompute_logprobs`.
+
+Reads an Order as one JSON line, writes one JSON object as the last line. It needs RUN/samples/tokens.jsonl
+(journal.tokens = true) and RUN/checkpoints/step-*/model of every version (checkpoint.every_steps = 1, a large keep).
+The plain transformers forward is used, none of the engine's own code.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.models.loading import load_model
+from actors.runtime.process import leave
+from areal_bus.config.sections import Config
+from areal_bus.errors import ArealBusError, ConfigError
+
+BATCH = 64  # samples in one forward
+KEPT = 5  # tokens that are off, named
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to compute again."""
+
+    run: str  # folder
+    tolerance: float
+    skip: Sequence[int] = ()  # lines of tokens.jsonl
+    device: str = "cpu"
+
+
+@dataclass(slots=True)
+class Sample:
+    """One line of tokens.jsonl. Shapes: T tokens, n sampled ones."""
+
+    line: int
+    uid: int
+    sample: int
+    temperature: float
+    ids: list[int]  # (T,)
+    at: list[int]  # (n,) positions of the sampled tokens
+    logps: list[float]  # (n,)
+    versions: list[int]  # (n,)
+    checked: int  # the first so many sampled tokens can be checked
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of the tokens of one version. The errors are the largest differences of log-probs."""
+
+    version: int
+    n_tokens: int = 0
+    max_error: float = 0.0
+    n_off: int = 0  # tokens over the tolerance
+    before: float | None = None  # largest difference under the version before; None without its weights
+    after: float | None = None  # and under the version after
+
+
+@dataclass(slots=True)
+class Result:
+    versions: dict[int, Tally] = field(default_factory=dict)
+    off: list[dict[str, Any]] = field(default_factory=list)  # the first tokens over the tolerance
+    n_without_weights: int = 0
+    n_kept_keys: int = (
+        0  # sampled over keys of older weights (rollout.on_update = "keep"): not a forward of one version
+    )
+
+
+def recompute(order: Order) -> Result:
+    """Every token under its own version and under both neighbours. Raises ConfigError when something is not kept."""
+    run = Path(order.run)
+    config = Config.model_validate_json((run / "config.json").read_text(encoding="utf-8"))
+    skip = set(order.skip)
+    samples = [s for s in read(run / "samples" / "tokens.jsonl", config) if s.line not in skip]
+    folders = weights(run)
+    stamped = {version for sample in samples for version in sample.versions}
+    result = Result(n_kept_keys=sum(len(s.versions) - s.checked for s in samples))
+    result.n_without_weights = sum(v not in folders for s in samples for v in s.versions[: s.checked])
+    for version in sorted(stamped & folders.keys()):
+        result.versions[version] = Tally(version)
+    for version, folder in sorted(folders.items()):
+        near = {version - 1, version, version + 1} & result.versions.keys()
+        mine = sorted((s for s in samples if near & set(s.versions)), key=lambda s: len(s.ids))
+        if not mine:
+            continue
+        model = load_model(str(folder), config.model.dtype, order.device)
+        for first in range(0, len(mine), BATCH):
+            part = mine[first : first + BATCH]
+            for sample, fresh in zip(part, forward(model, part, order.device), strict=True):
+                compare(result, sample, fresh, version, order.tolerance)
+    return result
+
+
+def read(path: Path, config: Config) -> Iterator[Sample]:
+    """The kept samples; a torn last line is passed over."""
+    if not path.is_file():
+        raise ConfigError(f"log-probs are kept when journal.tokens = true: {path} is not there")
+    keeps_keys = config.rollout.on_update == "keep"
+    with path.open(encoding="utf-8") as file:
+        for number, text in enumerate(file, start=1):
+            if not text.endswith("\n"):
+                return
+            line = json.loads(text)
+            versions = [version for version, n in line["versions"] for _ in range(n)]
+            heat = (config.evaluate.temperature or 1.0) if line["evaluation"] else config.gconfig.temperature
+            ids, at = line["ids"], list(positions(line["segments"]))
+            checked = versions.count(versions[0]) if keeps_keys and versions else len(versions)
+            yield Sample(number, line["uid"], line["sample"], heat, ids, at, line["logps"], versions, checked)
+
+
+def positions(segments: Sequence[Sequence[int]]) -> Iterator[int]:
+    """Where the sampled tokens are: segments are [[n_given, n_sampled], ...]."""
+    at = 0
+    for n_given, n_sampled in segments:
+        yield from range(at + n_given, at + n_given + n_sampled)
+        at += n_given + n_sampled
+
+
+def weights(run: Path) -> dict[int, Path]:
+    """Version -> model folder, of every checkpoint."""
+    found = {int(p.parent.name.removeprefix("step-")): p for p in (run / "checkpoints").glob("step-*/model")}
+    if not found:
+        raise ConfigError(
+            f"versions are kept as checkpoints: {run / 'checkpoints'} has none; run with checkpoint.every_steps = 1 "
+            "and checkpoint.keep above the number of steps"
+        )
+    return found
+
+
+@torch.no_grad()
+def forward(model: Any, samples: Sequence[Sample], device: str) -> list[list[float]]:
+    """Log-probs of each sample's sampled tokens. Padding is on the right, where no earlier token sees it."""
+    longest = max(len(sample.ids) for sample in samples)
+    ids_BT = torch.zeros(len(samples), longest, dtype=torch.long, device=device)
+    for row, sample in enumerate(samples):
+        ids_BT[row, : len(sample.ids)] = torch.tensor(sample.ids, device=device)
+    logits_BTV: Tensor = model(input_ids=ids_BT, use_cache=False).logits.float()
+    fresh = []
+    for row, sample in enumerate(samples):
+        at_n = torch.tensor(sample.at, dtype=torch.long, device=device)
+        logp_nV = torch.log_softmax(logits_BTV[row, at_n - 1] / sample.temperature, dim=-1)
+        fresh.append(logp_nV.gather(-1, ids_BT[row, at_n, None])[:, 0].tolist())
+    return fresh
+
+
+def compare(result: Result, sample: Sample, fresh: Sequence[float], version: int, tolerance: float) -> None:
+    """Tokens stamped with `version` must agree; those of its neighbours show whether versions can be told apart."""
+    known = zip(sample.versions[: sample.checked], sample.logps, fresh, sample.at, strict=False)
+    for stamped, logp, now, at in known:
+        tally = result.versions.get(stamped)
+        if tally is None or abs(stamped - version) > 1:
+            continue
+        error = abs(logp - now)
+        if stamped == version:
+            tally.n_tokens += 1
+            tally.max_error = max(tally.max_error, error)
+            if not error <= tolerance:
+                tally.n_off += 1
+                if len(result.off) < KEPT:
+                    ids = {"line": sample.line, "uid": sample.uid, "sample": sample.sample}
+                    result.off.append({**ids, "position": at, "version": version, "logp": logp, "fresh": now})
+        elif stamped == version + 1:
+            tally.before = max(tally.before or 0.0, error)
+        else:
+            tally.after = max(tally.after or 0.0, error)
+
+
+def main() -> int:
+    order = Order(**json.loads(sys.stdin.readline()))
+    try:
+        result = recompute(order)
+    except ArealBusError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    told = asdict(result) | {"versions": [asdict(tally) for tally in result.versions.values()]}
+    print(json.dumps(told))
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,298 @@
+"""The synchronous algorithm as one plain loop in one process: draw, sample, score, train, and again.
+
+No head, gate, ledger or bus takes part, only what stands around them: data order, workflow, engine, reward function and
+PPOActor. At eta = 0 the ring must give the same batches and the same bits (docs/staleness.md). With n generators
+prompt uid is sampled by engine uid mod n, for an engine's arithmetic depends on what it decodes side by side.
+
+python -m actors.offline.synchronous_reference CONFIG --generators N --out FOLDER      writes FOLDER/reference.jsonl, a
+line a version
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.data.loading import load_rows
+from actors.data.source import Order, RowSource
+from actors.engines.builtin.engine import BuiltinEngine
+from actors.generator.rollout_runner import Sampling
+from actors.head.shell import declared
+from actors.learner.batch import build
+from actors.learner.policy import Policy
+from actors.learner.ppo import PPOActor
+from actors.learner.rendezvous import Ranks
+from actors.learner.startup import demonstrate, warm_up
+from actors.models.loading import check_model_path, empty_model, load_model, load_tokenizer, stop_ids
+from actors.models.scratch import write_scratch_folder
+from actors.rewards.loading import load_reward
+from actors.rewards.worker import read_value
+from actors.runtime.context import Pulse, dump
+from actors.runtime.process import leave
+from actors.workflows.loading import load_workflow
+from areal_bus.config.loader import load
+from areal_bus.config.sections import Config, LearnerConfig
+from areal_bus.core.ledger import LEAST
+from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.journal import Journal
+from areal_bus.messages import Prompt, ShardItem, Trajectory
+from areal_bus.weights.snapshot import digest_of
+
+Group = list[tuple[Trajectory, float, bool | None]]  # samples of a prompt that are trained, reward and correctness
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one training step made."""
+
+    version: int
+    stats: dict[str, float]
+    digest: str
+    groups: Sequence[Group]
+
+
+class Reference:
+    """Policy and engines of one run on this process's CPU; the journal holds what the parts themselves write."""
+
+    def __init__(self, config: Config, config_folder: Path, folder: Path, *, n_generators: int) -> None:
+        """`folder` is the run's own. Raises ConfigError for a config that is not synchronous, or does not load."""
+        check(config, n_generators)
+        sys.path.insert(0, str(config_folder))  # the user's modules
+        self.config = config
+        self.journal = Journal(folder / "journal", role="reference", index=0, incarnation=0)
+        self._model_folder = find_model(config, config_folder, folder)
+        self._tokenizer = load_tokenizer(self._model_folder)
+        self._rows = load_rows(config, config_folder)
+        passes = config.data.total_train_epochs
+        order = Order(len(self._rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=passes)
+        self._source = RowSource(self._rows, order)
+        self._reward = load_reward(config.reward.function, config_folder)
+        self._next_uid = 0
+        self._policy = self._make_policy()
+        self._actor = PPOActor(self._policy, config, journal=self.journal, pulse=Pulse(), folder=folder)
+        self._engines = [self._make_engine() for _ in range(n_generators)]
+        workflow = load_workflow(config)
+        self._samplings = [
+            Sampling(engine, workflow, self._tokenizer, config, name=f"generator-{i}.0", journal=self.journal)
+            for i, engine in enumerate(self._engines)
+        ]
+
+    @property
+    def digest(self) -> str:
+        """Of all weights as they are now, in the type that is handed on."""
+        return digest_of(self._weights())
+
+    def run(self) -> Iterator[Step]:
+        """Train to the last step or the end of the data."""
+        config = self.config
+        while (step := self._actor.version) < config.run.total_train_steps:
+            self._hand_weights()
+            groups = self._sample_batch()
+            if not groups or (config.data.drop_last and len(groups) < config.data.batch_size):
+                return
+            batch = build(items(groups, step), step=step, clock=step, n_groups=len(groups), eta=0)
+            stats = self._actor.ppo_update(self._actor.compute_advantages_and_returns(batch))
+            yield Step(self._actor.version, stats, self.digest, groups)
+
+    # models
+
+    def _make_policy(self) -> Policy:
+        """The learner's, warmed up as the config has it: version 0."""
+        config = self.config
+        seed = config.run.seed if config.model.scratch is not None else None
+        policy = Policy(
+            load_model(self._model_folder, "float32", "cpu", random_seed=seed),
+            ranks=Ranks(),
+            device="cpu",
+            temperature=config.gconfig.temperature,
+            dtype=config.model.dtype,
+            gradient_checkpointing=config.learner.gradient_checkpointing,
+        )
+        if config.learner.warmup.steps:
+            demonstrations = demonstrate(self._rows, self._tokenizer, config.data)
+            capacity = config.learner.max_tokens_per_mb
+            warm_up(
+                policy,
+                demonstrations,
+                config.learner.warmup,
+                seed=config.run.seed,
+                capacity=capacity,
+                journal=self.journal,
+                pulse=Pulse(),
+                tick=lambda: None,
+            )
+        return policy
+
+    def _make_engine(self) -> BuiltinEngine:
+        model = empty_model(self._model_folder, self.config.model.dtype, "cpu")
+        rollout = self.config.rollout
+        return BuiltinEngine(
+            model,
+            stop_ids=stop_ids(model, self._tokenizer),
+            n_slots=rollout.max_concurrent_rollouts,
+            on_update=rollout.on_update,
+        )
+
+    def _weights(self) -> dict[str, Tensor]:
+        """A copy of the policy's, in the type of the engines."""
+        kept = self._policy.parameters()
+        return {name: weight.detach().to(self._policy.dtype, copy=True) for name, weight in kept.items()}
+
+    def _hand_weights(self) -> None:
+        """Every engine gets a copy of the weights that the batch before has made."""
+        for engine in self._engines:
+            engine.update(self._actor.version, self._weights())
+
+    # a batch
+
+    def _sample_batch(self) -> list[Group]:
+        """B groups in the order of their prompts; fewer at the end of the data. One that failed is followed by another,
+        once the others are done.
+        """
+        groups: list[Group] = []
+        while len(groups) < self.config.data.batch_size:
+            prompts = self._draw(self.config.data.batch_size - len(groups))
+            if not prompts:
+                break
+            groups += self._sample(prompts)
+        return groups
+
+    def _draw(self, n: int) -> list[Prompt]:
+        samples = list(range(self.config.gconfig.n_samples))
+        prompts: list[Prompt] = []
+        while len(prompts) < n and (drawn := self._source.draw()) is not None:
+            prompts.append(Prompt(self._next_uid, 0, self._actor.version, samples, "", drawn.text))
+            self._next_uid += 1
+        return prompts
+
+    def _sample(self, prompts: Sequence[Prompt]) -> Iterator[Group]:
+        """The groups of those prompts that could be sampled and scored, each engine's share after the other's."""
+        made: dict[int, list[Trajectory]] = {prompt.uid: [] for prompt in prompts}
+        for index, sampling in enumerate(self._samplings):
+            share = [prompt for prompt in prompts if prompt.uid % len(self._samplings) == index]
+            for outcome in sample_share(sampling, share):
+                made[outcome.uid].append(outcome)
+        for trajectories in made.values():
+            trajectories.sort(key=lambda trajectory: trajectory.sample)
+            group = [(trajectory, *verdict) for trajectory in trajectories if (verdict := self._score(trajectory))]
+            n_samples = self.config.gconfig.n_samples
+            least = min(LEAST, n_samples) if self.config.reward.partial_groups else n_samples
+            if len(trajectories) == n_samples and len(group) >= least:
+                yield group
+
+    def _score(self, trajectory: Trajectory) -> tuple[float, bool | None] | None:
+        """Reward and correctness; None when the user's function has failed and no reward is declared for that."""
+        try:
+            value = self._reward(trajectory.prompt_text, trajectory.text, json.loads(trajectory.row))
+            told = read_value(value)
+        except Exception as error:  # noqa: BLE001  the user's code: reward.on_error says what becomes of the sample
+            why = f"{type(error).__name__}: {error}"
+            print(f"no score of prompt {trajectory.uid}, sample {trajectory.sample}: {why}", file=sys.stderr)
+            reward = declared(self.config.reward.on_error)
+            return None if reward is None else (reward, None)
+        return told["reward"], told["correct"]
+
+
+def check(config: Config, n_generators: int) -> None:
+    """Raises ConfigError for what a synchronous loop in one process cannot stand for."""
+    rules = [
+        (config.rollout.max_head_offpolicyness != 0, "the reference is synchronous: set "
+         f"rollout.max_head_offpolicyness = 0 (it is {config.rollout.max_head_offpolicyness})"),
+        (config.topology.learners != 1, f"the reference has one learner: topology.learners is "
+         f"{config.topology.learners}"),
+        (config.learner.loop != LearnerConfig().loop, f"the reference is a loop of its own: learner.loop is "
+         f"{config.learner.loop!r}"),
+        (n_generators < 1, f"at least one generator samples; got {n_generators}"),
+    ]  # fmt: skip
+    for is_broken, sentence in rules:
+        if is_broken:
+            raise ConfigError(sentence)
+
+
+def find_model(config: Config, config_folder: Path, folder: Path) -> str:
+    """The model's folder or id; a model from scratch is described in `folder`."""
+    if config.model.scratch is None:
+        return check_model_path(config.model.path, config_folder)
+    write_scratch_folder(folder / "scratch-model", config.model.scratch)
+    return str(folder / "scratch-model")
+
+
+def sample_share(sampling: Sampling, share: Sequence[Prompt]) -> Iterator[Trajectory]:
+    """All of a share begins before the first decode step."""
+    for prompt in share:
+        yield from (outcome for outcome in sampling.begin(prompt) if isinstance(outcome, Trajectory))
+    while sampling.n_live:
+        yield from (outcome for outcome in sampling.step() if isinstance(outcome, Trajectory))
+
+
+def items(groups: Sequence[Group], step: int) -> Iterator[ShardItem]:
+    """The batch in the form that a learner gets it."""
+    for index, group in enumerate(groups):
+        for t, reward, correct in group:
+            yield ShardItem(
+                step=step,
+                clock=step,
+                group=index,
+                n_groups=len(groups),
+                uid=t.uid,
+                sample=t.sample,
+                reward=reward,
+                correct=correct,
+                finish=t.finish,
+                segments=t.segments,
+                spans=t.spans,
+                ids=t.ids,
+                logps=t.logps,
+                text=t.text,
+            )
+
+
+def as_line(step: Step) -> dict[str, Any]:
+    """The fields of the head's `update` line, and the samples as in RUN/samples/tokens.jsonl."""
+    samples = [
+        {
+            "uid": t.uid,
+            "sample": t.sample,
+            "ids": np.frombuffer(t.ids, "<i4").tolist(),
+            "logps": np.frombuffer(t.logps, "<f4").tolist(),
+        }
+        for group in step.groups
+        for t, _, _ in group
+    ]
+    return {"version": step.version, "digest": step.digest, **step.stats, "samples": samples}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        "python -m actors.offline.synchronous_reference", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("config", type=Path, help="a TOML file with rollout.max_head_offpolicyness = 0")
+    parser.add_argument("--generators", type=int, default=1, help="whose shares are emulated")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as of a launch")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # as every actor on CPU
+    try:
+        config = load(args.config, args.set)
+        args.out.mkdir(parents=True)
+        reference = Reference(config, args.config.resolve().parent, args.out, n_generators=args.generators)
+        with (args.out / "reference.jsonl").open("w", encoding="utf-8") as file:
+            file.write(dump({"version": 0, "digest": reference.digest}) + "\n")
+            for step in reference.run():
+                file.write(dump(as_line(step)) + "\n")
+        reference.journal.close()
+    except (ArealBusError, FileExistsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError | FileExistsError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,438 @@
+"""A pool of worker processes that run a reward function, each with a deadline.
+
+A thread cannot be stopped and a signal does not interrupt C code: at the deadline the worker is killed with all it
+started, and a fresh worker takes its place. Nothing is scored twice but what a worker had that somebody else killed:
+that says nothing of the answer. The pool never waits but in `poll`. Use it from the one thread that made it: its
+workers die with that thread.
+"""
+
+import contextlib
+import itertools
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from actors.rewards.ipc import REPLY_BYTES, REQUEST_BYTES, pack, unpack
+from areal_bus.errors import ConfigError
+from areal_bus.messages import VerdictStatus
+
+REAP_S = 5.0  # a killed process is gone by then, or left to init
+EXIT_S = 0.5  # a process that ends closes its pipes this much before it is gone, at most
+READ_BYTES = 64 << 10
+MARK = "AREAL_BUS_REWARD_WORKER"  # environment: inherited by everything that a worker starts
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+class ChildLost(Exception):
+    """The process ended, or wrote what is no frame; the text says which."""
+
+    def __init__(self, text: str, *, was_killed: bool = False) -> None:
+        """`was_killed`: by a SIGKILL that was not ours: the kernel's, when memory ran out, or somebody's."""
+        super().__init__(text)
+        self.was_killed = was_killed
+
+
+class Child:
+    """A process of a worker's module in a session of its own; its pipes are registered with `selector`."""
+
+    def __init__(self, selector: selectors.BaseSelector, data: Any, module: str = "actors.rewards.worker") -> None:
+        """`data` comes back from the selector with every event of this child."""
+        self._selector = selector
+        self._data = data
+        self._mark = uuid.uuid4().hex
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment() | {MARK: self._mark},
+            bufsize=0,
+            start_new_session=True,  # a process group of its own, to be killed as one
+        )
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("a process started with pipes must have them")
+        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._outgoing, self._incoming = bytearray(), bytearray()
+        self._writing = False  # registered for what is unsent
+        os.set_blocking(self._requests, False)
+        os.set_blocking(self._replies, False)
+        selector.register(self._replies, selectors.EVENT_READ, data)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """The process is gone and reaped."""
+        return self._process.poll() is not None
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame and write what the pipe takes; `flush` writes the rest when the selector says so."""
+        self._outgoing += frame
+        self.flush()
+
+    def flush(self) -> None:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # later; or `receive` finds the process ended
+            del self._outgoing[: os.write(self._requests, self._outgoing)]
+        self._register_writing(bool(self._outgoing))
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The frames that are there. Raises ChildLost, with every frame before it dropped."""
+        try:
+            data = os.read(self._replies, READ_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise self._how_it_ended()
+        self._incoming += data
+        records = []
+        try:
+            while (record := unpack(self._incoming, cap_bytes=REPLY_BYTES)) is not None:
+                records.append(record)
+        except ValueError as error:
+            raise ChildLost(f"it wrote what is no frame: {error}") from error
+        return records
+
+    def kill(self) -> None:
+        """End it, with whatever it started, and let go of the pipes; `ended` comes soon after."""
+        self._kill_group()
+        kill_marked(self._mark)
+        self._register_writing(False)
+        self._selector.unregister(self._replies)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def reap(self) -> None:
+        """Wait for the end of a killed process, within reason."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: not ours to wait for
+            self._process.wait(REAP_S)
+
+    def _register_writing(self, wanted: bool) -> None:
+        if wanted and not self._writing:
+            self._selector.register(self._requests, selectors.EVENT_WRITE, self._data)
+        elif self._writing and not wanted:
+            self._selector.unregister(self._requests)
+        self._writing = wanted
+
+    def _kill_group(self) -> None:
+        if self._process.returncode is None:  # not reaped: its number cannot belong to another process yet
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _how_it_ended(self) -> ChildLost:
+        """Its pipes are closed. It is looked at before it is reaped: until then its group can be killed safely."""
+        deadline = time.monotonic() + EXIT_S
+        while (end := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
+            if time.monotonic() >= deadline:
+                return ChildLost("it closed its pipes")
+            time.sleep(0.002)
+        if end.si_code == os.CLD_EXITED:
+            return ChildLost(f"it ended by exit code {end.si_status}")
+        name = signal.Signals(end.si_status).name
+        return ChildLost(f"it ended by signal {name}", was_killed=end.si_status == signal.SIGKILL)
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL to all with this mark in their environment: what a worker started and put into another session, too."""
+    wanted = f"{MARK}={mark}".encode()
+    killed: set[int] = set()
+    while True:
+        found = {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if wanted in read_environment(pid)}
+        if found <= killed:
+            return
+        for pid in found - killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= found
+
+
+def read_environment(pid: int) -> list[bytes]:
+    """What the process began with; nothing for one that is gone or somebody else's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def environment() -> dict[str, str]:
+    """The actor's own, with this project importable and one thread a worker."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+    return {**os.environ, **ONE_THREAD, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+
+
+START_S = 60.0  # for a worker to load the function, imports of the user's module included
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one score. `reward` and `correct` mean something only when status is "value" (I10)."""
+
+    key: Any  # as submitted
+    status: VerdictStatus
+    reward: float
+    correct: bool | None
+    error: str  # the text of a timeout or error, else ""
+    score_s: float  # from the request to a worker until its verdict
+    place: str = ""  # of an error in the user's code: FILE:LINE
+    trace: str = ""  # and its traceback
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One score to compute."""
+
+    key: Hashable
+    id: int  # of its frame: the verdict repeats it
+    frame: bytes
+    is_second: bool = False  # the worker that had it was killed by somebody else
+
+
+class Worker:
+    """A child with what it is doing: it starts, then is ready; it is busy while it has a task."""
+
+    def __init__(self, selector: selectors.BaseSelector, order: bytes) -> None:
+        self.child = Child(selector, self)
+        self.ready = False
+        self.task: Task | None = None
+        self.since = time.monotonic()  # start of the process, then of the task
+        self.child.send(order)
+
+    def begin(self, task: Task) -> None:
+        self.task = task
+        self.since = time.monotonic()
+        self.child.send(task.frame)
+
+    @property
+    def under_way(self) -> bool:
+        return not self.ready or self.task is not None
+
+
+class WorkerPool:
+    """Scores in, verdicts out, in the order they end. A context manager: nothing of it outlives the block."""
+
+    def __init__(
+        self,
+        function: str,
+        folder: str | Path,
+        *,
+        n_workers: int,
+        timeout_s: float,
+        max_failed_starts: int = 3,
+        fields: Collection[str] | None = None,
+        prints: Path | None = None,
+    ) -> None:
+        """`function`, `folder` and `fields` as in load_reward; `prints` is the file that takes what it prints.
+
+        The workers start at once; `ready` says when they are up.
+        """
+        self._ids = itertools.count()
+        order = {
+            "function": function,
+            "folder": str(folder),
+            "fields": None if fields is None else sorted(fields),
+            "prints": None if prints is None else str(prints.resolve()),
+        }
+        self._order = pack(order, cap_bytes=REQUEST_BYTES)
+        self._function = function
+        self._timeout_s = timeout_s
+        self._max_failed_starts = max_failed_starts
+        self._failed_starts = 0  # in a row
+        self._has_loaded = False  # the function did, once
+        self._selector = selectors.DefaultSelector()
+        self._waiting: deque[Task] = deque()
+        self._verdicts: list[Verdict] = []
+        self._killed: list[Child] = []  # not reaped yet
+        self._workers = [Worker(self._selector, self._order) for _ in range(n_workers)]
+
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def ready(self) -> bool:
+        """Every worker has loaded the function."""
+        return all(worker.ready for worker in self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers, which are those of their process groups, too."""
+        return [worker.child.pid for worker in self._workers]
+
+    @property
+    def n_unfinished(self) -> int:
+        """Scores submitted whose verdicts `poll` has not returned."""
+        return len(self._waiting) + len(self._verdicts) + sum(worker.task is not None for worker in self._workers)
+
+    def submit(self, key: Hashable, *, prompt: str, completion: str, row: str) -> None:
+        """Queue a score; `row` is a JSON object. A request over the limit gets an error for a verdict."""
+        id = next(self._ids)
+        request = {"id": id, "prompt": prompt, "completion": completion, "row": row}
+        try:
+            task = Task(key, id, pack(request, cap_bytes=REQUEST_BYTES))
+        except ValueError as error:
+            self._verdicts.append(Verdict(key, VerdictStatus.ERROR, 0.0, None, str(error), 0.0))
+            return
+        self._waiting.append(task)
+        self._assign()
+
+    def forget(self, keys: Collection[Hashable]) -> list[Hashable]:
+        """Drop what no worker has begun yet; the keys that were dropped. They get no verdict."""
+        dropped = [task.key for task in self._waiting if task.key in keys]
+        self._waiting = deque(task for task in self._waiting if task.key not in keys)
+        return dropped
+
+    def clear(self) -> None:
+        """Drop every score, those under way with their workers. They get no verdict."""
+        self._waiting.clear()
+        self._verdicts.clear()
+        for worker in [worker for worker in self._workers if worker.task is not None]:
+            self._replace(worker)
+
+    def poll(self, timeout_s: float) -> list[Verdict]:
+        """Verdicts that are there, waiting at most `timeout_s` for something to happen; perhaps none.
+
+        Raises ConfigError when workers do not start, several times in a row; RuntimeError when they did before.
+        """
+        for selected, events in self._selector.select(self._patience(timeout_s)):
+            worker: Worker = selected.data
+            if worker not in self._workers:  # replaced in this very round
+                continue
+            if events & selectors.EVENT_WRITE:
+                worker.child.flush()
+            if events & selectors.EVENT_READ:
+                self._receive(worker)
+        self._keep_deadlines()
+        self._assign()
+        self._killed = [child for child in self._killed if not child.ended]
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
+
+    def close(self) -> None:
+        """Kill every worker with all it started, and forget what was not scored."""
+        for worker in self._workers:
+            self._kill(worker)
+        for child in self._killed:
+            child.reap()
+        self._workers, self._killed = [], []
+        self._waiting.clear()
+        self._selector.close()
+
+    def _assign(self) -> None:
+        """Give waiting tasks to idle workers."""
+        for worker in list(self._workers):
+            if self._waiting and not worker.under_way:
+                if worker.child.ended:  # and left somebody behind who holds its pipes open
+                    self._replace(worker)
+                else:
+                    worker.begin(self._waiting.popleft())
+
+    def _receive(self, worker: Worker) -> None:
+        try:
+            for record in worker.child.receive():
+                if worker.ready:
+                    self._take_verdict(worker, record)
+                else:
+                    self._take_start(worker, record)
+                    return  # a worker writes nothing else before its first task
+        except ChildLost as lost:
+            self._lose(worker, str(lost), was_killed=lost.was_killed)
+        except (ValueError, KeyError, TypeError) as error:
+            self._lose(worker, f"it wrote what is no verdict: {error}")
+
+    def _take_start(self, worker: Worker, record: dict[str, Any]) -> None:
+        if "broken" in record:
+            self._fail_start(worker, str(record["broken"]))
+        elif record == {"ready": True}:
+            worker.ready, self._failed_starts, self._has_loaded = True, 0, True
+        else:
+            raise ValueError("a worker's first frame must say that it is ready or broken")
+
+    def _take_verdict(self, worker: Worker, record: dict[str, Any]) -> None:
+        if worker.task is None or record["id"] != worker.task.id:
+            raise ValueError("nobody asked for it")
+        status, reward = VerdictStatus(record["status"]), float(record.get("reward", 0.0))
+        if not math.isfinite(reward):
+            raise ValueError(f"its reward is {reward}")
+        where = str(record.get("place", "")), str(record.get("trace", ""))
+        self._conclude(worker, status, reward, record.get("correct"), str(record.get("error", "")), where)
+
+    def _conclude(
+        self,
+        worker: Worker,
+        status: VerdictStatus,
+        reward: float,
+        correct: bool | None,
+        error: str,
+        where: tuple[str, str] = ("", ""),
+    ) -> None:
+        """`where`: place and traceback of an error."""
+        if worker.task is not None:
+            score_s = time.monotonic() - worker.since
+            self._verdicts.append(Verdict(worker.task.key, status, reward, correct, error, score_s, *where))
+            worker.task = None
+
+    def _patience(self, timeout_s: float) -> float:
+        """How long `poll` may wait: until the next deadline at most."""
+        if self._verdicts:
+            return 0.0
+        deadlines = [worker.since + self._allowed_s(worker) for worker in self._workers if worker.under_way]
+        return max(0.0, min([timeout_s, *(deadline - time.monotonic() for deadline in deadlines)]))
+
+    def _allowed_s(self, worker: Worker) -> float:
+        return self._timeout_s if worker.ready else START_S
+
+    def _keep_deadlines(self) -> None:
+        now = time.monotonic()
+        late = [
+            worker for worker in self._workers if worker.under_way and now - worker.since >= self._allowed_s(worker)
+        ]
+        for worker in late:
+            if worker.ready:
+                self._conclude(worker, VerdictStatus.TIMEOUT, 0.0, None, f"no score within {self._timeout_s:g} s")
+                self._replace(worker)
+            else:
+                self._fail_start(
+                    worker, f"reward.function {self._function!r} must load within {START_S:g} s: it did not"
+                )
+
+    def _lose(self, worker: Worker, reason: str, *, was_killed: bool = False) -> None:
+        """A worker ended by itself, or talks nonsense."""
+        if worker.ready:
+            if was_killed and worker.task is not None and not worker.task.is_second:
+                self._waiting.appendleft(replace(worker.task, is_second=True))
+                worker.task = None
+            self._conclude(worker, VerdictStatus.ERROR, 0.0, None, f"the worker process is lost: {reason}")
+            self._replace(worker)
+        else:
+            self._fail_start(
+                worker, f"reward.function {self._function!r} must load: its worker process did not: {reason}"
+            )
+
+    def _fail_start(self, worker: Worker, sentence: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= self._max_failed_starts:
+            raise RuntimeError(sentence) if self._has_loaded else ConfigError(sentence)
+        self._replace(worker)
+
+    def _replace(self, worker: Worker) -> None:
+        self._kill(worker)
+        self._workers[self._workers.index(worker)] = Worker(self._selector, self._order)
+
+    def _kill(self, worker: Worker) -> None:
+        worker.child.kill()
+        self._killed.append(worker.child)

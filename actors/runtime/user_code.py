@@ -1,0 +1,90 @@
+"""Where user code failed: the file and line of an exception, in the user's own code where there is any.
+
+Imports without loguru: the processes that run user code use it, too.
+"""
+
+import inspect
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+from types import CodeType
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("areal_bus", "actors", "launch", "tools"))
+NOT_THE_USERS = (
+    *OURS,
+    *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")),
+    "<",  # "<frozen importlib._bootstrap>", "<string>"
+)
+INSTALLED = ("site-packages", "dist-packages")
+HEAD_CHARACTERS, TAIL_CHARACTERS = 2000, 6000  # of a traceback that is too long to be kept whole
+
+
+def place_of(error: BaseException) -> str:
+    """ "FILE:LINE" of the innermost frame in the user's code; "" when none of it is in there."""
+    if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
+        return f"{shown(error.filename)}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return f"{shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def innermost(error: BaseException, *, outside: str) -> str:
+    """ "FILE:LINE" of the last frame, whoever wrote it; "" when that is in the file `outside`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{shown(frames[-1].filename)}:{frames[-1].lineno}" if frames and frames[-1].filename != outside else ""
+
+
+def definition(function: object) -> str:
+    """ "FILE:LINE" where a function begins; "" for one that was not written in Python."""
+    code = code_of(function)
+    return f"{shown(code.co_filename)}:{code.co_firstlineno}" if code is not None else ""
+
+
+def is_ours(function: object) -> bool:
+    """A part of this project."""
+    code = code_of(function)
+    return code is not None and code.co_filename.startswith(OURS)
+
+
+def code_of(function: object) -> CodeType | None:
+    inner = inspect.unwrap(function) if callable(function) else function
+    for one in (inner, vars(type(inner)).get("__call__")):
+        code = getattr(one, "__code__", None)
+        if isinstance(code, CodeType):
+            return code
+    return None
+
+
+def is_users(filename: str) -> bool:
+    """Not of this project, the standard library or an installed package."""
+    whole = filename if filename.startswith("<") else os.path.abspath(filename)
+    return not whole.startswith(NOT_THE_USERS) and not any(name in Path(whole).parts for name in INSTALLED)
+
+
+def shown(path: str | Path) -> str:
+    """A path for people: relative to the working directory where it lies below that."""
+    whole, here = os.path.abspath(path), os.getcwd()
+    return os.path.relpath(whole, here) if whole.startswith(f"{here}{os.sep}") else str(path)
+
+
+def describe(error: BaseException, place: str = "") -> str:
+    """Kind and text of an error, in a line, and where it happened (`place`, else as `place_of`)."""
+    text = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    at = place or place_of(error)
+    return f"{text} ({at})" if at and at not in text else text
+
+
+def cause(error: BaseException) -> str:
+    """`describe`, of an error with several lines the first."""
+    first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    at = place_of(error)
+    return f"{first} ({at})" if at else first
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback as Python prints it; of a long one the beginning and the end. Plain Unicode."""
+    text = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
+    if len(text) <= HEAD_CHARACTERS + TAIL_CHARACTERS:
+        return text
+    return f"{text[:HEAD_CHARACTERS]}\n  ...\n{text[-TAIL_CHARACTERS:]}"

@@ -1,0 +1,182 @@
+"""Runs one episode step by step, without an event loop: the workflow asks, the caller samples and answers.
+
+Knows nothing of engines, the bus or the ring. It keeps what a trajectory is made of: all tokens in order, and the
+log-probs and version spans of the sampled ones.
+"""
+
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from types import CoroutineType
+from typing import Any
+
+from actors.engines.protocol import Completion
+from actors.runtime.user_code import is_users, shown
+from actors.workflows.protocol import Episode, Row, Turn, Workflow
+from areal_bus.errors import EngineError, WorkflowError
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an episode waits for: a completion of `ids`, of at most `max_new_tokens` (None: as configured)."""
+
+    ids: list[int]
+    max_new_tokens: int | None
+    anew: bool = False  # what was sampled before is forgotten
+
+    def __await__(self) -> Generator["Asked", Turn, Turn]:
+        return (yield self)
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What an episode waits for that no engine makes: it goes on when `ready` says so."""
+
+    ready: Callable[[], bool]
+
+    def __await__(self) -> Generator["Awaited", None, None]:
+        yield self
+
+
+State = tuple[list[int], list[float], list[list[int]], list[list[int]], int, int]
+Wish = Asked | Awaited | None  # None: the episode has ended
+
+
+class Asker:
+    """The `Ask` of one episode."""
+
+    def __init__(self, tokenizer: Any, name: str, temperature: float) -> None:
+        self.tokenizer, self.name, self.temperature = tokenizer, name, temperature
+
+    async def __call__(self, ids: Sequence[int], *, max_new_tokens: int | None = None, anew: bool = False) -> Turn:
+        return await Asked(list(ids), max_new_tokens, anew)
+
+
+class EpisodeRun:
+    """One sample on its way: `start`, then `answer` with each completion, until `episode` is there.
+
+    All three ways on (`go_on` after a wait is the third) say what is asked next, or None when the episode has ended.
+    They raise what the workflow raises, and WorkflowError when it breaks a rule.
+    """
+
+    def __init__(
+        self, workflow: Workflow, row: Row, tokenizer: Any, *, name: str = "", temperature: float = 1.0
+    ) -> None:
+        self.ids: list[int] = []  # given and sampled
+        self.logps: list[float] = []  # of the sampled
+        self.spans: list[list[int]] = []  # over the sampled
+        self.segments: list[list[int]] = []  # [n_given, n_sampled] a turn
+        self.name = name
+        self.n_forgotten = 0  # sampled tokens of what the workflow began anew
+        self.n_begun_anew = 0
+        self._before = self._state  # before what was asked last
+        self.finish = ""
+        self.episode: Episode | None = None
+        self._tokenizer = tokenizer
+        self._coroutine: Coroutine[Any, Any, Episode] = workflow.episode(row, Asker(tokenizer, name, temperature))
+
+    @property
+    def n_turns(self) -> int:
+        return len(self.segments)
+
+    @property
+    def _state(self) -> State:
+        return self.ids, self.logps, self.spans, self.segments, self.n_forgotten, self.n_begun_anew
+
+    def start(self) -> Wish:
+        return self._send(None)
+
+    def go_on(self) -> Wish:
+        """What it waited for is there."""
+        return self._send(None)
+
+    def refuse(self, error: EngineError) -> Wish:
+        """The engine cannot take what was asked last: it is as if nobody had, and the workflow hears why."""
+        self.ids, self.logps, self.spans, self.segments, self.n_forgotten, self.n_begun_anew = self._before
+        return self._settle(lambda: self._coroutine.throw(error))
+
+    def answer(self, completion: Completion) -> Wish:
+        """Record a completion and go on."""
+        self.segments[-1][1] = len(completion.ids)
+        self.ids.extend(completion.ids)
+        self.logps.extend(completion.logps)
+        for version, n in completion.spans:
+            if self.spans and self.spans[-1][0] == version:
+                self.spans[-1][1] += n
+            else:
+                self.spans.append([version, n])
+        self.finish = completion.finish
+        text = self._tokenizer.decode(completion.ids, skip_special_tokens=True)
+        return self._send(Turn(completion.ids, text, completion.finish, completion.logps, completion.spans))
+
+    @property
+    def place(self) -> str:
+        """Where in the user's workflow it is, "FILE:LINE"; once it has ended, where its episode begins. "": ours."""
+        coroutine = self._coroutine
+        if not isinstance(coroutine, CoroutineType) or not is_users(coroutine.cr_code.co_filename):
+            return ""
+        code, frame = coroutine.cr_code, coroutine.cr_frame
+        return f"{shown(code.co_filename)}:{code.co_firstlineno if frame is None else frame.f_lineno}"
+
+    def prompt_text(self) -> str:
+        """What the episode said its prompt was, else the decoded first prompt."""
+        said = self.episode.prompt_text if self.episode else ""
+        return said or str(self._tokenizer.decode(self.ids[: self.segments[0][0]]))
+
+    def turns(self) -> list[list[str]]:
+        """[given, sampled] of each turn as texts; what was given as the model read it."""
+        texts, at = [], 0
+        for n_given, n_sampled in self.segments:
+            middle, end = at + n_given, at + n_given + n_sampled
+            given = str(self._tokenizer.decode(self.ids[at:middle]))
+            sampled = str(self._tokenizer.decode(self.ids[middle:end], skip_special_tokens=True))
+            texts.append([given, sampled])
+            at = end
+        return texts
+
+    def close(self) -> None:
+        """Let the workflow's `finally` run; nothing of it is wanted any more."""
+        self._coroutine.close()
+
+    def _send(self, turn: Turn | None) -> Wish:
+        return self._settle(lambda: self._coroutine.send(turn))
+
+    def _settle(self, resume: Callable[[], Any]) -> Wish:
+        try:
+            wish = resume()
+        except StopIteration as end:
+            self._end(end.value)
+            return None
+        if isinstance(wish, Awaited):
+            return wish
+        if not isinstance(wish, Asked):
+            raise WorkflowError(f"a workflow awaits ask(...) and nothing else; it awaited {type(wish).__name__}")
+        self._take(wish)
+        return wish
+
+    def _take(self, asked: Asked) -> None:
+        """Its tokens become those of the episode."""
+        self._before = self._state
+        if asked.anew:
+            self.n_forgotten += len(self.logps)
+            self.n_begun_anew += 1
+            self.ids, self.logps, self.spans, self.segments = [], [], [], []
+        n_before = len(self.ids)
+        if asked.ids[:n_before] != self.ids:
+            raise WorkflowError(
+                f"the tokens of a call begin with all {n_before} tokens before it: they differ at token "
+                f"{_first_difference(asked.ids, self.ids)}"
+            )
+        self.segments = [*self.segments, [len(asked.ids) - n_before, 0]]
+        self.ids = list(asked.ids)
+
+    def _end(self, value: Any) -> None:
+        if not isinstance(value, Episode):
+            raise WorkflowError(f"an episode ends with an Episode; it returned {type(value).__name__}")
+        if not self.logps:
+            raise WorkflowError("an episode samples at least one token; it asked for none")
+        self.episode = value
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

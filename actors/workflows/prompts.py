@@ -1,0 +1,119 @@
+"""From a row to the tokens of its prompt; knows the data's settings and a tokenizer, no model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from actors.data.fields import MISSING, Message, last_user, lookup, messages_of
+from actors.workflows.protocol import Row
+from areal_bus.config.sections import DataConfig
+from areal_bus.errors import ConfigError, PromptTooLong
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the model is asked: for people and rewards a text, for the chat template the messages."""
+
+    text: str
+    messages: list[Message]
+    is_chat: bool = False  # the row itself holds messages
+
+
+def prompt_of(row: Row, data: DataConfig) -> Question:
+    """data.prompt filled with the row's fields; of a row of chat messages that is the last user message.
+
+    Raises ConfigError as `fill` does, and for chat messages without data.chat_template.
+    """
+    text = fill(data.prompt, row, data.question_key)
+    messages = messages_of(row, data.question_key)
+    if messages is None:
+        return Question(text, [{"role": "user", "content": text}])
+    if not data.chat_template:
+        raise ConfigError("a prompt of chat messages needs the chat template: set data.chat_template = true")
+    at = last_user(messages)
+    messages[at] = {"role": "user", "content": text}
+    whole_text = "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    return Question(text if len(messages) == 1 else whole_text, messages, is_chat=True)
+
+
+def fill(template: str, row: Row, question_key: str) -> str:
+    """data.prompt with the row's fields in it; {question} is the field data.question_key, of chat messages the last
+    user message.
+
+    Raises ConfigError when the template is none or names a field that the row has not.
+    """
+    value = lookup(row, question_key)
+    fields = {**row, "question": row.get("question") if value is MISSING or isinstance(value, list) else value}
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+        missing = [name for name in names if name not in fields]
+        if missing:
+            known = ", ".join(sorted(map(str, fields)))
+            raise ConfigError(f"data.prompt may name fields of the row only: {{{missing[0]}}} is none of {known}")
+        return template.format_map(fields)
+    except (ValueError, KeyError, IndexError) as error:
+        raise ConfigError(
+            f"data.prompt must be a template ({{{{ and }}}} for braces): {template!r}: {error}"
+        ) from error
+
+
+def prompt_ids(asked: Question, data: DataConfig, tokenizer: Any) -> list[int]:
+    """Tokens of the prompt, by the chat template where data.chat_template says so.
+
+    Raises PromptTooLong over data.max_prompt_tokens, ConfigError without a chat template.
+    """
+    ids = tokenizer(whole(asked, data, tokenizer), add_special_tokens=not data.chat_template)["input_ids"]
+    if len(ids) > data.max_prompt_tokens:
+        raise PromptTooLong(
+            f"a prompt has at most data.max_prompt_tokens = {data.max_prompt_tokens} tokens; {len(ids)}"
+        )
+    return list(ids)
+
+
+def prompt_lengths(prompts: Sequence[Question], data: DataConfig, tokenizer: Any) -> list[int]:
+    """Tokens that each prompt takes, however many. Raises ConfigError without a chat template."""
+    texts = [whole(asked, data, tokenizer) for asked in prompts]
+    batch = tokenizer(texts, add_special_tokens=not data.chat_template, verbose=False)
+    return [len(ids) for ids in batch["input_ids"]]
+
+
+def whole(asked: Question, data: DataConfig, tokenizer: Any) -> str:
+    """The prompt as the model reads it: a template writes its special tokens itself."""
+    return chat(asked.messages, data.system, tokenizer) if data.chat_template else asked.text
+
+
+def chat(messages: Sequence[Message], system: str | None, tokenizer: Any) -> str:
+    """The messages by the template, up to where the assistant begins.
+
+    `system` is for messages that have no system message of their own: None is the template's, "" none.
+    """
+    if not tokenizer.chat_template:
+        raise ConfigError("data.chat_template = true needs a tokenizer that has one: set data.chat_template = false")
+    has_system = any(message["role"] == "system" for message in messages)
+    if system and not has_system:
+        return _render([{"role": "system", "content": system}, *messages], tokenizer)
+    plain = _render(messages, tokenizer)
+    return plain if system is None or has_system else _without_system(plain, messages, tokenizer)
+
+
+def _without_system(plain: str, messages: Sequence[Message], tokenizer: Any) -> str:
+    """Some templates put in a system message of their own: render an empty one instead, and cut it out.
+
+    `plain` where the template knows no system message or does not set it apart.
+    """
+    empty = {"role": "system", "content": ""}
+    try:
+        head = str(tokenizer.apply_chat_template([empty], tokenize=False))
+        both = _render([empty, *messages], tokenizer)
+    except Exception:  # noqa: BLE001  a template raises what it likes (Gemma's: TemplateError) for a role it has not
+        return plain
+    if not head or not both.startswith(head):
+        return plain
+    tail, begin = both[len(head) :], tokenizer.bos_token or ""
+    cut_too_much = begin and head.startswith(begin) and not tail.startswith(begin)
+    return begin + tail if cut_too_much else tail
+
+
+def _render(messages: Sequence[Message], tokenizer: Any) -> str:
+    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))

@@ -1,0 +1,254 @@
+"""From a TOML file, the environment and --set to one checked Config; knows nothing of processes or of what keys mean.
+
+Precedence, lowest first: the file named by `extends` (one level), the file, AREAL_BUS_SECTION__KEY, --set section.key.
+"""
+
+import difflib
+import json
+import os
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from areal_bus.config.sections import Config
+from areal_bus.config.synonyms import by_meaning
+from areal_bus.config.validation import check
+from areal_bus.errors import ConfigError
+
+PREFIX = "AREAL_BUS_"
+NEARER = 0.9  # a slip of the pen, not a name of another system
+
+
+def load(path: Path | str, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
+    """The checked settings. Raises ConfigError, in a sentence, for whatever is wrong with them."""
+    return resolve(read_file(Path(path)), str(path), overrides, environ)
+
+
+def resolve(
+    tree: dict[str, Any], path: str, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+) -> Config:
+    """`load` for tables that were read already, from the file at `path`."""
+    source = dict.fromkeys(leaves(tree), path)
+    for origin, key, raw in [*from_environment(environ), *from_options(overrides)]:
+        put(tree, key, plain_value(key, raw, origin), origin)
+        source[key] = origin
+    model = tree.get("model", {})
+    if isinstance(model, dict) and not model.get("path") and "scratch" not in model and (over := extending(Path(path))):
+        raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")
+    try:
+        # JSON, since its strict mode takes a string for a path but none for a number
+        config = Config.model_validate_json(json.dumps(tree, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError(sentence(error, source, path)) from None
+    check(config)
+    return config
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The file's tables, over those of the file that it extends."""
+    tree = read_toml(path)
+    if "extends" not in tree:
+        return tree
+    base = tree.pop("extends")
+    if not isinstance(base, str):
+        raise ConfigError(f"extends must be the name of one TOML file: in {path} it is {base!r}")
+    below = read_toml(path.parent / base)
+    if "extends" in below:
+        raise ConfigError(f"extends goes one level deep: {path} extends {base}, which extends {below['extends']!r}")
+    return merge(below, tree)
+
+
+def extending(path: Path) -> list[str]:
+    """The files beside it that extend this one."""
+    found = []
+    for other in sorted(path.parent.glob("*.toml")) if path.is_file() else []:
+        with suppress(ConfigError):
+            if read_toml(other).get("extends") == path.name:
+                found.append(str(other))
+    return found
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"the config must be an existing TOML file: {path} is not there{similar(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config must be a readable TOML file: {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the config must be valid TOML: {path}: {error}") from None
+
+
+def similar(path: Path) -> str:
+    beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, 1, 0.6)
+    return f"; did you mean {path.parent / near[0]}?" if near else ""
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` wins key by key; tables merge."""
+    both = dict(below)
+    for key, value in above.items():
+        old = both.get(key)
+        both[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return both
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of all values."""
+    found: list[str] = []
+    for key, value in tree.items():
+        found += leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
+    return found
+
+
+def from_environment(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """(origin, dotted key, raw value) of each AREAL_BUS_SECTION__KEY. Raises ConfigError for one underscore of two."""
+    meant = {f"{PREFIX}{key.replace('.', '_').upper()}": key for key in fields()}
+    for name in sorted(meant.keys() & environ.keys()):
+        proper = f"{PREFIX}{meant[name].replace('.', '__').upper()}"
+        raise ConfigError(f"a key in the environment has two underscores after its section: {name} is {proper}")
+    names = sorted(name for name in environ if name.startswith(PREFIX) and "__" in name)
+    return [(name, name.removeprefix(PREFIX).lower().replace("__", "."), environ[name]) for name in names]
+
+
+def from_options(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(origin, dotted key, raw value) of each --set."""
+    found = []
+    for option in overrides:
+        key, equals, raw = option.partition("=")
+        if not equals or "." not in key:
+            raise ConfigError(f"--set takes section.key=value, for example --set actor.lr=1e-5: got {option!r}")
+        found.append((f"--set {option}", key.strip(), raw.strip()))
+    return found
+
+
+def plain_value(key: str, raw: str, origin: str) -> Any:
+    """A TOML value; where the key takes text, a bare word is that text."""
+    field = fields().get(key)
+    if field is None:
+        raise ConfigError(unknown(key, origin))
+    takes_text = bool({str, Path} & set(alternatives(field.annotation)))
+    try:
+        value: Any = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw
+    return raw if takes_text and not isinstance(value, str) else value
+
+
+def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{section} is a section, not a value: the file sets it to {tree!r} ({origin})")
+    tree[last] = value
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type itself; bare, without what is annotated."""
+    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section class in an annotation, optional or not."""
+    for one in alternatives(annotation):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one
+    return None
+
+
+def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, FieldInfo]:
+    """Every key by its dotted name, in order; sections are not among them."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in section.model_fields.items():
+        inner = section_of(field.annotation)
+        found |= fields(inner, f"{prefix}{name}.") if inner else {f"{prefix}{name}": field}
+    return found
+
+
+def unknown(key: str, origin: str) -> str:
+    """The sentence for a key that is none, with the nearest that is one."""
+    return f"unknown key {key} ({origin}){nearest(key)}"
+
+
+def nearest(key: str) -> str:
+    keys = list(fields())
+    if (meaning := by_meaning(key, set(keys))) and not difflib.get_close_matches(key, keys, 1, NEARER):
+        return meaning
+    sections = sorted({part for k in keys for part in [k.rpartition(".")[0]]})
+    near = difflib.get_close_matches(key, keys + sections, 1, 0.7)
+    if not near:  # the right name in the wrong section, or a name with a slip in it
+        last = {k.rpartition(".")[2]: k for k in reversed(keys)}
+        near = [last[n] for n in difflib.get_close_matches(key.rpartition(".")[2], last, 1, 0.7)]
+    if not near:
+        near = difflib.get_close_matches(key, keys + sections, 1, 0.5)
+    return f": the nearest is {near[0]}" if near else f": sections are {', '.join(Config.model_fields)}"
+
+
+def sentence(error: ValidationError, source: Mapping[str, str], path: str) -> str:
+    """The first fault, as rule, value and where it was set; how many more there are."""
+    faults = error.errors(include_url=False)
+    fault = faults[0]
+    key = key_at(fault["loc"])
+    origin = source.get(key, path)
+    n_others = len({key_at(other["loc"]) for other in faults}) - 1
+    more = f" (and {n_others} more)" if n_others else ""
+    if fault["type"] == "extra_forbidden":
+        return unknown(key, origin) + more
+    return f"{key} must be {rule(key, fault)}: it is {json.dumps(fault['input'])} ({origin}){more}"
+
+
+def key_at(place: Sequence[int | str]) -> str:
+    """The dotted name of where a fault is, without the member of a union that pydantic adds."""
+    names = [str(part) for part in place]
+    shortened = (".".join(names[:n]) for n in range(len(names), 0, -1))
+    return next((name for name in shortened if name in fields()), ".".join(names))
+
+
+def rule(key: str, fault: Any) -> str:
+    """What the value has to be."""
+    field = fields().get(key)
+    if field is None:
+        return "a section" if fault["type"] == "model_type" else str(fault["msg"])
+    limits = bounds(field)
+    return kind(field.annotation) + (f", {limits}" if limits else "")
+
+
+def kind(annotation: Any) -> str:
+    """A type in words."""
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path (string)"}
+    words = []
+    for one in alternatives(annotation):
+        if get_origin(one) is Literal:
+            words.append("one of " + ", ".join(json.dumps(value) for value in get_args(one)))
+        elif one is not type(None):
+            words.append(names.get(one, str(one)))
+    return " or ".join(words)
+
+
+def bounds(field: FieldInfo) -> str:
+    """The field's limits in words; empty when it has none."""
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "of length at least"}
+    items = [*field.metadata, *(item for one in get_args(field.annotation) for item in _annotated(one))]
+    found = [f"{text} {value}" for item in items for name, text in words.items() if (value := limit(item, name))]
+    found += [f"matching {item.pattern}" for item in items if getattr(item, "pattern", None)]
+    return " and ".join(found)
+
+
+def _annotated(member: Any) -> list[Any]:
+    """The limits of a union's annotated member."""
+    infos = [item for item in get_args(member)[1:] if get_origin(member) is Annotated]
+    return [limit for info in infos for limit in (info.metadata if isinstance(info, FieldInfo) else [info])]
+
+
+def limit(item: Any, name: str) -> str:
+    value = getattr(item, name, None)
+    return "" if value is None else f"{value}"

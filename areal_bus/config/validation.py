@@ -1,0 +1,196 @@
+"""Rules over several settings, which no field can say by itself, each with a sentence that says what to change."""
+
+import re
+
+from areal_bus.config.gpu_memory import gib_of, nearest
+from areal_bus.config.sections import Config, WorkflowConfig
+from areal_bus.errors import ConfigError
+
+Rule = tuple[bool, str]  # (whether it is broken, what to change)
+
+SERVER_URL = re.compile(r"https?://[^\s/]+(:[0-9]{1,5})?/?")
+RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc://\S.*")
+
+
+def check(config: Config) -> None:
+    """All rules that span two keys, or that a pattern cannot say. Raises ConfigError with what to change."""
+    for broken, sentence in [*_sources(config), *_training(config), *_engine(config), *_ring(config)]:
+        if broken:
+            raise ConfigError(sentence)
+
+
+def _sources(c: Config) -> list[Rule]:
+    """Of model, data and prompts."""
+    builds_prompts = c.workflow.function == WorkflowConfig().function or c.learner.warmup.steps > 0
+    return [
+        (not c.model.path and c.model.scratch is None, "a model is needed: set model.path, or add [model.scratch]"),
+        (
+            bool(c.model.path) and c.model.scratch is not None,
+            f"one model only: remove model.path ({c.model.path!r}) or [model.scratch]",
+        ),
+        (not c.data.task and not c.data.path, 'data is needed: set data.path, or data.task = "sums"'),
+        (bool(c.data.task and c.data.path), "one data source only: remove data.task or data.path"),
+        (
+            c.data.chat_template and c.model.scratch is not None and builds_prompts,
+            "data.chat_template = true needs a tokenizer that has one, and that of [model.scratch] has none: set "
+            "data.chat_template = false",
+        ),
+        (
+            (c.workflow.function == "agent") != bool(c.workflow.agent.function),
+            'an agent needs both keys: set workflow.function = "agent" and workflow.agent.function = "module:function" '
+            "(or neither)",
+        ),
+        (
+            c.workflow.function == "agent" and c.model.scratch is not None and not c.workflow.agent.chat_template,
+            "conversations need a chat template, and the tokenizer of [model.scratch] has none: set "
+            "workflow.agent.chat_template",
+        ),
+        (
+            (c.evaluate.before or c.evaluate.after) and not c.evaluate.path and not (c.data.task and c.data.held_out),
+            "evaluate.before and evaluate.after need problems: set evaluate.path (or data.task with data.held_out)",
+        ),
+        (
+            c.learner.warmup.steps > 0 and not c.data.task,
+            "learner.warmup needs demonstrations, which only the generated tasks have: set learner.warmup.steps = 0",
+        ),
+    ]
+
+
+def _training(c: Config) -> list[Rule]:
+    """Of groups, batches and the loss."""
+    return [
+        (
+            c.actor.use_decoupled_loss and not c.actor.recompute_logprobs,
+            "actor.use_decoupled_loss needs the proximal log-probs: set actor.recompute_logprobs = true "
+            "(or actor.use_decoupled_loss = false)",
+        ),
+        (
+            c.gconfig.n_samples < 2 and (c.actor.advantage != "none" or _counts_signals(c)),
+            f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}; set it higher, or "
+            'actor.advantage = "none" (normalised over "all")',
+        ),
+        *_verdicts(c),
+        (
+            c.actor.ppo_n_minibatches > c.data.batch_size,
+            f"actor.ppo_n_minibatches ({c.actor.ppo_n_minibatches}) must not exceed data.batch_size "
+            f"({c.data.batch_size}): a minibatch holds whole groups",
+        ),
+        (
+            c.rollout.max_concurrent_rollouts < c.gconfig.n_samples,
+            f"rollout.max_concurrent_rollouts ({c.rollout.max_concurrent_rollouts}) must hold one group: at least "
+            f"gconfig.n_samples ({c.gconfig.n_samples})",
+        ),
+        (
+            c.learner.helpers > 0 and (c.topology.learners > 1 or c.topology.gpus_per_host > 0),
+            f"learner.helpers are threads of one learner on a CPU, and topology.learners is {c.topology.learners}, "
+            f"topology.gpus_per_host {c.topology.gpus_per_host}: set learner.helpers = 0",
+        ),
+    ]
+
+
+def _counts_signals(c: Config) -> bool:
+    """Whether the normalisation asks of each group if its rewards differ."""
+    return c.actor.normalize_batch and c.actor.normalize_batch_over == "signal"
+
+
+def _verdicts(c: Config) -> list[Rule]:
+    """Of scores that fail."""
+    declared = {"on_timeout": c.reward.on_timeout, "on_error": c.reward.on_error}
+    large = [f"reward.{key} is {value:g}" for key, value in declared.items() if value != "refund" and abs(value) > 1e9]
+    return [
+        (bool(large), f"a reward must be at most 1e9 in size: {', '.join(large)}"),
+        (
+            c.reward.partial_groups and "refund" not in declared.values(),
+            "reward.partial_groups leaves out samples without a reward, and every sample has one: set it to false, or "
+            'reward.on_timeout or reward.on_error to "refund"',
+        ),
+        (
+            c.reward.partial_groups and c.gconfig.n_samples < 3,
+            "reward.partial_groups trains two samples or more of a group that lost one: set gconfig.n_samples to 3 or "
+            f"more (it is {c.gconfig.n_samples}), or reward.partial_groups = false",
+        ),
+    ]
+
+
+def _engine(c: Config) -> list[Rule]:
+    """Of inference servers."""
+    said = sorted(c.engine.model_dump(exclude_defaults=True, exclude={"simulated"}))
+    name, is_served = c.rollout.engine, c.rollout.engine in ("sglang", "vllm")
+    wrong = [url for url in c.engine.urls if not SERVER_URL.fullmatch(url)]
+    n = c.topology.generators
+    return [
+        (
+            not is_served and bool(said),
+            f"the {name} engine has no server: remove engine.{said[0] if said else ''}, or set rollout.engine = "
+            '"sglang" or "vllm"',
+        ),
+        (
+            name == "simulated" and (c.evaluate.before or c.evaluate.after),
+            "the simulated engine makes its tokens up, and a score of them says nothing of the model: set "
+            "evaluate.before and evaluate.after to false",
+        ),
+        (bool(wrong), f'engine.urls are like "http://127.0.0.1:30000": {wrong[0] if wrong else ""!r} is not'),
+        (
+            bool(c.engine.urls) and n is not None and len(c.engine.urls) != n,
+            f"engine.urls has a server for each generator: {len(c.engine.urls)} for {n} (topology.generators)",
+        ),
+        (
+            len({url.rstrip("/").lower() for url in c.engine.urls}) < len(c.engine.urls),
+            "each generator has a server of its own: engine.urls names one twice",
+        ),
+        (
+            is_served and c.engine.start_timeout_s >= c.launch.timeout_s,
+            f"the ring waits for servers to start: set launch.timeout_s ({c.launch.timeout_s:g}) to more than "
+            f"engine.start_timeout_s ({c.engine.start_timeout_s:g})",
+        ),
+        (
+            bool(c.engine.urls) and bool(c.engine.python or c.engine.arguments),
+            "a server of engine.urls runs already: remove engine.python and engine.arguments",
+        ),
+    ]
+
+
+def _ring(c: Config) -> list[Rule]:
+    """Of how processes meet, and of what they leave behind."""
+    meet = c.launch.rendezvous
+    port = int(meet.rpartition(":")[2]) if RENDEZVOUS.fullmatch(meet) and meet.startswith("tcp") else 1
+    return [
+        (
+            c.bus.interface in {"*", "0.0.0.0", "::"},
+            f"bus.interface must name one interface, {c.bus.interface!r} means all: set for example bus.interface = "
+            '"lo" or "eth0"',
+        ),
+        (
+            meet.startswith(("tcp://*", "tcp://0.0.0.0", "tcp://[::]")),
+            f"launch.rendezvous must name one interface, {meet!r} means all: set for example launch.rendezvous = "
+            '"tcp://10.0.0.1:29500"',
+        ),
+        (
+            bool(meet) and (not RENDEZVOUS.fullmatch(meet) or not 1 <= port <= 65535),
+            f'launch.rendezvous must be "tcp://HOST:PORT" (a port from 1 to 65535) or "ipc://PATH": it is {meet!r}',
+        ),
+        (
+            c.topology.gpu_memory_gib != "" and gib_of(c.topology.gpu_memory_gib) is None,
+            f"topology.gpu_memory_gib is GiB above 0 or a card's name: {c.topology.gpu_memory_gib!r} is neither; "
+            f"{nearest(str(c.topology.gpu_memory_gib))}",
+        ),
+        (
+            c.run.name in {".", "..", "latest"},
+            f"run.name must be a folder's name of its own: {c.run.name!r} means another; set for example run.name = "
+            '"first"',
+        ),
+        (
+            c.bus.silent_s < 3 * c.bus.heartbeat_s,
+            f"bus.silent_s ({c.bus.silent_s:g}) must span at least three heartbeats: set it to "
+            f"{3 * c.bus.heartbeat_s:g} or more, or lower bus.heartbeat_s ({c.bus.heartbeat_s:g})",
+        ),
+        (
+            c.watchdog.act_s < c.watchdog.stall_s,
+            f"watchdog.act_s ({c.watchdog.act_s:g}) comes after the first word: set it to watchdog.stall_s "
+            f"({c.watchdog.stall_s:g}) or more, or lower that",
+        ),
+        (
+            c.journal.tokens and not c.journal.samples,
+            "journal.tokens keeps the tokens of kept samples: set journal.samples = true (or journal.tokens = false)",
+        ),
+    ]

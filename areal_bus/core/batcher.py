@@ -1,0 +1,227 @@
+"""Forms batches of finished groups and shares each among the learner ranks.
+
+A batch is the B oldest complete groups (I8), when the policy lets them go (I2): `hold` waits for others first, `drop`
+refunds those that are too old by now.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from areal_bus import messages as m
+from areal_bus.core.data_source import Supply
+from areal_bus.core.effects import Effects
+from areal_bus.core.events import Event
+from areal_bus.core.gate import Gate
+from areal_bus.core.ledger import Entry, Ledger
+from areal_bus.core.membership import Member
+from areal_bus.core.staleness import runs_under
+from areal_bus.core.state import HeadRules
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import Scored, ShardItem
+
+EVEN = 1  # tokens by which shares may differ when nothing is exchanged any more
+EXCHANGES = 4  # at most, a share: each evens out the two that differ most
+
+
+def split(weights: Sequence[int], n_ranks: int) -> list[list[int]]:
+    """Indices of `weights` for each rank, balanced; each share in ascending order.
+
+    Longest first, each to the lightest share; then the heaviest and the lightest exchange what evens them out.
+    """
+    shares: list[list[int]] = [[] for _ in range(n_ranks)]  # longest first
+    heap = list(range(n_ranks))  # tokens * n_ranks + rank: a number is compared faster than a pair
+    for index in sorted(range(len(weights)), key=weights.__getitem__, reverse=True):
+        lightest = heap[0]
+        shares[lightest % n_ranks].append(index)
+        heapq.heapreplace(heap, lightest + weights[index] * n_ranks)
+    even_out(shares, weights)
+    return [sorted(share) for share in shares]
+
+
+def even_out(shares: list[list[int]], weights: Sequence[int]) -> None:
+    """Exchange items between the heaviest and the lightest share, in place, while that brings them closer.
+
+    The shares are in order of falling weight, and stay so.
+    """
+    tokens = [sum([weights[i] for i in share]) for share in shares]
+    for _ in range(EXCHANGES * len(shares)):
+        heavy = max(range(len(shares)), key=tokens.__getitem__)
+        light = min(range(len(shares)), key=tokens.__getitem__)
+        apart = tokens[heavy] - tokens[light]
+        if apart <= EVEN:
+            return
+        pair = _closest_pair([weights[i] for i in shares[heavy]], [weights[i] for i in shares[light]], apart / 2)
+        if pair is None:
+            return
+        mine, its = pair
+        given = shares[heavy].pop(mine)
+        taken = shares[light][its : its + 1]  # none: the item just moves
+        shares[light][its : its + 1] = [given]
+        shares[heavy] += taken
+        for share in (shares[heavy], shares[light]):
+            share.sort(key=weights.__getitem__, reverse=True)
+        moved = weights[given] - sum(weights[i] for i in taken)
+        tokens[heavy] -= moved
+        tokens[light] += moved
+
+
+def _closest_pair(heavy: Sequence[int], light: Sequence[int], wish: float) -> tuple[int, int] | None:
+    """Places in both, each in falling order, whose difference is closest to `wish`; the place after the last of
+    `light` stands for nothing in exchange. None when no exchange brings the two closer.
+    """
+    found, off = None, wish
+    i = j = 0
+    while i < len(heavy) and j <= len(light):
+        difference = heavy[i] - (light[j] if j < len(light) else 0)
+        if abs(difference - wish) < off:
+            found, off = (i, j), abs(difference - wish)
+        if difference > wish:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int) -> ShardItem:
+    """A scored trajectory as a learner rank gets it."""
+    return ShardItem(
+        step=step,
+        clock=clock,
+        group=group,
+        n_groups=n_groups,
+        uid=scored.uid,
+        sample=scored.sample,
+        reward=scored.reward,
+        correct=scored.correct,
+        finish=scored.finish,
+        segments=scored.segments,
+        spans=scored.spans,
+        ids=scored.ids,
+        logps=scored.logps,
+        text=scored.text,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What was taken: groups, in the order in which they are numbered for the learners."""
+
+    step: int
+    clock: int
+    entries: list[Entry]
+
+
+class Batches:
+    """Chooses and hands out; the gate's clock and the ledger's states move with it."""
+
+    def __init__(self, rules: HeadRules, gate: Gate, ledger: Ledger, supply: Supply, effects: Effects) -> None:
+        self.rules = rules
+        self.gate = gate
+        self.ledger = ledger
+        self.supply = supply
+        self.effects = effects
+
+    def too_old(self) -> Entry | None:
+        """The oldest complete group, if it may be trained no more (policy `drop`)."""
+        entry = self.ledger.ready.first()
+        return entry if entry is not None and self.gate.is_too_old(entry.born) else None
+
+    @property
+    def is_at_the_end(self) -> bool:
+        """No row will come, and all that lives is complete."""
+        return self.supply.is_exhausted and len(self.ledger.ready) == self.ledger.n_live
+
+    def n_next(self) -> int:
+        """Groups of the batch that can be taken now: B, fewer at the end of the data, 0 for none yet."""
+        ready, size = self.ledger.ready, self.rules.batch_size
+        n_groups = size if len(ready) >= size else len(ready) if self.is_at_the_end else 0
+        return n_groups if n_groups and self.gate.may_take(n_groups, ready.born) else 0
+
+    def take(self, n_groups: int) -> Batch:
+        """The oldest complete groups are in training, and the journal has them."""
+        step = self.gate.w
+        entries = self.ledger.take(n_groups, step)
+        clock = self.gate.take([entry.born for entry in entries])
+        self.effects.record(
+            Event.BATCH,
+            step=step,
+            clock=clock,
+            n_groups=len(entries),
+            n_trajectories=sum(len(entry.scored) for entry in entries),
+            short=n_groups < self.rules.batch_size,
+            u=self.gate.u,
+            v=self.gate.v,
+            **_left_out(entries),
+        )
+        for entry in entries:
+            self.supply.close(entry.uid)
+            for _, scored in sorted(entry.scored.items()):
+                self._record_trajectory(scored, step, clock, entry.born)
+        return Batch(step, clock, entries)
+
+    def hand_out(self, batch: Batch, learners: list[Member]) -> None:
+        """Every learner rank gets its share."""
+        weights = [sum(scored.n_sampled for scored in entry.scored.values()) for entry in batch.entries]
+        for learner, share in zip(learners, split(weights, len(learners)), strict=True):
+            self._send_share(learner, share, batch)
+
+    def _send_share(self, learner: Member, share: list[int], batch: Batch) -> None:
+        step, clock, entries = batch.step, batch.clock, batch.entries
+        n_items = 0
+        for group in share:
+            for _, scored in sorted(entries[group].scored.items()):
+                shard = item(scored, step=step, clock=clock, group=group, n_groups=len(entries))
+                self.effects.send(learner.name, shard)
+                n_items += 1
+        last = step + 1 >= self.rules.total_steps
+        self.effects.send(learner.name, m.ShardEnd(step, clock, n_items, len(entries), last))
+
+    def _record_trajectory(self, scored: Scored, step: int, clock: int, born: int) -> None:
+        runs = runs_under(self.rules.policy, scored.spans, clock, self.rules.eta)  # I2
+        n_masked = sum(n for n, trained in runs if not trained)
+        self.effects.record(
+            Event.TRAJECTORY,
+            step=step,
+            clock=clock,
+            born=born,
+            **ids(scored),
+            reward=scored.reward,
+            n_tokens=scored.n_sampled,
+            n_masked=n_masked,
+            versions=[number for span in scored.spans for number in span],
+            finish=scored.finish,
+        )
+        self.effects.keep(scored, step=step, clock=clock, n_masked=n_masked)
+
+
+def _left_out(entries: list[Entry]) -> dict[str, Any]:
+    """Fields that name the samples that their groups are trained without (I8), and count their tokens (I12)."""
+    failed = [scored for entry in entries for _, scored in sorted(entry.failed.items())]
+    if not failed:
+        return {}
+    missing = [number for scored in failed for number in (scored.uid, scored.sample)]
+    return {"missing": missing, "n_tokens_dropped": sum(scored.n_sampled for scored in failed)}
+
+
+def ids(message: m.Sampled | Scored) -> dict[str, Any]:
+    """What a journal line names a sample by."""
+    found = {"uid": message.uid, "sample": message.sample, "attempt": message.attempt}
+    return {**found, "evaluation": message.evaluation} if message.evaluation else found
+
+
+def check_spans(scored: Scored | m.Partial, *, born: int, clock: int) -> None:
+    """Versions that a generator can have stamped, over exactly the sampled tokens (I5, I6): born <= version <= u."""
+    n_tokens, before = 0, born
+    for version, n in scored.spans:
+        if n < 1 or not before <= version <= clock:
+            raise ImpossibleEvent(
+                f"versions never decrease along a trajectory, from born {born} to the clock {clock}, each over one "
+                f"token or more; got {scored.spans}"
+            )
+        before = version
+        n_tokens += n
+    if n_tokens != scored.n_sampled or len(scored.logps) != 4 * n_tokens:
+        raise ImpossibleEvent(f"spans, log-probs and segments cover the same tokens; got {n_tokens}, "
+                              f"{len(scored.logps) // 4} and {scored.n_sampled}")  # fmt: skip

@@ -1,0 +1,77 @@
+"""The rows of open prompts and where the next one comes from: rows to issue again first, then the source.
+
+It knows no gate, ledger or member: only which row a prompt was made of and how often that row was issued.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from areal_bus.core.state import Drawn, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """One row on its way through the ring as one prompt."""
+
+    drawn: Drawn
+    n_before: int  # times the row was issued before, in this trip through the data
+
+
+class Supply:
+    """Hands out rows, keeps them while their prompt is open, takes back those to be issued again."""
+
+    def __init__(self, source: Source, *, max_reissues: int) -> None:
+        self._source = source
+        self._max_reissues = max_reissues
+        self.restart(position=source.position, again=())
+
+    def restart(self, *, position: int, again: Iterable[Issue]) -> None:
+        """Nothing is open; the next new row is that at `position`, after those to issue again."""
+        self._source.position = position
+        self._ended = False
+        self._again: deque[Issue] = deque(again)
+        self._open: dict[int, Issue] = {}  # uid -> its row
+
+    @property
+    def position(self) -> int:
+        """Rows drawn from the source."""
+        return self._source.position
+
+    @property
+    def waiting(self) -> tuple[Issue, ...]:
+        """Rows to be issued again."""
+        return tuple(self._again)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """No row will come any more."""
+        return self._ended and not self._again
+
+    def draw(self) -> Issue | None:
+        """The next row to issue; None when there is none."""
+        if self._again:
+            return self._again.popleft()
+        drawn = None if self._ended else self._source.draw()
+        if drawn is None:
+            self._ended = True
+            return None
+        return Issue(drawn, 0)
+
+    def issue(self, uid: int, issue: Issue) -> None:
+        """The row is prompt `uid` now."""
+        self._open[uid] = issue
+
+    def of(self, uid: int) -> Issue:
+        return self._open[uid]
+
+    def close(self, uid: int) -> Issue:
+        """The prompt is trained or refunded."""
+        return self._open.pop(uid)
+
+    def again(self, issue: Issue) -> bool:
+        """The row is to be issued once more. Returns False when it was issued often enough."""
+        if issue.n_before >= self._max_reissues:
+            return False
+        self._again.append(Issue(issue.drawn, issue.n_before + 1))
+        return True

@@ -1,0 +1,115 @@
+"""What the head decided, for a shell to carry out; knows nothing of how."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from areal_bus import messages as m
+from areal_bus.core.events import Event
+from areal_bus.core.head_checkpoint import Frontier, Waypoint
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Effect: a message to a member."""
+
+    to: str
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Effect: a line for the journal."""
+
+    event: Event
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Effect: a sample for people. `clock` is c for a trained one, the version for an evaluated one."""
+
+    scored: m.Scored
+    step: int | None
+    clock: int
+    n_masked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Effect: something people want to see. `kind` is "step", "evaluation", "phase", "note" or "warning".
+
+    Or "late", what only those want to see who look for something.
+    """
+
+    kind: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Effect: the job is over; code 0 is success."""
+
+    code: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Effect: write this frontier, whole or not at all; it is one half of a checkpoint."""
+
+    frontier: Frontier
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Effect: write this waypoint before anything that follows is done. The two newest are kept."""
+
+    waypoint: Waypoint
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Effect: the frontiers of these versions are of no use any more."""
+
+    versions: tuple[int, ...]
+
+
+Effect = Send | Record | Keep | Progress | Save | Mark | Discard | End
+
+
+class Effects:
+    """Collects effects in order."""
+
+    def __init__(self) -> None:
+        self._out: list[Effect] = []
+
+    def send(self, to: str, message: m.Message) -> None:
+        self._out.append(Send(to, message))
+
+    def record(self, event: Event, **fields: Any) -> None:
+        self._out.append(Record(event, fields))
+
+    def progress(self, kind: str, **fields: Any) -> None:
+        self._out.append(Progress(kind, fields))
+
+    def keep(self, scored: m.Scored, *, step: int | None, clock: int, n_masked: int) -> None:
+        self._out.append(Keep(scored, step, clock, n_masked))
+
+    def save(self, frontier: Frontier) -> None:
+        self._out.append(Save(frontier))
+
+    def mark(self, waypoint: Waypoint) -> None:
+        self._out.append(Mark(waypoint))
+
+    def discard(self, versions: Iterable[int]) -> None:
+        if gone := tuple(versions):
+            self._out.append(Discard(gone))
+
+    def end(self, code: int, sentence: str) -> None:
+        self._out.append(End(code, sentence))
+
+    def take(self) -> list[Effect]:
+        """All of them; afterwards there are none."""
+        out, self._out = self._out, []
+        return out

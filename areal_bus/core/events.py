@@ -1,0 +1,48 @@
+"""Names of all journal events; docs/journal.md has the fields of each."""
+
+from enum import StrEnum
+
+
+class Event(StrEnum):
+    """Names of all events; docs/journal.md says which fields each has."""
+
+    START = "start"  # every process: first line
+    END = "end"  # every process: last line of an orderly end
+    SPANS = "spans"  # seconds by label since the last such line; labels do not overlap
+    FAILED = "failed"
+    NOTE = "note"
+    # head: membership
+    JOINED = "joined"
+    MEMBER = "member"  # a change of state
+    # head: terms
+    TERM = "term"  # a life of the learner begins: where the ledger goes back to, or on from
+    # head: prompts
+    ADMIT = "admit"
+    LEASE = "lease"
+    SAMPLED = "sampled"
+    SCORED = "scored"
+    REFUSED = "refused"  # an impossible or late event, by rule
+    REFUND = "refund"
+    READY = "ready"  # a whole group is scored
+    BATCH = "batch"
+    TRAJECTORY = "trajectory"  # one line a trajectory of a batch
+    UPDATE = "update"
+    PUBLISH = "publish"
+    EVALUATION = "evaluation"
+    # head: who waits for whom
+    WAIT = "wait"  # one line a wait of the register, when that changed
+    STALL = "stall"  # nothing, or somebody at work, has not moved for long
+    # pushes: head, learner and generator
+    PUSH = "push"
+    PUSHED = "pushed"
+    PUSH_BROKEN = "push_broken"
+    # generator
+    REQUEST = "request"
+    COMPLETION = "completion"
+    # reward
+    SCORE = "score"
+    # learner
+    STEP = "step"
+    CHECKPOINT = "checkpoint"
+    EXPORT = "export"
+    WARMUP = "warmup"

@@ -1,0 +1,106 @@
+"""What a term begins with beside the weights: the head's state at one version; knows no file and no actor.
+
+A frontier is taken when an update is finished (or the run closes). With the checkpoint of the same version it is all
+that is needed to go on from there: no prompt skipped, none trained twice (I3, I4). A waypoint is taken as a batch is
+handed out: should the head die, a learner that lives on holds the weights that belong to it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from areal_bus.core.data_source import Issue, Supply
+from areal_bus.core.ledger import Entry, Ledger, State
+from areal_bus.core.state import HeadRules
+from areal_bus.messages import Partial, Scored
+
+Figures = dict[str, str | int | float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPrompt:
+    """One prompt that was neither trained nor refunded."""
+
+    uid: int
+    born: int
+    n_samples: int
+    attempt: int
+    n_deaths: int
+    issue: Issue
+    scored: tuple[Scored, ...]  # verdicts it had
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Where the data, the ledger and the results were at `version`."""
+
+    version: int
+    next_uid: int = 0
+    position: int = 0  # rows drawn from the source
+    again: tuple[Issue, ...] = ()  # rows to be issued again
+    open: tuple[OpenPrompt, ...] = ()
+    results: dict[str, Figures] = field(default_factory=dict)  # figures by evaluation
+    max_lag: int | None = None  # of trained tokens; None while there are none
+
+
+@dataclass(frozen=True, slots=True)
+class Waypoint:
+    """Where everything will be once learner 0 `root` has trained the batch it is being given: at `frontier.version`.
+
+    It has no verdicts, which would be most of its bytes: those samples are made again.
+    """
+
+    root: str
+    frontier: Frontier
+
+
+START: Mapping[int, Frontier] = {0: Frontier(0)}  # before the first prompt
+
+
+def take(
+    version: int,
+    ledger: Ledger,
+    supply: Supply,
+    results: Mapping[str, Figures],
+    max_lag: int | None = None,
+    *,
+    verdicts: bool = True,
+) -> Frontier:
+    """The frontier of this moment. A batch that is in training counts as trained."""
+    open_ = tuple(
+        OpenPrompt(
+            entry.uid,
+            entry.born,
+            entry.n_samples,
+            entry.attempt,
+            entry.n_deaths,
+            supply.of(entry.uid),
+            tuple(entry.verdicts.values()) if verdicts else (),
+        )
+        for entry in ledger.live()
+    )
+    return Frontier(version, ledger.next_uid, supply.position, supply.waiting, open_, dict(results), max_lag)
+
+
+def revive(prompt: OpenPrompt, known: Entry | None, version: int, rules: HeadRules) -> Entry:
+    """The prompt as it lives on in a term that begins at `version`; `known` is what the head had of it until now.
+
+    Verdicts whose tokens are all of versions <= `version` are kept. Its lease is kept when none had to go: then what
+    its holder still has may be whole, and the holder itself says if not.
+    """
+    entry = Entry(prompt.uid, prompt.born, prompt.n_samples, None, attempt=prompt.attempt, n_deaths=prompt.n_deaths)
+    kept = {scored.sample: scored for scored in prompt.scored}
+    if known is not None:
+        entry.attempt, entry.n_deaths = known.attempt, known.n_deaths
+        kept = {i: x for i, x in (kept | known.verdicts).items() if newest(x) <= version}
+    for sample, scored in kept.items():
+        has_reward = rules.reward_of(scored.status, scored.reward) is not None
+        (entry.scored if has_reward else entry.failed)[sample] = scored
+    if known is not None and known.state in (State.LEASED, State.SCORING) and kept.keys() == known.verdicts.keys():
+        entry.holder, entry.state, entry.alone = known.holder, known.state, known.alone
+        entry.sampled, entry.noted = known.sampled, known.noted
+    return entry
+
+
+def newest(scored: Scored | Partial) -> int:
+    """The newest version among its tokens; -1 when it has none."""
+    return max((version for version, _ in scored.spans), default=-1)

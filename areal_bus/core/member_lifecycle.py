@@ -1,0 +1,219 @@
+"""Members come, fall silent, come back, leave and are replaced; knows no phase, batch or version.
+
+Consumes Join, signs of life and silence; what a lost member held goes to others (I4), and learners, who compute
+together, come back together.
+"""
+
+from areal_bus import messages as m
+from areal_bus.core.death_reports import Deaths
+from areal_bus.core.effects import Effects
+from areal_bus.core.events import Event
+from areal_bus.core.membership import Member, Membership, Standing
+from areal_bus.core.publisher import Publishing
+from areal_bus.core.rollouts import Rollouts
+from areal_bus.core.terms import Terms
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import Role
+
+TELL_AGAIN_S = 2.0
+MOST_STRANGERS = 4096  # that are remembered
+
+
+class Gathering:
+    """Keeps the members; tells those who depend on it what they have lost."""
+
+    def __init__(
+        self,
+        members: Membership,
+        rollouts: Rollouts,
+        publishing: Publishing,
+        terms: Terms,
+        effects: Effects,
+        *,
+        life: int,
+    ) -> None:
+        self.members = members
+        self.rollouts = rollouts
+        self.publishing = publishing
+        self.terms = terms
+        self.life = life
+        self._effects = effects
+        self._told: dict[str, float] = {}  # stranger -> when it was told to join again
+        self._leaving: set[str] = set()
+        self.deaths = Deaths()
+
+    def answer_stranger(self, sender: str, now: float) -> None:
+        """Somebody this head does not know: of an older incarnation, or from before this head's life."""
+        newer = self.members.replaced_by(sender)
+        if newer is not None:
+            self._effects.send(sender, m.Stop(f"{newer} has taken its place"))  # I6
+        elif now - self._told.get(sender, -TELL_AGAIN_S) >= TELL_AGAIN_S:
+            if len(self._told) >= MOST_STRANGERS:
+                self._told.clear()
+            self._told[sender] = now
+            self._effects.send(sender, m.Rejoin("only a member may speak", self.life))
+        raise ImpossibleEvent(f"only a member may speak; {sender!r} has not joined")
+
+    def heard(self, sender: str, message: m.Message, now: float) -> tuple[Member, bool]:
+        """A sign of life of a member. Returns whether something follows from it.
+
+        One taken for dead is back: what it held went to others, its work ends (I4).
+        """
+        known = self.members.by_name[sender]
+        is_news = known.is_cut
+        if isinstance(message, m.Heartbeat) and (not message.hears or known.deaf_from is not None):
+            is_news = self._hears(known, message.hears, now) or is_news
+        was_dead = known.standing is Standing.DEAD and not known.is_deaf
+        lost = sorted({lease[:3] for lease in known.leased}) if was_dead else []
+        member = self.members.heard(sender, now)
+        if known.is_cut:
+            self._ask_again(known)
+        if was_dead:
+            self._effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
+            self.deaths.back(sender)
+            self.rollouts.acquit({uid for evaluation, uid, _ in lost if not evaluation})
+            for evaluation, uid, attempt in lost:
+                self._effects.send(sender, m.Cancel(uid, attempt, evaluation))
+            self.send_directory()
+        return member, was_dead or is_news
+
+    def _hears(self, member: Member, hears: bool, now: float) -> bool:
+        """It has begun to hear us, or has not for so long that it counts as dead. Returns whether that is news.
+
+        No news when it was we that stood still; on an overloaded machine it must last longer, as a silence must.
+        """
+        if hears:
+            member.deaf_from, was_deaf, member.is_deaf = None, member.is_deaf, False
+            return was_deaf
+        if now < self.members.awake_from:
+            return False
+        member.deaf_from = now if member.deaf_from is None else member.deaf_from
+        waits_s = self.members.limit_s(member, now) - self.members.patience.least_s
+        if member.is_deaf or now - member.deaf_from < waits_s:
+            return False
+        member.is_deaf = True
+        self._presume_dead(member, "it does not hear the head")
+        return True
+
+    def cut(self, name: str) -> None:
+        """Its connection has ended, and what was under way to it and from it is lost."""
+        member = self.members.by_name.get(name)
+        if member is not None:
+            member.is_cut = True
+            self._presume_dead(member, "its connection is gone")
+
+    def _presume_dead(self, member: Member, why: str) -> None:
+        """What it holds goes to others, unless it is one that only its next incarnation replaces."""
+        if member.can_be_lost:
+            self.members.bury(member)
+            self.lose(member, why)
+
+    def _ask_again(self, member: Member) -> None:
+        """It speaks by another connection. Who may have lost what nobody repeats joins again, or comes back anew."""
+        member.is_cut = False
+        if member.role is not Role.REWARD or not member.ready:
+            self._effects.send(member.name, m.Rejoin("its connection was broken", self.life))
+
+    def join(self, sender: str, message: m.Join, now: float) -> None:
+        """A new member, or a known one that forgot everything. Raises ImpossibleEvent for an older incarnation."""
+        if sender != message.name:
+            raise ImpossibleEvent(f"a member speaks for itself; {sender} claims to be {message.name}")
+        before = self.members.of(Role(message.role), index=message.index)
+        member = self.members.join(message, now)
+        if all(other is not member for other in before):
+            for other in before:
+                self._forget(other.name, died=other.name != member.name)
+            self._effects.record(Event.JOINED, name=member.name, host=message.host, pid=message.pid)
+            if member.role is Role.LEARNER:
+                self._join_crew(member, is_new=bool(before))
+        self.send_directory()
+
+    def _join_crew(self, member: Member, *, is_new: bool) -> None:
+        """Learners compute together: when one comes back all do, from the checkpoint.
+
+        Those who have outlived a head compute with nobody who has not.
+        """
+        others = [other for other in self.members.of(Role.LEARNER) if other is not member]
+        if is_new or (not member.again and any(other.again for other in others)):
+            self.terms.break_crew()
+            for other in others:
+                self._send_back(other, member)
+        elif member.again and (newcomer := next((other for other in others if not other.again), None)):
+            self._send_back(member, newcomer)
+
+    def _send_back(self, member: Member, newcomer: Member) -> None:
+        self._effects.send(member.name, m.Rejoin(f"{newcomer.name} begins anew", self.life, anew=True))
+        self._forget(member.name)
+        self.members.expel(member.name)
+
+    def leave(self, member: Member) -> None:
+        """A generator wants no further work: it is let go when it holds none."""
+        if member.role is not Role.GENERATOR:
+            raise ImpossibleEvent(f"only a generator may leave; {member.name} is none")
+        if not member.leaving:
+            member.leaving = True
+            self._leaving.add(member.name)
+            self._effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why="leaves")
+
+    def let_go(self) -> None:
+        """Whoever wants no further work and holds none."""
+        for name in sorted(self._leaving):
+            member = self.members.by_name.get(name)
+            if member is None or not member.leaving:  # it died, or has joined anew
+                self._leaving.discard(name)
+            elif not member.leased and not self.rollouts.holds_any(member.name):
+                self._leaving.discard(name)
+                self._part_with(member.name, m.Stop("it has left"), "it holds nothing")
+
+    def dismiss(self, n_generators: int) -> str | None:
+        """Generators that miss every push of their own go, and their supervisors start them anew, while there is hope
+        that others complete theirs. Returns why the job cannot go on, if there is none.
+        """
+        hopeless = self.publishing.hopeless()
+        patience = self.publishing.pushes.patience
+        generators = self.members.of(Role.GENERATOR)
+        standings = {other.standing for other in generators if other.name not in hopeless}
+        if not hopeless or (Standing.STALE in standings and Standing.HEALTHY not in standings):
+            return None  # it is another one's turn
+        if not standings and len(hopeless) >= n_generators:
+            name, error = next(iter(hopeless.items()))
+            often = f"each missed {patience} pushes of its own in a row"
+            return f"no generator completes a push: {often}; the last error: {name}: {error}"
+        for name, error in hopeless.items():
+            why = f"it missed {patience} pushes of its own in a row; the last error: {error}"
+            self._effects.progress("warning", text=f"{name} must go: {why}")
+            self._part_with(name, m.Dismiss(why), why)
+        return None
+
+    def _part_with(self, name: str, order: m.Stop | m.Dismiss, why: str) -> None:
+        """It belongs to the ring no more; that is no death of which its prompts are to blame."""
+        self._effects.send(name, order)
+        self._effects.record(Event.MEMBER, name=name, state="left", why=why)
+        self._forget(name, died=False)
+        self.publishing.pushes.forget(name)
+        self.members.expel(name)
+
+    def miss(self, until: float, now: float) -> None:
+        """At every tick: who has been silent for too long is dead, and people are told. `until`: as in `silent`."""
+        for member, limit_s in self.members.silent(until):
+            self.lose(member, f"silent for {round(limit_s, 1 if limit_s < 10 else None):g} s")
+        for line in self.deaths.tell(now):
+            self._effects.progress("warning", text=line)
+
+    def lose(self, member: Member, why: str, *, died: bool = True) -> None:
+        self._effects.record(Event.MEMBER, name=member.name, state="dead", why=why)
+        self.deaths.add(member.name, why)
+        self._forget(member.name, died=died)
+        if member.role is Role.REWARD:
+            self.send_directory()
+
+    def _forget(self, name: str, *, died: bool = True) -> None:
+        self.rollouts.lose(name, died=died)
+        self.publishing.lose(name)
+
+    def send_directory(self) -> None:
+        """Who listens where, to those who connect."""
+        listening = [member for member in self.members.alive() if member.endpoint]
+        directory = m.Directory([x.name for x in listening], [x.endpoint for x in listening], self.life)
+        for member in self.members.alive():
+            self._effects.send(member.name, directory)

@@ -1,0 +1,105 @@
+"""Unfinished samples that generators reported, so that they can be leased again, also after a restart of the head.
+
+A head that comes back knows prompts and verdicts, no leases: what was sampled of them until then would be lost. It is
+offered once the next term has said what of it counts.
+
+The newest report of each sample is kept until the sample is scored, its prompt is refunded or leased to somebody who
+cannot continue it, or a term makes it void. It is bounded in bytes: the one reported longest ago goes first.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from areal_bus.core.head_checkpoint import newest
+from areal_bus.core.terms import Timeline
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import Partial
+
+
+class Offers:
+    """Samples under way, as of the last head; nothing of a newer one is among them."""
+
+    def __init__(self) -> None:
+        self._held: list[Partial] = []
+        self._timeline = Timeline()
+
+    def keep(self, held: Iterable[Partial], timeline: Timeline) -> None:
+        """`timeline` is where they were made. What was kept before stays when nothing has come since."""
+        if fresh := list(held):
+            self._held, self._timeline = fresh, timeline
+
+    def take(self, term: int, base: int) -> list[Partial]:
+        """A term begins at version `base`: those that are valid in it. Afterwards nothing is kept."""
+        held, self._held = self._held, []
+        is_next = self._timeline.begin(term, base)
+        return [partial for partial in held if is_next and self._timeline.keeps(newest(partial))]
+
+
+RECORD_BYTES = 512  # of one report, beside its frames
+SPAN_BYTES = 128
+
+
+class Partials:
+    """Reports by (uid, sample), the one of longest ago first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.n_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._kept: dict[tuple[int, int], Partial] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, partial: Partial) -> None:
+        """In place of an earlier report of the same sample."""
+        self.drop(partial.uid, partial.sample)
+        self._kept[partial.uid, partial.sample] = partial
+        self.n_bytes += size(partial)
+        while self.n_bytes > self._limit_bytes:  # I9
+            self.drop(*next(iter(self._kept)))
+
+    def drop(self, uid: int, sample: int) -> None:
+        """Nobody will continue it."""
+        partial = self._kept.pop((uid, sample), None)
+        if partial is not None:
+            self.n_bytes -= size(partial)
+
+    def forget(self, uid: int, n_samples: int) -> None:
+        """The prompt has left."""
+        for sample in range(n_samples):
+            self.drop(uid, sample)
+
+    def begin_term(self, version: int, open_: set[int]) -> None:
+        """Of what is open those stay that no lost version has touched (I6)."""
+        for key, partial in list(self._kept.items()):
+            if partial.uid not in open_ or newest(partial) > version:
+                self.drop(*key)
+
+    def hand_on(self, uid: int, samples: list[int], *, attempt: int, version: int) -> list[Partial]:
+        """What a holder of `version` can go on from, as of this attempt; of the others nothing is kept (I5)."""
+        handed = []
+        for sample in samples:
+            partial = self._kept.get((uid, sample))
+            if partial is None:
+                continue
+            if newest(partial) > version:
+                self.drop(uid, sample)
+                continue
+            self._kept[uid, sample] = partial = replace(partial, attempt=attempt)
+            handed.append(partial)
+        return handed
+
+
+def size(partial: Partial) -> int:
+    """Bytes that it takes here, about."""
+    return RECORD_BYTES + SPAN_BYTES * len(partial.spans) + len(partial.ids) + len(partial.logps)
+
+
+def check_whole(partial: Partial) -> None:
+    """Raises ImpossibleEvent unless it is of one turn, with some token sampled, and all its ids are there."""
+    is_one_turn = len(partial.segments) == 1 and min(partial.segments[0]) > 0
+    if not is_one_turn or len(partial.ids) != 4 * sum(partial.segments[0]):
+        raise ImpossibleEvent(
+            f"a report is of a first turn, with a token or more: its segments are {partial.segments[:4]}, its ids "
+            f"{len(partial.ids) // 4}"
+        )

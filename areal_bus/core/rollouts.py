@@ -1,0 +1,308 @@
+"""What becomes of leased prompts: sampled, scored, lost, refunded, carried into a new term; knows no batch."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from areal_bus import messages as m
+from areal_bus.core.batcher import check_spans, ids
+from areal_bus.core.data_source import Supply
+from areal_bus.core.effects import Effects
+from areal_bus.core.evaluation import Examination
+from areal_bus.core.events import Event
+from areal_bus.core.gate import Gate
+from areal_bus.core.head_checkpoint import Frontier, newest, revive
+from areal_bus.core.lease_ids import LeaseIds
+from areal_bus.core.ledger import Entry, Ledger, State
+from areal_bus.core.membership import Member, Membership, Standing
+from areal_bus.core.partial_rollouts import Partials, check_whole
+from areal_bus.core.scheduler import LONELY_AFTER
+from areal_bus.core.score_failures import ScoreFailures
+from areal_bus.core.state import HeadRules
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import Partial, Refund, Role, Scored, VerdictStatus
+
+EXPECTED = (Refund.END_OF_DATA, Refund.END_OF_RUN, Refund.TOO_OLD)  # no sign that something is wrong
+
+
+class Rollouts:
+    """Moves the ledger and the open evaluation by what generators and rewards say; returns the gate's credits."""
+
+    def __init__(
+        self,
+        rules: HeadRules,
+        supply: Supply,
+        gate: Gate,
+        members: Membership,
+        examination: Examination,
+        effects: Effects,
+    ) -> None:
+        self.rules = rules
+        self.supply = supply
+        self.gate = gate
+        self.members = members
+        self.effects = effects
+        self.ledger = Ledger()
+        self.partials = Partials(rules.partial_bytes)
+        self.lease_ids = LeaseIds(rules.lease_secret)
+        self.examination = examination
+        self.refunds_in_a_row = 0  # without a group that became complete in between
+        self._n_complaints = 0
+        self.last_error = ""
+        self.failures = ScoreFailures()
+        self.term = 0
+        self._bases: list[tuple[int, int]] = []  # (term, version it began with) of every term of this head
+
+    # terms
+
+    def begin_term(self, term: int, frontier: Frontier) -> dict[int, list[int]]:
+        """Go back, or on, to `frontier`. Returns the open prompts and the samples of each whose verdicts are kept.
+
+        What was admitted after it is refunded (lost_timeline): its rows come again as the data's order has them.
+        """
+        known = self.ledger.open
+        self.term = term
+        self._bases.append((term, frontier.version))
+        self.gate.restart(frontier.version)
+        self.ledger.restart(next_uid=frontier.next_uid, term=term)
+        self.supply.restart(position=frontier.position, again=frontier.again)
+        self.refunds_in_a_row = 0
+        self._end_examination()
+        for prompt in frontier.open:
+            entry = revive(prompt, known.get(prompt.uid), frontier.version, self.rules)
+            self.gate.admit(entry.born)
+            self.supply.issue(entry.uid, prompt.issue)
+            self.ledger.reopen(entry)
+        self.partials.begin_term(frontier.version, set(self.ledger.open))
+        self._release(known)
+        return {uid: list(entry.verdicts) for uid, entry in self.ledger.open.items()}
+
+    def _release(self, known: dict[int, Entry]) -> None:
+        """End what was leased and is leased no more."""
+        for uid, before in known.items():
+            now = self.ledger.open.get(uid)
+            was_held = before.state in (State.LEASED, State.SCORING)
+            if before.holder is not None and was_held and (now is None or now.holder != before.holder):
+                self._end_lease(before.holder, uid, before.attempt)
+
+    def _end_examination(self) -> None:
+        """What was open begins anew in the term, with problems that nobody samples."""
+        evaluation, self.examination.open = self.examination.open, None
+        if evaluation is not None:
+            for uid, holder in evaluation.leased.items():
+                self._end_lease(holder, uid, evaluation.attempts[uid], evaluation.name)
+
+    def _end_lease(self, holder: str, uid: int, attempt: int, evaluation: str = "") -> None:
+        member = self.members.by_name.get(holder)
+        if member is not None:
+            self._free(member, evaluation, uid, attempt)
+            self.effects.send(holder, m.Cancel(uid, attempt, evaluation))
+
+    @staticmethod
+    def _free(member: Member, evaluation: str, uid: int, attempt: int) -> None:
+        member.release(evaluation, uid, attempt)
+        member.alone = member.alone and bool(member.leased)
+
+    def _is_void(self, scored: Scored | Partial) -> bool:
+        """Whether it was made, in an older term, by a version that a later term does not know."""
+        bases = [version for term, version in self._bases if term > scored.term]
+        return bool(bases) and newest(scored) > min(bases)
+
+    # events
+
+    def lose(self, name: str, *, died: bool = True) -> None:
+        """What a lost member held waits for others; what three deaths took with them, the last one alone, does not."""
+        alone = {entry.uid for entry in self.ledger.open.values() if entry.holder == name and entry.alone}
+        for entry in self.ledger.lose(name, died=died):
+            if entry.uid in alone and entry.n_deaths > LONELY_AFTER:
+                why = f"{entry.n_deaths} generators died while they sampled it, the last one had nothing else to do"
+                self.refund(entry, Refund.POISON, why)
+        if self.examination.open is not None:
+            self.examination.open.lose(name)
+
+    def acquit(self, uids: Iterable[int]) -> None:
+        """Whoever was taken for dead while it sampled these is alive: they did not kill it."""
+        for uid in uids:
+            entry = self.ledger.open.get(uid)
+            if entry is not None and entry.n_deaths:
+                entry.n_deaths -= 1
+
+    def sampled(self, member: Member, message: m.Sampled) -> None:
+        """A slot is free; the sample itself comes by way of a reward, perhaps sooner than this note."""
+        self._discard(member, (message.evaluation, message.uid, message.attempt, message.sample))
+        if message.evaluation:
+            self.examination.named(message.evaluation).sampled(member.name, message)
+        else:
+            self.ledger.sampled(member.name, message)
+        self.effects.record(Event.SAMPLED, **ids(message), n_tokens=message.n_tokens)
+
+    def partial(self, member: Member, message: Partial) -> None:
+        """What a generator has of a sample by now: should it die, the next holder goes on from there.
+
+        What waits for a lease may be offered by whoever had it last: to a head that came back, the lease is unknown.
+        """
+        self.lease_ids.check(message)
+        entry = self.ledger.open.get(message.uid)
+        not_held = f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}"
+        if entry is None:
+            raise self.ledger.not_open(not_held, message.uid)
+        is_held = entry.holder == member.name and _awaits(entry, message)
+        if not (is_held or _is_queued(entry, message)):
+            raise ImpossibleEvent(not_held)
+        if self._is_void(message):
+            raise ImpossibleEvent(f"what term {message.term} began is of versions that term {self.term} knows")
+        check_whole(message)
+        check_spans(message, born=entry.born, clock=self.gate.u)
+        self.partials.keep(replace(message, lease=""))
+
+    def unsampled(self, member: Member, message: m.Unsampled) -> None:
+        """A generator cannot make this group: its slots are free, whatever becomes of that."""
+        self._free(member, message.evaluation, message.uid, message.attempt)
+        if message.evaluation:
+            evaluation = self.examination.named(message.evaluation)
+            evaluation.check_holder(member.name, message.uid)
+            if message.reason == Refund.LOST_TIMELINE:
+                evaluation.give_back(message.uid, message.attempt)
+            else:
+                evaluation.fail(message.uid, message.attempt, message.error)
+            return
+        entry = self.ledger.open.get(message.uid)
+        if entry is None or entry.attempt != message.attempt or entry.holder != member.name:
+            raise ImpossibleEvent(f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}")
+        if message.reason == Refund.LOST_TIMELINE:
+            self.ledger.give_back(entry.uid)
+            return
+        self.refund(entry, Refund(message.reason), message.error)
+
+    @staticmethod
+    def _discard(member: Member, lease: tuple[str, int, int, int]) -> None:
+        member.leased.discard(lease)
+        member.alone = member.alone and bool(member.leased)
+
+    def scored(self, message: Scored) -> None:
+        """A verdict. The generator may forget the trajectory whatever becomes of it, and its slot is free."""
+        self.lease_ids.check(message)
+        self._check_term(message)
+        maker = self.members.by_name.get(message.generator)
+        if maker is not None:
+            self._discard(maker, (message.evaluation, message.uid, message.attempt, message.sample))
+            ack = m.Ack(message.uid, message.sample, message.attempt, message.evaluation)
+            self.effects.send(message.generator, ack)
+        message = replace(message, lease="")  # what is kept goes to disk, and other samples have the same lease
+        if message.evaluation:
+            self.examination.named(message.evaluation).deliver(message)
+            self._record_scored(message)
+            return
+        self._check(message)
+        reward = self.rules.reward_of(message.status, message.reward)  # I10
+        if reward is None:
+            entry = self.ledger.fail(message)
+        else:
+            message = message if message.status == VerdictStatus.VALUE else replace(message, reward=reward)
+            entry = self.ledger.deliver(message)
+        self.partials.drop(message.uid, message.sample)
+        self._record_scored(message)
+        if entry.failed and (entry.is_hopeless or not self.rules.partial_groups):
+            timed_out = message.status == VerdictStatus.TIMEOUT
+            self.refund(entry, Refund.REWARD_TIMEOUT if timed_out else Refund.REWARD_ERROR, message.error)
+        elif not entry.missing:
+            self.refunds_in_a_row = 0
+            missing = {"missing": sorted(entry.failed)} if entry.failed else {}
+            self.effects.record(Event.READY, uid=entry.uid, **missing)
+
+    def _check_term(self, message: Scored) -> None:
+        """Nobody can know of a later term; what claims so is not even acknowledged."""
+        if message.term > self.term:
+            raise ImpossibleEvent(f"this is term {self.term}; a sample claims to be of term {message.term}")
+
+    def _check(self, message: Scored) -> None:
+        """A sample that contradicts itself ends its group, which nobody else would: its generator has forgotten it."""
+        entry = self.ledger.open.get(message.uid)
+        if entry is None or not _awaits(entry, message):
+            return  # the ledger says why
+        if message.generator != entry.holder:
+            raise ImpossibleEvent(f"{entry.holder} holds prompt {entry.uid}; {message.generator} claims a sample of it")
+        if self._is_void(message):
+            self.ledger.give_back(entry.uid)
+            self._end_lease(message.generator, entry.uid, entry.attempt)
+            raise ImpossibleEvent(f"a sample of term {message.term} is of versions that term {self.term} knows")
+        try:
+            check_spans(message, born=entry.born, clock=self.gate.u)
+        except ImpossibleEvent as error:
+            self.refund(entry, Refund.SAMPLING_ERROR, str(error))
+            raise
+
+    def refund(self, entry: Entry, reason: Refund, error: str = "") -> None:
+        """The prompt leaves untrained: its credit is back, its sampling stops, and a row too old is issued again."""
+        is_under_way = entry.state in (State.LEASED, State.SCORING) and bool(entry.missing)
+        holder = self.members.by_name.get(entry.holder or "") if is_under_way else None
+        self.ledger.refund(entry.uid, reason)
+        self.partials.forget(entry.uid, entry.n_samples)
+        self.gate.refund(entry.born)
+        issue = self.supply.close(entry.uid)
+        again = reason is Refund.TOO_OLD and self.supply.again(issue)
+        self.effects.record(
+            Event.REFUND,
+            uid=entry.uid,
+            reason=str(reason),
+            n_tokens_dropped=sum(scored.n_sampled for scored in entry.verdicts.values()),
+            n_scored=len(entry.verdicts),
+            age=self.gate.u - entry.born,
+            again=again,
+            error=error[:500],
+        )
+        if holder is not None:
+            self._end_lease(holder.name, entry.uid, entry.attempt)
+        if reason not in EXPECTED:
+            self._complain(entry, f"{reason}: {error}" if error else str(reason))
+
+    def _complain(self, entry: Entry, why: str) -> None:
+        """Rewards need not score the rest of the group; people hear of the 1st, 2nd, 4th, 8th ... such refund."""
+        for reward in self.members.of(Role.REWARD, Standing.HEALTHY):
+            self.effects.send(reward.name, m.Cancel(entry.uid, entry.attempt))
+        self.last_error = why
+        self.refunds_in_a_row += 1
+        self._n_complaints += 1
+        if self._n_complaints.bit_count() == 1:
+            times = f" ({self._n_complaints} prompts so far)" if self._n_complaints > 1 else ""
+            self.effects.progress("warning", text=f"prompt {entry.uid} ended untrained, {why}{times}")
+
+    def refund_all(self, reason: Refund) -> None:
+        """Nothing that lives now will be trained."""
+        for entry in self.ledger.live():
+            self.refund(entry, reason)
+
+    def holds_any(self, name: str) -> bool:
+        """Whether something that this member samples, or keeps until its verdict, is awaited."""
+        states = (State.LEASED, State.SCORING)
+        if any(entry.holder == name and entry.state in states for entry in self.ledger.open.values()):
+            return True
+        return self.examination.open is not None and name in self.examination.open.leased.values()
+
+    def _record_scored(self, scored: Scored) -> None:
+        versions = [version for version, _ in scored.spans]
+        self.effects.record(
+            Event.SCORED,
+            **ids(scored),
+            status=scored.status,
+            reward=scored.reward,
+            correct=scored.correct,
+            n_tokens=scored.n_sampled,
+            finish=scored.finish,
+            min_version=min(versions, default=None),
+            max_version=max(versions, default=None),
+            seconds=round(scored.seconds, 4),
+        )
+        self.failures.add(scored)
+        if text := self.failures.warning():
+            self.effects.progress("warning", text=text)
+
+
+def _is_queued(entry: Entry, message: Partial) -> bool:
+    """Whether this attempt was the last lease, and the sample is to be made by the next."""
+    return entry.state is State.QUEUED and entry.attempt == message.attempt and message.sample in entry.missing
+
+
+def _awaits(entry: Entry, message: Scored | Partial) -> bool:
+    """Whether this attempt's sample is still to come."""
+    is_held = entry.state in (State.LEASED, State.SCORING)
+    return is_held and entry.attempt == message.attempt and message.sample in entry.missing

@@ -1,0 +1,211 @@
+"""Who gets which work: leases of problems, of prompts whose lease was lost, and of new ones; knows no verdict.
+
+Work goes to the least loaded generator that holds what is published (I7): problems of an evaluation first, then prompts
+whose lease was lost, then new ones as the gate allows (I1).
+"""
+
+from heapq import heapify, heappop, heappush, heapreplace
+
+from areal_bus import messages as m
+from areal_bus.core.data_source import Issue, Supply
+from areal_bus.core.effects import Effects
+from areal_bus.core.evaluation import Evaluation, Examination
+from areal_bus.core.events import Event
+from areal_bus.core.gate import Gate
+from areal_bus.core.lease_ids import LeaseIds
+from areal_bus.core.ledger import Entry, Ledger
+from areal_bus.core.membership import Member, Membership, Standing
+from areal_bus.core.partial_rollouts import Partials
+from areal_bus.core.push_queue import Pushes
+from areal_bus.core.state import HeadRules
+from areal_bus.messages import Role
+
+LONELY_AFTER = 2  # deaths of its holders after which a prompt is sampled alone
+
+
+class Leasing:
+    """Spends the gate's credits; the ledger and the members' leases move with it."""
+
+    def __init__(
+        self,
+        rules: HeadRules,
+        supply: Supply,
+        gate: Gate,
+        ledger: Ledger,
+        members: Membership,
+        pushes: Pushes,
+        examination: Examination,
+        partials: Partials,
+        effects: Effects,
+    ) -> None:
+        self.rules = rules
+        self.supply = supply
+        self.gate = gate
+        self.ledger = ledger
+        self.members = members
+        self.pushes = pushes
+        self.examination = examination
+        self.partials = partials
+        self.lease_ids = LeaseIds(rules.lease_secret)
+        self.effects = effects
+
+    def fed(self) -> list[Member]:
+        """Generators that may get work: they hold what is published, or newer (I7)."""
+        healthy = self.members.of(Role.GENERATOR, Standing.HEALTHY)
+        return [x for x in healthy if x.version is not None and x.version >= self.gate.v and not x.leaving]
+
+    def left_out(self) -> list[Member]:
+        """Stale generators that no share of eta = 0 waits for: they miss pushes of their own, as long as they do."""
+        return [x for x in self.members.of(Role.GENERATOR, Standing.STALE) if self.pushes.misses_its_own(x.name)]
+
+    def lease_all(self, *, admitting: bool) -> None:
+        """Give work to the least loaded while there is work, leave and room; at eta = 0 the whole batch in shares."""
+        if not self._has_work(admitting):
+            return
+        fed = self.fed()
+        order = _by_load(fed, self._least_group())
+        passed_over: list[Place] = []
+        while order and self._has_work(admitting):
+            member = order[0][2]
+            if not self._lease_one(member, admitting=admitting):
+                passed_over.append(heappop(order))
+                continue
+            heapreplace(order, _place(member))
+            for place in passed_over:  # what comes next may be for them
+                heappush(order, place)
+            passed_over.clear()
+        if admitting and self.rules.eta == 0:
+            self._lease_shares(fed)
+
+    def _least_group(self) -> int:
+        """No group that waits has fewer samples to make."""
+        evaluation, n_samples = self.examination.open, self.rules.n_samples
+        if len(self.ledger.queued):
+            return 1
+        return min(n_samples, evaluation.n_samples) if evaluation is not None else n_samples
+
+    def _has_work(self, admitting: bool) -> bool:
+        if self.examination.open is not None and self.examination.open.waiting:
+            return True
+        return admitting and (len(self.ledger.queued) > 0 or (self.gate.free > 0 and not self.supply.is_exhausted))
+
+    def _lease_one(self, member: Member, *, admitting: bool) -> bool:
+        """One group for this member, if there is one that it may have."""
+        evaluation = self.examination.open
+        if evaluation is not None and evaluation.waiting:
+            return self._lease_problem(member, evaluation)
+        if not admitting or member.version is None:
+            return False
+        lost = self.ledger.queued.first()
+        if lost is not None:
+            return self._lease_again(member, lost)
+        if self.rules.eta == 0 or not self.gate.may_admit(member.version) or not _fits(member, self.rules.n_samples):
+            return False
+        issue = self.supply.draw()
+        if issue is None:
+            return False
+        self._lease(self._admit(member, member.version, issue), member)
+        return True
+
+    def _lease_again(self, member: Member, lost: Entry) -> bool:
+        """A lost lease; what two deaths have in common is sampled with nothing else beside it."""
+        is_poison = lost.n_deaths >= LONELY_AFTER
+        fits = member.load == 0 if is_poison else _fits(member, len(lost.missing))
+        if member.version is None or member.version < lost.born or not fits:  # I5: no token is older than born
+            return False
+        entry = self.ledger.lease(lost.uid, member.name)
+        entry.alone = member.alone = is_poison
+        self._lease(entry, member)
+        return True
+
+    def _lease_shares(self, fed: list[Member]) -> None:
+        """eta = 0: all that the gate allows at once, prompt uid to the generator at uid mod n, whatever room it has.
+
+        Only when every generator that is ready, and not left out, holds what is published and nothing is being sampled
+        or scored: so who samples what, and what is decoded beside it, never depends on time (docs/staleness.md).
+        """
+        out = {x.name for x in self.left_out()}
+        there = self.members.of(Role.GENERATOR, Standing.STALE, Standing.HEALTHY)
+        ready = [x for x in there if not x.leaving and x.name not in out]
+        is_quiet = self.examination.open is None and self.ledger.n_live == len(self.ledger.ready)
+        if not (fed and len(fed) == len(ready) and is_quiet and self.gate.may_admit(self.gate.v)):
+            return
+        issues: list[Issue] = []
+        while len(issues) < self.gate.free and (issue := self.supply.draw()) is not None:
+            issues.append(issue)
+        end = self.ledger.next_uid + len(issues)
+        for issue in issues:
+            member = fed[self.ledger.next_uid % len(fed)]
+            entry = self._admit(member, self.gate.v, issue)
+            self._lease(entry, member, more=entry.uid + len(fed) < end)
+
+    def _admit(self, member: Member, born: int, issue: Issue) -> Entry:
+        gate = self.gate
+        gate.admit(born)
+        entry = self.ledger.admit(born=born, n_samples=self.rules.n_samples, holder=member.name)
+        self.supply.issue(entry.uid, issue)
+        self.effects.record(
+            Event.ADMIT,
+            uid=entry.uid,
+            born=entry.born,
+            row=issue.drawn.row,
+            epoch=issue.drawn.epoch,
+            issue=issue.n_before,
+            live=gate.live,
+            in_training=gate.in_training,
+            u=gate.u,
+            v=gate.v,
+            w=gate.w,
+        )
+        return entry
+
+    def _lease(self, entry: Entry, member: Member, *, more: bool = False) -> None:
+        samples = entry.missing
+        member.leased |= {("", entry.uid, entry.attempt, sample) for sample in samples}
+        begun = self._begun(entry, member)
+        ids = {"uid": entry.uid, "attempt": entry.attempt, "holder": member.name}
+        done = {"n_done": sum(partial.n_sampled for partial in begun)} if begun else {}
+        self.effects.record(Event.LEASE, **ids, born=entry.born, n=len(samples), **done)
+        for partial in begun:
+            self.effects.send(member.name, partial)
+        row = self.supply.of(entry.uid).drawn.text
+        lease = self.lease_ids.of("", entry.uid, entry.attempt)
+        self.effects.send(member.name, m.Prompt(entry.uid, entry.attempt, entry.born, samples, "", row, more, lease))
+
+    def _begun(self, entry: Entry, member: Member) -> list[m.Partial]:
+        """What earlier holders had of it; nothing when it may be what killed them."""
+        if entry.n_deaths >= LONELY_AFTER or member.version is None:
+            self.partials.forget(entry.uid, entry.n_samples)
+            return []
+        return self.partials.hand_on(entry.uid, entry.missing, attempt=entry.attempt, version=member.version)
+
+    def _lease_problem(self, member: Member, evaluation: Evaluation) -> bool:
+        if not _fits(member, evaluation.n_samples):
+            return False
+        uid = evaluation.lease(member.name)
+        samples, attempt = evaluation.missing(uid), evaluation.attempts[uid]
+        member.leased |= {(evaluation.name, uid, attempt, sample) for sample in samples}
+        lease = self.lease_ids.of(evaluation.name, uid, attempt)
+        row = evaluation.rows[uid]
+        prompt = m.Prompt(uid, attempt, evaluation.version, samples, evaluation.name, row, lease=lease)
+        self.effects.send(member.name, prompt)
+        return True
+
+
+Place = tuple[float, int, Member]  # by load, then by index, of which there is one each
+
+
+def _by_load(fed: list[Member], least: int) -> list[Place]:
+    """Those with room for `least` samples, as a heap: the least loaded first."""
+    order = [_place(member) for member in fed if _fits(member, least)]
+    heapify(order)
+    return order
+
+
+def _place(member: Member) -> Place:
+    return member.load / member.capacity, member.index, member
+
+
+def _fits(member: Member, n_samples: int) -> bool:
+    """A group needs room for all its samples, or a generator with nothing else to do."""
+    return member.room >= n_samples or (member.load == 0 and member.room > 0)

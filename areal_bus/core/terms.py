@@ -1,0 +1,142 @@
+"""Terms (incarnations of the learner) and which tokens of older terms still count.
+
+A term begins at the version of a checkpoint, or at that of a learner which has outlived its head. A checkpoint can be
+gone back to only with the frontier of the same version, so frontiers stay for as long as their checkpoint does. A
+learner that lives can be gone on with only from a waypoint of its own: at the version that it began with, or at that of
+one of the two batches that it was given last.
+
+A term begins at the version of a checkpoint, its base: whatever later versions of older terms made is void. Versions of
+different terms are never compared with each other but by that rule.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from areal_bus.core.head_checkpoint import Frontier, Waypoint
+from areal_bus.messages import Finished
+
+
+class Terms:
+    """Numbers terms; keeps the frontiers of the checkpoints that are there, or may be, and the last waypoints."""
+
+    def __init__(
+        self,
+        term: int,
+        frontiers: Mapping[int, Frontier],
+        waypoints: Iterable[Waypoint] = (),
+        *,
+        every: int,
+        keep: int,
+    ) -> None:
+        """`term` is the number of the first one; `every` and `keep` are the checkpoints' (0: none by steps)."""
+        self.term = term
+        self.frontiers = dict(frontiers)
+        self.begun_by: str | None = None  # learner 0 of this term; None before it begins
+        self.requests: dict[int, int] = {}  # learner ranks that wait for a batch -> its step
+        self.finished: dict[int, Finished] = {}  # learner rank -> what it wrote, at the end
+        self._waypoints = {slot(waypoint): waypoint for waypoint in waypoints}
+        self._every = every
+        self._keep = keep
+        self._has_begun = False
+        self._saved = {version for version in frontiers if version}  # on disk
+        self._sealed = set(self._saved)  # whose checkpoint is whole
+        self._whole: set[int] = set()  # both were when the last batch went out
+
+    def break_crew(self) -> None:
+        """Nothing that a learner has said counts any more; the next Begin opens a term."""
+        self.begun_by = None
+        self._whole.clear()
+        self.requests.clear()
+        self.finished.clear()
+
+    @property
+    def may_be_outlived(self) -> bool:
+        """A learner that lives may hold what no checkpoint has."""
+        return any(waypoint.frontier.version for waypoint in self._waypoints.values())
+
+    def is_due(self, version: int) -> bool:
+        """Whether a checkpoint of this version is written by `every`; learner 0 may write others, and says so."""
+        return self._every > 0 and version % self._every == 0
+
+    def begin(self, version: int, *, outlived: str | None = None, sealed: Collection[int] = ()) -> Frontier | None:
+        """A term begins at `version`. Returns its frontier; None when there is none, and then nothing has begun.
+
+        `outlived` is the learner 0 that has outlived a head, if one has; `sealed` are whole checkpoints, by its word.
+        """
+        frontier = self.frontiers.get(version)
+        if outlived is not None:
+            waypoint = self._waypoints.get(version % 2)
+            is_its_own = waypoint is not None and (waypoint.root, waypoint.frontier.version) == (outlived, version)
+            frontier = None if waypoint is None or not is_its_own else frontier or waypoint.frontier
+        if frontier is not None:
+            self.term += self._has_begun
+            self._has_begun = True
+            self._sealed = self.frontiers.keys() & set(sealed)
+        return frontier
+
+    def mark(self, waypoint: Waypoint) -> None:
+        """A batch is about to be handed out, or a term begins: the one before the last is of no use any more."""
+        self._waypoints[slot(waypoint)] = waypoint
+
+    def later_than(self, version: int) -> list[int]:
+        """Forget the frontiers after `version`: the timeline that they belong to is lost. Returns which they were."""
+        return self._drop(lambda other: other > version)
+
+    def checkpointed(self, version: int) -> None:
+        """The checkpoint of `version` is on disk."""
+        self._sealed.add(version)
+
+    def hand_out(self) -> None:
+        """A batch goes to those who asked for it."""
+        self.requests.clear()
+        self._whole = self._sealed & self._saved
+
+    def updated(self) -> list[int]:
+        """The update of that batch is finished. Returns the versions that nobody will go back to.
+
+        Only here is room made: the learner was there after what was whole then, so whoever comes after it finds that on
+        disk. Its word on a checkpoint would be no proof: it may have waited here while the next one chose.
+        """
+        newest = sorted(self._whole)[-self._keep :]
+        return self._drop(lambda other: other < newest[0]) if newest else []
+
+    def saved(self, frontier: Frontier) -> None:
+        """It is on disk."""
+        if self.frontiers.get(frontier.version) is frontier:  # not of a lost timeline
+            self._saved.add(frontier.version)
+
+    def _drop(self, is_gone: Callable[[int], bool]) -> list[int]:
+        gone = sorted(version for version in self.frontiers if is_gone(version))
+        for version in gone:
+            del self.frontiers[version]
+        self._sealed = {version for version in self._sealed if not is_gone(version)}
+        self._saved = {version for version in self._saved if not is_gone(version)}
+        self._whole = {version for version in self._whole if not is_gone(version)}
+        return gone
+
+
+def slot(waypoint: Waypoint) -> int:
+    """Where it is kept: two that follow each other are in different places."""
+    return waypoint.frontier.version % 2
+
+
+class Timeline:
+    """The term, and the versions of older terms that are part of its history."""
+
+    def __init__(self) -> None:
+        self.term = 0
+        self._base: int | None = None  # newest version of older terms that counts; None: none does for certain
+
+    def begin(self, term: int, base: int) -> bool:
+        """A term begins at `base`; False when it is known already, or over.
+
+        The base of a term that was missed is not known here, so then nothing older counts.
+        """
+        if term <= self.term:
+            return False
+        self._base = base if term == self.term + 1 else None
+        self.term = term
+        return True
+
+    def keeps(self, newest: int | None) -> bool:
+        """Whether what versions up to `newest` of older terms made is valid; None is what no version has touched."""
+        return newest is None or (self._base is not None and newest <= self._base)

@@ -1,0 +1,308 @@
+"""Who waits for whom, for what and since when, and who is to blame: read from the head, which stays as it is.
+
+Every wait of the ring is registered here: who, for what, on whom, since when. `areal_bus.core.progress_tracker.Watch`
+knows when each part moved last; from it and the head follow the waits and one sentence that names the culprit.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from areal_bus.core.head import Head
+from areal_bus.core.ledger import Entry, State
+from areal_bus.core.membership import Member, Standing
+from areal_bus.core.progress_tracker import Watch, place
+from areal_bus.core.state import Phase
+from areal_bus.messages import Role
+
+N_NAMED = 3  # of a kind, in a sentence
+WORKING = (Standing.STALE, Standing.HEALTHY)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """`who` cannot go on before `for_what`."""
+
+    who: str
+    for_what: str
+    on: tuple[str, ...]  # members that it depends on; who has not joined is named without an incarnation
+    since_s: float  # how long it has lasted
+    detail: str = ""  # how things stand
+
+    def __str__(self) -> str:
+        verb = "wait" if self.who.endswith("s") else "waits"
+        return f"{self.who} {verb} for {self.for_what}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why the ring does not move, as far as it does not."""
+
+    sentence: str
+    culprits: tuple[str, ...]  # members to blame, the likeliest first; without a suspect those waited for
+    waits: tuple[Wait, ...]
+    absent: tuple[Role, ...] = ()  # roles that the ring needs and that nobody fills
+
+
+def verdict(head: Head, watch: Watch, now: float) -> Verdict:
+    """The waits of this moment, and the sentence about them. `watch` has just looked."""
+    return _Moment(head, watch, now).verdict()
+
+
+class _Moment:
+    """The head as it stands, `now`."""
+
+    def __init__(self, head: Head, watch: Watch, now: float) -> None:
+        self.head, self.watch, self.now = head, watch, now
+        self.rules, self.gate, self.members = head.rules, head.gate, head.members
+        self.ledger, self.evaluation = head.rollouts.ledger, head.examination.open
+        self.learners = tuple(x.name for x in self.members.of(Role.LEARNER))
+
+    def verdict(self) -> Verdict:
+        if self.head.phase is Phase.STOPPING:
+            return Verdict("the job ends", (), ())
+        waits = [wait for wait in self._ways() if wait is not None]
+        suspects = self.watch.suspects(self.head, self.now, [name for wait in waits for name in wait.on])
+        said = [*map(str, waits[:N_NAMED]), *list(suspects.values())[:N_NAMED]]
+        culprits = tuple(suspects) or (waits[0].on if waits else ())
+        absent = tuple(role for role in (Role.GENERATOR, Role.REWARD) if self._is_absent(role))
+        return Verdict("; ".join(said) or "nobody waits", culprits, (*waits, *self._idle()), absent)
+
+    def _ways(self) -> list[Wait | None]:
+        """What the ring can be waiting for, those first that wait for all others."""
+        return [
+            self._assembly() if self.head.phase is Phase.ASSEMBLING else self._term(),
+            self._problems(),
+            self._batch(),
+            self._request(),
+            self._update(),
+            self._push(),
+            self._version(),
+            self._nobody(Role.GENERATOR, "prompts"),
+            self._nobody(Role.REWARD, "samples"),
+            self._end(),
+        ]
+
+    # the ring and its members
+
+    def _assembly(self) -> Wait:
+        rules, missing = self.rules, []
+        fed = {x.name for x in self.head.leasing.fed()}
+        needed = {Role.LEARNER: rules.n_learners}
+        if not self.members.of(Role.REWARD, Standing.HEALTHY):
+            needed[Role.REWARD] = rules.n_rewards
+        if not fed or rules.eta == 0:
+            needed[Role.GENERATOR] = rules.n_generators
+        left_out = {x.name for x in self.head.leasing.left_out()} if fed else set()
+        for role, n in needed.items():
+            known = {x.index: x for x in self.members.of(role)}
+            for index in range(n):
+                member = known.get(index)
+                if member is None:
+                    missing.append((f"{role}-{index}", f"nobody has joined as {role}-{index}"))
+                elif member.standing is not Standing.HEALTHY and member.name not in left_out:
+                    missing.append((member.name, f"{place(member.name)} {member.note or member.standing}"))
+        for_what = _some([place(name) for name, _ in missing]) or "learner-0 to begin"
+        on = tuple(name for name, _ in missing) or self.learners[:1]
+        return Wait("the ring", for_what, on, self._age("phase"), _some([why for _, why in missing]))
+
+    def _term(self) -> Wait | None:
+        """Learner 0 is new and has not begun: nothing goes on before."""
+        if self.head.terms.begun_by is not None:
+            return None
+        learners = self.members.of(Role.LEARNER)
+        on = self.learners or ("learner-0",)
+        since_s = self._standing_s(on)
+        return Wait("the ring", "learner-0 to begin", on, since_s, self._notes(learners, since_s))
+
+    def _nobody(self, role: Role, who: str) -> Wait | None:
+        """No member of this role can work, and no push will change that."""
+        members = self.members.of(role)
+        if self.head.phase is Phase.ASSEMBLING or any(x.standing in WORKING for x in members):
+            return None
+        on = tuple(x.name for x in members) or (f"{role}-0",)
+        said = [f"{place(x.name)} is {x.standing}" + (f", {x.note}" if x.note else "") for x in members]
+        return Wait(who, f"a {role}", on, self._standing_s(on), _some(said) or f"no {role} has joined")
+
+    def _is_absent(self, role: Role) -> bool:
+        """Nobody of this role is there, not even one that is starting. Before the first step other deadlines count."""
+        is_there = any(x.standing is not Standing.DEAD for x in self.members.of(role))
+        return not is_there and self.head.phase is not Phase.ASSEMBLING
+
+    def _idle(self) -> list[Wait]:
+        """What actors themselves say they wait for, alike ones in one line."""
+        alike: dict[tuple[Role, str], list[Member]] = {}
+        for x in self.members.alive():
+            if x.note.startswith("waits for "):
+                kind = "".join(c for c in x.note if not c.isdecimal())
+                alike.setdefault((x.role, kind), []).append(x)
+        found = []
+        for group in alike.values():
+            since_s = max(self.watch.age(self.watch.notes, x.name) for x in group)
+            who, what = _some([place(x.name) for x in group]), group[0].note.removeprefix("waits for ")
+            found.append(Wait(who, what, (), since_s))
+        return found
+
+    # data
+
+    def _problems(self) -> Wait | None:
+        evaluation = self.evaluation
+        if evaluation is None:
+            return None
+        at: dict[str, int] = {}
+        for uid, holder in evaluation.leased.items():
+            member = self.members.by_name.get(holder)
+            samples = member is not None and any(x[:2] == (evaluation.name, uid) for x in member.leased)
+            at[holder if samples else "the rewards"] = at.get(holder if samples else "the rewards", 0) + 1
+        n_scored = at.pop("the rewards", 0)
+        places = [f"{n} at {place(holder)}" for holder, n in at.items()]
+        places += [f"{n_scored} at the rewards"] if n_scored else []
+        places += [f"{len(evaluation.waiting)} not leased"] if evaluation.waiting else []
+        on = (*at, *(self._scorers() if n_scored else ()))
+        n = len(evaluation.waiting) + len(evaluation.leased)
+        return Wait(f"evaluation '{evaluation.name}'", _count(n, "problem"), on, self._age("evaluated"), _some(places))
+
+    def _batch(self) -> Wait | None:
+        """The learner has asked, and the batch is not there."""
+        if not self._is_asked:
+            return None
+        who = "learner-0" if self.rules.n_learners == 1 else "learners"
+        under_way = [x for x in self.ledger.live() if x.state is not State.READY]
+        under_way.sort(key=lambda entry: (entry.born, entry.uid))
+        n_ready, size = len(self.ledger.ready), self.rules.batch_size
+        if n_ready >= size:  # the policy `hold` wants older ones first
+            first = under_way[:1]
+            what = f"prompt {first[0].uid}, which must be in batch {self.gate.w}" if first else f"batch {self.gate.w}"
+            places, on = self._places(first)
+            return Wait(who, what, on, self._age("asked"), _some([*places, f"{n_ready} ready"]))
+        awaited = under_way[: size - n_ready]
+        n_unborn = 0 if self.head.supply.is_exhausted else size - n_ready - len(awaited)
+        places, on = self._places(awaited)
+        places += [f"{_count(n_unborn, 'prompt')} not admitted: {self._why_none()}"] if n_unborn else []
+        n = sum(len(entry.missing) for entry in awaited) + n_unborn * self.rules.n_samples
+        what = f"{n} trajector{'y' if n == 1 else 'ies'} of step {self.gate.w}"
+        return Wait(who, what, on, self._age("asked"), _some(places))
+
+    def _why_none(self) -> str:
+        """Why no further prompt is leased."""
+        gate, fed = self.gate, self.head.leasing.fed()
+        if self.head.is_draining:
+            return "the run drains"
+        if gate.free <= 0:
+            return f"the gate is shut, {gate.live} live + {gate.in_training} in training of {gate.limit}"
+        if not fed:
+            return f"no generator holds version {gate.v}"
+        if all(x.room < self.rules.n_samples and x.load for x in fed):
+            return "every generator is full"
+        return "the share of every generator is given out at once" if self.rules.eta == 0 else "the gate waits for room"
+
+    def _places(self, entries: Iterable[Entry]) -> tuple[list[str], tuple[str, ...]]:
+        """Where these prompts are, longest there first, and with whom."""
+        watch = self.watch
+        held: dict[str | None, list[tuple[float, int]]] = {}  # holder -> (age, uid); None: queued
+        unscored: list[tuple[float, int]] = []  # (age, samples)
+        for entry in entries:
+            if len(entry.sampled) < entry.n_samples:
+                held.setdefault(entry.holder, []).append((watch.age(watch.leases, entry.uid), entry.uid))
+            n_unscored = len(entry.sampled) - len(entry.verdicts)
+            if n_unscored > 0 and entry.holder is not None:
+                unscored.append((watch.age(watch.prompts, entry.uid), n_unscored))
+        said: list[tuple[float, str]] = []
+        for holder, prompts in held.items():
+            age, uid = max(prompts)
+            where = "queued" if holder is None else f"at {place(holder)}"
+            more = f" and {len(prompts) - 1} more" if len(prompts) > 1 else ""
+            said.append((age, f"prompt {uid}{more} {where} since {age:.0f} s"))
+        if unscored:
+            age, _ = max(unscored)
+            said.append((age, f"{_count(sum(n for _, n in unscored), 'sample')} at the rewards since {age:.0f} s"))
+        holders = sorted((max(held[name])[0], name) for name in held if name is not None)
+        on = [name for _, name in reversed(holders)] + (self._scorers() if unscored else [])
+        return [text for _, text in sorted(said, reverse=True)], tuple(on)
+
+    # the learner and its versions
+
+    @property
+    def _is_asked(self) -> bool:
+        trains = self.head.phase is Phase.TRAINING and self.gate.w == self.gate.u
+        return trains and len(self.head.asking) == self.rules.n_learners
+
+    def _request(self) -> Wait | None:
+        """A learner rank trains nothing and has not asked for the next batch: it writes a checkpoint, say."""
+        is_due = self.head.phase is Phase.TRAINING and self.gate.w == self.gate.u and self.head.terms.begun_by
+        if not is_due or self._is_asked:
+            return None
+        late = [x for x in self.members.of(Role.LEARNER) if x.index not in self.head.asking]
+        missing = [f"learner-{i}" for i in range(self.rules.n_learners) if not self.members.of(Role.LEARNER, index=i)]
+        on = (*(x.name for x in late), *missing)
+        for_what = f"{_some([place(name) for name in on])} to ask for it"
+        since_s = min(self._age("asked"), self._age("u"))
+        return Wait(f"batch {self.gate.w}", for_what, on, since_s, self._notes(late, since_s))
+
+    def _update(self) -> Wait | None:
+        if self.gate.w == self.gate.u:
+            return None
+        learners = self.members.of(Role.LEARNER)
+        on = tuple(x.name for x in learners) or ("learner-0",)
+        for_what, since_s = _some([place(name) for name in on]), self._age("w")
+        return Wait(f"version {self.gate.u + 1}", for_what, on, since_s, self._notes(learners, since_s))
+
+    def _push(self) -> Wait | None:
+        pushes = self.head.publishing.pushes
+        push = pushes.current
+        if push is None:
+            return None
+        on = [name for name in (push.root, *push.members) if name not in push.done | push.broken.keys()]
+        left_s = max(0.0, push.deadline - self.now)
+        since_s = pushes.timeout_s - left_s
+        detail = f"no answer for {since_s:.0f} s, deadline in {left_s:.0f} s"
+        return Wait(f"push of version {push.version}", _some([place(x) for x in on]), tuple(on), since_s, detail)
+
+    def _version(self) -> Wait | None:
+        """Generators that get no work before a push, and none is in flight."""
+        behind = [x for x in self.members.of(Role.GENERATOR, Standing.STALE) if not x.leaving]
+        if self.head.publishing.pushes.current is not None or not (behind or self.gate.u > self.gate.v):
+            return None
+        who = _some([place(x.name) for x in behind]) if 0 < len(behind) <= N_NAMED else "generators"
+        ages = [self.watch.age(self.watch.standings, x.name) for x in behind]
+        on = self.learners[:1] or ("learner-0",)
+        return Wait(who, f"a push of version {self.gate.u}", on, max(ages, default=self._age("u")), "none is in flight")
+
+    def _end(self) -> Wait | None:
+        head, n_learners = self.head, self.rules.n_learners
+        if head.phase is not Phase.AFTER or self.evaluation is not None or len(head.finished) == n_learners:
+            return None
+        late = [x for x in self.members.of(Role.LEARNER) if x.index not in head.finished]
+        on, since_s = tuple(x.name for x in late), self._age("phase")
+        return Wait("the end", _some([place(name) for name in on]), on, since_s, self._notes(late, since_s))
+
+    def _scorers(self) -> list[str]:
+        """Rewards that may hold a sample: those that say they do, else all that there are."""
+        rewards = self.members.of(Role.REWARD)
+        alive = [x.name for x in rewards if x.standing is not Standing.DEAD]
+        busy = [x.name for x in rewards if x.name in alive and not x.note.startswith("waits")]
+        return busy or alive or [x.name for x in rewards]
+
+    # words
+
+    def _age(self, what: str) -> float:
+        return self.watch.age(self.watch.ring, what)
+
+    def _standing_s(self, names: Iterable[str]) -> float:
+        """How long one of them at least has been as it is."""
+        return min((self.watch.age(self.watch.standings, name) for name in names), default=0.0)
+
+    def _notes(self, members: Iterable[Member], since_s: float) -> str:
+        """What these members say, once it must be of this wait."""
+        if since_s < self.watch.quiet_s:
+            return ""
+        return _some([f"{place(x.name)} {x.note}" for x in members if x.note])
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _some(texts: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    more = len(texts) - N_NAMED
+    return ", ".join(texts[:N_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,216 @@
+"""Frontiers on disk, whole or not at all, without pickle; knows nothing of who writes them when.
+
+RUN/frontiers/frontier-000010 is one JSON line {"schema", "bytes", "sha256"} about the rest, then one JSON line with the
+frontier, then its verdicts, each as a message of the wire: for each frame four bytes of length and the frame itself.
+RUN/frontiers/waypoint-0 and -1 are the two newest waypoints, of the same form. They need not outlast the machine, since
+the learner that they are of does not: they are not synced.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from areal_bus.core.data_source import Issue
+from areal_bus.core.head_checkpoint import Frontier, OpenPrompt, Waypoint
+from areal_bus.core.state import Drawn
+from areal_bus.core.terms import slot
+from areal_bus.errors import CheckpointError, WireError
+from areal_bus.messages import Scored
+from areal_bus.wire import codec
+
+SCHEMA = 1
+PREFIX = "frontier-"
+NAMES = f"{PREFIX}[0-9]*"
+WAYPOINT = "waypoint-"
+WAYPOINTS = f"{WAYPOINT}[01]"
+JOB = "frontier"
+LENGTH = struct.Struct("<I")
+DAMAGE = (OSError, ValueError, KeyError, TypeError, struct.error, WireError)  # what reading a damaged file raises
+
+
+def path_of(folder: Path, version: int) -> Path:
+    """Where the frontier of `version` lies; `folder` is RUN/frontiers."""
+    return folder / f"{PREFIX}{version:06d}"
+
+
+def save(path: Path, frontier: Frontier) -> None:
+    """Write it under a temporary name, sync, rename. Raises OSError; what was at `path` is untouched then."""
+    _write(path, frontier, {}, syncs=True)
+    sync_folder(path.parent)
+
+
+def mark(folder: Path, waypoint: Waypoint) -> None:
+    """Write it in its place, whole or not at all, but for a crash of the machine. Raises OSError.
+
+    Nothing is in its place then: an older one of this version would be of a batch that was never trained.
+    """
+    path = folder / f"{WAYPOINT}{slot(waypoint)}"
+    try:
+        _write(path, waypoint.frontier, {"root": waypoint.root}, syncs=False)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def waypoints(folder: Path) -> list[Waypoint]:
+    """Those that are whole."""
+    found = []
+    for path in sorted(folder.glob(WAYPOINTS)):
+        try:
+            about, body = _read(path)
+            found.append(Waypoint(about["root"], _unpack(body)))
+        except DAMAGE:
+            continue
+    return found
+
+
+def _write(path: Path, frontier: Frontier, further: dict[str, str], *, syncs: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = b"".join(_pack(frontier))
+    about = {"schema": SCHEMA, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest(), **further}
+    building = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with building.open("wb") as file:
+            file.write(json.dumps(about).encode() + b"\n")
+            file.write(body)
+            file.flush()
+            if syncs:
+                os.fsync(file.fileno())
+        building.replace(path)
+    finally:
+        building.unlink(missing_ok=True)
+
+
+def discard(path: Path) -> None:
+    """It is gone for good, if it was there. Raises OSError."""
+    if path.exists():
+        path.unlink()
+        sync_folder(path.parent)
+
+
+def load(path: Path) -> Frontier:
+    """Raises CheckpointError when it is missing, torn or not what it says of itself."""
+    try:
+        return _unpack(_read(path)[1])
+    except DAMAGE as error:
+        raise CheckpointError(f"a frontier is whole: {path}: {error}") from error
+
+
+def usable(folder: Path) -> list[int]:
+    """Versions whose frontier in RUN/frontiers is whole, newest first."""
+    found = []
+    for path in sorted(folder.glob(NAMES), reverse=True):
+        try:
+            load(path)
+        except CheckpointError:
+            continue
+        found.append(int(path.name.removeprefix(PREFIX)))
+    return sorted(found, reverse=True)
+
+
+def versions(folder: Path) -> list[int]:
+    """Of all frontiers that lie there, whole or not."""
+    names = (path.name.removeprefix(PREFIX) for path in folder.glob(NAMES))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a head that was killed had begun to write."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """What was renamed or removed in it stays so."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The first line, and the rest as that has it."""
+    with path.open("rb") as file:
+        about = json.loads(file.readline(1 << 12))
+        if about["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {about['schema']}, {SCHEMA} is read here")
+        body = file.read()
+    if len(body) != about["bytes"] or hashlib.sha256(body).hexdigest() != about["sha256"]:
+        raise ValueError("it differs in size or SHA-256 from what its first line says")
+    return about, body
+
+
+def _pack(frontier: Frontier) -> Iterator[bytes]:
+    about = {
+        "version": frontier.version,
+        "next_uid": frontier.next_uid,
+        "position": frontier.position,
+        "again": [asdict(issue) for issue in frontier.again],
+        "results": frontier.results,
+        "max_lag": frontier.max_lag,
+        "open": [_about(prompt) for prompt in frontier.open],
+    }
+    yield json.dumps(about).encode() + b"\n"
+    for prompt in frontier.open:
+        for scored in prompt.scored:
+            frames = codec.encode(scored, job=JOB)
+            yield LENGTH.pack(len(frames))
+            for frame in frames:
+                yield LENGTH.pack(len(frame))
+                yield frame
+
+
+def _about(prompt: OpenPrompt) -> dict[str, Any]:
+    return {
+        "uid": prompt.uid,
+        "born": prompt.born,
+        "n_samples": prompt.n_samples,
+        "attempt": prompt.attempt,
+        "n_deaths": prompt.n_deaths,
+        "issue": asdict(prompt.issue),
+        "n_scored": len(prompt.scored),
+    }
+
+
+def _unpack(body: bytes) -> Frontier:
+    end = body.index(b"\n") + 1
+    about = json.loads(body[:end])
+    verdicts = _verdicts(memoryview(body)[end:])
+    prompts = []
+    for found in about["open"]:
+        n_scored, issue = found.pop("n_scored"), _issue(found.pop("issue"))
+        prompts.append(OpenPrompt(**found, issue=issue, scored=tuple(next(verdicts) for _ in range(n_scored))))
+    again = tuple(_issue(issue) for issue in about["again"])
+    version, next_uid, position = about["version"], about["next_uid"], about["position"]
+    return Frontier(version, next_uid, position, again, tuple(prompts), about["results"], about.get("max_lag"))
+
+
+def _issue(found: dict[str, Any]) -> Issue:
+    return Issue(Drawn(**found["drawn"]), found["n_before"])
+
+
+def _verdicts(data: memoryview) -> Iterator[Scored]:
+    position = 0
+
+    def number() -> int:
+        nonlocal position
+        (value,) = LENGTH.unpack_from(data, position)
+        position += LENGTH.size
+        return int(value)
+
+    while position < len(data):
+        frames = []
+        for _ in range(number()):
+            n = number()
+            frames.append(bytes(data[position : position + n]))
+            position += n
+        message = codec.decode(frames, job=JOB)
+        if not isinstance(message, Scored):
+            raise ValueError(f"it holds verdicts; got a {type(message).__name__}")
+        yield message

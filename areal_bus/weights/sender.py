@@ -1,0 +1,158 @@
+"""The weight push: learner rank 0 (the root) sends one snapshot to the members of a view; each verifies every byte.
+
+One push, by keys in the root's store (docs/weights.md has the picture):
+  announce   the root sets the manifest, and a handle of its memory; a member checks its model, makes room, opens that
+  ready      each member says so, with the group it still holds; one that cannot says why and ends the push
+  go         where all members have opened the root's memory (`route.py`), each copies out of that; else the root names
+             a group of theirs, two of gloo in fact, and whoever does not hold it builds it
+  buckets    copied, or broadcast in order, a member copying and verifying one while the next arrives
+  report     each member tells the root that it has verified, by a key or by the group
+Knows nothing of engines, heads or versions' order: when a push begins, and with whom, comes with `PushBegin`.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from areal_bus.errors import PushFailed
+from areal_bus.messages import PushBegin, PushDone
+from areal_bus.weights.process_group import WINDOW, Group, Groups, Listener, Watch, brief, join_store, meet, serve_store
+from areal_bus.weights.protocol import HELD, Go, Offer, Ready, Reports, bucket, key, reason, title
+from areal_bus.weights.receiver import Member
+from areal_bus.weights.route import Route, is_shared
+from areal_bus.weights.snapshot import Snapshot, digest_of, forms_of, take_snapshot
+
+__all__ = ["Member", "Root", "Snapshot", "digest_of", "forms_of", "join_store", "serve_store", "take_snapshot"]
+
+
+class Root:
+    """The sending side. One push at a time, usually on a side thread while the main thread trains."""
+
+    def __init__(self, store: TCPStore, *, interface: str, address: str, route: Route = "auto") -> None:
+        self._store = store
+        self._route = route
+        self._listener = Listener(address, interface)
+        self._groups = Groups()
+        self._cancelled = threading.Event()
+        self._under_way: int | None = None
+        self._called_off: deque[int] = deque(maxlen=16)  # pushes that are not to begin any more
+        self._old_keys: list[str] = []  # of the push before
+        self._lock = threading.Lock()
+
+    def push(self, snapshot: Snapshot, begin: PushBegin) -> PushDone:
+        """Send the snapshot to `begin.members`. Blocks until all have reported, `begin.timeout_s` at most.
+
+        A member that received wrong bytes reports that to the head by itself and does not fail the others' push.
+        Raises PushFailed, after telling the members, when one refuses, dies or misses the deadline.
+        """
+        if len(set(begin.members)) != len(begin.members) or begin.version != snapshot.version:
+            raise PushFailed(
+                f"a push sends the snapshot of its version once to each member: version {begin.version}, snapshot "
+                f"{snapshot.version}, members {begin.members}"
+            )
+        with self._lock:
+            self._cancelled.clear()
+            self._under_way = begin.push
+            snapshot.n_users += 1
+            started = time.monotonic()
+            try:
+                if begin.push in self._called_off:
+                    raise PushFailed(f"push {begin.push} was called off before it began")
+                self._forget_old_keys(begin)
+                if begin.members:
+                    self._push(snapshot, begin)
+            except (PushFailed, RuntimeError) as error:
+                self._groups.drop_view(begin.view)
+                with suppress(RuntimeError):  # best effort: whoever is not told ends at its own deadline
+                    self._store.set(key(begin, "stop"), reason(error))
+                if isinstance(error, PushFailed):
+                    raise
+                raise PushFailed(f"{title(begin)} failed at the root: {brief(error)}") from error
+            finally:
+                snapshot.n_users -= 1
+        return PushDone(begin.push, begin.version, snapshot.digest, time.monotonic() - started, 0.0)
+
+    def cancel(self, push: int | None = None) -> None:
+        """End this push, begun or not (None: the one that is under way): its `push` raises PushFailed.
+
+        Callable from any thread.
+        """
+        if push is not None:
+            self._called_off.append(push)
+        if push in (None, self._under_way):
+            self._cancelled.set()
+
+    def close(self) -> None:
+        """Let go of all groups."""
+        self._groups.clear()
+
+    def _push(self, snapshot: Snapshot, begin: PushBegin) -> None:
+        watch = Watch(
+            title(begin),
+            self._store,
+            alarm=key(begin, "refused"),
+            timeout_s=begin.timeout_s,
+            cancelled=self._cancelled,
+        )
+        if self._route != "gloo" and snapshot.shared is not None and snapshot.place is not None:
+            self._store.set(key(begin, "memory"), Offer(snapshot.place, snapshot.shared.handle).encode())
+        self._store.set(key(begin, "manifest"), snapshot.layout.encode())
+        ready = self._ready(begin, watch)
+        if is_shared(self._route, snapshot.place, {name: said.place for name, said in ready.items()}):
+            self._store.set(key(begin, "go"), Go("").encode())
+            with Reports(self._store, begin, {name: said.pid for name, said in ready.items()}) as reports:
+                watch.until(reports.are_there, reports.waits_for)
+            return
+        group = self._meet(begin, ready, watch)
+        reported, statuses = group.report(HELD, watch.limit_s)
+        self._send(snapshot, group, watch)
+        watch.until(reported.is_completed, lambda: "the members' reports", group)
+        if any(int(status) != HELD for status in statuses):
+            self._groups.drop_view(begin.view)  # that member has let go of it, too
+
+    def _ready(self, begin: PushBegin, watch: Watch) -> dict[str, Ready]:
+        """What the members say, once all are ready."""
+        keys = {key(begin, f"ready/{name}"): name for name in begin.members}
+
+        def missing() -> str:
+            return "members to be ready: " + ", ".join(n for k, n in keys.items() if not self._store.check([k]))
+
+        watch.until(lambda: self._store.check(list(keys)), missing)
+        return {name: Ready.decode(self._store.get(at).decode()) for at, name in keys.items()}
+
+    def _meet(self, begin: PushBegin, ready: Mapping[str, Ready], watch: Watch) -> Group:
+        """The group of this view: the one of last time if all still hold it."""
+        group = self._groups.of_view(begin.view)
+        size = len(begin.members) + 1
+        if group is not None and {said.group for said in ready.values()} == {group.name} and group.size == size:
+            self._store.set(key(begin, "go"), Go(group.name).encode())
+            return group
+        self._groups.drop_view(begin.view)
+        name = f"view-{begin.view}.{self._store.add('groups', 1)}"
+        self._store.set(key(begin, "go"), Go(name).encode())
+        group = meet(name, self._store, watch, rank=0, size=size, listener=self._listener)
+        self._groups.keep(begin.view, group)
+        return group
+
+    def _send(self, snapshot: Snapshot, group: Group, watch: Watch) -> None:
+        buckets, data = snapshot.layout.buckets(), snapshot.host_data()
+        works: list[Any] = []
+        for index, (start, stop) in enumerate(buckets):
+            if index >= WINDOW:
+                watch.until(works[index - WINDOW].is_completed, bucket(index - WINDOW, len(buckets)), group)
+            works.append(group.broadcast(data[start:stop], watch.limit_s))
+        for index, work in enumerate(works[-WINDOW:], start=max(len(works) - WINDOW, 0)):
+            watch.until(work.is_completed, bucket(index, len(buckets)), group)
+
+    def _forget_old_keys(self, begin: PushBegin) -> None:
+        """Keys of the push before; "stop" stays, for members that come to it late."""
+        for old in self._old_keys:
+            self._store.delete_key(old)
+        names = ["memory", "manifest", "go", "refused"]
+        names += [f"{word}/{name}" for word in ("ready", "report") for name in begin.members]
+        self._old_keys = [key(begin, name) for name in names]

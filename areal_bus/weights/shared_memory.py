@@ -1,0 +1,168 @@
+"""Memory of this process that others can open: on the same host, or on the same CUDA device; knows no weights.
+
+On the host it is memory without a name (memfd): whoever may look into this process's descriptors, which is the same
+user, opens it by `/proc/PID/fd/N`. Nothing is left of it when the last process that maps it has ended, however it
+ended, and it can neither shrink nor grow. On a device it is torch's CUDA IPC. A handle is plain JSON, no pickle.
+"""
+
+import base64
+import fcntl
+import mmap
+import os
+import re
+import socket
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from areal_bus.errors import PushFailed
+from areal_bus.weights.process_group import brief
+
+Handle = dict[str, Any]  # of JSON's types
+
+MODE = 0o600
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody who maps it can lose a page
+CUDA_HANDLE_BYTES = range(64, 4097)  # cudaIpcMemHandle_t, with what torch puts before it
+COUNTER = re.compile(r"/torch_[0-9_]{1,80}")  # the file of torch's reference counters, as torch names it
+N_COUNTERS = 10_000  # in such a file
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where memory can be opened: by processes that say the same."""
+
+    realm: str  # one kernel's life, its process numbers and the user
+    device: str  # "cpu", or the UUID of a CUDA device
+    host: str = field(compare=False)  # for people
+
+    def __str__(self) -> str:
+        return f"{self.device} of {self.host}"
+
+
+def place_of(device: torch.device) -> Place:
+    """Of this process's memory there."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    realm = f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
+    name = "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+    return Place(realm, name, socket.gethostname())
+
+
+def refusal(n_bytes: int) -> str:
+    """Why there is no such memory of this process on the host, of this size; "" when there is. It takes no room."""
+    try:
+        SharedMemory(n_bytes, torch.device("cpu"))
+    except (OSError, RuntimeError, AttributeError) as error:  # a Python may be built without memfd
+        return brief(error)
+    return ""
+
+
+class SharedMemory:
+    """`data` is (n_bytes,) uint8, zeros at first; `handle` is what another process opens it by."""
+
+    data: Tensor
+    handle: Handle
+
+    def __init__(self, n_bytes: int, device: torch.device) -> None:
+        self.device = device
+        size = max(n_bytes, 1)  # none at all cannot be mapped
+        if device.type == "cpu":
+            self.data, self.handle = self._on_host(size)
+        else:
+            self.data = torch.zeros(size, dtype=torch.uint8, device=device)
+            # once for all its openers: each further call would hold an event and a counter until the memory is freed
+            self.handle = cuda_handle(self.data.untyped_storage()._share_cuda_())  # type: ignore[no-untyped-call]
+        self.data = self.data[:n_bytes]
+
+    def _on_host(self, size: int) -> tuple[Tensor, Handle]:
+        descriptor = os.memfd_create("areal-bus-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, descriptor)
+        os.fchmod(descriptor, MODE)
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        data = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+        found = os.fstat(descriptor)
+        handle = {"pid": os.getpid(), "fd": descriptor, "inode": [found.st_dev, found.st_ino], "size": size}
+        return data, {"kind": "host"} | handle
+
+
+def cuda_handle(shared: tuple[Any, ...]) -> Handle:
+    """From what torch's `_share_cuda_` gives. Its event is left out: whoever publishes a handle has synchronised."""
+    _, memory, size, offset, counter, counter_offset, _, _ = shared
+    return {
+        "kind": "cuda",
+        "memory": base64.b64encode(memory).decode(),
+        "size": size,
+        "offset": offset,
+        "counter": counter.decode(),
+        "counter_offset": counter_offset,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Memory of another process: what is written to it here is undefined, and never seen there on the host.
+
+    It is the other one's to change: only a copy can be verified.
+    """
+
+    data: Tensor  # (n_bytes,) uint8
+    _view: mmap.mmap | None  # that it lies in; None on a device
+
+    def let_go(self, start: int, stop: int) -> None:
+        """These bytes were read: they count no more as memory that this process takes."""
+        first, last = start // mmap.PAGESIZE * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._view is not None and first < last:
+            with suppress(OSError):  # of pages that are locked
+                self._view.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def open_memory(handle: Handle, n_bytes: int, device: torch.device) -> Opened:
+    """The first `n_bytes` of what `handle` is of. Raises PushFailed when it cannot be opened."""
+    try:
+        kind: Literal["host", "cuda"] = handle["kind"]
+        view = _open_host(handle) if kind == "host" else None
+        opened = _open_cuda(handle, device) if view is None else torch.frombuffer(view, dtype=torch.uint8)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PushFailed(f"a handle of shared memory has its numbers and names: {str(handle)[:300]}") from error
+    except (OSError, RuntimeError) as error:
+        raise PushFailed(f"a member must be able to open the root's memory: {handle}: {brief(error)}") from error
+    if len(opened) < n_bytes:
+        raise PushFailed(f"shared memory must hold the manifest's {n_bytes} bytes: it has {len(opened)}")
+    return Opened(opened[:n_bytes], view)
+
+
+def _open_host(handle: Handle) -> mmap.mmap:
+    pid, number, size = _count(handle["pid"]), _count(handle["fd"]), _count(handle["size"])
+    descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if [found.st_dev, found.st_ino] != handle["inode"] or found.st_size < size:
+            raise OSError(f"descriptor {number} of process {pid} is something else by now")
+        return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE)  # a write here would be to a page of our own
+    finally:
+        os.close(descriptor)
+
+
+def _open_cuda(handle: Handle, device: torch.device) -> Tensor:
+    """torch closes the handle, and counts it as given back, when the last tensor of the memory is gone here."""
+    memory, counter = base64.b64decode(handle["memory"], validate=True), str(handle["counter"])
+    size, offset, at = _count(handle["size"]), _count(handle["offset"]), _count(handle["counter_offset"])
+    if handle["kind"] != "cuda" or len(memory) not in CUDA_HANDLE_BYTES or not COUNTER.fullmatch(counter):
+        raise ValueError("no handle of torch's CUDA IPC")
+    if at >= N_COUNTERS or device.type != "cuda":
+        raise ValueError("no such counter, or no CUDA device to open it on")
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    storage = torch.UntypedStorage._new_shared_cuda(index, memory, size, offset, counter.encode(), at, b"", False)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r} is no count")
+    return value

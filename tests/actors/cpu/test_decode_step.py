@@ -1,0 +1,272 @@
+"""A decode step by one C call is what the model computes, for all shapes; what C could not follow is refused."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from actors.cpu import build
+from actors.cpu.decode_step import LayerWeights, ModelWeights, Panels, Plain, Step
+from actors.cpu.layer_kernels import LayerKernels
+from actors.cpu.packed_weights import panel
+from actors.cpu.paged_attention import WIDEST, Decode, P, Tables
+from actors.engines.builtin import fused_llama as module
+from actors.engines.builtin.dense_cache import Piece
+from actors.engines.builtin.fused_llama import Fused, Own, disagreement
+from actors.engines.builtin.paged_cache import Blocks, KernelBlocks
+
+pytestmark = [
+    pytest.mark.usefixtures("as_kernels_run"),
+    pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine"),
+]
+needs_vectors = pytest.mark.skipif(
+    build.library() is None or not LayerKernels().attends, reason="this processor's vectors are too short"
+)
+
+FAMILIES: list[tuple[type, Callable[..., Any], dict[str, Any]]] = [
+    (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
+    (Qwen2Config, Qwen2ForCausalLM, {}),
+    (Qwen3Config, Qwen3ForCausalLM, {}),
+]
+
+
+def model_of(
+    family: int, width: int, gates: int, heads: tuple[int, int], head_width: int, words: int, seed: int = 0
+) -> Any:
+    """Two layers whose weights, norms and biases all matter."""
+    config, kind, more = FAMILIES[family]
+    torch.manual_seed(seed)
+    model = kind(
+        config(
+            vocab_size=words,
+            hidden_size=width,
+            intermediate_size=gates,
+            num_hidden_layers=2,
+            num_attention_heads=heads[0],
+            num_key_value_heads=heads[1],
+            head_dim=head_width,
+            max_position_embeddings=128,
+            **more,
+        )
+    )
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3 + (1.0 if parameter.ndim == 1 else 0.0)
+    return model.eval().requires_grad_(False)
+
+
+def kept_twice(is_copied: bool) -> Any:
+    """Whether models made meanwhile are small enough for it."""
+    return patch.object(module, "MOST_PACKED", module.MOST_PACKED if is_copied else 0)
+
+
+def stepped(forward: Fused, texts: Sequence[Sequence[int]]) -> Tensor:
+    """(n, V) after each text, whose last token is decoded in one step with those of all others."""
+    blocks, ends = Blocks(*forward.heads, by_kernel=True), [len(text) - 1 for text in texts]
+    blocks.reserve([len(text) for text in texts], 0)
+    for row, (text, end) in enumerate(zip(texts, ends, strict=True)):
+        view = blocks.filling([Piece([row], 0, end, 0)])
+        mask = torch.full((1, 1, end, end), -torch.inf).triu(1) if end > 1 else torch.zeros(1, 1, end, end)
+        forward(torch.tensor([text[:end]]), torch.arange(end)[None], end, mask, view)
+    blocks.reserve([len(text) for text in texts], len(texts))
+    view, _ = blocks.decoding(ends, torch.float32, torch.device("cpu"))
+    assert isinstance(view, KernelBlocks)
+    return forward.decoded([text[-1] for text in texts], ends, view)
+
+
+@given(
+    family=st.sampled_from(range(len(FAMILIES))),
+    share=st.sampled_from([1, 4, 5, 18]),
+    gates=st.sampled_from([1, 8, 33, 96]),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 3), (5, 1)]),
+    head_width=st.sampled_from([2, 6, 32]),
+    words=st.sampled_from([3, 64, 65, 200]),
+    lengths=st.lists(st.integers(2, 3 * P), min_size=1, max_size=14),
+    seed=st.integers(0, 9),
+    is_copied=st.booleans(),
+)
+def test_a_step_is_what_the_model_computes(
+    family: int, share: int, gates: int, heads: tuple[int, int], head_width: int, words: int, lengths: list[int],
+    seed: int, is_copied: bool,
+) -> None:  # fmt: skip
+    model = model_of(family, share * heads[0], gates, heads, head_width, words, seed)
+    texts = [[(7 * row + 3 * at + seed) % words for at in range(length)] for row, length in enumerate(lengths)]
+    with kept_twice(is_copied):
+        found = stepped(Fused(model), texts)
+    exact = model.double()
+    for row, text in enumerate(texts):
+        expected = exact(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
+        torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@needs_vectors
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_what_a_row_gets_does_not_depend_on_the_rows_beside_it(is_copied: bool) -> None:
+    with kept_twice(is_copied):
+        forward = Fused(model_of(0, 72, 33, (4, 2), 6, 65))
+    texts = [[(5 * row + at) % 65 for at in range(2 + 3 * row)] for row in range(13)]
+    alone = [stepped(forward, [text])[0] for text in texts]
+    for n in (2, 5, 6, 7, 13):
+        together = stepped(forward, texts[:n])
+        assert all(torch.equal(together[row], alone[row]) for row in range(n))
+
+
+@needs_vectors
+def test_many_rows_of_a_model_that_is_not_kept_twice_are_computed_layer_by_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, texts = model_of(0, 72, 33, (4, 2), 6, 65), [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    expected = stepped(Fused(model), texts)
+    called: list[int] = []
+    right = Step.__call__
+
+    def counted(self: Step, ids: Sequence[int], *others: Any) -> Tensor:
+        called.append(len(ids))
+        return right(self, ids, *others)
+
+    monkeypatch.setattr(Step, "__call__", counted)
+    monkeypatch.setattr(module, "MANY", 2)
+    stepped(Fused(model), texts)
+    assert called == [3]
+    n_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    monkeypatch.setattr(module, "MOST_PACKED", n_bytes)
+    stepped(Fused(model), texts)  # just small enough
+    monkeypatch.setattr(module, "MOST_PACKED", n_bytes - 1)
+    larger = Fused(model)
+    for n in (3, 2, 1):
+        torch.testing.assert_close(stepped(larger, texts[:n]), expected[:n], rtol=1e-4, atol=1e-4)
+    assert called == [3, 3, 2, 1]
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_step_has_the_weights_of_the_last_bind(is_copied: bool) -> None:
+    first, second = (model_of(2, 16, 8, (4, 2), 6, 64, seed) for seed in (0, 1))
+    texts = [[1, 2, 3], [4, 5]]
+    with kept_twice(is_copied):
+        forward, expected = Fused(first), stepped(Fused(second), texts)
+    assert not torch.allclose(stepped(forward, texts), expected, atol=0.1)
+    for parameter, other in zip(first.parameters(), second.parameters(), strict=True):
+        parameter.data = other.data.clone()
+    forward.bind()
+    assert torch.equal(stepped(forward, texts), expected)
+
+
+@needs_vectors
+def test_a_head_of_more_words_than_the_embedding() -> None:
+    model = model_of(0, 72, 33, (4, 2), 6, 65)
+    model.lm_head = torch.nn.Linear(72, 70, bias=False).requires_grad_(False)
+    expected = model.double()(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False).logits[0, -1]
+    near = stepped(Fused(model.float()), [[1, 2, 3]])[0].double()
+    torch.testing.assert_close(near, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@needs_vectors
+@pytest.mark.parametrize("what", ["an embedding that is not contiguous", "norms that differ"])
+def test_other_models_have_their_faster_forward_still(what: str) -> None:
+    model = model_of(0, 72, 33, (4, 2), 6, 65)
+    if what == "norms that differ":
+        model.model.layers[1].input_layernorm.variance_epsilon = 0.5
+    else:
+        model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.t().contiguous().t()
+    forward, ids = Fused(model), torch.tensor([[1, 2, 3]])
+    assert disagreement(model, forward) is None
+    expected = model.double()(input_ids=ids, use_cache=False).logits[0, -1]
+    found = stepped(Fused(model.float()), [[1, 2, 3]])[0].double()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def weights(**changed: Any) -> ModelWeights:
+    """4 query heads and 2 key heads of 6, a width of 16, 8 gates, 40 words."""
+    layer = LayerWeights(
+        first_E=torch.ones(16), second_E=torch.ones(16), query_D=torch.ones(6), key_D=torch.ones(6),
+        qkv=Panels(torch.randn(48, 16)),
+        out=Panels(torch.randn(16, 24)), gate_up=Panels(torch.randn(16, 16)), down=Panels(torch.randn(16, 8)),
+    )  # fmt: skip
+    layer = replace(layer, **{name: changed.pop(name) for name in list(changed) if hasattr(layer, name)})
+    whole = ModelWeights(
+        embedding_VE=torch.randn(40, 16), norm_E=torch.ones(16), head=Panels(torch.randn(40, 16)), layers=(layer,),
+        n_query=4, n_key=2, head_width=6, scale=0.4, epsilon=1e-5,
+    )  # fmt: skip
+    return replace(whole, **changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("qkv", lambda: Panels(torch.randn(47, 16))),
+        ("out", lambda: Panels(torch.randn(16, 25))),
+        ("gate_up", lambda: Panels(torch.randn(17, 16))),
+        ("down", lambda: Panels(torch.randn(15, 8))),
+        ("head", lambda: Panels(torch.randn(40, 15))),
+        ("out", lambda: Plain(torch.randn(16, 25))),
+        ("out", lambda: Plain(torch.randn(24, 16).t())),
+        ("down", lambda: Plain(torch.randn(16, 8).double())),
+        ("head", lambda: Plain(torch.randn(40, 16), torch.zeros(39))),
+        ("qkv", lambda: Plain(torch.randn(48, 16), torch.zeros(96)[::2])),
+        ("first_E", lambda: torch.ones(15)),
+        ("second_E", lambda: torch.ones(16, dtype=torch.float64)),
+        ("key_D", lambda: torch.ones(5)),
+        ("norm_E", lambda: torch.ones(17)),
+        ("embedding_VE", lambda: torch.randn(16, 40).t()),
+        ("n_key", lambda: 3),
+        ("head_width", lambda: 5),
+        ("head_width", lambda: WIDEST + 2),
+    ],
+)
+def test_weights_that_do_not_fit_together_are_refused(name: str, other: Callable[[], Any]) -> None:
+    Step(weights())
+    with pytest.raises(ValueError, match=r"one shape|contiguous float32|a product is of|a head's width"):
+        Step(weights(**{name: other()}))
+
+
+def test_what_c_could_not_follow_is_refused() -> None:
+    step, angles, pool = Step(weights()), torch.zeros(P, 6), torch.zeros(2, 2, 2, P, 6)
+    tables = Tables([[], []], [[0], [1]])
+    decode = Decode(tables, [3, P - 1], 4, 2)
+    assert step([0, 39], decode, angles, angles, [(pool, None)]).shape == (2, 40)
+    with pytest.raises(ValueError, match="a vocabulary of 40"):
+        step([0, 40], decode, angles, angles, [(pool, None)])
+    with pytest.raises(ValueError, match="a vocabulary of 40"):
+        step([-1, 0], decode, angles, angles, [(pool, None)])
+    with pytest.raises(ValueError, match="there are 2 rows"):
+        step([0], decode, angles, angles, [(pool, None)])
+    with pytest.raises(ValueError, match="up to position 15"):
+        step([0, 1], decode, angles[:-1], angles[:-1], [(pool, None)])
+    with pytest.raises(ValueError, match="4 and 2 heads"):
+        step([0, 1], Decode(tables, [3, 4], 2, 2), angles, angles, [(pool, None)])
+    with pytest.raises(ValueError, match="a pool is"):
+        step([0, 1], decode, angles, angles, [(torch.zeros(2, 2, 1, P, 6), None)])
+    with pytest.raises(ValueError, match="one shape"):
+        step([0, 1], decode, torch.zeros(P, 8), torch.zeros(P, 8), [(pool, None)])
+    with pytest.raises(ValueError, match="argument 2"):
+        step([0, 1], decode, angles, angles, [])
+
+
+@given(n_out=st.integers(1, 3 * 64 + 5), n_in=st.integers(1, 40))
+def test_panels_are_the_weight_input_by_input(n_out: int, n_in: int) -> None:
+    weight = torch.arange(n_out * n_in, dtype=torch.float32).view(n_out, n_in)
+    panels = Panels(weight)
+    product = panels.product()
+    assert (product.n_out, product.n_in, product.bias) == (n_out, n_in, None)
+    filled = torch.zeros(-(-n_out // panel()) * panel(), n_in)
+    filled[:n_out] = weight
+    assert torch.equal(panels.panels, filled.view(-1, panel(), n_in).transpose(1, 2).flatten())
+    with pytest.raises(ValueError, match="one shape"):
+        panels.fill(torch.zeros(n_out + 1, n_in))
+    with pytest.raises(ValueError, match="one shape"):
+        panels.fill(weight, torch.zeros(n_out + 1))
+
+
+def test_a_whole_forward_needs_no_step() -> None:
+    """Own keys and values: nothing is decoded."""
+    model = model_of(1, 16, 8, (4, 2), 6, 64)
+    ids = torch.arange(9)[None]
+    expected = model(input_ids=ids, use_cache=False).logits[0]
+    torch.testing.assert_close(Fused(model)(ids, ids, 9, None, Own()), expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,163 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from actors.data.loading import check_data, load_problems, load_rows
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
+
+GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k"
+
+
+def config_of(**sections: dict) -> Config:
+    return Config.model_validate(sections)
+
+
+def write(folder: Path, *lines: str) -> Path:
+    (folder / "own.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_file_is_found_beside_the_config_and_in_the_working_directory(tmp_path, monkeypatch):
+    write(tmp_path, '{"question": "1+1", "answer": "2", "level": 3}', "", '{"question": "2+2", "answer": "4"}')
+    config = config_of(data={"path": "own.jsonl"})
+    expected = [{"question": "1+1", "answer": "2", "level": 3}, {"question": "2+2", "answer": "4"}]
+    assert load_rows(config, tmp_path) == expected
+    monkeypatch.chdir(tmp_path)
+    assert load_rows(config, tmp_path / "elsewhere") == expected
+
+
+def test_answers_that_are_numbers_become_text_and_other_keys_are_copied(tmp_path):
+    write(tmp_path, '{"problem": "half of 7", "solution": 3.5}', '{"problem": 5, "solution": 12}')
+    config = config_of(data={"path": "own.jsonl", "question_key": "problem", "answer_key": "solution"})
+    rows = load_rows(config, tmp_path)
+    assert [(row["question"], row["answer"]) for row in rows] == [("half of 7", "3.5"), ("5", "12")]
+    assert rows[0]["problem"] == "half of 7"
+
+
+def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
+    write(tmp_path, '{"question": "a\u2028b", "answer": "c"}')
+    assert load_rows(config_of(data={"path": "own.jsonl"}), tmp_path)[0]["question"] == "a\u2028b"
+
+
+@pytest.mark.parametrize(
+    ("lines", "parts"),
+    [
+        (['{"question": "q", "answer": "a"}', '{"question": "q"'], ["own.jsonl:2", "JSON"]),
+        (['{"question": "q", "answer": "a"}', "", '{"question": "q"}'], ["own.jsonl:3", "'answer'", "only 'question'"]),
+        (['{"answer": "a", "text": "t"}'], ["own.jsonl:1", "'question'", "'text'", "data.question_key"]),
+        (['{"question": "q", "answer": null}'], ["own.jsonl:1", "'answer'", "None"]),
+        (['{"question": "q", "answer": "  "}'], ["own.jsonl:1", "not empty"]),
+        (['{"question": "q", "answer": "\\ud800"}'], ["own.jsonl:1", "lone surrogate", r"\ud800"]),
+        (['{"question": "q", "answer": "a", "more": {"\\udfff": 1}}'], ["own.jsonl:1", "lone surrogate"]),
+        (['["q", "a"]'], ["own.jsonl:1", "list"]),
+        ([""], ["own.jsonl", "at least one row"]),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_place_and_what_was_found(tmp_path, lines, parts):
+    write(tmp_path, *lines)
+    with pytest.raises(ConfigError) as caught:
+        check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_item_26_verls_rows_load_with_messages_and_nested_keys(tmp_path):
+    row = {
+        "data_source": "gsm8k",
+        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "1+1"}]}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"answer": 3, "a.b": 1},
+    }
+    write(tmp_path, json.dumps(row))
+    for key, answer in [("reward_model.ground_truth", "2"), ("extra_info.answer", "3")]:
+        config = config_of(data={"path": "own.jsonl", "question_key": "prompt", "answer_key": key})
+        assert load_rows(config, tmp_path) == [row | {"question": "1+1", "answer": answer}]
+    write(tmp_path, '{"a.b": "flat first", "a": {"b": "nested"}, "answer": "x"}')
+    assert (
+        load_rows(config_of(data={"path": "own.jsonl", "question_key": "a.b"}), tmp_path)[0]["question"] == "flat first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "part"),
+    [
+        ("[]", "at least one"),
+        ('[{"role": "user"}]', "content of a chat message is text"),
+        ('["hello"]', '"role"'),
+        ('[{"role": "user", "content": [{"type": "image_url"}]}]', "parts of the type text"),
+        ('[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]', "before the assistant speaks"),
+        ('[{"role": "system", "content": "q"}]', "a user message"),
+    ],
+)
+def test_item_26_messages_that_are_no_prompt_are_refused_with_their_place(tmp_path, messages, part):
+    write(tmp_path, f'{{"question": {messages}, "answer": "a"}}')
+    with pytest.raises(ConfigError) as caught:
+        check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
+    assert part in str(caught.value)
+    assert "own.jsonl:1" in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["missing.jsonl", "./missing", "/no/such/file", "a/b/c"])
+def test_a_missing_file_is_named_with_the_places_that_were_tried(tmp_path, path):
+    with pytest.raises(ConfigError, match="looked for"):
+        check_data(config_of(data={"path": path}), tmp_path)
+
+
+def test_a_folder_and_a_file_that_is_no_text_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is a folder"):
+        check_data(config_of(data={"path": "."}), tmp_path)
+    (tmp_path / "own.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
+
+
+def test_without_the_datasets_library_a_hub_id_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"run make setup \(or pip install -c constraints.txt '\.\[hf\]'\)"):
+        check_data(config_of(data={"path": "openai/gsm8k"}), tmp_path)
+
+
+def test_a_hub_id_is_loaded_with_its_subset_and_split_and_evaluated_on_test(tmp_path, monkeypatch):
+    asked = []
+
+    def load_dataset(path, name=None, *, split):
+        asked.append((path, name, split))
+        if name == "broken":
+            raise RuntimeError("no such subset\nmore")
+        return [{"question": "q", "answer": split}]
+
+    module = ModuleType("datasets")
+    module.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    config = config_of(data={"path": "openai/gsm8k"}, evaluate={"path": "owner/name:subset", "after": True})
+    assert load_rows(config, tmp_path)[0]["answer"] == "train"
+    assert load_problems(config, tmp_path)[0]["answer"] == "test"
+    assert asked == [("openai/gsm8k", "main", "train"), ("owner/name", "subset", "test")]
+    with pytest.raises(ConfigError, match=r"no such subset$"):
+        check_data(config_of(data={"path": "owner/name:broken"}), tmp_path)
+
+
+def test_problems_are_the_held_out_ones_unless_a_file_is_given_and_limits_hold(tmp_path):
+    write(tmp_path, *(json.dumps({"question": str(n), "answer": str(n)}) for n in range(5)))
+    config = config_of(data={"task": "sums", "limit": 7}, evaluate={"limit": 3})
+    assert (len(load_rows(config, tmp_path)), len(load_problems(config, tmp_path))) == (7, 3)
+    own = config_of(data={"task": "sums"}, evaluate={"path": "own.jsonl", "limit": 4})
+    assert [row["answer"] for row in load_problems(own, tmp_path)] == ["0", "1", "2", "3"]
+    assert load_problems(config_of(data={"path": "own.jsonl"}), tmp_path) == []
+
+
+def test_gsm8k_loads_whole_and_keeps_its_worked_answers(tmp_path):
+    if not GSM8K.is_dir():
+        pytest.skip("GSM8K is not beside this checkout")
+    rows = load_rows(config_of(data={"path": str(GSM8K / "train.jsonl")}), tmp_path)
+    assert len(rows) == 7473
+    assert all("####" in row["answer"] for row in rows)
+
+
+def test_loading_data_needs_no_torch():
+    code = "import sys, actors.data.loading, actors.data.source; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -1,0 +1,511 @@
+"""Agents in processes of their own call the model over HTTP, and their conversations become trajectories."""
+
+import contextlib
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import numpy as np
+import pytest
+import torch
+
+from actors.endpoint.http_server import SILENT_S, Server
+from actors.endpoint.openai_api import read_call
+from actors.endpoint.sessions import Ended, Sessions
+from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.protocol import Completion
+from actors.generator.rollout_runner import Outcome, Sampling
+from actors.learner.batch import Batch, build
+from actors.models.loading import load_model, load_tokenizer, stop_ids
+from actors.models.scratch import write_scratch_folder
+from actors.rewards.loading import load_reward
+from actors.workflows.episode_runner import Asked, EpisodeRun
+from actors.workflows.loading import check_workflow, close_workflow, load_workflow
+from areal_bus.config.sections import Config, ScratchConfig
+from areal_bus.errors import ConfigError
+from areal_bus.journal import Journal
+from areal_bus.messages import Prompt, ShardItem, Trajectory, Unsampled
+from tests.actors.endpoint.endpoint_agents import post
+
+WAIT_S = 60.0  # for anything to happen, on a loaded machine
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] + '>' + m['content'] + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant>{% endif %}"
+)
+SCRATCH = ScratchConfig(hidden_size=32, layers=2, heads=4, max_positions=512)
+
+
+class Stage:
+    """One engine with the agents' workflow, turned by the test's thread."""
+
+    def __init__(self, folder: Path, function: str, **agent: Any) -> None:
+        """`agent`: fields of the section of that name that differ."""
+        names = {"function": f"tests.actors.endpoint.endpoint_agents:{function}", "chat_template": TEMPLATE}
+        self.config = Config.model_validate(
+            {
+                "data": {"task": "reverse"},
+                "workflow": {"function": "agent", "agent": names | agent},
+                "gconfig": {"n_samples": 2, "max_new_tokens": 10},
+            }
+        )
+        self.folder = folder
+        write_scratch_folder(folder / "model", SCRATCH)
+        self.tokenizer = load_tokenizer(str(folder / "model"))
+        model = self.model(0)
+        self.engine = BuiltinEngine(model, stop_ids=stop_ids(model, self.tokenizer), n_slots=4, version=0)
+        self._news = threading.Event()
+        self.workflow = load_workflow(self.config, wake=self._news.set)
+        self.journal = Journal(folder / "journal", role="generator", index=0, incarnation=0)
+        self.sampling = Sampling(
+            self.engine, self.workflow, self.tokenizer, self.config, name="generator", journal=self.journal
+        )
+        self.outcomes: list[Outcome] = []
+
+    def model(self, seed: int) -> Any:
+        return load_model(str(self.folder / "model"), "float32", "cpu", random_seed=seed)
+
+    def begin(self, uid: int = 0, *, samples: tuple[int, ...] = (0,), **row: Any) -> None:
+        text = json.dumps({"question": "abc", "go": str(self.folder), **row})
+        self.outcomes.extend(self.sampling.begin(Prompt(uid, 0, 0, list(samples), "", text)))
+
+    def turn(self) -> None:
+        self._news.clear()
+        self.outcomes.extend(self.sampling.go_on())
+        if self.engine.n_live:
+            self.outcomes.extend(self.sampling.step())
+        elif self.sampling.n_live and self.sampling.is_idle:
+            self._news.wait(0.05)
+
+    def run_until(self, satisfied: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not satisfied():
+            assert time.monotonic() < deadline
+            self.turn()
+
+    def run(self) -> list[Outcome]:
+        """Until every sample has ended."""
+        self.run_until(lambda: not self.sampling.n_live)
+        return self.outcomes
+
+    def trajectory(self) -> Trajectory:
+        """Of the one sample there is."""
+        (outcome,) = self.run()
+        assert isinstance(outcome, Trajectory), outcome
+        return outcome
+
+    def unsampled(self) -> Unsampled:
+        (outcome,) = self.run()
+        assert isinstance(outcome, Unsampled), outcome
+        return outcome
+
+
+def returned(trajectory: Trajectory) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(trajectory.row)["agent"]
+    return found
+
+
+def batch_of(t: Trajectory) -> Batch:
+    """As a learner gets it."""
+    head = {"step": 2, "clock": 2, "group": 0, "n_groups": 1, "reward": 1.0, "correct": None}
+    same = ("uid", "sample", "finish", "segments", "spans", "ids", "logps", "text")
+    shard = [ShardItem(**head, **{name: getattr(t, name) for name in same})]
+    return build(shard, step=2, clock=2, n_groups=1, eta=2)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(function: str, **agent: Any) -> Stage:
+            made = Stage(tmp_path, function, **agent)
+            stack.callback(made.journal.close)
+            stack.callback(close_workflow, made.workflow)
+            return made
+
+        yield make
+
+
+def test_a_conversation_becomes_one_trajectory_of_exact_tokens_and_versions(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    s = stage("talk")
+    s.begin(go=str(tmp_path / "go"))
+    s.run_until(lambda: s.sampling.is_midway)
+    assert s.sampling.is_idle
+    s.engine.update(1, dict(s.model(1).named_parameters()))
+    (tmp_path / "go").touch()
+    t = s.trajectory()
+    row, ids = returned(t), np.frombuffer(t.ids, dtype="<i4").tolist()
+    logps = np.frombuffer(t.logps, dtype="<f4")
+    first, second = row["first"]["choices"][0], row["second"]["choices"][0]
+    (given, n_first), (added, n_second) = t.segments
+    assert t.spans == [[0, n_first], [1, n_second]]
+    assert s.tokenizer.decode(ids[:given]) == "user>abc<eos>assistant>"
+    has_end = first["finish_reason"] == "stop"
+    assert (
+        s.tokenizer.decode(ids[given + n_first :][:added])
+        == ("" if has_end else "<eos>") + "user>and then<eos>assistant>"
+    )
+    answer = ids[given : given + n_first]
+    assert [token["token"] for token in first["logprobs"]["content"]] == [s.tokenizer.decode([i]) for i in answer]
+    assert [token["logprob"] for token in first["logprobs"]["content"]] == logps[:n_first].tolist()
+    assert row["second"]["usage"] == {
+        "prompt_tokens": len(ids) - n_second,
+        "completion_tokens": n_second,
+        "total_tokens": len(ids),
+    }
+    for version, begin, end, mine in [
+        (0, given, given + n_first, logps[:n_first]),
+        (1, -n_second, None, logps[n_first:]),
+    ]:
+        with torch.no_grad():
+            fresh = s.model(version)(torch.tensor([ids])).logits[0].log_softmax(-1)
+        places = range(len(ids))[begin:end]
+        assert np.allclose([fresh[at - 1, ids[at]] for at in places], mine, atol=1e-4)
+    assert (t.text, t.prompt_text) == (second["message"]["content"], s.tokenizer.decode(ids[:-n_second]))
+    (item,) = batch_of(t).items
+    assert item.ids_T[item.places_K].tolist() == [*answer, *ids[-n_second:]]  # what was given enters no loss
+    assert [m["role"] for m in row["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert row["url"].startswith("http://127.0.0.1:")
+
+
+def test_conversations_at_once_have_keys_and_tokens_of_their_own(stage: Callable[..., Stage]) -> None:
+    s = stage("once", workers=3)
+    for uid, question in enumerate(("aaaa", "bbbb", "cccc")):
+        s.begin(uid, samples=(0, 1), question=question)
+    trajectories = s.run()
+    assert len(trajectories) == 6
+    for t in trajectories:
+        assert isinstance(t, Trajectory)
+        assert t.prompt_text == f"user>{'abc'[t.uid] * 4}<eos>assistant>"
+        assert returned(t)["answer"]["choices"][0]["message"]["content"] == t.text
+    assert len({returned(t)["key"] for t in trajectories if isinstance(t, Trajectory)}) == 6
+    assert 1 <= len({returned(t)["pid"] for t in trajectories if isinstance(t, Trajectory)}) <= 3
+    texts = {(t.uid, t.sample): t.text for t in trajectories if isinstance(t, Trajectory)}
+    assert texts[0, 0] != texts[0, 1]
+
+
+def test_the_number_that_an_agent_returns_is_its_reward(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    s = stage("reward_later")
+    s.begin()
+    t = s.trajectory()
+    score: Any = load_reward("agent", tmp_path)(t.prompt_text, t.text, json.loads(t.row))
+    assert (score.reward, score.correct) == (0.25, None)
+    with pytest.raises(ValueError, match="must return its reward"):
+        load_reward("agent", tmp_path)("", "", {"agent": {}})
+
+
+def test_strangers_and_nonsense_are_refused_and_change_nothing(stage: Callable[..., Stage]) -> None:
+    s = stage("stranger")
+    s.begin()
+    t = s.trajectory()
+    said = returned(t)["said"]
+    statuses = {name: status for name, (status, _) in said.items()}
+    assert statuses == {
+        "no key": 401,
+        "wrong key": 401,
+        "models": 200,
+        "no such thing": 404,
+        "not to get": 404,
+        "no json": 400,
+        "too long": 413,
+        "no length": 411,
+        "temperature": 400,
+        "top_p": 400,
+        "tools": 400,
+        "over the model": 400,
+        "well": 200,
+        "again": 400,
+    }
+    assert said["models"][1]["data"][0]["id"] == "scratch"
+    assert "leave temperature out" in said["temperature"][1]["error"]["message"]
+    assert said["over the model"][1]["error"]["code"] == "context_length_exceeded"
+    assert "messages[1] is not there" in said["again"][1]["error"]["message"]
+    assert t.segments == [[len("user>hello>assistant>"), len(t.logps) // 4]]
+
+
+def test_a_key_is_of_no_use_when_its_conversation_has_ended(stage: Callable[..., Stage]) -> None:
+    s = stage("once")
+    s.begin()
+    key = returned(s.trajectory())["key"]
+    status, answer = post(s.workflow._serve(), key, {"messages": [{"role": "user", "content": "x"}]})
+    assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_a_conversation_has_one_call_at_a_time(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    s = stage("at_once")
+    s.begin(answered=str(tmp_path / "answered"))
+    wait_until((tmp_path / "answered").exists)  # the loop does not turn meanwhile: it is no answer of the model
+    t = s.trajectory()
+    assert sorted(returned(t)["statuses"]) == [200, 400]
+    assert len(t.segments) == 1
+
+
+def test_many_calls_wake_the_loop_once_until_it_looks() -> None:
+    woken: list[str] = []
+    sessions = Sessions(lambda: woken.append("now"))
+    one, other = sessions.open("one"), sessions.open("other")
+    call = read_call(b'{"messages": [{"role": "user", "content": "x"}]}')
+    one.call(call, lambda: False)
+    other.call(call, lambda: False)
+    assert len(woken) == 1
+    assert one.has_news()
+    other.end(Ended({}))
+    assert len(woken) == 2
+    assert [type(other.news()).__name__ for _ in range(2)] == ["Pending", "Ended"]
+
+
+def test_a_client_that_hung_up_gets_the_same_answer_when_it_asks_again(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    s = stage("hangs_up")
+    s.begin(go=str(tmp_path / "go"), gone=str(tmp_path / "gone"))
+    s.run_until(lambda: s.engine.n_live > 0)
+    (tmp_path / "go").touch()
+    wait_until((tmp_path / "gone").exists)
+    t = s.trajectory()
+    assert returned(t)["status"] == 200, returned(t)
+    assert returned(t)["once_more"]["choices"] == returned(t)["answer"]["choices"]
+    assert returned(t)["answer"]["choices"][0]["message"]["content"] == t.text
+    assert len(t.segments) == 1
+
+
+def test_connections_that_an_agent_forgets_end_with_its_conversation(stage: Callable[..., Stage]) -> None:
+    s = stage("leaks", workers=1)  # 20 connections at most
+    for uid in range(4):
+        s.begin(uid)
+    assert [returned(t)["status"] for t in s.run() if isinstance(t, Trajectory)] == [200] * 4
+
+
+def test_an_agent_finds_its_endpoint_past_a_proxy(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.delenv("no_proxy", raising=False)
+    s = stage("proxied")
+    s.begin()
+    assert returned(s.trajectory())["models"]["data"][0]["id"] == "scratch"
+
+
+def test_a_stream_is_the_answer_in_one_piece(stage: Callable[..., Stage]) -> None:
+    s = stage("once")
+    s.begin(fields={"stream": True, "stream_options": {"include_usage": True}})
+    t = s.trajectory()
+    events = returned(t)["answer"].removesuffix("\n\n").split("\n\n")
+    assert events.pop() == "data: [DONE]"
+    piece, end, usage = (json.loads(event.removeprefix("data: ")) for event in events)
+    assert piece["choices"][0]["delta"] == {"role": "assistant", "content": t.text}
+    assert end["choices"][0]["finish_reason"] == t.finish
+    assert usage["usage"]["completion_tokens"] == len(t.logps) // 4
+
+
+def test_rewritten_messages_are_refused(stage: Callable[..., Stage]) -> None:
+    s = stage("rewrites")
+    s.begin()
+    t = s.trajectory()
+    assert returned(t)["statuses"] == [200, 400, 400]
+    assert t.prompt_text == "user>one<eos>assistant>"
+
+
+def test_rewritten_messages_begin_the_conversation_anew_where_that_is_wanted(stage: Callable[..., Stage]) -> None:
+    s = stage("rewrites", rewritten="anew")
+    s.begin()
+    t = s.trajectory()
+    assert returned(t)["statuses"] == [200, 200, 200]
+    assert (t.prompt_text, len(t.segments), returned(t)["n_anew"]) == ("user>three<eos>assistant>", 1, 2)
+    lines = map(json.loads, s.journal.path.read_text().splitlines())
+    (completion,) = [line for line in lines if line["event"] == "completion"]
+    assert completion["n_tokens"] == len(t.logps) // 4
+    assert s.engine.n_tokens == completion["n_tokens"] + completion["n_forgotten"]
+
+
+def test_a_call_that_is_refused_forgets_nothing_where_it_would_have_begun_anew(stage: Callable[..., Stage]) -> None:
+    s = stage("outgrows", rewritten="anew")
+    s.begin()
+    t = s.trajectory()
+    assert (returned(t)["statuses"], returned(t)["n_anew"]) == ([400, 200], 0)
+    assert len(t.segments) == 2
+    assert sum(n for _, n in t.spans) == len(t.logps) // 4 == sum(n for _, n in t.segments) == s.engine.n_tokens
+
+
+def test_a_request_that_comes_bit_by_bit_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.endpoint.http_server.SILENT_S", 0.3)
+    with serving() as (url, _), socket.create_connection((url.hostname, url.port)) as connection:
+        deadline = time.monotonic() + WAIT_S
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nx: ")
+        with contextlib.suppress(OSError):
+            while not select.select([connection], [], [], 0.02)[0]:
+                assert time.monotonic() < deadline
+                connection.sendall(b"x")
+
+
+def test_a_connection_that_waits_for_its_answer_has_no_such_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.endpoint.http_server.SILENT_S", 0.1)
+    with serving() as (url, sessions), socket.create_connection((url.hostname, url.port)) as connection:
+        session = sessions.open("x")
+        body = b'{"messages": [{"role": "user", "content": "x"}]}'
+        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {session.key}\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait_until(session.has_news)
+        assert not select.select([connection], [], [], 0.5)[0]
+        sessions.close(session)
+        assert connection.recv(12) == b"HTTP/1.1 410"
+
+
+def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
+    with serving() as (url, sessions), socket.create_connection((url.hostname, url.port), SILENT_S / 2) as connection:
+        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {sessions.open('x').key}\r\n"
+        connection.sendall(f"{head}Expect: 100-continue\r\nContent-Length: 1\r\n\r\n".encode())
+        assert connection.recv(12) == b"HTTP/1.1 100"
+
+
+def test_a_client_that_sends_far_too_much_hears_so() -> None:
+    with serving() as (url, sessions):
+        status, answer = post(url.geturl(), sessions.open("x").key, b"x" * (16 << 20))
+    assert (status, answer["error"]["message"][:15]) == (413, "a body has at m")
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[tuple[SplitResult, Sessions]]:
+    """A server, and nobody who answers."""
+    sessions = Sessions(lambda: None)
+    server = Server(sessions, model="any", n_connections=4)
+    try:
+        yield urlsplit(server.base_url), sessions
+    finally:
+        sessions.close_all()
+        server.close()
+
+
+def test_a_conversation_keeps_to_its_budgets(stage: Callable[..., Stage]) -> None:
+    s = stage("talk", max_tokens=26)
+    s.begin()
+    t = s.trajectory()
+    assert returned(t)["second"]["error"]["code"] == "context_length_exceeded"
+    assert len(t.ids) // 4 <= 26
+    s = stage("talk", max_calls=1)
+    s.begin()
+    assert "at most workflow.agent.max_calls = 1" in returned(s.trajectory())["second"]["error"]["message"]
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def wait_until(satisfied: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not satisfied():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_agent_that_hangs_is_ended_with_all_it_started_and_the_next_one_goes_on(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    s = stage("hangs", timeout_s=1.0, workers=1)
+    s.begin(pids=str(tmp_path / "pids"))
+    assert "timeout_s = 1 s of its own" in s.unsampled().error
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    wait_until(lambda: not any(map(alive, pids)))
+    assert not s.engine.n_live
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("raises", "ZeroDivisionError"),
+        ("exits", "exit code 3"),
+        ("leaves", "SystemExit"),
+        ("is killed", "SIGKILL"),
+        ("no json", "not JSON serializable"),
+        ("no number", "must be finite"),
+        ("half a character", "surrogates"),
+        ("long", "at most 65536 bytes"),
+        ("text", "a number, a Score, an object of fields or nothing: str"),
+        ("no call", "without a call"),
+    ],
+)
+def test_a_failing_agent_ends_its_sample_and_nothing_else(stage: Callable[..., Stage], how: str, why: str) -> None:
+    s = stage("fails", workers=1)
+    s.begin(how=how)
+    s.begin(1, how="raises")  # by the same process, or the one after it
+    mine, other = sorted((o for o in s.run() if isinstance(o, Unsampled)), key=lambda o: o.uid)
+    assert why in mine.error, mine.error
+    assert "ZeroDivisionError" in other.error
+
+
+def test_a_cancelled_conversation_ends_its_agent_at_once(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    s = stage("hangs", timeout_s=1000.0)
+    s.begin(pids=str(tmp_path / "pids"))
+    s.run_until((tmp_path / "pids").exists)
+    wait_until(lambda: len((tmp_path / "pids").read_text().split()) == 2)
+    s.sampling.cancel("", 0, 0)
+    assert s.sampling.n_live == 0
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_an_agent_that_does_not_load_is_a_config_error(stage: Callable[..., Stage]) -> None:
+    for agent, why in [("nowhere", "has none of that name"), ("too_few", r"must take \(row, base_url, api_key\)")]:
+        s = stage(agent)
+        with pytest.raises(ConfigError, match=why):
+            check_workflow(s.config)
+        s.begin()
+        with pytest.raises(ConfigError, match=why):
+            s.run()
+
+
+def test_an_agent_whose_code_ends_its_process_does_not_load(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stage("once")
+    monkeypatch.setenv("AREAL_BUS_TEST_DIES", "1")
+    with pytest.raises(ConfigError, match="must load: it ended by signal SIGKILL"):
+        check_workflow(s.config)
+
+
+TOOLS = (
+    "{% for t in tools or [] %}{{ 'tool ' + t['function']['name'] + ';' }}{% endfor %}{% for m in messages %}"
+    "{{ m['role'] + '>' + m['content'] }}{% for c in m['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + c['function'] | tojson + '</tool_call>' }}{% endfor %}{{ '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant>{% endif %}"
+)
+
+
+def test_a_tool_call_is_text_of_the_model_and_its_result_is_given(tmp_path: Path) -> None:
+    """The completions are written here: what a small model samples is no call."""
+    letters = "".join(map(chr, range(32, 127)))
+    write_scratch_folder(tmp_path, ScratchConfig(characters=letters, hidden_size=32, layers=1, heads=4))
+    tokenizer = load_tokenizer(str(tmp_path))
+    fields = {
+        "function": "tests.actors.endpoint.endpoint_agents:uses_tools",
+        "chat_template": TOOLS,
+        "tool_calls": "hermes",
+    }
+    config = Config.model_validate({"workflow": {"function": "agent", "agent": fields}})
+    workflow = load_workflow(config)
+    run = EpisodeRun(workflow, {"question": "1+2"}, tokenizer)
+    says = iter(['<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><eos>', "3<eos>"])
+    wish = run.start()
+    while wish is not None:
+        if isinstance(wish, Asked):
+            ids = tokenizer(next(says))["input_ids"]
+            wish = run.answer(Completion(("", 0, 0, 0, 0), ids, [-1.0] * len(ids), [[0, len(ids)]], "stop"))
+        else:
+            wait_until(wish.ready)
+            wish = run.go_on()
+    close_workflow(workflow)
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    assert tokenizer.decode(run.ids) == (f"tool add;user>1+2<eos>assistant>{call}<eos>tool>3<eos>assistant>3<eos>")
+    assert [n for n, _ in run.segments] == [len("tool add;user>1+2$assistant>"), len("tool>3$assistant>")]
+    assert run.episode is not None
+    row = run.episode.row["agent"]
+    assert row["first"]["choices"][0]["finish_reason"] == "tool_calls"
+    assert row["first"]["choices"][0]["message"]["content"] is None
+    assert row["second"]["choices"][0]["message"]["content"] == run.episode.text == "3"

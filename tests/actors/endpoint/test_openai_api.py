@@ -1,0 +1,220 @@
+"""What a chat request may ask for, and how the tokens of a conversation go on, without a server or an engine."""
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.endpoint.conversation import Conversation, Rewritten
+from actors.endpoint.openai_api import Call, Refused, read_call, read_hermes
+from actors.models.loading import load_tokenizer
+from actors.models.scratch import write_scratch_folder
+from areal_bus.config.sections import ScratchConfig
+
+HELLO = [{"role": "user", "content": "hello"}]
+PLAIN = (  # the answer has an end of its own, written "<eos>"
+    "{% for m in messages %}{{ m['role'] + '>' + m['content'] | trim + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant>{% endif %}"
+)
+FORGETFUL = PLAIN.replace("m['content']", "(m['content'] if loop.last else m['content'].split(' ')[-1])")  # no thoughts
+DEAF = PLAIN.replace("m['content']", "(m['content'] if m['role'] == 'user' else 'gone')")
+WITH_TOOLS = "{% for t in tools or [] %}{{ t['function']['name'] + ' ' }}{% endfor %}" + PLAIN
+WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+
+
+def call(**fields: Any) -> Call:
+    return read_call(json.dumps({"model": "any", "messages": HELLO, **fields}).encode())
+
+
+@cache
+def letters() -> Any:
+    """One token a character."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_scratch_folder(Path(folder), ScratchConfig(characters="abcdefghijklmnopqrstuvwxyz >"))
+        return load_tokenizer(folder)
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return letters()
+
+
+def test_a_call_says_what_is_to_be_sampled() -> None:
+    read = call(max_tokens=9, max_completion_tokens=7, temperature=1, stream=True, logprobs=True, user="me", n=1)
+    assert (read.max_tokens, read.temperature, read.stream, read.logprobs) == (7, 1.0, True, True)
+    assert read.messages == ({"role": "user", "content": "hello"},)
+    assert call(stop=None, seed=None, tools=[]).tools == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"n": 2}, "n = 2 cannot be honoured"),
+        ({"stop": ["x"]}, "stop"),
+        ({"seed": 5}, "seed = 5"),
+        ({"logit_bias": {"4": -100}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"some_new_field": 1}, "some_new_field"),
+        ({"max_tokens": 0}, "at least 1"),
+        ({"max_tokens": True}, "whole number"),
+        ({"temperature": "hot"}, "temperature must be a number"),
+        ({"temperature": 10**400}, "temperature must be a number"),
+        ({"stream": 1}, "true or false"),
+        ({"stream_options": {"other": 1}}, "include_usage"),
+        ({"messages": []}, "one message or more"),
+        ({"messages": "hello"}, "one message or more"),
+        ({"messages": [3]}, r"messages\[0\] must be an object"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "a role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "text or lists"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of the type text"),
+        ({"messages": [{"role": "user", "content": "x", "audio": {"id": 1}}]}, "audio cannot be honoured"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "calls of functions"),
+        ({"tools": [{"type": "function"}]}, "a function with a name"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_a_sentence(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        call(**fields)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b'{"messages": "\\ud800"}', b"1" * 5000],
+    ids=["empty", "cut", "list", "no text", "nan", "deep", "half a character", "long number"],
+)
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(Refused, match="the body must be"):
+        read_call(body)
+
+
+def test_a_message_is_read_as_the_template_gets_it() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    function = {"name": "f", "arguments": "{}"}
+    answer = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "annotations": [],
+        "tool_calls": [{"id": "1", "type": "function", "function": function, "index": 0}],
+    }
+    read = call(messages=[{"role": "developer", "content": parts}, answer]).messages
+    assert read[0] == {"role": "system", "content": "ab"}
+    assert read[1]["content"] == ""
+    assert read[1]["tool_calls"] == [{"id": "1", "type": "function", "function": function}]
+
+
+def answered(conversation: Conversation, messages: list[Any], answer: str, ids: list[int], finish: str) -> list[Any]:
+    before = conversation.extend(messages, ())
+    message = {"role": "assistant", "content": answer}
+    conversation.record(messages, (), [*before, *ids], message, finish)
+    return [*messages, message]
+
+
+def test_a_further_call_keeps_every_token_and_adds_what_is_new(tokenizer: Any) -> None:
+    conversation = Conversation(tokenizer, PLAIN)
+    first = conversation.extend(HELLO, ())
+    assert tokenizer.decode(first) == "user>hello<eos>assistant>"
+    odd = [*tokenizer("hi")["input_ids"], tokenizer.unk_token_id, tokenizer.eos_token_id]  # no text gives these again
+    messages = answered(conversation, HELLO, "hi", odd, "stop")
+    second = conversation.extend([*messages, {"role": "user", "content": "more"}], ())
+    assert second[: len(first) + len(odd)] == [*first, *odd]
+    assert tokenizer.decode(second[len(first) + len(odd) :]) == "user>more<eos>assistant>"
+
+
+TEXT = st.text("abc >", max_size=6)
+
+
+@given(st.lists(st.tuples(st.lists(st.tuples(st.sampled_from(["user", "tool", "assistant"]), TEXT), min_size=1), TEXT)))
+def test_any_conversation_has_the_tokens_of_its_whole_rendering(rounds: list[tuple[list[Any], str]]) -> None:
+    """Where the model's answers are what the tokenizer would make of their text: then a call is no more than its text.
+
+    Messages of others, assistants among them, are given; every call begins with the tokens of the one before.
+    """
+    tokenizer = letters()
+    conversation, messages = Conversation(tokenizer, PLAIN), list(HELLO)
+    for given_now, answer in rounds:
+        messages += [{"role": role, "content": text} for role, text in given_now]
+        before = conversation.ids
+        assert conversation.extend(messages, ())[: len(before)] == before
+        ids = tokenizer(f"{answer.strip()}<eos>")["input_ids"]
+        messages = answered(conversation, messages, answer.strip(), ids, "stop")
+        whole = tokenizer.apply_chat_template(messages, chat_template=PLAIN, tokenize=False)
+        assert tokenizer.decode(conversation.ids) == whole
+
+
+def test_an_answer_that_was_cut_gets_the_end_that_the_template_writes(tokenizer: Any) -> None:
+    conversation = Conversation(tokenizer, PLAIN)
+    ids = tokenizer("hi")["input_ids"]
+    messages = answered(conversation, HELLO, "hi", ids, "length")
+    more = conversation.extend([*messages, {"role": "user", "content": "more"}], ())
+    assert tokenizer.decode(more[len(conversation.ids) :]) == "<eos>user>more<eos>assistant>"
+
+
+def test_a_template_that_leaves_thoughts_out_of_older_answers_changes_no_token_of_them(tokenizer: Any) -> None:
+    conversation = Conversation(tokenizer, FORGETFUL)
+    messages = HELLO
+    for question in ("one", "two"):
+        messages = answered(conversation, messages, "thought word", tokenizer("thought word<eos>")["input_ids"], "stop")
+        messages = [*messages, {"role": "user", "content": question}]
+    turn = "assistant>thought word<eos>user>"
+    whole = tokenizer.decode(conversation.extend(messages, ()))
+    assert whole == f"user>hello<eos>{turn}one<eos>{turn}two<eos>assistant>"
+
+
+def test_a_template_that_does_not_write_the_last_answer_is_refused(tokenizer: Any) -> None:
+    conversation = Conversation(tokenizer, DEAF)
+    messages = answered(conversation, HELLO, "hi", tokenizer("hi<eos>")["input_ids"], "stop")
+    with pytest.raises(Refused, match="does not write the last answer"):
+        conversation.extend([*messages, {"role": "user", "content": "more"}], ())
+
+
+def test_white_space_around_an_answer_may_be_cut_and_nothing_else_changed(tokenizer: Any) -> None:
+    conversation = Conversation(tokenizer, PLAIN)
+    messages = answered(conversation, HELLO, " hi ", tokenizer(" hi <eos>")["input_ids"], "stop")
+    more = {"role": "user", "content": "more"}
+    cut = [*HELLO, {"role": "assistant", "content": "hi"}, more]
+    assert conversation.extend(cut, ()) == conversation.extend([*messages, more], ())
+    for changed, why in [
+        ([{"role": "user", "content": "hallo"}, messages[1], more], r"messages\[0\] differs"),
+        ([messages[0], {"role": "assistant", "content": "ho"}, more], r"messages\[1\] differs"),
+        (HELLO, r"messages\[1\] is not there"),
+        (messages, "it brings none"),
+    ]:
+        with pytest.raises(Rewritten, match=why):
+            conversation.extend(changed, ())
+
+
+def test_a_template_that_has_no_form_for_a_message_refuses_it(tokenizer: Any) -> None:
+    with pytest.raises(Refused, match=r"no form for these messages: .*alternate"):
+        Conversation(tokenizer, "{{ raise_exception('roles must alternate') }}").extend(HELLO, ())
+
+
+def test_tools_are_what_the_template_writes_and_stay_the_same(tokenizer: Any) -> None:
+    with pytest.raises(Refused, match="does not write 'weather'"):
+        Conversation(tokenizer, PLAIN).extend(HELLO, WEATHER)
+    conversation = Conversation(tokenizer, WITH_TOOLS)
+    ids = conversation.extend(HELLO, WEATHER)
+    assert tokenizer.decode(ids).startswith("weather user>hello")
+    conversation.record(HELLO, WEATHER, ids, {"role": "assistant", "content": "x"}, "stop")
+    with pytest.raises(Rewritten, match="keeps its tools"):
+        conversation.extend([*HELLO, {"role": "assistant", "content": "x"}, *HELLO], ())
+
+
+def test_tool_calls_are_read_where_all_of_them_are_what_they_should_be() -> None:
+    text = 'so <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><tool_call>{"name": "g"}</tool_call>'
+    content, calls = read_hermes(text, 3)
+    assert content == "so "
+    assert [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in calls] == [
+        ("call_3", "f", '{"a": 1}'),
+        ("call_4", "g", "{}"),
+    ]
+    for broken in ("no call", "<tool_call>{</tool_call>", text + "<tool_call>[]</tool_call>"):
+        assert read_hermes(broken, 0) == (broken, [])

@@ -1,0 +1,319 @@
+"""Several decode steps on end give what one at a time gives: the same tokens, log-probs and versions, at any point."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from actors.cpu import build
+from actors.cpu.decode_step import Draws
+from actors.cpu.layer_kernels import LayerKernels
+from actors.engines.builtin import engine as module
+from actors.engines.builtin import fused_llama
+from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.paged_cache import Blocks
+from actors.engines.protocol import Completion, Done, Request
+from areal_bus.errors import EngineError
+
+V = 40
+FOREVER = 1e9
+SHAPE: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+
+pytestmark = [
+    pytest.mark.usefixtures("as_kernels_run"),
+    pytest.mark.skipif(
+        build.library() is None or not LayerKernels().attends, reason="no kernels that decode on this machine"
+    ),
+]
+
+
+def model(seed: int) -> Any:
+    torch.manual_seed(seed)
+    made = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    for parameter in made.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(8)
+    return made.eval()
+
+
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model(seed).named_parameters()}
+
+
+def engine(*, ahead_s: float, stop_ids: frozenset[int] = frozenset(), **more: Any) -> BuiltinEngine:
+    return BuiltinEngine(model(0), stop_ids=stop_ids, n_slots=6, version=0, ahead_s=ahead_s, **more)
+
+
+def request(
+    uid: int, *, n: int = 40, temperature: float = 1.0, top_p: float = 1.0, n_given: int = 5, prompt: int | None = None,
+    n_done: int = 0,
+) -> Request:  # fmt: skip
+    draw = random.Random(uid if prompt is None else prompt)
+    ids = [draw.randrange(V) for _ in range(n_given)]
+    done = Done([1] * n_done, [-1.0] * n_done, [[0, n_done]]) if n_done else None
+    return Request(("", uid, 0, 0, 0), ids, (7, uid), n, temperature, top_p, done)
+
+
+def all_of(running: BuiltinEngine) -> tuple[dict[int, Completion], int]:
+    """What came of each, and in how many calls."""
+    found, n_calls = dict[int, Completion](), 0
+    while running.n_live:
+        n_calls += 1
+        found |= {completion.key[1]: completion for completion in running.step()}
+    return found, n_calls
+
+
+asked = st.lists(
+    st.tuples(
+        st.integers(1, 40),  # tokens
+        st.sampled_from([0.0, 0.6, 1.0, 1.7]),
+        st.sampled_from([1.0] * 4 + [0.8]),
+        st.integers(1, 40),  # of its prompt
+        st.integers(0, 2),  # which that is: samples of one have blocks in common
+        st.sampled_from([0, 0, 0, 3]),  # tokens that it has already
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(asked, st.frozensets(st.integers(0, V - 1), max_size=3))
+def test_on_end_as_one_at_a_time(
+    several: list[tuple[int, float, float, int, int, int]], stop_ids: frozenset[int]
+) -> None:
+    found = []
+    for ahead_s in (0.0, FOREVER):
+        running = engine(ahead_s=ahead_s, stop_ids=stop_ids)
+        for uid, (n, temperature, top_p, n_given, prompt, n_done) in enumerate(several):
+            running.submit(
+                request(
+                    uid,
+                    n=n + n_done,
+                    temperature=temperature,
+                    top_p=top_p,
+                    n_given=n_given,
+                    prompt=prompt,
+                    n_done=n_done,
+                )
+            )
+        found.append((all_of(running)[0], running.n_tokens))
+    assert found[0] == found[1]
+
+
+def test_a_row_that_ends_ends_the_call() -> None:
+    probe = engine(ahead_s=0.0)
+    for uid in range(4):
+        probe.submit(request(uid))
+    ids = {uid: completion.ids for uid, completion in all_of(probe)[0].items()}
+    stop = ids[2][9]  # some token of one of them
+    running = engine(ahead_s=FOREVER, stop_ids=frozenset([stop]))
+    for uid in range(4):
+        running.submit(request(uid))
+    first = min(of.index(stop) for of in ids.values() if stop in of)
+    done = list[Completion]()
+    while not done:
+        done = running.step()
+    assert {len(completion.ids) for completion in done} == {first + 1}
+    live = [running.so_far(("", uid, 0, 0, 0)) for uid in range(4)]
+    assert {len(so_far.ids) for so_far in live if so_far is not None} == {first + 1}  # nobody is ahead of the others
+
+
+def test_how_many_at_once() -> None:
+    running = engine(ahead_s=FOREVER)
+    for uid in range(3):
+        running.submit(request(uid, n=40 + uid))
+    counts = []
+    while running.n_live:
+        before = running.n_tokens
+        n_rows = running.n_live
+        running.step()
+        counts.append((running.n_tokens - before) // n_rows)
+    # a prompt, one step to see how long one takes, all that fits, what is left of the shortest, then of the others
+    assert counts == [1, 1, module.MOST_AHEAD, module.MOST_AHEAD, 6, 1, 1]
+    assert all_of_one_at_a_time() == [1] * 42
+
+
+def all_of_one_at_a_time() -> list[int]:
+    running = engine(ahead_s=0.0)
+    for uid in range(3):
+        running.submit(request(uid, n=40 + uid))
+    counts = []
+    while running.n_live:
+        before, n_rows = running.n_tokens, running.n_live
+        running.step()
+        counts.append((running.n_tokens - before) // n_rows)
+    return counts
+
+
+class Clock:
+    """A call of `step` asks twice."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.006
+        return self.now
+
+
+def test_time_bounds_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = engine(ahead_s=0.02)
+    monkeypatch.setattr(module.time, "perf_counter", Clock())
+    running.submit(request(0))
+    seen = [running.n_tokens]
+    for _ in range(3):
+        running.step()
+        seen.append(running.n_tokens)
+    assert seen == [0, 1, 2, 5]  # 6 ms a step: three in 20 ms
+
+
+def test_how_long_a_step_of_more_rows_takes_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = engine(ahead_s=0.02)
+    monkeypatch.setattr(module.time, "perf_counter", Clock())
+    running.submit(request(0))
+    for _ in range(2):
+        running.step()
+    running.submit(request(1))
+    counts = []
+    for _ in range(3):
+        before = running.n_tokens
+        running.step()
+        counts.append((running.n_tokens - before) // running.n_live)
+    assert counts == [1, 1, 3]  # its prompt; one step of both; then three
+
+
+def test_on_hold_and_paused() -> None:
+    running = engine(ahead_s=FOREVER, on_update="drain")
+    running.submit(request(0))
+    for _ in range(2):
+        running.step()
+    assert running.hold()
+    running.submit(request(1))
+    running.step()
+    assert running.n_tokens == 2 + module.MOST_AHEAD  # of the one that was begun
+    running.pause()
+    assert running.step() == []
+    assert running.n_tokens == 2 + module.MOST_AHEAD
+
+
+def test_up_to_the_last_position_of_the_model() -> None:
+    found = []
+    for ahead_s in (0.0, FOREVER):
+        running = engine(ahead_s=ahead_s)
+        running.submit(request(0, n=251, n_given=5))
+        found.append(all_of(running))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] < 20 < found[0][1]
+
+
+@pytest.mark.parametrize("family", [Qwen2Config, Qwen3Config])
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_other_families_and_weights_as_they_lie(family: type, is_copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_copied:
+        monkeypatch.setattr(fused_llama, "MOST_PACKED", 0)
+    torch.manual_seed(0)
+    kind = {Qwen2Config: Qwen2ForCausalLM, Qwen3Config: Qwen3ForCausalLM}[family]
+    made = kind(family(**SHAPE)).eval()
+    found = []
+    for ahead_s in (0.0, FOREVER):
+        running = BuiltinEngine(made, stop_ids=frozenset(), n_slots=6, version=0, ahead_s=ahead_s)
+        for uid in range(5):
+            running.submit(request(uid))
+        found.append(all_of(running))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] < 10 < found[0][1]
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_new_weights_between_two_calls(on_update: str) -> None:
+    """Versions are stamped on the tokens that they sampled, and a token is a function of weights, seed and position."""
+    ahead, single = (engine(ahead_s=ahead_s, on_update=on_update) for ahead_s in (FOREVER, 0.0))
+    for running in (ahead, single):
+        for uid in range(4):
+            running.submit(request(uid, n=60))
+    for version, calls in ((1, 3), (2, 1), (3, 2)):
+        for _ in range(calls):
+            ahead.step()
+        while single.n_tokens < ahead.n_tokens:
+            single.step()
+        for running in (ahead, single):
+            running.update(version, weights(version))
+    found, n_calls = all_of(ahead)
+    assert found == all_of(single)[0]
+    assert all([version for version, _ in completion.spans] == [0, 1, 2, 3] for completion in found.values())
+    assert n_calls < 10
+
+
+def test_what_is_aborted_between_two_calls_leaves_the_others_as_they_are() -> None:
+    running, alone = engine(ahead_s=FOREVER), engine(ahead_s=0.0)
+    for uid in range(4):
+        running.submit(request(uid))
+    for uid in (0, 2, 3):
+        alone.submit(request(uid))
+    for _ in range(3):
+        running.step()
+    gone = running.abort(("", 1, 0, 0, 0))
+    assert gone is not None
+    assert len(gone.ids) == 2 + module.MOST_AHEAD
+    found, expected = all_of(running)[0], all_of(alone)[0]
+    assert {uid: completion.ids for uid, completion in found.items()} == {
+        uid: completion.ids for uid, completion in expected.items()
+    }
+    for uid, completion in found.items():  # their prompts were computed beside another one
+        assert completion.logps == pytest.approx(expected[uid].logps, abs=1e-5)
+
+
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    running = engine(ahead_s=FOREVER, on_update="keep")
+    for uid in range(2):
+        running.submit(request(uid))
+    for _ in range(2):
+        running.step()
+    running.update(1, {name: torch.full_like(weight, torch.nan) for name, weight in weights(0).items()})
+    with pytest.raises(ValueError, match="those of row 0 are not"):
+        running.step()
+
+
+def test_steps_have_room_and_numbers_for_all_rows() -> None:
+    running = engine(ahead_s=FOREVER)
+    for uid in range(2):
+        running.submit(request(uid, n_given=5))
+    running.step()
+    slots, forward = running._slots, running._fused
+    assert isinstance(slots, Blocks)
+    assert forward is not None
+    slots.reserve([6, 6], 2)
+    with pytest.raises(ValueError, match="in its own blocks"):
+        slots.by_kernel([5, 5], n_steps=12)  # a block has 16
+    view = slots.by_kernel([5, 5], n_steps=2)
+    for draws in (
+        Draws([1.0], [[0.5, 0.5]] * 2, ()),
+        Draws([1.0, 1.0], [[0.5, 0.5], [0.5]], ()),
+        Draws([1.0, 1.0], [[0.5, 0.5]] * 3, ()),
+    ):
+        with pytest.raises(ValueError, match="uniform numbers for each"):
+            forward.decoded_on([1, 2], view, draws)
+    with pytest.raises(ValueError, match="vocabulary"):
+        forward.decoded_on([1, V], view, Draws([1.0, 1.0], [[0.5, 0.5]], ()))
+    forward.decoded_on([1, 2], view, Draws([1.0, 1.0], [[0.5, 0.5]] * 2, ()))
+    with pytest.raises(ValueError, match="and room"):  # that is used up
+        forward.decoded_on([1, 2], view, Draws([1.0, 1.0], [[0.5, 0.5]], ()))
+
+
+def test_a_request_is_still_refused() -> None:
+    running = engine(ahead_s=FOREVER)
+    with pytest.raises(EngineError):
+        running.submit(request(0, n=10_000))

@@ -1,0 +1,230 @@
+"""Recorded decode steps, by a recorder that repeats what was done to the same memory and nothing else, as CUDA does."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from loguru import logger
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from actors.engines.builtin import cuda_graphs
+from actors.engines.builtin.cuda_graphs import CudaRecorder, Graphs, Step
+from actors.engines.builtin.dense_cache import Slots
+from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.fused_llama import Fused
+from actors.engines.protocol import Completion, Done
+from tests.actors.engines.builtin.test_engine import assert_logps, engine, llama, mixed, qwen, request, run_all, weights
+
+
+class Traced:
+    """Records the operations and the tensors they were applied to; numbers and sizes are those of the recording."""
+
+    def __init__(self) -> None:
+        self.n_recorded = self.n_replayed = 0
+        self.found: list[Tensor] = []
+
+    def __call__(self, step: Step) -> Step:
+        self.n_recorded += 1
+        traced = make_fx(step)()
+
+        def again() -> Tensor:
+            self.n_replayed += 1
+            found: Tensor = traced()
+            self.found.append(found)
+            return found
+
+        return again
+
+
+@pytest.fixture(autouse=True)
+def short_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "REACH", 16)
+
+
+def recorded(model: Any, **more: Any) -> tuple[BuiltinEngine, Traced]:
+    recorder = Traced()
+    return engine(model, recorder=recorder, **more), recorder
+
+
+@pytest.mark.parametrize("build", [llama, qwen])
+def test_recorded_steps_give_the_log_probs_of_fresh_forwards(build: Any) -> None:
+    model, requests = build(0), mixed(40)
+    running, recorder = recorded(model, n_slots=6)
+    for r in requests:
+        running.submit(r)
+    done = run_all(running)
+    assert_logps(requests, done, {0: model})
+    assert recorder.n_recorded >= 3, "several widths or reaches"
+    assert recorder.n_replayed > 3 * recorder.n_recorded
+    plain = engine(model, n_slots=6)
+    for r in requests:
+        plain.submit(r)
+    assert {k: c.ids for k, c in run_all(plain).items()} == {k: c.ids for k, c in done.items()}
+
+
+@pytest.mark.parametrize("on_update", ["recompute", "keep"])
+def test_each_set_of_weights_has_recordings_of_its_own(on_update: Any) -> None:
+    """Two sets of memory in turn, as pushes have them: a recording of one is never used for the other."""
+    models = {version: llama(version) for version in range(6)}
+    running, recorder = recorded(llama(0), on_update=on_update, stop_ids=frozenset())
+    requests = [request(uid, [5, 6 + uid, 7], n=48) for uid in range(6)]
+    for r in requests:
+        running.submit(r)
+    done: dict[int, Completion] = {}
+    free = weights(models[0])
+    for version in range(1, 6):
+        for _ in range(8):
+            done |= {c.key[1] * 100: c for c in running.step()}
+        new = dict(free)
+        for name, tensor in weights(models[version]).items():
+            new[name].copy_(tensor)
+        free = dict(running.update(version, new))
+    done |= run_all(running)
+    assert all([v for v, _ in c.spans] == list(range(6)) for c in done.values())
+    if on_update == "recompute":
+        assert_logps(requests, done, models)
+    assert recorder.n_recorded >= 3
+    assert recorder.n_replayed > 2 * recorder.n_recorded, "the recordings of a set are there when its turn comes"
+
+
+def test_keys_that_move_are_recorded_anew() -> None:
+    """A long sample among short ones makes room for itself: what was recorded before is of memory that is no more."""
+    model = llama(0)
+    running, recorder = recorded(model, stop_ids=frozenset())
+    requests = [request(0, [3, 4], n=30), request(1, [5] * 70, n=100), request(2, [6], n=60)]
+    running.submit(requests[0])
+    done: dict[int, Completion] = {}
+    for _ in range(20):
+        done |= {c.key[1] * 100: c for c in running.step()}
+    before = recorder.n_recorded
+    for r in requests[1:]:
+        running.submit(r)
+    done |= run_all(running)
+    assert_logps(requests, done, {0: model})
+    assert before
+    assert recorder.n_recorded > before
+
+
+def test_recordings_of_one_width_leave_their_logits_in_one_place() -> None:
+    """Each of them would hold as much as the vocabulary times its width, else."""
+    running, recorder = recorded(llama(0), stop_ids=frozenset())
+    running.submit(request(0, [3, 4], n=60))
+    run_all(running)
+    assert recorder.n_recorded >= 3
+    assert len({found.data_ptr() for found in recorder.found}) == 1
+
+
+def test_what_a_retried_sample_brings_is_continued() -> None:
+    model = llama(0)
+    running, recorder = recorded(model, stop_ids=frozenset())
+    whole = engine(model, stop_ids=frozenset())
+    asked = request(0, [5, 6, 7], n=40)
+    whole.submit(asked)
+    expected = run_all(whole)[0]
+    done = Done(expected.ids[:11], expected.logps[:11], [[0, 11]])
+    running.submit(type(asked)(asked.key, asked.ids, asked.seed, asked.max_new_tokens, 1.0, 1.0, done))
+    assert run_all(running)[0].ids == expected.ids
+    assert recorder.n_recorded
+
+
+def test_a_recording_that_does_something_else_is_not_used() -> None:
+    """It is looked at once, when it is made; then the plain steps go on, and people hear why."""
+    model, heard = llama(0), list[str]()
+
+    def wrong(step: Step) -> Step:
+        return lambda: step() * 1.01
+
+    def failing(step: Step) -> Step:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    sink = logger.add(heard.append, level="WARNING", format="{message}")
+    for recorder in (wrong, failing):
+        running = engine(model, recorder=recorder, stop_ids=frozenset())
+        asked = request(0, [3, 4], n=20)
+        running.submit(asked)
+        assert_logps([asked], run_all(running), {0: model})
+    logger.remove(sink)
+    assert len(heard) == 2
+    assert "slower: its logits differ by" in heard[0]
+    assert "slower: RuntimeError: operation not permitted when stream is capturing\n" in heard[1]
+
+
+def test_what_was_not_used_longest_makes_room_and_has_to_come_often_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "KEPT", 2)
+    monkeypatch.setattr(cuda_graphs, "SEEN", 2)
+    recorder = Traced()
+    slots = SimpleNamespace(n_slots=8, n_made=1, capacity=64)
+
+    class Forward(SimpleNamespace):
+        def __call__(self, ids_n1: Tensor, *others: Any) -> Tensor:
+            return ids_n1.float() * torch.ones(3)
+
+    forward = cast(Fused, Forward(device=torch.device("cpu"), reserve=lambda reach: 0))
+    kept = Graphs(forward, cast(Slots, slots), dtype=torch.float32, recorder=recorder)
+
+    def decode(n: int) -> Tensor | None:
+        return kept.decode([5] * n, [3] * n, 0)
+
+    for n in (1, 1, 2, 2, 1, 4, 4):  # 1 was used after 2, so 2 makes room for 4
+        decode(n)
+    assert recorder.n_recorded == 3
+    assert decode(1) is not None
+    assert recorder.n_recorded == 3
+    assert decode(2) is None
+    found = decode(2)
+    assert found is not None
+    assert found.tolist() == [[5.0] * 3] * 2
+    assert recorder.n_recorded == 4
+
+
+@pytest.mark.gpu
+def test_a_recording_that_breaks_off_leaves_the_device_as_it_was() -> None:
+    recorder, before = CudaRecorder(), torch.cuda.current_stream()
+    ones = torch.ones(4, device="cuda")
+
+    def reads() -> Tensor:
+        return ones * ones.sum().item()  # no recording waits for the device
+
+    with pytest.raises(RuntimeError):
+        recorder(reads)
+    assert torch.cuda.current_stream() == before
+    torch.cuda.empty_cache()
+    again = recorder(lambda: ones * 2)
+    ones.fill_(3.0)
+    assert again().tolist() == [6.0] * 4
+
+
+@pytest.mark.gpu
+def test_a_recording_outlives_those_before_it() -> None:
+    """Whatever torch takes back with an older one, and cuBLAS's workspace is of the stream that both were made on."""
+    recorder, weight = CudaRecorder(), torch.randn(4096, 4096, device="cuda")
+    x_nE = torch.randn(8, 4096, device="cuda")
+    first = recorder(lambda: x_nE @ weight)
+    second = recorder(lambda: x_nE @ weight.t())
+    first()
+    del first
+    torch.cuda.empty_cache()
+    others = [torch.full((1 << 22,), 7.0, device="cuda") for _ in range(8)]
+    x_nE.normal_()
+    torch.testing.assert_close(second(), x_nE @ weight.t())
+    assert all(bool((other == 7.0).all()) for other in others)
+
+
+@pytest.mark.gpu
+def test_a_cuda_device_replays_its_steps() -> None:
+    model, requests = qwen(0), mixed(60)
+    recorder, n_recorded = CudaRecorder(), 0
+
+    def counting(step: Step) -> Step:
+        nonlocal n_recorded
+        n_recorded += 1
+        return recorder(step)
+
+    running = engine(qwen(1).to("cuda"), n_slots=4, version=None, recorder=counting)
+    for r in requests:
+        running.submit(r)
+    running.update(0, {name: tensor.to("cuda") for name, tensor in weights(model).items()})
+    assert_logps(requests, run_all(running), {0: model})
+    assert n_recorded >= 2

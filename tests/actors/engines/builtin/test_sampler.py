@@ -1,0 +1,102 @@
+"""Sampling: uniforms by position, and the inverse of the distribution."""
+
+import torch
+import torch.nn.functional as F
+
+from actors.engines.builtin.prefill import plan
+from actors.engines.builtin.sampler import Uniforms, invert, nucleus, sample
+
+
+def draw(
+    logits: torch.Tensor, *, temperature: float = 1.0, top_p: float = 1.0, n: int = 4000
+) -> tuple[torch.Tensor, list[float]]:
+    rows = logits.expand(n, -1)
+    uniforms = [Uniforms((1, 2)).at(i) for i in range(n)]
+    tokens, logps = sample(rows, temperatures=[temperature] * n, top_ps=[top_p] * n, uniforms=uniforms)
+    return torch.tensor(tokens), logps
+
+
+def test_uniforms_are_a_function_of_seed_and_position() -> None:
+    assert Uniforms((1, 23)).at(4) == Uniforms((1, 23)).at(4)
+    numbers = {Uniforms(seed).at(i) for seed in [(1, 23), (12, 3), (1, 2, 3), ()] for i in range(100)}
+    assert len(numbers) == 400
+    assert all(0 <= u < 1 for u in numbers)
+    assert abs(sum(numbers) / 400 - 0.5) < 0.05
+    assert Uniforms((5,)).at(9) == 0.04585439130490998  # the same in every process and on every machine
+    one = Uniforms((5,))
+    for first, n in ((0, 3), (3, 1), (4, 20), (9, 7), (16, 8), (2, 0)):
+        assert one.run(first, n) == [Uniforms((5,)).at(first + i) for i in range(n)]
+
+
+def test_sampled_shares_are_the_probabilities_at_the_temperature() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    for temperature in (0.5, 1.0, 2.0):
+        expected = torch.softmax(logits / temperature, -1)
+        tokens, logps = draw(logits, temperature=temperature)
+        shares = torch.bincount(tokens, minlength=4) / len(tokens)
+        assert (shares - expected).abs().max() < 0.03
+        assert abs(logps[0] - expected.log()[tokens[0]].item()) < 1e-6
+
+
+def test_top_p_takes_the_nucleus_and_records_whole_log_probs() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    tokens, logps = draw(logits, top_p=0.7)
+    assert set(tokens.tolist()) == {0, 1}
+    assert abs((tokens == 0).float().mean().item() - 0.625) < 0.03
+    assert all(abs(logp - logits[token].item()) < 1e-6 for token, logp in zip(tokens.tolist(), logps, strict=True))
+    kept = nucleus(torch.tensor([[0.05, 0.5, 0.3, 0.15]]), torch.tensor([0.5]))
+    assert kept.tolist() == [[0.0, 0.5, 0.0, 0.0]]
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    tokens, logps = draw(torch.tensor([0.0, 3.0, 1.0]), temperature=0.0, n=5)
+    assert tokens.tolist() == [1] * 5
+    assert abs(logps[0] - torch.log_softmax(torch.tensor([0.0, 3.0, 1.0]), -1)[1].item()) < 1e-6
+
+
+def test_temperature_zero_gives_a_log_prob_to_the_likeliest_of_equals_whatever_top_p() -> None:
+    logits = torch.zeros(40)
+    for likeliest in range(40):
+        near = logits.clone()
+        near[likeliest] = 1e-9  # of equal weight after rounding
+        tokens, logps = draw(near, temperature=0.0, top_p=0.01, n=1)
+        assert tokens.tolist() == [likeliest]
+        assert abs(logps[0] - torch.tensor(1 / 40).log().item()) < 1e-6
+
+
+def test_no_token_of_weight_zero_is_ever_taken() -> None:
+    weight = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.3, 0.0, 0.0]])
+    uniform = torch.tensor([0.0, 1.0 - 2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)
+    assert invert(weight, uniform).tolist() == [1, 1, 0]
+    for before in (0, 700, 2000):  # zeros, also more than there are in a part of a large vocabulary
+        wide = F.pad(weight, (before, 2000))
+        assert invert(wide, uniform).tolist() == [before + 1, before + 1, before]
+
+
+def test_a_plan_keeps_to_the_budget_and_shares_each_prompt() -> None:
+    a, b = (1, 2, 3, 4), (5, 6)
+    packs = plan([(0, a, [7]), (1, b, []), (2, a, [8, 9]), (3, b, []), (4, a, [1] * 8)], budget=12)
+    assert [pack.ids for pack in packs] == [[1, 2, 3, 4, 7, 8, 9], [1, 2, 3, 4] + [1] * 8, [5, 6]]
+    assert [pack.rows for pack in packs] == [[0, 2], [4], [1, 3]]
+    assert packs[0].positions == [0, 1, 2, 3, 4, 4, 5]
+    assert packs[0].last == [4, 6]
+    mask = packs[0].mask(torch.float32, torch.device("cpu"))
+    assert mask is not None
+    sees = (mask[0, 0] == 0).int().tolist()
+    assert sees[5] == [1, 1, 1, 1, 0, 1, 0]  # the prompt and itself, not its sibling
+    assert packs[1].mask(torch.float32, torch.device("cpu")) is None  # plain causal
+
+
+def test_a_token_is_where_the_running_sum_passes_the_uniform() -> None:
+    torch.manual_seed(1)
+    for vocabulary in (3, 1024, 1025, 4000):
+        weight = torch.softmax(torch.randn(500, vocabulary) * 4, -1)
+        weight[:, ::7] = 0
+        weight[0, :] = 0
+        weight[0, -1] = 0.1
+        uniform = torch.rand(500, dtype=torch.float64)
+        cdf = weight.double().cumsum(-1)
+        token = invert(weight, uniform)[:, None]
+        target, share, upto = uniform[:, None] * cdf[:, -1:], weight.gather(-1, token), cdf.gather(-1, token)
+        assert (share > 0).all()
+        assert ((upto - share - 1e-6 <= target) & (target <= upto + 1e-6)).all()

@@ -1,0 +1,180 @@
+"""A server's process: it ends with whoever started it, however that ended, and says why it ended by itself."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engines.servers.connect import open_engine
+from actors.engines.servers.server_process import ServerProcess, installed, interpreter
+from actors.engines.servers.sglang import command, environment
+from actors.models.loading import load_tokenizer
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError, EngineLost
+from tests.servers.engines import context_of, model_folder
+
+ROOT = Path(__file__).resolve().parents[4]
+SERVER = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+OWNER = """
+import sys, time
+from pathlib import Path
+from actors.engines.servers.server_process import ServerProcess
+server = ServerProcess([sys.executable, "-c", sys.argv[2]], Path(sys.argv[1]), {})
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    """Not ended; one that nobody has waited for yet has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def pids(log: Path) -> list[int]:
+    """Of the server and its child, once it has said them."""
+    until(lambda: log.exists() and log.read_text().count("\n") > 0)
+    return [int(word) for word in log.read_text().split()]
+
+
+def test_all_of_a_server_ends_with_close(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "server.txt"
+    server = ServerProcess([sys.executable, "-c", SERVER], log, {})
+    started = pids(log)
+    server.check()
+    server.close()
+    until(lambda: not any(map(runs, started)))
+
+
+@pytest.mark.parametrize("who", ["owner", "keeper"])
+def test_a_server_ends_with_whoever_is_killed(tmp_path: Path, who: str) -> None:
+    log = tmp_path / "server.txt"
+    line = [sys.executable, "-c", OWNER, str(log), SERVER]
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        keeper = int(owner.stdout.readline())
+        server, child = pids(log)
+        os.kill(owner.pid if who == "owner" else keeper, signal.SIGKILL)
+        until(lambda: not runs(server))
+        if who == "owner":
+            until(lambda: not runs(child))
+        else:
+            os.kill(child, signal.SIGKILL)  # a server's own processes look after themselves
+        owner.kill()
+
+
+def test_a_server_that_has_ended_is_lost_with_its_last_error(tmp_path: Path) -> None:
+    code = "print('loads'); raise MemoryError('no room for 3 tokens')"
+    server = ServerProcess([sys.executable, "-c", code], tmp_path / "server.txt", {})
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(EngineLost, match=r"code 1: MemoryError: no room for 3 tokens \(all of it: .*server\.txt\)"):
+        server.check()
+    server.close()
+
+
+def test_a_server_sees_its_own_environment_and_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    code = "import os; print(os.environ.get('PYTHONPATH'), os.environ['OMP_NUM_THREADS'], os.environ['MORE'])"
+    log = tmp_path / "server.txt"
+    server = ServerProcess([sys.executable, "-c", code], log, {"MORE": "yes"})
+    until(lambda: log.read_text().split() == ["None", "1", "yes"])
+    server.close()
+
+
+def test_an_interpreter_without_the_server_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs no-such-package, which is not there: make its environment"):
+        installed(sys.executable, "no-such-package")
+    with pytest.raises(ConfigError, match=r"engine\.python must be an interpreter"):
+        installed(str(tmp_path / "python"), "sglang")
+    assert installed(sys.executable, "pytest") == pytest.__version__
+
+
+def test_an_interpreter_is_found_from_the_working_directory_then_from_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config" / "bin").mkdir(parents=True)
+    (tmp_path / "config" / "bin" / "python").touch()
+    assert interpreter("", tmp_path) == sys.executable
+    assert interpreter("/opt/python", tmp_path) == "/opt/python"
+    assert interpreter("bin/python", tmp_path / "config") == str(tmp_path / "config" / "bin" / "python")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    assert interpreter("bin/python", tmp_path / "config") == str(tmp_path / "bin" / "python")
+
+
+def words(folder: Path, *, device: str = "cpu", **rollout: Any) -> list[str]:
+    config = Config.model_validate({
+        "run": {"seed": 3},
+        "model": {"path": str(folder), "dtype": "bfloat16"},
+        "data": {"task": "sums"},
+        "rollout": {"engine": "sglang", **rollout},
+        "engine": {"arguments": ["--mem-fraction-static", "0.7"]},
+        "topology": {"tensor_parallel": 2},
+    })  # fmt: skip
+    return command(context_of(folder, device=device), config, most_tokens=256, port=30007)
+
+
+def test_the_command_line_says_what_the_settings_say(tmp_path: Path) -> None:
+    on_gpu, kept, on_cpu = (
+        words(tmp_path, device="cuda"),
+        words(tmp_path, device="cuda", on_update="keep"),
+        words(tmp_path),
+    )
+    for line in (on_gpu, kept, on_cpu):
+        given = dict(pairwise(line))
+        assert (given["--model-path"], given["--port"], given["--dtype"]) == (str(tmp_path), "30007", "bfloat16")
+        assert (given["--tp-size"], given["--host"], given["--load-format"]) == ("2", "127.0.0.1", "dummy")
+        assert line[-2:] == ["--mem-fraction-static", "0.7"]
+    assert "--disable-radix-cache" not in on_gpu
+    assert {"--disable-radix-cache", "--disable-overlap-schedule"} <= set(kept)
+    assert ("--device" in on_gpu, "--device" in on_cpu) == (False, True)
+    assert environment(context_of(tmp_path, device="cuda"))["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "0"
+
+
+def test_servers_of_other_generators_and_lives_draw_other_numbers(tmp_path: Path) -> None:
+    def seed(**more: Any) -> str:
+        config = Config.model_validate({"model": {"path": "m"}, "data": {"task": "sums"}, "run": {"seed": 3}})
+        line = command(context_of(tmp_path, **more), config, most_tokens=256, port=1)
+        return line[line.index("--random-seed") + 1]
+
+    assert len({seed(), seed(index=1), seed(incarnation=1), seed(index=1, incarnation=1)}) == 4
+
+
+def test_a_server_that_does_not_start_ends_the_job_with_its_last_words(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    broken = tmp_path / "python"  # has a package of that name, and no server
+    broken.write_text(
+        f'#!/bin/sh\ncase "$*" in *metadata*) echo 0.5.23;; *) exec {sys.executable} -c "raise OSError(28)";; esac\n'
+    )
+    broken.chmod(0o755)
+    config = Config.model_validate({
+        "model": {"path": str(folder)},
+        "data": {"task": "sums"},
+        "rollout": {"engine": "sglang"},
+        "engine": {"python": str(broken)},
+    })  # fmt: skip
+    with pytest.raises(ConfigError, match="the server has ended with code 1: OSError: 28"):
+        open_engine(context_of(folder), config, load_tokenizer(str(folder)))

@@ -1,0 +1,98 @@
+"""A generator whose samples come from a server: pushes in flight, lost weights, a lost server."""
+
+from pathlib import Path
+
+import pytest
+
+from areal_bus.errors import ConfigError, EngineLost, PushFailed
+from areal_bus.messages import Failure, PushBroken, Sampled, Term, Trajectory, Unsampled
+from tests.servers.speaks_sglang import SpeaksSGLang, speaking
+from tests.support.generator_ring import WAIT_S, Ring, prompt, ring
+
+
+def sections(fake: SpeaksSGLang) -> dict[str, dict[str, object]]:
+    return {"rollout": {"engine": "sglang", "max_concurrent_rollouts": 4}, "engine": {"urls": [fake.url]}}
+
+
+def failed(around: Ring) -> Exception:
+    """What ended the generator; its head has heard it, too."""
+    around.thread.join(WAIT_S)
+    assert not around.thread.is_alive()
+    (error,) = around.failed
+    assert around.heard(Failure).error == f"{type(error).__name__}: {error}"
+    return error
+
+
+def test_new_weights_reach_the_server_in_mid_sample_and_its_stamps_reach_the_head(tmp_path: Path) -> None:
+    with speaking() as fake, ring(tmp_path, **sections(fake)) as around:
+        around.join()
+        around.push(0)
+        around.tell(prompt(0))
+        fake.allow(4)
+        around.beat_until(lambda beat: beat.progress == 8)
+        around.push(1)
+        fake.allow(10)
+        both: list[Trajectory] = [around.heard(Trajectory, around.reward) for _ in range(2)]
+        assert [t.spans for t in both] == [[[0, 4], [1, 6]]] * 2
+        assert [around.heard(Sampled).n_tokens for _ in range(2)] == [10, 10]
+        around.stop()
+        assert [line["version"] for line in around.journal() if line["event"] == "pushed"] == [0, 1]
+
+
+def test_a_server_samples_nothing_with_lost_weights(tmp_path: Path) -> None:
+    with speaking() as fake, ring(tmp_path, **sections(fake)) as around:
+        around.join()
+        around.push(0)
+        around.push(1)
+        around.tell(prompt(0))
+        fake.allow(4)
+        around.beat_until(lambda beat: beat.progress == 8)
+        around.tell(Term(term=1, version=0))
+        refused: Unsampled = around.heard(Unsampled)
+        assert (refused.uid, refused.reason) == (0, "lost_timeline")
+        around.beat_until(lambda beat: beat.version is None)
+        assert fake.is_paused
+        fake.allow(10)
+        around.push(0, term=1)
+        around.tell(prompt(1, samples=(0,)))
+        t: Trajectory = around.heard(Trajectory, around.reward)
+        assert (t.uid, t.spans, fake.label[-4:]) == (1, [[0, 10]], ".1.0")
+        around.heard(Sampled)
+
+
+def test_a_generator_ends_with_its_server_and_says_so(tmp_path: Path) -> None:
+    with speaking() as fake, ring(tmp_path, **sections(fake)) as around:
+        around.join()
+        around.push(0)
+        around.tell(prompt(0))
+        fake.allow(4)
+        around.beat_until(lambda beat: beat.progress == 8)
+        fake.close()
+        error = failed(around)
+        assert isinstance(error, EngineLost)
+        assert "broke off" in str(error)
+
+
+def test_wrong_bytes_never_reach_the_server(tmp_path: Path) -> None:
+    with speaking() as fake, ring(tmp_path, **sections(fake)) as around:
+        around.join()
+        around.push(0)
+        begin = around.begin(1)
+        spoiled = around.model(1)
+        spoiled.model.norm.weight.data = spoiled.model.norm.weight.data[:-1]  # another shape: refused by the member
+        around.model = lambda version: spoiled  # type: ignore[method-assign]
+        with pytest.raises(PushFailed, match="must bring the model"):
+            around.send_weights(begin)
+        assert around.heard(PushBroken).version == 1
+        assert len(fake.called("/pause_generation")) == 1
+        assert fake.label.endswith(".0.0")
+
+
+def test_a_server_of_another_model_ends_the_job_by_the_first_push(tmp_path: Path) -> None:
+    with speaking() as fake, ring(tmp_path, **sections(fake)) as around:
+        around.join()
+        fake.answers["/update_weights_from_distributed"] = [(400, "shapes differ")]
+        around.send_weights(around.begin(0))
+        error = failed(around)
+        assert isinstance(error, ConfigError)
+        assert "start it with the folder of model.path" in str(error)

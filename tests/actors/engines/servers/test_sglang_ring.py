@@ -1,0 +1,137 @@
+"""A job that samples with a real SGLang server on CPU, which is killed on the way: `make test-sglang`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.engines import sglang_python
+
+pytestmark = pytest.mark.sglang
+
+ROOT = Path(__file__).resolve().parents[4]
+STEPS = 10
+PATIENCE_S = 600.0
+SETTINGS = [
+    "run.name='sglang'",
+    f"run.total_train_steps={STEPS}",
+    "model.scratch.hidden_size=64",
+    "model.scratch.layers=2",
+    "model.scratch.max_positions=256",
+    "data.batch_size=8",
+    "rollout.engine='sglang'",
+    "rollout.max_head_offpolicyness=2",
+    "rollout.max_concurrent_rollouts=32",
+    "gconfig.n_samples=4",
+    "gconfig.max_new_tokens=120",
+    "gconfig.temperature=0.9",
+    "learner.warmup.steps=0",
+    "checkpoint.every_steps=1",
+    "checkpoint.keep=20",
+    "journal.tokens=true",
+    "weights.timeout_s=120",
+]
+
+
+def launch(folder: Path, *changes: str) -> "subprocess.Popen[str]":
+    """configs/tiny.toml with one generator, as the README starts it."""
+    scripts = Path(sys.executable).parent
+    environment = os.environ | {
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    words = [word for change in (f"run.folder='{folder}'", *SETTINGS, *changes) for word in ("--set", change)]
+    line = [str(scripts / "mpirun"), "-np", "3", "python", "-m", "areal_bus.launch", "configs/tiny.toml", *words]
+    with (folder / "output.txt").open("w") as log:
+        return subprocess.Popen(line, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
+
+
+def events(run: Path, actor: str, name: str) -> list[dict[str, Any]]:
+    file = run / "journal" / f"{actor}.jsonl"
+    whole = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
+    return [line for line in map(json.loads, whole) if line["event"] == name]
+
+
+def servers_of(run: Path) -> list[int]:
+    """Processes that serve the model of this run; not those that keep them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:  # it has just ended
+            continue
+        if b"sglang.launch_server" in words and not any(word.endswith(b"keeper.py") for word in words):
+            found += [int(entry.name)] if any(word.startswith(str(run).encode()) for word in words) else []
+    return found
+
+
+def wait(job: "subprocess.Popen[str]", what: str, holds: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert job.poll() is None, f"the job has ended before {what}"
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run's folder, after its end."""
+    folder = tmp_path_factory.mktemp("sglang")
+    job = launch(folder, f"engine.python='{sglang_python()}'")
+    try:
+        wait(job, "a run folder is there", (folder / "latest").exists)
+        run = (folder / "latest").resolve()
+        wait(job, "three versions are published", lambda: len(events(run, "head-0.0", "publish")) >= 4)
+        (server,) = servers_of(run)
+        os.kill(server, signal.SIGKILL)
+        assert job.wait(PATIENCE_S) == 0, (folder / "output.txt").read_text()
+    finally:
+        job.terminate()
+        job.wait(60)
+    deadline = time.monotonic() + 60
+    while servers_of(run):
+        assert time.monotonic() < deadline, "a server has outlived its job"
+        time.sleep(0.1)
+    return run
+
+
+def test_all_steps_are_trained_and_published(run: Path) -> None:
+    assert [update["version"] for update in events(run, "head-0.0", "update")] == list(range(1, STEPS + 1))
+    assert events(run, "head-0.0", "publish")[-1]["version"] == STEPS
+
+
+def test_the_generator_came_back_with_a_new_server(run: Path) -> None:
+    (failed,) = events(run, "generator-0.0", "failed")
+    assert failed["error"].startswith("EngineLost: the server ")  # in the middle of a call, of a stream, or of neither
+    assert events(run, "generator-0.1", "pushed")[-1]["version"] == STEPS
+
+
+def test_weights_came_while_samples_were_under_way(run: Path) -> None:
+    completions = [line for name in ("generator-0.0", "generator-0.1") for line in events(run, name, "completion")]
+    over = [line["versions"] for line in completions if len(line["versions"]) > 2]  # [version, n, version, n, ...]
+    assert over
+    assert all(versions[::2] == sorted(set(versions[::2])) for versions in over)
+
+
+def test_the_audit_finds_nothing_and_every_log_prob_is_that_of_its_version(run: Path) -> None:
+    line = [sys.executable, "-m", "tools.audit", "--json", "--recompute", str(run)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    versions = told["recomputed"]["versions"]
+    assert sum(tally["n_tokens"] for tally in versions) > 1000
+    assert len(versions) > STEPS // 2
+    assert max(tally["max_error"] for tally in versions) < 1e-4
+    assert max(max(tally["before"] or 0, tally["after"] or 0) for tally in versions) > 1e-3  # another version shows
+
+
+def test_the_sampler_and_the_learner_agree(run: Path) -> None:
+    updates = events(run, "head-0.0", "update")
+    assert all(update["lag_max"] <= 2 for update in updates if "lag_max" in update)

@@ -1,0 +1,206 @@
+"""The generator actor over a real bus and real pushes: the test speaks for the head, a reward and the learner."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from actors.models.loading import load_tokenizer
+from areal_bus.errors import ConfigError
+from areal_bus.messages import (
+    Ack,
+    Cancel,
+    Failure,
+    Join,
+    PushBroken,
+    Sampled,
+    Trajectory,
+    Unsampled,
+)
+from areal_bus.weights.snapshot import take_snapshot
+from tests.support.generator_ring import WAIT_S, prompt, ring
+
+
+def test_prompts_become_trajectories_whose_log_probs_a_fresh_forward_confirms(tmp_path: Path) -> None:
+    with ring(tmp_path) as around:
+        around.join()
+        around.tell(prompt(0))  # before any weights: it waits for them
+        around.push(1)
+        around.tell(prompt(1, "zyx w"))
+        for _ in range(4):
+            t: Trajectory = around.heard(Trajectory, around.reward)
+            sampled: Sampled = around.heard(Sampled)
+            assert (sampled.uid, sampled.sample) == (t.uid, t.sample)
+            ids, logps = np.frombuffer(t.ids, "<i4").tolist(), torch.from_numpy(np.frombuffer(t.logps, "<f4").copy())
+            ((n_given, n_sampled),) = t.segments
+            assert (len(ids), len(logps), sampled.n_tokens) == (n_given + n_sampled, n_sampled, n_sampled)
+            assert t.spans == [[1, n_sampled]]
+            with torch.no_grad():
+                all_logp = torch.log_softmax(around.model(1)(torch.tensor([ids])).logits[0], -1)
+            expected = all_logp[n_given - 1 : -1].gather(-1, torch.tensor(ids[n_given:])[:, None])[:, 0]
+            torch.testing.assert_close(logps, expected, atol=1e-5, rtol=0)
+            tokenizer = load_tokenizer(str(tmp_path / "model"))
+            assert t.text == tokenizer.decode(ids[n_given:], skip_special_tokens=True)
+            assert t.prompt_text == json.loads(t.row)["question"]
+            around.tell(Ack(t.uid, t.sample, t.attempt, t.evaluation))
+        around.beat_until(lambda beat: beat.version == 1)
+        around.stop()
+        assert not around.failed
+
+
+ENDLESS = """
+from pathlib import Path
+from actors.workflows.protocol import Episode
+
+class Flow:
+    def __init__(self, config): ...
+
+    async def episode(self, row, ask):
+        ids = ask.tokenizer(row["question"])["input_ids"]
+        while True:
+            turn = await ask(ids, max_new_tokens=1)
+            ids = ids + turn.ids
+            if Path(row["answer"]).exists():
+                return Episode(text="")
+"""
+
+
+def test_an_update_in_mid_generation_is_stamped_and_journalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "endless_flow.py").write_text(ENDLESS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ring(tmp_path, workflow={"function": "endless_flow:Flow"}) as around:
+        around.join()
+        around.push(0)
+        row = json.dumps({"question": "abc", "answer": str(tmp_path / "enough")})
+        around.tell(replace(prompt(0, samples=(0,)), row=row))
+        around.beat_until(lambda beat: beat.progress > 0)
+        done = around.push(1)
+        (tmp_path / "enough").touch()
+        t: Trajectory = around.heard(Trajectory, around.reward)
+        assert [version for version, _ in t.spans] == [0, 1]
+        assert all(pair[1] == 1 for pair in t.segments)
+        around.heard(Sampled)
+        around.stop()
+        lines = around.journal()
+        pushed = [line for line in lines if line["event"] == "pushed"]
+        assert [line["version"] for line in pushed] == [0, 1]
+        assert pushed[1]["stall_s"] == round(done.stall_s, 6)
+        assert lines[-1]["event"] == "end"
+        labelled = sum(v for line in lines for k, v in line.items() if k.startswith("s_"))
+        assert abs(labelled - lines[-1]["wall_s"]) <= 0.01 * lines[-1]["wall_s"] + 0.01  # I12
+
+
+def test_trajectories_are_held_without_a_reward_and_sent_again_without_an_ack(tmp_path: Path) -> None:
+    with ring(tmp_path, bus={"resend_s": 0.2}) as around:
+        around.join(with_reward=False)
+        around.push(0)
+        around.tell(prompt(0, samples=(0,)))
+        around.list_reward()
+        first = around.heard(Trajectory, around.reward)
+        again = around.heard(Trajectory, around.reward)
+        assert first == again
+        around.heard(Sampled)  # once
+        around.tell(Ack(0, 0, 0, ""))
+        around.tell(prompt(1, samples=(1,)))
+        while around.heard(Trajectory, around.reward).uid == 0:
+            pass
+        assert around.heard(Sampled).uid == 1
+
+
+def test_a_group_that_cannot_be_sampled_is_reported_once_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "fussy_flow.py").write_text(
+        "from actors.workflows.protocol import Episode\n"
+        "class Flow:\n"
+        "    def __init__(self, config): self.n = 0\n"
+        "    async def episode(self, row, ask):\n"
+        "        turn = await ask(ask.tokenizer(row['question'])['input_ids'])\n"
+        "        self.n += 1\n"
+        "        if row['question'] == 'bad' and self.n == 2: raise KeyError('lost')\n"
+        "        return Episode(text=turn.text, row={'n': self.n})\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        with ring(tmp_path, workflow={"function": "fussy_flow:Flow"}) as around:
+            around.join(with_reward=False)
+            around.push(0)
+            around.tell(prompt(0, "bad", samples=(0, 1, 2, 3)))
+            failed: Unsampled = around.heard(Unsampled)
+            where = f"{tmp_path / 'fussy_flow.py'}:7"
+            assert (failed.uid, failed.reason) == (0, "sampling_error")
+            assert failed.error == f"KeyError: 'lost' ({where})"
+            kept = (tmp_path / "run" / "logs" / "generator-0.0.failures.txt").read_text()  # item 15
+            assert kept.startswith(f"uid 0 sample 1 attempt 0: KeyError: 'lost' ({where})\nTraceback")
+            around.list_reward()
+            around.tell(prompt(1, "good", samples=(0,)))
+            assert around.heard(Trajectory, around.reward).uid == 1  # nothing of the failed group is sent
+            assert around.heard(Sampled).uid == 1
+
+
+def test_a_prompt_over_the_limit_is_refused(tmp_path: Path) -> None:
+    with ring(tmp_path) as around:
+        around.join()
+        around.push(0)
+        around.tell(prompt(5, "a" * 13, evaluation="before"))
+        failed: Unsampled = around.heard(Unsampled)
+        assert (failed.uid, failed.evaluation, failed.reason) == (5, "before", "prompt_too_long")
+        assert "13" in failed.error
+
+
+def test_an_evaluation_with_a_training_uid_draws_its_own_samples(tmp_path: Path) -> None:
+    with ring(tmp_path, evaluate={"temperature": 2.0}) as around:
+        around.join()
+        around.push(0)
+        for evaluation in ("", "before", "after"):
+            around.tell(prompt(0, samples=(0,), evaluation=evaluation))
+        made = [around.heard(Trajectory, around.reward) for _ in range(3)]
+        assert {t.evaluation for t in made} == {"", "before", "after"}
+        assert len({t.ids for t in made}) == 3
+
+
+def test_a_cancelled_group_is_sent_no_more(tmp_path: Path) -> None:
+    with ring(tmp_path) as around:
+        around.join()
+        around.tell(prompt(0))  # no weights yet, so it lives
+        around.tell(Cancel(0, 0))
+        around.push(0)
+        around.tell(prompt(1, samples=(0,)))
+        assert around.heard(Trajectory, around.reward).uid == 1
+        assert around.heard(Sampled).uid == 1
+
+
+def test_a_push_of_another_model_is_refused_and_the_next_one_works(tmp_path: Path) -> None:
+    with ring(tmp_path) as around:
+        around.join()
+        other = take_snapshot(7, {"weight": torch.zeros(3)}, bucket_bytes=1 << 14)
+        assert other is not None
+        begin = around.begin(7)
+        with pytest.raises(Exception, match="must bring the model"):
+            around.root.push(other, begin)
+        broken: PushBroken = around.heard(PushBroken)
+        assert (broken.push, broken.version) == (begin.push, 7)
+        assert around.push(8).version == 8
+
+
+def test_a_workflow_that_does_not_import_ends_the_actor_with_a_config_error(tmp_path: Path) -> None:
+    with ring(tmp_path, workflow={"function": "no_such_flow:Flow"}) as around:
+        around.heard(Join)
+        assert "no_such_flow" in around.heard(Failure).error
+        around.thread.join(WAIT_S)
+        assert isinstance(around.failed[0], ConfigError)
+
+
+def test_the_same_prompts_give_the_same_samples_in_another_life(tmp_path: Path) -> None:
+    lives = []
+    for life in range(2):
+        (tmp_path / str(life)).mkdir()
+        with ring(tmp_path / str(life)) as around:
+            around.join()
+            around.push(3)
+            for uid in range(3):
+                around.tell(replace(prompt(uid, "abcd"[: uid + 1]), attempt=life))
+            made = [around.heard(Trajectory, around.reward) for _ in range(6)]
+            lives.append({(t.uid, t.sample): t.ids for t in made})
+    assert lives[0] == lives[1]

@@ -1,0 +1,128 @@
+"""Weights in a side thread: one push at a time, and what a new term has to do with it."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from actors.generator import weight_updates
+from actors.generator.weight_updates import Broken, Received, Receiving
+from areal_bus.messages import PushBegin
+from areal_bus.weights.process_group import serve_store
+from areal_bus.weights.receiver import Member
+from areal_bus.weights.sender import Root
+from areal_bus.weights.snapshot import forms_of, take_snapshot
+
+WEIGHTS = {"weight": torch.arange(12.0).reshape(3, 4)}
+WAIT_S = 30.0
+
+
+def make_member() -> Member:
+    return Member("generator-0.0", address="127.0.0.1", interface="lo")
+
+
+class Side:
+    """A root and the member that receives from it."""
+
+    def __init__(self) -> None:
+        self.news = threading.Event()
+        store, self.store = serve_store("127.0.0.1")
+        self.root = Root(store, interface="lo", address="127.0.0.1")
+        self.receiving = Receiving(make_member, forms_of(WEIGHTS), self.news.set)
+
+    def begin(self, push: int, *, timeout_s: float = 10.0) -> PushBegin:
+        begin = PushBegin(push, push, 0, ["generator-0.0"], self.store, timeout_s)
+        self.receiving.begin(begin)
+        return begin
+
+    def send(self, begin: PushBegin) -> None:
+        snapshot = take_snapshot(begin.version, WEIGHTS, bucket_bytes=64)
+        assert snapshot is not None
+        self.root.push(snapshot, begin)
+
+    def outcome(self) -> Received | Broken | None:
+        """Of the push that ends next."""
+        assert self.news.wait(WAIT_S)
+        self.news.clear()
+        return self.receiving.take()
+
+
+@contextmanager
+def both() -> Iterator[Side]:
+    side = Side()
+    try:
+        yield side
+    finally:
+        side.receiving.close()
+        side.root.close()
+
+
+def test_what_arrived_for_a_term_that_is_over_is_memory_to_receive_into() -> None:
+    with both() as side:
+        side.send(side.begin(0))
+        assert side.news.wait(WAIT_S)  # it is there, and nobody has taken it
+        side.receiving.drop()
+        assert side.outcome() is None
+        spare = side.receiving.spare
+        assert spare is not None
+        side.send(side.begin(1))
+        received = side.outcome()
+        assert isinstance(received, Received)
+        assert received.tensors["weight"].data_ptr() == spare["weight"].data_ptr()
+        assert torch.equal(received.tensors["weight"], WEIGHTS["weight"])
+
+
+@pytest.mark.parametrize("n_before", [1, 2])
+def test_a_push_without_a_root_ends_at_once_when_its_term_is_over(n_before: int) -> None:
+    with both() as side:
+        for push in range(n_before):
+            side.begin(push)
+        side.receiving.drop()
+        begin = side.begin(n_before)
+        while side.receiving.take() is None and not side.news.wait(0.01):
+            pass  # the thread may not have begun when it was told to end
+        side.news.clear()
+        assert side.receiving.take() is None  # the old one's end is nobody's
+        side.send(begin)
+        received = side.outcome()
+        assert isinstance(received, Received)
+        assert (received.begin, received.receive_s < 5.0) == (begin, True)
+
+
+def test_closing_ends_a_push_that_has_only_just_begun() -> None:
+    with both() as side:
+        for push in range(5):
+            side.begin(push, timeout_s=WAIT_S)
+    assert not any(thread.name == "weights" for thread in threading.enumerate())
+
+
+def test_a_root_that_stands_still_holds_up_no_push_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store takes the connection and never answers: torch waits for that without any limit."""
+    monkeypatch.setattr(weight_updates, "STUCK_S", 0.2)
+    with both() as side, socket.create_server(("127.0.0.1", 0)) as silent:
+        stuck = PushBegin(0, 0, 0, ["generator-0.0"], f"127.0.0.1:{silent.getsockname()[1]}", 1.0)
+        side.receiving.begin(stuck)
+        first, _ = silent.accept()  # looks whether somebody listens
+        second, _ = silent.accept()  # the store's own
+        begin = side.begin(1)
+        sending = threading.Thread(target=side.send, args=(begin,))
+        sending.start()
+        deadline = time.monotonic() + WAIT_S
+        while (received := side.receiving.take()) is None:
+            assert time.monotonic() < deadline
+            side.news.wait(0.01)
+        sending.join()
+        assert isinstance(received, Received)
+        assert received.begin == begin
+        old = [thread for thread in threading.enumerate() if thread.name == "weights"]
+        first.close()
+        second.close()
+        silent.close()
+        for thread in old:  # now it ends, too, and nobody hears of it
+            thread.join(WAIT_S)
+        assert old
+        assert side.receiving.take() is None

@@ -1,0 +1,226 @@
+"""The head's shell: in which order the world learns what the pure head has decided."""
+
+import io
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.head import shell as of_head
+from actors.head.console import Progress
+from actors.head.shell import TERM_FILE, Shell, next_term, write_whole
+from actors.runtime.context import Context
+from actors.runtime.process import OVER, code_of
+from areal_bus.config.loader import resolve
+from areal_bus.config.sections import Config
+from areal_bus.core.effects import Effect, End, Mark, Record, Save, Send
+from areal_bus.core.effects import Progress as Shown
+from areal_bus.core.events import Event
+from areal_bus.core.head_checkpoint import Frontier, Waypoint
+from areal_bus.errors import CheckpointError
+from areal_bus.journal import Journal
+from areal_bus.messages import Ack, Finished, Heartbeat, Message, Stop, Term
+from areal_bus.storage.head_checkpoints import path_of, save
+from tests.actors.head.test_alerts import kept
+from tools.run import lines
+
+TREE: dict[str, Any] = {
+    "model": {"scratch": {}},
+    "data": {"task": "reverse", "chat_template": False},
+}
+
+
+class Wire:
+    """Takes what is sent, and notes whether the end was on disk by then."""
+
+    def __init__(self, run: Path) -> None:
+        self._summary = run / "summary.json"
+        self.sent: list[tuple[str, Message, bool]] = []
+
+    def send(self, to: str, message: Message) -> None:
+        self.sent.append((to, message, self._summary.exists()))
+
+    def send_all(self, letters: Iterable[tuple[str, Message]]) -> None:
+        for letter in letters:
+            self.send(*letter)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    config: Config = resolve(TREE, "test", (), {})
+    context = Context(
+        role="head", index=0, incarnation=0, rank=0, job="j", head="ipc:///nowhere", address="127.0.0.1",
+        interface="lo", device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder=str(tmp_path),
+        config_folder=str(tmp_path), model_folder="",
+    )  # fmt: skip
+    return Shell(context, config, Journal(tmp_path / "journal", role="head", index=0, incarnation=0))
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_end_is_on_disk_before_anybody_is_told_to_stop(tmp_path: Path, shell: Shell, code: int) -> None:
+    """A head that dies between the two is not brought back to wait for actors that are gone."""
+    wire, stop = Wire(tmp_path), Stop("over")
+    effects = [
+        Send("generator-0.0", Term(1, 0)),
+        Send("learner-0.0", stop),
+        Send("reward-0.0", stop),
+        End(code, "over"),
+    ]
+    shell._carry_out(wire, effects)  # type: ignore[arg-type]
+    assert wire.sent == [
+        ("generator-0.0", Term(1, 0), False),
+        ("learner-0.0", stop, True),
+        ("reward-0.0", stop, True),
+    ]
+    assert json.loads((tmp_path / "summary.json").read_text())["code"] == code
+
+
+def test_an_actor_that_was_replaced_is_told_to_stop_and_nothing_has_ended(tmp_path: Path, shell: Shell) -> None:
+    wire = Wire(tmp_path)
+    shell._carry_out(wire, [Send("generator-0.0", Stop("replaced"))])  # type: ignore[arg-type]
+    assert wire.sent == [("generator-0.0", Stop("replaced"), False)]
+    assert shell.end is None
+
+
+class Reading(Wire):
+    """Notes, too, which uids the journal had as each message was sent."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(run)
+        self._journal = run / "journal" / "head-0.0.jsonl"
+        self.written: list[list[int]] = []
+
+    def send(self, to: str, message: Message) -> None:
+        super().send(to, message)
+        self.written.append([line["uid"] for line in lines(self._journal, "scored")])
+
+
+def test_what_was_decided_is_written_before_any_of_it_is_told(tmp_path: Path, shell: Shell) -> None:
+    """Several messages are decided on together; a head that dies meanwhile has told nobody what it never wrote."""
+    wire = Reading(tmp_path)
+    acks = [Ack(uid, 0, 0, "") for uid in range(3)]
+    effects = [x for ack in acks for x in (Send("generator-0.0", ack), Record(Event.SCORED, {"uid": ack.uid}))]
+    shell._carry_out(wire, effects)  # type: ignore[arg-type]
+    assert [message for _, message, _ in wire.sent] == acks
+    assert wire.written == [[0, 1, 2]] * 3
+
+
+def test_messages_that_never_end_do_not_keep_the_head_from_its_deadlines(tmp_path: Path, shell: Shell) -> None:
+    class Endless(Wire):
+        n_taken = 0
+
+        def receive(self, timeout_s: float) -> tuple[str, Message]:
+            self.n_taken += 1
+            assert self.n_taken < 10_000
+            return "generator-0.0", Heartbeat(progress=0, version=None, note="")
+
+    wire = Endless(tmp_path)
+    shell._decide(wire, wire.receive(0))  # type: ignore[arg-type]
+    assert wire.n_taken > 1
+
+
+def test_what_is_told_before_a_waypoint_is_told_before_it_is_written(tmp_path: Path, shell: Shell) -> None:
+    wire = Reading(tmp_path)
+    ack, waypoint = Ack(0, 0, 0, ""), Waypoint("learner-0.0", Frontier(3))
+    before: list[Effect] = [Send("generator-0.0", ack), Record(Event.SCORED, {"uid": 0})]
+    after: list[Effect] = [Record(Event.SCORED, {"uid": 1}), Send("generator-0.0", ack)]
+    shell._carry_out(wire, [*before, Mark(waypoint), *after])  # type: ignore[arg-type]
+    assert wire.written == [[0], [0, 1]]
+    assert [found.frontier.version for found in shell.frontiers.waypoints()] == [3]
+
+
+def test_items_7_and_25_what_a_run_should_know_is_said_journalled_and_said_again_at_the_end(
+    tmp_path: Path, shell: Shell
+) -> None:
+    shell.progress = Progress(total_steps=3, out=(out := io.StringIO()))
+    figures = {"reward": 0.0, "zero_advantage_share": 1.0, "truncated_share": 0.0}
+    for step in range(3):
+        shell._carry_out(
+            Wire(tmp_path),  # type: ignore[arg-type]
+            [kept(step, step), Shown("step", {"version": step + 1, "v": step, **figures})],
+        )
+    assert "\nwarning: no group had a signal in 3 batches in a row" in out.getvalue()
+    (note,) = lines(tmp_path / "journal" / "head-0.0.jsonl", "note")
+    assert note["level"] == "warning"
+    shell._carry_out(Wire(tmp_path), [End(0, "done")])  # type: ignore[arg-type]
+    assert json.loads((tmp_path / "summary.json").read_text())["batches_without_signal"] == 3
+    shell._say_how_it_ended()
+    assert "\nwarning: none of 3 batches had a group with a signal" in out.getvalue()
+
+
+def test_terms_go_on_where_the_last_head_was(tmp_path: Path) -> None:
+    assert next_term(tmp_path) == 0
+    write_whole(tmp_path / TERM_FILE, json.dumps({"term": 4}))
+    assert next_term(tmp_path) == 5
+
+
+@pytest.mark.parametrize("text", ["", '{"ter', "[]", "{}", "7", '{"term": "4"}', '{"term": null}', '{"term": -1}'])
+def test_a_torn_term_file_ends_the_job_with_what_to_do(tmp_path: Path, text: str) -> None:
+    (tmp_path / TERM_FILE).write_text(text)
+    with pytest.raises(CheckpointError, match=r"term\.json must say .* write it anew with the largest") as caught:
+        next_term(tmp_path)
+    assert code_of(caught.value) == OVER
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_written_whole_is_there_after_a_crash_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is synced before it has its name, and the folder after that."""
+    path, fsync = tmp_path / "file", os.fsync
+    synced: list[tuple[str, bool]] = []
+
+    def watched(fd: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{fd}"), path.exists()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_whole(path, "text")
+    assert synced == [(str(tmp_path / ".file.tmp"), False), (str(tmp_path), True)]
+    assert path.read_text() == "text"
+
+
+@pytest.mark.parametrize("how", ["it is written", "the disk hangs", "the disk does not take it"])
+def test_the_end_of_a_drained_run_names_the_checkpoint_that_has_its_frontier(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A checkpoint whose frontier is not on disk is none to go on from."""
+    frontiers = tmp_path / "frontiers"
+    for version in (2, 4):
+        (tmp_path / "checkpoints" / f"step-{version:06d}").mkdir(parents=True)
+    save(path_of(frontiers, 2), Frontier(2))
+    stuck = frontiers / f".frontier-000004.{os.getpid()}.tmp"
+    if how == "the disk hangs":
+        os.mkfifo(stuck)
+        monkeypatch.setattr(of_head, "FRONTIERS_S", 0.2)
+    elif how == "the disk does not take it":
+        stuck.mkdir()
+    shell.head.is_draining = True
+    shell.head.gate.u = 4
+    shell.head.terms.finished[0] = Finished(str(tmp_path / "checkpoints" / "step-000004"), "")
+    wire = Wire(tmp_path)
+    shell._carry_out(wire, [Save(Frontier(4)), End(0, "drained at version 4")])  # type: ignore[arg-type]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    version = 4 if how == "it is written" else 2
+    folder = str(tmp_path / "checkpoints" / f"step-{version:06d}")
+    assert (summary["drained"], summary["versions"], summary["checkpoint"]) == (True, 4, folder)
+    told = [line for line in shell._report() if "goes on from" in line]
+    assert told == (
+        [] if version == 4 else [f"version 4 has no frontier or no checkpoint on disk: goes on from {folder}"]
+    )
+    if how == "the disk hangs":
+        os.close(os.open(stuck, os.O_RDONLY))  # its thread goes on
+
+
+@pytest.mark.parametrize("correct", [None, 0.5])
+def test_the_table_has_accuracy_only_where_the_reward_returns_it(correct: float | None) -> None:
+    """Issue 32.13: a column of dashes for rewards of one's own."""
+    out = io.StringIO()
+    progress = Progress(total_steps=2, out=out)
+    progress.on("step", {"version": 1, "v": 0, "reward": 1.0} | ({} if correct is None else {"correct": correct}))
+    heading, line = out.getvalue().splitlines()
+    assert ("accuracy" in heading) is (correct is not None)
+    assert ("0.500" in line) is (correct is not None)

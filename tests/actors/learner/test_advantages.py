@@ -1,0 +1,118 @@
+"""Group baselines, signals and the normalisation over the global batch."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.learner.advantages import group_advantages, normalize
+
+
+@pytest.mark.parametrize("unbiased", [True, False])  # item 4: by n - 1 or by n
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+def test_grpo_is_the_distance_from_the_mean_in_deviations(unbiased: bool, eps: float) -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    found = group_advantages(rewards, torch.zeros(4, dtype=torch.int64), kind="grpo", unbiased=unbiased, eps=eps)
+    expected = (rewards - rewards.mean()) / (rewards.std(unbiased=unbiased) + eps)
+    assert torch.allclose(found[0], expected, atol=1e-6)
+    assert found[1].all()
+
+
+def test_rloo_compares_with_the_mean_of_the_others() -> None:
+    rewards, groups = torch.tensor([3.0, 0.0, 6.0, 1.0, 2.0]), torch.tensor([7, 7, 7, 2, 2])
+    advantages, _ = group_advantages(rewards, groups, kind="rloo")
+    assert advantages.tolist() == pytest.approx([3 - 3, 0 - 4.5, 6 - 1.5, -1, 1])
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9), st.sampled_from(["grpo", "rloo"]))
+def test_advantages_of_a_group_add_up_to_nothing(rewards: list[float], kind: str) -> None:
+    groups = torch.zeros(len(rewards), dtype=torch.int64)
+    advantages, signal = group_advantages(torch.tensor(rewards, dtype=torch.float64), groups, kind=kind)
+    assert math.isclose(float(advantages.double().sum()), 0.0, abs_tol=1e-3)
+    assert bool(signal[0]) == (max(rewards) > min(rewards))
+
+
+def test_equal_rewards_give_exactly_zero_and_no_signal() -> None:
+    for kind in ("grpo", "rloo"):
+        rewards = torch.tensor([0.1, 0.1, 0.1, 0.0, 1.0, 1.0])
+        advantages, signal = group_advantages(rewards, torch.tensor([0, 0, 0, 1, 1, 1]), kind=kind)
+        assert advantages[:3].tolist() == [0.0, 0.0, 0.0]
+        assert signal.tolist() == [False] * 3 + [True] * 3
+
+
+def test_item_5_without_a_baseline_the_reward_is_the_advantage() -> None:
+    rewards = torch.tensor([5.0, 5.0, -5.0, 5.0, 1.0])
+    advantages, signal = group_advantages(rewards, torch.tensor([0, 0, 1, 1, 2]), kind="none")
+    assert advantages.tolist() == rewards.tolist()
+    assert signal.tolist() == [False, False, True, True, False]
+
+
+@given(st.floats(-10, 10), st.integers(1, 50))
+def test_equal_values_normalise_to_exactly_nothing(value: float, n: int) -> None:
+    weights = torch.arange(1, n + 1, dtype=torch.float64)
+    result = normalize(torch.full((n,), value), weights, torch.ones(n, dtype=torch.bool), list)
+    assert result.tolist() == [0.0] * n
+
+
+def test_a_group_of_one_has_no_baseline() -> None:
+    with pytest.raises(ValueError, match="at least 2 samples"):
+        group_advantages(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 0, 1]), kind="rloo")
+
+
+def test_a_reward_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        group_advantages(torch.tensor([1.0, math.nan]), torch.tensor([0, 0]), kind="grpo")
+
+
+def test_normalised_advantages_weigh_each_trained_token_once() -> None:
+    advantages = torch.tensor([1.0, -1.0, 4.0, 0.0])
+    weights = torch.tensor([3.0, 1.0, 0.0, 5.0])  # the third has only masked tokens, the fourth no signal
+    signal = torch.tensor([True, True, True, False])
+    result = normalize(advantages, weights, signal, list, unbiased=False)
+    tokens = torch.tensor([1.0, 1.0, 1.0, -1.0])
+    expected = (tokens - tokens.mean()) / tokens.std(unbiased=False)
+    assert torch.allclose(result[:2], expected[[0, 3]], atol=1e-5)
+    assert result[3] == 0
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_item_4_whoever_counts_in_the_normalisation_gets_its_value(unbiased: bool) -> None:
+    advantages, weights = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([3.0, 1.0, 5.0])
+    tokens = torch.tensor([1.0] * 3 + [-1.0] + [0.0] * 5)
+    expected = (tokens - tokens.mean()) / (tokens.std(unbiased=unbiased) + 0.25)
+    counted = torch.ones(3, dtype=torch.bool)
+    result = normalize(advantages, weights, counted, list, unbiased=unbiased, eps=0.25)
+    assert torch.allclose(result, expected[[0, 3, 4]], atol=1e-6)
+
+
+def test_one_token_alone_has_no_deviation() -> None:
+    assert normalize(torch.tensor([3.0]), torch.ones(1), torch.ones(1, dtype=torch.bool), list).tolist() == [0.0]
+
+
+def test_normalisation_over_two_ranks_is_that_of_one() -> None:
+    advantages = torch.randn(6, generator=torch.Generator().manual_seed(1))
+    weights, signal = torch.tensor([1.0, 2, 3, 4, 5, 6]), torch.ones(6, dtype=torch.bool)
+    whole = normalize(advantages, weights, signal, list)
+    n, first = float(weights.sum()), float((weights * advantages.double()).sum())
+    second = float((weights * (advantages.double() - first / n).square()).sum())
+    answers = iter([[n, first], [second]])
+    half = normalize(advantages[:3], weights[:3], signal[:3], lambda _: next(answers))
+    assert torch.allclose(half, whole[:3])
+
+
+@given(
+    st.lists(st.lists(st.floats(-5, 5), min_size=2, max_size=8), min_size=1, max_size=6),
+    st.sampled_from(["grpo", "rloo"]),
+)
+def test_32_2_groups_of_unequal_sizes_have_the_advantages_that_each_has_alone(
+    sizes: list[list[float]], kind: str
+) -> None:
+    rewards = torch.tensor([reward for group in sizes for reward in group], dtype=torch.float64)
+    groups = torch.tensor([i for i, group in enumerate(sizes) for _ in group])
+    advantages, signal = group_advantages(rewards, groups, kind=kind)
+    for i, group in enumerate(sizes):
+        alone = group_advantages(torch.tensor(group, dtype=torch.float64), torch.zeros(len(group)), kind=kind)
+        assert torch.allclose(advantages[groups == i], alone[0], atol=1e-4, rtol=1e-4)
+        assert signal[groups == i].tolist() == alone[1].tolist()

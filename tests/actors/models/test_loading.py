@@ -1,0 +1,183 @@
+"""Model folders: scratch, converted and given, and how they load."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from actors.models.download_smollm2 import convert, find_gguf, is_whole, unpermute
+from actors.models.loading import check_model_path, empty_model, load_model, load_tokenizer, stop_ids
+from actors.models.scratch import write_scratch_folder
+from areal_bus.config.sections import ScratchConfig
+from areal_bus.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+SMALL = ScratchConfig(hidden_size=32, layers=2, heads=4)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    write_scratch_folder(folder, SMALL)
+    return folder
+
+
+def test_a_scratch_folder_has_a_character_tokenizer(scratch: Path) -> None:
+    tokenizer = load_tokenizer(str(scratch))
+    text = "abc zyx >"
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id, tokenizer.pad_token_id], skip_special_tokens=True) == text
+    assert tokenizer("A")["input_ids"] == [tokenizer.unk_token_id]
+    assert tokenizer.chat_template is None
+    assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}) == 3
+
+
+def test_scratch_weights_are_random_by_the_seed_alone(scratch: Path) -> None:
+    torch.manual_seed(99)
+    state = torch.random.get_rng_state()
+    one, same, other = (load_model(str(scratch), "float32", "cpu", random_seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(state, torch.random.get_rng_state())
+    weights = [torch.cat([p.flatten() for p in model.parameters()]) for model in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert "lm_head.weight" not in dict(one.named_parameters())  # tied
+    assert stop_ids(one, load_tokenizer(str(scratch))) == {1}
+
+
+def test_an_empty_model_computes_the_same_once_it_has_the_weights(scratch: Path) -> None:
+    full, empty = load_model(str(scratch), "float32", "cpu", random_seed=1), empty_model(str(scratch), "float32", "cpu")
+    names = dict(full.named_parameters())
+    assert names.keys() == dict(empty.named_parameters()).keys()
+    for name, parameter in empty.named_parameters():
+        parameter.data.copy_(names[name].data)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    assert torch.equal(full(ids).logits, empty(ids).logits)
+    assert not empty.training
+
+
+def test_a_scratch_model_saves_and_loads_as_a_plain_folder(scratch: Path, tmp_path: Path) -> None:
+    model = load_model(str(scratch), "float32", "cpu", random_seed=1)
+    model.save_pretrained(tmp_path / "saved")
+    loaded = load_model(str(tmp_path / "saved"), "float32", "cpu")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+
+
+def test_weights_of_a_file_begin_on_cache_lines(scratch: Path, tmp_path: Path) -> None:
+    model = load_model(str(scratch), "float32", "cpu", random_seed=3)
+    model.save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / "model.safetensors"
+    raw = path.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    for n_spaces in (8, 16, 24):  # behind the header: its weights begin elsewhere, and once at least on no line
+        path.write_bytes((end - 8 + n_spaces).to_bytes(8, "little") + raw[8:end] + b" " * n_spaces + raw[end:])
+        loaded = load_model(str(tmp_path / "saved"), "float32", "cpu")
+        assert all(parameter.data_ptr() % 64 == 0 for parameter in loaded.parameters())
+        expected = dict(model.named_parameters())
+        assert all(torch.equal(parameter, expected[name]) for name, parameter in loaded.named_parameters())
+
+
+def test_a_scratch_shape_that_makes_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be an even multiple"):
+        write_scratch_folder(tmp_path / "m", ScratchConfig(hidden_size=34, heads=4))
+
+
+def test_a_model_path_is_found_from_the_config_folder(scratch: Path) -> None:
+    assert check_model_path("model", scratch.parent) == str(scratch.resolve())
+    assert check_model_path(str(scratch), Path("/")) == str(scratch.resolve())
+    assert check_model_path("HuggingFaceTB/SmolLM2-135M", scratch) == "HuggingFaceTB/SmolLM2-135M"
+
+
+def test_a_model_path_that_cannot_load_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="make model"):
+        check_model_path("models/SmolLM2-135M-Instruct", tmp_path)
+    with pytest.raises(ConfigError, match="nothing is at"):
+        check_model_path("./nowhere/model", tmp_path)
+    folder = tmp_path / "m"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        check_model_path("m", tmp_path)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"\*\.safetensors"):
+        check_model_path("m", tmp_path)
+    (folder / "model-1.safetensors").write_bytes(b"")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"lacks model-2\.safetensors"):
+        check_model_path("m", tmp_path)
+
+
+def test_weights_that_are_cut_off_are_the_users_error(scratch: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    load_model(str(scratch), "float32", "cpu", random_seed=1).save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    check_model_path(str(folder), tmp_path)
+    for cut in (whole[:-1], whole[:100], b""):
+        weights.write_bytes(cut)
+        with pytest.raises(ConfigError, match="must be whole safetensors files"):
+            check_model_path(str(folder), tmp_path)
+        with pytest.raises(ConfigError, match="must load as a causal language model"):
+            load_model(str(folder), "float32", "cpu")
+    (folder / "model.safetensors.index.json").write_text("[")
+    with pytest.raises(ConfigError, match="must be JSON with a weight_map"):
+        check_model_path(str(folder), tmp_path)
+
+
+def test_the_tokenizer_that_needs_no_torch_is_the_one_that_transformers_finds(scratch: Path) -> None:
+    folders = [scratch, ROOT / "models" / "SmolLM2-135M-Instruct"]
+    for folder in [folder for folder in folders if folder.is_dir()]:
+        ours, theirs = load_tokenizer(str(folder)), AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        assert type(ours) is type(theirs)
+        assert ours("abc <eos> > xyz")["input_ids"] == theirs("abc <eos> > xyz")["input_ids"]
+        assert (ours.chat_template, ours.eos_token_id) == (theirs.chat_template, theirs.eos_token_id)
+    code = f"import sys; from actors.models.loading import *; load_tokenizer({str(scratch)!r}); "
+    code += f"max_positions({str(scratch)!r}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_model_that_does_not_load_is_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_type"}')
+    with pytest.raises(ConfigError, match="must load"):
+        load_model(str(tmp_path), "float32", "cpu")
+    with pytest.raises(ConfigError, match="tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_checking_a_path_needs_no_torch() -> None:
+    code = "import sys, actors.models.loading, actors.models.scratch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_unpermute_takes_rotary_pairs_apart() -> None:
+    weight = np.arange(8)[:, None]  # two heads of four rows: pairs (0 1) (2 3) | (4 5) (6 7)
+    assert unpermute(weight, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_a_folder_that_is_no_whole_model_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="remove it"):
+        convert(tmp_path, find_gguf())
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+
+
+@pytest.mark.slow
+def test_smollm2_converts_once_and_answers(tmp_path: Path) -> None:
+    folder = tmp_path / "SmolLM2"
+    assert convert(folder)
+    assert is_whole(folder)
+    assert not convert(folder)
+    model, tokenizer = load_model(str(folder), "float32", "cpu"), load_tokenizer(str(folder))
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        out = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+    assert "Paris" in tokenizer.decode(out)
+    assert stop_ids(model, tokenizer) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}

@@ -1,0 +1,347 @@
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from actors.rewards.actor import RewardLoop, listen_endpoint
+from actors.rewards.pool import WorkerPool
+from actors.runtime.context import Context, Pulse
+from actors.runtime.head_session import Presence
+from actors.runtime.process import OVER
+from areal_bus.config.sections import Config
+from areal_bus.journal import Journal
+from areal_bus.messages import (
+    Cancel,
+    Dismiss,
+    Failure,
+    HeadBeat,
+    Heartbeat,
+    Join,
+    Message,
+    Ready,
+    Rejoin,
+    Scored,
+    Stop,
+    Trajectory,
+)
+from areal_bus.transport.bus import Bus
+from tests.support.strangers import OpenBus, until
+
+JOB = "test-job"
+USER_MODULE = """
+import time
+def score(prompt, completion, row):
+    if completion == "slow":
+        time.sleep(0.5)
+    if completion == "hangs":
+        time.sleep(3600)
+    if completion == "raises":
+        raise RuntimeError("no")
+    return row["value"]
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ab") as name:  # short: the path of a socket has at most 107 characters
+        (Path(name) / "own_actor_rewards.py").write_text(USER_MODULE)
+        yield Path(name)
+
+
+def context_of(folder: Path, **changes: object) -> Context:
+    standard = Context(
+        role="reward", index=0, incarnation=0, rank=1, job=JOB, head=f"ipc://{folder}/head", address="127.0.0.1",
+        interface="lo", device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder=str(folder),
+        config_folder=str(folder), model_folder="",
+    )  # fmt: skip
+    return replace(standard, **changes)
+
+
+def trajectory(uid: int, text: str, *, attempt: int = 0) -> Trajectory:
+    return Trajectory(
+        uid=uid, sample=2, attempt=attempt, evaluation="", generator="generator-0.0", finish="stop",
+        segments=[[2, 1]], spans=[[3, 1]], seconds=0.25, term=0, ids=b"\1\0\0\0\2\0\0\0\3\0\0\0", logps=b"\0\0\0\0",
+        prompt_text="asked", text=text, row=json.dumps({"value": uid / 10}),
+    )  # fmt: skip
+
+
+class Ring:
+    """A head and a generator for one real reward actor."""
+
+    def __init__(self, folder: Path, context: Context, head: Bus, generator: Bus, process: subprocess.Popen) -> None:
+        self.life = 0  # of the head, as its heartbeats say
+        self.n_beats = 0  # of those
+        self.folder, self.context, self.head, self.generator, self.process = folder, context, head, generator, process
+
+    def next(self, kind: type[Message]) -> Message:
+        """The head's next message of that kind."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            received = self.head.receive(1.0)
+            if received and isinstance(received[1], kind):
+                assert received[0] == self.context.name
+                return received[1]
+        raise AssertionError(f"no {kind.__name__} came")
+
+    def up(self) -> Join:
+        """Wait until it is ready, and connect the generator to it."""
+        join = self.next(Join)
+        self.next(Ready)
+        self.generator.connect(join.name, join.endpoint)
+        return join
+
+    def score(self, *trajectories: Trajectory) -> None:
+        for one in trajectories:
+            self.generator.send(self.context.name, one)
+
+    def stop(self) -> int:
+        self.head.send(self.context.name, Stop(reason="the test is over"))
+        return self.process.wait(10)
+
+    def journal(self) -> list[dict]:
+        lines = (self.folder / "journal" / "reward-0.0.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def ring_of(
+    folder: Path, *, function: str = "own_actor_rewards:score", timeout_s: float = 1.0, tcp: bool = False
+) -> Iterator[Ring]:
+    reward = {"function": function, "timeout_s": timeout_s}
+    config = Config.model_validate({"reward": reward, "bus": {"heartbeat_s": 0.1}})
+    (folder / "config.json").write_text(config.model_dump_json())
+    listen = "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/head"
+    rings: list[Ring] = []
+
+    def beat() -> HeadBeat:
+        if rings:
+            rings[0].n_beats += 1
+        return HeadBeat(term=0, version=0, life=rings[0].life if rings else 0)
+
+    head = Bus("head", job=JOB, listen=listen, heartbeat=beat, heartbeat_s=0.1)
+    generator = Bus("generator-0.0", job=JOB)
+    context = context_of(folder, head=head.endpoint)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "actors.runtime.start"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        process.stdin.write(context.to_json().encode() + b"\n")
+        process.stdin.flush()
+        rings.append(Ring(folder, context, head, generator, process))
+        yield rings[0]
+    finally:
+        process.kill()
+        process.communicate()
+        generator.close()
+        head.close()
+
+
+def test_trajectories_come_back_scored_whole_and_without_their_row(folder):
+    with ring_of(folder) as ring:
+        join = ring.up()
+        assert (join.role, join.index, join.pid) == ("reward", 0, ring.process.pid)
+        sent = trajectory(7, "fine", attempt=1)
+        ring.score(sent)
+        scored = ring.next(Scored)
+        assert (scored.status, scored.reward, scored.correct, scored.error) == ("value", 0.7, None, "")
+        for field in set(Trajectory.__dataclass_fields__) - {"row"}:
+            assert getattr(scored, field) == getattr(sent, field), field
+
+
+def test_a_hang_and_a_crash_come_back_as_what_they_are_and_the_journal_tells(folder):
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(trajectory(1, "hangs"), trajectory(2, "raises"), trajectory(3, "fine"))
+        verdicts = {scored.uid: scored for scored in (ring.next(Scored) for _ in range(3))}
+        assert {uid: scored.status for uid, scored in verdicts.items()} == {1: "timeout", 2: "error", 3: "value"}
+        assert "RuntimeError: no" in verdicts[2].error
+        assert ring.stop() == 0
+        lines = ring.journal()
+    scores = {line["uid"]: line for line in lines if line["event"] == "score"}
+    assert {uid: line["status"] for uid, line in scores.items()} == {1: "timeout", 2: "error", 3: "value"}
+    assert [uid for uid, line in scores.items() if "reward" in line] == [3]
+    assert scores[1]["score_s"] >= 1.0
+
+
+def test_32_19_what_a_generator_orders_a_reward_does_not_obey(folder):
+    """One Stop of any generator, or by the guest key, ended a reward for ever."""
+    with ring_of(folder) as ring:
+        endpoint = ring.up().endpoint
+        orders = [Stop("forged"), Dismiss("forged"), Cancel(1, 0), Rejoin("forged", anew=True), HeadBeat(9, 9, life=9)]
+        with closing(Bus("generator-1.0", job=JOB)) as intruder:
+            intruder.connect("reward-0.0", endpoint)
+            for order in orders:
+                intruder.send("reward-0.0", order)
+            until(lambda: [line for line in ring.journal() if line["event"] == "refused"], "it is written down")
+        ring.score(trajectory(1, "fine"))
+        assert ring.next(Scored).uid == 1
+        assert ring.process.poll() is None
+        assert ring.stop() == 0
+        refused = [line for line in ring.journal() if line["event"] == "refused"]
+    assert {(line["sender"], line["reason"]) for line in refused} == {("generator-1.0", "role")}
+    assert refused[-1]["why"].startswith("generator-1.0 may not send ")
+
+
+class Watched(OpenBus):
+    """Notes, as each verdict is sent, which ones the journal has."""
+
+    def __init__(self, name: str, journal: Journal) -> None:
+        super().__init__(name, job=JOB)
+        self.journal = journal
+        self.seen: list[tuple[int, list[int]]] = []
+
+    def send(self, to: str, message: Message) -> None:
+        if isinstance(message, Scored):
+            lines = [json.loads(line) for line in self.journal.path.read_text().splitlines()]
+            self.seen.append((message.uid, [line["uid"] for line in lines if line["event"] == "score"]))
+        super().send(to, message)
+
+    def send_all(self, letters: Iterable[tuple[str, Message]]) -> None:
+        for letter in letters:
+            self.send(*letter)
+
+
+def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):
+    """So that a reward that dies between the two leaves no verdict at the head that it never wrote down (I10)."""
+    journal = Journal(folder / "journal", role="reward", index=0, incarnation=0)
+    bus = Watched("reward-0.0", journal)
+    head = Bus("head", job=JOB, listen=f"ipc://{folder}/head")
+    try:
+        bus.connect("head", head.endpoint)
+        with WorkerPool("own_actor_rewards:score", str(folder), n_workers=1, timeout_s=1.0) as pool:
+            loop = RewardLoop(bus, Presence(bus, silent_s=60.0), pool, journal, Pulse(), capacity=1)
+            deadline = time.monotonic() + 60
+            while len(bus.seen) < 2 and time.monotonic() < deadline:
+                loop.turn()
+                received = head.receive(0)
+                if received and isinstance(received[1], Ready):  # so the head knows where it is
+                    for uid, text in enumerate(("fine", "raises")):
+                        head.send("reward-0.0", trajectory(uid, text))
+    finally:
+        bus.close()
+        head.close()
+    assert [uid for uid, _ in bus.seen] == [0, 1]
+    assert all(uid in written for uid, written in bus.seen)
+
+
+def test_a_trajectory_sent_again_while_it_is_scored_is_scored_once_and_later_again(folder):
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(
+            trajectory(1, "slow"), trajectory(1, "slow"), trajectory(1, "slow", attempt=1), trajectory(2, "fine")
+        )
+        assert [(one.uid, one.attempt) for one in (ring.next(Scored) for _ in range(3))] == [(1, 0), (1, 1), (2, 0)]
+        ring.score(trajectory(1, "slow"))
+        assert ring.next(Scored).uid == 1
+        assert ring.stop() == 0
+        lines = ring.journal()
+    assert sum(line["event"] == "score" for line in lines) == 4
+
+
+def test_what_waits_of_a_refunded_group_is_not_scored_any_more(folder):
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(trajectory(1, "hangs"), *(replace(trajectory(1, "hangs"), sample=i) for i in range(3, 60)))
+        assert ring.next(Scored).status == "timeout"
+        ring.head.send(ring.context.name, Cancel(uid=1, attempt=0))
+        ring.score(trajectory(2, "fine"))
+        first = ring.next(Scored)
+        last = ring.next(Scored) if first.uid == 1 else first  # one more may have been under way when the news came
+        assert (last.uid, last.status) == (2, "value")
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_for_a_new_head_it_forgets_what_it_scores_and_joins_again(folder, says_so):
+    with ring_of(folder, timeout_s=60.0) as ring:
+        first = ring.up()
+        ring.score(trajectory(1, "fine"))
+        ring.next(Scored)
+        ring.score(*(replace(trajectory(1, "hangs"), sample=i) for i in range(3, 9)))
+        while ring.next(Heartbeat).note != "scores 6":
+            pass
+        if says_so:
+            ring.head.send(ring.context.name, Rejoin("a new head"))
+        else:
+            n_beats = ring.n_beats
+            while ring.n_beats < n_beats + 2:  # one is on its way, before the other life's
+                ring.next(Heartbeat)
+            ring.life = 1
+        assert ring.next(Join) == replace(first, again=1)
+        ring.next(Ready)
+        ring.score(trajectory(1, "fine", attempt=1000))
+        scored = ring.next(Scored)
+        assert (scored.uid, scored.attempt, scored.status) == (1, 1000, "value")
+        while ring.next(Heartbeat).note != "waits for a trajectory":
+            pass
+
+
+def test_every_second_of_a_reward_actor_has_one_label_and_heartbeats_move(folder):
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(trajectory(1, "slow"))
+        ring.next(Scored)
+        assert ring.next(Heartbeat).version is None
+        while ring.next(Heartbeat).progress < 1:
+            pass
+        assert ring.stop() == 0
+        lines = ring.journal()
+    spans = [line for line in lines if line["event"] == "spans"]
+    seconds = {key: sum(line.get(key, 0.0) for line in spans) for key in ("s_start", "s_idle", "s_score", "s_bus")}
+    assert seconds["s_score"] >= 0.45
+    assert sum(seconds.values()) == pytest.approx(lines[-1]["wall_s"], rel=0.01)  # I12
+
+
+def test_a_function_that_does_not_load_ends_the_actor_with_a_sentence_and_code_2(folder):
+    with ring_of(folder, function="own_actor_rewards:missing") as ring:
+        assert "no such name" in ring.next(Failure).error
+        assert ring.process.wait(20) == 2
+        assert b"reward-0" in ring.process.stderr.read()
+
+
+def test_over_tcp_it_listens_on_the_named_interface_only(folder):
+    with ring_of(folder, tcp=True) as ring:
+        assert ring.up().endpoint.startswith("tcp://127.0.0.1:")
+        ring.score(trajectory(5, "fine"))
+        assert ring.next(Scored).reward == 0.5
+        assert ring.stop() == 0
+
+
+def test_every_incarnation_listens_at_a_path_of_its_own(folder):
+    endpoints = {listen_endpoint(context_of(folder, incarnation=n)) for n in range(3)}
+    assert endpoints == {f"ipc://{folder}/reward-0.{n}" for n in range(3)}
+
+
+def test_item_15_the_first_failure_is_told_with_its_place_and_a_second_one_before_any_score_ends_the_actor(folder):
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(trajectory(1, "raises"), replace(trajectory(1, "raises"), sample=3))
+        assert {ring.next(Scored).uid for _ in range(2)} == {1}  # of one prompt: that may be the prompt's fault
+        ring.score(trajectory(2, "raises"))
+        sentence = ring.next(Failure).error
+        assert ring.process.wait(10) == OVER
+        said = ring.process.stderr.read().decode()
+    place = f"{folder}/own_actor_rewards.py:9"
+    kept = folder / "logs" / "reward-0.0.failures.txt"
+    assert f"failed twice at the same place, and has not worked once: RuntimeError: no ({place})" in sentence
+    assert said.count(f"failed: RuntimeError: no ({place}); full traceback: {kept}") == 1
+    assert kept.read_text().count("Traceback (most recent call last)") == 1
+
+
+def test_item_15_failures_after_a_score_end_nothing_and_what_is_printed_is_named(folder):
+    (folder / "own_actor_rewards.py").write_text(USER_MODULE.replace("return row", "print(completion)\n    return row"))
+    with ring_of(folder) as ring:
+        ring.up()
+        ring.score(trajectory(1, "fine"), trajectory(2, "raises"), trajectory(3, "raises"))
+        assert [ring.next(Scored).status for _ in range(3)] == ["value", "error", "error"]
+        assert ring.stop() == 0
+        said = ring.process.stderr.read().decode()
+    prints = folder / "logs" / "reward-0.0.out.txt"
+    assert f"prints is in {prints}" in said
+    assert prints.read_text() == "fine\n"

@@ -1,0 +1,264 @@
+"""Settings: where values come from, and what is said when they cannot be used."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from areal_bus.config.loader import fields, load, nearest
+from areal_bus.config.sections import Config
+from areal_bus.config.synonyms import NOT_HERE, OURS_TO_THEIRS
+from areal_bus.errors import ConfigError
+from launch.settings_help import DOC, as_toml, explain, page
+
+CONFIGS = sorted(p for p in (Path(__file__).parents[3] / "configs").glob("*.toml") if p.name != "paper.toml")
+SMALL = '[model]\npath = "m"\n[data]\ntask = "sums"\n'
+
+
+def write(folder: Path, text: str, name: str = "c.toml") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def refusal(file: Path, *overrides: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(file, overrides, environ)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda p: p.name)
+def test_every_config_that_we_ship_loads(file: Path) -> None:
+    load(file, (), {})
+
+
+def test_set_wins_over_the_environment_over_the_file_over_its_base(tmp_path: Path) -> None:
+    write(tmp_path, SMALL + "[actor]\nlr = 1.0\neps_clip = 0.1\nweight_decay = 0.1\nadam_eps = 0.1\n", "base.toml")
+    file = write(tmp_path, 'extends = "base.toml"\n[actor]\neps_clip = 0.2\nweight_decay = 0.2\nadam_eps = 0.2\n')
+    environ = {"AREAL_BUS_ACTOR__WEIGHT_DECAY": "0.3", "AREAL_BUS_ACTOR__ADAM_EPS": "0.3", "AREAL_BUS_OTHER": "x"}
+    actor = load(file, ["actor.adam_eps=0.4"], environ).actor
+    assert (actor.lr, actor.eps_clip, actor.weight_decay, actor.adam_eps) == (1.0, 0.2, 0.3, 0.4)
+
+
+def test_a_bare_word_is_text_where_text_is_wanted_even_if_it_looks_like_a_number(tmp_path: Path) -> None:
+    config = load(write(tmp_path, SMALL), ["run.name=007", "reward.function=my:score", "data.system='x y'"], {})
+    assert (config.run.name, config.reward.function, config.data.system) == ("007", "my:score", "x y")
+
+
+def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
+    assert load(write(tmp_path, SMALL), [], {"AREAL_BUS_LEARNER__WARMUP__STEPS": "7"}).learner.warmup.steps == 7
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor.lrr=1", "unknown key actor.lrr (--set actor.lrr=1): the nearest is actor.lr"),
+        ("gconfig.batch_size=1", "the nearest is data.batch_size"),
+        ("actr.lr=1", "the nearest is actor.lr"),
+        ("actor.lr=-1", "actor.lr must be a number, above 0: it is -1 (--set actor.lr=-1)"),
+        ("actor.lr=inf", "actor.lr must be a number, above 0"),
+        ("actor.adam_beta1=1.0", "at least 0 and below 1: it is 1.0"),
+        ("rollout.max_head_offpolicyness=1025", "at least 0 and at most 1024: it is 1025"),
+        ("data.batch_size=2.5", "data.batch_size must be a whole number, at least 1: it is 2.5"),
+        ("data.batch_size=four", 'must be a whole number, at least 1: it is "four"'),
+        ("data.shuffle=1", "data.shuffle must be true or false: it is 1"),
+        ("actor.advantage=gae", 'actor.advantage must be one of "grpo", "rloo", "none": it is "gae"'),
+        (
+            "actor.loss_denominator=mean",
+            'actor.loss_denominator must be one of "all", "signal" or a number, above 0: it is "mean" (--set',
+        ),
+        ("actor.loss_denominator=0", '"signal" or a number, above 0: it is 0 (--set actor.loss_denominator=0)'),
+        ("run.name=a/b", "run.name must be a string, matching"),
+        ("run.name=..", "run.name must be a folder's name of its own"),
+        ("model=7", "--set takes section.key=value"),
+        ("bus.interface=*", "bus.interface must name one interface"),
+        ("launch.rendezvous=tcp://*:5", "launch.rendezvous must name one interface"),
+        ("launch.rendezvous=foo", 'launch.rendezvous must be "tcp://HOST:PORT"'),
+        ("launch.rendezvous=tcp://host", "or \"ipc://PATH\": it is 'tcp://host'"),
+        ("launch.rendezvous=tcp://host:70000", "a port from 1 to 65535"),
+        ("launch.rendezvous=ipc://", 'launch.rendezvous must be "tcp://HOST:PORT"'),
+        ("actor.recompute_logprobs=false", "actor.use_decoupled_loss needs the proximal log-probs"),
+        ("learner.helpers=16", "learner.helpers must be a whole number, at least 0 and at most 15"),
+        ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
+        ("bus.silent_s=1.5", "bus.silent_s (1.5) must span at least three heartbeats"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, override: str, said: str) -> None:
+    sentence = refusal(write(tmp_path, SMALL), override)
+    assert said in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[model\n", "valid TOML"),
+        ("[model]\npath = 3\n", "model.path must be a string: it is 3"),
+        ("model = 3\n", "model must be a section: it is 3"),
+        ('[modle]\npath = "m"\n', "unknown key modle"),
+        ('[data]\ntask = "sums"\n', "a model is needed"),
+        ('[model]\npath = "m"\n', "data is needed"),
+        ('extends = "none.toml"\n', "none.toml is not there"),
+        ("extends = 3\n", "extends must be the name of one TOML file"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_fault(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refusal(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("elsewhere", ["topology.learners=2", "topology.gpus_per_host=1"])
+def test_helpers_are_threads_of_one_learner_on_a_cpu(tmp_path: Path, elsewhere: str) -> None:
+    file = write(tmp_path, SMALL)
+    assert load(file, ["learner.helpers=15"], {}).learner.helpers == 15
+    load(file, [elsewhere], {})
+    said = refusal(file, "learner.helpers=1", elsewhere)
+    assert "learner.helpers are threads of one learner on a CPU" in said
+    assert "set learner.helpers = 0" in said
+
+
+@pytest.mark.parametrize("address", ["tcp://node-1.cluster:29500", "tcp://[fe80::1]:5", "ipc:///tmp/a b", ""])
+def test_ranks_may_meet_at_a_host_and_port_or_at_a_path(tmp_path: Path, address: str) -> None:
+    config = load(write(tmp_path, SMALL), [f"launch.rendezvous={address}"] if address else [], {})
+    assert config.launch.rendezvous == address
+
+
+def test_a_scratch_model_has_no_chat_template(tmp_path: Path) -> None:
+    file = write(tmp_path, '[model.scratch]\n[data]\ntask = "sums"\n')
+    assert "that of [model.scratch] has none: set data.chat_template = false" in refusal(file)
+    load(file, ["data.chat_template=false"], {})
+    load(file, ["workflow.function=mine:Flow"], {})
+
+
+def test_malformed_toml_is_refused_with_its_line(tmp_path: Path) -> None:
+    assert "at line 5" in refusal(write(tmp_path, SMALL + "lr = = 3\n"))
+
+
+def test_a_missing_file_is_refused_with_the_one_that_may_be_meant(tmp_path: Path) -> None:
+    write(tmp_path, SMALL, "demo.toml")
+    assert f"did you mean {tmp_path / 'demo.toml'}?" in refusal(tmp_path / "dmeo.toml")
+
+
+def test_items_5_and_22_a_base_alone_says_that_it_is_one_and_which_files_to_start() -> None:
+    folder = Path(__file__).parents[3] / "configs"
+    said = refusal(folder / "paper.toml")
+    assert said.startswith(f"{folder / 'paper.toml'} is a base for others and names no model: start one of ")
+    assert all(str(folder / f"{size}.toml") in said for size in ("1.5b", "7b", "14b", "32b", "1.5b-bounded"))
+    assert load(folder / "paper.toml", ["model.path=here", "data.path=rows.jsonl"], {}).model.path == "here"
+
+
+def test_without_a_baseline_a_group_may_be_one_sample(tmp_path: Path) -> None:
+    file = write(tmp_path, SMALL)
+    assert load(file, ["gconfig.n_samples=1", "actor.advantage=none"], {}).gconfig.n_samples == 1
+    said = refusal(file, "gconfig.n_samples=1", "actor.advantage=none", "actor.normalize_batch=true")
+    assert "needs at least 2 samples" in said
+
+
+def test_extends_goes_one_level_deep(tmp_path: Path) -> None:
+    write(tmp_path, SMALL, "a.toml")
+    write(tmp_path, 'extends = "a.toml"\n', "b.toml")
+    assert "extends goes one level deep" in refusal(write(tmp_path, 'extends = "b.toml"\n'))
+
+
+def test_a_variable_with_one_underscore_of_two_is_not_ignored(tmp_path: Path) -> None:
+    said = refusal(write(tmp_path, SMALL), AREAL_BUS_ACTOR_LR="1e-5")
+    assert "AREAL_BUS_ACTOR_LR is AREAL_BUS_ACTOR__LR" in said
+
+
+def test_the_environment_is_checked_like_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, SMALL)
+    assert "(AREAL_BUS_ACTOR__LRR): the nearest is actor.lr" in refusal(file, AREAL_BUS_ACTOR__LRR="1")
+
+
+def test_the_saved_config_is_the_config(tmp_path: Path) -> None:
+    config = load(write(tmp_path, SMALL), ["topology.generators=3"], {})
+    assert Config.model_validate_json(config.model_dump_json()) == config
+
+
+def test_the_printed_config_is_toml_that_loads_to_the_same(tmp_path: Path) -> None:
+    for file in CONFIGS:
+        config = load(file, (), {})
+        assert load(write(tmp_path, as_toml(config)), (), {}) == config
+
+
+def test_every_key_explains_itself() -> None:
+    for key, field in fields().items():
+        assert field.description, f"{key} has no doc line"
+        assert key in explain(key)
+
+
+def test_explain_gives_type_limits_default_and_meaning() -> None:
+    assert explain("actor.lr") == "actor.lr: a number, above 0; default 2e-05\n    Peak learning rate of AdamW."
+
+
+def test_explain_names_the_nearest_key() -> None:
+    with pytest.raises(ConfigError, match=r"the nearest is actor\.lr"):
+        explain("actor.lrr")
+
+
+def test_the_settings_page_is_up_to_date() -> None:
+    assert DOC.read_text() == page(), "run python -m launch.settings_help"
+
+
+def test_settings_load_without_torch() -> None:
+    code = "import sys, launch.main, launch.rank; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False).returncode == 0
+
+
+def test_our_files_set_only_what_exists() -> None:
+    for file in CONFIGS:
+        assert set(tomllib.loads(file.read_text())) <= {"extends", *Config.model_fields}
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("actor.learning_rate", "here it is actor.lr"),
+        ("gconfig.group_size", "here it is gconfig.n_samples"),
+        ("rollout.eta", "here it is rollout.max_head_offpolicyness"),
+        ("data.rollout_batch_size", "here it is data.batch_size"),
+        ("trainer.max-steps", "here it is run.total_train_steps"),
+        ("actor.kl_coef", "there is no KL penalty here"),
+        ("actor.ppo_epochs", "a batch is trained once: actor.ppo_n_minibatches"),
+        ("actor.lrr", "the nearest is actor.lr"),
+        ("actor.lr_warmup", "the nearest is actor.lr_warmup_steps"),
+    ],
+)
+def test_a_key_of_another_system_is_answered_with_ours(key: str, said: str) -> None:
+    """Issue 32.16: actor.learning_rate was taken for lr_warmup_steps."""
+    assert f": {said}" in nearest(key)
+
+
+def test_names_of_other_systems_lead_to_keys_that_there_are_and_are_none_themselves() -> None:
+    ours = set(fields())
+    assert set(OURS_TO_THEIRS) <= ours
+    theirs = [name for names in (*OURS_TO_THEIRS.values(), *NOT_HERE.values()) for name in names.split()]
+    assert len(theirs) == len(set(theirs))
+    assert set(theirs) & {key.rpartition(".")[2] for key in ours} == set()
+
+
+def test_an_evaluation_may_be_greedy() -> None:
+    """Issue 32.13: temperature 0 was refused though every engine has it."""
+    assert Config.model_validate({"evaluate": {"temperature": 0}}).evaluate.temperature == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["reward.on_error=perhaps"], 'reward.on_error must be one of "refund" or a number: it is "perhaps"'),
+        (["reward.on_timeout=true"], 'reward.on_timeout must be one of "refund" or a number: it is true'),
+        (["reward.on_error=1e12"], "a reward must be at most 1e9 in size: reward.on_error is 1e+12"),
+        (["reward.on_error=0", "reward.on_timeout=0", "reward.partial_groups=true"], "leaves out samples without a"),
+        (["reward.partial_groups=true", "gconfig.n_samples=2"], "set gconfig.n_samples to 3 or more"),
+    ],
+)
+def test_32_2_verdict_policies_are_checked_with_what_to_change(
+    changes: list[str], sentence: str, tmp_path: Path
+) -> None:
+    assert sentence in refusal(write(tmp_path, SMALL), *changes)
+
+
+def test_32_2_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> None:
+    reward = load(write(tmp_path, SMALL), [], {}).reward
+    assert (reward.on_timeout, reward.on_error, reward.partial_groups) == ("refund", "refund", False)
+    assert load(write(tmp_path, SMALL), ["reward.on_error=-1"], {}).reward.on_error == -1.0

@@ -1,0 +1,408 @@
+"""The head's rules over whole rings, and what it answers to single events."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal_bus import messages as m
+from areal_bus.core.effects import Effect, End, Progress, Record, Save, Send
+from areal_bus.core.events import Event
+from areal_bus.core.head import ALL_TOLD, Head
+from areal_bus.core.head_checkpoint import START, Frontier
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.messages import Refund, Role
+from tools.staleness.simulator.ring import Ring
+from tools.staleness.simulator.scenario import Fault, Lengths, Numbers, Scenario, Tail
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "policy": st.sampled_from(StalenessPolicy),
+        "batch_size": st.integers(1, 4),
+        "eta": st.integers(0, 3),
+        "n_samples": st.integers(2, 3),
+        "n_generators": st.integers(1, 3),
+        "total_steps": st.integers(1, 8),
+    }
+)
+
+
+def scenario(**changes: object) -> Scenario:
+    standard: dict[str, object] = {
+        "seed": 1,
+        "policy": StalenessPolicy.MASK,
+        "batch_size": 2,
+        "eta": 1,
+        "n_samples": 2,
+        "total_steps": 6,
+    }
+    return Scenario(**(standard | changes))  # type: ignore[arg-type]
+
+
+def ring_of(**changes: object) -> Ring:
+    ring = Ring(scenario(**changes))
+    ring.records = []
+    return ring
+
+
+def finish(ring: Ring) -> Ring:
+    """Run to an orderly end without a violation."""
+    outcome = ring.run()
+    assert not outcome.violations
+    assert outcome.end is not None
+    assert outcome.end.code == 0
+    return ring
+
+
+def lines(ring: Ring, event: Event) -> list[dict[str, object]]:
+    return [record.fields for _, record in ring.records or () if record.event is event]
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=SHAPES, seed=st.integers(0, 10**6))
+def test_a_ring_trains_its_steps_and_ends(shape: dict[str, int], seed: int) -> None:
+    ring = finish(ring_of(seed=seed, **shape))
+    assert ring.head.gate.u == ring.head.gate.v == shape["total_steps"]
+    assert len(ring.witness.samples_trained) == shape["total_steps"] * shape["batch_size"] * shape["n_samples"]
+    assert ring.head.gate.is_idle
+
+
+@settings(max_examples=30, deadline=None)
+@given(shape=SHAPES, seed=st.integers(0, 10**6), kind=st.sampled_from(["crash", "stop", "cut"]))
+def test_generators_that_fall_silent_lose_nothing(shape: dict[str, int], seed: int, kind: str) -> None:
+    faults = tuple(Fault(kind, Role.GENERATOR, i, 8.0 + 5 * i, 60.0) for i in (0, 1))
+    ring = finish(ring_of(seed=seed, **shape | {"n_generators": 3}, faults=faults, calm_s=80.0))
+    assert ring.head.gate.u == shape["total_steps"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(shape=SHAPES, seed=st.integers(0, 10**6), n_rows=st.integers(1, 9), drop_last=st.booleans())
+def test_the_end_of_the_data_ends_the_run(shape: dict[str, int], seed: int, n_rows: int, drop_last: bool) -> None:
+    ring = finish(ring_of(seed=seed, **shape | {"total_steps": 50}, n_rows=n_rows, drop_last=drop_last))
+    full, rest = divmod(n_rows, shape["batch_size"])
+    assert ring.head.gate.u == full + (1 if rest and not drop_last else 0)
+    reasons = {line["reason"] for line in lines(ring, Event.REFUND)} - {"too_old"}
+    assert reasons == ({"end_of_data"} if rest and drop_last else set())
+
+
+def test_an_evaluation_is_scored_before_and_after_and_never_trained() -> None:
+    ring = finish(ring_of(n_problems=5))
+    assert {name: len(e.scored) for name, e in ring.head.results.items()} == {"before": 10, "after": 10}
+    assert ring.head.results["after"].version == 6
+    assert {version for s in ring.head.results["after"].scored.values() for version, _ in s.spans} == {6}
+
+
+def test_a_reward_that_never_works_ends_the_job_with_its_error() -> None:
+    ring = ring_of(p_error=1.0)
+    outcome = ring.run()
+    assert outcome.end is not None
+    assert outcome.end.code == 1
+    assert "no value" in outcome.end.sentence
+    assert "reward_" in outcome.end.sentence
+    assert not ring.witness.samples_trained
+
+
+def test_a_failed_verdict_refunds_its_group_and_is_no_zero() -> None:
+    ring = finish(ring_of(seed=5, p_error=0.2))
+    assert {line["reason"] for line in lines(ring, Event.REFUND)} & {"reward_error", "reward_timeout"}
+
+
+def test_rows_dropped_too_old_are_issued_again_at_most_three_times() -> None:
+    tail = Lengths(Tail.PARETO, 2.0, 1.1, 2000)
+    ring = finish(ring_of(policy=StalenessPolicy.DROP, eta=1, batch_size=1, total_steps=120, lengths=tail, seed=3))
+    refunds = [line for line in lines(ring, Event.REFUND) if line["reason"] == "too_old"]
+    issues = {line["uid"]: line["issue"] for line in lines(ring, Event.ADMIT)}
+    assert refunds
+    assert all(line["again"] == (issues[line["uid"]] < 3) for line in refunds)
+    assert all(line["n_scored"] == 2 and line["n_tokens_dropped"] > 0 and line["age"] > 1 for line in refunds)
+    assert set(issues.values()) >= {0, 1}
+    assert max(issues.values()) <= 3
+
+
+# single events, with a clock that stands still
+
+LENGTH = 3
+
+
+def head_with(n_generators: int = 1, *, secret: bytes = b"", **changes: object) -> tuple[Head, list[Effect]]:
+    """A head whose ring is complete and whose generators hold version 0; and its effects so far."""
+    rules = replace(scenario(n_generators=n_generators, **changes).rules, lease_secret=secret)
+    head = Head(rules, Numbers(None), now=0.0)
+    effects: list[Effect] = []
+    for name, role, index in [("learner-0.0", "learner", 0), ("reward-0.0", "reward", 0)] + [
+        (f"generator-{i}.0", "generator", i) for i in range(n_generators)
+    ]:
+        endpoint = "" if role == "generator" else name
+        effects += head.on(name, m.Join(name, role, index, 0, endpoint, 1, ""), 0.0)
+        effects += head.on(name, m.Ready(4), 0.0)
+    effects += head.on("learner-0.0", m.Begin(0, "digest 0", head.life), 0.0)
+    for name in ("learner-0.0", *(f"generator-{i}.0" for i in range(n_generators))):
+        effects += push_done(head, name, 0)
+    return head, effects
+
+
+def push_done(head: Head, name: str, version: int) -> list[Effect]:
+    push = head.publishing.pushes.current
+    assert push is not None
+    return head.on(name, m.PushDone(push.id, version, f"digest {version}", 0.0, 0.0), 0.0)
+
+
+def scored(uid: int, sample: int, attempt: int = 0, version: int = 0, generator: str = "generator-0.0") -> m.Scored:
+    return m.Scored(
+        status="value", reward=1.0, correct=None, error="", score_s=0.0, uid=uid, sample=sample, attempt=attempt,
+        evaluation="", generator=generator, finish="stop", segments=[[1, LENGTH]], spans=[[version, LENGTH]],
+        seconds=0.0, term=0, ids=b"", logps=bytes(4 * LENGTH), prompt_text="", text="",
+    )  # fmt: skip
+
+
+def sent(effects: list[Effect], kind: type) -> list[tuple[str, m.Message]]:
+    return [(x.to, x.message) for x in effects if isinstance(x, Send) and isinstance(x.message, kind)]
+
+
+def refused(effects: list[Effect]) -> list[str]:
+    return [x.fields["why"] for x in effects if isinstance(x, Record) and x.event is Event.REFUSED]
+
+
+def test_an_incomplete_ring_names_who_is_missing() -> None:
+    head = Head(scenario().rules, Numbers(None), now=0.0)
+    head.on("learner-0.0", m.Join("learner-0.0", "learner", 0, 0, "x", 1, ""), 0.0)
+    head.tick(2000.0)
+    assert head.phase == "stopping"
+    head = Head(scenario().rules, Numbers(None), now=0.0)
+    (end,) = [effect for effect in head.tick(2000.0) if hasattr(effect, "sentence")]
+    assert "reward-0 has not joined" in end.sentence
+
+
+def test_people_hear_of_the_first_failed_verdict_and_rewards_leave_the_group() -> None:
+    head, _ = head_with()
+    effects = head.on("reward-0.0", replace(scored(0, 0), status="timeout", error="over 2 s"), 1.0)
+    warnings = [x.fields["text"] for x in effects if isinstance(x, Progress) and x.kind == "warning"]
+    assert warnings == ["prompt 0 ended untrained, reward_timeout: over 2 s"]
+    assert [to for to, _ in sent(effects, m.Cancel)] == ["generator-0.0", "reward-0.0"]
+
+
+def test_a_stranger_is_refused_and_journalled() -> None:
+    head, _ = head_with()
+    assert refused(head.on("stranger", m.Heartbeat(1, None, ""), 0.0))
+    assert refused(head.on("stranger", m.Join("generator-0.0", "generator", 0, 0, "", 1, "host"), 0.0))
+
+
+def test_what_only_came_too_late_is_journalled_and_no_news_for_people() -> None:
+    """A prompt may close while its sample is on its way; one that never was is somebody's mistake."""
+    head, _ = head_with()
+    head.on("reward-0.0", replace(scored(0, 0), status="error"), 1.0)
+    late = head.on("generator-0.0", m.Sampled(0, 0, 0, "", LENGTH), 1.0)
+    wrong = head.on("generator-0.0", m.Sampled(10**6, 0, 0, "", LENGTH), 1.0)
+    assert refused(late) == ["only an open prompt is sampled; prompt 0 is closed"]
+    assert [x.kind for x in late if isinstance(x, Progress)] == ["late"]
+    assert refused(wrong) == ["only an open prompt is sampled; prompt 1000000 was never admitted"]
+    (note,) = [x for x in wrong if isinstance(x, Progress)]
+    assert note.kind == "note"
+    assert "(1 so far)" in note.fields["text"]
+
+
+def test_what_should_not_have_been_sent_is_journalled_however_much_came_late_before() -> None:
+    head, _ = head_with()
+    head.on("reward-0.0", replace(scored(0, 0), status="error"), 1.0)
+    late = [head.on("generator-0.0", m.Sampled(0, 0, 0, "", LENGTH), 1.0) for _ in range(ALL_TOLD + 1)]
+    assert refused(late[-2])
+    assert not refused(late[-1])
+    assert refused(head.on("generator-0.0", m.Sampled(10**6, 0, 0, "", LENGTH), 1.0))
+
+
+def test_an_older_incarnation_stays_out() -> None:
+    head, _ = head_with()
+    head.on("generator-0.2", m.Join("generator-0.2", "generator", 0, 2, "", 1, ""), 0.0)
+    assert refused(head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 1, ""), 0.0))
+    assert refused(head.on("generator-0.0", m.Heartbeat(1, None, ""), 0.0))
+
+
+def test_what_is_said_twice_changes_nothing() -> None:
+    head, _ = head_with()
+    assert head.members.by_name["generator-0.0"].version == 0
+    effects = head.on("generator-0.0", m.Ready(4), 0.0)
+    assert head.members.by_name["generator-0.0"].standing == "healthy"
+    assert not sent(effects, m.PushBegin)
+    head.on("reward-0.0", scored(0, 0), 0.0)
+    effects = head.on("reward-0.0", scored(0, 0), 0.0)
+    assert refused(effects)
+    assert sent(effects, m.Ack)
+
+
+def test_a_generator_heard_again_gets_no_credit_for_what_it_lost() -> None:
+    head, effects = head_with(n_generators=2)
+    lost = [message.uid for to, message in sent(effects, m.Prompt) if to == "generator-0.0"]  # type: ignore[union-attr]
+    assert lost
+    for now in range(0, 1001, 8):
+        for name in ("learner-0.0", "reward-0.0", "generator-1.0"):
+            head.on(name, m.Heartbeat(0, None, ""), float(now))
+        head.tick(float(now))
+    assert head.members.by_name["generator-0.0"].standing == "dead"
+    back = head.on("generator-0.0", m.Heartbeat(9, 0, ""), 1001.0)
+    member = head.members.by_name["generator-0.0"]
+    assert (member.standing, member.load, member.version) == ("stale", 0, None)
+    assert sorted(message.uid for _, message in sent(back, m.Cancel)) == sorted(lost)  # type: ignore[union-attr]
+    assert sent(back, m.Directory)
+    late = head.on("reward-0.0", scored(lost[0], 0), 1002.0)
+    assert "attempt" in refused(late)[0]
+    assert [message.uid for _, message in sent(late, m.Ack)] == [lost[0]]  # type: ignore[union-attr]
+
+
+def test_a_generator_that_sampled_alone_and_is_heard_again_has_all_its_room() -> None:
+    head, _ = head_with(n_generators=2)
+    member = head.members.by_name["generator-0.0"]
+    member.alone = True
+    head.requeue(member.name, 1.0)
+    head.on(member.name, m.Heartbeat(9, 0, ""), 2.0)
+    assert (member.standing, member.load, member.room) == ("stale", 0, member.capacity)
+
+
+def test_a_reward_heard_again_is_listed_again() -> None:
+    ring = ring_of(faults=(Fault("stop", Role.REWARD, 0, 10.0, 60.0),), calm_s=80.0)
+    finish(ring)
+    assert ["heard again" in str(line["why"]) for line in lines(ring, Event.MEMBER)].count(True) == 1
+
+
+def test_a_lost_lease_goes_only_to_a_generator_that_holds_its_born_version() -> None:
+    """Two generators while version 1 is on its way: one has it, dies, and the other one is still behind."""
+    head, _ = head_with(n_generators=2, batch_size=1, n_samples=1, eta=3)
+    head.on("learner-0.0", m.BatchRequest(0), 0.0)
+    assert head.phase == "training"
+    head.on("reward-0.0", scored(0, 0), 0.0)
+    head.on("learner-0.0", m.UpdateDone(1, {}, "digest 1"), 0.0)
+    push_done(head, "generator-0.0", 1)
+    for uid in (1, 2):  # two credits are back: the first goes to generator 1, the second to generator 0
+        head.on("reward-0.0", m.Scored(**scored_fields(uid, status="error")), 0.0)
+    born = {entry.uid: entry.born for entry in head.rollouts.ledger.live() if entry.holder == "generator-0.0"}
+    ahead = [uid for uid, version in born.items() if version == 1]
+    assert ahead
+    effects = head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 1, ""), 0.0)
+    lost = {entry.uid for entry in head.rollouts.ledger.live() if entry.state == "queued"}
+    assert lost == set(ahead)
+    leased = {message.uid for to, message in sent(effects, m.Prompt) if to == "generator-1.0"}  # type: ignore[union-attr]
+    assert leased
+    assert not leased & lost
+    effects = push_done(head, "generator-1.0", 1)
+    assert lost <= {message.uid for _, message in sent(effects, m.Prompt)}  # type: ignore[union-attr]
+
+
+def scored_fields(uid: int, **changes: object) -> dict[str, object]:
+    message = scored(uid, 0)
+    return {name: getattr(message, name) for name in m.Scored.__slots__} | changes
+
+
+@pytest.mark.parametrize("version", [-1, 5])
+def test_a_sample_of_an_impossible_version_ends_its_group(version: int) -> None:
+    head, _ = head_with()
+    effects = head.on("reward-0.0", scored(0, 0, version=version), 0.0)
+    assert "versions never decrease" in refused(effects)[0]
+    refunds = [x.fields for x in effects if isinstance(x, Record) and x.event is Event.REFUND]
+    assert [(line["uid"], line["reason"]) for line in refunds] == [(0, Refund.SAMPLING_ERROR)]
+
+
+def test_a_batch_needs_every_learner_rank_to_ask() -> None:
+    head = Head(scenario(n_learners=2, batch_size=1, n_samples=1).rules, Numbers(None), now=0.0)
+    for name, role, index in [("learner-0.0", "learner", 0), ("learner-1.0", "learner", 1), ("reward-0.0", "reward", 0),
+                              ("generator-0.0", "generator", 0)]:  # fmt: skip
+        head.on(name, m.Join(name, role, index, 0, "", 1, ""), 0.0)
+        head.on(name, m.Ready(4), 0.0)
+    head.on("learner-0.0", m.Begin(0, "digest 0", head.life), 0.0)
+    push_done(head, "learner-0.0", 0)
+    push_done(head, "generator-0.0", 0)
+    head.on("learner-1.0", m.BatchRequest(0), 0.0)
+    assert not sent(head.on("reward-0.0", scored(0, 0), 0.0), m.ShardEnd)
+    effects = head.on("learner-0.0", m.BatchRequest(0), 0.0)
+    assert sorted(to for to, _ in sent(effects, m.ShardEnd)) == ["learner-0.0", "learner-1.0"]
+    assert [to for to, _ in sent(effects, m.ShardItem)] == ["learner-0.0"]
+    # rank 1 is quick: it asks for the next batch before rank 0 has said that the update is done
+    assert not sent(head.on("learner-1.0", m.BatchRequest(1), 0.0), m.ShardEnd)
+    assert refused(head.on("learner-1.0", m.BatchRequest(0), 0.0))
+
+
+def test_the_root_hears_at_once_of_a_member_that_died_in_its_push() -> None:
+    head, _ = head_with(n_generators=2, batch_size=1, n_samples=1)
+    head.on("reward-0.0", scored(0, 0), 0.0)
+    head.on("learner-0.0", m.BatchRequest(0), 0.0)
+    effects = head.on("learner-0.0", m.UpdateDone(1, {}, "digest 1"), 0.0)
+    begin = sent(effects, m.PushBegin)[0][1]
+    assert isinstance(begin, m.PushBegin)
+    assert begin.members == ["generator-0.0", "generator-1.0"]
+    push_done(head, "generator-0.0", 1)
+    join = m.Join("generator-1.1", "generator", 1, 1, "", 2, "")
+    told = sent(head.on("generator-1.1", join, 1.0), m.PushBroken)
+    assert told == [("learner-0.0", m.PushBroken(begin.push, 1, "generator-1.0 is dead"))]
+    assert not sent(head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 2, ""), 1.0), m.PushBroken)
+    head.on("learner-0.0", m.PushBroken(begin.push, 1, "called off"), 1.0)
+    assert head.gate.v == 1
+
+
+# what is known of the lives before
+
+
+BEFORE: dict[str, str | int | float | None] = {"name": "before", "version": 0, "accuracy": 0.5}
+
+
+def evaluated() -> Head:
+    """A head that has just evaluated before the first step."""
+    head, effects = head_with(n_problems=1)
+    problems = [message for _, message in sent(effects, m.Prompt) if message.evaluation]  # type: ignore[union-attr]
+    assert {problem.evaluation for problem in problems} == {"before"}  # type: ignore[union-attr]
+    for sample in (0, 1):
+        head.on("reward-0.0", replace(scored(0, sample), evaluation="before"), 1.0)
+    assert str(head.phase) == "training"
+    return head
+
+
+def test_a_term_that_begins_at_version_0_again_does_not_evaluate_again() -> None:
+    head = evaluated()
+    figures = dict(head.figures)
+    head.on("learner-0.1", m.Join("learner-0.1", "learner", 0, 1, "x", 1, ""), 2.0)
+    head.on("learner-0.1", m.Ready(0), 2.0)
+    effects = head.on("learner-0.1", m.Begin(0, "digest 0"), 2.0)
+    for name in ("learner-0.1", "generator-0.0"):
+        effects += push_done(head, name, 0)
+    assert head.figures == figures
+    assert figures.keys() == {"before"}
+    assert str(head.phase) == "training"
+    prompts = [message for _, message in sent(effects, m.Prompt)]
+    assert {prompt.evaluation for prompt in prompts} == {""}  # type: ignore[union-attr]
+
+
+def test_a_head_that_comes_back_at_version_0_does_not_evaluate_again() -> None:
+    kept = evaluated().terms.frontiers[0]
+    assert (kept.next_uid, kept.open, kept.results.keys()) == (0, (), {"before"})
+    rules = scenario(n_generators=1, n_problems=1).rules
+    head = Head(rules, Numbers(None), now=0.0, life=1, term=1, frontiers={0: kept})
+    for name, role in (("learner-0.1", "learner"), ("reward-0.0", "reward"), ("generator-0.0", "generator")):
+        head.on(name, m.Join(name, role, 0, int(name[-1]), "", 1, ""), 0.0)
+        head.on(name, m.Ready(4), 0.0)
+    head.on("learner-0.1", m.Begin(0, "digest 0", head.life), 0.0)
+    for name in ("learner-0.1", "generator-0.0"):
+        push_done(head, name, 0)
+    assert str(head.phase) == "training"
+    assert head.examination.open is None
+
+
+def test_figures_of_the_evaluation_before_are_saved_when_it_is_over() -> None:
+    head, _ = head_with(n_problems=1)
+    effects: list[Effect] = []
+    for sample in (0, 1):
+        effects += head.on("reward-0.0", replace(scored(0, sample), evaluation="before"), 1.0)
+    (frontier,) = [effect.frontier for effect in effects if isinstance(effect, Save)]
+    assert frontier.version == 0
+    assert frontier.results["before"]["n"] == 2
+
+
+def test_a_resumed_run_that_is_drained_before_anybody_is_there_says_where_it_stands() -> None:
+    frontiers = {**START, 4: Frontier(4, next_uid=8, position=8, results={"before": BEFORE})}
+    head = Head(scenario().rules, Numbers(None), now=0.0, life=1, term=1, frontiers=frontiers)
+    (end,) = [effect for effect in head.drain(1.0) if isinstance(effect, End)]
+    assert (end.code, end.sentence) == (0, "drained at version 4")
+    assert (head.version, head.figures) == (4, {"before": BEFORE})
+
+
+def test_a_run_that_is_drained_before_its_first_step_says_so() -> None:
+    head = Head(scenario().rules, Numbers(None), now=0.0)
+    (end,) = [effect for effect in head.drain(1.0) if isinstance(effect, End)]
+    assert (end.code, end.sentence) == (0, "drained before the first step")

@@ -1,0 +1,427 @@
+"""A learner that outlives its head: what the next head takes from it, and each rule of that left out once.
+
+`tests/actors/learner/test_head_failover.py` has the same for the learner's own side.
+"""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from areal_bus import messages as m
+from areal_bus.core import head as head_module
+from areal_bus.core.batcher import Batches
+from areal_bus.core.effects import Effect, End, Mark, Send
+from areal_bus.core.events import Event
+from areal_bus.core.head import Head
+from areal_bus.core.head_checkpoint import START, Waypoint
+from areal_bus.core.member_lifecycle import Gathering
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.terms import Terms
+from areal_bus.messages import Role
+from tests.areal_bus.core.test_head import head_with, push_done, refused, scenario, scored, sent
+from tests.areal_bus.core.test_terms import (
+    GENERATOR,
+    LEARNER,
+    REWARD,
+    end_of,
+    join,
+    lines,
+    saved,
+    say,
+    score,
+    trained_head,
+)
+from tests.invariants.test_invariants_terms import first_break
+from tools.staleness.simulator.disk import Disk
+from tools.staleness.simulator.learner import Learners
+from tools.staleness.simulator.ring import Ring
+from tools.staleness.simulator.scenario import Fault, Lengths, Numbers, Scenario, Tail
+
+N_SCHEDULES = 60
+
+
+def marks(effects: list[Effect]) -> list[Waypoint]:
+    return [effect.waypoint for effect in effects if isinstance(effect, Mark)]
+
+
+def next_head(before: Head, waypoints: list[Waypoint], *, term: int = 1) -> Head:
+    """It knows what is on disk: these waypoints, and no checkpoint's frontier."""
+    source = Numbers(None)
+    return Head(before.rules, source, now=0.0, life=before.life + 1, term=term, frontiers=START, waypoints=waypoints)
+
+
+def go_on(head: Head, version: int, *, learner: str = LEARNER, sealed: list[int] | None = None) -> list[Effect]:
+    """A learner that lives joins this head, and says where it is."""
+    begin = m.Begin(version, f"digest {version}", head.life, True, sealed or [])
+    return join(head, learner, again=head.life) + say(head, learner, begin)
+
+
+# one decision at a time
+
+
+def test_a_waypoint_is_taken_with_each_batch_and_written_before_any_rank_has_any_of_it() -> None:
+    _, effects = trained_head(checkpoint_every=0)
+    began, first = marks(effects)
+    assert (began.root, began.frontier.version, began.frontier.open) == (LEARNER, 0, ())
+    assert (first.root, first.frontier.version, first.frontier.next_uid) == (LEARNER, 1, 3)
+    assert [(prompt.uid, prompt.scored) for prompt in first.frontier.open] == [(1, ()), (2, ())]
+    kinds = [
+        "mark" if isinstance(effect, Mark) else type(effect.message).__name__
+        for effect in effects
+        if isinstance(effect, Mark)
+        or (isinstance(effect, Send) and isinstance(effect.message, m.ShardItem | m.ShardEnd))
+    ]
+    assert kinds[1:] == ["mark", "ShardItem", "ShardItem", "ShardEnd"]
+
+
+def test_the_next_head_goes_on_where_the_learner_is_without_any_checkpoint() -> None:
+    """It finished update 1, and the head died before it heard of it; or after: that makes no difference."""
+    before, effects = trained_head(checkpoint_every=0)
+    head = next_head(before, marks(effects))
+    (term,) = lines(go_on(head, 1), Event.TERM)
+    assert (term["term"], term["version"], term["lives_on"]) == (1, 1, True)
+    assert (term["next_uid"], term["position"], term["open"], term["kept"]) == (3, 3, [1, 2], [[], []])
+    assert (head.gate.u, head.gate.v, head.gate.w, head.gate.live) == (1, 1, 1, 2)
+
+
+def test_what_was_handed_out_and_not_trained_is_live_again() -> None:
+    before, effects = trained_head(checkpoint_every=0)
+    push_done(before, LEARNER, 1)
+    push_done(before, GENERATOR, 1)
+    effects += score(before, 1, [1]) + say(before, LEARNER, m.BatchRequest(1))
+    newest = marks(effects)[-2:]
+    assert [waypoint.frontier.version for waypoint in newest] == [1, 2]
+    (term,) = lines(go_on(next_head(before, newest), 1), Event.TERM)
+    assert term["open"] == [1, 2]
+    (term,) = lines(go_on(next_head(before, newest), 2), Event.TERM)
+    assert term["open"][0] == 2
+
+
+def test_a_frontier_of_the_same_version_is_better_since_it_has_verdicts() -> None:
+    before, effects = trained_head(checkpoint_every=1)
+    (frontier,) = saved(effects)
+    frontiers = {**START, 1: frontier}
+    head = Head(before.rules, Numbers(None), now=0.0, life=1, term=1, frontiers=frontiers, waypoints=marks(effects))
+    (term,) = lines(go_on(head, 1, sealed=[1]), Event.TERM)
+    assert dict(zip(term["open"], term["kept"], strict=True)) == {1: [0], 2: []}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("what", ["none", "older", "another's"])
+def test_a_learner_that_nobody_knows_to_be_there_goes_back_to_its_checkpoint(what: str) -> None:
+    """No waypoint, one of another version, or one of whoever has taken its place."""
+    before, effects = trained_head(checkpoint_every=0)
+    known = {"none": [], "older": marks(effects)[:1], "another's": marks(effects)}[what]
+    learner = "learner-0.7" if what == "another's" else LEARNER
+    head = next_head(before, known)
+    effects = go_on(head, 1, learner=learner)
+    (order,) = [message for to, message in sent(effects, m.Rejoin) if to == learner]
+    assert (order.anew, order.life) == (True, 1)
+    assert not lines(effects, Event.TERM)
+    assert end_of(effects) is None
+    back = join(head, "learner-0.8") + say(head, "learner-0.8", m.Begin(0, "digest 0", 1))
+    assert lines(back, Event.TERM)[0]["version"] == 0
+
+
+def test_a_fresh_learner_without_a_frontier_ends_the_job_as_before() -> None:
+    before, effects = trained_head(checkpoint_every=0)
+    head = next_head(before, marks(effects))
+    end = end_of(join(head, "learner-0.1") + say(head, "learner-0.1", m.Begin(1, "digest 1", 1)))
+    assert end == End(1, "learner-0.1 begins at version 1, whose frontier is not there")
+
+
+def test_what_was_said_to_an_earlier_head_is_no_word_to_this_one() -> None:
+    before, effects = trained_head(checkpoint_every=0)
+    head = next_head(before, marks(effects))
+    join(head, LEARNER, again=1)
+    assert "this was said to one of life 0" in refused(say(head, LEARNER, m.Begin(1, "digest 1", 0, True)))[0]
+    assert "this was said to one of life 0" in refused(say(head, LEARNER, m.BatchRequest(1, 0)))[0]
+
+
+def test_a_due_version_gets_a_frontier_as_its_checkpoint_may_be_there() -> None:
+    before, effects = trained_head(checkpoint_every=1)
+    head = next_head(before, marks(effects))
+    assert [frontier.version for frontier in saved(go_on(head, 1))] == [1]
+
+
+def test_a_version_whose_checkpoint_is_on_disk_gets_a_frontier_though_no_step_made_it_due() -> None:
+    """Issue 32.8: it was written by time, and the head that was told of it is gone."""
+    before, effects = trained_head(checkpoint_every=0)
+    assert saved(go_on(next_head(before, marks(effects)), 1)) == []
+    assert [frontier.version for frontier in saved(go_on(next_head(before, marks(effects)), 1, sealed=[1]))] == [1]
+
+
+def test_only_checkpoints_that_the_learner_has_make_room_for_older_ones() -> None:
+    """Frontier 2 is on disk and its checkpoint is not: frontier 1 stays, whatever comes."""
+    before, effects = trained_head(checkpoint_every=1)
+    (first,) = saved(effects)
+    effects += say(before, LEARNER, m.Checkpointed(1, ""))
+    push_done(before, LEARNER, 1)
+    push_done(before, GENERATOR, 1)
+    effects += score(before, 1, [1])
+    effects += say(before, LEARNER, m.BatchRequest(1)) + say(before, LEARNER, m.UpdateDone(2, {}, "digest 2"))
+    second = saved(effects)[-1]
+    frontiers = {**START, 1: first, 2: second}
+    head = Head(
+        before.rules, Numbers(None), now=0.0, life=1, term=1, frontiers=frontiers, waypoints=marks(effects)[-2:]
+    )
+    go_on(head, 2, sealed=[1])
+    head.terms.hand_out()
+    assert head.terms.updated() == [0]
+    assert sorted(head.terms.frontiers) == [1, 2]
+
+
+def test_a_head_waits_for_the_step_of_a_learner_that_lives_however_long() -> None:
+    before, effects = trained_head(checkpoint_every=0)
+    head = next_head(before, marks(effects))
+    late = before.rules.assemble_s + 1.0
+    say(head, LEARNER, m.Join(LEARNER, Role.LEARNER, 0, 0, LEARNER, 1, "", 1))
+    assert end_of(head.tick(late)) is None
+    say(head, LEARNER, m.Ready(0), late)
+    assert end_of(head.tick(2 * late)) is not None
+
+
+def test_a_fresh_rank_computes_with_none_that_has_outlived_a_head() -> None:
+    """One died while no head was there to see it: the others go back with it, whoever joins first."""
+    rules = scenario(n_learners=2).rules
+    for first, second in (("learner-0.0", "learner-1.1"), ("learner-1.1", "learner-0.0")):
+        head = Head(rules, Numbers(None), now=0.0, life=1, term=1)
+        effects: list[Effect] = []
+        for name in (first, second):
+            effects += join(head, name, again=1 if name == "learner-0.0" else 0)
+        told = [to for to, message in sent(effects, m.Rejoin) if message.anew]
+        assert told == ["learner-0.0"]
+        assert "learner-0.0" not in head.members.by_name
+
+
+def test_a_learner_that_joins_twice_on_its_way_from_head_to_head_is_one() -> None:
+    head, _ = head_with(checkpoint_every=0)
+    effects = say(head, LEARNER, m.Join(LEARNER, Role.LEARNER, 0, 0, LEARNER, 1, "", 3))
+    assert not sent(effects, m.Rejoin)
+    assert head.terms.begun_by == LEARNER
+    assert score(head, 0, [0])
+    assert scored(0, 0, 0, 0).generator == GENERATOR
+    assert REWARD in head.members.by_name
+
+
+# whole rings, with each rule left out
+
+
+def schedule(seed: int) -> Scenario:
+    """Heads that die one after the other; one to three learner ranks, of which one may die, too."""
+    rng = random.Random(f"outliving {seed}")
+    faults = [Fault("crash", Role.HEAD, 0, rng.uniform(10, 160), rng.choice((0.05, 0.5, 5.0))) for _ in range(8)]
+    if rng.random() < 0.4:
+        faults.append(Fault("crash", Role.LEARNER, 0, rng.uniform(25, 110), 1.0))
+    return Scenario(
+        seed=seed,
+        policy=tuple(StalenessPolicy)[seed % 4],
+        batch_size=rng.choice((1, 2)),
+        eta=rng.choice((0, 1, 2)),
+        n_samples=2,
+        total_steps=12,
+        n_learners=rng.choice((1, 2, 3)),
+        lengths=Lengths(Tail.LOG_NORMAL, 6.0, 1.0, 100),
+        update_s=rng.choice((0.5, 5.0)),
+        push_s=0.5,
+        score_s=1.0,
+        link_s=rng.choice((0.2, 1.0)),
+        checkpoint_every=rng.choice((0, 2)),
+        checkpoint_s=0.1,
+        frontier_s=0.1,
+        faults=tuple(faults),
+        calm_s=170.0,
+        tick_s=6.0,
+        heartbeat_s=8.0,
+        silent_s=25.0,
+        report_tokens=rng.choice((0, 1)),
+    )
+
+
+def test_heads_die_and_the_learners_version_never_goes_back_for_it() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(N_SCHEDULES):
+        ring = Ring(schedule(seed))
+        ring.records = []
+        outcome = ring.run()
+        assert not outcome.violations, (seed, outcome.violations[0])
+        terms = [record.fields for _, record in ring.records if record.event is Event.TERM]
+        updates = [record.fields["version"] for _, record in ring.records if record.event is Event.UPDATE]
+        seen["lives on"] += sum(bool(line["lives_on"]) for line in terms)
+        seen["unheard"] += sum(line["lives_on"] and line["version"] not in updates for line in terms)
+        if not ring.n_faults["crash of learner"]:
+            versions = [line["version"] for line in terms]
+            assert versions == sorted(versions), seed
+            assert len(updates) == len(set(updates)), seed
+    assert seen["lives on"] > 2 * N_SCHEDULES, seen
+    assert seen["unheard"] > 5, seen
+
+
+def test_a_waypoint_taken_before_its_batch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was just handed out would be open, and be trained once more."""
+
+    def takes_early(patch: pytest.MonkeyPatch) -> None:
+        take_batch, take, early = Batches.take, head_module.take, dict[int, Any]()
+
+        def remember(self: Any, n_groups: int) -> Any:
+            early[id(self.ledger)] = take(self.gate.w + 1, self.ledger, self.supply, {}, verdicts=False)
+            return take_batch(self, n_groups)
+
+        def wrong(version: int, ledger: Any, *more: Any, verdicts: bool = True) -> Any:
+            kept = early.get(id(ledger))
+            is_of_this = not verdicts and kept is not None and kept.version == version
+            return kept if is_of_this else take(version, ledger, *more, verdicts=verdicts)
+
+        patch.setattr(Batches, "take", remember)
+        patch.setattr(head_module, "take", wrong)
+
+    assert "I4 " in first_break(monkeypatch, takes_early, schedule)
+
+
+def test_a_disk_that_takes_no_waypoint_costs_work_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Disk, "mark", lambda self, waypoint, fails=False: None)
+    for seed in range(20):
+        ring = Ring(schedule(seed))
+        outcome = ring.run()
+        assert not outcome.violations, (seed, outcome.violations[0])
+
+
+def test_the_waypoint_of_another_learner_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older learner that was cut off while another one took its place comes first to the next head."""
+    plan = scenario(n_generators=1, n_samples=2, batch_size=1, eta=1, total_steps=6)
+    before = Head(plan.rules, Numbers(None), now=0.0)
+    for name in ("reward-0.0", GENERATOR, "learner-0.1"):
+        join(before, name)
+    marked = marks(say(before, "learner-0.1", m.Begin(0, "digest 0")))
+    right = next_head(before, marked)
+    assert not lines(go_on(right, 0, learner="learner-0.0"), Event.TERM)
+    with monkeypatch.context() as patch:
+        begin = Terms.begin
+        patch.setattr(
+            Terms,
+            "begin",
+            lambda self, version, outlived=None, sealed=(): begin(
+                self, version, outlived=outlived and "learner-0.1", sealed=sealed
+            ),
+        )
+        wrong = next_head(before, marked)
+        assert lines(go_on(wrong, 0, learner="learner-0.0"), Event.TERM)
+
+
+def test_ranks_that_do_not_agree_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of which one rank has nothing is trained by the others."""
+
+    def does_not_ask(patch: pytest.MonkeyPatch) -> None:
+        def settle(self: Any) -> None:
+            crew = self._crew(self._met[0])
+            ends = [word.got for word in self._words.values() if isinstance(word.got, m.ShardEnd)]
+            if len(self._words) == self.scenario.n_learners and crew and ends:
+                self._words = {}
+                for rank in crew:
+                    rank.word = None
+                self._train(crew, ends[0])
+            else:
+                right(self)
+
+        right = Learners._settle
+        patch.setattr(Learners, "_settle", settle)
+
+    assert first_break(monkeypatch, does_not_ask, schedule) != "none"
+
+
+def test_crews_of_which_one_died_unseen_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I11: the others would wait for it for ever."""
+
+    def believes_them(patch: pytest.MonkeyPatch) -> None:
+        def join_crew(self: Any, member: Any, *, is_new: bool) -> None:
+            if is_new:
+                right(self, member, is_new=is_new)
+
+        right = Gathering._join_crew
+        patch.setattr(Gathering, "_join_crew", join_crew)
+
+    def broken() -> str:
+        with monkeypatch.context() as patch:
+            believes_them(patch)
+            return next((str(o.violations[0]) for o in map(unseen, range(200)) if o.violations), "none")
+
+    assert all(not unseen(seed).violations for seed in range(30))
+    assert broken().startswith("I11 ")
+
+
+def unseen(seed: int) -> Any:
+    """A rank dies while no head is there."""
+    rng = random.Random(f"unseen {seed}")
+    at_s = rng.uniform(20, 60)
+    faults = (
+        Fault("crash", Role.HEAD, 0, at_s, 20.0),
+        Fault("crash", Role.LEARNER, 0, at_s + rng.uniform(0, 19), rng.choice((1.0, 25.0))),
+        Fault("crash", Role.HEAD, 0, at_s + 20.0 + rng.uniform(0, 20), 1.0),
+    )
+    plan = Scenario(
+        seed=seed, policy=StalenessPolicy.MASK, batch_size=1, eta=1, n_samples=2, total_steps=10, n_learners=2,
+        update_s=rng.choice((0.5, 5.0)), link_s=rng.choice((0.2, 1.0)), faults=faults, calm_s=130.0, tick_s=6.0,
+        heartbeat_s=8.0, silent_s=25.0,
+    )  # fmt: skip
+    return Ring(plan).run()
+
+
+# a job that drains, and whose head dies
+
+
+def test_a_head_that_drains_from_its_beginning_waits_for_a_learner_that_lives() -> None:
+    """Its supervisor tells it to, as it had told the one before. What the learner has goes on to disk first."""
+    before, effects = trained_head(checkpoint_every=0)
+    head = next_head(before, marks(effects))
+    assert end_of(head.drain(0.1)) is None
+    assert [frontier.version for frontier in saved(go_on(head, 1))] == [1]
+    (answer,) = [message for _, message in sent(say(head, LEARNER, m.BatchRequest(1, 1)), m.NoBatch)]
+    assert (answer.step, answer.drained) == (1, True)
+    assert end_of(say(head, LEARNER, m.Finished("", ""))) == End(0, "drained at version 1")
+
+
+def test_also_when_the_learner_has_begun_and_the_ring_is_not_complete() -> None:
+    before, effects = trained_head(checkpoint_every=0)
+    head = next_head(before, marks(effects))
+    go_on(head, 1)
+    effects = head.drain(0.1)
+    assert end_of(effects) is None
+    assert [frontier.version for frontier in saved(effects)] == [1]
+
+
+def test_it_does_not_wait_for_ever_nor_where_nothing_can_be_lost() -> None:
+    before, effects = trained_head(checkpoint_every=0)
+    head = next_head(before, marks(effects))
+    head.drain(0.1)
+    assert end_of(head.tick(before.rules.assemble_s + 1.0)) == End(0, "drained before the first step")
+    assert end_of(next_head(before, marks(effects)[:1]).drain(0.1)) == End(0, "drained before the first step")
+
+
+def test_all_ranks_hear_the_same_of_the_end() -> None:
+    """A request to drain comes between two of their requests."""
+    rules = scenario(batch_size=1, eta=2, n_samples=2, n_learners=2, total_steps=5).rules
+    head = Head(rules, Numbers(0), now=0.0)
+    for name in (REWARD, GENERATOR, LEARNER, "learner-1.0"):
+        join(head, name)
+    say(head, LEARNER, m.Begin(0, "digest 0"))
+    push_done(head, LEARNER, 0)
+    push_done(head, GENERATOR, 0)
+    effects = say(head, LEARNER, m.BatchRequest(0)) + head.drain(0.1) + say(head, "learner-1.0", m.BatchRequest(0))
+    assert sorted((to, answer.drained) for to, answer in sent(effects, m.NoBatch)) == [
+        (LEARNER, True),
+        ("learner-1.0", True),
+    ]
+
+
+def test_the_largest_lag_is_carried_from_head_to_head() -> None:
+    before, effects = trained_head(checkpoint_every=0)
+    push_done(before, LEARNER, 1)
+    push_done(before, GENERATOR, 1)
+    effects += score(before, 1, [1]) + say(before, LEARNER, m.BatchRequest(1))
+    say(before, LEARNER, m.UpdateDone(2, {"lag_max": 1.0}, "digest 2"))
+    assert before.max_lag == 1
+    head = next_head(before, marks(effects)[-2:])
+    join(head, LEARNER, again=1)
+    say(head, LEARNER, m.Begin(2, "digest 2", 1, True, [], 2))
+    assert head.max_lag == 2

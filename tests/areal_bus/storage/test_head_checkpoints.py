@@ -1,0 +1,309 @@
+"""Frontiers on disk: what comes back is what was written, or nothing does."""
+
+import errno
+import json
+import os
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loguru import logger
+
+from actors.head.checkpoint_writer import Frontiers
+from areal_bus.core.data_source import Issue
+from areal_bus.core.effects import Discard, Save
+from areal_bus.core.head_checkpoint import START, Frontier, OpenPrompt, Waypoint
+from areal_bus.core.state import Drawn
+from areal_bus.errors import CheckpointError
+from areal_bus.messages import Finish, Scored, VerdictStatus
+from areal_bus.storage.head_checkpoints import discard, load, mark, path_of, save, usable, waypoints
+
+COUNT = st.integers(0, 2**40)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+IDS, LOGPS = st.integers(0, 2**31 - 1), st.floats(-1024.0, 0.0, width=32)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+ISSUES = st.builds(Issue, st.builds(Drawn, COUNT, COUNT, TEXT), st.integers(0, 3))
+FIGURES = st.dictionaries(TEXT, st.none() | COUNT | FINITE | TEXT, max_size=3)
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> Scored:
+    """A scored trajectory as the wire lets it pass: tokens, log-probs, segments and spans fit each other."""
+    segments = draw(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)).map(list), min_size=1, max_size=2))
+    spans = [[version, n] for version, (_, n) in enumerate(segments, start=draw(st.integers(0, 9)))]
+    n_tokens, n_sampled = sum(map(sum, segments)), sum(n for _, n in segments)
+    return Scored(
+        status=str(draw(st.sampled_from(VerdictStatus))),
+        reward=draw(FINITE),
+        correct=draw(st.none() | st.booleans()),
+        error=draw(TEXT),
+        score_s=draw(FINITE),
+        uid=draw(COUNT),
+        sample=draw(COUNT),
+        attempt=draw(COUNT),
+        evaluation=draw(TEXT),
+        generator=draw(TEXT),
+        finish=str(draw(st.sampled_from(Finish))),
+        segments=segments,
+        spans=spans,
+        seconds=draw(FINITE),
+        term=draw(COUNT),
+        ids=array("i", draw(st.lists(IDS, min_size=n_tokens, max_size=n_tokens))).tobytes(),
+        logps=array("f", draw(st.lists(LOGPS, min_size=n_sampled, max_size=n_sampled))).tobytes(),
+        prompt_text=draw(TEXT),
+        text=draw(TEXT),
+    )
+
+
+PROMPTS = st.builds(OpenPrompt, COUNT, COUNT, COUNT, COUNT, COUNT, ISSUES, st.lists(verdicts(), max_size=2).map(tuple))
+FRONTIERS = st.builds(
+    Frontier,
+    COUNT,
+    COUNT,
+    COUNT,
+    st.lists(ISSUES, max_size=3).map(tuple),
+    st.lists(PROMPTS, max_size=3).map(tuple),
+    st.dictionaries(TEXT, FIGURES, max_size=2),
+)
+
+
+def verdict() -> Scored:
+    return Scored(
+        status="value", reward=0.5, correct=True, error="", score_s=0.1, uid=7, sample=0, attempt=1, evaluation="",
+        generator="generator-0.0", finish="stop", segments=[[1, 2]], spans=[[3, 2]], seconds=1.0, term=0, ids=bytes(12),
+        logps=bytes(8), prompt_text="2 + 2 =", text="4",
+    )  # fmt: skip
+
+
+def frontier(version: int = 3, next_uid: int = 9) -> Frontier:
+    issue = Issue(Drawn(7, 0, '{"question": "2 + 2"}'), 1)
+    prompt = OpenPrompt(7, 2, 2, 1, 0, issue, (verdict(),))
+    return Frontier(version, next_uid, 12, (issue,), (prompt,), {"before": {"name": "before", "accuracy": None}})
+
+
+@settings(max_examples=50, deadline=None)
+@given(written=FRONTIERS)
+def test_what_comes_back_is_what_was_written(written: Frontier, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = path_of(tmp_path_factory.getbasetemp(), 1)
+    save(path, written)
+    assert load(path) == written
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    path = path_of(tmp_path, 3)
+    save(path, frontier())
+    whole = path.read_bytes()
+    for n in range(len(whole)):
+        path.write_bytes(whole[:n])
+        with pytest.raises(CheckpointError, match="a frontier is whole"):
+            load(path)
+    path.write_bytes(whole + b"x")
+    with pytest.raises(CheckpointError):
+        load(path)
+
+
+def test_a_file_with_any_bit_flipped_is_refused(tmp_path: Path) -> None:
+    path = path_of(tmp_path, 3)
+    save(path, frontier())
+    whole = path.read_bytes()
+    n_about = whole.index(b"\n") + 1
+    for i in range(len(whole)):
+        for bit in range(8) if i < n_about else [i % 8]:  # the first line has no checksum of its own
+            path.write_bytes(whole[:i] + bytes([whole[i] ^ 1 << bit]) + whole[i + 1 :])
+            with pytest.raises(CheckpointError):
+                load(path)
+
+
+def test_a_frontier_of_another_schema_is_refused(tmp_path: Path) -> None:
+    path = path_of(tmp_path, 3)
+    save(path, frontier())
+    first, _, rest = path.read_bytes().partition(b"\n")
+    path.write_bytes(json.dumps(json.loads(first) | {"schema": 2}).encode() + b"\n" + rest)
+    with pytest.raises(CheckpointError, match="schema"):
+        load(path)
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        load(path_of(tmp_path, 3))
+    assert usable(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_one_and_nothing_beside_it(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = path_of(tmp_path, 3)
+    save(path, frontier())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(*((os, "fsync") if call == "fsync" else (Path, "replace")), full)
+        with pytest.raises(OSError, match="no space"):
+            save(path, frontier(next_uid=10))
+    assert load(path) == frontier()
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_those_that_can_be_used_are_listed_newest_first(tmp_path: Path) -> None:
+    for version in (2, 10, 1_000_003, 4):
+        save(path_of(tmp_path, version), frontier(version))
+    path_of(tmp_path, 4).write_bytes(b"torn")
+    (tmp_path / ".frontier-000011.77.tmp").write_bytes(b"half")
+    assert usable(tmp_path) == [1_000_003, 10, 2]
+
+
+def test_what_is_discarded_is_gone_and_need_not_have_been_there(tmp_path: Path) -> None:
+    path = path_of(tmp_path, 3)
+    discard(path)
+    save(path, frontier())
+    discard(path)
+    assert not path.exists()
+
+
+# waypoints
+
+
+@given(FRONTIERS, TEXT)
+@settings(max_examples=50)
+def test_a_waypoint_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, one: Frontier, root: str) -> None:
+    folder = tmp_path_factory.mktemp("waypoints")
+    mark(folder, Waypoint(root, one))
+    assert waypoints(folder) == [Waypoint(root, one)]
+
+
+def test_the_two_newest_waypoints_are_kept_and_none_is_taken_for_a_frontier(tmp_path: Path) -> None:
+    older: Waypoint | None = None
+    for version in (2, 3, 4, 3, 4, 5):  # back at 3 the batch of before is lost
+        newest = Waypoint(f"learner-0.{version // 4}", frontier(version))
+        mark(tmp_path, newest)
+        expected = [newest] if older is None else [newest, older] if version % 2 == 0 else [older, newest]
+        assert waypoints(tmp_path) == expected
+        older = newest
+    assert usable(tmp_path) == []
+    assert Frontiers(tmp_path).load() == START
+
+
+def damage(path: Path, how: str) -> None:
+    whole = path.read_bytes()
+    at = len(whole) // 2
+    path.write_bytes(
+        {
+            "empty": b"",
+            "half": whole[:at],
+            "a bit": whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
+            "longer": whole + b"\n",
+            "nobody's": whole.replace(b'"root"', b'"toor"', 1),
+            "no words": os.urandom(300),
+        }[how]
+    )
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "a bit", "longer", "nobody's", "no words"])
+def test_a_damaged_waypoint_is_passed_over_and_the_other_one_is_not(tmp_path: Path, how: str) -> None:
+    kept, damaged = Waypoint("learner-0.0", frontier(6)), Waypoint("learner-0.0", frontier(7))
+    for one in (kept, damaged):
+        mark(tmp_path, one)
+    damage(tmp_path / "waypoint-1", how)
+    assert waypoints(tmp_path) == [kept]
+    mark(tmp_path, damaged)
+    assert waypoints(tmp_path) == [kept, damaged]
+
+
+def test_what_is_half_written_is_no_waypoint(tmp_path: Path) -> None:
+    mark(tmp_path, Waypoint("learner-0.0", frontier(6)))
+    (tmp_path / ".waypoint-1.77.tmp").write_bytes((tmp_path / "waypoint-0").read_bytes())
+    assert [one.frontier.version for one in Frontiers(tmp_path).waypoints()] == [6]
+    assert Frontiers(tmp_path / "nowhere").waypoints() == []
+
+
+def test_a_full_disk_is_warned_of_and_leaves_no_waypoint_of_that_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the same learner and version would be of a batch that was lost with its head, and count it as trained."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    frontiers = Frontiers(tmp_path)
+    for version in (6, 7):
+        frontiers.mark(Waypoint("learner-0.0", frontier(version)))
+    said: list[str] = []
+    hearing = logger.add(said.append, format="{level}: {message}")
+    try:
+        with monkeypatch.context() as disk:
+            disk.setattr(Path, "replace", full)
+            frontiers.mark(Waypoint("learner-0.0", frontier(7, next_uid=10)))
+    finally:
+        logger.remove(hearing)
+    assert [one.frontier.version for one in frontiers.waypoints()] == [6]
+    assert [path.name for path in tmp_path.iterdir()] == ["waypoint-0"]
+    (warning,) = said
+    assert warning.startswith("WARNING: should the head die, version 7 is lost: ")
+
+
+# the head's thread that writes them
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert holds()
+
+
+def test_frontiers_are_written_in_order_and_said_to_be_saved(tmp_path: Path) -> None:
+    frontiers = Frontiers(tmp_path)
+    assert frontiers.load() == START
+    written = [frontier(version) for version in (1, 2, 3)]
+    for one in written:
+        frontiers.do(Save(one))
+    frontiers.do(Discard((1, 2, 99)))
+    frontiers.settle(20.0, version=1_000_000)
+    assert list(frontiers.saved()) == written
+    frontiers.close(20.0)
+    assert Frontiers(tmp_path).load() == {**START, 3: written[2]}
+
+
+def test_one_that_the_disk_does_not_take_is_not_saved_and_the_next_one_is(tmp_path: Path) -> None:
+    frontiers = Frontiers(tmp_path)
+    path_of(tmp_path, 1).mkdir()  # nothing can be renamed to it
+    frontiers.do(Save(frontier(1)))
+    frontiers.do(Save(frontier(2)))
+    frontiers.settle(20.0, version=1_000_000)
+    assert [one.version for one in frontiers.saved()] == [2]
+
+
+def test_a_term_does_not_begin_beside_a_frontier_of_a_lost_one(tmp_path: Path) -> None:
+    """It would be taken for half of the next checkpoint of its version."""
+    frontiers = Frontiers(tmp_path)
+    path_of(tmp_path, 4).mkdir()  # cannot be unlinked
+    frontiers.do(Discard((4,)))
+    with pytest.raises(CheckpointError, match="frontier-000004"):
+        frontiers.settle(20.0, version=1_000_000)
+    path_of(tmp_path, 4).rmdir()
+    frontiers.do(Discard((4,)))
+    frontiers.settle(20.0, version=1_000_000)
+
+
+def test_settling_waits_for_what_was_ordered_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frontiers = Frontiers(tmp_path)
+    fsync = os.fsync
+
+    def slow(fd: int) -> None:
+        time.sleep(0.05)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    for version in range(5):
+        frontiers.do(Save(frontier(version)))
+    with pytest.raises(CheckpointError, match="are not"):
+        frontiers.settle(0.01, version=1_000_000)
+    frontiers.settle(20.0, version=1_000_000)
+    assert len(list(tmp_path.iterdir())) == 5

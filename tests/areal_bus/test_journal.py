@@ -1,0 +1,194 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_bus import journal
+from areal_bus.core.events import Event
+from areal_bus.journal import Journal
+from tools import run
+
+ROOT = Path(__file__).parents[2]
+
+
+class Clock:
+    """Monotonic time that a test moves by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return 1e9 + self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    moved = Clock()
+    monkeypatch.setattr(journal, "time", moved)
+    return moved
+
+
+def test_every_line_says_who_wrote_it_and_counts_without_gaps(tmp_path: Path) -> None:
+    book = Journal(tmp_path, role="generator", index=2, incarnation=1, term=4)
+    book.write(Event.NOTE, text='a "quoted" line\nand another')
+    book.close()
+    lines = [json.loads(line) for line in (tmp_path / "generator-2.1.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["start", "note", "spans", "end"]
+    assert [line["seq"] for line in lines] == [0, 1, 2, 3]
+    assert {(line["role"], line["rank"], line["inc"], line["term"]) for line in lines} == {("generator", 2, 1, 4)}
+    assert lines[0]["schema"] == journal.SCHEMA
+    assert lines[0]["pid"] == os.getpid()
+    assert lines[1]["text"] == 'a "quoted" line\nand another'
+
+
+def test_labels_sum_to_the_wall_time(tmp_path: Path, clock: Clock) -> None:
+    book = Journal(tmp_path, role="learner", index=0, incarnation=0)
+    clock.now += 0.25
+    book.mark("wait")
+    clock.now += 3.0
+    with book.span("train"):
+        clock.now += 2.0
+        with book.span("push"):
+            clock.now += 0.5
+        clock.now += 1.0
+    clock.now += 0.125
+    book.close()
+    lines = list(run.lines(book.path))
+    spent: dict[str, float] = {}
+    for line in lines:
+        for key, seconds in line.items():
+            if key.startswith("s_"):
+                spent[key] = spent.get(key, 0.0) + seconds
+    assert spent == pytest.approx({"s_start": 0.25, "s_wait": 3.125, "s_train": 3.0, "s_push": 0.5})
+    assert lines[-1]["wall_s"] == pytest.approx(sum(spent.values()))
+
+
+def test_spans_are_written_about_once_a_second(tmp_path: Path, clock: Clock) -> None:
+    book = Journal(tmp_path, role="reward", index=0, incarnation=0)
+    for label in ["score", "wait"] * 50:
+        clock.now += 0.1
+        book.mark(label)
+    assert 9 <= len(list(run.lines(book.path, "spans"))) <= 10
+
+
+def test_what_was_written_survives_kill_9(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys; from areal_bus.journal import Journal\n"
+        "book = Journal(pathlib.Path(sys.argv[1]), role='reward', index=0, incarnation=0)\n"
+        "for i in range(100): book.write('note', text=str(i))\n"
+        "print('written', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stdin is not None
+    with child.stdout, child.stdin:
+        assert child.stdout.readline() == b"written\n"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert [line["text"] for line in run.lines(tmp_path / "reward-0.0.jsonl", "note")] == [str(i) for i in range(100)]
+
+
+def test_the_schema_page_names_every_event() -> None:
+    page = (ROOT / "docs" / "journal.md").read_text()
+    rows = {name for line in page.splitlines() if line.startswith("|") for name in re.findall(r"\| `(\w+)` \|", line)}
+    assert {str(event) for event in Event} - rows == set()
+    assert f"**{journal.SCHEMA}**" in page
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
+    """The file may grow to 700 bytes and no further for a while, as on a disk that is full."""
+    code = (
+        "import json, resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from areal_bus.journal import Event, Journal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (700, most))\n"
+        "book = Journal(Path(sys.argv[1]), role='head', index=0, incarnation=0)\n"
+        "for k in range(10):\n"
+        "    book.write(Event.NOTE, k=k)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))\n"
+        "book.write(Event.NOTE, k=10)\n"
+        "book.close()\n"
+        "print(book.n_lost)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    n_lost = int(done.stdout)
+    readable, torn = [], 0
+    for line in (tmp_path / "head-0.0.jsonl").read_text().splitlines():
+        try:
+            readable.append(json.loads(line))
+        except ValueError:
+            torn += 1
+    assert n_lost > 1
+    assert torn <= 1
+    assert len(readable) + n_lost == readable[-1]["seq"] + 1
+    assert [line["k"] for line in readable if line["event"] == "note"][-1] == 10
+    assert done.stderr.count("loses lines") == 1
+
+
+def test_kept_lines_are_written_in_order_before_the_next_one_and_when_they_are_many(tmp_path: Path) -> None:
+    book = Journal(tmp_path, role="head", index=0, incarnation=0)
+    for k in range(3):
+        book.keep(Event.NOTE, k=k)
+    assert list(run.lines(book.path, "note")) == []
+    book.write(Event.NOTE, k=3)
+    assert [line["k"] for line in run.lines(book.path, "note")] == [0, 1, 2, 3]
+    book.keep(Event.NOTE, k=4)
+    book.flush()
+    assert [line["k"] for line in run.lines(book.path, "note")] == [0, 1, 2, 3, 4]
+    for k in range(5, 5 + journal.MOST_KEPT):
+        book.keep(Event.NOTE, k=k)
+    assert [line["k"] for line in run.lines(book.path, "note")] == list(range(5 + journal.MOST_KEPT))
+    assert [line["seq"] for line in run.lines(book.path)] == list(range(6 + journal.MOST_KEPT))
+
+
+def test_a_later_life_begins_on_a_line_of_its_own_after_half_a_line(tmp_path: Path) -> None:
+    """Which one leaves that is killed within a write."""
+    for k in range(2):
+        book = Journal(tmp_path, role="head", index=0, incarnation=0)
+        book.write(Event.NOTE, k=k)
+        with book.path.open("ab") as file:
+            file.write(b'{"t":1.0,"ev')
+    Journal(tmp_path, role="head", index=0, incarnation=0).close()
+    events = [line["event"] for line in run.lines(book.path)]
+    assert events == ["start", "note"] * 2 + ["start", "spans", "end"]
+
+
+def test_of_lines_that_were_written_together_those_that_did_not_fit_are_counted_as_lost(tmp_path: Path) -> None:
+    """The file may grow to 700 bytes and no further for a while; the line that was cut ends where the next begins."""
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from areal_bus.journal import LineFile\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "file = LineFile(Path(sys.argv[1]))\n"
+        "for limit in (700, 1000):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))\n"
+        "    file.append(*[b'%098d' % k for k in range(10)])\n"
+        "    print(file.n_lost)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))\n"
+        "file.append(b'last')\n"
+        "print(file.n_lost)\n"
+    )
+    path = tmp_path / "lines"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    whole = [line for line in path.read_text().splitlines() if line == "last" or len(line) == 98]
+    n_lost = [int(n) for n in done.stdout.split()]
+    assert n_lost[0] == 3  # 7 of 99 bytes fit, and 7 bytes of the next
+    assert len(whole) + n_lost[-1] == 21
+    assert whole[-1] == "last"
+    assert done.stderr.count("loses lines") == 1

@@ -1,0 +1,251 @@
+"""The bus between two real ends over ipc and tcp."""
+
+import gc
+import os
+import socket
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from areal_bus.errors import ConfigError, WireError
+from areal_bus.messages import Ack, HeadBeat, Message, Stop, Trajectory
+from areal_bus.transport.receive_queue import Inbox
+from areal_bus.transport.send_queue import size
+from areal_bus.wire import bundle, codec
+from tests.support.strangers import OpenBus as Bus
+from tests.support.strangers import until
+
+JOB = "job-1"
+
+
+def ack(n: int) -> Ack:
+    return Ack(uid=n, sample=0, attempt=0, evaluation="")
+
+
+def trajectory(n_bytes: int) -> Trajectory:
+    return Trajectory(
+        uid=1, sample=0, attempt=0, evaluation="", generator="g", finish="stop", segments=[[n_bytes // 4 - 1, 1]],
+        spans=[[0, 1]],
+        seconds=0.5, term=0, ids=b"\0" * n_bytes, logps=b"\0" * 4, prompt_text="p", text="é", row="{}",
+    )  # fmt: skip
+
+
+def next_of(bus: Bus) -> tuple[str, Message]:
+    got = bus.receive(10)
+    if got is None:
+        raise TimeoutError("no message within 10 s")
+    return got
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_messages_arrive_in_order_both_ways(tmp_path: Path, transport: str) -> None:
+    listen = f"ipc://{tmp_path}/s" if transport == "ipc" else "tcp://127.0.0.1:0"
+    head = Bus("head", job=JOB, listen=listen)
+    actor = Bus("generator-0.0", job=JOB)
+    actor.connect("head", head.endpoint)
+    for n in range(3000):
+        actor.send("head", ack(n))
+    assert [next_of(head) for _ in range(3000)] == [("generator-0.0", ack(n)) for n in range(3000)]
+    for n in range(3000):
+        head.send("generator-0.0", ack(n))
+    assert [next_of(actor) for _ in range(3000)] == [("head", ack(n)) for n in range(3000)]
+    actor.close()
+    head.close()
+
+
+def test_letters_sent_together_arrive_in_order_at_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, other = (Bus(name, job=JOB, listen=f"ipc://{tmp_path}/{name}") for name in ("head", "other"))
+    actor = Bus("generator-0.0", job=JOB)
+    for bus in (head, other):
+        actor.connect(bus.name, bus.endpoint)
+    kick, n_kicks = actor._kick, Counter[str]()
+    monkeypatch.setattr(actor, "_kick", lambda: (n_kicks.update(["once"]), kick()))
+    actor.send_all(("other" if n % 3 else "head", ack(n)) for n in range(1, 300))
+    actor.send_all([])
+    assert n_kicks["once"] == 1
+    actor.send("head", ack(300))
+    assert [next_of(head) for _ in range(100)] == [("generator-0.0", ack(n)) for n in range(3, 301, 3)]
+    assert [next_of(other)[1] for _ in range(200)] == [ack(n) for n in range(300) if n % 3]
+    with pytest.raises(WireError):
+        actor.send_all([("head", ack(1)), ("head", replace(trajectory(64), text="x" * (9 << 20))), ("head", ack(2))])
+    assert next_of(head)[1] == ack(1)
+    until(lambda: actor.n_waiting("head") == 0, "nothing counts that was not sent")
+    for bus in (actor, head, other):
+        bus.close()
+
+
+def test_what_is_sent_together_to_one_peer_is_one_zeromq_message(tmp_path: Path) -> None:
+    together: list[Message] = [*map(ack, range(64)), trajectory(400), Stop("last")]
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as peer:
+        peer.bind(f"ipc://{tmp_path}/peer")
+        actor = Bus("generator-0.0", job=JOB)
+        actor.connect("peer", f"ipc://{tmp_path}/peer")
+        actor.send_all(("peer", message) for message in together)
+        assert peer.poll(10_000)
+        _, *frames = peer.recv_multipart()
+        assert [codec.decode(part, job=JOB) for part in bundle.split(frames)] == together
+        until(lambda: actor.n_waiting("peer") == 0, "nothing waits any more")
+        actor.close()
+
+
+def test_an_inbox_counts_of_each_message_its_own_bytes(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    actor = Bus("generator-0.0", job=JOB)
+    actor.connect("head", head.endpoint)
+    together = [ack(1), trajectory(400), ack(2)]
+    actor.send_all(("head", message) for message in together)
+    for n in range(3):
+        next_of(head)
+        assert head.inbox.n_consumed == sum(size(codec.encode(one, job=JOB)) for one in together[: n + 1])
+    assert head.inbox.n_received == head.inbox.n_consumed
+    for bus in (actor, head):
+        bus.close()
+
+
+def test_what_was_sent_before_a_connection_is_let_go_still_goes(tmp_path: Path) -> None:
+    """Even when the bus thread finds both orders at once."""
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    actor = Bus("generator-0.0", job=JOB)
+    actor.connect("head", head.endpoint)
+    actor.send("head", ack(0))
+    next_of(head)
+    letters = [actor.outbox.letter("head", codec.encode(ack(n), job=JOB)) for n in (1, 2)]
+    actor._order(lambda: actor._orders.extend([*letters, lambda: actor._disconnect("head")]))
+    assert [next_of(head)[1] for _ in range(2)] == [ack(1), ack(2)]
+    for bus in (actor, head):
+        bus.close()
+
+
+def test_heartbeats_go_out_while_the_loop_is_busy(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    beats = iter(range(10**6))
+    actor = Bus("g", job=JOB, heartbeat=lambda: HeadBeat(term=0, version=next(beats)), heartbeat_to="head",
+                heartbeat_s=0.01)  # fmt: skip
+    actor.connect("head", head.endpoint)
+    assert [next_of(head)[1] for _ in range(3)] == [HeadBeat(term=0, version=n) for n in range(3)]
+    actor.close()
+    head.close()
+
+
+def test_a_full_inbox_stops_reading_and_loses_nothing(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", inbox_bytes=1 << 20)
+    actor = Bus("g", job=JOB)
+    actor.connect("head", head.endpoint)
+    for _ in range(100):
+        actor.send("head", trajectory(400_000))
+    actor.send("head", Stop("last"))
+    got = [next_of(head)[1] for _ in range(101)]
+    assert head.inbox.n_received <= 100 * 400_000 + (1 << 20)
+    assert got[-1] == Stop("last")
+    assert all(m == trajectory(400_000) for m in got[:-1])
+    actor.close()
+    head.close()
+
+
+def test_an_unread_inbox_stays_under_its_cap(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", inbox_bytes=1 << 20)
+    actor = Bus("g", job=JOB)
+    probe = Bus("probe", job=JOB)
+    actor.connect("head", head.endpoint)
+    for _ in range(50):
+        actor.send("head", trajectory(400_000))
+    next_of(head)
+    probe.connect("head", head.endpoint)
+    assert head.inbox.n_received - head.inbox.n_consumed <= (1 << 20) + 400_000 + 1000
+    for bus in (actor, probe, head):
+        bus.close(0)
+
+
+def test_an_inbox_that_fills_up_while_one_is_consumed_says_so() -> None:
+    """Who found it full reads on when it hears of it, and only then."""
+
+    class Raced(Inbox):
+        n_more = 0  # bytes that the bus counts as others are consumed
+
+        @property
+        def n_consumed(self) -> int:
+            return self._n_consumed
+
+        @n_consumed.setter
+        def n_consumed(self, n: int) -> None:
+            self.count(self.n_more)
+            self._n_consumed = n
+
+    inbox = Raced(100)
+    inbox.count(90)
+    inbox.n_more = 20
+    assert inbox.consume(30)
+    assert not inbox.is_full
+
+
+def test_foreign_bytes_are_refused_and_counted(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.IDENTITY, b"stranger/0123456789abcdef")
+    stranger.connect(head.endpoint)
+    for frames in ([b"garbage"], [b""], [os.urandom(100), b"x"], [b"\x80"]):
+        stranger.send_multipart(frames)
+    actor = Bus("g", job="another job")
+    actor.connect("head", head.endpoint)
+    actor.send("head", ack(1))
+    friend = Bus("friend", job=JOB)
+    friend.connect("head", head.endpoint)
+    while head.refused.total() < 5:
+        friend.send("head", ack(1))
+        assert next_of(head) == ("friend", ack(1))
+    assert sum(n for (peer, _), n in head.refused.items() if peer == "stranger") == 4
+    assert head.refused["g", "job"] == 1
+    stranger.close(0)
+    context.term()
+    for bus in (actor, friend, head):
+        bus.close()
+
+
+def test_messages_taken_and_refused_are_freed_without_the_collector(tmp_path: Path) -> None:
+    """Heads and rewards let it look seldom: nothing that came in may wait for it."""
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    actor, foreign = Bus("g", job=JOB), Bus("foreign", job="another job")
+    for bus in (actor, foreign):
+        bus.connect("head", head.endpoint)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(200):
+            actor.send("head", trajectory(40_000))
+            foreign.send("head", trajectory(40_000))
+            head.send("nobody", ack(1))
+            assert next_of(head) == ("g", trajectory(40_000))
+            head.send("g", ack(1))
+            assert next_of(actor) == ("head", ack(1))
+        n_cycles = gc.collect()
+    finally:
+        gc.enable()
+    assert n_cycles < 100
+    for bus in (actor, foreign, head):
+        bus.close()
+
+
+def test_a_message_to_nobody_is_counted(tmp_path: Path) -> None:
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    head.send("nobody", ack(1))
+    head.close()
+    assert head.outbox.undelivered == {"nobody": 1}
+
+
+def test_a_taken_port_says_which_key_to_change() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=r"bus\.port"):
+            Bus("head", job=JOB, listen=f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_wake_ends_a_wait(tmp_path: Path) -> None:
+    bus = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
+    bus.wake()
+    assert bus.receive(None) is None
+    bus.close()

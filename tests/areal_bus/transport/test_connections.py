@@ -1,0 +1,183 @@
+"""Connections that break, and members that do not hear: what the bus says of them, and what the head does then."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from areal_bus import messages as m
+from areal_bus.core.effects import Effect, Record
+from areal_bus.core.events import Event
+from areal_bus.core.head import Head
+from areal_bus.core.ledger import State
+from areal_bus.core.membership import Standing
+from areal_bus.transport.bus import Bus
+from tests.areal_bus.core.test_head import head_with, sent
+from tests.faults.proxy import Proxy
+from tests.support.strangers import JOB, next_of, until, word
+
+NAME = "generator-0.0"
+
+
+@contextlib.contextmanager
+def pair(*, tells_gone: bool = True) -> Iterator[tuple[Bus, Bus, Proxy]]:
+    """A head, and an actor that is connected to it through a proxy and was heard."""
+    head = Bus("head", job=JOB, listen="tcp://127.0.0.1:0", tells_gone=tells_gone)
+    proxy = Proxy(head.endpoint)
+    actor = Bus(NAME, job=JOB)
+    actor.connect("head", proxy.endpoint)
+    actor.send("head", word(0))
+    assert next_of(head) == (NAME, word(0))
+    yield head, actor, proxy
+    actor.close(0)
+    head.close(0)
+    proxy.close()
+
+
+# the bus
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_the_end_of_a_connection_is_told_after_all_that_came_by_it(tmp_path: Path, transport: str) -> None:
+    listen = f"ipc://{tmp_path}/s" if transport == "ipc" else "tcp://127.0.0.1:0"
+    head = Bus("head", job=JOB, listen=listen, tells_gone=True)
+    actor = Bus(NAME, job=JOB)
+    actor.connect("head", head.endpoint)
+    for number in range(100):
+        actor.send("head", word(number))
+    actor.close()
+    assert [next_of(head) for _ in range(101)] == [*((NAME, word(n)) for n in range(100)), (NAME, m.Gone())]
+    head.close(0)
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_who_connects_again_is_first_said_to_be_gone(silently: bool) -> None:
+    """Also when the head goes on believing in the connection before (half-open)."""
+    with pair() as (head, actor, proxy):
+        for number in range(1, 4):
+            proxy.cut(silently=silently)
+            until(lambda: proxy.n_connections == 1, "it connects again")
+            actor.send("head", word(number))
+            assert next_of(head) == (NAME, m.Gone())
+            assert next_of(head) == (NAME, word(number))
+        assert head.receive(0.1) is None
+
+
+def test_nobody_is_gone_where_nobody_asked() -> None:
+    with pair(tells_gone=False) as (head, actor, proxy):
+        proxy.cut()
+        until(lambda: proxy.n_connections == 1, "it connects again")
+        actor.send("head", word(1))
+        assert next_of(head) == (NAME, word(1))
+
+
+def test_silence_begins_with_the_first_word_and_is_not_counted_while_nothing_is_read() -> None:
+    with pair() as (head, actor, _):
+        assert actor.silence_s("head") == 0.0
+        head.send(NAME, word(1))
+        assert next_of(actor) == ("head", word(1))
+        until(lambda: actor.silence_s("head") > 0.05, "it grows")
+        head.send(NAME, word(2))
+        assert next_of(actor) == ("head", word(2))
+        assert actor.silence_s("head") < 10.0
+        actor.inbox.cap_bytes = 0  # a full inbox: nothing is read, so nobody is silent
+        head.send(NAME, word(3))
+        until(lambda: actor.silence_s("head") == 0.0, "its inbox is full")
+
+
+# the head
+
+
+def states(effects: list[Effect]) -> list[tuple[str, str]]:
+    lines = [x.fields for x in effects if isinstance(x, Record) and x.event is Event.MEMBER]
+    return [(line["state"], line["why"]) for line in lines]
+
+
+def beat(*, hears: bool = True) -> m.Heartbeat:
+    return m.Heartbeat(1, None, "", hears)
+
+
+def ready_head(n_generators: int = 2) -> Head:
+    head, _ = head_with(n_generators)
+    head.tick(0.1)
+    return head
+
+
+def test_what_a_generator_whose_connection_broke_held_goes_to_others_at_once() -> None:
+    head = ready_head()
+    held = [entry.uid for entry in head.rollouts.ledger.open.values() if entry.holder == NAME]
+    assert held
+    effects = head.on(NAME, m.Gone(), 1.0)
+    assert states(effects) == [("dead", "its connection is gone")]
+    again = [(to, x.uid, x.attempt) for to, x in sent(effects, m.Prompt) if x.uid in held]  # type: ignore[union-attr]
+    waiting = [uid for uid in held if head.rollouts.ledger.open[uid].state is State.QUEUED]
+    assert {uid for _, uid, _ in again} | set(waiting) == set(held)
+    assert {(to, attempt) for to, _, attempt in again} <= {("generator-1.0", 1)}
+    effects = head.on(NAME, beat(), 1.5)
+    assert [to for to, _ in sent(effects, m.Rejoin)] == [NAME]
+    assert states(effects)[0] == ("stale", "heard again")
+
+
+@pytest.mark.parametrize(("name", "joins_again"), [("reward-0.0", False), ("learner-0.0", True)])
+def test_a_reward_has_lost_nothing_that_nobody_repeats_and_a_learner_may_have(name: str, joins_again: bool) -> None:
+    head = ready_head()
+    effects = head.on(name, m.Gone(), 1.0)
+    assert bool(states(effects)) is not joins_again  # a learner is replaced by its next incarnation alone
+    assert bool(sent(head.on(name, beat(), 1.5), m.Rejoin)) is joins_again
+    assert not sent(head.on(name, beat(), 2.0), m.Rejoin)  # it is asked once
+
+
+def test_who_is_unknown_or_has_left_is_not_missed() -> None:
+    assert ready_head().on("generator-7.0", m.Gone(), 1.0) == []
+
+
+def test_a_member_that_does_not_hear_the_head_is_dead_until_it_does() -> None:
+    head = ready_head()
+    effects = head.on(NAME, beat(hears=False), 1.0)
+    assert states(effects) == [("dead", "it does not hear the head")]
+    for message in (beat(hears=False), m.Sampled(0, 0, 0, "", 3), beat(hears=False)):
+        head.on(NAME, message, 1.2)
+        assert head.members.by_name[NAME].standing is Standing.DEAD
+    assert states(head.on(NAME, beat(), 1.4))[0] == ("stale", "heard again")
+
+
+def test_a_head_that_stood_still_blames_nobody_for_not_hearing_it() -> None:
+    head = ready_head()
+    for now in (60.0, 60.1):
+        head.on(NAME, beat(hears=False), now)
+        head.tick(now)
+        assert head.members.by_name[NAME].standing is Standing.HEALTHY
+    late = 60.1 + head.rules.silent_s
+    for now in (60.5 + 0.25 * n for n in range(int(4 * head.rules.silent_s))):
+        for member in head.members.alive():
+            head.on(member.name, beat(), now)
+        head.tick(now)
+    head.on(NAME, beat(hears=False), late + 1.0)
+    assert head.members.by_name[NAME].standing is Standing.DEAD
+
+
+def push_all(head: Head, now: float) -> None:
+    """Whoever is awaited in a push completes it."""
+    while (push := head.publishing.pushes.current) is not None:
+        for name in (push.root, *push.members):
+            if name not in push.done | push.broken.keys():
+                head.on(name, m.PushDone(push.id, push.version, f"digest {push.version}", 0.0, 0.0), now)
+
+
+def test_a_prompt_is_blamed_for_deaths_alone_not_for_connections() -> None:
+    """Or a bad network would have every prompt run alone (poison)."""
+    head = ready_head(1)
+    held = next(entry.uid for entry in head.rollouts.ledger.open.values() if entry.holder == NAME)
+    for n in range(1, 5):
+        head.on(NAME, m.Gone(), float(n))
+        assert head.rollouts.ledger.open[held].n_deaths == 1
+        head.on(NAME, beat(), n + 0.1)
+        assert head.rollouts.ledger.open[held].n_deaths == 0
+        head.on(NAME, m.Join(NAME, "generator", 0, 0, "", 1, "", n), n + 0.2)
+        head.on(NAME, m.Ready(4), n + 0.3)
+        push_all(head, n + 0.4)
+        assert head.rollouts.ledger.open[held].holder == NAME
+    head.on(NAME, m.Gone(), 10.0)
+    head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 1, ""), 10.1)
+    assert head.rollouts.ledger.open[held].n_deaths == 1

@@ -1,0 +1,326 @@
+"""Whose key may speak as whom: the list itself, and two real ends that keep to it."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from actors.runtime.context import Context
+from areal_bus.config.sections import BusConfig, TopologyConfig
+from areal_bus.errors import ConfigError, WireError
+from areal_bus.messages import Role, Stop
+from areal_bus.transport.bus import Bus
+from areal_bus.transport.curve import KeyPair, Keyring, new_pair, seat_of
+from areal_bus.transport.listener import GONE
+from launch.network import Facts, keys_for, wants_curve
+from launch.topology import Seat, plan
+from tests.support.strangers import JOB, next_of, until, word
+
+HEAD, FIRST, SECOND = new_pair(), new_pair(), new_pair()
+SEATS = {"head-0": HEAD.public, "generator-0": FIRST.public, "generator-1": SECOND.public}
+
+
+@contextmanager
+def head_at(listen: str, *, seats: dict[str, str] | None = None, own: KeyPair | None = HEAD) -> Iterator[Bus]:
+    """A head with keys; without a pair of its own, one that asks for none."""
+    bus = Bus("head", job=JOB, listen=listen, keys=Keyring(own, SEATS if seats is None else seats) if own else None)
+    yield bus
+    bus.close()
+
+
+@contextmanager
+def actor_at(head: Bus, name: str, own: KeyPair | None, server: str = HEAD.public) -> Iterator[Bus]:
+    """An actor that is connected and has said Ack(0)."""
+    bus = Bus(name, job=JOB, keys=Keyring(own, {"head-0": server}) if own else None)
+    bus.connect("head", head.endpoint)
+    bus.send("head", word(0))
+    yield bus
+    bus.close(0)
+
+
+def test_a_key_speaks_as_its_own_seat_in_every_incarnation_and_as_no_other() -> None:
+    keys = Keyring(HEAD, SEATS)
+    assert keys.may_speak(FIRST.public, "generator-0.0")
+    assert keys.may_speak(FIRST.public, "generator-0.7")
+    assert not keys.may_speak(FIRST.public, "generator-1.0")
+    assert not keys.may_speak(FIRST.public, "generator-00.0")
+    assert not keys.may_speak(FIRST.public, "head")
+    assert not keys.may_speak("", "generator-0.0")
+    assert not keys.may_speak(new_pair().public, "generator-9.0")
+
+
+def test_one_key_may_have_several_seats() -> None:
+    keys = Keyring(HEAD, SEATS | {"learner-0": HEAD.public})
+    assert keys.may_speak(HEAD.public, "learner-0.0")
+    assert keys.key_of("head") == keys.key_of("learner-0.3") == HEAD.public
+
+
+def test_a_star_stands_for_the_seats_that_nobody_has() -> None:
+    late = new_pair()
+    keys = Keyring(HEAD, SEATS | {"generator-*": late.public})
+    assert keys.may_speak(late.public, "generator-2.0")
+    assert not keys.may_speak(late.public, "generator-1.0")
+    assert not keys.may_speak(late.public, "reward-0.0")
+
+
+def test_who_has_no_key_is_not_spoken_to() -> None:
+    with pytest.raises(WireError, match=r"'reward-7.0' has none"):
+        Keyring(HEAD, SEATS).key_of("reward-7.0")
+
+
+NO_KEYS = {
+    "nothing": "",
+    "short": "x",
+    "long": "x" * 41,
+    "other letters": "\N{GREEK SMALL LETTER ALPHA}" * 40,
+    "one other letter": HEAD.public[:-1] + "~",
+}
+
+
+@pytest.mark.parametrize("what", NO_KEYS)
+def test_what_is_no_key_is_refused(what: str) -> None:
+    key = NO_KEYS[what]
+    with pytest.raises(ConfigError, match="40 characters of Z85"):
+        Keyring(HEAD, {"generator-0": key})
+    with pytest.raises(ConfigError, match="40 characters of Z85"):
+        Keyring(HEAD, SEATS).allow("generator-2", key)
+
+
+def test_the_secret_half_is_not_printed() -> None:
+    assert HEAD.secret not in repr(HEAD)
+    assert HEAD.public in repr(HEAD)
+
+
+def test_a_context_carries_its_keys_and_prints_no_secret() -> None:
+    plain = Context(
+        role="generator", index=0, incarnation=0, rank=2, job=JOB, head="tcp://127.0.0.1:1", address="127.0.0.1",
+        interface="lo", device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder="/run",
+        config_folder="/config", model_folder="/model",
+    )  # fmt: skip
+    assert plain.keyring() is None
+    context = Context.from_json(
+        replace(plain, public_key=FIRST.public, secret_key=FIRST.secret, keys={"head-0": HEAD.public}).to_json()
+    )
+    assert FIRST.secret not in repr(context)
+    keys = context.keyring()
+    assert keys is not None
+    assert keys.own == FIRST
+    assert keys.key_of("head") == HEAD.public
+
+
+@pytest.mark.parametrize(("name", "seat"), [("generator-3.1", "generator-3"), ("head", "head-0"), ("g", "g-0")])
+def test_a_seat_is_a_name_without_its_incarnation(name: str, seat: str) -> None:
+    assert seat_of(name) == seat
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts", "address", "wanted"),
+    [
+        ({}, ["a"], "127.0.0.1", False),
+        ({"transport": "tcp"}, ["a"], "127.0.0.1", False),
+        ({"transport": "tcp", "curve": "on"}, ["a"], "127.0.0.1", True),
+        ({"curve": "on"}, ["a"], "127.0.0.1", True),
+        ({"interface": "eth0"}, ["a"], "10.0.0.1", True),
+        ({"interface": "eth0"}, ["a", "b"], "10.0.0.1", True),
+        ({"interface": "eth0", "curve": "off"}, ["a", "b"], "10.0.0.1", False),
+    ],
+)
+def test_connections_are_encrypted_where_others_can_reach_them(
+    settings: dict[str, str], hosts: list[str], address: str, wanted: bool
+) -> None:
+    facts = [Facts(host, {"eth0": address}) for host in hosts]
+    assert wants_curve(BusConfig.model_validate(settings), facts, [("eth0", address)] * len(hosts)) is wanted
+
+
+def test_an_actor_gets_the_keys_of_those_it_talks_to_only() -> None:
+    facts = [Facts("a", {}, key=f"key-{rank}") for rank in range(4)]
+    places = plan(TopologyConfig(), ["a"] * 4)
+    assert keys_for(Seat(Role.LEARNER, 0), places, facts) == {"head-0": "key-0"}
+    assert keys_for(Seat(Role.GENERATOR, 0), places, facts) == {"head-0": "key-0", "reward-0": "key-1"}
+    assert keys_for(Seat(Role.REWARD, 0), places, facts) == {
+        "head-0": "key-0", "generator-0": "key-2", "generator-1": "key-3",
+    }  # fmt: skip
+    assert keys_for(Seat(Role.HEAD, 0), places, facts) == {
+        "learner-0": "key-0", "reward-0": "key-1", "generator-0": "key-2", "generator-1": "key-3",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_messages_go_both_ways_under_keys(tmp_path: Path, transport: str) -> None:
+    listen = f"ipc://{tmp_path}/s" if transport == "ipc" else "tcp://127.0.0.1:0"
+    with head_at(listen) as head, actor_at(head, "generator-0.0", FIRST) as actor:
+        assert next_of(head) == ("generator-0.0", word(0))
+        for n in range(200):
+            actor.send("head", word(n))
+            head.send("generator-0.0", word(n))
+        assert [next_of(head)[1] for _ in range(200)] == [word(n) for n in range(200)]
+        assert [next_of(actor)[1] for _ in range(200)] == [word(n) for n in range(200)]
+        assert head.refused.total() == actor.refused.total() == 0
+
+
+STRANGERS = {
+    "a key on no list": (new_pair(), HEAD.public, "key"),
+    "no key": (None, HEAD.public, "handshake"),
+    "another server's key": (FIRST, SECOND.public, "handshake"),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_who_has_not_the_keys_is_kept_out_and_counted(stranger: str) -> None:
+    own, server, reason = STRANGERS[stranger]
+    with head_at("tcp://127.0.0.1:0") as head, actor_at(head, "generator-0.0", FIRST) as actor:
+        assert next_of(head) == ("generator-0.0", word(0))
+        with actor_at(head, "generator-1.0", own, server):
+            until(lambda: reason in {why for _, why in head.refused}, "it is counted")
+            actor.send("head", word(1))
+            assert next_of(head) == ("generator-0.0", word(1))
+        assert {peer for peer, _ in head.refused} <= {"127.0.0.1", GONE}
+        assert head.receive(0) is None
+
+
+@pytest.mark.parametrize("first", ["the thief", "the owner"])
+def test_a_stolen_name_is_refused_and_its_owner_is_heard_and_reached(first: str) -> None:
+    with head_at("tcp://127.0.0.1:0") as head:
+        if first == "the owner":
+            with actor_at(head, "generator-0.0", FIRST) as owner, actor_at(head, "generator-0.0", SECOND) as thief:
+                check_theft(head, owner, thief)
+        else:
+            with actor_at(head, "generator-0.0", SECOND) as thief:
+                until(lambda: head.refused["generator-0.0", "key"], "the thief is refused")
+                with actor_at(head, "generator-0.0", FIRST) as owner:
+                    check_theft(head, owner, thief)
+
+
+def check_theft(head: Bus, owner: Bus, thief: Bus) -> None:
+    until(lambda: head.refused["generator-0.0", "key"], "the thief is refused")
+    assert next_of(head) == ("generator-0.0", word(0))  # the owner's
+    thief.send("head", Stop("by the thief"))
+    owner.send("head", word(1))
+    assert next_of(head) == ("generator-0.0", word(1))
+    head.send("generator-0.0", word(2))
+    assert next_of(owner) == ("head", word(2))
+    until(lambda: head.refused["generator-0.0", "key"] == 2, "the thief's second message is refused")
+    assert thief.receive(0) is None
+    assert head.receive(0) is None
+
+
+def test_the_next_incarnation_speaks_with_the_same_key() -> None:
+    with head_at("tcp://127.0.0.1:0") as head:
+        for incarnation in (0, 1):
+            with actor_at(head, f"generator-0.{incarnation}", FIRST):
+                assert next_of(head) == (f"generator-0.{incarnation}", word(0))
+
+
+def test_who_comes_late_is_let_in_once_its_key_is_allowed() -> None:
+    late = new_pair()
+    with head_at("tcp://127.0.0.1:0") as head:
+        with actor_at(head, "generator-2.0", late):
+            until(lambda: head.refused["127.0.0.1", "key"], "it is refused")
+        head.allow("generator-2", late.public)
+        with actor_at(head, "generator-2.0", late):
+            assert next_of(head) == ("generator-2.0", word(0))
+
+
+def test_no_key_is_allowed_where_none_is_asked_for(tmp_path: Path) -> None:
+    with head_at(f"ipc://{tmp_path}/s", own=None) as head, pytest.raises(ConfigError, match=r"bus\.curve"):
+        head.allow("generator-2", FIRST.public)
+
+
+def test_a_reward_without_a_key_is_refused_and_the_rest_goes_on() -> None:
+    with head_at("tcp://127.0.0.1:0") as head, actor_at(head, "generator-0.0", FIRST) as actor:
+        actor.connect("reward-0.0", head.endpoint)
+        actor.connect("reward-1.0", "nonsense://")
+        until(lambda: len(actor.refused) == 2, "both are counted")
+        assert set(actor.refused) == {("reward-0.0", "endpoint"), ("reward-1.0", "endpoint")}
+        head_has = [next_of(head)]
+        actor.send("head", word(1))
+        assert [*head_has, next_of(head)] == [("generator-0.0", word(0)), ("generator-0.0", word(1))]
+
+
+def test_without_keys_a_name_stays_with_its_first_connection_until_that_is_gone(tmp_path: Path) -> None:
+    with head_at(f"ipc://{tmp_path}/s", own=None) as head:
+        with actor_at(head, "generator-0.0", None) as owner:
+            assert next_of(head) == ("generator-0.0", word(0))
+            with actor_at(head, "generator-0.0", None):
+                until(lambda: head.refused["generator-0.0", "taken"], "the second one is refused")
+                head.send("generator-0.0", word(1))
+                assert next_of(owner) == ("head", word(1))  # and nothing of what asked whether it is there
+        with actor_at(head, "generator-0.0", None):
+            assert next_of(head) == ("generator-0.0", word(0))
+
+
+class Cable:
+    """A connection to `port` that can be cut at its near end only: the far end goes on believing in it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._near: list[socket.socket] = []
+        self._old: list[socket.socket] = []
+        self._far: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._near.append(near)
+                self._far.append(far)
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    @staticmethod
+    def _carry(one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+
+    def cut(self) -> None:
+        for near in self._near:
+            near.shutdown(socket.SHUT_RDWR)
+        self._old, self._near = self._near, []
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for each in (self._listener, *self._old, *self._near, *self._far):
+            each.close()
+
+
+@pytest.mark.parametrize("keys", [True, False])
+def test_who_connects_again_is_heard_though_its_old_connection_seems_to_be_there(keys: bool) -> None:
+    with head_at("tcp://127.0.0.1:0", own=HEAD if keys else None) as head:
+        cable = Cable(int(head.endpoint.rpartition(":")[2]))
+        actor = Bus("generator-0.0", job=JOB, keys=Keyring(FIRST, {"head-0": HEAD.public}) if keys else None)
+        actor.connect("head", cable.endpoint)
+        actor.send("head", word(0))
+        assert next_of(head) == ("generator-0.0", word(0))
+        cable.cut()
+        until(lambda: cable._near, "it connects again")
+        actor.send("head", word(1))
+        assert next_of(head) == ("generator-0.0", word(1))
+        head.send("generator-0.0", word(2))
+        assert next_of(actor) == ("head", word(2))
+        actor.close(0)
+        cable.close()
+
+
+def test_the_door_keeps_out_who_speaks_no_zmtp_under_keys() -> None:
+    with head_at("tcp://127.0.0.1:0") as head, actor_at(head, "generator-0.0", FIRST):
+        assert next_of(head) == ("generator-0.0", word(0))
+        context = zmq.Context()
+        plain = context.socket(zmq.DEALER)
+        plain.setsockopt(zmq.LINGER, 0)
+        plain.setsockopt(zmq.IDENTITY, b"generator-1.0/0123456789abcdef")
+        plain.connect(head.endpoint)
+        plain.send(b"anything")
+        until(lambda: head.refused, "it is counted")
+        plain.close()
+        context.term()
+        assert head.receive(0) is None

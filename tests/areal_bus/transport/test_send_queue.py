@@ -1,0 +1,240 @@
+"""What a peer does not take: how much of it waits, what becomes of the rest, and who hears of that."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import zmq
+from loguru import logger
+
+import actors.rewards.actor
+from actors.generator.delivery import Delivery
+from actors.rewards.actor import RewardLoop
+from actors.rewards.pool import WorkerPool
+from actors.runtime.context import Pulse, note_voids
+from actors.runtime.head_session import Presence
+from areal_bus.journal import Journal
+from areal_bus.messages import Directory, Stop
+from areal_bus.transport import send_queue
+from areal_bus.transport.listener import CLIENT_AHEAD
+from areal_bus.wire.bundle import split
+from tests.areal_bus.transport.test_bus import JOB, trajectory
+from tests.support.strangers import OpenBus as Bus
+from tests.support.strangers import until
+from tools import run
+
+REWARD = "reward-0.0"
+N_BYTES = 100_000
+
+
+@dataclass(frozen=True)
+class Deaf:
+    """A generator's bus, and a reward that never reads."""
+
+    bus: Bus
+    endpoint: str
+    socket: zmq.Socket[bytes]
+
+    def hear_all(self) -> None:
+        """It reads after all, until there is nothing left."""
+        while self.socket.poll(500):
+            self.socket.recv_multipart()
+
+    @property
+    def n_waiting(self) -> int:
+        return self.bus.n_waiting(REWARD)
+
+
+@contextmanager
+def deaf_reward(folder: Path, *, name: str = REWARD) -> Iterator[Deaf]:
+    endpoint = f"ipc://{folder}/deaf"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as reward:
+        reward.setsockopt(zmq.RCVHWM, 1)
+        reward.setsockopt(zmq.LINGER, 0)
+        reward.bind(endpoint)
+        bus = Bus("generator-0.0", job=JOB)
+        bus.connect(name, endpoint)
+        try:
+            yield Deaf(bus, endpoint, reward)
+        finally:
+            bus.close(0)
+
+
+@contextmanager
+def listening(name: str, folder: Path) -> Iterator[Bus]:
+    bus = Bus(name, job=JOB, listen=f"ipc://{folder}/{name}")
+    try:
+        yield bus
+    finally:
+        bus.close(0)
+
+
+@contextmanager
+def warnings() -> Iterator[list[str]]:
+    told: list[str] = []
+    number = logger.add(lambda message: told.append(message.record["message"]), level="WARNING")
+    try:
+        yield told
+    finally:
+        logger.remove(number)
+
+
+def test_what_is_sent_again_anyhow_waits_up_to_a_bound_in_bytes_and_what_is_void_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told to people and to the journal when the count has doubled; what nobody sends again waits on."""
+    monkeypatch.setattr(send_queue, "OUTBOX_BYTES", 1 << 20)
+    with warnings() as told, deaf_reward(tmp_path) as deaf:
+        for _ in range(4 * CLIENT_AHEAD):
+            deaf.bus.send(REWARD, trajectory(N_BYTES))
+        until(lambda: not deaf.bus._orders and deaf.bus.outbox.undelivered[REWARD], "what is beyond it is void")
+        n_void = deaf.bus.outbox.undelivered[REWARD]
+        assert deaf.n_waiting <= 1 << 20
+        for _ in range(100):
+            deaf.bus.send(REWARD, Stop("x" * 60_000))
+        until(lambda: not deaf.bus._orders, "they wait")
+        assert deaf.bus.outbox.undelivered[REWARD] == n_void
+        assert deaf.n_waiting > 2 << 20
+        journal = Journal(tmp_path / "journal", role="generator", index=0, incarnation=0)
+        note_voids(deaf.bus, journal)
+        note_voids(deaf.bus, journal)
+    doubled = [1 << k for k in range(n_void.bit_length())]
+    why = f"messages to {REWARD} are void, {{}} so far: it takes none, and 1 MiB wait for it"
+    assert told == [f"generator-0.0: {why.format(k)}" for k in doubled]
+    (note,) = run.lines(journal.path, "note")
+    assert (note["peer"], note["n"], note["text"]) == (REWARD, doubled[-1], why.format(doubled[-1]))
+
+
+def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes on by itself when it does."""
+    monkeypatch.setattr(actors.rewards.actor, "ROOM_BYTES", 1 << 20)
+    journal = Journal(tmp_path / "journal", role="reward", index=0, incarnation=0)
+    with (
+        deaf_reward(tmp_path, name="head") as deaf,
+        WorkerPool("sums", tmp_path, n_workers=1, timeout_s=10.0) as pool,
+        listening(REWARD, tmp_path) as bus,
+    ):
+        bus.connect("head", deaf.endpoint)
+        loop = RewardLoop(bus, Presence(bus, silent_s=60.0), pool, journal, Pulse(), capacity=1)
+        for _ in range(4 * CLIENT_AHEAD):
+            bus.send("head", Stop("x" * 60_000))
+        until(lambda: not bus._orders, "they wait")
+        deaf.bus.connect(REWARD, bus.endpoint)
+        deaf.bus.send(REWARD, trajectory(400))
+        until(lambda: bus.inbox.n_received > 0, "it has come in")
+        for _ in range(20):
+            loop.turn()
+        assert bus.inbox.n_consumed == 0
+        deaf.hear_all()
+        until(lambda: (loop.turn(), run_has_score(journal))[1], "it is scored")
+
+
+def run_has_score(journal: Journal) -> bool:
+    return bool(list(run.lines(journal.path, "score")))
+
+
+def test_bytes_wait_from_the_call_of_send_until_they_go_or_their_peer_is_let_go(tmp_path: Path) -> None:
+    with deaf_reward(tmp_path) as deaf:
+        assert deaf.n_waiting == 0
+        deaf.bus.send(REWARD, trajectory(N_BYTES))
+        until(lambda: deaf.n_waiting == 0, "ZeroMQ takes it")
+        for _ in range(4 * CLIENT_AHEAD):
+            deaf.bus.send(REWARD, trajectory(N_BYTES))
+        assert deaf.n_waiting > N_BYTES
+        deaf.bus.disconnect(REWARD)
+        deaf.bus.send(REWARD, trajectory(N_BYTES))
+        until(lambda: deaf.n_waiting == 0, "nothing waits for nobody")
+        until(lambda: deaf.bus.outbox.undelivered[REWARD] == 1, "what comes for nobody is void")
+        deaf.bus.send("nobody", Stop("now"))
+        until(lambda: deaf.bus.outbox.undelivered["nobody"] == 1, "it is void, too")
+        assert deaf.bus.n_waiting("nobody") == 0
+
+
+def test_what_is_said_to_be_void_waits_no_more() -> None:
+    box = send_queue.Outbox("a bus", None, {}, {})
+    waiting: list[int] = []
+    sink = logger.add(lambda _: waiting.append(box.n_bytes("nobody")), level="DEBUG")
+    try:
+        box.letter("nobody", [b"four"])()
+        box.flush()
+    finally:
+        logger.remove(sink)
+    assert waiting == [0]
+
+
+def test_a_bundle_that_is_void_counts_as_so_many_messages() -> None:
+    box = send_queue.Outbox("a bus", None, {}, {})
+    for _ in range(40):
+        box.letter("nobody", [b"four"])()
+    box.flush()
+    assert box.undelivered == {"nobody": 40}
+    assert [(void.peer, void.n) for void in box.voids()] == [("nobody", 40)]
+    assert box.n_bytes("nobody") == 0
+
+
+def test_a_burst_goes_as_it_is_posted_and_is_not_held_against_the_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_queue, "OUTBOX", 300)
+    monkeypatch.setattr(send_queue, "OUTBOX_BYTES", 1 << 20)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer, context.socket(zmq.ROUTER) as reward:
+        dealer.setsockopt(zmq.LINGER, 0)
+        reward.bind(f"ipc://{tmp_path}/burst")
+        dealer.connect(f"ipc://{tmp_path}/burst")
+        box = send_queue.Outbox("a bus", None, {REWARD: dealer}, {})
+        for frames in [*[[b"few", b"bytes"]] * 1000, *[[b"many", bytes(50_000)]] * 100]:
+            box.letter(REWARD, frames, is_kept=True)()
+        box.flush()
+        assert not box.undelivered
+
+
+def test_what_is_sent_again_is_void_beyond_its_bound_and_all_else_goes_with_what_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in its turn, though some that are kept and some that are not go in one bundle."""
+    monkeypatch.setattr(send_queue, "OUTBOX_BYTES", 1000)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer, context.socket(zmq.ROUTER) as reward:
+        box = send_queue.Outbox("a bus", None, {REWARD: dealer}, {})
+        for n in range(20):
+            box.letter(REWARD, [b"%02d" % n, bytes(98)], is_kept=n % 2 == 0)()
+            box.flush()  # it takes none: it is not connected
+        assert box.undelivered == {REWARD: 5}
+        assert box.n_bytes(REWARD) == 1500
+        reward.bind(f"ipc://{tmp_path}/late")
+        dealer.connect(f"ipc://{tmp_path}/late")
+        box.flush()
+        assert (box.waiting, box.n_bytes(REWARD)) == ({}, 0)
+        numbers: list[int] = []
+        while len(numbers) < 15:
+            assert reward.poll(10_000)
+            numbers += [int(part[0]) for part in split(reward.recv_multipart()[1:])]
+        assert numbers == [*range(10), *range(11, 20, 2)]
+
+
+def test_who_does_not_read_is_sent_no_copies_without_end(tmp_path: Path) -> None:
+    """Ten trajectories, each due again at every turn: ZeroMQ's queues fill with copies, then no further one is made."""
+    delivery = Delivery(resend_s=1.0)
+    with deaf_reward(tmp_path) as deaf:
+        delivery.directory(Directory([REWARD], [deaf.endpoint]))
+        for sample in range(10):
+            delivery.add(replace(trajectory(N_BYTES), sample=sample))
+        n_sent = sum(turn(delivery, deaf.bus, now=2.0 * k) for k in range(20_000))
+        assert 10 <= n_sent <= 4 * CLIENT_AHEAD
+        until(still(delivery, deaf.bus), "a thousand turns send nothing")
+        assert 0 < deaf.n_waiting <= 10 * (N_BYTES + 1000)
+
+
+def turn(delivery: Delivery, bus: Bus, now: float) -> int:
+    n = 0
+    for to, due, _ in delivery.due(now, bus.n_waiting):
+        bus.send(to, due)
+        n += 1
+    return n
+
+
+def still(delivery: Delivery, bus: Bus) -> Callable[[], bool]:
+    return lambda: sum(turn(delivery, bus, now=1e6 + 2.0 * k) for k in range(1000)) == 0

@@ -1,0 +1,314 @@
+"""The weight push over real processes: the root is here, members are `member_process.py` processes on loopback."""
+
+import ipaddress
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed
+from areal_bus.messages import PushBegin
+from areal_bus.weights.process_group import join_store, serve_store
+from areal_bus.weights.protocol import Ready
+from areal_bus.weights.receiver import Member
+from areal_bus.weights.sender import Root
+from areal_bus.weights.shared_memory import place_of
+from areal_bus.weights.snapshot import Snapshot, forms_of, take_snapshot
+from tests.areal_bus.weights.member_process import fingerprint
+from tests.areal_bus.weights.peer_process import Peer
+
+BUCKET = 1 << 16
+HERE = place_of(torch.device("cpu"))
+
+
+class Ring:
+    """One root, as many members as asked for, and numbers for pushes and views."""
+
+    def __init__(self) -> None:
+        self.store, self.endpoint = serve_store("127.0.0.1")
+        self.root = Root(self.store, interface="lo", address="127.0.0.1")
+        self.peers: dict[str, Peer] = {}
+        self.n_pushes = 0
+        self.view = 0
+
+    def members(self, *names: str) -> list[Peer]:
+        new = [Peer(name, "tests.areal_bus.weights.member_process", name) for name in names if name not in self.peers]
+        self.peers |= {peer.name: peer for peer in new}
+        for peer in new:
+            assert peer.answer() == {"up": peer.name}
+        return [self.peers[name] for name in names]
+
+    def begin(self, snapshot: Snapshot, *names: str, timeout_s: float = 60.0, view: int | None = None) -> PushBegin:
+        if view is None:
+            self.view += 1
+        self.n_pushes += 1
+        return PushBegin(
+            push=self.n_pushes,
+            version=snapshot.version,
+            view=self.view if view is None else view,
+            members=list(names),
+            store=self.endpoint,
+            timeout_s=timeout_s,
+        )
+
+
+@pytest.fixture(scope="module")
+def ring() -> Iterator[Ring]:
+    torch.set_num_threads(1)
+    ring = Ring()
+    yield ring
+    ring.root.close()
+    ends = {name: peer.end() for name, peer in ring.peers.items()}
+    killed = {name for name, (code, _) in ends.items() if code == -9}
+    assert {name: end for name, end in ends.items() if name not in killed} == {
+        name: (0, "") for name in ends if name not in killed
+    }, "members end without a word"
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    """fp32 and bf16, a scalar, an empty and a strided tensor, one larger than several buckets, one tied pair."""
+    torch.manual_seed(seed)
+    head = torch.randn(211, 317)
+    return {
+        "embedding": head,
+        "norm": torch.randn(317).bfloat16(),
+        "projection": torch.randn(64, 129).bfloat16(),
+        "scale": torch.tensor(0.1 + seed),
+        "empty": torch.empty(0, 5),
+        "turned": torch.randn(31, 77).t(),
+        "every_other": torch.randn(100)[::2],
+        "steps": torch.arange(seed, seed + 7),
+        "lm_head": head,
+    }
+
+
+def snapshot(version: int, seed: int | None = None, bucket_bytes: int = BUCKET) -> Snapshot:
+    taken = take_snapshot(version, weights(version if seed is None else seed), bucket_bytes=bucket_bytes)
+    assert taken is not None
+    return taken
+
+
+def test_members_hold_the_roots_bits_and_the_next_push_reuses_group_and_memory(ring: Ring) -> None:
+    peers = ring.members("generator-0.0", "generator-1.0")
+    names = [peer.name for peer in peers]
+    for version in (1, 2, 3):
+        sent = snapshot(version)
+        begin = ring.begin(sent, *names, view=100)
+        for peer in peers:
+            peer.order(begin, reuse=version == 3)
+        done = ring.root.push(sent, begin)
+        assert (done.push, done.version, done.digest, done.stall_s) == (begin.push, version, sent.digest, 0.0)
+        expected = {name: fingerprint(tensor) for name, tensor in weights(version).items() if name != "lm_head"}
+        for peer in peers:
+            answer = peer.answer()
+            assert answer["tensors"] == expected
+            assert answer["digest"] == answer["held"] == sent.digest
+            assert answer["reused"] == (version == 3)
+    assert ring.store.add("groups", 0) == 1, "three pushes of one view share one group"
+
+
+def test_a_catch_up_push_of_another_view_leaves_the_rings_group_alone(ring: Ring) -> None:
+    peers = ring.members("generator-0.0", "generator-1.0")
+    sent = snapshot(4)
+    groups = []
+    for view, part in ((200, peers), (201, peers[1:]), (200, peers)):
+        begin = ring.begin(sent, *(peer.name for peer in part), view=view)
+        for peer in part:
+            peer.order(begin)
+        ring.root.push(sent, begin)
+        assert [peer.answer()["digest"] for peer in part] == [sent.digest] * len(part)
+        groups.append(ring.store.add("groups", 0))
+    assert groups == [groups[0], groups[0] + 1, groups[0] + 1]
+
+
+@pytest.mark.parametrize("place", [0, 2, 3])
+def test_a_member_killed_in_mid_push_fails_it_at_once_and_a_new_view_of_the_survivors_works(
+    ring: Ring, place: int
+) -> None:
+    survivors = ring.members("generator-0.0", "generator-1.0", "generator-2.0")
+    (dying,) = ring.members(f"generator-3.{place}")
+    names = [peer.name for peer in survivors]
+    names.insert(place, dying.name)  # gloo sends along a tree: the place decides who notices
+    sent = take_snapshot(5, {"w": torch.randn(8 << 20)}, bucket_bytes=1 << 20)
+    assert sent is not None
+    begin = ring.begin(sent, *names, timeout_s=120)
+    for peer in survivors:
+        peer.order(begin)
+    dying.order(begin, signal_at=[3, signal.SIGKILL])
+    began = time.monotonic()
+    with pytest.raises(PushFailed, match="version 5"):
+        ring.root.push(sent, begin)
+    for peer in survivors:
+        assert "version 5" in peer.answer()["error"]
+    assert time.monotonic() - began < 60, "long before the deadline"
+    assert dying.process.wait(10) == -9
+
+    again = ring.begin(sent, *(peer.name for peer in survivors))
+    for peer in survivors:
+        peer.order(again)
+    assert ring.root.push(sent, again).digest == sent.digest
+    assert [peer.answer()["held"] for peer in survivors] == [sent.digest] * 3
+
+
+def test_a_member_that_never_comes_is_named_at_the_deadline(ring: Ring) -> None:
+    (peer,) = ring.members("generator-0.0")
+    sent = snapshot(6)
+    begin = ring.begin(sent, peer.name, "generator-9.0", timeout_s=1.0)
+    peer.order(replace(begin, timeout_s=30.0))  # it began first, and must not be the first to give up
+    with pytest.raises(PushFailed, match=r"complete 1 s after its begin.*generator-9\.0"):
+        ring.root.push(sent, begin)
+    assert "version 6" in peer.answer()["error"]
+
+
+def test_a_flipped_bit_is_found_by_the_member_that_received_it(ring: Ring) -> None:
+    (peer,) = ring.members("generator-0.0")
+    sent = snapshot(7)
+    sent.tensors()["projection"].view(torch.uint8)[3, 5] ^= 4
+    begin = ring.begin(sent, peer.name, view=300)
+    peer.order(begin)
+    ring.root.push(sent, begin)
+    assert "1 of 8 tensors of version 7" in (said := peer.answer()["error"])
+    assert "projection" in said
+
+    right = snapshot(8)
+    begin = ring.begin(right, peer.name, view=300)
+    peer.order(begin)
+    ring.root.push(right, begin)
+    assert peer.answer()["held"] == right.digest, "the same view works again, with a new group"
+
+
+def test_another_model_is_refused_with_the_first_difference(ring: Ring) -> None:
+    (peer,) = ring.members("generator-0.0")
+    sent = snapshot(9)
+    expect = forms_of(sent.tensors()) | {"norm": ((318,), "bfloat16")}
+    begin = ring.begin(sent, peer.name)
+    peer.order(begin, expect=expect)
+    sentence = r"norm is bfloat16 \[318\] here and bfloat16 \[317\] in the push"
+    with pytest.raises(PushFailed, match=rf"generator-0\.0: .*{sentence}"):
+        ring.root.push(sent, begin)
+    assert "norm is bfloat16 [318] here" in peer.answer()["error"]
+
+
+def test_cancel_ends_a_push_that_waits(ring: Ring) -> None:
+    sent = snapshot(10)
+    begin = ring.begin(sent, "generator-9.0")
+    failures: list[PushFailed] = []
+
+    def push() -> None:
+        try:
+            ring.root.push(sent, begin)
+        except PushFailed as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    wait_for(lambda: sent.n_users == 1)
+    with pytest.raises(ImpossibleEvent, match="version 10 is being pushed"):
+        take_snapshot(11, weights(), previous=sent, bucket_bytes=BUCKET)
+    ring.root.cancel()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "cancelled" in str(failures[0])
+    assert sent.n_users == 0
+
+
+def test_a_push_without_members_is_done_at_once(ring: Ring) -> None:
+    sent = snapshot(12)
+    assert ring.root.push(sent, ring.begin(sent)).digest == sent.digest
+
+
+def test_a_push_sends_the_version_that_was_announced(ring: Ring) -> None:
+    sent = snapshot(13)
+    begin = ring.begin(snapshot(14), "generator-0.0")
+    with pytest.raises(PushFailed, match="version 14, snapshot 13"):
+        ring.root.push(sent, begin)
+
+
+def test_a_member_without_a_store_to_join_says_so() -> None:
+    member = Member("generator-0.0", address="127.0.0.1", interface="lo")
+    begin = PushBegin(push=0, version=0, view=0, members=["generator-0.0"], store="127.0.0.1:1", timeout_s=1.0)
+    with pytest.raises(PushFailed, match="must reach the root's store"):
+        member.receive(begin)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "*", "", "localhost", "::"])
+def test_the_store_refuses_what_is_not_one_numeric_address(address: str) -> None:
+    with pytest.raises(ConfigError):
+        serve_store(address)
+
+
+def test_store_and_groups_listen_on_the_named_address_only(ring: Ring) -> None:
+    (peer,) = ring.members("generator-0.0")
+    client = join_store(ring.endpoint, 5)
+    client.set("hello", "there")
+    assert ring.store.get("hello") == b"there"
+    sent = snapshot(15)
+    begin = ring.begin(sent, peer.name)
+    peer.order(begin)
+    ring.root.push(sent, begin)
+    peer.answer()
+    for process, n_least in ((os.getpid(), 2), (peer.process.pid, 1)):  # gloo, and the store here
+        heard = listening(process)
+        assert len(heard) >= n_least
+        assert {address for address, _ in heard} == {ipaddress.ip_address("127.0.0.1")}
+    assert int(ring.endpoint.rpartition(":")[2]) in {port for _, port in listening(os.getpid())}
+
+
+def listening(pid: int) -> set[tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]]:
+    """(address, port) of every TCP socket on which the process listens, from /proc."""
+    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists() or path.is_symlink()]
+    inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                words, port = fields[1].split(":")
+                raw = b"".join(bytes.fromhex(words[i : i + 8])[::-1] for i in range(0, len(words), 8))
+                found.add((ipaddress.ip_address(raw), int(port, 16)))
+    return found
+
+
+def wait_for(fact: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    pulse = threading.Event()
+    while not fact():
+        assert time.monotonic() < deadline
+        pulse.wait(0.005)
+
+
+def test_a_push_whose_member_died_before_the_members_met_is_called_off_at_once(ring: Ring) -> None:
+    """Gloo itself would wait for the dead one until the deadline, at the root and at every other member."""
+    (peer,) = ring.members("generator-0.0")
+    sent = snapshot(9)
+    begin = ring.begin(sent, peer.name, "generator-8.0")
+    last_words = Ready("", HERE, os.getpid())
+    ring.store.set(f"push/{begin.push}/ready/generator-8.0", last_words.encode())
+    peer.order(begin)
+    errors: list[PushFailed] = []
+
+    def push() -> None:
+        with pytest.raises(PushFailed) as failed:
+            ring.root.push(sent, begin)
+        errors.append(failed.value)
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    wait_for(lambda: ring.store.check([f"push/{begin.push}/go"]))
+    began = time.monotonic()
+    ring.root.cancel(begin.push)
+    thread.join(30.0)
+    answer = peer.answer()
+    assert time.monotonic() - began < 5.0 < begin.timeout_s
+    assert "was cancelled here; it waited for the members to meet" in str(errors[0])
+    assert "was given up" in str(answer["error"])
+    again = ring.begin(sent, peer.name)
+    peer.order(again)
+    ring.root.push(sent, again)
+    assert peer.answer()["digest"] == sent.digest

@@ -1,0 +1,291 @@
+"""Every record goes over the wire whole, and nothing else gets in."""
+
+import dataclasses
+import time
+import tracemalloc
+import typing
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal_bus import messages
+from areal_bus.errors import WireError
+from areal_bus.wire import codec, schema
+from areal_bus.wire.header import MAX_OBJECT_BYTES, unpack_weighed, weigh
+
+JOB = "job"
+INTS = st.integers(-(2**63), 2**63 - 1)
+Values = dict[typing.Any, st.SearchStrategy[typing.Any]]  # by declared type
+VALUES: Values = {
+    int: INTS,
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    str: st.text(max_size=20),
+    bool: st.booleans(),
+    list[str]: st.lists(st.text(max_size=5), max_size=4),
+    list[int]: st.lists(INTS, max_size=4),
+    list[list[int]]: st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(list), max_size=3),
+    dict[str, float]: st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
+    bool | None: st.none() | st.booleans(),
+    int | None: st.none() | INTS,
+}
+FRAMES = {"text": st.text(), "int32": st.integers(0, 9).map(lambda n: b"abcd" * n), "float32": st.just(b"\0" * 8)}
+
+
+def of(kind: type, values: Values = VALUES) -> st.SearchStrategy[typing.Any]:
+    """Records of that kind that may be sent."""
+    hints = typing.get_type_hints(kind)
+    fields = {
+        f.name: FRAMES[f.metadata["frame"]]
+        if "frame" in f.metadata
+        else value_of(f"{kind.__name__}.{f.name}", hints[f.name], values)
+        for f in dataclasses.fields(kind)
+    }
+    built = st.builds(kind, **fields)
+    return built.map(whole) if {"segments", "ids"} <= hints.keys() else built
+
+
+def value_of(field: str, hint: type, values: Values) -> st.SearchStrategy[typing.Any]:
+    return st.sampled_from(list(schema.WORDS[field])).map(str) if field in schema.WORDS else values[hint]
+
+
+def whole(record: typing.Any) -> typing.Any:
+    """With as many ids, log-probs and versions as its segments say."""
+    n_given, n_sampled = sum(g for g, _ in record.segments), sum(s for _, s in record.segments)
+    return dataclasses.replace(
+        record, spans=[[3, n_sampled]], ids=b"abcd" * (n_given + n_sampled), logps=b"\0\1\2\3" * n_sampled
+    )
+
+
+@settings(max_examples=300)
+@given(st.one_of([of(kind) for kind in codec.KINDS.values()]))
+def test_every_record_survives_the_wire(message: messages.Message) -> None:
+    assert codec.decode(codec.encode(message, job=JOB), job=JOB) == message
+
+
+@settings(max_examples=300)
+@given(st.lists(st.binary(max_size=300), max_size=4))
+def test_random_bytes_are_a_wire_error(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        codec.decode(frames, job=JOB)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_damaged_message_is_a_wire_error_or_another_message(data: st.DataObject) -> None:
+    frames = list(codec.encode(data.draw(st.one_of([of(kind) for kind in codec.KINDS.values()])), job=JOB))
+    at = data.draw(st.integers(0, len(frames) - 1))
+    start = data.draw(st.integers(0, len(frames[at])))
+    stop = data.draw(st.integers(start, min(start + 8, len(frames[at]))))
+    frames[at] = frames[at][:start] + data.draw(st.binary(max_size=8)) + frames[at][stop:]
+    try:
+        sent = codec.encode(codec.decode(frames, job=JOB), job=JOB)
+    except WireError:
+        return
+    assert codec.encode(codec.decode(sent, job=JOB), job=JOB) == sent
+
+
+def header(**changes: typing.Any) -> bytes:
+    """A header of a Stop with some parts changed."""
+    parts = {"p": messages.PROTOCOL, "j": JOB, "k": "Stop", "f": {"reason": "x"}, "n": []} | changes
+    return typing.cast(bytes, msgpack.packb(parts))
+
+
+SCORED = messages.Scored(
+    status="value", reward=1.0, correct=None, error="", score_s=0.1, uid=0, sample=0, attempt=0, evaluation="",
+    generator="generator-0.0", finish="stop", segments=[[1, 2]], spans=[[0, 2]], seconds=1.0, term=0,
+    ids=b"\1\0\0\0" * 3, logps=b"\0\0\0\xbf" * 2, prompt_text="p", text="t",
+)  # fmt: skip
+
+
+def scored(frames: dict[int, bytes] | None = None, **fields: typing.Any) -> list[bytes]:
+    """The frames of a Scored with some header fields or whole frames changed, as a stranger would make them."""
+    whole_one = codec.encode(SCORED, job=JOB)
+    raw = [frame if (frames or {}).get(at) is None else (frames or {})[at] for at, frame in enumerate(whole_one)]
+    parts = msgpack.unpackb(raw[0])
+    parts["f"] |= fields
+    parts["n"] = [len(frame) for frame in raw[1:]]
+    return [msgpack.packb(parts), *raw[1:]]
+
+
+def test_the_unchanged_messages_of_these_tests_are_accepted() -> None:
+    assert codec.decode([header()], job=JOB) == messages.Stop("x")
+    assert codec.decode(scored(), job=JOB) == SCORED
+
+
+def deep(n: int) -> list[typing.Any]:
+    value: list[typing.Any] = []
+    for _ in range(n):
+        value = [value]
+    return value
+
+
+NAN, INF = float("nan"), float("inf")
+HOSTILE = {
+    "no frame": ([], "frames"),
+    "an empty frame": ([b""], "header"),
+    "another protocol": ([header(p=99)], "protocol"),
+    "another protocol with another header": ([msgpack.packb({"p": 99, "more": 1})], "protocol"),
+    "another job": ([header(j="other")], "job"),
+    "an unknown kind": ([header(k="Evil")], "kind"),
+    "what only a bus says": ([header(k="Gone", f={})], "kind"),
+    "a private name as kind": ([header(k="__class__")], "kind"),
+    "a missing field": ([header(f={})], "fields"),
+    "a further field": ([header(f={"reason": "x", "more": 1})], "fields"),
+    "a wrong type": ([header(f={"reason": 3})], "fields"),
+    "a number that is a bool": ([header(k="BatchRequest", f={"step": True})], "fields"),
+    "a protocol that is a bool": ([header(p=True)], "header"),
+    "a frame too many": ([header(), b"x"], "frames"),
+    "a declared frame that is not there": ([header(n=[4])], "frames"),
+    "lengths that are no list": ([header(n=0)], "frames"),
+    "depth": ([header(f={"reason": deep(400)})], "depth"),
+    "more depth than bytes allow": ([b"\x91" * 60_000], "depth"),
+    "arrays that say they are long, in each other": ([b"\xdc\xff\xff" * 1000], "size"),
+    "64 KiB of empty lists": ([b"\xdd\x00\x00\xff\xf0" + b"\x90" * 0xFFF0], "size"),
+    "64 KiB of empty maps": ([b"\xdd\x00\x00\xff\xf0" + b"\x80" * 0xFFF0], "size"),
+    "64 KiB of numbers": ([b"\xdd\x00\x00\xff\xf0" + b"\xe0" * 0xFFF0], "size"),
+    "a list as header": ([msgpack.packb([1, 2])], "header"),
+    "a header key twice": ([b"\x82\xa1p\x01\xa1p\x01"], "header"),
+    "an ext type": ([header(f={"reason": msgpack.ExtType(5, b"x")})], "header"),
+    "a large ext type": ([header(f={"reason": msgpack.ExtType(5, b"x" * 60_000)})], "ext"),
+    "bytes for text": ([header(f={"reason": b"x"})], "header"),
+    "bytes after the header": ([header() + b"\0"], "header"),
+    "a truncated header": ([header()[:-1]], "header"),
+    "text that is no UTF-8": ([header(f={"reason": "xx"}).replace(b"xx", b"\xff\xfe")], "header"),
+    "an integer over 64 bits": ([header(k="BatchRequest", f={"step": 2**64 - 1})], "fields"),
+    "64 KiB of short texts, and a frame that is not there": (
+        [header(k="Directory", f={"names": ["x" * 80] * 740, "endpoints": [], "life": 0}, n=[1])],
+        "frames",
+    ),
+    "a large header": ([header(f={"reason": "x" * codec.MAX_HEADER_BYTES})], "size"),
+    "a pickle": ([b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x01."], "header"),
+    "a reward that is no number": (scored(reward=NAN), "fields"),
+    "an infinite reward": (scored(reward=-INF), "fields"),
+    "a status of its own": (scored(status="pass"), "fields"),
+    "a role of its own": (
+        [
+            header(
+                k="Join",
+                f={"name": "x-0.0", "role": "x", "index": 0, "incarnation": 0, "endpoint": "", "pid": 1, "host": ""},
+            )
+        ],
+        "fields",
+    ),
+    "negative counts": (scored(segments=[[1, -2]]), "fields"),
+    "segments of three": (scored(segments=[[1, 1, 1]]), "fields"),
+    "fewer ids than tokens": (scored({1: b"\1\0\0\0"}), "frames"),
+    "more log-probs than tokens": (scored({2: b"\0" * 12}), "frames"),
+    "versions of other tokens": (scored(spans=[[0, 3]]), "frames"),
+    "segments without end": (scored(segments=[[2**62, 2**62]] * 9), "frames"),
+    "half a number": (scored({1: b"\0" * 13}), "frames"),
+    "a negative token": (scored({1: b"\1\0\0\xff" * 3}), "numbers"),
+    "a log-prob that is no number": (scored({2: b"\0\0\xc0\x7f" * 2}), "numbers"),
+    "an infinite log-prob": (scored({2: b"\0\0\x80\xff" * 2}), "numbers"),
+    "a large array": (scored({1: b"\0" * (codec.MAX_ARRAY_BYTES + 4)}), "size"),
+    "a large text": (scored({4: b"x" * (codec.MAX_TEXT_BYTES + 1)}), "size"),
+    "a text that is no UTF-8": (scored({4: b"x" * (codec.MAX_TEXT_BYTES - 2) + b"\xff"}), "text"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_hostile_is_refused_by_its_rule(name: str) -> None:
+    frames, reason = HOSTILE[name]
+    with pytest.raises(WireError) as refused:
+        codec.decode(frames, job=JOB)
+    assert refused.value.reason == reason
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_hostile_costs_little_time_and_memory(name: str) -> None:
+    """50 ms, and twice the cap of what carries it: a header's, or a frame's."""
+    frames, _ = HOSTILE[name]
+    cap = codec.MAX_FRAME_BYTES if sum(map(len, frames)) > 2 * codec.MAX_HEADER_BYTES else codec.MAX_HEADER_BYTES
+    spent = []
+    for _ in range(3):
+        began = time.thread_time()
+        with pytest.raises(WireError):
+            codec.decode(frames, job=JOB)
+        spent.append(time.thread_time() - began)
+    assert min(spent) < 0.05
+    tracemalloc.start()
+    with pytest.raises(WireError):
+        codec.decode(frames, job=JOB)
+    assert tracemalloc.get_traced_memory()[1] < 2 * cap
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [*codec.KINDS.values(), messages.Gone])
+def test_records_have_slots_and_are_said_to_be_frozen(kind: type) -> None:
+    """To mypy, which is all that refuses an assignment (`messages.record`)."""
+    assert not hasattr(kind, "__weakref__")
+    assert not any("__dict__" in vars(one) for one in kind.__mro__)
+    marks = messages.record.__dataclass_transform__  # type: ignore[attr-defined]
+    assert marks.get("frozen_default") or marks["kwargs"]["frozen_default"]  # 3.12 and newer, or 3.11
+
+
+def test_another_protocol_is_refused_with_both_versions_named() -> None:
+    with pytest.raises(WireError, match=f"protocol {messages.PROTOCOL} is spoken here; the peer speaks 99"):
+        codec.decode([header(p=99)], job=JOB)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"reward": NAN}, {"seconds": INF}, {"status": "pass"}, {"spans": [[0, 1]]}, {"ids": b""},
+     {"logps": b"\0\0\xc0\x7f" * 2}, {"text": "x" * (codec.MAX_TEXT_BYTES + 1)}, {"error": "x" * 70_000}],
+)  # fmt: skip
+def test_what_would_be_refused_is_not_sent(change: dict[str, typing.Any]) -> None:
+    with pytest.raises(WireError):
+        codec.encode(dataclasses.replace(SCORED, **change), job=JOB)
+
+
+ATOMS = st.none() | st.booleans() | INTS | st.floats() | st.text(max_size=40)
+VALUES_OF_ANY_KIND = st.recursive(
+    ATOMS, lambda inner: st.lists(inner, max_size=30) | st.dictionaries(st.text(max_size=4), inner, max_size=8)
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(VALUES_OF_ANY_KIND, st.integers(1, 300))
+def test_a_header_is_judged_to_be_at_least_as_large_as_what_it_becomes(value: typing.Any, times: int) -> None:
+    packed = typing.cast(bytes, msgpack.packb({"v": [value] * times}))
+    tracemalloc.start()
+    try:
+        unpack_weighed(packed, weigh(packed))
+    except WireError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < MAX_OBJECT_BYTES + 4096
+
+
+def test_text_that_is_no_utf_8_is_refused() -> None:
+    trajectory = messages.Prompt(uid=0, attempt=0, born=0, samples=[0], evaluation="", row="{}")
+    frames = codec.encode(trajectory, job=JOB)
+    with pytest.raises(WireError, match="UTF-8"):
+        codec.decode([frames[0], b"\xff\xfe"], job=JOB)
+
+
+def test_an_oversize_header_is_never_sent() -> None:
+    with pytest.raises(WireError, match="at most"):
+        codec.encode(messages.Stop("x" * 70_000), job=JOB)
+
+
+def test_a_megabyte_of_empty_lists_costs_no_memory() -> None:
+    bomb = [b"\xdd\x00\x0f\xff\xff" + b"\x90" * ((1 << 20) - 1)]
+    tracemalloc.start()
+    with pytest.raises(WireError):
+        codec.decode(bomb, job=JOB)
+    assert tracemalloc.get_traced_memory()[1] < 2 * codec.MAX_HEADER_BYTES
+    tracemalloc.stop()
+
+
+def test_a_trajectory_costs_about_eight_bytes_a_token() -> None:
+    n = 1000
+    t = messages.Trajectory(
+        uid=1, sample=0, attempt=0, evaluation="", generator="generator-0.0", finish="stop", segments=[[0, n]],
+        spans=[[3, n]], seconds=1.0, term=0, ids=b"\0" * 4 * n, logps=b"\0" * 4 * n, prompt_text="", text="", row="",
+    )  # fmt: skip
+    assert sum(map(len, codec.encode(t, job=JOB))) / n < 8.5

@@ -1,0 +1,275 @@
+"""Rules that look right and are not: each is first seen to fail, then ours holds in the same story."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from areal_bus.core.gate import Gate
+from areal_bus.core.head import Head
+from areal_bus.core.publisher import Publishing
+from areal_bus.core.staleness import StalenessPolicy, runs_under
+from areal_bus.messages import Role
+from tools.staleness.simulator.ring import Ring
+from tools.staleness.simulator.scenario import Fault, Scenario
+
+HOLD = StalenessPolicy.HOLD
+
+
+def train(gate: Gate, *borns: int, publish: bool = True) -> int:
+    """Take a batch of prompts born at these versions, update and publish. Returns its largest c - born."""
+    clock = gate.take(borns)
+    gate.finish_update(gate.u + 1)
+    if publish:
+        gate.publish(gate.u)
+    return clock - min(borns)
+
+
+# 1: the paper's gate, eq. 3
+
+
+def test_overtaking_under_the_papers_gate_trains_beyond_eta() -> None:
+    """B = 1, eta = 1: a and b are admitted at version 0; b, then c, then a train, and a is two versions old."""
+    paper = Gate(batch_size=1, eta=1, policy=StalenessPolicy.PAPER)
+    paper.admit(0)  # a, slow
+    paper.admit(0)  # b
+    train(paper, 0)  # b
+    paper.admit(1)  # c: eq. 3 lets it in
+    train(paper, 1)  # c
+    assert train(paper, 0) == 2  # a
+
+    hold = Gate(batch_size=1, eta=1, policy=HOLD)
+    hold.admit(0)
+    hold.admit(0)
+    train(hold, 0)
+    hold.admit(1)
+    assert not hold.may_take(1, {1: 1})  # c must wait for a
+    assert train(hold, 0) == 1
+
+    drop = Gate(batch_size=1, eta=1, policy=StalenessPolicy.DROP)
+    drop.admit(0)
+    drop.admit(0)
+    train(drop, 0)
+    drop.admit(1)
+    train(drop, 1)
+    assert drop.is_too_old(0)  # a is refunded, and its row issued again
+
+    spans = [[0, 30], [1, 5], [2, 7]]  # a's tokens, had it lived through two swaps
+    assert runs_under(StalenessPolicy.PAPER, spans, 2, 1) == [(30, True), (5, True), (7, True)]
+    assert runs_under(StalenessPolicy.MASK, spans, 2, 1) == [(30, False), (5, True), (7, True)]
+
+
+# 2 to 4: holds that do not hold
+
+
+class WaitsForTheDue(Gate):
+    """Wrong: waits only for prompts that must be in this very batch, and admits by eq. 3."""
+
+    def may_admit(self, born: int) -> bool:
+        return self.free > 0
+
+    def may_take(self, n_prompts: int, ready: Mapping[int, int]) -> bool:
+        if self.policy is not HOLD:
+            return True
+        due = sum(n for born, n in self._born.items() if born + self.eta <= self.w)
+        return due == sum(n for born, n in ready.items() if born + self.eta <= self.w)
+
+    def take(self, borns: Sequence[int]) -> int:
+        return unguarded(self, borns)
+
+
+class JudgesByPublished(Gate):
+    """Wrong: the right bound, with the published version v for the clock w."""
+
+    def may_admit(self, born: int) -> bool:
+        return self.free > 0 and self._at(self.v, lambda: self._has_room(born))
+
+    def may_take(self, n_prompts: int, ready: Mapping[int, int]) -> bool:
+        return self._at(self.v, lambda: Gate.may_take(self, n_prompts, ready))
+
+    def take(self, borns: Sequence[int]) -> int:
+        return unguarded(self, borns)
+
+    def _at(self, clock: int, judge: Callable[[], bool]) -> bool:
+        w, self.w = self.w, clock
+        try:
+            return judge()
+        finally:
+            self.w = w
+
+
+def unguarded(gate: Gate, borns: Sequence[int]) -> int:
+    """The batch as the wrong rule wants it, without the real gate's last check."""
+    gate.policy = StalenessPolicy.PAPER
+    try:
+        return Gate.take(gate, borns)
+    finally:
+        gate.policy = HOLD
+
+
+def test_waiting_only_for_those_already_due_fails_at_eta_2() -> None:
+    """B = 1, eta = 2: two prompts are due by the same batch, and each alone could still wait."""
+
+    def story(gate: Gate) -> int:
+        for _ in range(3):
+            gate.admit(0)  # a, b and c: due by batch 2
+        train(gate, 0)  # a
+        gate.admit(1)  # d: due by batch 3, and ready at once
+        if gate.may_take(1, {1: 1}):
+            train(gate, 1)
+        return max(train(gate, 0), train(gate, 0))
+
+    assert story(WaitsForTheDue(batch_size=1, eta=2, policy=HOLD)) == 3
+    assert story(Gate(batch_size=1, eta=2, policy=HOLD)) == 2
+
+
+def test_judging_by_the_published_version_fails_while_a_push_is_in_flight() -> None:
+    """B = 1, eta = 2: update 2 is finished, its push is not, and c is due by batch 2, the next one."""
+
+    def story(gate: Gate) -> int:
+        for _ in range(3):
+            gate.admit(0)  # a, b and c
+        train(gate, 0)
+        gate.admit(1)  # d
+        train(gate, 0, publish=False)
+        if gate.may_take(1, {1: 1}):  # d is ready, c is not
+            train(gate, 1)
+        return train(gate, 0)
+
+    assert story(JudgesByPublished(batch_size=1, eta=2, policy=HOLD)) == 3
+    assert story(Gate(batch_size=1, eta=2, policy=HOLD)) == 2
+
+
+def play(gate: Gate, seed: int, n_acts: int = 400) -> tuple[int, bool]:
+    """Random finishing, updates and publishing, as slow and as disordered as they may be. (largest age, all wait)."""
+    rng = random.Random(seed)
+    working: list[int] = []
+    ready: list[int] = []
+    oldest = 0
+    for _ in range(n_acts):
+        acts = []
+        held = rng.choice((gate.v, gate.u))  # a generator may already have the version that is on its way
+        if gate.may_admit(held):
+            acts.append("admit")
+        if working:
+            acts.append("finish")
+        size = min(gate.batch_size, len(ready))
+        if gate.u == gate.w and size == gate.batch_size and gate.may_take(size, counts(ready)):
+            acts.append("take")
+        if gate.u < gate.w:
+            acts.append("update")
+        if gate.v < gate.u:
+            acts.append("publish")
+        if not acts and not gate.may_admit(gate.v):
+            return oldest, True
+        act = rng.choice(acts or ["none"])
+        if act == "admit":
+            gate.admit(held)
+            working.append(held)
+        elif act == "finish":
+            ready.append(working.pop(int(len(working) * rng.random() ** 0.5)))  # mostly the younger ones
+            ready.sort()
+        elif act == "take":
+            clock = gate.take(ready[:size])
+            oldest = max(oldest, clock - ready[0])
+            del ready[:size]
+        elif act == "update":
+            gate.finish_update(gate.w)
+        elif act == "publish":
+            gate.publish(gate.u)
+    return oldest, False
+
+
+def test_judging_by_the_published_version_can_leave_everyone_waiting() -> None:
+    """Two prompts overdue at B = 1: no batch leaves room for the other one."""
+    shapes = [(batch_size, eta, seed) for batch_size in (1, 2) for eta in (1, 2, 3) for seed in range(40)]
+    n_stuck = 0
+    for batch_size, eta, seed in shapes:
+        n_stuck += play(JudgesByPublished(batch_size=batch_size, eta=eta, policy=HOLD), seed)[1]
+    assert n_stuck > 0
+
+
+def counts(borns: Sequence[int]) -> dict[int, int]:
+    return {born: borns.count(born) for born in borns}
+
+
+@pytest.mark.parametrize("wrong", [WaitsForTheDue, JudgesByPublished])
+def test_random_runs_break_the_wrong_holds_and_never_ours(wrong: type[Gate]) -> None:
+    shapes = [(batch_size, eta, seed) for batch_size in (1, 2) for eta in (1, 2, 3) for seed in range(40)]
+    n_broken = 0
+    for batch_size, eta, seed in shapes:
+        n_broken += play(wrong(batch_size=batch_size, eta=eta, policy=HOLD), seed)[0] > eta
+        oldest, waits = play(Gate(batch_size=batch_size, eta=eta, policy=HOLD), seed)
+        assert oldest <= eta
+        assert not waits
+    assert n_broken > 10
+
+
+# 3: when credits return
+
+
+class ReturnsWhenTaken(Gate):
+    """Wrong: a batch gives its credits back when it is taken."""
+
+    def take(self, borns: Sequence[int]) -> int:
+        clock = super().take(borns)
+        self.in_training = 0
+        return clock
+
+    def publish(self, version: int) -> int:
+        self.v = version
+        return 0
+
+
+def test_credits_returned_when_a_batch_is_taken_make_eta_0_stale() -> None:
+    wrong = ReturnsWhenTaken(batch_size=1, eta=0)
+    wrong.admit(0)
+    wrong.take([0])
+    assert wrong.free == 1
+    wrong.admit(0)  # sampled by version 0 while version 1 is being made
+    wrong.finish_update(1)
+    wrong.publish(1)
+    assert train(wrong, 0) == 1  # older than eta = 0
+
+    right = Gate(batch_size=1, eta=0)
+    right.admit(0)
+    right.take([0])
+    assert not right.may_admit(0)
+    right.finish_update(1)
+    assert not right.may_admit(0)  # nobody has version 1 yet
+    right.publish(1)
+    right.admit(1)
+    assert train(right, 1) == 0
+
+
+# 5: no catch-up push
+
+
+class NoCatchUp(Publishing):
+    """Wrong: weights go out only with an update."""
+
+    def _begin(self, now: float) -> None:
+        if self.gate.u > self.gate.v or self.gate.v == 0:
+            super()._begin(now)
+
+
+class HeadWithoutCatchUp(Head):
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)  # type: ignore[arg-type]
+        self.publishing.__class__ = NoCatchUp
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+def test_without_a_catch_up_push_learner_and_generator_wait_for_each_other(policy: StalenessPolicy) -> None:
+    """The only generator misses the push of version 1: the learner waits for data, the generator for weights."""
+    cut = Fault("cut", Role.GENERATOR, 0, 22.0, 60.0)
+    scenario = Scenario(
+        3, policy, 1, 0, 1, 4, n_generators=1, update_s=16.0, faults=(cut,), silent_s=1000.0, calm_s=90.0
+    )
+    outcome = Ring(scenario, head_class=HeadWithoutCatchUp).run()
+    assert outcome.end is None
+    assert [violation.invariant for violation in outcome.violations] == ["I11"]
+    outcome = Ring(scenario).run()
+    assert outcome.end is not None
+    assert outcome.end.code == 0
+    assert not outcome.violations

@@ -1,0 +1,65 @@
+"""eta = 0 is the synchronous algorithm: the ring over real processes and the plain loop, 20 steps, bit for bit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.offline import synchronous_reference
+from areal_bus.config.loader import load
+from areal_bus.errors import ConfigError
+from tests.support.replaying import replay_run
+from tools.bench.eta0 import bench as eta0
+
+
+def shorten(file: Path, n_lines: int) -> Path:
+    short = file.with_name("short.jsonl")
+    short.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:n_lines]))
+    return short
+
+
+@pytest.mark.slow
+def test_the_ring_of_two_generators_and_the_plain_loop_are_the_same_bits(tmp_path: Path) -> None:
+    run, plain = eta0.ring(tmp_path, 2), eta0.reference(tmp_path, 2)
+    likeness = eta0.compare(run, plain, n_generators=2)
+    assert likeness.difference is None
+    assert likeness.n_same == eta0.STEPS
+    holders = {line["uid"]: line["holder"] for line in run.events("lease", role="head")}
+    assert holders == {uid: f"generator-{uid % 2}.0" for uid in range(8 * eta0.STEPS)}
+    lengths = {line["n_tokens"] for line in run.events("trajectory", role="head")}
+    assert len(lengths) > 5  # or queue, order and batch would be put to no test
+    assert replay_run(run.folder, n_generators=2).head.gate.u == eta0.STEPS
+    short = eta0.compare(run, shorten(plain, eta0.STEPS), n_generators=2)
+    assert not short.identical_batches  # a step less is a difference
+    forged = plain.read_text().replace('"sample":3,"ids":[', '"sample":3,"ids":[7,', 1)
+    plain.write_text(forged)
+    assert eta0.compare(run, plain, n_generators=2).difference == "step 1: batch"
+
+
+@pytest.mark.soak
+def test_the_ring_of_one_generator_and_the_plain_loop_are_the_same_bits(tmp_path: Path) -> None:
+    likeness = eta0.compare(eta0.ring(tmp_path, 1), eta0.reference(tmp_path, 1), n_generators=1)
+    assert likeness.difference is None
+    assert likeness.n_same == eta0.STEPS
+
+
+def test_the_plain_loop_takes_part_in_no_ring() -> None:
+    code = "import sys, actors.offline.synchronous_reference; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "actors.learner.ppo" in done.stdout.splitlines()
+    ring = {"head", "gate", "ledger", "membership", "rollouts", "batches", "publishing", "pushes", "supply"}
+    assert not {f"areal_bus.{name}" for name in ring} & set(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("rollout.max_head_offpolicyness=1", "set rollout.max_head_offpolicyness = 0"),
+        ("learner.loop=my:loop", "my:loop"),
+    ],
+)
+def test_the_plain_loop_refuses_what_it_cannot_stand_for(change: str, sentence: str) -> None:
+    synchronous_reference.check(load(eta0.CONFIG, eta0.CHANGES), 1)
+    with pytest.raises(ConfigError, match=sentence):
+        synchronous_reference.check(load(eta0.CONFIG, [*eta0.CHANGES, change]), 1)

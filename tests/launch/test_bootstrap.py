@@ -1,0 +1,132 @@
+"""How ranks meet, over real processes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_bus.config.sections import LaunchConfig
+from areal_bus.errors import ConfigError
+from launch.bootstrap import EnvBootstrap, Missing, pack, rank_and_size, unpack
+
+ROOT = Path(__file__).parents[2]
+EXCHANGE = """
+import json, sys
+from areal_bus.config.sections import LaunchConfig
+from launch.bootstrap import open_bootstrap
+b = open_bootstrap(LaunchConfig(bootstrap=sys.argv[1], rendezvous=sys.argv[2], timeout_s=60))
+first = b.allgather(bytes([b.rank]) * 1000 * b.rank)
+second = b.allgather(str(b.rank).encode())
+ok = first == [bytes([r]) * 1000 * r for r in range(b.size)] and second == [str(r).encode() for r in range(b.size)]
+b.close()
+sys.stdout.write(json.dumps([b.rank, ok]) + "\\n") if sys.argv[1] == "env" else sys.stdout.write(f"{ok}\\n")
+"""
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+
+def start(rank: int, size: int, *, job: str, rendezvous: str = "") -> "subprocess.Popen[str]":
+    environ = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(size), "TORCHELASTIC_RUN_ID": job}
+    command = [sys.executable, "-c", EXCHANGE, "env", rendezvous]
+    return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("rendezvous", ["", "ipc"])
+def test_ranks_meet_through_the_environment_alone(tmp_path: Path, rendezvous: str) -> None:
+    where = f"ipc://{tmp_path}/meet" if rendezvous else ""
+    ranks = [start(rank, 3, job=str(tmp_path), rendezvous=where) for rank in (2, 1, 0)]
+    answers = sorted(json.loads(rank.communicate(timeout=60)[0]) for rank in ranks)
+    assert answers == [[0, True], [1, True], [2, True]]
+
+
+def test_a_meeting_leaves_no_folder(tmp_path: Path) -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": str(tmp_path)}
+    left = meeting_places()  # by jobs that were killed
+    alone = EnvBootstrap("", 5, environ)
+    assert alone.allgather(b"x") == [b"x"]
+    alone.close()
+    assert meeting_places() <= left
+
+
+def meeting_places() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob(f"areal-bus-{os.getuid()}-*/rendezvous.sock"))
+
+
+def test_the_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    waiting = EnvBootstrap(f"ipc://{tmp_path}/meet", 0.2, {"RANK": "0", "WORLD_SIZE": "2"})
+    with pytest.raises(Missing, match=r"launch\.timeout_s = 0\.2: rank 1 did not come"):
+        waiting.allgather(b"")
+    waiting.close()
+
+
+def test_a_rank_without_rank_0_says_so(tmp_path: Path) -> None:
+    waiting = EnvBootstrap(f"ipc://{tmp_path}/meet", 0.2, {"RANK": "1", "WORLD_SIZE": "2"})
+    with pytest.raises(Missing, match="rank 0 did not answer"):
+        waiting.allgather(b"")
+    waiting._socket.setsockopt(zmq.LINGER, 0)  # what was for rank 0 is for nobody
+    waiting.close()
+
+
+def test_a_taken_rendezvous_is_refused(tmp_path: Path) -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "1"}
+    first = EnvBootstrap("tcp://127.0.0.1:*", 1, environ)
+    url = first._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    with pytest.raises(ConfigError, match=r"launch\.rendezvous must be free at rank 0"):
+        EnvBootstrap(url, 1, environ)
+    first.close()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_an_address_that_is_none_is_refused_at_every_rank(rank: str) -> None:
+    with pytest.raises(ConfigError, match=r"launch\.rendezvous must"):
+        EnvBootstrap("foo", 1, {"RANK": rank, "WORLD_SIZE": "2"})
+
+
+@given(st.lists(st.binary(max_size=100)))
+def test_parts_survive_packing(parts: list[bytes]) -> None:
+    assert unpack(pack(parts)) == parts
+
+
+@pytest.mark.parametrize(
+    "names", [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("RANK", "WORLD_SIZE")]
+)
+def test_rank_and_size_come_from_whoever_started_us(names: tuple[str, str]) -> None:
+    assert rank_and_size({names[0]: "3", names[1]: "8"}) == (3, 8)
+    assert rank_and_size({}) == (0, 1)
+
+
+@pytest.mark.parametrize(("rank", "size"), [("x", "3"), ("0", ""), ("3", "3"), ("-1", "3"), ("1.0", "3")])
+def test_a_rank_that_cannot_be_is_refused(rank: str, size: str) -> None:
+    with pytest.raises(ConfigError, match=rf"counts ranks from 0: RANK is '{rank}' and WORLD_SIZE '{size}'"):
+        rank_and_size({"RANK": rank, "WORLD_SIZE": size})
+
+
+def test_a_rank_alone_ends_with_a_sentence(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "areal_bus.launch", "configs/tiny.toml", "--set", "launch.bootstrap=env"]
+    line += ["--set", "launch.timeout_s=0.2", "--set", f"launch.rendezvous=ipc://{tmp_path}/meet"]
+    environ = os.environ | {"RANK": "1", "WORLD_SIZE": "3"}
+    done = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "rank 1: all ranks must meet within launch.timeout_s = 0.2: rank 0 did not answer\n"
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
+def test_ranks_meet_through_mpi() -> None:
+    command = [str(MPIRUN), "--oversubscribe", "-np", "3", sys.executable, "-c", EXCHANGE, "mpi", ""]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | MPI, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split() == ["True"] * 3, done.stderr
+    assert done.returncode == 0
+
+
+def test_the_default_is_mpi() -> None:
+    assert LaunchConfig().bootstrap == "mpi"

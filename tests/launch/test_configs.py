@@ -1,0 +1,101 @@
+"""The configs that come with the project: each can be planned, and those for GPUs say how they are started."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from areal_bus.config.gpu_memory import gib_of
+from areal_bus.config.loader import load
+from areal_bus.errors import ConfigError
+from launch.dry_run import dry_run, look_ahead
+from launch.gpus import check_gpus
+from launch.topology import least_ranks
+
+FOLDER = Path(__file__).parents[2] / "configs"
+BASES = {"paper.toml", "gpus.toml"}
+CONFIGS = sorted(path for path in FOLDER.glob("*.toml") if path.name not in BASES)
+FOR_GPUS = sorted(FOLDER.glob("gpus-*.toml"))
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_can_be_planned(file: Path) -> None:
+    config = load(file, (), {})
+    said = dry_run(config, file, None)
+    assert said.startswith(f"{least_ranks(config.topology)} ranks, ")
+    assert "head-0 + learner-0" in said
+
+
+@pytest.mark.parametrize("file", FOR_GPUS, ids=lambda path: path.stem)
+def test_a_config_for_gpus_says_how_it_is_started_and_fits_them(file: Path) -> None:
+    config, first = load(file, (), {}), file.read_text().splitlines()[0]
+    n_gpus = int(file.stem.split("-")[1])
+    assert first.startswith("# ")
+    line = f"mpirun -np {config.topology.ranks} python -m areal_bus.launch configs/{file.name}"
+    assert first.endswith(f": {line}")
+    assert config.run.name == file.stem
+    assert config.topology.gpus_per_host == n_gpus
+    said = dry_run(config, file, None)
+    rows = re.findall(r"^[0-9]+ +host-0 +([0-9]+) ", said, re.MULTILINE)
+    assert {int(gpu) for gpu in rows} == set(range(n_gpus)), "every GPU is used"
+    assert len(rows) == (2 if n_gpus == 1 else n_gpus)
+    assert "unknown" not in said
+
+
+def test_one_gpu_of_24_gib_holds_learner_and_generator() -> None:
+    file = FOLDER / "gpus-1.toml"
+    found = re.search(
+        r"GPU 0 of host-0: ranks 0 and 1 need ([0-9.]+) GiB together", dry_run(load(file, (), {}), file, None)
+    )
+    assert found is not None
+    assert 10 < float(found[1]) < 20, "CUDA takes some for itself, twice"
+
+
+def test_without_the_gpus_a_start_ends_with_a_sentence_that_names_the_host() -> None:
+    check_gpus(2, ["a", "a", "b"], [(2, "2.13.0"), (2, "2.13.0"), (8, "2.13.0")])
+    check_gpus(0, ["a"], [(0, "")])
+    with pytest.raises(ConfigError, match=r"gpus_per_host = 2 needs .*: torch \(2\.13\.0\) finds 1 on b; run on such"):
+        check_gpus(2, ["a", "b"], [(2, "2.13.0"), (1, "2.13.0")])
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU here")
+def test_a_start_on_a_machine_without_gpus_says_so_once_and_leaves_no_run(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "areal_bus.launch", str(FOLDER / "gpus-1.toml"), "--set", "launch.bootstrap=env"]
+    words += ["--set", f"run.folder={tmp_path / 'runs'}"]
+    meeting = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": str(tmp_path)}
+    ranks = [
+        subprocess.Popen(words, cwd=FOLDER.parent, env=meeting | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert re.fullmatch(r"error: topology\.gpus_per_host = 1 needs .* finds 0 on .*--dry-run\n", said[0])
+    assert said[1] == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_every_package_that_make_setup_installs_is_pinned_and_data_sets_are_among_them() -> None:
+    """Issue 32.9: eleven configs need datasets."""
+    root = FOLDER.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    installed = re.search(r"--editable '\.\[([a-z,]+)\]'", (root / "launch" / "setup.sh").read_text())
+    assert installed is not None
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(need for extra in installed[1].split(",") for need in extras[extra])]
+    pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (root / "constraints.txt").read_text().lower(), re.MULTILINE))
+    names = {re.split(r"[<>=\[ ]", need)[0].lower() for need in wanted}
+    assert "datasets" in names
+    assert names - pinned == set()
+
+
+@pytest.mark.parametrize("size", ["1.5b", "7b", "14b", "32b"])
+def test_a_size_of_the_paper_names_its_card_and_fits_it(size: str) -> None:
+    """Issue 32.22: 7b's generators, 14b's and 32b's learners did not fit cards of 80 GB."""
+    file = FOLDER / f"{size}.toml"
+    config = load(file, (), {})
+    assert gib_of(config.topology.gpu_memory_gib) is not None
+    assert not look_ahead(config, file, None).is_too_large

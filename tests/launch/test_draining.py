@@ -1,0 +1,96 @@
+"""What signals do to a rank: an orderly end when there is time for it, an end at once when there is none."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_bus.config.sections import LaunchConfig
+from launch.supervise import Supervisor
+from tests.launch.test_supervise import KILL, READ, WAIT, gone, line, rank
+
+LISTEN = "from actors import draining; draining.listen(); print('up', flush=True)\n"
+UNTIL_ASKED = "while not draining.asked(): time.sleep(0.01)\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_actors_and_rank(number: signal.Signals) -> None:
+    with rank(WAIT) as process:
+        child = int(line(process))
+        process.send_signal(number)
+        assert process.wait(10) == 128 + number
+    assert gone(child)
+
+
+def test_an_end_at_once_says_which_checkpoint_is_safe(tmp_path: Path) -> None:
+    for name in ("checkpoints/step-000010", "checkpoints/step-000020", "checkpoints/step-000030", "frontiers"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("frontier-000010", "frontier-000020"):  # none for 30: nobody can go back there
+        (tmp_path / "frontiers" / name).touch()
+    with rank(WAIT, role="head", run=tmp_path) as process:
+        line(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 128 + signal.SIGINT
+        assert process.stderr is not None
+        safe = tmp_path / "checkpoints" / "step-000020"
+        again = f"python -m areal_bus.launch --resume {tmp_path} goes on from there"
+        said = process.stderr.read()
+        assert said.startswith(f"rank 3: SIGINT: ends at once; {safe} is safe, what came after it is lost; {again}; ")
+
+
+def test_an_end_at_once_before_the_first_checkpoint_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+    """Issue 32.8: Ctrl-C was silent there."""
+    with rank(WAIT, role="head", run=tmp_path) as process:
+        line(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr is not None
+        again = f"python -m areal_bus.launch --resume {tmp_path} begins again at version 0"
+        first = f"to save first, use kill -USR1 $(cat {tmp_path}/pid) instead"
+        said = f"rank 3: SIGINT: ends at once; no checkpoint was written yet; {again}; {first}\n"
+        assert process.stderr.read() == said
+
+
+@pytest.mark.parametrize(("number", "bootstrap"), [(signal.SIGUSR1, "mpi"), (signal.SIGTERM, "env")])
+def test_a_notice_drains_through_the_head_even_before_that_listens(number: signal.Signals, bootstrap: str) -> None:
+    head = READ + f"\nwhile not signal.sigpending(): time.sleep(0.01)\n{LISTEN}assert draining.asked()"
+    with rank(head, role="head", bootstrap=bootstrap) as process:
+        line(process)
+        process.send_signal(number)
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert process.stderr.read().startswith(f"rank 3: {number.name}: drains, that is checkpoint and end, within ")
+
+
+def test_a_head_that_comes_back_is_told_again_to_drain() -> None:
+    head = READ + LISTEN + UNTIL_ASKED + f"inc or {KILL}"
+    with rank(head, role="head") as process:
+        line(process)
+        assert line(process) == "up\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(20) == 0
+
+
+def test_a_job_that_does_not_drain_in_time_ends_at_once() -> None:
+    with rank(READ + LISTEN + "sys.stdin.read()", role="head", drain_s=0.1) as process:
+        line(process)
+        assert line(process) == "up\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(10) == 128 + signal.SIGUSR1
+        assert process.stderr is not None
+        assert process.stderr.read().endswith("rank 3: not drained within launch.drain_s = 0.1: ends at once\n")
+
+
+def test_a_second_request_ends_at_once_but_the_same_twice_is_one() -> None:
+    term, usr1, interrupt = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+
+    def heeds(*received: tuple[float, signal.Signals], bootstrap: Any = "mpi") -> list[int | None]:
+        supervisor = Supervisor(rank=3, launch=LaunchConfig(bootstrap=bootstrap))
+        return [supervisor._heed([number], now, is_orphan=False) for now, number in received]
+
+    assert heeds((5.0, usr1), (5.5, usr1), (7.0, usr1)) == [None, None, 128 + usr1]
+    assert heeds((5.0, usr1), (5.5, term)) == [None, 128 + term]
+    assert heeds((5.0, term), bootstrap="mpi") == [128 + term]
+    assert heeds((5.0, term), (5.5, term), (7.0, term), bootstrap="env") == [None, None, 128 + term]
+    assert heeds((5.0, interrupt), bootstrap="env") == [128 + interrupt]

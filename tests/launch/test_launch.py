@@ -1,0 +1,260 @@
+"""The command line: what is refused, with which words and exit code; and what a dry run prints."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_bus.config.loader import load
+from areal_bus.config.sections import BusConfig, Config
+from areal_bus.errors import ConfigError
+from launch.bootstrap import RANKS
+from launch.main import main
+from launch.memory import KNOWN
+from launch.network import Facts, choose, here, open_endpoint
+from launch.prepare import prepare, prepare_apart
+from launch.rank import contexts
+from launch.runs import make_run_folder
+from launch.topology import plan
+from tests.launch.test_bootstrap import MPI, MPIRUN
+
+ROOT = Path(__file__).parents[2]
+TINY = str(ROOT / "configs" / "tiny.toml")
+SMALL = """
+[model.scratch]
+[data]
+task = "reverse"
+prompt = "{question}>"
+chat_template = false
+[gconfig]
+n_samples = 2
+max_new_tokens = 16
+[reward]
+function = "reverse"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small config in a working directory of its own, as rank 0 of 4."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for names in RANKS:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    (tmp_path / "small.toml").write_text(SMALL)
+    return tmp_path / "small.toml"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that the command line refuses with."""
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_a_missing_config_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean small.toml?" in refused(capsys, "smal.toml")
+
+
+def test_no_config_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a config file is needed" in refused(capsys)
+
+
+def test_words_that_are_no_option_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, str(file), "--dryrun") == "error: unknown option --dryrun: the nearest is --dry-run\n"
+    assert "unknown option --bogus; --help has all" in refused(capsys, str(file), "--bogus")
+    assert f"one CONFIG.toml is read: {file} is one, and more.toml another" in refused(capsys, str(file), "more.toml")
+    assert "argument --resume: expected one argument" in refused(capsys, str(file), "--resume")
+
+
+def test_an_unknown_key_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the nearest is actor.lr" in refused(capsys, str(file), "--set", "actor.lrr=1")
+
+
+def test_fewer_ranks_than_actors_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, str(file), "--set", "topology.rewards=5")
+    assert "at least 7 ranks" in said
+    assert "4 started; run mpirun -np 7" in said
+
+
+def test_a_start_without_mpirun_is_refused_with_the_line_to_run(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert f"run mpirun -np 3 python -m areal_bus.launch {file}" in refused(capsys, str(file))
+
+
+def test_tensor_parallel_generators_are_refused_as_long_as_no_engine_shards(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, str(file), "--set", "topology.tensor_parallel=2")
+    assert "computes on one GPU: topology.tensor_parallel is 2" in said
+
+
+def test_the_other_ranks_say_nothing(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setattr("launch.rank.SPEAK_FIRST_S", 0.0)
+    assert main([str(file), "--set", "actor.lr=0"]) == 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("reward.function=nowhere:score", "reward.function 'nowhere:score' must import"),
+        ("workflow.function=nowhere:Flow", "workflow.function 'nowhere:Flow' must import"),
+        ("learner.loop=nowhere:train", "learner.loop must import: 'nowhere' does not"),
+        ("data.prompt={letters}>", "data.prompt may name fields of the row only: {letters}"),
+        ("model.scratch.heads=3", "model.scratch.hidden_size must be an even multiple"),
+        ("evaluate.path=none.jsonl", "there is no data file 'none.jsonl'"),
+    ],
+)
+def test_what_does_not_fit_the_world_is_refused_before_anything_starts(file: Path, override: str, said: str) -> None:
+    config = load(file, [override, "evaluate.after=true"], {})
+    with pytest.raises(ConfigError) as caught:
+        prepare(config, file)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (file.parent / "runs").exists()
+
+
+def test_a_model_folder_without_weights_is_refused(file: Path) -> None:
+    (file.parent / "hollow").mkdir()
+    (file.parent / "hollow" / "config.json").write_text("{}")
+    file.write_text(SMALL.replace("[model.scratch]", '[model]\npath = "hollow"'))
+    with pytest.raises(ConfigError, match=r"hollow has none"):
+        prepare(load(file, (), {}), file)
+
+
+def test_a_row_without_an_answer_is_refused_with_its_line(file: Path) -> None:
+    (file.parent / "rows.jsonl").write_text('{"question": "ab", "answer": "ba"}\n{"question": "cd"}\n')
+    file.write_text(SMALL.replace('task = "reverse"', 'path = "rows.jsonl"'))
+    with pytest.raises(ConfigError, match=r"rows\.jsonl.*2"):
+        prepare(load(file, (), {}), file)
+
+
+def test_rank_0_prepares_in_a_process_of_its_own(file: Path) -> None:
+    config = load(file, (), {})
+    prepared = prepare_apart(config, file)
+    run = Path(prepared.run_folder)
+    assert run == (file.parent / "runs" / "small").resolve()
+    assert Config.model_validate_json((run / "config.json").read_text()) == config
+    assert (run / "config.toml").read_text() == SMALL
+    assert Path(prepared.model_folder, "config.json").is_file()
+    with pytest.raises(ConfigError, match="must import"):
+        prepare_apart(load(file, ["reward.function=nowhere:score"], {}), file)
+
+
+def test_a_run_folder_is_never_written_over(tmp_path: Path) -> None:
+    folders = [make_run_folder(tmp_path, "demo") for _ in range(3)]
+    assert [folder.name for folder in folders] == ["demo", "demo-2", "demo-3"]
+    assert (tmp_path / "latest").resolve() == folders[-1]
+
+
+def test_a_taken_port_is_refused() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"bus\.port must be free: {port} is taken on 127\.0\.0\.1"):
+            open_endpoint(BusConfig(transport="tcp", port=port), [here()], "127.0.0.1")
+
+
+def test_one_host_meets_in_a_private_folder_that_goes_away() -> None:
+    endpoint = open_endpoint(BusConfig(), [here()], "127.0.0.1")
+    folder = Path(endpoint.folder)
+    assert endpoint.url == f"ipc://{folder}/head.sock"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    endpoint.remove()
+    assert not folder.exists()
+
+
+def test_several_hosts_need_a_named_interface_and_are_told_what_they_share() -> None:
+    a = Facts("a", {"lo": "127.0.0.1", "eth0": "10.0.0.1", "ib0": "10.1.0.1"})
+    b = Facts("b", {"lo": "127.0.0.1", "eth0": "10.0.0.2"})
+    with pytest.raises(ConfigError, match=r"set bus\.interface to one that they share \(eth0\)"):
+        choose("", [a, b])
+    with pytest.raises(ConfigError, match="'ib0' is not on b"):
+        choose("ib0", [a, b])
+    with pytest.raises(ConfigError, match="do not meet on a loopback address"):
+        choose("lo", [a, b])
+    with pytest.raises(ConfigError, match='set "tcp"'):
+        open_endpoint(BusConfig(transport="ipc"), [a, b], "10.0.0.1")
+    assert choose("eth0", [a, b]) == choose("10.0.0.0/24", [a, b]) == [("eth0", "10.0.0.1"), ("eth0", "10.0.0.2")]
+    assert choose("", [a, a]) == [("lo", "127.0.0.1")] * 2
+
+
+def test_each_actor_is_told_its_place(file: Path) -> None:
+    config = load(file, ["topology.gpus_per_host=2", "topology.reward=beside"], {})
+    places = plan(config.topology, ["a", "a"])
+    start = {"job": "j", "head": "ipc:///x", "run_folder": "/r", "model_folder": "/m"} | {
+        "incarnation": 3,
+    }
+    told = [c for p in places for c in contexts(config, file, p, 2, ("lo", "127.0.0.1"), start)]
+    assert [(c.name, c.rank, c.device) for c in told] == [
+        ("head-0.3", 0, "cpu"),
+        ("learner-0.3", 0, "cuda"),
+        ("generator-0.3", 1, "cuda"),
+        ("reward-0.3", 1, "cpu"),
+    ]
+
+
+def test_the_plan_of_512_ranks_prints_without_mpirun(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert main([str(ROOT / "configs" / "32b.toml"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("512 ranks, 64 host(s)")
+    assert "head-0 + learner-0" in said
+    assert "generator-47 .. member of generator-47" in said
+    assert "max_head_offpolicyness = 4" in said
+    assert not (file.parent / "runs").exists()
+
+
+def test_parameters_are_counted_as_published() -> None:
+    sizes = {name.partition("Qwen")[2]: shape.n_parameters / 1e9 for name, shape in KNOWN.items()}
+    published = {"-1.5B": 1.777, "-7B": 7.615, "-14B": 14.77, "-32B": 32.76}
+    published |= {"/Qwen2.5-0.5B-Instruct": 0.494, "/Qwen2.5-1.5B-Instruct": 1.544}
+    assert sizes == pytest.approx(published, rel=2e-3)
+
+
+def test_strangers_under_our_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").touch()
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from areal_bus.launch import main; sys.exit(main())"
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"package 'tools' must be {ROOT / 'tools'}: Python finds {tmp_path / 'tools'}" in done.stderr
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
+def test_bad_input_under_mpirun_ends_with_one_sentence_and_2(tmp_path: Path) -> None:
+    command = [str(MPIRUN), "--oversubscribe", "-np", "4", sys.executable, "-m", "areal_bus.launch", TINY]
+    done = subprocess.run(
+        [*command, "--set", "reward.function=nowhere:score", "--set", f"run.folder={tmp_path / 'runs'}"],
+        cwd=ROOT,
+        env=os.environ | MPI,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] != []
+    assert "Traceback" not in done.stderr
+    assert json.dumps(done.stdout) == '""'
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,324 @@
+"""What a dry run says of memory: the pieces of its formula, and the demo's real peak beside it (`make soak`)."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.cpu import fused_mlp_qkv
+from areal_bus.config.gpu_memory import gib_of
+from areal_bus.config.loader import load
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
+from areal_bus.messages import Role
+from launch.dry_run import dry_run, longest_prompt, look_ahead
+from launch.fits import CUDA, NCCL, gathered, on_top
+from launch.memory import (
+    HELPED,
+    LIBRARIES,
+    MIB,
+    REWARD_WORKER,
+    MicroBatch,
+    Need,
+    Shape,
+    activations,
+    estimate,
+    find_shape,
+    read_shape,
+    rooms,
+)
+from launch.topology import plan
+from tests.launch.test_bootstrap import MPIRUN
+from tools.bench.jobs.demo import command
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "configs" / "demo.toml"
+SHAPE = Shape(8, 2, 16, 2, 1, 4, 10, True)
+N = 2 * (8 * 4 * 2 * 3 + 3 * 8 * 16) + 80  # its parameters
+STEPS = 3  # enough for the peak: with moments, two snapshots and a push beside a step
+NEAR = 0.10
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    base: dict[str, Any] = {"model": {"scratch": {}}, "data": {"task": "sums", "batch_size": 4}}
+    return Config.model_validate(base | {"gconfig": {"n_samples": 2, "max_new_tokens": 6}} | sections)
+
+
+def test_a_shape_is_read_from_a_published_config() -> None:
+    published = {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 16, "num_attention_heads": 2}
+    fields = {"num_key_value_heads": 1, "vocab_size": 10, "tie_word_embeddings": True}
+    assert read_shape(published | fields) == SHAPE
+    assert read_shape(published | fields | {"model_type": "llama"}) == replace(SHAPE, is_ours=True)
+    assert read_shape(published | fields | {"model_type": "qwen3"}) == SHAPE
+    assert SHAPE.n_parameters == N
+
+
+def test_a_micro_batch_holds_whole_groups_each_with_its_prompt_once() -> None:
+    assert MicroBatch.of(config(), 10) == MicroBatch(rows=4 * 22, seen=8 * 16, wanted=8 * 6, n=1)
+    two = config(learner={"max_tokens_per_mb": 50})
+    assert MicroBatch.of(two, 10) == MicroBatch(rows=2 * 22, seen=4 * 16, wanted=4 * 6, n=2)
+    apart = config(learner={"max_tokens_per_mb": 20})  # no group fits: a sequence at a time
+    assert MicroBatch.of(apart, 10) == MicroBatch(rows=16, seen=16, wanted=6, n=8)
+    assert MicroBatch.of(config(actor={"ppo_n_minibatches": 2}), 10).rows == 2 * 22
+
+
+def test_activations_are_counted_by_token() -> None:
+    batch = MicroBatch(rows=5, seen=7, wanted=3, n=1)
+    layer = 4 * (5 * (6 * 8 + 2 * 4 + 4 * 16) + 7 * (2 * 4 * 3))
+    logits, embedding = 3 * 3 * 10 * 4, 10 * 8 * 4
+    assert activations(config(), SHAPE, batch) == 2 * layer + logits + embedding
+    ours = 4 * 5 * (2 * 8 + 2 * 4 * 3 + 2 * 16)
+    assert activations(config(), replace(SHAPE, is_ours=True), batch) == 2 * ours + logits + embedding
+    for other in ({"topology": {"learners": 2}}, {"model": {"scratch": {}, "dtype": "bfloat16"}}):
+        found = activations(config(**other), replace(SHAPE, is_ours=True), batch)
+        assert found == activations(config(**other), SHAPE, batch)
+    spared = config(learner={"gradient_checkpointing": True})
+    assert activations(spared, SHAPE, batch) == 2 * 5 * 8 * 4 + layer + logits + embedding
+
+
+def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches_both() -> None:
+    one, several = config(), config(learner={"max_tokens_per_mb": 50})
+    passing = {c: activations(c, SHAPE, MicroBatch.of(c, 10)) for c in (one, several)}
+    assert passing[one] > 4 * N
+    snapshots = 2 * 4 * N
+    assert need(one, Role.LEARNER) == Need(12 * N + passing[one], LIBRARIES[Role.LEARNER] + snapshots)
+    assert need(several, Role.LEARNER).device == 12 * N + 4 * N + passing[several]
+    assert need(one, Role.LEARNER, index=1).host == LIBRARIES[Role.LEARNER]
+    large = Shape(64, 2, 16, 2, 1, 4, 10, True)  # gradients are more than what so few tokens leave
+    little = config(data={"task": "sums", "batch_size": 1})
+    found = estimate(little, large, Role.LEARNER, 0, n_prompt=1)
+    assert found.device == 12 * large.n_parameters + max(
+        4 * large.n_parameters, activations(little, large, MicroBatch.of(little, 1))
+    )
+
+
+def test_each_helper_has_the_slopes_of_a_layers_weights() -> None:
+    several, ours = config(learner={"helpers": 3}), replace(SHAPE, is_ours=True, intermediate=1000)
+    slopes = 4 * (8 * 2 * 4 + 3 * 8 * 1000)
+    with_helpers, without = (estimate(one, ours, Role.LEARNER, 0, n_prompt=10) for one in (several, config()))
+    assert with_helpers.device == without.device + 3 * slopes
+    of_attention = 4 * (5 * 16 * 4 + 72 * 4 + 64 * 16)  # of a sample of 10 + 6 tokens
+    assert rooms(several, replace(ours, intermediate=HELPED), 10) == 3 * of_attention  # larger weights are not for them
+    assert rooms(several, replace(ours, intermediate=HELPED, hidden=HELPED), 10) == 3 * of_attention
+    assert rooms(config(), ours, 10) == 0
+    assert (
+        rooms(several, SHAPE, 10) == rooms(config(learner={"helpers": 3}, model={"dtype": "bfloat16"}), ours, 10) == 0
+    )
+    assert HELPED == fused_mlp_qkv.MOST
+
+
+def test_a_large_job_shares_learners_and_splits_generators() -> None:
+    large = load(ROOT / "configs" / "32b.toml", (), {})
+    places = plan(large.topology, [f"h{r // 8}" for r in range(512)])
+    learner, generator = places[0].seats[1], places[128].seats[0]
+    n_learners, width, slots = (
+        large.topology.learners,
+        large.topology.tensor_parallel,
+        large.rollout.max_concurrent_rollouts,
+    )
+    batch = MicroBatch.of(large, 100)
+    passing, gradients = activations(large, SHAPE, batch), 4 * N // n_learners
+    found = estimate(large, SHAPE, learner.role, 0, n_prompt=100)
+    step = passing + gradients if batch.n > 1 else max(passing, gradients)
+    assert found.device == 12 * N // n_learners + step  # float32, whatever is pushed
+    pinned = 2 * 4096  # two snapshots of 2 N bytes, each of a power of two
+    assert 2048 < 2 * N <= 4096
+    assert found.host == LIBRARIES[Role.LEARNER] + max(4 * N, pinned)
+    positions = -(-((100 + large.gconfig.max_new_tokens) * 5 // 4) // 64) * 64
+    held = estimate(large, SHAPE, generator.role, 0, n_prompt=100)
+    spare = 2 * N // width  # received on the device
+    assert held.device == (2 * N + slots * positions * 2 * 2 * 4 * 2) // width + spare + 3 * slots * 10 * 8
+
+
+def test_weights_are_received_where_staging_says() -> None:
+    host, device = (config(weights={"staging": staging}) for staging in ("host", "device"))
+    on_gpu = {"topology": {"gpus_per_host": 1}}
+    assert need(config(**on_gpu), Role.GENERATOR) == need(device, Role.GENERATOR), "auto: where it computes"
+    made_up = need(config(rollout={"engine": "simulated"}), Role.GENERATOR)
+    assert made_up == Need(0, need(host, Role.GENERATOR).host), "what it receives is all that it has of a model"
+    for_a_server = config(**on_gpu, rollout={"engine": "sglang"})
+    assert need(for_a_server, Role.GENERATOR) == need(host, Role.GENERATOR)
+    apart, together = need(host, Role.GENERATOR), need(device, Role.GENERATOR)
+    assert (apart.host - together.host, together.device - apart.device) == (4 * N, 4 * N)
+    assert need(host, Role.REWARD).host == LIBRARIES[Role.REWARD] + REWARD_WORKER
+    assert need(host, Role.HEAD) == Need(0, LIBRARIES[Role.HEAD])
+
+
+def test_snapshots_lie_on_the_gpu_where_pushes_stay_within_it() -> None:
+    one_gpu = {"gpus_per_host": 1, "ranks_per_gpu": 2}
+    kept, sent = (need(config(topology=one_gpu, weights={"route": r}), Role.LEARNER) for r in ("auto", "gloo"))
+    assert (kept.device - sent.device, kept.host) == (2 * 4 * N, LIBRARIES[Role.LEARNER] + 4 * N)
+    assert 4096 < 4 * N <= 8192
+    assert sent.host == LIBRARIES[Role.LEARNER] + 2 * 8192, "pinned, by powers of two"
+    large = Shape(64, 2, 16, 2, 1, 4, 10, True)  # what so few tokens leave is less than AdamW's room for a step
+    little = config(topology=one_gpu, data={"task": "sums", "batch_size": 1}, weights={"route": "gloo"})
+    assert estimate(little, large, Role.LEARNER, 0, n_prompt=1).device == (12 + 4 + 4) * large.n_parameters
+    alone = config(topology=one_gpu | {"ranks_per_gpu": 1})
+    assert need(alone, Role.LEARNER) == sent
+
+
+def test_the_longest_prompt_is_counted_where_data_and_tokenizer_are_here(tmp_path: Path) -> None:
+    words = config(
+        model={"scratch": {}},
+        data={"task": "reverse", "prompt": "{question}>", "chat_template": False, "largest": 8},
+    )
+    assert longest_prompt(words, tmp_path) == 9
+    elsewhere = config(model={"path": "nobody/model"}, data={"path": "nobody/data", "max_prompt_tokens": 77})
+    assert longest_prompt(elsewhere, tmp_path) == 77
+
+
+def test_a_dry_run_states_bytes_a_parameter_and_a_token(tmp_path: Path) -> None:
+    file = tmp_path / "words.toml"
+    file.write_text((ROOT / "configs" / "tiny.toml").read_text())
+    page = dry_run(load(file, (), {}), file, 4, every=True)
+    shape = find_shape(load(file, (), {}), tmp_path)
+    assert shape is not None
+    assert "12 bytes a parameter" in page
+    assert f"learner {4 * shape.layers * shape.saved(by_us=True)[0]:,} for each that is read" in page
+    assert f"generator {4 * shape.kv_per_token:,} for each position of a slot" in page
+
+
+def written(tmp_path: Path, **changes: str) -> tuple[Config, Path]:
+    """A config for GPUs whose model's shape is known: 0.5 billion parameters, a learner and a generator apart."""
+    file = tmp_path / "plan.toml"
+    text = (ROOT / "configs" / "tiny.toml").read_text()
+    file.write_text(text)
+    gpus = ["topology.ranks=3", "topology.gpus_per_host=3", "topology.learners=1", "topology.generators=1"]
+    return load(file, [*gpus, *(f"{key.replace('__', '.')}={value}" for key, value in changes.items())], {}), file
+
+
+def test_a_gpu_that_cannot_hold_its_plan_is_flagged_with_what_to_change(tmp_path: Path) -> None:
+    """Issue 32.22: every setting that is named makes it fit."""
+    settings, file = written(tmp_path, topology__gpu_memory_gib="4")
+    assert not look_ahead(settings, file, None).is_too_large
+    large = written(tmp_path, topology__gpu_memory_gib="1", gconfig__max_new_tokens="2000")[0]
+    page = look_ahead(large, file, None)
+    assert page.is_too_large
+    (line,) = [line for line in page.text.splitlines() if line.startswith("  generator (1 GPU")]
+    said = re.search(r"DOES NOT FIT: .* set rollout.max_concurrent_rollouts = (\d+) \(it is \d+\)", line)
+    assert said is not None
+    changed = written(
+        tmp_path,
+        topology__gpu_memory_gib="1",
+        gconfig__max_new_tokens="2000",
+        rollout__max_concurrent_rollouts=said[1],
+    )[0]
+    page = look_ahead(changed, file, None)
+    assert "generator (1 GPU" in page.text
+    assert not any("generator" in line and "DOES NOT FIT" in line for line in page.text.splitlines())
+
+
+def test_a_card_is_known_by_its_name_and_a_wrong_name_is_refused(tmp_path: Path) -> None:
+    """Issue 32.22."""
+    for name in ("H100", "NVIDIA H100 80GB HBM3", "h100-80g"):
+        assert gib_of(name) == 81559 / 1024
+    assert gib_of("A100-80G") == gib_of("NVIDIA A100-SXM4-80GB") == 80.0
+    assert gib_of("rtx 4090") == gib_of("NVIDIA GeForce RTX 4090")
+    assert gib_of("A100") is None, "there are two"
+    assert (gib_of("24"), gib_of(24.0), gib_of(0.0), gib_of("")) == (24.0, 24.0, None, None)
+    with pytest.raises(ConfigError, match=r"GiB above 0 or a card's name: 'A100' is neither; did you mean A100-"):
+        written(tmp_path, topology__gpu_memory_gib="A100")
+    file = tmp_path / "plan.toml"
+    file.write_text((ROOT / "configs" / "gpus-1.toml").read_text().replace("gpus.toml", f"{ROOT}/configs/gpus.toml"))
+    assert "24 GiB (topology.gpu_memory_gib = 24" in dry_run(load(file, ["topology.gpu_memory_gib=24"], {}), file, None)
+
+
+def test_what_fsdp_gathers_and_cuda_take_counts_against_the_gpu() -> None:
+    """Issue 32.22: 79.7 GiB did not fit 80."""
+    two = config(topology={"learners": 2, "gpus_per_host": 3, "generators": 1})
+    place = plan(two.topology, ["h"] * 4)[0]
+    assert on_top(two, place, SHAPE) == CUDA + NCCL + gathered(two, SHAPE)
+    root, layer = 80, (N - 80) // 2
+    assert gathered(two, SHAPE) == 4 * (root + 2 * layer)
+    one = config(topology={"learners": 1, "gpus_per_host": 2, "generators": 1})
+    assert on_top(one, plan(one.topology, ["h"] * 3)[0], SHAPE) == CUDA
+    on_cpu = config(topology={"learners": 2})
+    assert on_top(on_cpu, plan(on_cpu.topology, ["h"] * 4)[0], SHAPE) == 0
+
+
+def test_a_plan_comes_first_and_then_only_what_differs_from_the_defaults(tmp_path: Path) -> None:
+    """Issue 32.12."""
+    file = tmp_path / "tiny.toml"
+    file.write_text((ROOT / "configs" / "tiny.toml").read_text())
+    settings = load(file, (), {})
+    short, long = (dry_run(settings, file, 4, every=every) for every in (False, True))
+    assert short.startswith("4 ranks, 1 host(s); model [model.scratch]")
+    plan_lines, _, toml = short.partition("\n\n")
+    assert "learner-0" in plan_lines
+    assert "all ranks together need" in plan_lines
+    assert len(short.splitlines()) < 60 < 160 < len(long.splitlines())
+    again = tmp_path / "again.toml"
+    again.write_text(toml)
+    assert load(again, (), {}) == settings
+
+
+def test_a_dry_run_says_whether_the_servers_interpreter_is_here(tmp_path: Path) -> None:
+    """Issue 32.12."""
+    settings, file = written(tmp_path, rollout__engine="sglang", engine__python="/nowhere/bin/python")
+    assert "\nengine.python = /nowhere/bin/python is not on this machine" in dry_run(settings, file, None)
+    settings, _ = written(tmp_path, rollout__engine="sglang", engine__python=sys.executable)
+    assert "rollout.engine needs sglang, which is not there" in dry_run(settings, file, None)
+
+
+def need(config: Config, role: Role, *, index: int = 0) -> Need:
+    return estimate(config, SHAPE, role, index, n_prompt=10)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
+def test_the_demos_peak_is_as_predicted(tmp_path: Path) -> None:
+    """Of each actor's process, as the system counts it (VmHWM)."""
+    changes = {"run.folder": f'"{tmp_path}"', "run.total_train_steps": STEPS}
+    changes |= {"evaluate.before": "false", "evaluate.after": "false"}
+    line = command("demo") + [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    peaks: dict[str, int] = {}
+    with subprocess.Popen(line, cwd=ROOT, env=os.environ | allowed, stdout=subprocess.DEVNULL) as job:
+        try:
+            while job.poll() is None:
+                for name, pid in actors(tmp_path / "demo" / "journal").items():
+                    peaks[name] = max(peaks.get(name, 0), peak(pid))
+                time.sleep(0.2)
+        finally:
+            job.terminate()
+    assert job.returncode == 0
+    settings = load(DEMO, (), {})
+    shape, n_prompt = find_shape(settings, DEMO.parent), longest_prompt(settings, DEMO.parent)
+    assert shape is not None
+    said = {}
+    for name, measured in peaks.items():
+        role, _, index = name.partition("-")
+        found = estimate(settings, shape, Role(role), int(index), n_prompt=n_prompt)
+        predicted = found.device + found.host - (REWARD_WORKER if role == "reward" else 0)  # a process of its own
+        said[name] = (predicted / measured - 1, predicted / MIB, measured / MIB)
+    print(said)
+    assert set(said) == {"head-0", "learner-0", "generator-0", "generator-1", "reward-0"}
+    assert {name: what for name, what in said.items() if abs(what[0]) > NEAR} == {}
+
+
+def actors(journal: Path) -> dict[str, int]:
+    """Process of each actor that has begun, by name."""
+    found = {}
+    for file in journal.glob("*.jsonl"):
+        with file.open() as lines:
+            first = lines.readline()
+        if first.endswith("\n"):
+            start = json.loads(first)
+            found[f"{start['role']}-{start['rank']}"] = start["pid"]
+    return found
+
+
+def peak(pid: int) -> int:
+    """Bytes of resident memory at most so far; 0 of a process that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

@@ -1,0 +1,462 @@
+"""A rank's supervisor, with real small children in place of actors."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context, Pulse
+from actors.runtime.last_fault import Fault, keep_fault
+from actors.runtime.process import BAD_INPUT, LEFT, OVER, RESTART, code_of
+from areal_bus import errors
+from areal_bus.config.sections import LaunchConfig, WatchdogConfig
+from launch import supervise as module
+from launch.process import environment, start_child
+from launch.restart_policy import Restarts, Stillness
+from launch.supervise import Supervisor
+
+ROOT = Path(__file__).parents[2]
+OVERS = (errors.ActorFailed, errors.NonFinite, errors.CheckpointError, errors.UserCodeFailed)
+READ = "import json, os, sys, signal, time; line = sys.stdin.readline(); inc = json.loads(line)['incarnation']; "
+LEAVE = f"sys.exit({LEFT})"
+WAIT = READ + "sys.stdin.read()"
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+STUBBORN = READ + "signal.signal(signal.SIGTERM, signal.SIG_IGN); open({!r}, 'w').close(); time.sleep(60)"
+TURN = READ + f"turns = int(os.environ['{TURNS_FD}']); os.eventfd_write(turns, 1); "
+TELL = f"os.write(int(os.environ['{PROGRESS_FD}']), b'1'); "
+SUPERVISOR = """
+import json, sys
+from pathlib import Path
+from areal_bus.config.sections import LaunchConfig, WatchdogConfig
+from launch import supervise
+from tests.launch.test_supervise import context
+
+supervise.LOOK_S = 0.1
+settings = json.loads(sys.argv[3])
+watchdog = WatchdogConfig(**settings.pop("watchdog", {}))
+
+class Announced(supervise.Signals):
+    def __enter__(self):
+        super().__enter__()
+        print(rank.actors[0].child.process.pid, flush=True)
+        return self
+
+supervise.Signals = Announced
+rank = supervise.Supervisor(rank=3, launch=LaunchConfig(**settings), watchdog=watchdog, run=Path(sys.argv[4]))
+rank.command = [sys.executable, "-c", sys.argv[1]]
+rank.start(context(index=0, role=sys.argv[2]))
+sys.exit(rank.wait())
+"""
+ACTOR = """
+import sys, threading
+from actors.runtime.start import end_with_supervisor
+sys.stdin.readline()
+threading.Thread(target=end_with_supervisor, daemon=True).start()
+print("up", flush=True)
+threading.Event().wait()
+"""
+
+
+def context(*, index: int = 0, role: str = "reward", run: Path | str = "/nowhere") -> Context:
+    return Context(
+        role=role,
+        index=index,
+        incarnation=0,
+        rank=3,
+        job="j",
+        head="ipc:///nowhere",
+        address="127.0.0.1",
+        interface="lo",
+        device="cpu",
+        n_generators=1,
+        n_rewards=1,
+        n_learners=1,
+        run_folder=str(run),
+        config_folder="/nowhere",
+        model_folder="/nowhere",
+    )
+
+
+def make(*codes: str, run: Path | str = "/nowhere", roles: tuple[str, ...] = (), **settings: Any) -> Supervisor:
+    """A supervisor whose children run these lines of Python; without restarts unless the settings say so."""
+    launch = LaunchConfig(**{"max_restarts": 0, **settings})
+    supervisor = Supervisor(rank=3, launch=launch, run=Path(run))
+    for index, code in enumerate(codes):
+        supervisor.command = [sys.executable, "-c", code]
+        supervisor.start(context(index=index, role=roles[index] if roles else "reward", run=run))
+    return supervisor
+
+
+def outcome(*codes: str, **settings: Any) -> int:
+    return make(*codes, **settings).wait()
+
+
+@contextlib.contextmanager
+def rank(
+    code: str, *, role: str = "reward", run: Path | str = "/nowhere", **settings: Any
+) -> "Iterator[subprocess.Popen[str]]":
+    """The same as a process of its own; its first line is its actor's process id."""
+    command = [sys.executable, "-c", SUPERVISOR, code, role, json.dumps(settings), str(run)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def summarize(run: Path, **summary: Any) -> None:
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def ends_within(pid: int, timeout_s: float) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_all_actors_that_end_well_end_the_rank_well() -> None:
+    assert outcome(READ + LEAVE, READ + LEAVE) == 0
+
+
+def test_a_rank_without_actors_is_done() -> None:
+    assert outcome() == 0
+
+
+def test_an_actor_gets_its_context_as_a_line() -> None:
+    check = f"from actors.runtime.context import Context; Context.from_json(line).name == 'reward-0.0' and {LEAVE}"
+    assert outcome(READ + check) == 0
+
+
+def test_an_actor_that_may_not_come_back_ends_the_others_and_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    supervisor = make(WAIT, READ + "sys.exit(7)")
+    assert supervisor.wait() == 1
+    assert capfd.readouterr().err == "rank 3 (reward-1): ended with exit code 7; launch.max_restarts is 0\n"
+    assert supervisor.actors[0].child is not None
+    assert gone(supervisor.actors[0].child.process.pid)
+
+
+@pytest.mark.parametrize(("code", "ends_with"), [(BAD_INPUT, 2), (OVER, 1)])
+def test_an_end_for_good_is_not_tried_again(tmp_path: Path, code: int, ends_with: int) -> None:
+    assert outcome(READ + f"open({str(tmp_path)!r} + f'/{{inc}}', 'w'); sys.exit({code})", max_restarts=5) == ends_with
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_errors_have_the_codes_of_the_contract() -> None:
+    codes = {kind: code_of(kind("x")) for kind in vars(errors).values() if isinstance(kind, type)}
+    assert codes.pop(errors.ConfigError) == 2
+    assert [codes.pop(kind) for kind in OVERS] == [3] * len(OVERS)
+    assert codes.pop(errors.Restart) == 75
+    assert set(codes.values()) == {code_of(OSError("x"))} == {1}
+
+
+def test_a_killed_actor_comes_back_as_its_next_incarnation(capfd: pytest.CaptureFixture[str]) -> None:
+    assert outcome(READ + f"inc or {KILL}; {LEAVE}", max_restarts=1) == 0
+    assert capfd.readouterr().err == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1\n"
+
+
+def test_item_15_a_life_that_ends_where_the_one_before_did_is_the_last_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A training loop with a typo was restarted six times."""
+    for incarnation, reached in enumerate((0, 3, 3)):
+        keep_fault(tmp_path / "logs", f"reward-0.{incarnation}", Fault("mine/my.py:9", reached))
+    assert outcome(READ + TELL + "sys.exit(1)", run=tmp_path, max_restarts=5) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said[:2] == [
+        "rank 3 (reward-0): ended with exit code 1; started again as reward-0.1",
+        "rank 3 (reward-0): ended with exit code 1; started again as reward-0.2",  # it came further than before
+    ]
+    assert "mine/my.py:9 failed before, and nothing was trained since: the job ends" in said[2]
+
+
+def test_an_actor_that_keeps_dying_ends_the_rank_with_its_last_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "reward-0.2.error.txt").write_text("Traceback\nOSError: no room\n")
+    assert outcome(READ + "sys.exit(1)", run=tmp_path, max_restarts=2) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said[:2] == [
+        "rank 3 (reward-0): ended with exit code 1; started again as reward-0.1",
+        "rank 3 (reward-0): ended with exit code 1; starts again in 0.5 s as reward-0.2",
+    ]
+    assert said[2] == (
+        "rank 3 (reward-0): ended with exit code 1 (OSError: no room); that is 3 in a row without progress in between, "
+        "and launch.max_restarts is 2"
+    )
+
+
+def test_progress_makes_a_death_the_first_again() -> None:
+    assert outcome(READ + f"inc == 4 and {LEAVE}; {TELL}{KILL}", max_restarts=1) == 0
+
+
+def test_one_who_asks_to_come_back_has_not_failed() -> None:
+    assert outcome(READ + f"sys.exit({LEFT} if inc == 2 else {RESTART})", max_restarts=0) == 0
+
+
+def test_the_sixth_death_in_a_row_is_one_too_many() -> None:
+    restarts = Restarts(5)
+    assert [restarts.after(crashed=True, progressed=False) for _ in range(6)] == [0.0, 0.5, 1.0, 2.0, 4.0, None]
+    again = Restarts(5)
+    pauses = [again.after(crashed=True, progressed=n % 4 == 3) for n in range(40)]
+    assert None not in pauses
+    asks = Restarts(0)
+    assert [asks.after(crashed=False, progressed=False) for _ in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+
+
+def test_the_first_progress_of_a_life_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setenv(PROGRESS_FD, str(write))
+    pulse = Pulse()
+    assert PROGRESS_FD not in os.environ  # nobody that this process starts takes a stranger's pipe for its own
+    pulse.progress = 0
+    assert not select.select([read], [], [], 0)[0]
+    pulse.progress += 1
+    pulse.progress += 1
+    assert os.read(read, 10) == b"1"
+    assert (os.read(read, 10), pulse.beat().progress, Pulse().progress) == (b"", 2, 0)
+    os.close(read)
+
+
+@pytest.mark.parametrize("role", ["reward", "generator", "learner"])
+def test_32_19_an_actor_that_ends_with_0_before_the_job_is_over_comes_back(
+    role: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A reward that a forged Stop ended was taken for done, and the ring stood still for ever."""
+    monkeypatch.setattr(module, "SEEN_S", 0.05)
+    assert outcome(READ + f"inc == 2 and {LEAVE}", roles=(role,), max_restarts=5) == 0
+    again = f"rank 3 ({role}-0): ended with exit code 0 before the job was over; "
+    assert capfd.readouterr().err == (
+        f"{again}started again as {role}-0.1\n{again}starts again in 0.5 s as {role}-0.2\n"
+    )
+
+
+def test_32_19_an_actor_that_ends_with_0_again_and_again_ends_the_rank(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "SEEN_S", 0.05)
+    assert outcome(READ, max_restarts=1) == 1
+    assert capfd.readouterr().err.endswith(
+        "that is 2 in a row without progress in between, and launch.max_restarts is 1\n"
+    )
+
+
+def test_32_19_an_end_that_shows_a_moment_later_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A network file system shows RUN/summary.json late: nobody is brought back for that."""
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    monkeypatch.setattr(module, "SEEN_S", 60.0)
+    supervisor = make(READ, run=tmp_path)
+    child = supervisor.actors[0].child
+    assert child is not None
+    assert ends_within(child.process.pid, 10)
+    threading.Timer(0.2, summarize, [tmp_path], {"code": 0}).start()
+    assert supervisor.wait() == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_nobody_comes_back_when_the_job_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    summarize(tmp_path, code=1)
+    assert outcome(READ + KILL, READ + f"sys.exit({RESTART})", run=tmp_path, max_restarts=5) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_the_rank_of_the_head_speaks_for_the_job(tmp_path: Path) -> None:
+    summarize(tmp_path, code=1)
+    assert outcome(READ + KILL, run=tmp_path, roles=("head",)) == 1
+    summarize(tmp_path, code=0)
+    assert outcome(READ + KILL, run=tmp_path, roles=("head",)) == 0
+
+
+def test_an_actor_that_waits_for_a_head_that_is_gone_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OVER_S", 0.05)
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    summarize(tmp_path, code=0)
+    supervisor = make(WAIT, run=tmp_path)
+    assert supervisor.wait() == 0
+    assert supervisor.actors[0].child is not None
+    assert gone(supervisor.actors[0].child.process.pid)
+
+
+def test_a_rank_may_stay_until_the_job_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    supervisor = make(READ + LEAVE, run=tmp_path)
+    supervisor.stays = True
+    threading.Timer(0.2, summarize, [tmp_path], {"code": 0}).start()
+    assert supervisor.wait() == 0
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_a_head_gets_the_last_word(tmp_path: Path) -> None:
+    head = READ + f"sys.stdin.readline(); open({str(tmp_path / 'said')!r}, 'w')"
+    supervisor = make(head, READ + f"sys.exit({OVER})", roles=("head", "learner"))
+    child = supervisor.actors[0].child
+    assert child is not None
+    os.write(child.stdin, b"the learner failed\n")
+    assert supervisor.wait() == 1
+    assert (tmp_path / "said").exists()
+
+
+def test_an_actor_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    began, met = time.monotonic(), str(tmp_path / "met")
+    os.mkfifo(met)  # the second fails once the first ignores SIGTERM
+    supervisor = make(STUBBORN.format(met), READ + f"open({met!r}).read(); sys.exit(1)", grace_s=0.3)
+    assert supervisor.wait() == 1
+    assert supervisor.actors[0].child is not None
+    assert supervisor.actors[0].child.process.returncode == -signal.SIGKILL
+    assert time.monotonic() - began < 10
+
+
+def test_an_actor_ends_with_a_supervisor_that_is_killed() -> None:
+    with rank(ACTOR) as process:
+        child = int(line(process))
+        assert line(process) == "up\n"
+        process.kill()
+        assert ends_within(child, 10)
+
+
+def test_actors_see_nothing_of_the_starter_and_one_thread() -> None:
+    outer = {"OMPI_X": "1", "PMIX_Y": "1", "PMI_RANK": "1", "RANK": "0", "HOME": "/h", "PYTHONPATH": "/mine"}
+    inner = environment(outer, gpus=(), cpu=True)
+    assert not [name for name in inner if name.startswith(("OMPI", "PMI")) or name == "RANK"]
+    assert inner["HOME"] == "/h"
+    assert inner["PYTHONPATH"] == f"{ROOT}:/mine"
+    assert (inner["OMP_NUM_THREADS"], inner["OMP_WAIT_POLICY"], inner["CUDA_VISIBLE_DEVICES"]) == ("1", "PASSIVE", "")
+
+
+def test_an_actor_prints_a_line_in_one_write() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # a write is a datagram
+    program = "from actors.runtime.start import print_whole_lines; print_whole_lines(); print('version 1:', 2)"
+    inner = environment(os.environ | {"PYTHONUNBUFFERED": "1"}, gpus=(), cpu=True)
+    with ours, theirs:
+        subprocess.run([sys.executable, "-c", program], stdout=theirs, env=inner, check=True)
+        ours.setblocking(False)
+        assert ours.recv(100) == b"version 1: 2\n"
+
+
+@pytest.mark.parametrize(("role", "keeps"), [("learner", True), ("generator", False)])
+def test_a_learner_keeps_the_memory_of_its_activations(
+    role: str, keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    told = tmp_path / "told"
+    program = f"import os; open({str(told)!r}, 'w').write(os.environ.get('MALLOC_TRIM_THRESHOLD_', ''))"
+    context = Context(role, 0, 0, 0, "", "", "", "", "cpu", 1, 1, 1, str(tmp_path), "", "")
+    child = start_child(context, (), [sys.executable, "-c", program])
+    try:
+        assert child.process.wait(60) == 0
+    finally:
+        child.close()
+    assert bool(told.read_text()) == keeps
+
+
+def test_an_actor_sees_its_gpus_only() -> None:
+    seen = {"CUDA_VISIBLE_DEVICES": "4,5, 6,GPU-7"}
+    assert environment(seen, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "6,GPU-7"
+    assert environment({}, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_a_process_that_cannot_be_made_is_a_death_like_others(capfd: pytest.CaptureFixture[str]) -> None:
+    supervisor = make(READ + KILL, max_restarts=1)
+    supervisor.command = ["/nowhere/python"]
+    assert supervisor.wait() == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said[0] == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1"
+    assert said[1].startswith("rank 3 (reward-0): a process for reward-0.1 must start: [Errno 2] No such file")
+    assert said[1].endswith("that is 2 in a row without progress in between, and launch.max_restarts is 1")
+
+
+# a head that stands still
+
+
+def test_stillness_is_told_at_growing_intervals_and_its_end_once() -> None:
+    stillness = Stillness(WatchdogConfig(progress_s=10, stall_s=30, act_s=30))
+    looks = {t: stillness.look(float(t), moved=t in (0, 50)) for t in range(0, 56, 5)}
+    assert [t for t, found in looks.items() if found.tells] == [10, 20, 40]
+    assert [t for t, found in looks.items() if found.acts] == [30]
+    assert [(t, found.still_s) for t, found in looks.items() if found.is_over] == [(50, 50.0)]
+
+
+def test_nobody_stood_still_while_the_supervisor_did() -> None:
+    stillness = Stillness(WatchdogConfig(progress_s=10))
+    looks = [stillness.look(t, moved=False) for t in (0.0, 5.0, 500.0, 504.0)]
+    assert [found.still_s for found in looks] == [0.0, 5.0, 5.0, 9.0]
+    assert not any(found.tells for found in looks)
+
+
+STANDS_STILL = (
+    TURN
+    + """
+def until(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+        yield
+for _ in until({go!r}): pass
+for _ in until({end!r}): os.eventfd_write(turns, 1)
+"""
+)
+
+
+def test_a_head_whose_loop_stands_still_is_named_and_that_it_goes_on_is_said(tmp_path: Path) -> None:
+    go, end = tmp_path / "go", tmp_path / "end"
+    head = STANDS_STILL.format(go=str(go), end=str(end))
+    with rank(head, role="head", watchdog={"progress_s": 0.6}) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert re.fullmatch(r"rank 3: warning: head-0 stands still since \d+ s, and all others wait for it\n", said)
+        go.touch()
+        lines = iter(process.stderr.readline, "")
+        assert next(line for line in lines if "warning" not in line).startswith("rank 3: head-0 goes on, after ")
+        end.touch()
+        assert process.wait(20) == 0
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(("action", "code"), [("abort", 1), ("warn", 0)])
+def test_a_head_that_stands_still_ends_the_job_only_where_the_settings_say_so(
+    tmp_path: Path, action: str, code: int
+) -> None:
+    end = tmp_path / "end"
+    head = STANDS_STILL.format(go=str(end), end=str(end))
+    watchdog = {"action": action, "progress_s": 0.5, "stall_s": 1, "act_s": 1}
+    with rank(head, role="head", watchdog=watchdog) as process:
+        pid = int(line(process))
+        assert process.stderr is not None
+        for said in iter(process.stderr.readline, ""):
+            if int(said.split(" since ")[-1].split()[0]) > 1:  # beyond act_s
+                end.touch()
+        assert process.wait(20) == code
+    assert ends_within(pid, 10)
+    assert end.exists() == (code == 0)

@@ -1,0 +1,178 @@
+"""Ranks to roles, hosts and GPUs."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_bus.config.sections import Config, TopologyConfig
+from areal_bus.errors import ConfigError
+from areal_bus.messages import Role
+from launch.topology import Seat, by_gpu, check_count, check_route, counts, dry_hosts, least_ranks, plan
+
+topologies = st.builds(
+    TopologyConfig,
+    learners=st.integers(1, 8),
+    rewards=st.integers(1, 4),
+    generators=st.none() | st.integers(1, 6),
+    reward=st.sampled_from(["rank", "beside"]),
+    tensor_parallel=st.sampled_from([1, 2, 4]),
+    ranks_per_host=st.sampled_from([4, 8]),
+    gpus_per_host=st.sampled_from([0, 1, 2, 8]),
+    ranks_per_gpu=st.integers(1, 3),
+)
+
+
+def seats(places: object) -> Counter[Seat]:
+    return Counter(seat for place in places for seat in place.seats)  # type: ignore[attr-defined]
+
+
+@given(topologies, st.integers(1, 64))
+def test_a_plan_holds_every_actor_once_or_is_refused(topology: TopologyConfig, size: int) -> None:
+    try:
+        places = plan(topology, dry_hosts(topology, size))
+    except ConfigError:
+        return
+    n = counts(topology, size)
+    expected = {Seat(Role.HEAD, 0)}
+    for role, number in ((Role.LEARNER, n.learners), (Role.REWARD, n.rewards), (Role.GENERATOR, n.generators)):
+        expected |= {Seat(role, index) for index in range(number)}
+    assert seats(places) == Counter(expected)
+    assert Seat(Role.HEAD, 0) in places[0].seats
+    assert Seat(Role.LEARNER, 0) in places[0].seats
+
+
+@given(topologies, st.integers(1, 64))
+def test_a_generator_stays_on_one_host_with_a_gpu_for_each_of_its_ranks(topology: TopologyConfig, size: int) -> None:
+    try:
+        places = plan(topology, dry_hosts(topology, size))
+    except ConfigError:
+        return
+    for place in places:
+        for seat in place.seats:
+            if seat.role is Role.GENERATOR:
+                group = [place, *(other for other in places if other.member_of == seat)]
+                assert len(group) == topology.tensor_parallel
+                assert {other.host for other in group} == {place.host}
+                assert place.gpus == tuple(p.own_gpu for p in group if p.own_gpu is not None)
+
+
+@given(topologies, st.integers(1, 64))
+def test_a_gpu_has_as_many_ranks_as_may_share_it_one_learner_and_none_of_a_reward(
+    topology: TopologyConfig, size: int
+) -> None:
+    try:
+        places = plan(topology, dry_hosts(topology, size))
+    except ConfigError:
+        return
+    for ranks in by_gpu(places).values():
+        assert len(ranks) <= topology.ranks_per_gpu
+        assert sum(seat.role is Role.LEARNER for place in ranks for seat in place.seats) <= 1
+        generators = [place.member_of or seat for place in ranks for seat in place.seats or (None,)]
+        owners = [seat for seat in generators if seat is not None and seat.role is Role.GENERATOR]
+        assert len(set(owners)) == len(owners), "no two ranks of one generator"
+    if topology.reward == "rank":
+        assert all(p.own_gpu is None for p in places if p.seats and p.seats[0].role is Role.REWARD)
+
+
+@given(topologies)
+def test_the_fewest_ranks_are_enough_and_one_less_is_not(topology: TopologyConfig) -> None:
+    least = least_ranks(topology)
+    check_count(topology, least)
+    with pytest.raises(ConfigError, match=f"{least} ranks.*: {least - 1} started"):
+        check_count(topology, least - 1)
+
+
+@pytest.mark.parametrize("size", [3, 4, 6])
+def test_by_default_all_ranks_that_are_left_generate(size: int) -> None:
+    assert counts(TopologyConfig(), size).generators == size - 2
+
+
+def test_a_number_other_than_the_files_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"topology\.ranks says 8 ranks: 4 started; run mpirun -np 8"):
+        check_count(TopologyConfig(ranks=8), 4)
+
+
+def test_left_over_ranks_of_a_tensor_parallel_generator_are_refused() -> None:
+    with pytest.raises(ConfigError, match="5 ranks are left for them; run mpirun -np 6 or 8"):
+        check_count(TopologyConfig(tensor_parallel=2), 7)
+
+
+def test_ranks_dealt_to_hosts_in_turn_keep_generators_on_one_host() -> None:
+    topology = TopologyConfig(learners=2, reward="beside", tensor_parallel=2)
+    places = plan(topology, ["a", "b"] * 3)
+    assert [str(p.member_of or p.seats[0]) for p in places[2:]] == [
+        "generator-0",
+        "generator-1",
+        "generator-0",
+        "generator-1",
+    ]
+
+
+def test_a_generator_over_two_hosts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stay on one host: a has 1 ranks"):
+        plan(TopologyConfig(reward="beside", tensor_parallel=2), ["a", "a", "b", "b", "b"][:3])
+
+
+def test_more_ranks_than_gpus_on_a_host_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"host a has topology\.gpus_per_host = 2"):
+        plan(TopologyConfig(gpus_per_host=2), ["a"] * 5)
+
+
+def shared(**more: Any) -> TopologyConfig:
+    return TopologyConfig.model_validate({"reward": "beside", "ranks_per_gpu": 2} | more)
+
+
+def test_two_learners_and_two_generators_on_two_gpus_are_one_of_each_a_gpu() -> None:
+    places = plan(shared(learners=2, gpus_per_host=2), ["a"] * 4)
+    assert [(place.seats[-1].role, place.gpus) for place in places] == [
+        (Role.LEARNER, (0,)),
+        (Role.LEARNER, (1,)),
+        (Role.REWARD, (0,)),  # beside generator-0
+        (Role.GENERATOR, (1,)),
+    ]
+
+
+def test_two_learners_on_one_gpu_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"learner-0 and learner-1 would share GPU 0 of a; set topology\.learners to 1"
+    ):
+        plan(shared(learners=2, gpus_per_host=1, ranks_per_gpu=3), ["a"] * 3)
+
+
+def test_ranks_of_one_generator_on_one_gpu_are_refused() -> None:
+    with pytest.raises(ConfigError, match="generator-0 would get GPUs 1, 2, 0, 1 of a"):
+        plan(shared(gpus_per_host=3, tensor_parallel=4), ["a"] * 5)
+
+
+def test_more_ranks_than_may_share_a_hosts_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ranks_per_gpu = 2 ranks share a GPU: host a has .* = 2 for at least 5"):
+        plan(shared(gpus_per_host=2), ["a"] * 5)
+
+
+@pytest.mark.parametrize(
+    ("topology", "hosts", "elsewhere"),
+    [
+        ({}, ["a", "a", "b"], "generator-1 is on b, learner-0 on a"),
+        ({"gpus_per_host": 2}, ["a", "a"], "generator-0 is on GPU 1, learner-0 on GPU 0"),
+    ],
+)
+def test_weights_are_not_to_be_shared_with_generators_elsewhere(
+    topology: dict[str, Any], hosts: list[str], elsewhere: str
+) -> None:
+    sections = {"model": {"scratch": {}}, "data": {"task": "sums"}, "topology": {"reward": "beside"} | topology}
+    config = Config.model_validate(sections | {"weights": {"route": "shared"}})
+    with pytest.raises(ConfigError, match=elsewhere):
+        check_route(config, plan(config.topology, hosts))
+    auto = Config.model_validate(sections)
+    check_route(auto, plan(auto.topology, hosts))
+
+
+def test_weights_are_shared_within_a_host_or_a_gpu() -> None:
+    sections = {"model": {"scratch": {}}, "data": {"task": "sums"}, "weights": {"route": "shared"}}
+    for topology in (TopologyConfig(), shared(gpus_per_host=1)):
+        check_route(
+            Config.model_validate(sections | {"topology": topology}), plan(topology, ["a"] * least_ranks(topology))
+        )

@@ -1,0 +1,125 @@
+"""Small real parts for the learner's tests: a random Llama, trajectories as the head sends them, and an actor."""
+
+import array
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from actors.learner.policy import Policy
+from actors.learner.ppo import PPOActor
+from actors.learner.rendezvous import Ranks
+from actors.runtime.context import Pulse
+from areal_bus.config.sections import Config
+from areal_bus.journal import Journal
+from areal_bus.messages import ShardItem
+
+VOCABULARY = 23
+
+
+def tiny_model(seed: int = 0, *, key_heads: int = 2, tied: bool = False) -> Any:
+    """A two-layer Llama with grouped keys."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=key_heads,
+            max_position_embeddings=128,
+            tie_word_embeddings=tied,
+            bos_token_id=None,
+            eos_token_id=1,
+            pad_token_id=0,
+            initializer_range=0.2,
+        )
+        return LlamaForCausalLM(config)
+
+
+def settings(**sections: dict[str, Any]) -> Config:
+    """A config with [model.scratch] and the sections given."""
+    base: dict[str, Any] = {"model": {"scratch": {}}, "data": {"task": "sums"}, "gconfig": {"n_samples": 4}}
+    return Config.model_validate(base | sections)
+
+
+def tiny_actor(
+    folder: Path, config: Config | None = None, *, model: Any = None, ranks: Ranks | None = None
+) -> PPOActor:
+    config = config or settings()
+    policy = Policy(
+        model or tiny_model(),
+        ranks=ranks or Ranks(),
+        device="cpu",
+        temperature=config.gconfig.temperature,
+        dtype=config.model.dtype,
+    )
+    journal = Journal(folder / "journal", role="learner", index=policy.ranks.index, incarnation=0)
+    return PPOActor(policy, config, journal=journal, pulse=Pulse(), folder=folder)
+
+
+def shard_item(
+    *,
+    group: int = 0,
+    sample: int = 0,
+    reward: float = 0.0,
+    prompt: list[int] | None = None,
+    sampled: list[int] | None = None,
+    logps: list[float] | None = None,
+    spans: list[list[int]] | None = None,
+    segments: list[list[int]] | None = None,
+    clock: int = 0,
+    n_groups: int = 1,
+    finish: str = "stop",
+    correct: bool | None = None,
+) -> ShardItem:
+    """One trajectory; by default a prompt of three tokens and a completion of four by version `clock`."""
+    prompt = [5, 6, 7] if prompt is None else prompt
+    sampled = [2, 3, 4, 1] if sampled is None else sampled
+    n = len(sampled)
+    return ShardItem(
+        step=clock,
+        clock=clock,
+        group=group,
+        n_groups=n_groups,
+        uid=group,
+        sample=sample,
+        reward=reward,
+        correct=correct,
+        finish=finish,
+        segments=[[len(prompt), n]] if segments is None else segments,
+        spans=[[clock, n]] if spans is None else spans,
+        ids=array.array("i", [*prompt, *sampled]).tobytes(),
+        logps=array.array("f", [-3.0] * n if logps is None else logps).tobytes(),
+        text=f"sample {sample} of group {group}",
+    )
+
+
+def random_shard(
+    seed: int, *, n_groups: int = 3, n_samples: int = 4, clock: int = 0, old: bool = False
+) -> list[ShardItem]:
+    """Groups of random lengths, tokens, log-probs and rewards; with `old`, half of the tokens are by version 0."""
+    draw = random.Random(seed)
+    items = []
+    for group in range(n_groups):
+        prompt = [draw.randrange(2, VOCABULARY) for _ in range(draw.randint(2, 9))]
+        for sample in range(n_samples):
+            n = draw.randint(2, 12)
+            spans = [[0, n // 2], [clock, n - n // 2]] if old else [[clock, n]]
+            items.append(
+                shard_item(
+                    group=group,
+                    sample=sample,
+                    n_groups=n_groups,
+                    reward=draw.choice([0.0, 0.25, 1.0]) + sample * 1e-3,
+                    prompt=prompt,
+                    sampled=[draw.randrange(1, VOCABULARY) for _ in range(n)],
+                    logps=[draw.uniform(-5, -1) for _ in range(n)],
+                    spans=spans,
+                    clock=clock,
+                )
+            )
+    return items

@@ -1,0 +1,204 @@
+"""A head's journal played once more: from each line the message that caused it, and what the head then writes.
+
+The journal holds decisions and nearly all that they follow from. What it does not hold (a learner's request, the root's
+part of a push, version 0) comes as late as it can: when the next line could not be there without it. Lost members are
+beyond it.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from actors.data.loading import load_problems, load_rows
+from actors.data.source import Order, RowSource
+from actors.head.shell import rules_of
+from actors.runtime.context import Context
+from areal_bus import messages as m
+from areal_bus.config.capacity import capacity
+from areal_bus.config.sections import Config
+from areal_bus.core.effects import Effect, Record
+from areal_bus.core.head import Head
+from areal_bus.core.state import HeadRules, Source
+from areal_bus.messages import Role
+
+Line = dict[str, Any]
+HEADER = {"t", "wall", "term", "role", "rank", "inc", "seq", "event"}
+NOT_DECIDED = {"start", "end", "spans", "note", "wait", "stall"}  # of the shell and its watchdog
+
+
+class Differs(Exception):
+    """The head decides otherwise than the journal says."""
+
+
+class Replay:
+    """One head, fed from its journal."""
+
+    def __init__(self, rules: HeadRules, source: Source, *, capacity: int) -> None:
+        self.head = Head(rules, source, now=0.0)
+        self.n_compared = 0
+        self._capacity = capacity
+        self._written: deque[Line] = deque()
+        self._spans: dict[tuple[int, int, int], list[list[int]]] = {}  # of what was trained: uid, sample, attempt
+        self._errors: dict[int, str] = {}  # uid -> why it was refunded
+
+    def run(self, lines: Iterable[Line]) -> None:
+        """Raises Differs at the first line that the head would not have written."""
+        lines = [line for line in lines if line["event"] not in NOT_DECIDED]
+        for line in lines:
+            if line["event"] == "trajectory":
+                flat = line["versions"]
+                pairs = [[flat[i], flat[i + 1]] for i in range(0, len(flat), 2)]
+                self._spans[line["uid"], line["sample"], line["attempt"]] = pairs
+            elif line["event"] == "refund":
+                self._errors[line["uid"]] = line["error"]
+        for line, following in zip(lines, [*lines[1:], {"event": ""}], strict=True):
+            self._follow(line, ends_push=following["event"] in ("push", "publish"))
+        if self._written:
+            raise Differs(f"the head goes on with {self._written[0]}")
+
+    def _follow(self, line: Line, *, ends_push: bool) -> None:
+        """Compare one line; the one after it tells whether a push ends with it, so that the root was done before."""
+        while not self._written:
+            push = self.head.publishing.pushes.current
+            holds = line["event"] == "member" and line["why"].startswith("holds version")
+            if ends_push and holds and push is not None and push.root not in push.done:
+                self._done(push.root)
+            effects = self._cause(line)
+            self._written += [as_line(effect) for effect in effects if isinstance(effect, Record)]
+        ours = {key: value for key, value in self._written.popleft().items() if key == "event" or key not in HEADER}
+        theirs = {key: value for key, value in line.items() if key == "event" or key not in HEADER}
+        if ours != theirs:
+            raise Differs(f"the journal says {theirs}, the head {ours}")
+        self.n_compared += 1
+
+    # causes
+
+    def _cause(self, line: Line) -> Sequence[Effect]:
+        """Give the head the message without which it would not write this line."""
+        match line["event"]:
+            case "joined":
+                return self._join(line)
+            case "member" if line["why"] == "ready":
+                return self._say(line["name"], m.Ready(self._capacity))
+            case "member" if line["why"].startswith("holds version"):
+                return self._done(line["name"])
+            case "term":
+                return self._say(self._learners[0], m.Begin(line["version"], "digest of 0"))
+            case "push" | "publish":
+                return self._done(self._learners[0])
+            case "sampled":
+                ids = (line["uid"], line["sample"], line["attempt"], line.get("evaluation", ""))
+                return self._say(self._holder(line), m.Sampled(*ids, line["n_tokens"]))
+            case "scored":
+                return self._score(line)
+            case "refund" if line["reason"] in (m.Refund.SAMPLING_ERROR, m.Refund.PROMPT_TOO_LONG):
+                entry = self.head.rollouts.ledger.open[line["uid"]]
+                unsampled = m.Unsampled(entry.uid, entry.attempt, "", line["reason"], line["error"])
+                return self._say(entry.holder or "", unsampled)
+            case "batch" | "refund":
+                return self._request()
+            case "update":
+                own = {"event", "version", "u", "digest"} | HEADER
+                stats = {key: value for key, value in line.items() if key not in own}
+                return self._say(self._learners[0], m.UpdateDone(line["version"], stats, line["digest"]))
+            case "refused" if line["what"] == "Unsampled":
+                unsampled = m.Unsampled(line["uid"], line["attempt"], "", m.Refund.SAMPLING_ERROR, "")
+                return self._say(line["sender"], unsampled)
+            case "refused" if line["what"] == "Sampled":
+                ids = (line["uid"], line["sample"], line["attempt"])
+                return self._say(line["sender"], m.Sampled(*ids, "", 0))
+            case "refused" if line["what"] == "Scored":
+                return self._score({**line, "status": "value", "reward": 0.0, "correct": None, "n_tokens": 0})
+        raise Differs(f"nothing that the journal names leads to {line}")
+
+    @property
+    def _learners(self) -> list[str]:
+        return [member.name for member in self.head.members.of(Role.LEARNER)]
+
+    def _say(self, sender: str, message: m.Message) -> list[Effect]:
+        return self.head.on(sender, message, 0.0)
+
+    def _join(self, line: Line) -> list[Effect]:
+        role, _, rest = line["name"].partition("-")
+        index, _, incarnation = rest.partition(".")
+        endpoint = "somewhere" if role != Role.GENERATOR else ""
+        join = m.Join(line["name"], role, int(index), int(incarnation), endpoint, line["pid"], line["host"])
+        return self._say(line["name"], join)
+
+    def _done(self, name: str) -> list[Effect]:
+        """A part of the push in flight is complete."""
+        push = self.head.publishing.pushes.current
+        if push is None or name in push.done:
+            raise Differs(f"no push waits for {name}")
+        digest = self.head.publishing._digests[push.version]
+        return self._say(name, m.PushDone(push.id, push.version, digest, 0.0, 0.0))
+
+    def _request(self) -> list[Effect]:
+        """Every learner asks for the next batch."""
+        before = set(self.head.asking)
+        effects: list[Effect] = []
+        for index, name in enumerate(self._learners):
+            if index not in before:
+                effects += self._say(name, m.BatchRequest(self.head.gate.w))
+        if not effects:
+            raise Differs("the learners have asked, and the head gives no batch")
+        return effects
+
+    def _score(self, line: Line) -> list[Effect]:
+        n, key = line["n_tokens"], (line["uid"], line["sample"], line["attempt"])
+        low, high = line.get("min_version"), line.get("max_version")
+        spans = [[low, n]] if low == high else [[low, 1], [high, n - 1]]
+        is_value = line["status"] == m.VerdictStatus.VALUE
+        scored = m.Scored(
+            status=line["status"],
+            reward=line["reward"],
+            correct=line["correct"],
+            error="" if is_value else self._errors.get(line["uid"], ""),
+            score_s=0.0,
+            uid=line["uid"],
+            sample=line["sample"],
+            attempt=line["attempt"],
+            evaluation=line.get("evaluation", ""),
+            generator=self._holder(line),
+            finish=line.get("finish", ""),
+            segments=[[1, n]],
+            spans=self._spans.get(key, spans) if n and not line.get("evaluation") else spans if n else [],
+            seconds=line.get("seconds", 0.0),
+            term=0,
+            logps=bytes(4 * n),
+            ids=b"",
+            prompt_text="",
+            text="",
+        )
+        sender = line.get("sender") or self.head.members.of(Role.REWARD)[0].name
+        return self._say(sender, scored)
+
+    def _holder(self, line: Line) -> str:
+        """Whoever the prompt is leased to; anybody when nobody has it any more."""
+        if line.get("evaluation"):
+            evaluation = self.head.examination.open
+            holder = None if evaluation is None else evaluation.leased.get(line["uid"])
+        else:
+            entry = self.head.rollouts.ledger.open.get(line["uid"])
+            holder = None if entry is None else entry.holder
+        return holder or self.head.members.of(Role.GENERATOR)[0].name
+
+
+def replay_run(run: Path, *, n_generators: int) -> Replay:
+    """The replay of a run's own journal, done: one learner and one reward. Raises Differs."""
+    config = Config.model_validate_json((run / "config.json").read_text())
+    rows = load_rows(config, "configs")
+    order = Order(len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs)
+    context = Context("head", 0, 0, 0, "", "", "", "", "cpu", n_generators, 1, 1, str(run), "configs", "")
+    rules = rules_of(context, config, load_problems(config, "configs"))
+    replay = Replay(rules, RowSource(rows, order), capacity=capacity(config))
+    replay.run(json.loads(line) for line in (run / "journal" / "head-0.0.jsonl").read_text().splitlines())
+    return replay
+
+
+def as_line(record: Record) -> Line:
+    """As the journal would have it."""
+    line: Line = json.loads(json.dumps({"event": str(record.event), **record.fields}))
+    return line

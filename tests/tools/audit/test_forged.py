@@ -1,0 +1,416 @@
+"""tools.audit over a forged run: each invariant is broken, and seen to be, for its reason at a line that is there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tools.audit.forged_run import GENERATORS, HEAD, LEARNER, REWARD, Edit, Forge, true_run
+from tools.audit import __main__ as command
+from tools.audit.audit import Audit, audit, judge
+from tools.audit.findings import NAMES, Verdict
+from tools.run import Run
+
+
+def caught(tmp_path: Path, invariant: str, edit: Edit, rule: str) -> Audit:
+    """Forge the true run, and see this invariant broken, for this reason, at a line that is there."""
+    forge = true_run()
+    edit(forge)
+    folder = forge.save(tmp_path / "run")
+    found = audit(Run(folder))
+    judgement = judge(found)[invariant]
+    assert judgement.verdict is Verdict.BROKEN
+    matching = [finding for finding in judgement.findings if rule in finding.text]
+    assert matching, [finding.text for finding in judgement.findings]
+    name, _, number = matching[0].where.partition(":")
+    assert 1 <= int(number) <= len((folder / "journal" / name).read_text().splitlines())
+    assert command.main([str(folder)]) == 1
+    return found
+
+
+def test_I1_backlog_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.config["rollout"]["max_head_offpolicyness"] = 0
+
+    caught(tmp_path, "I1", edit, "live + in training <= (eta + 1) * B = 2: 3")
+
+
+def test_I1_backlog_is_recounted(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "admit", uid=7)[0]["live"] -= 1
+
+    caught(tmp_path, "I1", edit, "live is what admissions, batches, refunds and publishes add up to: 4, not 3")
+
+
+def test_I2_age_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        for line in forge.of(HEAD, "trajectory", uid=2):
+            line["n_masked"] = 0
+
+    caught(tmp_path, "I2", edit, "mask: just the tokens with c - version > eta = 1 are masked: 3, not 0")
+
+
+@pytest.mark.parametrize("policy", ["hold", "drop"])
+def test_I2_age_of_whole_trajectories_is_caught(policy: str, tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.config["rollout"]["staleness_policy"] = policy
+        for line in forge.of(HEAD, "trajectory", uid=2):
+            line["n_masked"] = 0
+
+    found = caught(tmp_path, "I2", edit, f"{policy}: c - born <= eta = 1 for every trajectory: 2 - 0 = 2")
+    assert found.findings.n["I2"] == 2
+
+
+def test_I2_age_by_the_learners_own_figure_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "update", version=3)[0]["lag_max"] = 2.0
+
+    caught(tmp_path, "I2", edit, "no trained token is over eta = 1 behind: lag_max 2")
+
+
+def test_I3_conservation_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.lines[HEAD].remove(forge.of(HEAD, "refund", uid=10)[0])
+
+    caught(tmp_path, "I3", edit, "at the end every prompt is trained or refunded: this one is open")
+
+
+def test_I3_a_prompt_in_two_states_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        lines = forge.lines[HEAD]
+        at = lines.index(forge.of(HEAD, "update", version=1)[0])
+        refund = {"uid": 0, "reason": "end_of_run", "n_tokens_dropped": 10, "error": ""}
+        lines.insert(at, {**lines[at], "event": "refund", **refund})
+
+    caught(tmp_path, "I3", edit, "only a live prompt is refunded: prompt 0 is in training")
+
+
+@pytest.mark.parametrize(
+    ("reason", "rule"),
+    [
+        ("too_old", "only under drop is a group too old: the policy is mask"),
+        ("whim", "a prompt is refunded for a reason of docs/journal.md: 'whim'"),
+    ],
+)
+def test_I3_a_reason_that_is_not_so_is_caught(reason: str, rule: str, tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "refund", uid=10)[0]["reason"] = reason
+
+    caught(tmp_path, "I3", edit, rule)
+
+
+def test_I3_a_group_dropped_within_the_bound_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.config["rollout"]["staleness_policy"] = "drop"
+        forge.of(HEAD, "refund", uid=10)[0]["reason"] = "too_old"
+
+    caught(tmp_path, "I3", edit, "a group is too old when u - born > eta = 1: 4 - 3 = 1")
+
+
+def test_I3_the_end_of_a_life_before_a_finished_run_was_extended_is_no_fault(tmp_path: Path) -> None:
+    """Issue 32.24."""
+    forge = true_run()
+    total = forge.config["run"]["total_train_steps"]
+    forge.config["run"]["total_train_steps"] = total + 2
+    folder = forge.save(tmp_path / "run")
+    assert judge(audit(Run(folder)))["I3"].verdict is Verdict.BROKEN
+    (folder / "config-1.json").write_text(json.dumps({"run": {"total_train_steps": total}}))
+    assert judge(audit(Run(folder)))["I3"].verdict is Verdict.HOLDS
+
+
+def test_I3_an_end_of_the_run_before_its_end_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.config["run"]["total_train_steps"] = 5
+
+    caught(tmp_path, "I3", edit, "the run ends with update 5: this is the end at update 4")
+
+
+def test_I3_a_new_row_after_the_end_of_the_data_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "refund", uid=9)[0]["reason"] = "end_of_data"
+
+    caught(tmp_path, "I3", edit, "after end_of_data no new row comes: row 10 of pass 0")
+
+
+def test_I10_a_refund_for_a_verdict_that_never_was_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "refund", uid=10)[0]["reason"] = "reward_error"
+
+    caught(tmp_path, "I10", edit, "a group is refunded as reward_error after such a verdict: it had none")
+
+
+def test_I4_exactly_once_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        for line in forge.of(HEAD, "trajectory", uid=6):
+            line["uid"] = 3
+
+    caught(tmp_path, "I4", edit, "no trajectory is trained twice: its prompt is trained")
+
+
+def test_I4_a_row_drawn_twice_in_a_pass_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "admit", uid=6)[0]["row"] = 5
+
+    caught(tmp_path, "I4", edit, "in each pass every row is drawn once: row 5 again in pass 0")
+
+
+def test_I4_a_row_passed_over_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        for line in forge.of(HEAD, "admit")[8:]:
+            line.update(epoch=1, row=line["uid"] - 8)
+        forge.of(HEAD, "admit", uid=3)[0]["row"] = 8
+
+    caught(tmp_path, "I4", edit, "each pass draws every row before the next begins: 8 of 9 in pass 0")
+
+
+def test_I5_version_truth_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "trajectory", uid=2)[0]["versions"] = [0, 2, 2, 3]
+
+    caught(tmp_path, "I5", edit, "versions are stamped where the token is made: [0, 2, 2, 3]")
+
+
+def test_I5_versions_that_decrease_are_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        for name in (HEAD, GENERATORS[0]):
+            for line in forge.of(name, "trajectory", uid=2) + forge.of(name, "completion", uid=2):
+                line["versions"] = [1, 3, 0, 2]
+
+    caught(tmp_path, "I5", edit, "versions never decrease along a trajectory: [1, 3, 0, 2]")
+
+
+def test_I5_a_stamp_of_weights_that_were_not_held_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        for name in (HEAD, GENERATORS[0]):
+            for line in forge.of(name, "trajectory", uid=4) + forge.of(name, "completion", uid=4):
+                line["versions"] = [0, 5]
+
+    caught(tmp_path, "I5", edit, "a token's version is held while it is sampled: [0, 5], held 1..1")
+
+
+def continue_sample(forge: Forge, *, handed: int, n_done: int, versions: list[int]) -> None:
+    """Sample 1 of prompt 5 goes on, with generator 0 that holds version 1, from what generator 1 had."""
+    forge.of(HEAD, "lease", uid=5, attempt=1)[0]["n_done"] = handed
+    for line in forge.of(HEAD, "admit", uid=5) + forge.of(HEAD, "lease", uid=5) + forge.of(HEAD, "trajectory", uid=5):
+        line["born"] = 0
+    forge.of(GENERATORS[0], "request", uid=5, sample=1)[0]["n_done"] = n_done
+    for line in forge.of(HEAD, "trajectory", uid=5, sample=1):
+        line["versions"] = versions
+    forge.of(HEAD, "scored", uid=5, sample=1)[0].update(min_version=versions[0], max_version=versions[-2])
+    forge.of(GENERATORS[0], "completion", uid=5, sample=1)[0]["versions"] = versions
+
+
+def continued(tmp_path: Path, **how: Any) -> list[str]:
+    forge = true_run()
+    continue_sample(forge, **how)
+    return [finding.text for finding in judge(audit(Run(forge.save(tmp_path / "run"))))["I5"].findings]
+
+
+def test_I5_a_sample_continued_from_another_generators_tokens_is_true(tmp_path: Path) -> None:
+    assert continued(tmp_path, handed=3, n_done=3, versions=[0, 3, 1, 1, 2, 1]) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "rule"),
+    [
+        ({"handed": 2, "n_done": 3, "versions": [0, 3, 2, 2]}, "from what the head handed it: 2 tokens"),
+        (
+            {"handed": 3, "n_done": 3, "versions": [0, 4, 2, 1]},
+            "a token's version is held while it is sampled: [0, 1, 2, 1]",
+        ),
+        ({"handed": 5, "n_done": 5, "versions": [0, 3, 1, 2]}, "a sample is continued, by a token or more"),
+        ({"handed": 4, "n_done": 4, "versions": [0, 2, 2, 3]}, "where what was done is known"),
+        ({"handed": 3, "n_done": 3, "versions": [1, 3, 0, 2]}, "versions never decrease"),
+    ],
+)
+def test_I5_a_sample_continued_from_what_cannot_be_is_caught(tmp_path: Path, how: dict[str, Any], rule: str) -> None:
+    assert any(rule in text for text in continued(tmp_path, **how))
+
+
+def test_I5_a_digest_that_differs_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(GENERATORS[1], "pushed", version=1)[0]["digest"] = "another"
+
+    caught(tmp_path, "I5", edit, "a version is one set of weights: digest")
+
+
+def test_I6_one_clock_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "publish", version=3)[0].update(version=2, v=2)
+
+    caught(tmp_path, "I6", edit, "v grows and never passes u: 2 after 2, u 3")
+
+
+def test_I6_an_older_attempt_that_is_accepted_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "scored", uid=5, sample=1)[0]["attempt"] = 0
+
+    caught(tmp_path, "I6", edit, "an older attempt's results are refused: attempt 0, leased is 1")
+
+
+def test_I6_a_batch_at_another_clock_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "batch", step=2)[0]["clock"] = 1
+
+    caught(tmp_path, "I6", edit, "batch w is taken when update w is next: step 2 at clock 1, w 2, u 2")
+
+
+def test_I6_a_version_published_before_its_update_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.lines[HEAD].remove(forge.of(HEAD, "update", version=2)[0])
+
+    caught(tmp_path, "I6", edit, "v grows and never passes u: 2 after 1, u 1")
+
+
+def test_I7_born_fresh_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        for line in forge.of(HEAD, "member", name=GENERATORS[0], version=2):
+            forge.lines[HEAD].remove(line)
+
+    caught(tmp_path, "I7", edit, "a generator that does not hold v = 2 gets no work: generator-0.0 holds 1")
+
+
+def test_I7_work_for_a_generator_that_itself_held_less_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        lines = forge.lines[GENERATORS[0]]
+        pushed = forge.of(GENERATORS[0], "pushed", version=2)[0]
+        lines.remove(pushed)
+        lines.insert(lines.index(forge.of(GENERATORS[0], "request", uid=7)[-1]) + 1, pushed)
+
+    caught(tmp_path, "I7", edit, "generator-0.0 itself held 1")
+
+
+def test_I8_groups_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.lines[HEAD].remove(forge.of(HEAD, "trajectory", uid=4, sample=1)[0])
+        forge.of(HEAD, "batch", step=1)[0]["n_trajectories"] = 3
+
+    caught(tmp_path, "I8", edit, "a batch holds whole groups: samples [0] of 2")
+
+
+def test_I8_a_group_trained_before_it_is_whole_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        for event in ("scored", "ready"):
+            forge.lines[HEAD].remove(forge.of(HEAD, event, uid=7)[-1])
+
+    caught(tmp_path, "I8", edit, "a batch holds whole groups: 1 of 2 samples have a verdict")
+
+
+def test_I8_a_group_trained_before_an_older_one_that_is_whole_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        lines, batch = forge.lines[HEAD], forge.of(HEAD, "trajectory", step=1)
+        first = lines.index(batch[0])
+        assert lines[first : first + len(batch)] == batch
+        lines[first : first + len(batch)] = sorted(batch, key=lambda line: -line["uid"])
+
+    caught(tmp_path, "I8", edit, "the oldest whole group is trained first: prompt 3, born 0, not born 1")
+
+
+def test_I9_back_pressure_is_caught(tmp_path: Path) -> None:
+    """A verdict that left its reward and is neither accepted nor refused was dropped in silence."""
+
+    def edit(forge: Forge) -> None:
+        score = {"uid": 5, "sample": 1, "attempt": 0, "status": "value", "reward": 1.0, "score_s": 0.0}
+        at = forge.lines[REWARD].index(forge.of(REWARD, "score", uid=5, sample=1)[0])
+        forge.lines[REWARD].insert(at, {**forge.lines[REWARD][at], **score})
+        forge.lines[HEAD].remove(forge.of(HEAD, "refused")[0])
+
+    caught(tmp_path, "I9", edit, "nobody drops in silence")
+
+
+def test_I10_reward_truth_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "scored", uid=9)[0]["status"] = "value"
+
+    caught(tmp_path, "I10", edit, "a verdict reaches the head as it was given: value 0.0")
+
+
+def test_I10_a_timeout_that_is_trained_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "scored", uid=6, sample=0)[0]["status"] = "timeout"
+        forge.of(REWARD, "score", uid=6, sample=0)[0].update(status="timeout", reward=None)
+
+    caught(tmp_path, "I10", edit, "a timeout is no number: it is trained with reward 6.0")
+
+
+def test_I10_an_error_that_counts_as_0_in_an_evaluation_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "evaluation")[0]["reward"] = 1 / 3
+
+    caught(tmp_path, "I10", edit, "an evaluation's n, reward and accuracy are of its values alone")
+
+
+def test_I11_liveness_is_caught(tmp_path: Path) -> None:
+    """A generator is there, a lost lease waits, nobody samples, scores or trains: nothing will ever happen."""
+
+    def edit(forge: Forge) -> None:
+        for uid in (4, 2):
+            for event in ("lease", "scored", "ready"):
+                for line in forge.of(HEAD, event, uid=uid):
+                    forge.lines[HEAD].remove(line)
+        dead = forge.of(HEAD, "member", state="dead")[0]
+        ready = forge.of(HEAD, "ready", uid=3)[0]
+        forge.lines[HEAD].remove(ready)
+        forge.lines[HEAD].insert(forge.lines[HEAD].index(dead), {**ready, "t": dead["t"]})
+        for uid in (4, 2):
+            refund = {**dead, "event": "refund", "uid": uid, "reason": "sampling_error", "n_tokens_dropped": 0}
+            forge.lines[HEAD].insert(forge.lines[HEAD].index(dead), refund)
+        forge.wait(300.0, after=dead)
+
+    caught(tmp_path, "I11", edit, "no state has everyone waiting: 300 s without an event; 2 prompts live, 1 ready")
+
+
+def test_I11_a_push_beyond_its_deadline_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.wait(100.0, after=forge.of(HEAD, "push", version=2)[0])
+
+    caught(tmp_path, "I11", edit, "a push is over by weights.timeout_s = 60: 100.")
+
+
+def test_I11_an_end_without_the_last_version_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.lines[HEAD].remove(forge.of(HEAD, "publish", version=4)[0])
+
+    caught(tmp_path, "I11", edit, "at the end the last update is published: v 3, u 4")
+
+
+def test_I12_accounting_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "update", version=3)[0]["n_tokens_trained"] += 1
+
+    caught(tmp_path, "I12", edit, "tokens = trained + masked + skipped: the batch has 20, the update 20 = 10 + 6 + 5")
+
+
+def test_I12_accounting_of_dropped_tokens_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "refund", uid=8)[0]["n_tokens_dropped"] = 0
+
+    caught(tmp_path, "I12", edit, "dropped tokens are those received: 5, not 0")
+
+
+def test_I12_accounting_of_seconds_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.lines[LEARNER][-1]["forged_wall_s"] = 100.0
+
+    caught(tmp_path, "I12", edit, "labels sum to the wall time within 1 %")
+
+
+def test_a_lost_line_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        for i, line in enumerate(forge.lines[LEARNER]):
+            line["seq"] = i + (i > 3)
+
+    caught(tmp_path, "journal", edit, "seq counts without gaps: 5 follows 3")
+
+
+def test_a_line_without_its_fields_is_caught(tmp_path: Path) -> None:
+    caught(tmp_path, "journal", lambda forge: forge.of(HEAD, "lease", uid=3)[0].pop("holder"), "lease: KeyError")
+
+
+def test_every_invariant_has_its_forgery() -> None:
+    tests = {name for name in globals() if name.startswith("test_I")}
+    for invariant, name in NAMES.items():
+        words = name.replace(" ", "_").replace("-", "_")
+        if invariant != "journal":
+            assert f"test_{invariant}_{words}_is_caught" in tests

@@ -1,0 +1,233 @@
+"""tools.audit over a forged run: what the head writes is held against pushes, and against each maker's own file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tools.audit.forged_run import GENERATORS, HEAD, REWARD, Edit, Forge, Line, true_run
+from tests.tools.audit.test_forged import caught
+from tools.audit.audit import Audit, audit, judge
+from tools.audit.findings import Verdict
+from tools.run import Run
+
+
+def found(tmp_path: Path, edit: Edit) -> Audit:
+    forge = true_run()
+    edit(forge)
+    return audit(Run(forge.save(tmp_path / "run")))
+
+
+def move(forge: Forge, line: Line, *, after: Line) -> None:
+    """To another place in the head's file."""
+    lines = forge.lines[HEAD]
+    lines.remove(line)
+    lines.insert(lines.index(after) + 1, line)
+
+
+# a version is published when its push is complete (I6)
+
+
+def test_I6_a_version_published_before_its_push_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        move(forge, forge.of(HEAD, "publish", version=2)[0], after=forge.of(HEAD, "update", version=2)[0])
+
+    caught(tmp_path, "I6", edit, "a version is published when its push is complete: version 2 was not pushed to [")
+
+
+def test_I6_a_version_published_while_its_push_is_in_flight_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        first = forge.of(HEAD, "member", name=GENERATORS[0], version=1)[0]
+        move(forge, forge.of(HEAD, "publish", version=1)[0], after=first)
+
+    caught(tmp_path, "I6", edit, "a push is over when each member completed it, broke it or is gone: 1 of 2 in push 1")
+
+
+def test_I6_a_version_held_without_a_push_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.lines[HEAD].remove(forge.of(HEAD, "push", version=3)[0])
+
+    caught(tmp_path, "I6", edit, "a generator comes to hold a version by a push in flight: generator-0.0 3, in flight")
+
+
+def test_I6_members_that_are_not_there_are_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "publish", version=3)[0]["members"] = 99
+
+    caught(tmp_path, "I6", edit, "members are those that completed the push: 1 hold version 3, not 99")
+
+
+def test_I6_a_push_that_its_member_knows_nothing_of_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.lines[GENERATORS[0]].remove(forge.of(GENERATORS[0], "pushed", version=3)[0])
+
+    caught(tmp_path, "I6", edit, "a push is complete where its member says so: generator-0.0 has no line of push 3")
+
+
+def publish_to_nobody(forge: Forge, last_word: Line) -> None:
+    """No push of version 4: before its update the head writes this of the one generator that is left."""
+    for lines in forge.lines.values():
+        lines[:] = [
+            line
+            for line in lines
+            if not (line.get("evaluation") or line["event"] == "evaluation")
+            and not (line.get("version") == 4 and line["event"] in ("push", "pushed", "member"))
+        ]
+    update = forge.of(HEAD, "update", version=4)[0]
+    forge.lines[HEAD].insert(forge.lines[HEAD].index(update), {**update, "name": GENERATORS[0], **last_word})
+    forge.of(HEAD, "publish", version=4)[0]["members"] = 0
+
+
+@pytest.mark.parametrize(
+    ("word", "is_clean"),
+    [
+        ({"event": "member", "state": "dead", "why": "silent for 60 s", "version": None}, True),
+        ({"event": "push_broken", "push": 4, "version": 3, "error": "no answer within 60 s"}, True),
+        ({"event": "member", "state": "healthy", "why": "leaves", "version": None}, False),
+    ],
+)
+def test_a_version_is_published_without_a_push_when_nobody_is_left_to_push_to(
+    word: Line, is_clean: bool, tmp_path: Path
+) -> None:
+    def edit(forge: Forge) -> None:
+        if word["event"] == "push_broken":  # of a push that it missed alone
+            update = forge.of(HEAD, "update", version=4)[0]
+            late = {"event": "push", "push": 4, "version": 3, "view": 1, "n_members": 1, "catch_up": True}
+            forge.lines[HEAD].insert(forge.lines[HEAD].index(update), {**update, **late})
+        publish_to_nobody(forge, word)
+
+    findings = found(tmp_path, edit).findings
+    assert not findings.first if is_clean else "version 4 was not pushed to" in findings.first["I6"][0].text
+
+
+# verdicts are a reward's own (I10)
+
+
+def forget_scores(forge: Forge, **ids: Any) -> None:
+    for line in forge.of(REWARD, "score", **ids):
+        forge.lines[REWARD].remove(line)
+
+
+def test_I10_a_verdict_that_no_reward_gave_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forget_scores(forge, uid=4)
+        for line in forge.of(HEAD, "scored", uid=4) + forge.of(HEAD, "trajectory", uid=4):
+            line["reward"] = 777
+
+    caught(tmp_path, "I10", edit, "a verdict is given by a reward: none says that it gave value 777")
+
+
+def test_I10_a_verdict_of_an_evaluation_that_no_reward_gave_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        for line in forge.of(HEAD, "scored", evaluation="after", status="value"):
+            line["reward"] = 1.0
+        forge.of(HEAD, "evaluation")[0]["reward"] = 1.0
+
+    caught(tmp_path, "I10", edit, "a verdict reaches the head as it was given: value 1.0, value 0.5 at reward-0.0")
+
+
+def test_verdicts_of_a_reward_whose_file_is_missing_are_not_vouched_for(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.lines["reward-1.0"] = forge.lines.pop(REWARD)[:1]  # another one's file is there
+
+    judged = judge(found(tmp_path, edit))
+    assert judged["I10"].verdict is Verdict.NOT_SEEN
+    assert "verdicts are of the head alone: no file of reward-0.0" in judged["I10"].why
+
+
+@pytest.mark.parametrize(("lived_on_s", "is_clean"), [(1.0, True), (20.0, False)])
+def test_what_a_killed_reward_gave_last_may_be_lost_with_it(lived_on_s: float, is_clean: bool, tmp_path: Path) -> None:
+    """Of an attempt that was lost, too: nobody sends it again."""
+
+    def edit(forge: Forge) -> None:
+        lines = forge.lines[REWARD]
+        at = lines.index(forge.of(REWARD, "score", uid=5, sample=1)[0])
+        score = {**lines[at], "attempt": 0}
+        last = {**score, "event": "spans", "s_work": 0.0, "wall": score["wall"] + lived_on_s}
+        forge.lines["reward-0.1"] = [{**lines[0]}, *lines[at:]]
+        lines[at:] = [score, last]
+        forge.lines[HEAD].remove(forge.of(HEAD, "refused")[0])
+
+    assert ("I9" not in found(tmp_path, edit).findings.first) is is_clean
+
+
+# what the head says of weights and samples is what their makers say (I5)
+
+
+def test_I5_a_digest_of_an_update_that_nobody_holds_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "update", version=2)[0]["digest"] = "rubbish"
+
+    caught(tmp_path, "I5", edit, "a version is one set of weights: digest rubbish here, digest of 2")
+
+
+def test_I5_a_finish_that_changes_on_its_way_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        for line in forge.of(HEAD, "scored", uid=4) + forge.of(HEAD, "trajectory", uid=4):
+            line["finish"] = "length"
+
+    caught(tmp_path, "I5", edit, "are those of the completion: (5, 'stop', 1, 1), not (5, 'length', 1, 1)")
+
+
+def test_I5_a_finish_that_changes_before_it_is_trained_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "trajectory", uid=4)[0]["finish"] = "length"
+
+    caught(tmp_path, "I5", edit, "a trajectory ends as it was received: stop, not length")
+
+
+@pytest.mark.parametrize("name", ["min_version", "max_version"])
+def test_I5_other_versions_of_a_scored_sample_are_caught(name: str, tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "scored", uid=4, sample=1)[0][name] = 0
+
+    caught(tmp_path, "I5", edit, "are those of the completion: (5, 'stop', 1, 1)")
+
+
+def test_I6_a_sample_begun_in_another_generators_file_is_caught(tmp_path: Path) -> None:
+    """Prompt 4 is leased to generator 0, and generator 1 says that it made it."""
+
+    def edit(forge: Forge) -> None:
+        mine, other = (forge.lines[name] for name in GENERATORS)
+        moved = [line for line in mine if line.get("uid") == 4]
+        mine[:] = [line for line in mine if line.get("uid") != 4]
+        other[:] = sorted([*other, *moved], key=lambda line: line["t"])
+
+    broken = caught(tmp_path, "I6", edit, "its holder samples a lease: it is generator-0.0's, generator-1.0 began it")
+    assert any("generator-1.0 completed it, not generator-0.0" in x.text for x in broken.findings.first["I6"])
+
+
+def test_I6_an_attempt_that_two_generators_sample_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        mine, other = (forge.lines[name] for name in GENERATORS)
+        moved = [line for line in mine if line.get("uid") == 4 and line.get("sample") == 1]
+        mine[:] = [line for line in mine if line not in moved]
+        other[:] = sorted([*other, *moved], key=lambda line: line["t"])
+
+    caught(tmp_path, "I6", edit, "one generator samples an attempt: generator-0.0 does")
+
+
+def test_I2_an_update_that_hides_its_largest_lag_is_caught(tmp_path: Path) -> None:
+    caught(tmp_path, "I2", lambda forge: forge.of(HEAD, "update", version=3)[0].pop("lag_max"), "lag_max is missing")
+
+
+def put(name: str, value: int) -> Callable[[Forge], None]:
+    def edit(forge: Forge) -> None:
+        forge.of(HEAD, "sampled", uid=4, sample=1)[0][name] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("invariant", "edit", "rule"),
+    [
+        ("I3", put("uid", 99), "only an admitted prompt is sampled: 6 were"),
+        ("I6", put("attempt", 1), "what is leased is sampled: attempt 1, leased is 0"),
+        ("I8", put("sample", 2), "a group has samples 0..1: 2"),
+        ("I12", put("n_tokens", 6), "tokens sampled are those of the completion: 5, not 6"),
+        ("I5", put("uid", 5), "a sample is made by its generator: generator-1.0 completed none"),
+    ],
+)
+def test_a_sample_that_left_no_generator_is_caught(invariant: str, edit: Edit, rule: str, tmp_path: Path) -> None:
+    caught(tmp_path, invariant, edit, rule)

@@ -1,0 +1,257 @@
+"""tools.audit over a forged run of three terms: what breaks at a term is seen, for its reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.tools.audit.forged_run import GENERATORS, HEAD
+from tests.tools.audit.forged_terms import HEADS, LEARNERS, TermForge, crashed_run, term
+from tools.audit.audit import audit, judge
+from tools.audit.data_passes import Passes
+from tools.audit.findings import Findings, Verdict
+from tools.audit.journal_reader import File
+from tools.run import Run
+
+Edit = Callable[[TermForge], object]
+
+
+def caught(tmp_path: Path, invariant: str, rule: str, edit: Edit) -> None:
+    """This invariant is broken, for this reason."""
+    forge = crashed_run()
+    edit(forge)
+    judgement = judge(audit(Run(forge.save(tmp_path / "run"))))[invariant]
+    assert judgement.verdict is Verdict.BROKEN
+    assert [x for x in judgement.findings if rule in x.text], [x.text for x in judgement.findings]
+
+
+def keep(forge: TermForge, number: int, kept: dict[int, list[int]]) -> None:
+    """Another account of what was open."""
+    term(forge, number).update(open=list(kept), kept=list(kept.values()))
+
+
+# I1
+
+
+def test_I1_open_prompts_that_were_not_counted_are_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        for line in forge.of(HEADS[1], "admit")[:2]:
+            line["live"] -= 2
+
+    caught(tmp_path, "I1", "live is what admissions, batches, refunds and publishes add up to: 3, not 1", edit)
+
+
+def test_I1_more_prompts_than_credits_as_a_term_begins_are_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        term(forge, 1)["next_uid"] = 5
+        keep(forge, 1, {uid: [] for uid in range(5)})
+
+    caught(tmp_path, "I1", "live + in training <= (eta + 1) * B = 4: 5 as a term begins", edit)
+
+
+# I3
+
+
+def test_I3_a_live_prompt_that_vanishes_is_caught(tmp_path: Path) -> None:
+    caught(tmp_path, "I3", "a live prompt is open in the next term", lambda forge: keep(forge, 1, {3: [0, 1]}))
+
+
+def test_I3_a_refunded_prompt_that_vanishes_is_caught(tmp_path: Path) -> None:
+    """It was refunded in what is undone, so it lives again."""
+
+    def edit(forge: TermForge) -> None:
+        at = forge.lines[HEAD].index(forge.of(HEAD, "refund", uid=7)[0])
+        refund = {"uid": 2, "reason": "sampling_error", "n_tokens_dropped": 5, "error": "", "again": False}
+        forge.lines[HEAD].insert(at, {**forge.lines[HEAD][at], **refund})
+        keep(forge, 1, {3: [0, 1]})
+
+    caught(tmp_path, "I3", "what was refunded after batch 1 was taken is open again", edit)
+
+
+def test_I3_a_prompt_admitted_too_late_for_the_version_is_caught(tmp_path: Path) -> None:
+    caught(tmp_path, "I3", "between update 1 and batch 1: 4..6, not 7", lambda f: term(f, 1).update(next_uid=7))
+
+
+def test_I3_uids_given_free_too_early_are_caught(tmp_path: Path) -> None:
+    caught(tmp_path, "I3", "between update 1 and batch 1: 4..6, not 3", lambda f: term(f, 1).update(next_uid=3))
+
+
+def test_I3_a_prompt_that_was_never_admitted_is_caught(tmp_path: Path) -> None:
+    rule = "only what was admitted can be open in the next term"
+    caught(tmp_path, "I3", rule, lambda forge: keep(forge, 1, {2: [1], 3: [0, 1], 50: []}))
+
+
+# I4
+
+
+def test_I4_a_prompt_that_was_trained_in_what_is_undone_and_is_lost_is_caught(tmp_path: Path) -> None:
+    rule = "what a batch >= 1 trained is undone and open again: batch 1 had this prompt"
+    caught(tmp_path, "I4", rule, lambda forge: keep(forge, 1, {2: [1]}))
+
+
+def test_I4_a_prompt_trained_in_what_survives_that_is_open_again_is_caught(tmp_path: Path) -> None:
+    rule = "what a batch < 1 trained stays trained: it is open again"
+    caught(tmp_path, "I4", rule, lambda forge: keep(forge, 1, {1: [0, 1], 2: [1], 3: [0, 1]}))
+
+
+def test_I4_a_prompt_trained_in_what_survives_whose_row_is_drawn_again_is_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        term(forge, 1).update(next_uid=1, position=1, open=[], kept=[])
+
+    caught(tmp_path, "I4", "what a batch < 1 trained stays trained: batch 0 had this prompt, whose row is free", edit)
+
+
+def test_I4_rows_passed_over_are_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        term(forge, 1)["position"] = 6
+
+    caught(tmp_path, "I4", "a term draws on after the rows of its prompts: 4 are drawn, position is 6", edit)
+
+
+def test_I4_a_row_that_waited_and_was_drawn_in_what_is_undone_waits_again(tmp_path: Path) -> None:
+    findings = Findings()
+    passes = Passes(File(tmp_path / "head-0.0.jsonl", findings))
+    assert [passes.draw((0, row), row) for row in (0, 1)] == [0, 0]
+    passes.release((0, 0))
+    assert passes.draw((0, 0), 2) == 1
+    passes.put_back((0, 0), n_before=1, is_drawn=False)
+    passes.go_on_at(2)
+    assert not findings.n
+    passes.draw((0, 2), 2)
+    assert "1 wait when row 2 is drawn" in findings.first["I4"][0].text
+
+
+def test_I4_a_row_to_be_drawn_again_that_is_forgotten_is_caught(tmp_path: Path) -> None:
+    """Prompt 5 became too old in what is undone: it is open again, and refunded once more before a new row is drawn."""
+
+    def edit(forge: TermForge) -> None:
+        lines = forge.lines[HEADS[1]]
+        at = lines.index(forge.of(HEADS[1], "admit", uid=6)[0])
+        refund = {"uid": 5, "reason": "too_old", "n_tokens_dropped": 0, "error": "", "again": True}
+        lines.insert(at, {**lines[at], "event": "refund", **refund})
+
+    caught(tmp_path, "I4", "rows to be drawn again come before new ones: 1 wait when row 6 is drawn", edit)
+
+
+# I5, I6, I7
+
+
+def test_I5_a_term_that_begins_with_other_weights_is_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        for name in (LEARNERS[2], *GENERATORS):
+            forge.of(name, "pushed", version=2, term=2)[0]["digest"] = "digest of something else"
+
+    caught(tmp_path, "I5", "a term begins with the weights of its version", edit)
+
+
+def test_I5_a_digest_that_differs_within_a_term_is_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        forge.of(GENERATORS[1], "pushed", version=2, term=1)[0]["digest"] = "digest of 2 by learner-0.0"
+
+    caught(tmp_path, "I5", "a version is one set of weights", edit)
+
+
+def test_I5_a_stamp_of_a_version_that_is_void_is_caught(tmp_path: Path) -> None:
+    """Prompt 2 goes on in term 1, which began at version 1: it has no token of version 2 of term 0."""
+
+    def edit(forge: TermForge) -> None:
+        forge.of(GENERATORS[0], "completion", uid=2, sample=0)[0]["versions"] = [0, 2, 2, 3]
+
+    caught(tmp_path, "I5", "a token's version is held while it is sampled: [0, 2, 2, 3], held 0..1", edit)
+
+
+def test_I6_a_result_of_an_older_terms_attempt_is_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        forge.of(HEADS[1], "scored", uid=4, sample=1)[0]["attempt"] = 1000
+
+    caught(tmp_path, "I6", "an older attempt's results are refused: attempt 1000, leased is 2000", edit)
+
+
+def test_I6_a_result_of_versions_that_are_undone_is_caught(tmp_path: Path) -> None:
+    """Prompt 2 was completed in term 0 by its version 2, and is scored in term 1, which began at version 1."""
+
+    def edit(forge: TermForge) -> None:
+        done = forge.of(GENERATORS[0], "completion", uid=2, sample=0)[0]
+        lines = forge.lines[GENERATORS[0]]
+        lines.remove(done)
+        lines.insert(lines.index(forge.of(GENERATORS[0], "pushed", term=1)[0]), done)
+        done.update(term=0, versions=[0, 3, 2, 2])
+        forge.of(HEAD, "scored", uid=2, sample=0)[0]["max_version"] = 2
+
+    caught(tmp_path, "I6", "of what term 0 made, versions up to 1 count in term 1: it has tokens of version 2", edit)
+
+
+def test_I6_a_verdict_kept_that_is_of_a_later_version_is_caught(tmp_path: Path) -> None:
+    rule = "a verdict is kept whose tokens are of versions <= 2: this one has 3"
+
+    def edit(forge: TermForge) -> None:
+        forge.of(HEAD, "scored", uid=4, sample=0, term=1)[0]["max_version"] = 3
+
+    caught(tmp_path, "I6", rule, edit)
+
+
+def test_I6_tokens_of_a_version_that_is_not_made_yet_are_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        forge.of(HEADS[1], "scored", uid=4, sample=1)[0]["max_version"] = 3
+
+    caught(tmp_path, "I6", "a version makes tokens after its update: 3, u is 2", edit)
+
+
+def test_I6_terms_that_do_not_count_on_are_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        term(forge, 2)["term"] = 1
+
+    caught(tmp_path, "I6", "terms count on: 1 after 1", edit)
+
+
+def test_I6_a_term_that_begins_at_a_version_never_made_is_caught(tmp_path: Path) -> None:
+    caught(
+        tmp_path, "I6", "a term begins at a version that was made: 4, u is 3", lambda f: term(f, 2).update(version=4)
+    )
+
+
+def test_I6_an_attempt_that_an_older_term_had_is_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        forge.of(HEADS[1], "lease", uid=6)[0]["attempt"] = 1001
+
+    caught(tmp_path, "I6", "attempts count the leases of a prompt: 2000 is next, not 1001", edit)
+
+
+def test_I6_a_lease_that_outlives_its_head_is_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        lease = forge.of(HEADS[1], "lease", uid=4)[0]
+        forge.lines[HEADS[1]].remove(lease)
+        for line in forge.of(HEADS[1], "scored", uid=4):
+            line["attempt"] = 1000
+
+    caught(tmp_path, "I6", "an older attempt's results are refused: attempt 1000, queued is 1000", edit)
+
+
+def test_I6_a_line_of_another_term_is_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        forge.of(HEADS[1], "update", version=3)[0]["term"] = 1
+
+    caught(tmp_path, "I6", "a line of the head has its term: 2, not 1", edit)
+
+
+def test_I7_work_for_a_generator_that_missed_the_push_of_the_term_is_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        pushed = forge.of(GENERATORS[1], "pushed", version=2, term=2)[0]
+        forge.lines[GENERATORS[1]].remove(pushed)
+
+    caught(tmp_path, "I7", "generator-1.0 itself held 3, of term 1", edit)
+
+
+# I12
+
+
+def test_I12_tokens_that_a_term_dropped_and_a_refund_counts_are_caught(tmp_path: Path) -> None:
+    """Prompt 8 of term 1 had a verdict; prompt 8 of term 2 is another one."""
+
+    def edit(forge: TermForge) -> None:
+        forge.of(HEADS[1], "refund", uid=8)[0]["n_tokens_dropped"] = 10
+
+    caught(tmp_path, "I12", "dropped tokens are those received: 5, not 10", edit)
+
+
+def test_I12_a_verdict_kept_that_was_never_received_is_caught(tmp_path: Path) -> None:
+    rule = "a verdict that is kept was received: this one was not"
+    caught(tmp_path, "I12", rule, lambda forge: keep(forge, 1, {2: [0, 1], 3: [0, 1]}))

@@ -1,0 +1,87 @@
+"""Our halves of the comparisons, small, and the figures made of what both sides say. Nothing here is timed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.models.matmul import stepped
+from areal_bus.errors import ConfigError
+from tools.bench.harness.interleave import Rounds
+from tools.bench.harness.protocol import Figures
+from tools.bench.loss import bench as loss
+from tools.bench.loss import ours as our_loss
+from tools.bench.pack import bench as pack
+from tools.bench.pack import ours as our_pack
+from tools.bench.pack import padding
+from tools.bench.pack import padding_ours as our_padding
+from tools.bench.reward import bench as reward
+from tools.bench.reward import ours as our_reward
+from tools.bench.wire import bench as wire
+from tools.bench.wire import ours as our_wire
+
+
+def test_our_half_of_pack_makes_partitions() -> None:
+    assert our_pack.micro_batches([6, 5, 4, 3], 10)["parts"] == [[0, 2], [1, 3]]
+    assert our_pack.shares([5, 3, 2], 2)["parts"] == [[0], [1, 2]]
+
+
+def test_parts_are_judged_by_their_tokens() -> None:
+    assert pack.totals([[0, 2], [1]], [3, 4, 5]) == [8, 4]
+    assert pack.spread([8, 4]) == pytest.approx(4 / 6)
+    assert pack.excess([pack.CAPACITY, 1, 1]) == 1
+    with pytest.raises(ConfigError, match="exactly one part"):
+        pack.totals([[0], [0, 1]], [1, 2])
+
+
+def test_our_half_of_loss_holds_itself_against_float64() -> None:
+    assert 0 < our_loss.loss(3000, seed=1)["max_error"] < 1e-6
+
+
+def test_losses_are_compared_only_where_both_sides_compute_the_same() -> None:
+    costs = {"ours": 1.0, "ours_alone": 0.5, "areal": 6.0, "areal_alone": 3.0, "verl": 5.0}
+    same = {name: [0.5] for name in costs}
+    rounds = Rounds((costs,), refused=0, control=1.0, unsteady=1.0)
+    found = loss.figures(rounds, [1e-7, 3e-7], same)
+    assert (found["ratio"], found["ratio_alone"], found["ratio_both_alone"]) == (6.0, 3.0, 6.0)
+    assert (found["ms"], found["max_error"]) == (1000.0, 3e-7)
+    with pytest.raises(ConfigError, match=r"verl's loss differs from ours by 0\.1"):
+        loss.figures(rounds, [0.0], same | {"verl": [0.6]})
+
+
+def test_our_half_of_wire_brings_a_trajectory_back() -> None:
+    assert our_wire.roundtrip(3, 100, seed=1)["bytes"] < 8 * 103 + 250
+
+
+def test_a_ring_of_three_processes_takes_every_trajectory_through_the_ledger() -> None:
+    runs: list[Figures] = []
+    assert wire.ring(runs, n=640) > 0
+    assert runs[0]["n"] == 140  # from the warm ones on
+    assert runs[0]["batches"] == 10
+
+
+def test_an_update_reads_each_completion_without_its_last_token_and_each_prompt_once() -> None:
+    counted = our_padding.update([5, 9, 3, 3], n_samples=2, n_prompt=7, budget=64)
+    n, n_seen = 2 * 7 + 20 - 4, 4 * 7 + 20 - 4
+    more = stepped(n, torch.device("cpu")) - n  # rows are filled up to a number that is compiled already
+    assert counted == {"model": n + more, "attention": n_seen + more, "trained": 20}
+    told = {"model": n, "attention": n_seen, "real": 2 * 7 + 20, "whole": 4 * 7 + 20, "padded": 4 * 16}
+    found = padding.figures([told])
+    assert (found["share"], found["padded_share"]) == (0.8824, 1.333)
+
+
+def test_every_form_of_an_answer_is_right_once_and_wrong_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward, "GSM8K", tmp_path / "absent")
+    answers, data = reward.worked_answers(6)
+    assert data == "made up"
+    for patterns in reward.FORMS.values():
+        verdicts = our_reward.judge(*reward.completions(answers, patterns))["verdicts"]
+        assert verdicts == [True, False] * 6
+
+
+def test_agreement_counts_the_verdicts_of_all_forms() -> None:
+    rounds = Rounds(({"ours": 1.0, "math_verify": 20.0},), refused=0, control=1.0, unsteady=1.0)
+    same = reward.Form(rounds, {"ours": [True, False], "math_verify": [True, False]})
+    other = reward.Form(rounds, {"ours": [True, True], "math_verify": [True, False]})
+    found = reward.figures({"plain": same, "prose": other})
+    assert (found["agreement"], found["ratio"], found["ratio_prose"], found["right"]) == (0.75, 20.0, 20.0, 3)

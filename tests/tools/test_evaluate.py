@@ -1,0 +1,221 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.protocol import Completion, Request
+from actors.generator.rollout_runner import evaluation_number
+from actors.models.loading import load_model, load_tokenizer, stop_ids
+from actors.models.scratch import write_scratch_folder
+from actors.offline import evaluate as scoring
+from areal_bus.config.sections import Config, ScratchConfig
+from areal_bus.errors import ConfigError
+from areal_bus.journal import Journal
+from tools import evaluate
+
+ROOT = Path(__file__).parents[2]
+ROWS = [{"question": word, "answer": word[::-1], "uid": uid} for uid, word in enumerate(["abc", "xyz", "hello", "no"])]
+SETTINGS: dict[str, Any] = {
+    "run": {"seed": 5},
+    "data": {"task": "reverse", "prompt": "{question}>", "chat_template": False},
+    "gconfig": {"max_new_tokens": 6, "n_samples": 2},
+    "reward": {"function": "reverse"},
+    "evaluate": {"n_samples": 3},
+    "rollout": {"max_concurrent_rollouts": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A very small character model with random weights, as a transformers folder."""
+    base = tmp_path_factory.mktemp("scratch")
+    write_scratch_folder(base / "shape", ScratchConfig(hidden_size=16, layers=1, heads=2))
+    folder = base / "model"
+    load_model(str(base / "shape"), "float32", "cpu", random_seed=1).save_pretrained(folder)
+    load_tokenizer(str(base / "shape")).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, model: Path) -> Path:
+    """A run that exported this model and was evaluated on ROWS."""
+    folder = tmp_path / "run"
+    Journal(folder / "journal", role="head", index=0, incarnation=0).close()
+    (folder / "config.json").write_text(Config.model_validate(SETTINGS).model_dump_json())
+    (folder / "model").symlink_to(model)
+    (folder / "evaluation").mkdir()
+    write_rows(folder / "evaluation" / "problems.jsonl", ROWS)
+    return folder
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def tool(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    env: Mapping[str, str] = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-m", "tools.evaluate", *map(str, arguments)]
+    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+def resolved(*arguments: object) -> dict[str, Any]:
+    return evaluate.resolve(evaluate.parser().parse_args([str(argument) for argument in arguments]))
+
+
+def scored(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict[str, Any]:
+    """The figures, computed in this process."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    order = scoring.Order(**resolved(*arguments))
+    return dict(scoring.figures(scoring.evaluate(order, lambda evaluation: None), seconds=0.0))
+
+
+def reward_module(folder: Path, body: str) -> Path:
+    """A folder with a user's mine:score."""
+    (folder / "mine.py").write_text(f"def score(prompt, completion, row):\n    {body}\n")
+    return folder
+
+
+def answers_by_hand(model: Path) -> list[str]:
+    """What the ring's evaluation "after" would sample: the seed of a sample is (seed, evaluation, uid, sample)."""
+    tokenizer, loaded = load_tokenizer(str(model)), load_model(str(model), "float32", "cpu")
+    engine = BuiltinEngine(loaded, stop_ids=stop_ids(loaded, tokenizer), n_slots=1, version=7)
+    answers = []
+    for uid, row in enumerate(ROWS):
+        for sample in range(3):
+            seed = (5, evaluation_number("after"), uid, sample)
+            ids = tokenizer(f"{row['question']}>")["input_ids"]
+            engine.submit(Request(("after", uid, 0, sample, 0), ids, seed, 6, 1.0, 1.0))
+            done: list[Completion] = []
+            while not done:
+                done = engine.step()
+            answers.append(tokenizer.decode(done[0].ids, skip_special_tokens=True))
+    return answers
+
+
+@pytest.mark.soak
+def test_a_runs_own_reward_is_found_where_the_run_was_started(run: Path, tmp_path: Path) -> None:
+    modules = tmp_path / "mine"
+    modules.mkdir()
+    reward_module(modules, "return 0.25")
+    (run / "origin.json").write_text(json.dumps({"folder": str(modules)}))
+    settings = SETTINGS | {"reward": {"function": "mine:score"}}
+    (run / "config.json").write_text(Config.model_validate(settings).model_dump_json())
+    done = tool(run, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["reward"] == 0.25
+    assert resolved(run, "--config", run / "config.json")["folder"] == str(modules)
+    assert resolved(run, "--modules", tmp_path)["folder"] == str(tmp_path)
+    assert resolved(run, "--config", ROOT / "configs" / "tiny.toml")["folder"] == str(ROOT / "configs")
+
+
+def test_cut_off_weights_end_with_code_2_and_a_sentence(run: Path, model: Path, tmp_path: Path) -> None:
+    cut = shutil.copytree(model, tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:500])
+    (run / "model").unlink()
+    (run / "model").symlink_to(cut)
+    done = tool(run)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: weights must be whole safetensors files")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_runs_model_answers_its_problems_as_the_rings_own_evaluation_does(
+    run: Path, model: Path, tmp_path: Path
+) -> None:
+    modules = reward_module(tmp_path, "return sum(i * ord(c) for i, c in enumerate(completion + '.', start=1))")
+    done = tool(run, "--reward", "mine:score", "--modules", modules, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    rewards = [sum(i * ord(c) for i, c in enumerate(answer + ".", start=1)) for answer in answers_by_hand(model)]
+    assert (told["problems"], told["answers"], told["answers_without_reward"]) == (4, 12, 0)
+    assert told["reward"] == pytest.approx(sum(rewards) / len(rewards))
+    assert "truncated share" in done.stderr
+
+
+def test_a_model_folder_is_scored_with_options(
+    run: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = reward_module(tmp_path, "return len(prompt) == 4")
+    data = write_rows(tmp_path / "data.jsonl", [{"q": "abc", "a": 1}, {"q": "hello", "a": 2}, {"q": "no", "a": 3}])
+    keys = ["--set", "data.question_key=q", "--set", "data.answer_key=a", "--set", "data.prompt={q}>"]
+    options = ["--config", run / "config.json", "--n-samples", 2, "--limit", 2, "--reward", "mine:score"]
+    told = scored(monkeypatch, model, "--data", data, "--modules", modules, *options, *keys)
+    assert (told["problems"], told["answers"], told["accuracy"]) == (2, 4, 0.5)
+
+
+def test_a_problem_that_cannot_be_sampled_is_counted_apart(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_rows(tmp_path / "data.jsonl", [*ROWS[:2], {"question": "a" * 80, "answer": "b"}])
+    told = scored(monkeypatch, run, "--data", data)
+    assert (told["problems"], told["answers"], told["problems_not_sampled"]) == (3, 6, 1)
+
+
+def test_a_reward_that_raises_gives_no_number(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = reward_module(tmp_path, "raise KeyError('no')")
+    told = scored(monkeypatch, run, "--reward", "mine:score", "--modules", modules)
+    assert (told["answers"], told["answers_without_reward"]) == (12, 12)
+    assert told["accuracy"] is None
+    assert told["reward"] is None
+
+
+def test_bad_input_is_a_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [{"question": "abc"}])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_text("{}")
+    for arguments, sentence in [
+        ((run, "--data", tmp_path / "nowhere.jsonl"), "there is no data file"),
+        ((run, "--data", rows), "each row of data must have the field 'answer'"),
+        ((empty, "--data", rows), "a model folder holds its weights as "),
+        ((run, "--reward", "nosuch:score"), "reward.function 'nosuch:score' must import"),
+        ((empty,), "problems are needed: give a JSON-lines file with --data FILE"),
+    ]:
+        with pytest.raises(ConfigError, match=sentence):
+            scored(monkeypatch, *arguments)
+
+
+def test_bad_input_ends_with_code_2_and_no_traceback(run: Path, tmp_path: Path) -> None:
+    done = tool(run, "--data", write_rows(tmp_path / "rows.jsonl", [{"question": "abc"}]))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: each row of data must have the field 'answer'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_run_without_a_model_says_why(run: Path, model: Path) -> None:
+    (run / "model").unlink()
+    with pytest.raises(ConfigError, match="neither model/ nor a checkpoint"):
+        resolved(run)
+    (run / "checkpoints" / "step-000002").mkdir(parents=True)
+    (run / "checkpoints" / "step-000010").mkdir(parents=True)
+    for folder in (run / "checkpoints").iterdir():
+        (folder / "model").symlink_to(model)
+    assert resolved(run)["model"].endswith("step-000010/model")
+
+
+def test_a_new_scratch_model_has_nothing_to_score(tmp_path: Path) -> None:
+    write_scratch_folder(tmp_path / "shape", ScratchConfig())
+    with pytest.raises(ConfigError, match=r"has none, it is a new model's"):
+        scoring.find_model(str(tmp_path / "shape"))
+
+
+def test_options_go_over_the_runs_settings(run: Path) -> None:
+    order = resolved(run, "--n-samples", 4, "--temperature", 0.5, "--max-new-tokens", 9, "--seed", 3)
+    config = Config.model_validate(order["config"])
+    assert (config.evaluate.n_samples, config.evaluate.temperature) == (4, 0.5)
+    assert (config.gconfig.max_new_tokens, config.run.seed) == (9, 3)
+    assert (config.reward.function, config.data.prompt) == ("reverse", "{question}>")
+    assert order["name"] == "after"
+    with pytest.raises(ConfigError, match=r"evaluate\.n_samples must be .*at least 1: it is 0 \(--n-samples\)"):
+        resolved(run, "--n-samples", 0)
+    with pytest.raises(ConfigError, match=r"unknown key gconfig\.temprature"):
+        resolved(run, "--set", "gconfig.temprature=1")

@@ -1,0 +1,188 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_bus.errors import ConfigError
+from areal_bus.journal import Journal
+from tests.tools.audit.forged_terms import HEADS, crashed_run
+from tools import samples, terminal
+
+Out = pytest.CaptureFixture[str]
+
+
+def sample(**fields: Any) -> dict[str, Any]:
+    """A kept training sample as the head writes it."""
+    return {
+        "kind": "evaluation" if fields.get("evaluation") else "train",
+        "evaluation": "",
+        "step": None if fields.get("evaluation") else 0,
+        "version": 0,
+        "uid": 0,
+        "sample": 0,
+        "attempt": 0,
+        "generator": "generator-0.0",
+        "prompt": "What is 3+4?",
+        "completion": "7",
+        "reward": 1.0,
+        "correct": True,
+        "status": "value",
+        "finish": "stop",
+        "versions": [[0, 2]],
+        "n_tokens": 2,
+        "n_masked": 0,
+    } | fields
+
+
+def forge(folder: Path, kept: list[dict[str, Any]] | None = None) -> Path:
+    """A run with these kept samples."""
+    Journal(folder / "journal", role="head", index=0, incarnation=0).close()
+    if kept is not None:
+        (folder / "samples").mkdir()
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        (folder / "samples" / "samples.jsonl").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """Evaluation "before", steps 0 and 1 of two groups of two, evaluation "after"."""
+    lines = [sample(evaluation="before", completion="eh", reward=0.0, correct=False)]
+    for step in (0, 1):
+        for uid in (2 * step, 2 * step + 1):
+            for i in (0, 1):
+                text = f"answer {step}/{uid}/{i}"
+                spans = [[0, 3], [1, 2]] if step else [[0, 5]]
+                lines.append(
+                    sample(step=step, version=step, uid=uid, sample=i, completion=text, reward=1 - uid / 4 - i / 8)
+                    | {"versions": spans, "n_tokens": 5, "n_masked": 3 * step}
+                )
+    lines.append(sample(evaluation="after", version=2, completion="final words"))
+    return forge(tmp_path / "kept", lines)
+
+
+def shown(out: Out) -> list[str]:
+    """The completions printed, in order."""
+    return [line.removeprefix("  > ") for line in out.readouterr().out.splitlines() if line.startswith("  > ")]
+
+
+def test_samples_shows_the_latest_step_one_of_each_group_first(kept: Path, capsys: Out) -> None:
+    assert samples.main([str(kept)]) == 0
+    assert shown(capsys) == ["answer 1/2/0", "answer 1/3/0", "answer 1/2/1", "answer 1/3/1"]
+
+
+def test_samples_shows_a_step_worst_first(kept: Path, capsys: Out) -> None:
+    assert samples.main([str(kept), "--step", "0", "--worst", "--n", "3"]) == 0
+    assert shown(capsys) == ["answer 0/1/1", "answer 0/1/0", "answer 0/0/1"]
+
+
+def test_a_sample_without_a_verdict_is_the_worst_and_shows_no_number(tmp_path: Path, capsys: Out) -> None:
+    folder = forge(tmp_path / "one", [sample(), sample(uid=1, status="timeout", reward=None, completion="slow")])
+    assert samples.main([str(folder), "--worst", "--n", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "> slow" in out
+    assert "reward none (timeout)" in out
+
+
+def test_samples_shows_a_prompt_and_an_evaluation(kept: Path, capsys: Out) -> None:
+    samples.main([str(kept), "--uid", "1"])
+    assert shown(capsys) == ["answer 0/1/0", "answer 0/1/1"]
+    samples.main([str(kept), "--evaluation", "after"])
+    assert shown(capsys) == ["final words"]
+
+
+def test_a_sample_is_printed_with_what_it_was_made_of(kept: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    samples.main([str(kept), "--n", "1"])
+    out = capsys.readouterr().out
+    assert "  | What is 3+4?" in out
+    assert "reward 0.500 (right)   finish stop   5 tokens, 3 masked   versions 0 x3, 1 x2 (lag 0 to 1)" in out
+    assert "uid 2 sample 0 attempt 0, step 1, generator-0.0" in out
+
+
+def test_item_11_every_turn_of_a_sample_is_shown(tmp_path: Path, capsys: Out) -> None:
+    turns = [["user: 3+4?", "8"], ["user: sure?", "7"]]
+    forge(tmp_path / "one", [sample(turns=turns, completion="7"), sample(uid=1, turns=turns, completion="8, then 7")])
+    assert samples.main([str(tmp_path / "one")]) == 0
+    out = capsys.readouterr().out
+    for part in ("turn 1 of 2: prompt\n  | user: 3+4?", "turn 1 of 2: completion\n  > 8", "| user: sure?", "> 7"):
+        assert out.count(part) == 2
+    assert out.count("what the reward read\n  > 8, then 7") == 1
+
+
+def test_samples_that_do_not_exist_are_answered_with_those_that_do(kept: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no kept sample fits --step 7; .* steps 0 to 1, .*\['before', 'after'\]"):
+        samples.main([str(kept), "--step", "7"])
+    with pytest.raises(ConfigError, match="give one of them"):
+        samples.main([str(kept), "--step", "1", "--evaluation", "after"])
+    with pytest.raises(ConfigError, match="--n must be at least 1: 0"):
+        samples.main([str(kept), "--n", "0"])
+
+
+def test_a_run_without_kept_samples_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"journal\.samples = false"):
+        samples.main([str(forge(tmp_path / "one"))])
+
+
+def test_before_the_first_step_samples_shows_the_evaluation(tmp_path: Path, capsys: Out) -> None:
+    folder = forge(tmp_path / "one", [sample(evaluation="before", completion="first words")])
+    assert samples.main([str(folder)]) == 0
+    assert shown(capsys) == ["first words"]
+
+
+def test_samples_as_json_are_the_kept_lines(kept: Path, capsys: Out) -> None:
+    samples.main([str(kept), "--step", "0", "--json"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["uid"], line["sample"]) for line in lines] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert lines[0] == sample(completion="answer 0/0/0", versions=[[0, 5]], n_tokens=5)
+
+
+def crashed(folder: Path, *, until: str = "end") -> Path:
+    """A run of three terms that kept what it trained, up to this event of the second head."""
+    forge = crashed_run()
+    last = forge.of(HEADS[1], until)[0]
+    forge.lines[HEADS[1]] = [line for line in forge.lines[HEADS[1]] if line["t"] <= last["t"]]
+    forge.save(folder)
+    kept = []
+    for line in (line for name in HEADS for line in forge.of(name, "trajectory")):
+        ids = {name: line[name] for name in ("step", "uid", "sample", "attempt", "reward")}
+        text = f"term {line['term']}: {line['step']}/{line['uid']}/{line['sample']}"
+        kept.append(sample(**ids, version=line["clock"], completion=text))
+    (folder / "samples").mkdir()
+    (folder / "samples" / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    return folder
+
+
+def test_samples_of_undone_steps_are_marked(tmp_path: Path, capsys: Out) -> None:
+    run = str(crashed(tmp_path / "run"))
+    samples.main([run, "--step", "2", "--n", "12"])
+    out = capsys.readouterr().out
+    assert "step 2, trained at version 2; 12 of 12 samples, 8 of them undone" in out
+    assert "all 4 that last: mean reward 179.550" in out  # 104 and 204.1 of prompt 4, 205.0 and 205.1 of prompt 5
+    assert out.count("step 2 (undone)") == 8
+    samples.main([run, "--step", "2", "--n", "12", "--json"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["completion"][:6] for line in lines if not line.get("undone")} == {"term 2"}
+
+
+def test_a_sample_that_is_trained_again_counts_the_second_time(tmp_path: Path, capsys: Out) -> None:
+    samples.main([str(crashed(tmp_path / "run")), "--uid", "3", "--json"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["completion"], line.get("undone", False)) for line in lines] == [
+        ("term 1: 1/3/0", False), ("term 1: 1/3/1", False), ("term 0: 1/3/0", True), ("term 0: 1/3/1", True),
+    ]  # fmt: skip
+
+
+def test_the_latest_step_is_the_latest_that_lasts(tmp_path: Path, capsys: Out) -> None:
+    """Until it is trained again, what the learner lost is not shown as what it has."""
+    samples.main([str(crashed(tmp_path / "run", until="term"))])
+    out = capsys.readouterr().out
+    assert "step 1, trained at version 1; 4 of 4 samples" in out
+    assert "undone" not in out
+
+
+def test_a_models_output_cannot_steer_the_terminal() -> None:
+    text = terminal.quote("a\x1b[2Jb\r\x07 c\nd", indent="> ", width=80)
+    assert text == "> a\\x1b[2Jb\\r\\x07 c\n> d"
+    assert all(len(line) <= 40 for line in terminal.quote("word " * 50 + "x" * 90, indent="  ", width=40).split("\n"))

@@ -1,0 +1,361 @@
+"""tools.why: what the journal alone says of a run that moves, hangs, ended or was killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.head.stall_monitor import Watchdog
+from areal_bus.config.sections import WatchdogConfig
+from areal_bus.core.effects import Record
+from areal_bus.core.events import Event
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.journal import Journal
+from areal_bus.messages import Role
+from tools import why
+from tools.run import Run
+from tools.staleness.simulator.ring import Ring
+from tools.staleness.simulator.scenario import Fault, Scenario
+
+NOW = 2000.0
+ROOT = Path(__file__).parents[2]
+
+
+class Forge:
+    """Journals by hand: `write` adds a line of a process at a wall time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = Run(folder)
+        (folder / "journal").mkdir()
+        self._seq: dict[str, int] = {}
+
+    def write(self, name: str, wall: float, event: str, /, **fields: Any) -> None:
+        role, _, rest = name.partition("-")
+        rank, inc = map(int, rest.split("."))
+        self._seq[name] = 0 if event == "start" else self._seq[name] + 1
+        who = {"role": role, "rank": rank, "inc": inc, "seq": self._seq[name]}
+        line = {"t": wall, "wall": wall, "term": 0, **who, "event": event, **fields}
+        with self.path(name).open("a") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def path(self, name: str) -> Path:
+        return self.run.folder / "journal" / f"{name}.jsonl"
+
+    def start(self, *names: str, wall: float = 1000.0) -> None:
+        for name in names:
+            self.write(name, wall, "start", schema=1, pid=1)
+
+    def wait(self, wall: float, *waits: tuple[str, str, str, float], verdict: str = "", n: int | None = None) -> None:
+        for i, (who, what, on, since_s) in enumerate(waits):
+            fields = {"who": who, "what": what, "on": on, "since_s": since_s, "detail": "", "verdict": verdict}
+            self.write("head-0.0", wall, "wait", i=i, n=len(waits) if n is None else n, **fields)
+
+    def stall(self, wall: float, verdict: str, *, scope: str = "ring", action: str = "warn") -> None:
+        self.write(
+            "head-0.0", wall, "stall", scope=scope, stalled_s=300.0, verdict=verdict, on="reward-0.0", action=action
+        )
+
+    def look(self, now: float = NOW) -> why.Report:
+        return why.look(self.run, now)
+
+
+@pytest.fixture
+def forge(tmp_path: Path) -> Forge:
+    """A run that trains: everybody has just written."""
+    made = Forge(tmp_path)
+    made.start("head-0.0", "learner-0.0", "reward-0.0", "generator-0.0")
+    for name in ("learner-0.0", "reward-0.0", "generator-0.0"):
+        made.write("head-0.0", 1001.0, "joined", name=name, host="here", pid=1)
+        made.write("head-0.0", 1001.0, "member", name=name, state="healthy", why="ready")
+        made.write(name, NOW - 1, "spans", s_idle=0.2, s_work=0.8)
+    made.write("head-0.0", NOW - 9, "update", version=4, u=4)
+    made.write("head-0.0", NOW - 8, "publish", version=3, v=3, members=1)
+    made.wait(NOW - 2, ("learner-0", "3 trajectories of step 4", "generator-0.0", 30.0), verdict="learner-0 waits")
+    made.write("head-0.0", NOW - 1, "spans", s_wait=0.9, s_decide=0.1)
+    return made
+
+
+def test_a_run_that_moves_is_alive_and_shows_its_waits_and_actors(forge: Forge) -> None:
+    report = forge.look()
+    assert (report.state, report.is_well, report.version, report.published) == ("alive", True, 4, 3)
+    assert report.waits == [why.Wait("learner-0", "3 trajectories of step 4", "generator-0.0", "", 30.0)]
+    assert report.waits_age_s == 2.0
+    assert report.verdict == "learner-0 waits"
+    assert [(a.name, a.state, a.silent_s, a.doing, a.n_lives) for a in report.actors] == [
+        ("generator-0.0", "healthy", 1.0, "work", 1),
+        ("head-0.0", "", 1.0, "wait", 1),
+        ("learner-0.0", "healthy", 1.0, "work", 1),
+        ("reward-0.0", "healthy", 1.0, "work", 1),
+    ]
+
+
+def test_a_stalled_run_is_told_by_its_verdict_until_it_moves_again(forge: Forge) -> None:
+    forge.stall(NOW - 1, "nothing has moved for 300 s: reward-0 silent")
+    report = forge.look()
+    assert (report.state, report.is_well) == ("stalled", False)
+    assert report.sentence == "it is stalled: nothing has moved for 300 s: reward-0 silent"
+    forge.stall(NOW - 0.5, "", action="over")
+    assert forge.look().state == "alive"
+    assert [text.partition(" ")[2].partition(" ")[2] for text in forge.look().stalls] == [
+        "nothing has moved for 300 s: reward-0 silent (warn)"
+    ]
+
+
+def test_a_member_that_stands_still_does_not_make_the_ring_stall(forge: Forge) -> None:
+    forge.stall(NOW - 1, "generator-0 has made no progress for 120 s", scope="member")
+    report = forge.look()
+    assert report.state == "alive"
+    assert "generator-0 has made no progress for 120 s" in report.stalls[0]
+
+
+def test_a_killed_run_is_dead_and_says_who_waited_for_whom(forge: Forge) -> None:
+    report = forge.look(NOW + 599)
+    assert (report.state, report.is_well) == ("dead", False)
+    why_dead = "there is no end line: it was killed, or its host is gone"
+    assert report.sentence == f"it is dead: nobody has written for 10 min, and {why_dead}"
+    assert report.waits == [why.Wait("learner-0", "3 trajectories of step 4", "generator-0.0", "", 30.0)]
+
+
+def test_waits_that_the_head_found_unchanged_go_on(forge: Forge) -> None:
+    forge.write("head-0.0", NOW + 30, "spans", s_wait=1.0)
+    assert forge.look(NOW + 30).waits[0].since_s == 62.0
+
+
+def test_a_head_that_alone_is_silent_is_a_stall(forge: Forge) -> None:
+    for name in ("learner-0.0", "generator-0.0"):
+        forge.write(name, NOW + 20, "spans", s_idle=1.0)
+    report = forge.look(NOW + 20)
+    assert report.state == "stalled"
+    assert (
+        report.sentence
+        == "the head has been silent for 21 s, while generator-0.0, learner-0.0 still write and wait for it"
+    )
+
+
+def test_what_a_host_with_a_clock_ahead_of_ours_wrote_is_new(forge: Forge) -> None:
+    report = forge.look(NOW - 3)  # its lines come from up to 2 s ahead
+    assert (report.waits_age_s, report.verdict_age_s) == (0.0, 0.0)
+    assert "waits, 0.0 s ago" in why.show(report)
+
+
+def test_a_run_that_ended_says_how(forge: Forge) -> None:
+    forge.write("head-0.0", NOW, "end", wall_s=1000.0, code=0, reason="done")
+    report = forge.look(NOW + 9999)
+    assert (report.state, report.sentence, report.is_well) == ("ended", "it ended: done", True)
+    assert not report.waits
+
+
+def test_a_run_that_ended_with_an_error_is_not_well(forge: Forge) -> None:
+    forge.write("head-0.0", NOW, "end", wall_s=1000.0, code=1, reason="48 prompts in a row ended without a reward")
+    report = forge.look()
+    assert (report.state, report.is_well) == ("failed", False)
+    assert report.sentence == "it ended: 48 prompts in a row ended without a reward"
+
+
+def test_a_head_that_failed_says_so_even_without_a_code(forge: Forge) -> None:
+    forge.write("head-0.0", NOW, "failed", error="OSError: no space left")
+    assert "the head failed: OSError: no space left" in forge.look(NOW + 100).sentence
+    forge.write("head-0.0", NOW, "end", wall_s=1000.0)
+    assert forge.look().sentence == "it ended: OSError: no space left"
+
+
+def test_a_resumed_run_is_judged_by_its_last_life(forge: Forge) -> None:
+    forge.write("head-0.0", NOW - 1, "end", wall_s=1000.0, code=0, reason="drained at version 4")
+    forge.start("head-0.1", "generator-0.1", wall=NOW + 50)
+    forge.write("head-0.1", NOW + 51, "term", term=1, version=4)
+    forge.write("head-0.1", NOW + 52, "member", name="generator-0.1", state="stale", why="ready")
+    report = forge.look(NOW + 55)
+    assert (report.state, report.term, report.version, report.waits) == ("alive", 1, 4, [])
+    assert [(a.name, a.state, a.n_lives) for a in report.actors][:2] == [
+        ("generator-0.1", "stale", 2),
+        ("head-0.1", "", 2),
+    ]
+    assert [text.rpartition(" ")[2] for text in report.restarts] == ["generator-0.1", "head-0.1"]
+
+
+def test_refusals_are_counted_and_the_last_one_shown_without_control_characters(forge: Forge) -> None:
+    forge.write("head-0.0", NOW, "refused", what="Scored", sender="reward-0.0", why="late")
+    forge.write("head-0.0", NOW, "refused", what="Join", sender="\x1b[31mstranger", why="who")
+    report = forge.look()
+    assert report.n_refused == 2
+    shown = "\n".join(why.show(report))
+    assert "2 messages refused, the last: Join of \\x1b[31mstranger: who" in shown
+    assert "\x1b" not in shown
+
+
+def test_torn_lines_and_half_a_register_are_passed_over(forge: Forge, capsys: pytest.CaptureFixture[str]) -> None:
+    forge.wait(NOW - 0.5, ("generators", "a push", "learner-0.0", 1.0), n=3, verdict="half")
+    for name in ("head-0.0", "generator-0.0"):
+        with forge.path(name).open("a") as file:
+            file.write('{"t":1,"wall":99999,"event":"stall","sco')
+    report = forge.look()
+    assert (report.state, report.verdict) == ("alive", "learner-0 waits")
+    assert [actor.silent_s for actor in report.actors][:2] == [1.0, 0.5]
+    assert not capsys.readouterr().err
+
+
+def test_nobody_waits_is_a_register_too(forge: Forge) -> None:
+    forge.wait(NOW - 0.5, ("", "", "", 0.0), n=0)
+    assert forge.look().waits == []
+
+
+def test_before_the_head_has_written_the_run_begins(tmp_path: Path) -> None:
+    forge = Forge(tmp_path)
+    forge.start("generator-0.0", wall=NOW - 1)
+    report = forge.look()
+    assert (report.state, report.sentence) == ("alive", "it begins: no head has written yet")
+    assert forge.look(NOW + 60).state == "dead"
+
+
+def test_the_end_of_a_long_file_is_found(forge: Forge) -> None:
+    for i in range(9000):
+        forge.write("generator-0.0", NOW + i / 1e4, "request", uid=i, sample=0, attempt=0)
+    forge.write("generator-0.0", NOW + 1, "spans", s_generate=1.0)
+    actor = forge.look(NOW + 3).actors[0]
+    assert (actor.name, actor.silent_s, actor.doing) == ("generator-0.0", 2.0, "generate")
+    assert forge.path("generator-0.0").stat().st_size > 3 * why.TAIL_BYTES
+
+
+# processes of this host (issue 32.13)
+
+
+def local(folder: Path) -> tuple[Forge, "subprocess.Popen[bytes]"]:
+    """A run that trains, whose head and learner are one process of this host that holds both files."""
+    made = Forge(folder)
+    paths = [made.path(name) for name in ("head-0.0", "learner-0.0")]
+    hold = "import sys; files = [open(x, 'a') for x in sys.argv[1:]]; print(flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", hold, *map(str, paths)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    for name in ("head-0.0", "learner-0.0"):
+        made.write(name, NOW, "start", schema=1, pid=process.pid)
+    made.write("head-0.0", NOW, "joined", name="learner-0.0", host=socket.gethostname(), pid=process.pid)
+    return made, process
+
+
+def test_a_stopped_process_is_named_by_the_headline_at_once(tmp_path: Path) -> None:
+    forge, process = local(tmp_path)
+    try:
+        forge.write("head-0.0", NOW + 300, "spans", s_wait=1.0)
+        assert forge.look(NOW + 300).state == "alive"  # a learner that computes writes nothing
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        report = forge.look()
+        assert (report.state, report.is_well) == ("stalled", False)
+        assert report.sentence == (
+            "it is stalled: head-0.0, learner-0.0 are stopped by SIGSTOP or a debugger "
+            f"(to go on: kill -CONT {process.pid})"
+        )
+        assert {actor.process for actor in report.actors} == {"stopped"}
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_run_whose_processes_are_gone_is_dead_at_once_and_says_whether_a_signal_ended_it(
+    tmp_path: Path, asked: bool
+) -> None:
+    forge, process = local(tmp_path)
+    (tmp_path / "origin.json").write_text('{"folder": "x"}')
+    if not asked:
+        (tmp_path / "pid").write_text("1\n")  # what ends in order removes it
+    process.kill()
+    process.communicate()
+    report = forge.look()
+    assert (report.state, report.is_well) == ("interrupted" if asked else "dead", False)
+    expected = "it was interrupted by a signal (Ctrl-C or SIGTERM)" if asked else "it was killed, or its host is gone"
+    assert expected in report.sentence
+
+
+# a head's own journal
+
+
+def simulated(folder: Path, *, until_s: float = 1e9) -> tuple[Path, Ring]:
+    """The journal of a simulated ring whose only generator is stopped, with its watchdog's lines, up to a moment."""
+    scenario = Scenario(
+        seed=3,
+        policy=StalenessPolicy.MASK,
+        batch_size=2,
+        eta=1,
+        n_samples=2,
+        total_steps=3,
+        n_generators=1,
+        faults=(Fault("stop", Role.GENERATOR, 0, 20.0, 400.0),),
+        calm_s=430.0,
+    )
+    ring = Ring(scenario)
+    ring.records = []
+    dog = Watchdog(WatchdogConfig(stall_s=60.0), heartbeat_s=scenario.heartbeat_s)
+    tick = ring.head.tick
+
+    def look(now: float) -> Any:
+        effects = tick(now)
+        return [*effects, *dog.look(ring.head, now)]
+
+    ring.head.tick = look  # type: ignore[method-assign]
+    assert not ring.run().violations
+    write(folder, [(now, record) for now, record in ring.records if now <= until_s], ring if until_s == 1e9 else None)
+    return folder, ring
+
+
+def write(folder: Path, records: list[tuple[float, Record]], ended: Ring | None) -> None:
+    forge = Forge(folder)
+    forge.start("head-0.0", wall=0.0)
+    for now, record in records:
+        forge.write("head-0.0", now, str(record.event), **record.fields)
+    if ended is not None and ended.end is not None:
+        forge.write("head-0.0", records[-1][0], "end", wall_s=1.0, code=ended.end.code, reason=ended.end.sentence)
+
+
+def test_a_ring_whose_only_generator_hangs_says_so_by_its_journal(tmp_path: Path) -> None:
+    folder, _ = simulated(tmp_path, until_s=300.0)
+    records = [json.loads(line) for line in (folder / "journal" / "head-0.0.jsonl").read_text().splitlines()]
+    report = why.look(Run(folder), records[-1]["wall"] + 1.0)
+    assert report.state == "stalled"
+    assert "prompts wait for a generator (generator-0 is dead)" in report.sentence
+    assert "generator-0 dead, silent for" in report.sentence
+    assert any(wait.who == "prompts" and wait.on == "generator-0.0" for wait in report.waits)
+    killed = why.look(Run(folder), records[-1]["wall"] + 1000.0)
+    assert killed.state == "dead"
+    assert "generator-0 is dead" in killed.verdict
+
+
+def test_a_ring_whose_generator_came_back_has_ended_well(tmp_path: Path) -> None:
+    folder, ring = simulated(tmp_path)
+    assert ring.head.gate.u == 3
+    report = why.look(Run(folder), 1e6)
+    assert (report.state, report.sentence) == ("ended", "it ended: done")
+    assert report.stalls
+
+
+# the command
+
+
+def test_the_command_reads_a_live_journal_and_leaves_with_its_code(tmp_path: Path) -> None:
+    book = Journal(tmp_path / "journal", role="head", index=0, incarnation=0)
+    wait = {"i": 0, "n": 1, "who": "the ring", "what": "reward-0", "on": "reward-0", "since_s": 1.0, "detail": "x"}
+    book.write(Event.WAIT, **wait, verdict="the ring waits for reward-0")
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.why", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "it is alive and moves" in done.stdout
+    assert "the ring waits for reward-0" in done.stdout
+    book.close(code=3, reason="an error")
+    command = [sys.executable, "-c", "from launch.cli import main; raise SystemExit(main())", "why"]
+    done = subprocess.run([*command, str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["state"], told["sentence"]) == ("failed", "it ended: an error")
+    done = subprocess.run([*command, str(tmp_path / "no")], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "does not exist" in done.stderr

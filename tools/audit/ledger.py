@@ -1,0 +1,320 @@
+"""What became of each prompt, and whether each refund has a valid reason.
+
+Open prompts are kept whole, and those that a later term has open again; of any other a byte says how it ended, and a
+number when it left.
+"""
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from tools.audit.clock import Clock
+from tools.audit.data_passes import FAR, Passes, Row
+from tools.audit.journal_reader import File, Line
+from tools.audit.terms import Terms
+
+ANY_TIME = frozenset({"sampling_error", "prompt_too_long", "poison", "lost_timeline"})
+
+
+def why_not(reason: str, *, born: int, failed: str, clock: Clock) -> tuple[str, str] | None:
+    """The invariant that this refund breaks, and the rule; None when it may be. `failed`: its bad verdict."""
+    setup, u = clock.setup, clock.u
+    if failed:
+        if reason == f"reward_{failed}":
+            return None
+        return "I10", f"a {failed} refunds its group as reward_{failed}: {reason}"
+    if reason in ("reward_timeout", "reward_error"):
+        return "I10", f"a group is refunded as {reason} after such a verdict: it had none"
+    if reason == "too_old":
+        if setup.policy not in (None, "drop"):
+            return "I3", f"only under drop is a group too old: the policy is {setup.policy}"
+        if setup.eta is not None and u - born <= setup.eta:
+            return "I3", f"a group is too old when u - born > eta = {setup.eta}: {u} - {born} = {u - born}"
+    elif reason == "end_of_run":
+        if setup.total_steps is not None and u < setup.total_steps and u not in setup.earlier_totals:
+            return "I3", f"the run ends with update {setup.total_steps}: this is the end at update {u}"
+    elif reason != "end_of_data" and reason not in ANY_TIME:
+        return "I3", f"a prompt is refunded for a reason of docs/journal.md: {reason!r}"
+    return None
+
+
+OPEN, TRAINING, TRAINED, REFUNDED = range(4)
+WORDS = {OPEN: "open", TRAINING: "in training", TRAINED: "trained", REFUNDED: "refunded"}
+LEAST = 2  # samples with a reward in a group that is short by reward.partial_groups
+AGAIN = frozenset({"too_old", "lost_timeline"})  # refunds after which a row may be drawn again in the same pass
+
+
+class Sample(NamedTuple):
+    """One accepted verdict."""
+
+    status: str
+    reward: float
+    n_tokens: int
+    finish: str
+    attempt: int
+    holder: str
+    newest: int  # version among its tokens; -1 when it has none
+
+
+@dataclass(slots=True)
+class Prompt:
+    """An admitted prompt, until it is handed to the learner or refunded for good."""
+
+    uid: int
+    born: int
+    row: Row
+    n_before: int  # times its row was drawn before, in its pass
+    n: int = 0  # samples of its group, by its first lease
+    attempt: int | None = None  # None until it is leased
+    holder: str = ""
+    is_queued: bool = False  # its lease was lost
+    may_return: bool = False  # leased since before the term: its holder may give it back
+    is_ready: bool = False
+    failed: str = ""  # status of a verdict without a reward, after which it must be refunded next
+    scored: dict[int, Sample] = field(default_factory=dict)
+    earlier: list[tuple[int, Sample]] = field(default_factory=list)  # verdicts that terms have lost
+    left: int | None = None  # the clock's moment at which it was taken or refunded
+    reason: str = ""  # of its refund
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(sample.n_tokens for sample in self.scored.values())
+
+
+class Prompts:
+    """Admit, lease, score, ready, take, refund. Each method gets the line and says what is wrong with it."""
+
+    def __init__(self, file: File, clock: Clock, terms: Terms) -> None:
+        self.file, self.clock, self.terms = file, clock, terms
+        self.passes = Passes(file)
+        self.open: dict[int, Prompt] = {}
+        self.closed: dict[int, Prompt] = {}  # what a later term changes
+        self.state = bytearray()  # by uid
+        self.left = (array("q"), array("q"))  # moments and uids, of all that left, in that order
+        self.first_attempt = 0  # of the term
+        self.refunds: Counter[str] = Counter()
+        self.is_at_the_end = False  # a prompt was refunded as end_of_data in this term
+        self.n_ready = 0
+        self._by_age: list[tuple[int, int]] = []  # heap of (born, uid) of the ready ones, and of some that were
+        self.n_queued = 0
+        self.n_leases = 0
+        self.n_values = self.n_failed = 0  # verdicts accepted
+
+    # the ways in
+
+    def admit(self, line: Line) -> None:
+        uid = line["uid"]
+        if uid != len(self.state):
+            self.file.add("I3", f"uids count admissions 0, 1, 2, ...: {len(self.state)} is next, not {uid}", uid=uid)
+            if not len(self.state) < uid < len(self.state) + FAR:
+                return
+            self.state.extend([REFUNDED] * (uid - len(self.state)))
+        row = (line["epoch"], line["row"])
+        n_before = self.passes.draw(row, uid)
+        if self.is_at_the_end and not n_before:
+            self.file.add("I3", f"after end_of_data no new row comes: row {row[1]} of pass {row[0]}", uid=uid)
+        self.state.append(OPEN)
+        self.open[uid] = Prompt(uid, line["born"], row, n_before)
+
+    def lease(self, line: Line) -> Prompt | None:
+        """First of its prompt, or the next attempt after the one before was lost."""
+        uid, attempt = line["uid"], line["attempt"]
+        self.n_leases += 1
+        prompt = self.of(line, "I3", "only a live prompt is leased")
+        if prompt is None:
+            return None
+        expected = self.first_attempt
+        if prompt.attempt is None:
+            prompt.n = line["n"]
+        else:
+            expected = max(prompt.attempt + 1, expected)
+            if not prompt.is_queued and not prompt.may_return:
+                text = f"only a lost lease is leased again: {prompt.holder or 'nobody'} holds it"
+                self.file.add("I3", text, uid=uid)
+        if attempt != expected:
+            self.file.add("I6", f"attempts count the leases of a prompt: {expected} is next, not {attempt}", uid=uid)
+        if line["n"] != prompt.n - len(prompt.scored):
+            missing = prompt.n - len(prompt.scored)
+            self.file.add("I8", f"a lease is for all samples without a verdict: {missing}, not {line['n']}", uid=uid)
+        if line["born"] != prompt.born:
+            self.file.add("I7", f"born stays what it was at admission: {prompt.born}, not {line['born']}", uid=uid)
+        self.n_queued -= prompt.is_queued
+        prompt.is_queued = prompt.may_return = False
+        prompt.attempt, prompt.holder = attempt, line["holder"]
+        return prompt
+
+    def lose(self, holder: str) -> None:
+        """Who held these is gone: they wait for another lease."""
+        for prompt in self.open.values():
+            if prompt.holder == holder and not prompt.is_ready and not prompt.is_queued:
+                prompt.is_queued = True
+                prompt.holder = ""
+                self.n_queued += 1
+
+    # verdicts
+
+    def score(self, line: Line) -> Sample | None:
+        """One verdict that the head accepted: for the open attempt, once a sample (I4, I6)."""
+        uid, sample, attempt, status = line["uid"], line["sample"], line["attempt"], line["status"]
+        ids = {"uid": uid, "sample": sample, "attempt": attempt}
+        prompt = self.of(line, "I6", "only an open prompt's results are accepted")
+        if prompt is None:
+            return None
+        if prompt.attempt != attempt or prompt.is_queued:
+            state = "queued" if prompt.is_queued else "leased"
+            text = f"an older attempt's results are refused: attempt {attempt}, {state} is {prompt.attempt}"
+            self.file.add("I6", text, **ids)
+        if sample in prompt.scored:
+            self.file.add("I4", "a sample is scored once: it was before", **ids)
+        if not 0 <= sample < prompt.n:
+            self.file.add("I8", f"a group has samples 0..{prompt.n - 1}: {sample}", **ids)
+        newest = line.get("max_version")
+        new = Sample(
+            status, line["reward"], line["n_tokens"], line["finish"], attempt, prompt.holder,
+            -1 if newest is None else newest,
+        )  # fmt: skip
+        prompt.scored[sample] = new
+        if status == "value":
+            self.n_values += 1
+            if not abs(new.reward) < float("inf"):
+                self.file.add("I10", f"a reward is a number when its status is value: {new.reward}", **ids)
+        elif status in ("timeout", "error"):
+            self.n_failed += 1
+            self._fail(prompt, new, ids)
+        else:
+            self.file.add("I10", f"a verdict is value, timeout or error: {status!r}", **ids)
+        return new
+
+    def _fail(self, prompt: Prompt, sample: Sample, ids: dict[str, int]) -> None:
+        """A timeout or an error: it has the declared reward, or is left out of its group, or ends that (I10)."""
+        setup, status = self.clock.setup, sample.status
+        declared = setup.declared(status)
+        if declared is not None:
+            if sample.reward != declared:
+                text = f"a {status} has the reward of reward.on_{status}, {declared:g}: {sample.reward}"
+                self.file.add("I10", text, **ids)
+        elif not setup.partial_groups or prompt.n - len(self.left_out(prompt)) < LEAST:
+            prompt.failed = status
+
+    def left_out(self, prompt: Prompt) -> dict[int, Sample]:
+        """The verdicts without a reward, their own or a declared one."""
+        return {number: sample for number, sample in prompt.scored.items() if not self.has_reward(sample)}
+
+    def has_reward(self, sample: Sample) -> bool:
+        return sample.status == "value" or self.clock.setup.declared(sample.status) is not None
+
+    def ready(self, line: Line) -> None:
+        prompt = self.of(line, "I3", "only a live prompt gets ready")
+        if prompt is None:
+            return
+        if len(prompt.scored) != prompt.n:
+            text = f"a group is ready with its last verdict: {len(prompt.scored)} of {prompt.n}"
+            self.file.add("I8", text, uid=prompt.uid)
+        if prompt.failed:
+            text = f"a {prompt.failed} is no number: its group is refunded, never ready"
+            self.file.add("I10", text, uid=prompt.uid)
+        missing = sorted(self.left_out(prompt))
+        if line.get("missing", []) != missing and not prompt.failed:
+            text = f"a short group names the samples that it goes without: {missing}, not {line.get('missing', [])}"
+            self.file.add("I8", text, uid=prompt.uid)
+        self.n_ready += not prompt.is_ready
+        prompt.is_ready = True
+        heappush(self._by_age, (prompt.born, prompt.uid))
+
+    # the ways out
+
+    def take(self, line: Line) -> Prompt | None:
+        """The prompt of the first trajectory line of its group: from ready to training."""
+        uid = line["uid"]
+        if 0 <= uid < len(self.state) and self.state[uid] in (TRAINING, TRAINED):
+            text = f"no trajectory is trained twice: its prompt is {WORDS[self.state[uid]]}"
+            self.file.add("I4", text, uid=uid, sample=line["sample"])
+            return None
+        prompt = self.of(line, "I3", "only a live prompt is trained")
+        if prompt is None:
+            return None
+        if not prompt.is_ready:
+            text = f"a batch holds whole groups: {len(prompt.scored)} of {prompt.n} samples have a verdict"
+            self.file.add("I8", text, uid=uid)
+        oldest = self._oldest()
+        if oldest is not None and oldest != (prompt.born, uid):
+            text = (
+                f"the oldest whole group is trained first: prompt {oldest[1]}, born {oldest[0]}, not born {prompt.born}"
+            )
+            self.file.add("I8", text, uid=uid)
+        self.state[uid] = TRAINING
+        self._leave(prompt)
+        return prompt
+
+    def trained(self, uid: int) -> None:
+        self.state[uid] = TRAINED
+
+    def refund(self, line: Line) -> Prompt | None:
+        prompt = self.of(line, "I3", "only a live prompt is refunded")
+        if prompt is None:
+            return None
+        reason = prompt.reason = line["reason"]
+        self.state[prompt.uid] = REFUNDED
+        self._leave(prompt)
+        if prompt.uid not in self.closed:
+            self.refunds[reason] += 1
+        broken = why_not(reason, born=prompt.born, failed=prompt.failed, clock=self.clock)
+        if broken is not None:
+            self.file.add(*broken, uid=prompt.uid)
+        self.is_at_the_end |= reason == "end_of_data"
+        if line["n_tokens_dropped"] != prompt.n_tokens:
+            text = f"dropped tokens are those received: {prompt.n_tokens}, not {line['n_tokens_dropped']}"
+            self.file.add("I12", text, uid=prompt.uid)
+        if line.get("again", reason in AGAIN):
+            self.passes.release(prompt.row)
+        return prompt
+
+    def close(self, *, ended: bool) -> None:
+        """After an orderly end nothing is open."""
+        self.passes.close()
+        if not ended:
+            return
+        for uid in list(self.open)[:100]:
+            self.file.add("I3", "at the end every prompt is trained or refunded: this one is open", uid=uid)
+        for uid, state in enumerate(self.state):
+            if state == TRAINING:
+                self.file.add("I3", "at the end every prompt is trained or refunded: no update took it in", uid=uid)
+
+    def sort(self) -> None:
+        """A term began, and what is open is another set."""
+        ready = [prompt for prompt in self.open.values() if prompt.is_ready]
+        self._by_age = sorted((prompt.born, prompt.uid) for prompt in ready)
+        self.n_ready = len(ready)
+        self.n_queued = sum(prompt.is_queued for prompt in self.open.values())
+
+    # inside
+
+    def _oldest(self) -> tuple[int, int] | None:
+        """Born and uid of the ready prompt that is next."""
+        while self._by_age:
+            prompt = self.open.get(self._by_age[0][1])
+            if prompt is not None and prompt.is_ready:
+                return self._by_age[0]
+            heappop(self._by_age)
+        return None
+
+    def of(self, line: Line, invariant: str, rule: str) -> Prompt | None:
+        """The open prompt of a line, or a finding."""
+        uid = line["uid"]
+        prompt = self.open.get(uid)
+        if prompt is None:
+            known = WORDS[self.state[uid]] if 0 <= uid < len(self.state) else "never admitted"
+            self.file.add(invariant, f"{rule}: prompt {uid} is {known}", uid=uid)
+        return prompt
+
+    def _leave(self, prompt: Prompt) -> None:
+        self.n_ready -= prompt.is_ready
+        self.n_queued -= prompt.is_queued
+        del self.open[prompt.uid]
+        prompt.left = self.clock.moment
+        for column, value in zip(self.left, (prompt.left, prompt.uid), strict=True):
+            column.append(value)
+        if self.terms.undo_prompt(prompt.uid):
+            self.closed[prompt.uid] = prompt

@@ -1,0 +1,101 @@
+"""Pushes counted once more from the head's lines: who completed one, and what may be published (I6); knows no credit.
+
+A `push` line says how many its members are, not who: each of them completes it, breaks it or is gone, and all three
+have lines. What a member missed holds until it completes a later push, or until the next term.
+"""
+
+from dataclasses import dataclass, field
+
+from tools.audit.actor_logs import Evidence
+from tools.audit.journal_reader import File, Line
+from tools.audit.members import GENERATOR, Members
+
+
+@dataclass(slots=True)
+class Push:
+    """The last one of this term and life."""
+
+    id: int
+    version: int
+    n_members: int
+    is_catch_up: bool
+    done: set[str] = field(default_factory=set)  # who completed it
+    others: set[str] = field(default_factory=set)  # who broke it, or is gone since it began: members of it or not
+
+    @property
+    def is_over(self) -> bool:
+        """As far as members go: each has ended its part, if it can have been all of these."""
+        return len(self.done | self.others) >= self.n_members
+
+
+class Pushing:
+    """Lines about pushes, in the head's order, with the members as they are after each."""
+
+    def __init__(self, file: File, members: Members, evidence: Evidence) -> None:
+        self.file, self.members, self.evidence = file, members, evidence
+        self.begin()
+
+    def begin(self) -> None:
+        """A term, or a life of the head: no push is in flight, and nothing was missed."""
+        self._push: Push | None = None
+        self._missed: set[str] = set()
+
+    def push(self, line: Line) -> None:
+        self._end("push", line["push"])
+        self._push = Push(line["push"], line["version"], line["n_members"], line["catch_up"])
+
+    def hold(self, name: str, version: int) -> None:
+        """A generator completed its part."""
+        push = self._push
+        if push is None or push.version != version or name in push.done or len(push.done) >= push.n_members:
+            what = "none" if push is None else f"push {push.id} of {push.n_members}, with version {push.version}"
+            text = f"a generator comes to hold a version by a push in flight: {name} {version}, in flight is {what}"
+            self.file.add("I6", text, version=version)
+        elif name in self.evidence.generators and (name, push.id, version) not in self.evidence.pushed:
+            text = f"a push is complete where its member says so: {name} has no line of push {push.id}"
+            self.file.add("I6", text, push=push.id, version=version)
+        if push is not None:
+            push.done.add(name)
+        self._missed.discard(name)
+
+    def break_(self, line: Line) -> None:
+        """A member, or the root, could not complete its part."""
+        name = line["name"]
+        if self._push is not None and name.startswith(GENERATOR):
+            self._push.others.add(name)
+            self._missed.add(name)
+
+    def lose(self, name: str) -> None:
+        """It is gone, or begins anew."""
+        if self._push is not None and name.startswith(GENERATOR):
+            self._push.others.add(name)
+
+    def publish(self, line: Line) -> None:
+        """A version is published when its push is over, or when there is nobody left to push it to."""
+        version, push = line["version"], self._push
+        self._end("publish", version)
+        if push is not None and push.version == version and not push.is_catch_up:
+            n_hold = len(push.done)
+        else:
+            there = [name for name in self.members.there() if name not in self._missed]
+            without = [name for name in there if self.members.version.get(name) != version]
+            n_hold = len(there) - len(without)
+            if without:
+                text = (
+                    f"a version is published when its push is complete: version {version} was not pushed to {without}"
+                )
+                self.file.add("I6", text, version=version)
+        if line["members"] != n_hold:
+            text = f"members are those that completed the push: {n_hold} hold version {version}, not {line['members']}"
+            self.file.add("I6", text, version=version)
+
+    def _end(self, what: str, which: int) -> None:
+        """One push is in flight at most."""
+        push, self._push = self._push, None
+        if push is not None and not push.is_over:
+            n = len(push.done | push.others)
+            text = (
+                f"a push is over when each member completed it, broke it or is gone: {n} of {push.n_members} in push "
+                f"{push.id} as {what} {which} comes"
+            )
+            self.file.add("I6", text, push=push.id, version=push.version)

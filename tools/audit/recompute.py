@@ -1,0 +1,83 @@
+"""I5 to the last token: log-probs computed afresh in a process of its own, and what they say; knows no model."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from areal_bus.errors import ConfigError
+from tools.audit.findings import Findings
+from tools.evaluate import environment
+from tools.run import Run
+from tools.surviving_history import undone
+
+TOLERANCE = 1e-4  # largest difference of a log-prob from that of the version stamped on it
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What actors/offline/recompute_logprobs.py told: a tally a version, and the first tokens that are off."""
+
+    told: dict[str, Any]
+    digests: Mapping[int, str]  # of the versions, by the journal
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(tally["n_tokens"] for tally in self.told["versions"])
+
+    @property
+    def max_error(self) -> float:
+        return max((tally["max_error"] for tally in self.told["versions"]), default=0.0)
+
+    @property
+    def neighbours(self) -> list[float]:
+        """For each version and neighbour with other weights: how far the worst token is from the neighbour's log-prob.
+
+        An update of a batch without a signal leaves the weights, and so the digest, as they were.
+        """
+        errors = []
+        for tally in self.told["versions"]:
+            for side, version in (("before", tally["version"] - 1), ("after", tally["version"] + 1)):
+                mine, other = self.digests.get(tally["version"]), self.digests.get(version)
+                if tally[side] is not None and (mine is None or mine != other):
+                    errors.append(tally[side])
+        return errors
+
+    def sentence(self) -> str:
+        """For people, after the verdict's own words."""
+        apart = sum(error > TOLERANCE for error in self.neighbours)
+        words = (
+            f"recomputed: {self.n_tokens} tokens within {self.max_error:.1e} of their version, "
+            f"{apart} of {len(self.neighbours)} neighbours told apart"
+        )
+        if self.neighbours:
+            words += f" (by {min(self.neighbours):.1e} at least)"
+        for name, why in (("n_without_weights", "without kept weights"), ("n_kept_keys", "over kept keys")):
+            if self.told[name]:
+                words += f"; {self.told[name]} tokens {why} not checked"
+        return words
+
+
+def recompute(run: Run, findings: Findings, digests: Mapping[int, str]) -> Recomputed:
+    """Run it, and add what is off. Raises ConfigError when tokens or weights were not kept."""
+    skip = sorted(place + 1 for place in undone(run, run.tokens()))  # their weights may have been made anew
+    order = json.dumps({"run": str(run.folder.resolve()), "tolerance": TOLERANCE, "skip": skip}) + "\n"
+    line = [sys.executable, "-m", "actors.offline.recompute_logprobs"]
+    child = subprocess.run(line, input=order, text=True, env=environment(), capture_output=True, check=False)
+    if child.returncode:
+        raise ConfigError(
+            child.stderr.strip() or f"actors.offline.recompute_logprobs ended with code {child.returncode}"
+        )
+    found = Recomputed(json.loads(child.stdout.splitlines()[-1]), digests)
+    for off in found.told["off"]:
+        text = (
+            f"a token's log-prob is that of the version stamped on it, within {TOLERANCE:g}: {off['logp']:.6f} at "
+            f"version {off['version']}, position {off['position']}; a fresh forward gives {off['fresh']:.6f}"
+        )
+        findings.add("I5", f"tokens.jsonl:{off['line']}", text, uid=off["uid"], sample=off["sample"])
+    n_off = sum(tally["n_off"] for tally in found.told["versions"])
+    if n_off:
+        findings.n["I5"] += n_off - len(found.told["off"])
+    return found

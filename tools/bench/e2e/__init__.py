@@ -1,0 +1,1 @@
+"""Bench `e2e`: a whole job beside TRL's."""

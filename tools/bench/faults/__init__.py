@@ -1,0 +1,1 @@
+"""Bench `faults`: how fast a job recovers from each kind of death."""

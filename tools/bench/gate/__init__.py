@@ -1,0 +1,1 @@
+"""Bench `gate`: the staleness rule's cost for a prompt."""

@@ -1,0 +1,1 @@
+"""Bench `generate`: the built-in engine beside transformers' generate."""

@@ -1,0 +1,38 @@
+"""The control of every comparison: a 512 x 512 sgemm, whose time says whether the machine holds still."""
+
+import time
+from statistics import median
+
+import torch
+
+from tools.bench.harness.worker_main import seconds, serve
+
+SIZE = 512
+TRIES = 5
+IN_A_ROW = 60  # by the wall: some 0.15 s, many turns of a scheduler
+SPANS = 9  # of so many, beside laps of a minute: what lasts a tenth of a second is not what they hear
+
+
+def sgemm() -> float:
+    """CPU seconds of one product, the median of a few."""
+    return median(seconds(lambda: one @ two, 0.0) for _ in range(TRIES))
+
+
+def long_wall() -> float:
+    """Wall seconds of one product, the median of spans that take a second or two together."""
+    return median(wall() for _ in range(SPANS))
+
+
+def wall() -> float:
+    """Wall seconds of one product, of so many in a row."""
+    began = time.monotonic()
+    for _ in range(IN_A_ROW):
+        one @ two
+    return (time.monotonic() - began) / IN_A_ROW
+
+
+torch.set_num_threads(1)
+one, two = torch.rand(SIZE, SIZE), torch.rand(SIZE, SIZE)
+
+if __name__ == "__main__":
+    serve({"sgemm": sgemm, "wall": wall, "long_wall": long_wall})

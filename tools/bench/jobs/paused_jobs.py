@@ -1,0 +1,140 @@
+"""Whole jobs measured in turn: one runs, the others are stopped as they are (SIGSTOP) and go on later; knows no bench.
+
+So a round has every setting, each in its steady state, without a start between. A job is stopped when its newest
+version is published and no push is under way: torch's own deadlines go on while it stands still. All deadlines of ours
+are set so long that a stop breaks none.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from areal_bus.errors import ConfigError
+from tools.bench.jobs.real_job import Job
+from tools.run import Line
+
+PATIENT = (
+    "bus.silent_s=36000.0",
+    "bus.resend_s=36000.0",
+    "reward.timeout_s=36000.0",
+    "weights.timeout_s=3600.0",
+    "watchdog.stall_s=36000.0",
+    "watchdog.progress_s=36000.0",
+    "watchdog.act_s=36000.0",
+)
+LOOK_S = 0.1  # seldom: whoever looks takes a core from the job
+PATIENCE_S = 300.0  # for one update
+
+
+class Lane:
+    """One setting's job, with a clock that stands while the job does."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._stops: list[list[float]] = []  # [stopped, went on], of those that are over
+        self._stopped_at: float | None = None
+        self._path = job.run / "journal" / "head-0.0.jsonl"
+        self._n_read = 0
+        self._published = 0
+        self.updates: list[Line] = []  # each with the clock in "clock_s"
+
+    @contextmanager
+    def started(self, n_updates: int) -> Iterator["Lane"]:
+        """The job, stopped after its first updates; gone afterwards."""
+        with self._job.started():
+            try:
+                self._run_until(n_updates)
+                yield self
+            finally:
+                self._signal(signal.SIGCONT)
+
+    def lap(self, n_updates: int) -> tuple[float, list[Line]]:
+        """So many updates more: the seconds since the last one before them, and their journal lines."""
+        n_before = len(self.updates)
+        self._signal(signal.SIGCONT)
+        self._run_until(n_before + n_updates)
+        return self.since(n_before)
+
+    def since(self, n_before: int) -> tuple[float, list[Line]]:
+        """Seconds from the update before to the last one, and the lines of those between."""
+        found = self.updates[n_before:]
+        return found[-1]["clock_s"] - self.updates[n_before - 1]["clock_s"], found
+
+    def _run_until(self, n_updates: int) -> None:
+        """Then stop, with the newest version published."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(self.updates) < n_updates or self._published < self.updates[-1]["version"]:
+            process = self._job.process
+            code = process.poll() if process is not None else None
+            if code is not None or time.monotonic() > deadline:
+                why = f"ended with {code}" if code is not None else f"made none within {PATIENCE_S:g} s"
+                raise ConfigError(f"a job goes on making versions to be measured: {self._job.run} {why}")
+            time.sleep(LOOK_S)
+            n_before = len(self.updates)
+            self._read()
+            if len(self.updates) > n_before:
+                deadline = time.monotonic() + PATIENCE_S
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To every process below mpirun, which itself waits."""
+        now = time.monotonic()
+        if number is signal.SIGSTOP:
+            self._stopped_at = now
+        elif self._stopped_at is not None:
+            self._stops.append([self._stopped_at, now])
+            self._stopped_at = None
+        process = self._job.process
+        for pid in descendants(process.pid) if process is not None else []:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    def _clock(self, t: float) -> float:
+        """Seconds of its own at this moment."""
+        return t - sum(went_on - stopped for stopped, went_on in self._stops if stopped < t)
+
+    def _read(self) -> None:
+        """What the head has written since."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._n_read)
+            whole = file.read().rpartition(b"\n")[0]
+        self._n_read += len(whole) + bool(whole)
+        for raw in whole.split(b"\n"):
+            if b'"event":"update"' in raw:
+                line = json.loads(raw)
+                self.updates.append(line | {"clock_s": self._clock(line["t"])})
+            elif b'"event":"publish"' in raw:
+                self._published = json.loads(raw)["version"]
+
+
+@contextmanager
+def lanes(jobs: dict[str, Job], n_updates: dict[str, int]) -> Iterator[dict[str, Lane]]:
+    """Every job in its steady state, all of them stopped."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(Lane(job).started(n_updates[name])) for name, job in jobs.items()}
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below this one, wherever in their own sessions."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path(f"/proc/{entry}/stat").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
+    found, left = [], [pid]
+    while left:
+        below = parents.get(left.pop(), [])
+        found += below
+        left += below
+    return found

@@ -1,0 +1,66 @@
+"""How near the simulator comes: whole jobs of the simulated engine at several etas, and what it says of them.
+
+The speeds and lengths are measured in the job at eta 0 alone, whose live samples come and go: the others are foretold.
+"""
+
+import subprocess
+import time
+from collections.abc import Mapping
+
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
+from tools.bench.harness.protocol import Figures
+from tools.bench.jobs import workload
+from tools.bench.jobs.real_job import Job
+from tools.run import Run
+from tools.simulate.__main__ import known
+from tools.simulate.calibration import Measured, config_of, measure
+
+CONFIG, RANKS = "configs/simulated.toml", 8
+ETAS = (0, 1, 2, 4)
+COUNTED = 14  # updates of each job that count, at least
+STEPS = 100  # updates that are simulated
+PATIENCE_S = 600.0
+
+
+class SimulateBench:
+    about = "the simulator's tokens a second over those of real jobs of the simulated engine, by the speeds at eta 0"
+
+    def measure(self, *, quiet: bool) -> Figures:
+        """One job after the other. Raises ConfigError without mpirun, or when one does not end well."""
+        began = time.monotonic()
+        with workload.folder("simulate") as folder:
+            seen = {}
+            for eta in ETAS:
+                changes = (f"rollout.max_head_offpolicyness={eta}", f"run.total_train_steps={COUNTED + 4 + eta}")
+                job = Job(folder / f"eta{eta}", config=CONFIG, changes=changes, ranks=RANKS, quiet=quiet)
+                with job.started():
+                    ended(job)
+                where = Run(job.run)
+                config = config_of(where)
+                seen[eta] = measure(where, config)
+        return figures(config, seen) | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def ended(job: Job) -> None:
+    """Raises ConfigError unless it ends well, and in time."""
+    try:
+        if job.process is not None:
+            job.process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"a job of {CONFIG} ends within {PATIENCE_S:g} s: {job.run} has not") from None
+    job.finish()
+
+
+def figures(config: Config, seen: Mapping[int, Measured]) -> Figures:
+    """`errors` is the largest; each is the simulated throughput over the measured one, less 1."""
+    each = {eta: known(config, seen[0], measured, eta=eta, n_steps=STEPS) for eta, measured in seen.items()}
+    found: Figures = {"bench": "simulate", "errors": round(max(abs(one.error) for one in each.values()), 3)}
+    for eta, one in each.items():
+        found |= {
+            f"error_eta{eta}": round(one.error, 3),
+            f"tokens_per_s_eta{eta}": round(one.measured, 1),
+            f"simulated_eta{eta}": round(one.simulated.tokens_per_s, 1),
+            f"updates_eta{eta}": one.n_updates,
+        }
+    return found

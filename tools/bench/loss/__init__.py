@@ -1,0 +1,1 @@
+"""Bench `loss`: the PPO loss beside AReaL's and verl's."""

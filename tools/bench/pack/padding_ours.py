@@ -1,0 +1,94 @@
+"""Our half of the bench `padding`: one real update of a small model, whose forward passes are counted."""
+
+import array
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from actors.learner.batch import build
+from actors.learner.policy import Policy
+from actors.learner.ppo import PPOActor
+from actors.learner.rendezvous import Ranks
+from actors.runtime.context import Pulse
+from areal_bus.config.sections import Config
+from areal_bus.journal import Journal
+from areal_bus.messages import ShardItem
+from tools.bench.harness.worker_main import serve
+
+VOCABULARY = 64
+
+
+class Count:
+    """Tokens that go through the model, and through its attention, where samples of a group repeat their prompt."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = self.attention = 0
+        model.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def _see(self, _module: Any, _arguments: Any, named: dict[str, Any]) -> None:
+        self.model += named["input_ids"].numel()
+        self.attention += sum(named["packing"].lengths)
+
+
+def update(completions: list[int], n_samples: int, n_prompt: int, budget: int) -> dict[str, int]:
+    """Train once on groups of samples with completions of these lengths, one after the other."""
+    config = Config.model_validate(
+        {
+            "model": {"scratch": {}},
+            "data": {"task": "sums"},
+            "gconfig": {"n_samples": n_samples},
+            "learner": {"max_tokens_per_mb": budget},
+        }
+    )
+    n_groups = len(completions) // n_samples
+    items = [item(i, n, n_samples, n_prompt, n_groups) for i, n in enumerate(completions)]
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Policy(model(), ranks=Ranks(), device="cpu", temperature=1.0)
+        journal = Journal(Path(folder) / "journal", role="learner", index=0, incarnation=0)
+        actor = PPOActor(policy, config, journal=journal, pulse=Pulse(), folder=Path(folder))
+        count = Count(policy.model)
+        batch = build(items, step=0, clock=0, n_groups=n_groups, eta=1, n_samples=n_samples)
+        figures = actor.ppo_update(actor.compute_advantages_and_returns(batch))
+        journal.close(reason="measured")
+    return {"model": count.model, "attention": count.attention, "trained": int(figures["n_tokens_trained"])}
+
+
+def model() -> Any:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=4096,
+            bos_token_id=None,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+    )
+
+
+def item(index: int, n: int, n_samples: int, n_prompt: int, n_groups: int) -> ShardItem:
+    """A sample whose reward is its own, so that no group is without a signal."""
+    group, sample = divmod(index, n_samples)
+    dice = random.Random(group)
+    prompt = [dice.randrange(2, VOCABULARY) for _ in range(n_prompt)]
+    dice.seed(1000 + index)
+    sampled = [dice.randrange(2, VOCABULARY) for _ in range(n)]
+    return ShardItem(
+        step=0, clock=0, group=group, n_groups=n_groups, uid=group, sample=sample, reward=sample / n_samples,
+        correct=None, finish="stop", segments=[[n_prompt, n]], spans=[[0, n]],
+        ids=array.array("i", [*prompt, *sampled]).tobytes(), logps=array.array("f", [-4.0] * n).tobytes(), text="",
+    )  # fmt: skip
+
+
+torch.set_num_threads(1)
+
+if __name__ == "__main__":
+    serve({"update": update})

@@ -1,0 +1,1 @@
+"""Bench `push`: the weight push between two processes."""

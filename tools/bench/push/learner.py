@@ -1,0 +1,184 @@
+"""The learner's half of the bench `push`: steps of a real policy, and the production push beside them."""
+
+import array
+import queue
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.data.loading import load_rows
+from actors.learner.batch import build
+from actors.learner.policy import Policy
+from actors.learner.ppo import PPOActor
+from actors.learner.rendezvous import Ranks
+from actors.learner.weight_pusher import Pusher
+from actors.models.loading import load_model, load_tokenizer
+from actors.runtime.context import Pulse
+from actors.runtime.process import leave
+from actors.workflows.prompts import prompt_ids, prompt_of
+from areal_bus.config.loader import load
+from areal_bus.config.sections import Config
+from areal_bus.journal import Journal
+from areal_bus.messages import Message, PushBegin, PushBroken, PushDone, ShardItem
+from areal_bus.weights.process_group import serve_store
+from areal_bus.weights.route import Route
+from areal_bus.weights.sender import Root
+from areal_bus.weights.snapshot import Snapshot, take_snapshot
+from tools.bench.harness.worker_main import seconds, serve
+
+ADDRESS, INTERFACE = "127.0.0.1", "lo"
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """What a learner rank has, without the bus; `wire` is the type that weights are pushed in, by `route`."""
+
+    actor: PPOActor
+    pusher: Pusher
+    ended: queue.SimpleQueue[Message]  # pushes
+    prompts: list[list[int]]
+    config: Config
+    wire: torch.dtype
+    route: Route
+    longest: int  # completion
+    store: Any
+    endpoint: str
+    member: str
+
+    def snapshot(self, version: int) -> Snapshot:
+        """As the learner takes it, on the step's own thread. Of one version the pusher would keep one snapshot."""
+        taken = take_snapshot(
+            version,
+            self.actor.policy.parameters(),
+            previous=self.pusher.spare(),
+            bucket_bytes=self.config.weights.bucket_mib << 20,
+            dtype=self.wire,
+            shared_on=self.actor.policy.shared_on("private" if self.route == "gloo" else "host"),
+        )
+        if taken is None:
+            raise RuntimeError("the root takes a snapshot")
+        self.pusher.keep(taken)
+        return taken
+
+    def push(self, number: int) -> None:
+        """Begin it, of a version that has this number; `await_push` is its end."""
+        taken = self.snapshot(number)
+        self.pusher.begin(PushBegin(number, taken.version, 0, [self.member], self.endpoint, WAIT_S))
+
+    @property
+    def n_bytes(self) -> int:
+        """Of a push."""
+        return sum(p.numel() for p in self.actor.policy.parameters().values()) * self.wire.itemsize
+
+    def await_push(self) -> PushDone:
+        ended = self.ended.get(timeout=WAIT_S)
+        if not isinstance(ended, PushDone):
+            raise RuntimeError(f"every push must arrive: {ended.error if isinstance(ended, PushBroken) else ended}")
+        return ended
+
+    def update(self) -> None:
+        """One step, always on the same tokens."""
+        clock, n_samples = self.actor.version, self.config.gconfig.n_samples
+        shard = made_up(self.prompts, n_samples, self.longest, clock)
+        batch = build(shard, step=clock, clock=clock, n_groups=len(self.prompts), eta=1, n_samples=n_samples)
+        self.actor.ppo_update(self.actor.compute_advantages_and_returns(batch))
+
+
+opened: list[Learner] = []  # one a process
+
+
+def open_learner(
+    config: str, model: str, member: str, wire: str, route: Route, n_prompts: int, longest: int
+) -> dict[str, Any]:
+    """Load the policy; the store's endpoint for the member, and prompts of the demo."""
+    settings = load(Path(config), ["actor.lr_schedule=constant", "actor.lr_warmup_steps=0"], {})
+    store, endpoint = serve_store(ADDRESS)
+    root = Root(store, interface=INTERFACE, address=ADDRESS, route=route)
+    ended: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    broken: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    folder = Path(tempfile.mkdtemp())
+    policy = Policy(load_model(model, "float32", "cpu"), ranks=Ranks(), device="cpu", temperature=1.0)
+    actor = PPOActor(
+        policy,
+        settings,
+        journal=Journal(folder / "journal", role="learner", index=0, incarnation=0),
+        pulse=Pulse(),
+        folder=folder,
+    )
+    pusher = Pusher(root.push, send=ended.put, failed=broken.put)
+    prompts = demo_prompts(settings, model, Path(config).parent)
+    dtype = getattr(torch, wire)
+    steps = prompts[:n_prompts]
+    opened[:] = [Learner(actor, pusher, ended, steps, settings, dtype, route, longest, store, endpoint, member)]
+    return {"endpoint": endpoint, "prompts": prompts}
+
+
+def demo_prompts(config: Config, model: str, folder: Path) -> list[list[int]]:
+    """Those of a batch."""
+    tokenizer = load_tokenizer(model)
+    rows = load_rows(config, folder)[: config.data.batch_size]
+    return [prompt_ids(prompt_of(row, config.data), config.data, tokenizer) for row in rows]
+
+
+def made_up(prompts: list[list[int]], n_samples: int, most: int, clock: int) -> list[ShardItem]:
+    """A batch's samples, of 2 tokens to the most; no group's rewards are alike."""
+    dice, shard = random.Random(0), []
+    for uid, prompt in enumerate(prompts):
+        for sample in range(n_samples):
+            n = dice.randint(2, most)
+            ids = [*prompt, *dice.choices(prompt, k=n)]
+            shard.append(ShardItem(
+                step=clock, clock=clock, group=uid, n_groups=len(prompts), uid=uid, sample=sample,
+                reward=sample / n_samples, correct=None, finish="stop", segments=[[len(prompt), n]],
+                spans=[[clock, n]], ids=array.array("i", ids).tobytes(),
+                logps=array.array("f", [-4.0] * n).tobytes(), text="",
+            ))  # fmt: skip
+    return shard
+
+
+def step(number: int, with_push: bool) -> dict[str, float]:
+    """One step while the generator decodes; a push begins with it, or none."""
+    learner = opened[0]
+    learner.store.wait([f"decodes/{number}"])
+    wall, cpu = time.monotonic(), time.process_time()
+    if with_push:
+        learner.push(number)
+    learner.update()
+    took = time.monotonic() - wall
+    done = learner.await_push() if with_push else None
+    found = {"seconds": took, "cpu_s": time.process_time() - cpu, "push_s": done.receive_s if done else 0.0}
+    learner.store.set(f"over/{number}", "")
+    return found
+
+
+def push(number: int) -> dict[str, float]:
+    """A push and nothing beside it: seconds of the transfer, of the snapshot before it, and of CPU for both."""
+    learner = opened[0]
+    began, cpu = time.monotonic(), time.process_time()
+    learner.push(number)
+    took = time.monotonic() - began
+    found = {"seconds": learner.await_push().receive_s, "snapshot_s": took, "cpu_s": time.process_time() - cpu}
+    found["bytes"] = learner.n_bytes
+    learner.store.set(f"over/{number}", "")
+    return found
+
+
+def memcpy() -> float:
+    """Seconds to copy as many bytes as a push brings, in warm memory."""
+    source, target = (torch.ones(opened[0].n_bytes, dtype=torch.uint8) for _ in range(2))
+    return seconds(lambda: target.copy_(source))
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {"open": open_learner, "step": step, "push": push, "memcpy": memcpy}
+torch.set_num_threads(1)
+
+if __name__ == "__main__":
+    serve(FUNCTIONS)
+    leave(0)

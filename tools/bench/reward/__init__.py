@@ -1,0 +1,1 @@
+"""Bench `reward`: the math reward beside math-verify."""

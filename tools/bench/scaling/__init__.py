@@ -1,0 +1,1 @@
+"""Bench `curves`: how cost grows."""

@@ -1,0 +1,1 @@
+"""Bench `smollm2`: an update of SmolLM2 beside transformers' model."""

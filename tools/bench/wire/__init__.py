@@ -1,0 +1,1 @@
+"""Bench `wire`: a trajectory over the wire beside AReaL's serialization."""

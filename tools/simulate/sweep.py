@@ -1,0 +1,121 @@
+"""From settings and speeds to the schedules of a sweep: every split of the devices, every eta; plays none of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from areal_bus.config.capacity import groups_waiting, slots
+from areal_bus.config.sections import Config
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.errors import ConfigError
+from areal_bus.workload import Lengths, Speeds
+from tools.simulate.calibration import Measured
+from tools.simulate.schedule import Law, Schedule
+
+BALANCE = 3.0  # a learner over a full generator of one device, where nothing is said: at 75 % generating they balance
+MOST_SPLITS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """So many learner ranks and generators."""
+
+    learners: int
+    generators: int
+    shares_device: bool = False
+
+    def __str__(self) -> str:
+        return "shared" if self.shares_device else f"{self.learners} + {self.generators}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What the settings do not say of a ring's speed."""
+
+    lengths: Law
+    speeds: Speeds
+    train_tokens_per_s: float  # of one learner rank
+    step_s: float
+    push_s: float
+    reward_s: float
+    prompt_tokens: int
+
+
+def assumed(
+    config: Config, *, train: float | None, step_s: float, push_s: float, reward_s: float, prompt_tokens: int
+) -> Pace:
+    """By [engine.simulated] and what the command line says."""
+    told = config.engine.simulated
+    speeds = Speeds(told.decode_tokens_per_s, told.half_slots, told.prefill_tokens_per_s, told.update_s)
+    full = speeds.tokens_per_s(slots(config)) / config.topology.tensor_parallel
+    lengths = Lengths(told.median_tokens, told.sigma)
+    return Pace(lengths, speeds, train or BALANCE * full, step_s, push_s, reward_s, prompt_tokens)
+
+
+def as_measured(seen: Measured) -> Pace:
+    return Pace(
+        lengths=seen.lengths,
+        speeds=seen.speeds,
+        train_tokens_per_s=seen.train_tokens_per_s / seen.n_learners,
+        step_s=seen.step_s,
+        push_s=seen.push_s,
+        reward_s=seen.reward_s,
+        prompt_tokens=0,  # prefills are in the speed of decoding
+    )
+
+
+def splits(config: Config, n_gpus: int | None) -> list[Split]:
+    """Of so many devices, else the one that the settings name. Raises ConfigError when they name none."""
+    if n_gpus is None:
+        return [named(config)]
+    size = config.topology.tensor_parallel
+    if n_gpus == size == 1:
+        return [Split(1, 1, shares_device=True)]
+    every = [Split(n, (n_gpus - n) // size) for n in range(1, n_gpus) if (n_gpus - n) // size]
+    if not every:
+        raise ConfigError(
+            f"a split has a learner and a generator of topology.tensor_parallel = {size} devices: --gpus is {n_gpus}"
+        )
+    wanted = {round(i * (len(every) - 1) / (MOST_SPLITS - 1)) for i in range(MOST_SPLITS)}
+    return every if len(every) <= MOST_SPLITS else [every[i] for i in sorted(wanted)]
+
+
+def named(config: Config) -> Split:
+    """The split of a config."""
+    topology = config.topology
+    generators = topology.generators
+    if generators is None and topology.ranks is not None:
+        rewards = topology.rewards if topology.reward == "rank" else 0
+        generators = (topology.ranks - topology.learners - rewards) // topology.tensor_parallel
+    if not generators:
+        raise ConfigError("a split is needed: give --gpus N, or set topology.generators (or topology.ranks)")
+    return Split(topology.learners, generators, shares_device=generators == 1 and topology.ranks_per_gpu > 1)
+
+
+def schedules(
+    config: Config, pace: Pace, each: Sequence[Split], etas: Sequence[int]
+) -> Iterator[tuple[Split, int, Schedule]]:
+    for split in each:
+        for eta in etas:
+            yield (
+                split,
+                eta,
+                Schedule(
+                    batch_size=config.data.batch_size,
+                    n_samples=config.gconfig.n_samples,
+                    eta=eta,
+                    policy=StalenessPolicy(config.rollout.staleness_policy),
+                    on_update=config.rollout.on_update,
+                    n_generators=split.generators,
+                    slots=slots(config),
+                    groups_waiting=groups_waiting(config),
+                    lengths=pace.lengths,
+                    most_tokens=config.gconfig.max_new_tokens,
+                    prompt_tokens=pace.prompt_tokens,
+                    speeds=pace.speeds,
+                    train_tokens_per_s=pace.train_tokens_per_s * split.learners,
+                    step_s=pace.step_s,
+                    push_s=pace.push_s,
+                    reward_s=pace.reward_s,
+                    shares_device=split.shares_device,
+                ),
+            )

@@ -1,0 +1,87 @@
+"""What a crash leaves: checkpoints that were sealed and frontiers that were synced, nothing else."""
+
+import random
+from dataclasses import dataclass, field
+
+from areal_bus.core.effects import Discard, Save
+from areal_bus.core.head_checkpoint import START, Frontier, Waypoint
+from areal_bus.core.terms import Terms, slot
+from tools.staleness.simulator.scenario import Scenario
+from tools.staleness.simulator.world import HEAD, World
+
+
+@dataclass(slots=True)
+class Disk:
+    """What is on disk: it outlives everybody."""
+
+    checkpoints: dict[int, str] = field(default_factory=dict)  # version -> which weights those are
+    frontiers: dict[int, Frontier] = field(default_factory=dict)
+    waypoints: dict[int, Waypoint] = field(default_factory=dict)  # the two newest, by `terms.slot`
+    term: int | None = None  # newest term that was begun
+
+    @property
+    def usable(self) -> list[int]:
+        """Versions that can be gone back to, oldest first."""
+        return sorted(self.checkpoints.keys() & self.frontiers.keys())
+
+    @property
+    def newest(self) -> int:
+        """The version that a learner begins with."""
+        return max(self.usable, default=0)
+
+    @property
+    def whole(self) -> dict[int, Frontier]:
+        """What a head that comes back knows."""
+        return {**START, **self.frontiers}
+
+    def mark(self, waypoint: Waypoint, *, fails: bool = False) -> None:
+        """In place of the one before the last; when it fails nothing is there."""
+        self.waypoints.pop(slot(waypoint), None)
+        if not fails:
+            self.waypoints[slot(waypoint)] = waypoint
+
+    def seal(self, version: int, weights: str, keep: int) -> None:
+        """A checkpoint is whole; those that nobody will go back to make room."""
+        self.checkpoints[version] = weights
+        oldest = min(self.usable[-keep:], default=0)
+        self.checkpoints = {other: w for other, w in self.checkpoints.items() if other >= oldest}
+
+    def tear(self) -> None:
+        """The newest checkpoint that could be gone back to is damaged, if there is an older one."""
+        if len(self.usable) > 1:
+            del self.checkpoints[self.newest]
+
+
+class Writer:
+    """The thread of one life of the head that writes frontiers, one after the other."""
+
+    def __init__(self, world: World, scenario: Scenario, rng: random.Random, disk: Disk, terms: Terms) -> None:
+        self.world, self.scenario, self.rng, self.disk, self.terms = world, scenario, rng, disk, terms
+        self.is_gone = False  # its head has died: nothing more comes of it
+        self.has_failed = False
+        self._pending: list[Save | Discard] = []
+        self._until = 0.0  # busy until then
+
+    def do(self, effect: Save | Discard) -> None:
+        """In its turn."""
+        self._pending.append(effect)
+        self._until = max(self.world.now, self._until) + self.scenario.frontier_s * self.rng.random()
+        self.world.timer(HEAD, self._until - self.world.now, self._do_next)
+
+    def flush(self) -> None:
+        """A head waits until all is on disk."""
+        while self._pending:
+            self._do_next()
+
+    def _do_next(self) -> None:
+        if self.is_gone or not self._pending:
+            return
+        effect = self._pending.pop(0)
+        if isinstance(effect, Discard):
+            for version in effect.versions:
+                self.disk.frontiers.pop(version, None)
+        elif self.scenario.p_disk and self.rng.random() < self.scenario.p_disk:
+            self.has_failed = True
+        else:
+            self.disk.frontiers[effect.frontier.version] = effect.frontier
+            self.terms.saved(effect.frontier)

@@ -1,0 +1,355 @@
+"""A generator without a model: samples take time, each token is stamped with the version held when it is made.
+
+As the real one it keeps a trajectory until the head acknowledges it, sends it again to another reward meanwhile, ends
+what it is told to cancel, and follows terms.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from areal_bus import messages as m
+from areal_bus.core.partial_rollouts import Offers
+from areal_bus.core.terms import Timeline
+from tools.staleness.simulator.sample import Key, Report, Sample, report, report_number
+from tools.staleness.simulator.scenario import Scenario
+from tools.staleness.simulator.world import HEAD, World
+
+Group = tuple[str, int, int]  # evaluation, uid, attempt
+Weights = Mapping[tuple[str, int], str]  # (whose, version) -> which weights those are: no two updates make the same
+NO_BYTES = b""
+NO_REASON = "it cannot"
+
+
+class Generator:
+    """One incarnation."""
+
+    def __init__(
+        self,
+        world: World,
+        scenario: Scenario,
+        name: str,
+        rng: random.Random,
+        weights: Weights,
+        reports: list[Report],
+        ended: Callable[[str], None],
+    ) -> None:
+        """`ended(name)` hears of an end of its own: it has left, or a prompt killed it.
+
+        `reports` are those of all generators: the first "id" of a Partial is the number of its report.
+        """
+        self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
+        self._all_weights, self._reports, self._ended = weights, reports, ended
+        self._begun: dict[Key, Report] = {}  # by others, of samples whose prompt follows
+        self.n_continued = self.n_offered = 0
+        self.version: int | None = None
+        self.weights = ""  # which weights those are
+        self.timeline = Timeline()
+        self.n_joins = 0  # after the first one
+        self._life: int | None = None  # of the head, as it said last
+        self._offers = Offers()
+        self._is_leaving = False
+        self.finished: dict[Key, Sample] = {}  # what it truly stamped, for the witness
+        self._running: dict[Key, Sample] = {}
+        self._waiting: deque[Sample] = deque()
+        self._known: set[Key] = set()
+        self._kept: dict[Key, m.Trajectory] = {}
+        self._leases: dict[tuple[str, int, int], str] = {}  # ids by evaluation, uid and attempt
+        self._n_sent: dict[Key, int] = {}
+        self._rewards: list[str] = []
+        self._push: m.PushBegin | None = None  # taking part in it
+        self._n_pushes = 0  # the next push's number is at least this
+        self._arrived: m.PushBegin | None = None  # weights are here and wait for the running samples to end
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            m.Prompt: self._begin,
+            m.Partial: self._go_on_from,
+            m.Ack: self._forget,
+            m.Cancel: self._cancel,
+            m.PushBegin: self._follow_push,
+            m.Term: self._hear_of_term,
+            m.Rejoin: lambda _: self._rejoin(),
+            m.HeadBeat: lambda message: self._follow_life(message.life),
+            m.Directory: self._follow,
+            m.Stop: lambda _: self._stop(),
+            m.Dismiss: lambda _: self._die(),
+        }
+
+    def receive(self, sender: str, message: m.Message) -> None:
+        self._handlers[type(message)](message)
+
+    def leave(self) -> None:
+        """No further work is wanted."""
+        self._is_leaving = True
+        self._tell(m.Leaving())
+
+    def _stop(self) -> None:
+        self.world.crash(self.name)
+        if self._is_leaving:
+            self._ended(self.name)
+
+    # samples
+
+    def _begin(self, prompt: m.Prompt) -> None:
+        if self.rng.random() < self.scenario.p_unsampled:
+            self._tell(m.Unsampled(prompt.uid, prompt.attempt, prompt.evaluation, m.Refund.SAMPLING_ERROR, NO_REASON))
+            return
+        self._leases[prompt.evaluation, prompt.uid, prompt.attempt] = prompt.lease
+        for number in prompt.samples:
+            key = (prompt.evaluation, prompt.uid, prompt.attempt, number)
+            if key not in self._known:
+                self._known.add(key)
+                self._waiting.append(self._new(key, self.scenario.lengths.draw(self.rng)))
+        if self.scenario.poison and not prompt.evaluation and int(prompt.row) in self.scenario.poison:
+            group = ("", prompt.uid, prompt.attempt)
+            self.world.timer(self.name, self.rng.uniform(0, 5) * self.scenario.token_s, self._die_of, group)
+        self._fill()
+
+    def _new(self, key: Key, n_tokens: int) -> Sample:
+        begun = self._begun.pop(key, None)
+        if begun is None or self.version is None or begun.spans[-1][0] > self.version:
+            return Sample(key, n_tokens)
+        self.n_continued += 1
+        made = sum(n for _, n in begun.spans)
+        spans = [list(span) for span in begun.spans]
+        return Sample(
+            key, begun.n_tokens, made=made, spans=spans, made_by=list(begun.made_by), n_reported=made, n_done=made
+        )
+
+    def _go_on_from(self, partial: m.Partial) -> None:
+        self._begun["", partial.uid, partial.attempt, partial.sample] = self._reports[report_number(partial)]
+
+    def _report(self) -> None:
+        """What the head may give to others, should this generator die."""
+        at_least = self.scenario.report_tokens
+        for sample in [*self._running.values(), *self._waiting]:
+            if sample.key[0] or not 0 < at_least <= sample.made - sample.n_reported or not self.scenario.eta:
+                continue
+            sample.n_reported = sample.made
+            self._tell(self._partial(sample))
+
+    def _partial(self, sample: Sample, *, less: int = 0) -> m.Partial:
+        made = report(sample, less=less)
+        number, n_made = len(self._reports), sum(n for _, n in made.spans)
+        self._reports.append(made)
+        _, uid, attempt, index = sample.key
+        ids = number.to_bytes(4, "little") + bytes(4 * n_made)
+        term = self.timeline.term
+        lease = self._leases.get(("", uid, attempt), "")
+        return m.Partial(uid, index, attempt, term, [[1, n_made]], made.spans, ids, bytes(4 * n_made), lease)
+
+    def _keep_offers(self) -> None:
+        """For the next head: a finished sample without its last token, and those under way."""
+        if self.scenario.report_tokens and self.scenario.eta:
+            self._stamp_running()
+            ended = [self.finished[key] for key in self._kept]
+            held = [self._partial(x, less=1) for x in ended if not x.key[0] and x.made > 1]
+            begun = [*self._running.values(), *self._waiting]
+            self._offers.keep([*held, *(self._partial(x) for x in begun if not x.key[0] and x.made)], self.timeline)
+
+    def _offer(self, term: int, base: int) -> None:
+        for partial in self._offers.take(term, base):
+            self.n_offered += 1
+            self._tell(partial)
+
+    def _die_of(self, group: Group) -> None:
+        if any(key[:3] == group for key in self._running):
+            self._die()
+
+    def _die(self) -> None:
+        self.world.crash(self.name)
+        self._ended(self.name)
+
+    def _fill(self) -> None:
+        """Start what has a free slot; without interruption weights that wait go first."""
+        while self._waiting and self._can_start:
+            sample = self._waiting.popleft()
+            sample.began = self.world.now - sample.made * self.scenario.token_s
+            sample.n_starts += 1
+            self._running[sample.key] = sample
+            left_s = (sample.n_tokens - sample.made) * self.scenario.token_s
+            self.world.timer(self.name, left_s, self._finish, sample, sample.n_starts)
+
+    @property
+    def _can_start(self) -> bool:
+        return len(self._running) < self.scenario.capacity and self._arrived is None and self.version is not None
+
+    def _stamp(self, sample: Sample, n_tokens: int) -> None:
+        """Tokens up to n_tokens were made by the version held."""
+        if self.version is None or n_tokens <= sample.made:
+            return
+        if sample.spans and sample.spans[-1][0] == self.version:
+            sample.spans[-1][1] += n_tokens - sample.made
+        else:
+            sample.spans.append([self.version, n_tokens - sample.made])
+        sample.made_by.append((self.version, self.weights))
+        sample.made = n_tokens
+
+    def _finish(self, sample: Sample, n_starts: int) -> None:
+        if self._running.get(sample.key) is not sample or sample.n_starts != n_starts:
+            return  # cancelled, or it stood still meanwhile
+        self._stamp(sample, sample.n_tokens)
+        del self._running[sample.key]
+        evaluation, uid, attempt, number = sample.key
+        self.finished[sample.key] = sample
+        self._kept[sample.key] = m.Trajectory(
+            uid, number, attempt, evaluation, self.name, "stop", [[1, sample.n_tokens]], sample.spans,
+            self.world.now - sample.began, self.timeline.term, NO_BYTES, bytes(4 * sample.n_tokens), "", "", "",
+            lease=self._leases.get(sample.key[:3], ""),
+        )  # fmt: skip
+        self._tell(m.Sampled(uid, number, attempt, evaluation, sample.n_tokens))
+        self._deliver(sample.key)
+        self._swap_when_quiet()
+        self._fill()
+
+    def _forget(self, ack: m.Ack) -> None:
+        self._kept.pop((ack.evaluation, ack.uid, ack.attempt, ack.sample), None)
+
+    def _cancel(self, message: m.Cancel) -> None:
+        self._drop((message.evaluation, message.uid, message.attempt))
+        self._swap_when_quiet()
+        self._fill()
+
+    # terms
+
+    def _hear_of_term(self, message: m.Term) -> None:
+        self._follow_term(message.term, message.version)
+        self._offer(message.term, message.version)
+
+    def _follow_term(self, term: int, base: int) -> None:
+        """What has tokens of lost versions ends; weights of such a version make no more."""
+        if not self.timeline.begin(term, base):
+            return
+        self._stamp_running()
+        self._begun.clear()
+        self._push = self._arrived = None
+        made = [(key, sample.spans) for key, sample in self._running.items()]
+        made += [(sample.key, sample.spans) for sample in self._waiting]
+        kept = [(key, trajectory.spans) for key, trajectory in self._kept.items()]
+        for group in sorted({key[:3] for key, spans in made + kept if not self._keeps(spans)}):
+            self._drop(group)
+            self._tell(m.Unsampled(group[1], group[2], group[0], m.Refund.LOST_TIMELINE, f"term {term}"))
+        if not self.timeline.keeps(self.version):
+            self._put_weights_away()
+
+    def _keeps(self, spans: list[list[int]]) -> bool:
+        return self.timeline.keeps(max((version for version, _ in spans), default=None))
+
+    def _put_weights_away(self) -> None:
+        """Samples go on where they are once weights are here."""
+        self.version = None
+        self._waiting.extendleft(reversed(self._running.values()))
+        self._running.clear()
+
+    def _follow_life(self, life: int) -> None:
+        is_other, self._life = self._life not in (None, life), life
+        if is_other:
+            self._rejoin()
+
+    def _rejoin(self) -> None:
+        """A head that does not know us: nothing is leased to us there."""
+        self._keep_offers()
+        for held in (self._running, self._kept, self._waiting, self._begun):
+            held.clear()
+        self._push = self._arrived = None
+        self.timeline = Timeline()
+        self._put_weights_away()
+        self.n_joins += 1
+        index, incarnation = (int(number) for number in self.name.partition("-")[2].split("."))
+        self._tell(m.Join(self.name, m.Role.GENERATOR, index, incarnation, "", 1, "", self.n_joins))
+        self._tell(m.Ready(self.scenario.capacity))
+        if self._is_leaving:
+            self._tell(m.Leaving())
+
+    def _drop(self, group: Group) -> None:
+        for held in (self._running, self._kept):
+            for key in [key for key in held if key[:3] == group]:
+                del held[key]
+        self._waiting = deque(sample for sample in self._waiting if sample.key[:3] != group)
+
+    # delivery
+
+    def _follow(self, directory: m.Directory) -> None:
+        before, self._rewards = self._rewards, [name for name in directory.names if name.startswith("reward-")]
+        if set(self._rewards) - set(before):
+            for key in self._kept:
+                self._deliver(key, again=False)
+        self._follow_life(directory.life)
+
+    def _deliver(self, key: Key, again: bool = True) -> None:
+        """To a reward now and, until the head acknowledges it, to the next one later."""
+        trajectory = self._kept.get(key)
+        if trajectory is None:
+            return
+        if self._rewards:
+            n_sent = self._n_sent.get(key, 0)
+            self._n_sent[key] = n_sent + 1
+            reward = self._rewards[(trajectory.uid + n_sent) % len(self._rewards)]
+            self.world.send(self.name, reward, trajectory)
+        if again:
+            self.world.timer(self.name, self.scenario.resend_s, self._deliver, key)
+
+    def _tell(self, message: m.Message) -> None:
+        self.world.send(self.name, HEAD, message)
+
+    # weights
+
+    def _stamp_running(self) -> None:
+        for sample in self._running.values():
+            made = int((self.world.now - sample.began) / self.scenario.token_s)
+            self._stamp(sample, min(made, sample.n_tokens - 1))
+
+    def _follow_push(self, begin: m.PushBegin) -> None:
+        """A later push takes an earlier one's place; one announced again, or of an older term, is none."""
+        self._follow_term(begin.term, begin.base)
+        self._offer(begin.term, begin.base)
+        if begin.push >= self._n_pushes and begin.term == self.timeline.term:
+            self._n_pushes = begin.push + 1
+            self._push, self._arrived = begin, None
+            delay = self.scenario.push_s * (0.5 + self.rng.random())
+            if self.scenario.slow and self.name.startswith("generator-0."):
+                delay = min(self.scenario.slow * delay, self.scenario.slowest_s)
+            self.world.timer(self.name, delay, self._end_push, begin)
+            self._fill()
+
+    def _end_push(self, begin: m.PushBegin) -> None:
+        """The weights are here, or something went wrong."""
+        if self._push is not begin:
+            return  # a later push took its place
+        fault = self._fault()
+        if self.scenario.is_refused(begin.members, self.world.now):
+            fault = {"said": "broken", "silent": "silent"}[self.scenario.refuses]
+        if fault == "slow":
+            self.world.timer(self.name, 2 * self.scenario.push_timeout_s, self._swap_if_wanted, begin)
+        elif fault == "broken":
+            self._tell(m.PushBroken(begin.push, begin.version, "the group broke"))
+        elif fault == "wrong":
+            self._tell(m.PushDone(begin.push, begin.version, "other weights", 0.0, 0.0))
+        elif fault != "silent":
+            self._swap_if_wanted(begin)
+
+    def _fault(self) -> str:
+        rough = self.world.now < self.scenario.calm_s and self.rng.random() < self.scenario.p_push_fault
+        return self.rng.choice(("slow", "broken", "wrong", "silent")) if rough else ""
+
+    def _swap_if_wanted(self, begin: m.PushBegin) -> None:
+        if self._push is begin:
+            self._arrived = begin
+            if self.scenario.interrupts:
+                self._swap(begin)
+            else:
+                self._swap_when_quiet()
+
+    def _swap_when_quiet(self) -> None:
+        if self._arrived is not None and not self._running:
+            self._swap(self._arrived)
+
+    def _swap(self, begin: m.PushBegin) -> None:
+        """Between two tokens: what was made until now is by the old version."""
+        self._stamp_running()
+        self.version, self._push, self._arrived = begin.version, None, None
+        self.weights = self._all_weights.get((begin.store, begin.version), "")
+        self.world.tell(f"{self.name} holds version {begin.version}", None)
+        self._tell(m.PushDone(begin.push, begin.version, self.weights, 0.0, 0.0))
+        self._report()
+        self._fill()

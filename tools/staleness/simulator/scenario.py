@@ -1,0 +1,337 @@
+"""What one schedule is made of: sizes, lengths, speeds and faults, all drawn from one seed; knows no ring."""
+
+import random
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.state import Drawn, HeadRules
+from areal_bus.messages import Role
+
+
+class Tail(StrEnum):
+    """Distribution of a sample's tokens."""
+
+    UNIFORM = "uniform"
+    LOG_NORMAL = "log-normal"  # shape: sigma of the logarithm
+    PARETO = "pareto"  # shape: alpha
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a sample: `scale` is the mean (uniform), the median (log-normal) or the least (Pareto)."""
+
+    tail: Tail
+    scale: float
+    shape: float
+    cap: int  # the longest allowed, as gconfig.max_new_tokens
+
+    def draw(self, rng: random.Random) -> int:
+        if self.tail is Tail.UNIFORM:
+            tokens = rng.uniform(1, 2 * self.scale)
+        elif self.tail is Tail.LOG_NORMAL:
+            tokens = self.scale * rng.lognormvariate(0.0, self.shape)
+        else:
+            tokens = self.scale * rng.paretovariate(self.shape)
+        return max(1, min(self.cap, int(tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something happens to an actor at `at_s` and is over after `for_s`.
+
+    - "crash": a new incarnation comes; "stop": SIGSTOP and SIGCONT
+    - "cut": nothing passes to or from it; "deaf": nothing of the head's passes to it
+    - "reset": its connection to the head breaks, with all that is under way in it
+    - of the head "kill" (the whole job, which is resumed) and "drain" (it ends by itself, and is resumed)
+    - of a generator "leave": it drains, and another one joins in its place
+    - of a learner "tear": a crash that damages the newest checkpoint, where more than one are kept
+    """
+
+    kind: str
+    role: Role
+    index: int
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One schedule's world. Seconds are virtual."""
+
+    seed: int
+    policy: StalenessPolicy
+    batch_size: int
+    eta: int
+    n_samples: int
+    total_steps: int
+    n_generators: int = 2
+    n_rewards: int = 1
+    n_learners: int = 1
+    capacity: int = 8  # samples a generator decodes at once
+    lengths: Lengths = Lengths(Tail.UNIFORM, 6.0, 0.0, 60)
+    token_s: float = 1.0
+    interrupts: bool = True  # new weights are swapped in between two tokens; else when the running samples have ended
+    n_rows: int | None = None  # of the data; None: more than are needed
+    drop_last: bool = False
+    n_problems: int = 0  # evaluated before and after
+    update_s: float = 5.0
+    push_s: float = 2.0
+    score_s: float = 1.0
+    link_s: float = 0.2
+    p_error: float = 0.0  # a verdict is an error or a timeout
+    on_timeout: float | None = None  # reward of such a sample
+    on_error: float | None = None
+    partial_groups: bool = False
+    p_unsampled: float = 0.0  # a group cannot be sampled
+    p_lost: float = 0.0  # of the messages that somebody repeats
+    p_twice: float = 0.0
+    p_push_fault: float = 0.0  # a part of a push is slow, fails, or leaves wrong weights
+    checkpoint_every: int = 0
+    checkpoint_keep: int = 1
+    p_timed: float = 0.0  # an update after which a checkpoint is due by time
+    checkpoint_s: float = 2.0  # at most; until then nothing of it is on disk
+    checkpoint_at_end: bool = False
+    frontier_s: float = 2.0
+    p_disk: float = 0.0  # a checkpoint or a frontier cannot be written
+    poison: frozenset[int] = frozenset()  # rows that kill whoever samples them
+    slow: float = 0.0  # weights take so many times longer to reach generator 0, but are in time; 0: no longer
+    refuses: str = ""  # how the first generators break every push for all of it: "said", "silent"; "": they do not
+    refuses_from_s: float = 0.0
+    refuses_until_s: float = 0.0
+    n_refusing: int = 1
+    faults: tuple[Fault, ...] = ()
+    calm_s: float = 0.0  # no fault from here on
+    joins_s: tuple[float, ...] = ()  # when each generator comes; the last ones may be late
+    tick_s: float = 4.0  # between two looks of the head at the time
+    heartbeat_s: float = 6.0
+    silent_s: float = 20.0
+    push_timeout_s: float = 25.0
+    resend_s: float = 12.0
+    report_tokens: int = 0  # new ones that a generator reports of a sample at new weights; 0: none
+    report_bytes: int = 1 << 20  # of reports that the head keeps
+    patience_s: float = 4000.0  # without an update, after calm: everyone waits (I11)
+
+    @property
+    def rules(self) -> HeadRules:
+        return HeadRules(
+            batch_size=self.batch_size,
+            eta=self.eta,
+            n_samples=self.n_samples,
+            total_steps=self.total_steps,
+            n_generators=self.n_generators,
+            n_rewards=self.n_rewards,
+            n_learners=self.n_learners,
+            silent_s=self.silent_s,
+            assemble_s=self.calm_s + 1000.0,
+            push_timeout_s=self.push_timeout_s,
+            policy=self.policy,
+            drop_last=self.drop_last,
+            checkpoint_every=self.checkpoint_every,
+            checkpoint_keep=self.checkpoint_keep,
+            evaluate_before=self.n_problems > 0,
+            evaluate_after=self.n_problems > 0,
+            evaluate_samples=2,
+            partial_bytes=self.report_bytes,
+            problems=("{}",) * self.n_problems,
+            on_timeout=self.on_timeout,
+            on_error=self.on_error,
+            partial_groups=self.partial_groups,
+        )
+
+    @property
+    def slowest_s(self) -> float:
+        """That weights may take to be in time: announcing them and saying that they are there take time, too."""
+        return 0.8 * self.push_timeout_s - 4 * self.link_s
+
+    def is_refused(self, members: list[str], now: float) -> bool:
+        """Whether a push to these breaks for all of them: one that completes none is among them."""
+        if not self.refuses or not self.refuses_from_s <= now < self.refuses_until_s:
+            return False
+        return any(int(name.partition("-")[2].partition(".")[0]) < self.n_refusing for name in members)
+
+    @property
+    def rejects_all(self) -> bool:
+        """No prompt can ever be trained."""
+        return self.p_unsampled >= 1.0 or (self.p_error >= 1.0 and self.on_timeout is None and self.on_error is None)
+
+
+class Numbers:
+    """Rows 0, 1, 2, ... up to a limit."""
+
+    def __init__(self, n_rows: int | None) -> None:
+        self._n_rows = n_rows
+        self.position = 0
+
+    def draw(self) -> Drawn | None:
+        if self._n_rows is not None and self.position >= self._n_rows:
+            return None
+        self.position += 1
+        return Drawn(self.position - 1, 0, str(self.position - 1))
+
+
+def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
+    """The schedule of this seed: small, and with faults of every kind in about half of the seeds."""
+    rng, more = random.Random(seed), random.Random(f"more of {seed}")
+    policies = tuple(StalenessPolicy)
+    chosen = policies[rng.randrange(len(policies))]
+    n_generators, n_rewards, n_learners = rng.randint(1, 3), rng.randint(1, 2), rng.choice((1, 1, 1, 2))
+    rough = rng.random() < 0.5
+    calm_s = rng.uniform(20, 100) if rough else 0.0
+    interrupts = rng.random() < 0.8
+    rejects = 1.0 if rng.random() < 0.02 else 0.0
+    scenario = Scenario(
+        seed=seed,
+        policy=policy or chosen,
+        batch_size=rng.choice((1, 1, 2, 2, 3)),
+        eta=rng.choice((0, 1, 1, 2, 2, 3, 4, 6)),
+        n_samples=rng.choice((1, 1, 2, 2, 3)),
+        total_steps=rng.choice((2, 2, 3, 3, 4, 6)),
+        n_generators=n_generators,
+        n_rewards=n_rewards,
+        n_learners=n_learners,
+        capacity=rng.choice((1, 3, 8)),
+        lengths=_lengths(rng),
+        interrupts=interrupts,
+        n_rows=rng.randint(1, 14) if rng.random() < 0.25 else None,
+        drop_last=rng.random() < 0.4,
+        n_problems=rng.randint(1, 3) if rng.random() < 0.1 else 0,
+        update_s=rng.choice((0.5, 3.0, 10.0)),
+        push_s=rng.choice((0.5, 2.0, 8.0)),
+        score_s=rng.choice((0.1, 1.0, 5.0)),
+        link_s=rng.choice((0.01, 0.2, 2.0)),
+        p_error=rejects or rng.choice((0.0, 0.0, 0.05, 0.2)),
+        p_unsampled=rng.choice((0.0, 0.0, 0.0, 0.05)),
+        p_lost=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
+        p_twice=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
+        p_push_fault=rng.choice((0.0, 0.1, 0.3)) if rough else 0.0,
+        checkpoint_every=rng.choice((0, 1, 1, 2, 3)),
+        checkpoint_keep=rng.choice((1, 1, 2)),
+        checkpoint_s=rng.choice((0.1, 5.0)),
+        frontier_s=rng.choice((0.1, 5.0, 20.0)),
+        checkpoint_at_end=more.random() < 0.5,
+        p_disk=more.choice((0.0, 0.0, 0.0, 0.3)) if rough else 0.0,
+        poison=frozenset({more.randint(0, 6)}) if more.random() < 0.05 else frozenset(),
+        slow=6.0 if more.random() < 0.15 else 0.0,
+        faults=(*_faults(rng, n_generators, n_rewards, n_learners, calm_s), *_further(more, n_generators, calm_s))
+        if rough
+        else (),
+        calm_s=calm_s,
+        joins_s=tuple(rng.uniform(0, 3) if rng.random() < 0.8 else rng.uniform(3, 60) for _ in range(n_generators)),
+        tick_s=6.0 if rough else 25.0,
+        heartbeat_s=8.0 if rough else 100.0,
+        silent_s=25.0 if rough else 1000.0,
+        push_timeout_s=25.0 if interrupts else 500.0,
+        report_tokens=more.choice((0, 1, 1, 3)),
+        report_bytes=more.choice((2000, 1 << 20)),
+    )
+    timed = random.Random(f"checkpoints by time of {seed}")
+    scenario = replace(scenario, p_timed=timed.choice((0.0, 0.0, 0.0, 0.5)))
+    if scenario.p_error:
+        scenario = _under_declared_verdicts(scenario, random.Random(f"verdicts of {seed}"))
+    if rough and more.random() < 0.05:
+        return _in_a_storm(scenario, more)
+    heads = random.Random(f"heads of {seed}")
+    return _under_many_heads(scenario, heads) if rough and heads.random() < 0.05 else scenario
+
+
+def _under_declared_verdicts(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Of scores that fail: in half of the schedules a reward is declared, in a third groups may be short."""
+    on_timeout, on_error = rng.choice((None, None, -1.0)), rng.choice((None, None, -2.0))
+    declared = replace(scenario, on_timeout=on_timeout, on_error=on_error)
+    if rng.random() < 0.6 or None not in (on_timeout, on_error):
+        return declared
+    p_error = max(scenario.p_error, rng.choice((0.05, 0.2, 0.4)))
+    return replace(declared, partial_groups=True, n_samples=rng.choice((3, 3, 4, 5)), p_error=p_error)
+
+
+def _under_many_heads(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Heads that die one after the other, and learners that live on: also two of them, while no head is there."""
+    calm_s = 150.0
+    faults = list(scenario.faults)
+    for _ in range(rng.randint(2, 10)):
+        faults.append(Fault("crash", Role.HEAD, 0, rng.uniform(2, calm_s), rng.choice((0.05, 0.5, 2.0, 10.0))))
+    return replace(
+        scenario,
+        total_steps=rng.choice((4, 8, 12)),
+        n_learners=rng.choice((1, 2, 2, 3)),
+        update_s=rng.choice((0.5, 3.0, 10.0, 30.0)),
+        checkpoint_every=rng.choice((0, 0, 1, 3)),
+        n_rows=rng.choice((None, None, 20)),
+        faults=tuple(faults),
+        calm_s=calm_s,
+    )
+
+
+def _in_a_storm(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Long samples, learners and generators that die again and again between checkpoints, one that is always behind."""
+    calm_s = 120.0
+    faults = list(scenario.faults)
+    for role, index, n in ((Role.LEARNER, 0, rng.randint(1, 3)), (Role.GENERATOR, 1, rng.randint(0, 2))):
+        faults += [Fault("crash", role, index, rng.uniform(40, calm_s), rng.choice((1.0, 5.0))) for _ in range(n)]
+    return replace(
+        scenario,
+        batch_size=1,
+        eta=rng.choice((2, 4)),
+        n_samples=3,
+        total_steps=15,
+        n_generators=max(2, scenario.n_generators),
+        joins_s=(0.0,) * max(2, scenario.n_generators),
+        capacity=rng.choice((2, 8)),
+        lengths=Lengths(Tail.LOG_NORMAL, 6.0, 1.0, 200),
+        n_rows=None,
+        update_s=0.5,
+        push_s=0.5,
+        score_s=rng.choice((1.0, 5.0)),
+        link_s=rng.choice((0.2, 2.0)),
+        p_error=0.0,
+        p_unsampled=0.0,
+        checkpoint_every=rng.choice((2, 3)),
+        checkpoint_s=0.1,
+        frontier_s=0.1,
+        slow=rng.choice((0.0, 0.0, 6.0)),
+        faults=tuple(faults),
+        calm_s=calm_s,
+    )
+
+
+def _lengths(rng: random.Random) -> Lengths:
+    return rng.choice(
+        (
+            Lengths(Tail.UNIFORM, 6.0, 0.0, 60),
+            Lengths(Tail.LOG_NORMAL, 5.0, 1.0, 120),
+            Lengths(Tail.PARETO, 2.0, 1.2, 200),
+        )
+    )
+
+
+KINDS = {Role.HEAD: ("crash", "crash", "stop", "cut", "kill", "drain")}
+
+
+def _faults(rng: random.Random, n_generators: int, n_rewards: int, n_learners: int, calm_s: float) -> tuple[Fault, ...]:
+    """Some, each over before calm; long enough at times that an actor is taken for dead."""
+    faults = []
+    n_of = {Role.GENERATOR: n_generators, Role.REWARD: n_rewards, Role.LEARNER: n_learners, Role.HEAD: 1}
+    for _ in range(rng.randint(0, 4)):
+        role = rng.choices(tuple(n_of), (5, 2, 2, 2))[0]
+        index = rng.randrange(n_of[role])
+        at_s = rng.uniform(0, calm_s)
+        for_s = min(rng.choice((2.0, 10.0, 30.0, 60.0)), calm_s - at_s)
+        faults.append(Fault(rng.choice(KINDS.get(role, ("crash", "stop", "cut"))), role, index, at_s, for_s))
+    return tuple(faults)
+
+
+def _further(rng: random.Random, n_generators: int, calm_s: float) -> list[Fault]:
+    """Now and then a broken connection, a learner that comes back to a damaged checkpoint, a generator that leaves."""
+    faults = []
+    for kind, share in (("reset", 0.25), ("deaf", 0.1)):
+        if rng.random() < share:
+            role = rng.choice((Role.GENERATOR, Role.GENERATOR, Role.REWARD, Role.LEARNER))
+            at_s = rng.uniform(0, calm_s)
+            index = rng.randrange(n_generators) if role is Role.GENERATOR else 0
+            faults.append(Fault(kind, role, index, at_s, min(40.0, calm_s - at_s)))
+    if rng.random() < 0.1:
+        faults.append(Fault("tear", Role.LEARNER, 0, rng.uniform(0, calm_s), 2.0))
+    if rng.random() < 0.15:
+        faults.append(Fault("leave", Role.GENERATOR, rng.randrange(n_generators), rng.uniform(0, calm_s), 0.0))
+    return faults

@@ -1,0 +1,538 @@
+"""An independent count of what happened in a simulated ring, held against what the head says.
+
+It believes no counter of the head: it recounts from the journal's lines, and takes versions and rewards from the
+actors that made them.
+"""
+
+from collections import Counter
+from typing import Any
+
+from areal_bus import messages as m
+from areal_bus.core.effects import Effect, Record, Save, Send
+from areal_bus.core.events import Event
+from areal_bus.core.head import Head
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.messages import Role
+from tools.staleness.simulator.generator import NO_REASON, Generator
+from tools.staleness.simulator.learner import MODEL, Learners
+from tools.staleness.simulator.reward import Reward
+from tools.staleness.simulator.sample import Report, Sample, begins_with, report_number
+from tools.staleness.simulator.scenario import Scenario
+from tools.staleness.simulator.witness_records import Excuses, Followed, Pushed, Violation
+
+
+def go_back(witness: "Witness", line: dict[str, Any]) -> None:
+    """What is open at the version lives again, what was admitted later never was, what it had trained is trained."""
+    version, next_uid = line["version"], line["next_uid"]
+    kept = dict(zip(line["open"], line["kept"], strict=True))
+    witness.n_terms += 1
+    if line["lives_on"]:
+        _finish(witness, version)
+    witness.begin_term(version, n_live=len(kept))
+    _check_weights(witness, version)
+    for uid in sorted((uid for uid in witness.prompts if uid >= next_uid), reverse=True):  # a row's later issues first
+        _erase(witness, uid)
+    n_known = len(witness.prompts)
+    witness.check("I3", n_known == next_uid, "uids go back to {}, {} are known", next_uid, n_known)
+    for uid, prompt in witness.prompts.items():
+        if uid in kept:
+            _reopen(witness, uid, prompt, kept[uid], version)
+        else:
+            is_lost = prompt.batch is not None and prompt.batch >= version
+            witness.check("I4", not is_lost, "batch {} is undone by a term at {}", prompt.batch, version, uid=uid)
+            witness.check("I3", prompt.state != "live", "it vanished with its term", uid=uid)
+    live = ((uid, prompt) for uid, prompt in witness.prompts.items() if prompt.state == "live")
+    witness.whole = {(prompt.born, uid) for uid, prompt in live if len(prompt.accepted) == witness.scenario.n_samples}
+    witness.is_same_head = True
+    witness.saved = {saved: prompts for saved, prompts in witness.saved.items() if saved <= version}
+    n_rows = len(witness.rows)
+    witness.check("I4", line["position"] == n_rows, "row {} is next, {} rows are known", line["position"], n_rows)
+
+
+def _finish(witness: "Witness", version: int) -> None:
+    """A learner has outlived its head: the batch that it had then is trained, though no head has heard of it."""
+    begun = witness.learners.begun if witness.learners is not None else (0, "")
+    trained = {uid for uid, _ in witness.samples_trained}
+    for uid, prompt in witness.prompts.items():
+        has_it = prompt.batch == version and uid in trained
+        witness.check("I4", not has_it, "a learner that lives on at {} has trained it since", version, uid=uid)
+    made = version in (witness.u, witness.u + 1) and (version == witness.u or version - 1 in witness.update_of)
+    witness.check("I6", made, "a learner lives on at {}, {} updates are known", version, witness.u)
+    if made and version > witness.u:
+        witness.make(*begun)
+
+
+def _check_weights(witness: "Witness", version: int) -> None:
+    """The learners begin with the weights that the surviving history made."""
+    begun = witness.learners.begun if witness.learners is not None else None
+    survives = begun == (version, witness.weights.get(version))
+    witness.check("I6", survives, "a term at {} begins with {}, version {} was made otherwise", version, begun, version)
+
+
+def _erase(witness: "Witness", uid: int) -> None:
+    prompt = witness.prompts.pop(uid)
+    witness.n_undone += prompt.state == "trained"
+    if prompt.issue:
+        witness.rows[prompt.row] = "again"
+    else:
+        witness.rows.pop(prompt.row, None)
+    _forget_training(witness, uid)
+
+
+def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], version: int) -> None:
+    trained = prompt.batch is not None and prompt.batch < version
+    witness.check(
+        "I4", not trained, "batch {} has trained it, a term at {} opens it again", prompt.batch, version, uid=uid
+    )
+    witness.n_undone += prompt.state == "trained"
+    _remember(witness, uid, prompt, version)
+    known = all(prompt.accepted.get(sample, -1) >= 0 for sample in kept)
+    witness.check("I3", known, "samples {} are kept, {} had counted", kept, sorted(prompt.accepted), uid=uid)
+    failed = witness.without(prompt).intersection(kept)
+    may_stay = not failed or (witness.scenario.partial_groups and witness.scenario.n_samples - len(failed) >= 2)
+    witness.check("I10", may_stay, "samples {} are kept, whose verdicts are no numbers", sorted(failed), uid=uid)
+    for sample in kept:
+        lost = witness.lost_weights(("", uid, prompt.accepted.get(sample, -1), sample))
+        witness.check("I5", not lost, "sample {} is kept, tokens of it were made by {}", sample, lost, uid=uid)
+    prompt.state, prompt.batch, prompt.n_accounted, prompt.failed = "live", None, 0, ""
+    prompt.accepted = {sample: prompt.accepted[sample] for sample in kept if sample in prompt.accepted}
+    prompt.tokens = {sample: witness.n_tokens(uid, sample, attempt) for sample, attempt in prompt.accepted.items()}
+    witness.rows[prompt.row] = "open"
+    _forget_training(witness, uid)
+
+
+def _remember(witness: "Witness", uid: int, prompt: Followed, version: int) -> None:
+    """What counted when the frontier was taken counts again: a term may have dropped it, and others may have come.
+
+    Of a prompt that is open at a head that lives on, that head has both; of any other it has what is on disk.
+    """
+    saved = witness.saved.get(version, {}).get(uid, {})
+    has_both = witness.is_same_head and prompt.state in ("live", "training")
+    prompt.accepted = {**saved, **prompt.accepted} if has_both else {**prompt.accepted, **saved}
+
+
+def _forget_training(witness: "Witness", uid: int) -> None:
+    witness.samples_trained = {sample for sample in witness.samples_trained if sample[0] != uid}
+
+
+WATCHED = {m.ShardItem, m.Partial, m.PushBegin}  # messages of the head
+
+
+class Witness:
+    """`see` gets every effect of the head, `trained` every trajectory a learner rank trains."""
+
+    def __init__(self, scenario: Scenario, head: Head) -> None:
+        self.scenario = scenario
+        self.head = head
+        self.violations: list[Violation] = []
+        self.n_checks: Counter[str] = Counter()
+        self.generators: dict[str, Generator] = {}
+        self.rewards: list[Reward] = []
+        self.reports: list[Report] = []  # of generators, on what they had of samples under way
+        self._handed_on: dict[tuple[int, int, int], Report] = {}  # uid, sample, attempt -> what its holder went on from
+        self.prompts: dict[int, Followed] = {}
+        self.now = 0.0
+        self.u = self.v = 0
+        self.n_live = 0
+        self.taken: dict[int, set[int]] = {}  # batch -> its prompts, until published
+        self.update_of: dict[int, set[int]] = {}  # batch -> its prompts, until trained
+        self.rows: dict[tuple[int, int], str] = {}  # (epoch, row) -> open, trained, refunded, again
+        self.groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
+        self.named: dict[int, set[tuple[int, int]]] = {}  # step -> (uid, sample) that it goes without, as its line says
+        self.samples_trained: set[tuple[int, int]] = set()
+        self.whole: set[tuple[int, int]] = set()  # born and uid of live prompts whose samples all have a value
+        self.saved: dict[int, dict[int, dict[int, int]]] = {}  # version -> what had counted when it was saved
+        self.is_same_head = True  # since the last term, or the beginning
+        self.n_terms = 0
+        self._max_reissues = scenario.rules.max_reissues
+        self.n_masked = 0  # tokens handed to learners that are too old to be trained
+        self.n_undone = 0  # prompts that were trained, and are not in the surviving history
+        self.handed: set[tuple[int, int, int]] = set()  # (step, uid, sample) sent to learners in this term
+        self._leased: set[tuple[int, int]] = set()  # (uid, attempt) of all terms
+        self.weights: dict[int, str] = {0: MODEL}  # version -> which weights, in the surviving history
+        self.learners: Learners | None = None
+        self._push: m.PushBegin | None = None  # the last one
+        self.pushed = Pushed()
+        self.excuses = Excuses(scenario, self.pushed)
+        self._handlers = {
+            Event.TERM: lambda line: go_back(self, line),
+            Event.ADMIT: self._on_admit,
+            Event.LEASE: self._on_lease,
+            Event.SCORED: self._on_scored,
+            Event.REFUND: self._on_refund,
+            Event.BATCH: self._on_batch,
+            Event.TRAJECTORY: self._on_trajectory,
+            Event.UPDATE: self._on_update,
+            Event.PUBLISH: self._on_publish,
+            Event.READY: self.excuses.on_ready,
+            Event.JOINED: self.pushed.on_joined,
+            Event.MEMBER: self.pushed.on_member,
+            Event.PUSH: self.pushed.on_push,
+        }
+
+    def see(self, effect: Effect) -> None:
+        if type(effect) is Record:
+            handler = self._handlers.get(effect.event)
+            if handler is not None:
+                handler(effect.fields)
+        elif type(effect) is Send and type(effect.message) in WATCHED:
+            self._on_send(effect.to, effect.message)
+        elif type(effect) is Save:
+            live = ((uid, prompt) for uid, prompt in self.prompts.items() if prompt.state == "live")
+            self.saved[effect.frontier.version] = {uid: dict(prompt.accepted) for uid, prompt in live}
+
+    def _on_send(self, to: str, message: m.Message) -> None:
+        if isinstance(message, m.ShardItem):
+            self._on_shard_item(message)
+        elif isinstance(message, m.Partial):
+            self._on_partial(to, message)
+        elif isinstance(message, m.PushBegin) and message is not self._push:
+            self._push = message
+            self._on_push(message)
+
+    def check(self, invariant: str, holds: bool, what: str, *values: object, uid: int | None = None) -> None:
+        """`what` is written out with its values only when it does not hold: a schedule has hundreds of checks."""
+        self.n_checks[invariant] += 1
+        if not holds:
+            self.violations.append(Violation(invariant, what.format(*values), self.now, uid))
+
+    def follow(self, head: Head) -> None:
+        """The head came back: this is it now."""
+        self.head = head
+        self.is_same_head = False
+        self.pushed.restart()
+
+    def hear(self, sender: str, done: m.PushDone) -> None:
+        """What somebody says of its part in a push."""
+        if sender.startswith(Role.LEARNER) and done.digest == self.weights.get(done.version):
+            self.pushed.on_root_done(done)
+
+    def begin_term(self, version: int, *, n_live: int) -> None:
+        """The clocks stand at this version, nothing is in training, and nobody has a later version."""
+        self.u = self.v = version
+        self.n_live = n_live
+        self.taken, self.update_of, self.groups, self.handed, self.named = {}, {}, {}, set(), {}
+        self.weights = {other: weights for other, weights in self.weights.items() if other <= version}
+        self.excuses.begin_term()
+        self.pushed.begin_term(version)
+
+    # prompts
+
+    def _on_admit(self, line: dict[str, Any]) -> None:
+        uid, scenario = line["uid"], self.scenario
+        self.n_live += 1
+        in_training = sum(len(prompts) for prompts in self.taken.values())
+        limit = (scenario.eta + 1) * scenario.batch_size
+        backlog = self.n_live + in_training
+        self.check("I1", backlog <= limit, "{} live + {} in training over {}", self.n_live, in_training, limit, uid=uid)
+        told = line["live"] + line["in_training"]
+        self.check(
+            "I1", told == backlog, "the journal says {} live or in training, there are {}", told, backlog, uid=uid
+        )
+        row = (line["epoch"], line["row"])
+        known = self.rows.get(row)
+        self.check(
+            "I4", known == ("again" if line["issue"] else None), "row {} is issued while it is {}", row, known, uid=uid
+        )
+        in_order = line["issue"] > 0 or line["row"] == len(self.rows)
+        self.check("I4", in_order, "row {} is issued, {} were before it", line["row"], len(self.rows), uid=uid)
+        self.check(
+            "I4",
+            line["issue"] <= self._max_reissues,
+            "row {} is issued again {} times",
+            row,
+            line["issue"],
+            uid=uid,
+        )
+        self.rows[row] = "open"
+        self.check("I3", uid == len(self.prompts), "prompt {} follows {}", uid, len(self.prompts) - 1, uid=uid)
+        self.prompts[uid] = Followed(line["born"], row, issue=line["issue"])
+        self._count()
+
+    def _of(self, uid: int) -> Followed:
+        """What is known of a prompt that the head speaks of."""
+        prompt = self.prompts.get(uid)
+        self.check("I3", prompt is not None, "it was never admitted", uid=uid)
+        return prompt if prompt is not None else Followed(0, (0, 0))
+
+    def _on_lease(self, line: dict[str, Any]) -> None:
+        uid, holder = line["uid"], line["holder"]
+        prompt = self._of(uid)
+        prompt.attempt = line["attempt"]
+        prompt.n_leases += 1
+        is_new = (uid, prompt.attempt) not in self._leased
+        self.check("I6", is_new, "attempt {} is leased again, perhaps in another term", prompt.attempt, uid=uid)
+        self._leased.add((uid, prompt.attempt))
+        generator, member = self.generators[holder], self.head.members.by_name[holder]
+        version = generator.version
+        fresh = version is not None and version >= max(self.v, prompt.born)
+        fresh = fresh or member.again < generator.n_joins  # it has joined again, and says so soon
+        self.check(
+            "I7", fresh, "{} holds {} when {} is published, born {}", holder, version, self.v, prompt.born, uid=uid
+        )
+        survives = version is None or generator.weights == self.weights.get(version)
+        self.check("I7", survives, "{} holds {}, of a lost timeline", holder, generator.weights, uid=uid)
+        batch = self.scenario.batch_size * self.scenario.n_samples  # at eta = 0 shares take no heed of slots
+        room = max(self.scenario.capacity, self.scenario.n_samples if self.scenario.eta else batch)
+        self.check(
+            "I9", member.load <= room, "{} was given {} samples at once, it has {}", holder, member.load, room, uid=uid
+        )
+
+    def _on_scored(self, line: dict[str, Any]) -> None:
+        if line.get("evaluation"):
+            return
+        uid, sample = line["uid"], line["sample"]
+        prompt = self._of(uid)
+        self.check("I6", line["attempt"] == prompt.attempt, "a result of attempt {} counted", line["attempt"], uid=uid)
+        self.check("I4", sample not in prompt.accepted, "sample {} counted twice", sample, uid=uid)
+        self.check("I3", prompt.state == "live", "a result counted when it was {}", prompt.state, uid=uid)
+        prompt.accepted[sample] = line["attempt"]
+        prompt.tokens[sample] = line["n_tokens"]
+        if line["status"] != "value":
+            prompt.failures[sample, line["attempt"]] = line["status"]
+        n_samples, n_without = self.scenario.n_samples, len(self.without(prompt))
+        if n_without and (not self.scenario.partial_groups or n_samples - n_without < 2):
+            prompt.failed = line["status"]
+        elif len(prompt.accepted) == n_samples:
+            self.whole.add((prompt.born, uid))
+
+    def without(self, prompt: Followed) -> set[int]:
+        """Its samples whose verdicts are not numbers, and for which none is declared (I10)."""
+        failed = {sample: prompt.failures.get((sample, attempt)) for sample, attempt in prompt.accepted.items()}
+        return {sample for sample, status in failed.items() if status is not None and self._declared(status) is None}
+
+    def _declared(self, status: str) -> float | None:
+        return self.scenario.on_timeout if status == m.VerdictStatus.TIMEOUT else self.scenario.on_error
+
+    def _on_refund(self, line: dict[str, Any]) -> None:
+        uid = line["uid"]
+        prompt = self._of(uid)
+        self.check("I3", prompt.state == "live", "refunded when it was {}", prompt.state, uid=uid)
+        prompt.state = "refunded"
+        self.whole.discard((prompt.born, uid))
+        prompt.n_accounted += line["n_tokens_dropped"]
+        self.n_live -= 1
+        self.rows[prompt.row] = "again" if line["again"] else "refunded"
+        self.excuses.on_refund(line["reason"])
+        reasons = self._reasons(prompt)
+        self.check(
+            "I3",
+            line["reason"] in reasons,
+            "refunded as {}, which only {} may",
+            line["reason"],
+            sorted(reasons),
+            uid=uid,
+        )
+        honest = line["reason"] != m.Refund.SAMPLING_ERROR or line["error"] == NO_REASON
+        self.check("I5", honest, "nobody may be given a sample that contradicts itself: {}", line["error"], uid=uid)
+        if line["reason"] == m.Refund.POISON:
+            self.check("I4", prompt.n_leases > 2, "retired after {} leases", prompt.n_leases, uid=uid)
+        told = line["n_tokens_dropped"]
+        self.check(
+            "I12", told == prompt.n_received, "{} tokens dropped of {} received", told, prompt.n_received, uid=uid
+        )
+        self._count()
+
+    def _reasons(self, prompt: Followed) -> set[str]:
+        """For which it may leave untrained at this moment."""
+        if prompt.failed:
+            return {f"reward_{prompt.failed}"}
+        scenario, refund = self.scenario, m.Refund
+        known = {
+            refund.SAMPLING_ERROR: True,
+            refund.POISON: True,
+            refund.TOO_OLD: scenario.policy is StalenessPolicy.DROP and self.u - prompt.born > scenario.eta,
+            refund.END_OF_RUN: self.u >= scenario.total_steps,
+            refund.END_OF_DATA: scenario.n_rows is not None and len(self.rows) == scenario.n_rows,
+        }
+        return {str(reason) for reason, may_be in known.items() if may_be}
+
+    def _on_partial(self, holder: str, partial: m.Partial) -> None:
+        """What an earlier holder had, handed on to the next one."""
+        uid, report = partial.uid, self.reports[report_number(partial)]
+        prompt, known = self.prompts[uid], report.key
+        self.check("I6", partial.attempt == prompt.attempt, "attempt {} is begun in part", partial.attempt, uid=uid)
+        is_same = known[:2] == ("", uid) and known[3] == partial.sample and report.spans == partial.spans
+        self.check("I5", is_same, "what {} had as {} is now {}", known, report.spans, partial.spans, uid=uid)
+        self.check("I4", partial.sample not in prompt.accepted, "sample {} counted already", partial.sample, uid=uid)
+        survives = all(weights == self.weights.get(version) for version, weights in report.made_by)
+        self.check("I5", survives, "{} goes on from tokens of a lost timeline: {}", holder, report.made_by, uid=uid)
+        self._handed_on[uid, partial.sample, partial.attempt] = report
+        generator = self.generators[holder]
+        knows = generator.version is None or partial.spans[-1][0] <= generator.version
+        self.check("I5", knows, "{} holds {}, the tokens are of {}", holder, generator.version, partial.spans, uid=uid)
+
+    # batches
+
+    def _on_batch(self, line: dict[str, Any]) -> None:
+        self.check("I6", line["clock"] == self.u, "batch at clock {}, {} updates are finished", line["clock"], self.u)
+        full = line["n_groups"] == self.scenario.batch_size
+        short = line["short"] and 0 < line["n_groups"] < self.scenario.batch_size
+        self.check("I8", full or short, "a batch of {} groups", line["n_groups"])
+        if line["short"]:
+            self.check("I8", self.n_live == line["n_groups"], "a short batch while {} prompts live", self.n_live)
+        self._on_left_out(line)
+        self.taken[line["step"]] = set()
+        self.update_of[line["step"]] = self.taken[line["step"]].copy()
+
+    def _on_left_out(self, line: dict[str, Any]) -> None:
+        """Samples that their groups are trained without: named, and their tokens dropped (I8, I12)."""
+        numbers = line.get("missing", [])
+        named = self.named[line["step"]] = set(zip(numbers[::2], numbers[1::2], strict=True))
+        n_tokens = 0
+        for uid, sample in named:
+            prompt = self._of(uid)
+            prompt.n_accounted += prompt.tokens.get(sample, 0)
+            n_tokens += prompt.tokens.get(sample, 0)
+        told = line.get("n_tokens_dropped", 0)
+        self.check("I12", told == n_tokens, "{} tokens dropped of {} left out", told, n_tokens)
+
+    def _on_shard_item(self, item: m.ShardItem) -> None:
+        uid, sample = item.uid, item.sample
+        prompt = self._of(uid)
+        self.groups.setdefault(item.step, {}).setdefault(uid, set()).add(sample)
+        self.handed.add((item.step, uid, sample))
+        attempt = prompt.accepted.get(sample, -1)
+        made = self._made(("", uid, attempt, sample))
+        self.check("I5", item.spans == made.spans, "spans {} were stamped {}", item.spans, made.spans, uid=uid)
+        report = self._handed_on.get((uid, sample, attempt))
+        if made.n_done and report is not None:
+            kept = begins_with(made.spans, report.spans) and made.made_by[: len(report.made_by)] == report.made_by
+            self.check("I5", kept, "{} does not go on from {}", made.spans, report.spans, uid=uid)
+        lost = self.lost_weights(made.key)
+        self.check("I5", not lost, "tokens were made by {}, of a lost timeline", lost, uid=uid)
+        versions = [version for version, _ in item.spans]
+        grows = versions == sorted(versions) and prompt.born <= versions[0] and versions[-1] <= item.clock
+        self.check("I5", grows, "versions {}, born {}, clock {}", versions, prompt.born, item.clock, uid=uid)
+        known, failure = (uid, sample, attempt), prompt.failures.get((sample, attempt))
+        if failure is None:
+            given = any(item.reward in reward.values.get(known, ()) for reward in self.rewards)
+        else:
+            failed = any(failure in reward.failures.get(known, ()) for reward in self.rewards)
+            given = failed and item.reward == self._declared(failure)
+        self.check("I10", given, "reward {} was never given, nor declared", item.reward, uid=uid)
+
+    def lost_weights(self, key: tuple[str, int, int, int]) -> list[str]:
+        """Which of the weights that made a sample are not of the surviving history."""
+        return [weights for version, weights in self._made(key).made_by if weights != self.weights.get(version)]
+
+    def n_tokens(self, uid: int, sample: int, attempt: int) -> int:
+        """That a generator truly sampled."""
+        return sum(n for _, n in self._made(("", uid, attempt, sample)).spans)
+
+    def _made(self, key: tuple[str, int, int, int]) -> Sample:
+        """What a generator truly made."""
+        return next((g.finished[key] for g in self.generators.values() if key in g.finished), Sample(key, 0))
+
+    def trained(self, item: m.ShardItem, runs: list[tuple[int, bool]]) -> None:
+        """A learner rank trains these runs of tokens."""
+        scenario, uid, clock = self.scenario, item.uid, item.clock
+        if (item.step, uid, item.sample) not in self.handed:
+            return  # by a learner that a newer term has replaced
+        self.check(
+            "I4", (uid, item.sample) not in self.samples_trained, "sample {} is trained again", item.sample, uid=uid
+        )
+        self.samples_trained.add((uid, item.sample))
+        lags = [clock - version for (version, _), (_, trained) in zip(item.spans, runs, strict=True) if trained]
+        policy = scenario.policy
+        if policy is StalenessPolicy.PAPER:
+            self.check("I2", len(lags) == len(runs), "paper trains every token", uid=uid)
+            return
+        self.check("I2", max(lags, default=0) <= scenario.eta, "trained tokens lag {}", max(lags, default=0), uid=uid)
+        if policy is not StalenessPolicy.MASK:
+            age = clock - self._of(uid).born
+            self.check("I2", age <= scenario.eta and len(lags) == len(runs), "trained at c - born = {}", age, uid=uid)
+
+    def _on_trajectory(self, line: dict[str, Any]) -> None:
+        uid, step = line["uid"], line["step"]
+        prompt = self._of(uid)
+        prompt.n_accounted += line["n_tokens"]
+        masks, oldest = self.scenario.policy is StalenessPolicy.MASK, line["clock"] - self.scenario.eta
+        spans = zip(line["versions"][::2], line["versions"][1::2], strict=True)
+        n_masked = sum(n for version, n in spans if masks and version < oldest)
+        self.n_masked += n_masked
+        self.check(
+            "I2",
+            line["n_masked"] == n_masked,
+            "{} tokens are masked, {} are too old",
+            line["n_masked"],
+            n_masked,
+            uid=uid,
+        )
+        if prompt.state != "training":
+            self.check("I3", prompt.state == "live", "taken when it was {}", prompt.state, uid=uid)
+            prompt.state, prompt.batch = "training", step
+            self.n_live -= 1
+            self.taken[step].add(uid)
+            self.update_of[step].add(uid)
+            oldest = min({(prompt.born, uid), *self.whole})
+            self.check("I8", oldest[1] == uid, "it is taken before prompt {}, which is older", oldest[1], uid=uid)
+            self.whole.discard((prompt.born, uid))
+
+    # the clock
+
+    def _on_update(self, line: dict[str, Any]) -> None:
+        self.check("I6", line["version"] == self.u + 1, "update {} after {}", line["version"], self.u)
+        self.make(line["version"], line["digest"])
+
+    def make(self, version: int, weights: str) -> None:
+        """A learner has trained the batch before this version."""
+        self.u = version
+        self.weights[version] = weights
+        groups, named = self.groups.pop(version - 1, {}), self.named.pop(version - 1, set())
+        for uid in self.update_of.pop(version - 1, ()):
+            prompt = self._of(uid)
+            prompt.state = "trained"
+            samples = groups.get(uid, set())
+            without = self.without(prompt)
+            whole = samples == set(range(self.scenario.n_samples)) - without
+            may_be = not without or (self.scenario.partial_groups and len(samples) >= 2)
+            self.check("I8", whole and may_be, "its group has samples {}", sorted(samples), uid=uid)
+            told = {sample for other, sample in named if other == uid}
+            self.check("I8", told == without, "samples {} are left out, {} are named", without, told, uid=uid)
+            left_out = [sample for sample in samples if (uid, sample) not in self.samples_trained]
+            self.check("I8", not left_out, "samples {} of its batch were not trained", left_out, uid=uid)
+            known = self.rows[prompt.row]
+            self.check("I4", known == "open", "row {} was {} when it was trained", prompt.row, known, uid=uid)
+            self.rows[prompt.row] = "trained"
+            even = prompt.n_accounted == prompt.n_received
+            self.check("I12", even, "{} tokens of {} accounted for", prompt.n_accounted, prompt.n_received, uid=uid)
+        self._count()
+
+    def _on_publish(self, line: dict[str, Any]) -> None:
+        self.check("I6", self.v <= line["version"] <= self.u, "{} published after {}", line["version"], self.v)
+        wrong = self.pushed.on_publish(line)
+        self.check("I6", not wrong, "{}", wrong)
+        self.v = line["version"]
+        for batch in [batch for batch in self.taken if batch < self.v]:
+            del self.taken[batch]
+
+    def _on_push(self, begin: m.PushBegin) -> None:
+        self.pushed.on_begin(begin, self.now)
+        held = self.learners.weights.get((begin.store, begin.version)) if self.learners is not None else None
+        survives = held is not None and held == self.weights.get(begin.version)
+        self.check("I5", survives, "{} pushes {} as version {}", begin.store, held, begin.version)
+
+    def _count(self) -> None:
+        """The head's own counts, between two of its lines."""
+        ledger = self.head.rollouts.ledger
+        total = sum(ledger.counts.values()) + ledger.n_before
+        self.check("I3", total == ledger.next_uid, "states hold {} prompts of {}", total, ledger.next_uid)
+
+    def end(self) -> None:
+        """After an orderly run nothing is open."""
+        for uid, prompt in self.prompts.items():
+            closed = prompt.state in ("trained", "refunded")
+            self.check("I3", closed, "it is {} at the end", prompt.state, uid=uid)
+        closed_states = {"trained", "refunded"}
+        if self.u >= self.scenario.total_steps and self.scenario.policy is StalenessPolicy.DROP:
+            closed_states.add("again")  # the steps ended before its turn came: as with rows never drawn
+        for row, state in self.rows.items():
+            self.check("I4", state in closed_states, "row {} is {} at the end", row, state)
+        gate, ledger = self.head.gate, self.head.rollouts.ledger
+        idle = gate.is_idle and not ledger.n_live
+        self.check("I3", idle, "{} live, {} in training, {} in the ledger", gate.live, gate.in_training, ledger.n_live)
+        for member in self.head.members.alive():
+            self.check(
+                "I9", not member.leased, "{} keeps the slots of {} at the end", member.name, sorted(member.leased)
+            )
