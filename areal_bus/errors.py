@@ -33,7 +33,7 @@ class PushFailed(ArealBusError):
     """A weight push did not complete: fence the member and let the clock go on."""
 
 
-class Dismissed(ArealBusError):
+class Evicted(ArealBusError):
     """The head parts with this process, which completes no push: its next incarnation may do better."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
-PROTOCOL = 11  # raised with every change of a record here, of how they travel, or of a checksum
+PROTOCOL = 12  # raised with every change of a record here, of how they travel, or of a checksum
 
 ATTEMPTS = 1000  # attempts that a prompt has in one term, so that no two terms' results are ever mixed up
 
@@ -100,7 +100,7 @@ class Heartbeat:
 
 
 @record
-class Gone:
+class Disconnected:
     """Not on the wire: our own bus, in the name of a peer whose connection ended, after all that it had said.
 
     What was under way to it and from it is lost. The peer may be dead, or connect again.
@@ -108,7 +108,7 @@ class Gone:
 
 
 @record
-class HeadBeat:
+class HeadHeartbeat:
     """The head's own heartbeat: the published clock, repeated.
 
     Who has joined another life of the head than this one does what Rejoin says.
@@ -123,7 +123,7 @@ class HeadBeat:
 class Term:
     """A new term begins at `version`: what later versions of older terms made is void.
 
-    A generator ends what has such tokens (and says Unsampled(lost_timeline) for it), and decodes no further with
+    A generator ends what has such tokens (and sends SampleFailed(lost_timeline) for it), and decodes no further with
     weights of such a version.
     """
 
@@ -140,22 +140,22 @@ class Rejoin:
     """
 
     reason: str
-    life: int = 0  # of the head, as in HeadBeat
+    life: int = 0  # of the head, as in HeadHeartbeat
     anew: bool = False
 
 
 @record
-class Leaving:
+class LeaveRequest:
     """A generator wants no further work: it ends what it has, and the head says Stop then."""
 
 
 @record
-class Directory:
+class PeerList:
     """Where those who listen do so now. Comes after every Join, so that each knows whom it has joined."""
 
     names: list[str]
     endpoints: list[str]
-    life: int = 0  # of the head, as in HeadBeat
+    life: int = 0  # of the head, as in HeadHeartbeat
 
 
 @record
@@ -264,7 +264,7 @@ class Partial:
 
 
 @record
-class Unsampled:
+class SampleFailed:
     """A generator cannot make this group (a workflow raised, a prompt is over the limit)."""
 
     uid: int
@@ -294,7 +294,7 @@ class Cancel:
 
 
 @record
-class Begin:
+class BeginTerm:
     """Learner rank 0 begins a term with these weights: the model's (version 0), those of a checkpoint or, where it has
     outlived a head and trained before (`lives_on`), its own.
     """
@@ -429,7 +429,7 @@ class Stop:
 
 
 @record
-class Dismiss:
+class Evict:
     """End now, as failed: a generator that completes no push. Its next incarnation may."""
 
     reason: str
@@ -439,21 +439,21 @@ Message = (
     Join
     | Ready
     | Heartbeat
-    | Gone
-    | HeadBeat
+    | Disconnected
+    | HeadHeartbeat
     | Term
     | Rejoin
-    | Leaving
-    | Directory
+    | LeaveRequest
+    | PeerList
     | Prompt
     | Trajectory
     | Scored
     | Sampled
     | Partial
-    | Unsampled
+    | SampleFailed
     | Ack
     | Cancel
-    | Begin
+    | BeginTerm
     | Checkpointed
     | BatchRequest
     | ShardItem
@@ -466,5 +466,5 @@ Message = (
     | Finished
     | Failure
     | Stop
-    | Dismiss
+    | Evict
 )

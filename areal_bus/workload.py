@@ -15,7 +15,7 @@ NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthLaw:
     """ln(length) is normal around ln(median) with deviation sigma; sigma 0: all answers have the median, rounded."""
 
     median: float  # tokens, 1 or more
@@ -62,7 +62,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
+class SpeedLaw:
     """Of one generator."""
 
     decode_tokens_per_s: float  # of all live samples together, at the limit of many

@@ -11,11 +11,11 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.fits import amount, compare, need
-from launch.memory import BYTES, N_LOGITS, MicroBatch, Shape, find_shape, saved
+from launch.memory import BYTES, N_LOGITS, DecoderShape, MicroBatch, find_shape, saved
 from launch.prepare import count_tokens, filled
 from launch.resume import preview
 from launch.settings_help import as_toml
-from launch.topology import Place, by_gpu, check_route, dry_hosts, least_ranks, plan
+from launch.topology import RankPlan, by_gpu, check_route, dry_hosts, least_ranks, plan
 
 FORMULA = """memory: the peak, every completion at full length.
 learner: 12 bytes a parameter (float32: itself, two AdamW moments) / learners; in a step the activations of a
@@ -74,7 +74,7 @@ def look_ahead(config: Config, file: Path, size: int | None, *, every: bool = Fa
     return Page("\n".join([*resumed, *plan_lines, "", *rest]), fit.is_too_large)
 
 
-def headline(config: Config, places: Sequence[Place], shape: Shape | None) -> str:
+def headline(config: Config, places: Sequence[RankPlan], shape: DecoderShape | None) -> str:
     model = config.model.path or "[model.scratch]"
     known = (
         f"{shape.n_parameters / 1e6:,.0f} million parameters" if shape else "shape unknown: it has no config.json here"
@@ -119,7 +119,7 @@ def longest_prompt(config: Config, folder: Path) -> int:
     return min(max(count_tokens(longest, config, str(models[0]) if models else "")), most)
 
 
-def per_token(config: Config, shape: Shape | None, n_prompt: int) -> list[str]:
+def per_token(config: Config, shape: DecoderShape | None, n_prompt: int) -> list[str]:
     """Bytes a token, of this model."""
     if shape is None:
         return []
@@ -135,7 +135,9 @@ def per_token(config: Config, shape: Shape | None, n_prompt: int) -> list[str]:
     ]
 
 
-def table(config: Config, places: Sequence[Place], shape: Shape | None, n_prompt: int) -> list[tuple[str, ...]]:
+def table(
+    config: Config, places: Sequence[RankPlan], shape: DecoderShape | None, n_prompt: int
+) -> list[tuple[str, ...]]:
     """A row a rank; for many ranks, a row for each run of ranks that differ in their numbers only."""
     rows: list[tuple[str, ...]] = []
     several = len(places) > FEW
@@ -154,7 +156,7 @@ def table(config: Config, places: Sequence[Place], shape: Shape | None, n_prompt
     return rows
 
 
-def alike(place: Place) -> tuple[object, ...]:
+def alike(place: RankPlan) -> tuple[object, ...]:
     """Ranks with the same key share a row: neighbours on a host with the same roles, a generator's members included."""
     roles = [seat.role for seat in place.seats if seat.role is not Role.GENERATOR]
     generates = place.member_of is not None or Role.GENERATOR in [seat.role for seat in place.seats]
@@ -165,17 +167,17 @@ def span(first: str, last: str) -> str:
     return first if first == last else f"{first} .. {last}"
 
 
-def gpu_name(place: Place) -> str:
+def gpu_name(place: RankPlan) -> str:
     return "cpu" if place.own_gpu is None else str(place.own_gpu)
 
 
-def role_name(place: Place) -> str:
+def role_name(place: RankPlan) -> str:
     if place.member_of is not None:
         return f"member of {place.member_of}"
     return " + ".join(map(str, place.seats))
 
 
-def shared_gpus(config: Config, places: Sequence[Place], shape: Shape | None, n_prompt: int) -> list[str]:
+def shared_gpus(config: Config, places: Sequence[RankPlan], shape: DecoderShape | None, n_prompt: int) -> list[str]:
     """What the ranks of one GPU need together, a line for each that has several; of many the one that needs most."""
     if shape is None:
         return []
@@ -188,7 +190,7 @@ def shared_gpus(config: Config, places: Sequence[Place], shape: Shape | None, n_
     return [line for _, line in (needs if len(needs) <= FEW else [max(needs)])]
 
 
-def memory(config: Config, place: Place, shape: Shape | None, n_prompt: int) -> tuple[str, str]:
+def memory(config: Config, place: RankPlan, shape: DecoderShape | None, n_prompt: int) -> tuple[str, str]:
     """Of one rank, in words."""
     if shape is None:
         return "unknown", "unknown"

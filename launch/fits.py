@@ -14,12 +14,12 @@ from launch.memory import (
     GIB,
     MIB,
     SUPERVISOR,
+    DecoderShape,
     Need,
-    Shape,
     estimate,
     receives_on_device,
 )
-from launch.topology import Place, by_gpu
+from launch.topology import RankPlan, by_gpu
 
 CUDA = 768 * MIB  # a process's context, kernels and workspaces
 NCCL = 1 * GIB  # buffers of one process group
@@ -30,7 +30,7 @@ LEAST_SLOTS = 1  # with so many a server runs, and lets other samples wait
 class Load:
     """The ranks of one GPU; of GPUs alike the one that needs most."""
 
-    places: tuple[Place, ...]
+    places: tuple[RankPlan, ...]
     n_alike: int
     n_bytes: int  # what they need together, with `on_top`
 
@@ -47,7 +47,7 @@ class Fit:
     is_too_large: bool = False
 
 
-def compare(config: Config, places: Sequence[Place], shape: Shape | None, n_prompt: int) -> Fit:
+def compare(config: Config, places: Sequence[RankPlan], shape: DecoderShape | None, n_prompt: int) -> Fit:
     """On GPUs with topology.gpu_memory_gib, else with those of this machine; on CPU with this machine's memory."""
     if shape is None:
         return Fit()
@@ -78,7 +78,7 @@ def device(config: Config) -> tuple[int, str]:
     return smallest_gpu_mib() * MIB, "nvidia-smi on this machine; topology.gpu_memory_gib is unset"
 
 
-def loads(config: Config, places: Sequence[Place], shape: Shape, n_prompt: int) -> list[Load]:
+def loads(config: Config, places: Sequence[RankPlan], shape: DecoderShape, n_prompt: int) -> list[Load]:
     """A load for each combination of roles on a GPU."""
     found: dict[str, Load] = {}
     for ranks in by_gpu(places).values():
@@ -89,12 +89,12 @@ def loads(config: Config, places: Sequence[Place], shape: Shape, n_prompt: int) 
     return [load for load in found.values() if load.n_bytes]
 
 
-def total(config: Config, places: Sequence[Place], shape: Shape, n_prompt: int) -> int:
+def total(config: Config, places: Sequence[RankPlan], shape: DecoderShape, n_prompt: int) -> int:
     """Bytes on the device of these ranks together."""
     return sum(need(config, place, shape, n_prompt).device + on_top(config, place, shape) for place in places)
 
 
-def need(config: Config, place: Place, shape: Shape, n_prompt: int) -> Need:
+def need(config: Config, place: RankPlan, shape: DecoderShape, n_prompt: int) -> Need:
     """Of one rank, its actors and its supervisor; a member needs what its generator does on the device."""
     seats = place.seats if place.member_of is None else (place.member_of,)
     needs = [estimate(config, shape, seat.role, seat.index, n_prompt=n_prompt) for seat in seats]
@@ -102,7 +102,7 @@ def need(config: Config, place: Place, shape: Shape, n_prompt: int) -> Need:
     return Need(sum(need.device for need in needs), host)
 
 
-def on_top(config: Config, place: Place, shape: Shape) -> int:
+def on_top(config: Config, place: RankPlan, shape: DecoderShape) -> int:
     """What CUDA takes for itself, NCCL's buffers and the layers that FSDP gathers; 0 for a rank without a GPU."""
     found = roles(place)
     if place.own_gpu is None or not {Role.LEARNER, Role.GENERATOR} & set(found):
@@ -112,7 +112,7 @@ def on_top(config: Config, place: Place, shape: Shape) -> int:
     return CUDA + NCCL + gathered(config, shape)
 
 
-def gathered(config: Config, shape: Shape) -> int:
+def gathered(config: Config, shape: DecoderShape) -> int:
     """FSDP2 at the peak, where logits are: embedding and head, a layer and the next one; without their gradients."""
     one = BYTES[config.model.dtype]
     root = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
@@ -120,7 +120,7 @@ def gathered(config: Config, shape: Shape) -> int:
     return one * (root + 2 * layer)
 
 
-def advice(config: Config, load: Load, shape: Shape, n_prompt: int, capacity: int) -> str:
+def advice(config: Config, load: Load, shape: DecoderShape, n_prompt: int, capacity: int) -> str:
     """Single settings, each of which makes it fit."""
     found = [
         f"{key} = {shown(value)} (it is {shown(read(config, key))})"
@@ -157,7 +157,7 @@ def remedies(config: Config, load: Load, n_prompt: int) -> Iterator[tuple[str, l
 
 
 def first_that_fits(
-    config: Config, key: str, values: Sequence[Any], load: Load, shape: Shape, n_prompt: int, capacity: int
+    config: Config, key: str, values: Sequence[Any], load: Load, shape: DecoderShape, n_prompt: int, capacity: int
 ) -> Any | None:
     for value in values:
         if total(replaced(config, key, value), load.places, shape, n_prompt) <= capacity:
@@ -188,13 +188,13 @@ def shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def roles(place: Place) -> list[Role]:
+def roles(place: RankPlan) -> list[Role]:
     """That compute on this rank's GPU."""
     seats = place.seats if place.member_of is None else (place.member_of,)
     return [seat.role for seat in seats if seat.role in (Role.LEARNER, Role.GENERATOR)]
 
 
-def compare_host(config: Config, places: Sequence[Place], shape: Shape, n_prompt: int) -> Fit:
+def compare_host(config: Config, places: Sequence[RankPlan], shape: DecoderShape, n_prompt: int) -> Fit:
     """All ranks on one host's CPU: with the memory of this machine."""
     if len({place.host for place in places}) > 1:
         return Fit()

@@ -38,7 +38,7 @@ OURS = ("llama", "mistral", "qwen2")  # model types whose layers actors/cpu/llam
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DecoderShape:
     """The sizes of a decoder of the Llama and Qwen family."""
 
     hidden: int
@@ -77,12 +77,12 @@ class Shape:
 
 
 KNOWN = {  # as in the config.json that these models are published with
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": Shape(1536, 28, 8960, 12, 2, 128, 151936, False, True),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": Shape(3584, 28, 18944, 28, 4, 128, 152064, False, True),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": Shape(5120, 48, 13824, 40, 8, 128, 152064, False, True),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": Shape(5120, 64, 27648, 40, 8, 128, 152064, False, True),
-    "Qwen/Qwen2.5-0.5B-Instruct": Shape(896, 24, 4864, 14, 2, 64, 151936, True, True),
-    "Qwen/Qwen2.5-1.5B-Instruct": Shape(1536, 28, 8960, 12, 2, 128, 151936, True, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": DecoderShape(1536, 28, 8960, 12, 2, 128, 151936, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": DecoderShape(3584, 28, 18944, 28, 4, 128, 152064, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": DecoderShape(5120, 48, 13824, 40, 8, 128, 152064, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": DecoderShape(5120, 64, 27648, 40, 8, 128, 152064, False, True),
+    "Qwen/Qwen2.5-0.5B-Instruct": DecoderShape(896, 24, 4864, 14, 2, 64, 151936, True, True),
+    "Qwen/Qwen2.5-1.5B-Instruct": DecoderShape(1536, 28, 8960, 12, 2, 128, 151936, True, True),
 }
 
 
@@ -94,24 +94,24 @@ class Need:
     host: int
 
 
-def find_shape(config: Config, config_folder: Path) -> Shape | None:
+def find_shape(config: Config, config_folder: Path) -> DecoderShape | None:
     """From [model.scratch], the folder's config.json or the table above; None when the shape is not known here."""
     if (scratch := config.model.scratch) is not None:
         width = scratch.hidden_size
         head_dim = width // scratch.heads
         size = len(set(scratch.characters)) + 3
-        return Shape(width, scratch.layers, 4 * width, scratch.heads, scratch.heads, head_dim, size, True, True)
+        return DecoderShape(width, scratch.layers, 4 * width, scratch.heads, scratch.heads, head_dim, size, True, True)
     for folder in (Path(config.model.path), config_folder / config.model.path):
         if (folder / "config.json").is_file():
             return read_shape(json.loads((folder / "config.json").read_text()))
     return KNOWN.get(config.model.path)
 
 
-def read_shape(published: dict[str, Any]) -> Shape | None:
+def read_shape(published: dict[str, Any]) -> DecoderShape | None:
     """From the fields of a config.json; None when it is of another family."""
     try:
         hidden, heads = published["hidden_size"], published["num_attention_heads"]
-        return Shape(
+        return DecoderShape(
             hidden=hidden,
             layers=published["num_hidden_layers"],
             intermediate=published["intermediate_size"],
@@ -151,7 +151,7 @@ class MicroBatch:
         return MicroBatch(rows, rows, held * n_new, -(-n_groups * n_samples // held))
 
 
-def estimate(config: Config, shape: Shape, role: Role, index: int, *, n_prompt: int) -> Need:
+def estimate(config: Config, shape: DecoderShape, role: Role, index: int, *, n_prompt: int) -> Need:
     """What one actor needs on each of its ranks; the longest prompt has `n_prompt` tokens."""
     if role is Role.LEARNER:
         return of_learner(config, shape, index, n_prompt)
@@ -160,7 +160,7 @@ def estimate(config: Config, shape: Shape, role: Role, index: int, *, n_prompt: 
     return Need(0, LIBRARIES[role] + (config.reward.workers * REWARD_WORKER if role is Role.REWARD else 0))
 
 
-def of_learner(config: Config, shape: Shape, index: int, n_prompt: int) -> Need:
+def of_learner(config: Config, shape: DecoderShape, index: int, n_prompt: int) -> Need:
     learners, one = config.topology.learners, BYTES[config.model.dtype]
     weights = shape.n_parameters * one
     batch = MicroBatch.of(config, n_prompt)
@@ -181,14 +181,14 @@ def of_learner(config: Config, shape: Shape, index: int, n_prompt: int) -> Need:
     return Need(device, host + max(loaded, snapshots))
 
 
-def saved(config: Config, shape: Shape) -> tuple[int, int]:
-    """As `Shape.saved`, by the learner that these settings make."""
+def saved(config: Config, shape: DecoderShape) -> tuple[int, int]:
+    """As `DecoderShape.saved`, by the learner that these settings make."""
     topology = config.topology
     is_plain = config.model.dtype == "float32" and topology.learners == 1 and topology.gpus_per_host == 0
     return shape.saved(by_us=shape.is_ours and is_plain)
 
 
-def rooms(config: Config, shape: Shape, n_prompt: int) -> int:
+def rooms(config: Config, shape: DecoderShape, n_prompt: int) -> int:
     """Of helpers: each has the slopes of a layer's weights, of those for heads or of all others, or a sample's keys,
     values and their slopes, whichever is more.
     """
@@ -202,7 +202,7 @@ def rooms(config: Config, shape: Shape, n_prompt: int) -> int:
     return config.learner.helpers * one * max([attention, *(slopes for most, slopes in sets if one * most <= HELPED)])
 
 
-def activations(config: Config, shape: Shape, batch: MicroBatch) -> int:
+def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
     """What a micro-batch leaves for its gradients, its logits and the first gradient: that of the embedding."""
     one = BYTES[config.model.dtype]
     row, seen = saved(config, shape)
@@ -214,7 +214,7 @@ def activations(config: Config, shape: Shape, batch: MicroBatch) -> int:
     return kept + logits + shape.vocabulary * shape.hidden * GRADIENT
 
 
-def of_generator(config: Config, shape: Shape, n_prompt: int) -> Need:
+def of_generator(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     one, width, slots = (
         BYTES[config.model.dtype],
         config.topology.tensor_parallel,

@@ -15,14 +15,14 @@ from pathlib import Path
 from areal_bus.config.sections import BusConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.topology import Place, Seat
+from launch.topology import ActorId, RankPlan
 
 SIOCGIFADDR = 0x8915  # Linux: IPv4 address of a named interface
 LOOPBACK = ("lo", "127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class HostFacts:
     """What a rank tells the others: where it runs, and how to know it."""
 
     host: str
@@ -30,8 +30,8 @@ class Facts:
     key: str = ""  # the rank's public key
 
 
-def here(key: str = "") -> Facts:
-    return Facts(host=socket.gethostname(), addresses=interfaces(), key=key)
+def here(key: str = "") -> HostFacts:
+    return HostFacts(host=socket.gethostname(), addresses=interfaces(), key=key)
 
 
 def interfaces() -> dict[str, str]:
@@ -48,7 +48,7 @@ def interfaces() -> dict[str, str]:
     return found
 
 
-def choose(interface: str, facts: Sequence[Facts]) -> list[tuple[str, str]]:
+def choose(interface: str, facts: Sequence[HostFacts]) -> list[tuple[str, str]]:
     """(name, address) of the interface that each rank uses. Raises ConfigError when they have none in common."""
     one_host = len({fact.host for fact in facts}) == 1
     if not interface:
@@ -68,7 +68,7 @@ def choose(interface: str, facts: Sequence[Facts]) -> list[tuple[str, str]]:
     return chosen
 
 
-def find(interface: str, fact: Facts) -> tuple[str, str]:
+def find(interface: str, fact: HostFacts) -> tuple[str, str]:
     """By name, by address, or by the network that an address with a prefix length names ("10.1.0.0/16")."""
     if interface in fact.addresses:
         return interface, fact.addresses[interface]
@@ -86,7 +86,7 @@ def find(interface: str, fact: Facts) -> tuple[str, str]:
     )
 
 
-def common(facts: Sequence[Facts]) -> list[str]:
+def common(facts: Sequence[HostFacts]) -> list[str]:
     """Names that all hosts have, loopback apart."""
     names = set.intersection(*(set(fact.addresses) for fact in facts))
     return sorted(names - {"lo"})
@@ -96,7 +96,7 @@ LONGEST = 60  # characters of a folder for ipc sockets: a socket's path holds 10
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class HeadEndpoint:
     """The head's endpoint, and the folder that goes away with the job ("" for tcp)."""
 
     url: str
@@ -107,7 +107,7 @@ class Endpoint:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def transport(bus: BusConfig, facts: Sequence[Facts]) -> str:
+def transport(bus: BusConfig, facts: Sequence[HostFacts]) -> str:
     """ "ipc" or "tcp". Raises ConfigError for ipc between hosts."""
     hosts = sorted({fact.host for fact in facts})
     if bus.transport == "ipc" and len(hosts) > 1:
@@ -117,7 +117,7 @@ def transport(bus: BusConfig, facts: Sequence[Facts]) -> str:
     return "tcp" if len(hosts) > 1 or bus.interface else "ipc"
 
 
-def wants_curve(bus: BusConfig, facts: Sequence[Facts], addresses: Sequence[tuple[str, str]]) -> bool:
+def wants_curve(bus: BusConfig, facts: Sequence[HostFacts], addresses: Sequence[tuple[str, str]]) -> bool:
     """Whether connections are encrypted: "auto" does so wherever somebody else could listen in or knock.
 
     Who reaches an ipc path is this user; who reaches a loopback port is on this host.
@@ -127,7 +127,7 @@ def wants_curve(bus: BusConfig, facts: Sequence[Facts], addresses: Sequence[tupl
     return transport(bus, facts) == "tcp" and not all(ipaddress.ip_address(ip).is_loopback for _, ip in addresses)
 
 
-def keys_for(seat: Seat, places: Sequence[Place], facts: Sequence[Facts]) -> dict[str, str]:
+def keys_for(seat: ActorId, places: Sequence[RankPlan], facts: Sequence[HostFacts]) -> dict[str, str]:
     """Public keys by seat of those that this one talks to."""
     partners = {
         Role.HEAD: {Role.LEARNER, Role.REWARD, Role.GENERATOR},
@@ -138,13 +138,13 @@ def keys_for(seat: Seat, places: Sequence[Place], facts: Sequence[Facts]) -> dic
     return {str(other): facts[place.rank].key for place in places for other in place.seats if other.role in partners}
 
 
-def open_endpoint(bus: BusConfig, facts: Sequence[Facts], address: str) -> Endpoint:
+def open_endpoint(bus: BusConfig, facts: Sequence[HostFacts], address: str) -> HeadEndpoint:
     """A place for the head's ROUTER. Raises ConfigError when the port is taken."""
     if transport(bus, facts) == "tcp":
-        return Endpoint(url=f"tcp://{address}:{free_port(address, bus.port)}", folder="")
+        return HeadEndpoint(url=f"tcp://{address}:{free_port(address, bus.port)}", folder="")
     parent = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="areal-bus-", dir=parent if len(parent) <= LONGEST else "/tmp")  # mode 0700
-    return Endpoint(url=f"ipc://{Path(folder) / 'head.sock'}", folder=folder)
+    return HeadEndpoint(url=f"ipc://{Path(folder) / 'head.sock'}", folder=folder)
 
 
 def free_port(address: str, port: int) -> int:

@@ -41,7 +41,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(slots=True)
-class Child:
+class ActorProcess:
     """A started actor."""
 
     process: "subprocess.Popen[bytes]"
@@ -70,7 +70,7 @@ class Child:
             os.close(self.turns)
 
 
-def start_child(context: Context, gpus: Sequence[int], command: Sequence[str]) -> Child:
+def start_child(context: Context, gpus: Sequence[int], command: Sequence[str]) -> ActorProcess:
     """In a session of its own: a terminal's Ctrl-C and mpirun's signals reach it only through us.
 
     SIGUSR1 is blocked in it until it listens (actors/runtime/process.py). Raises ArealBusError when no process can be
@@ -98,7 +98,7 @@ def start_child(context: Context, gpus: Sequence[int], command: Sequence[str]) -
         os.close(tell)
     with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit code says how
         os.write(stdin, context.to_json().encode() + b"\n")
-    return Child(process, stdin, progress, turns)
+    return ActorProcess(process, stdin, progress, turns)
 
 
 def environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: bool) -> dict[str, str]:

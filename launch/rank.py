@@ -21,13 +21,13 @@ from launch import process as lastwords
 from launch.bootstrap import Bootstrap, Missing, open_bootstrap, rank_and_size
 from launch.elastic import GUEST_SEAT, invite
 from launch.gpus import check_gpus, count_gpus
-from launch.network import Endpoint, Facts, choose, here, keys_for, open_endpoint, transport, wants_curve
+from launch.network import HeadEndpoint, HostFacts, choose, here, keys_for, open_endpoint, transport, wants_curve
 from launch.prepare import prepare_apart
 from launch.process import hold_back
 from launch.resume import AUTO, NothingLeft, choose_run, nothing, one_by_one
 from launch.runs import Lock, PidFile, largest_incarnation
 from launch.supervise import Supervisor
-from launch.topology import Place, Seat, check_route, counts, plan
+from launch.topology import ActorId, RankPlan, check_route, counts, plan
 
 SPEAK_FIRST_S = 2.0
 
@@ -58,7 +58,7 @@ def join(config: Config, file: Path) -> tuple[Bootstrap, int]:
         gpus = count_gpus() if config.topology.gpus_per_host else (0, "")
         mine = json.dumps({"facts": asdict(here(pair.public)), "gpus": gpus}).encode()
         told = [json.loads(part) for part in bootstrap.allgather(mine)]
-        facts = [Facts(**part["facts"]) for part in told]
+        facts = [HostFacts(**part["facts"]) for part in told]
         hosts = [fact.host for fact in facts]
         places = plan(config.topology, hosts)
         check_route(config, places)
@@ -75,14 +75,14 @@ def play(
     file: Path,
     bootstrap: Bootstrap,
     *,
-    facts: Sequence[Facts],
-    places: Sequence[Place],
+    facts: Sequence[HostFacts],
+    places: Sequence[RankPlan],
     addresses: Sequence[tuple[str, str]],
     pair: KeyPair,
 ) -> int:
     """Start the actors of this rank and wait for them. Exit code."""
     rank = bootstrap.rank
-    traces: list[Endpoint | PidFile] = []  # that must not outlive the job
+    traces: list[HeadEndpoint | PidFile] = []  # that must not outlive the job
     supervisor = Supervisor(rank=rank, launch=config.launch, watchdog=config.watchdog, at_end=lambda: remove(traces))
     try:
         answer = prepared(config, file, traces, facts=facts, address=addresses[0][1]) if rank == 0 else {}
@@ -124,7 +124,7 @@ def journals(config: Config, start: dict[str, Any]) -> list[Path]:
 
 
 def prepared(
-    config: Config, file: Path, traces: list[Endpoint | PidFile], *, facts: Sequence[Facts], address: str
+    config: Config, file: Path, traces: list[HeadEndpoint | PidFile], *, facts: Sequence[HostFacts], address: str
 ) -> dict[str, Any]:
     """Rank 0's part, as what all ranks need to know: the run and the head's endpoint, or the exit code.
 
@@ -151,7 +151,7 @@ def prepared(
 
 
 def contexts(
-    config: Config, file: Path, place: Place, size: int, address: tuple[str, str], start: dict[str, Any]
+    config: Config, file: Path, place: RankPlan, size: int, address: tuple[str, str], start: dict[str, Any]
 ) -> list[Context]:
     """What each actor of this rank is told."""
     n = counts(config.topology, size)
@@ -180,10 +180,10 @@ def contexts(
 
 
 def with_keys(
-    context: Context, pair: KeyPair, places: Sequence[Place], facts: Sequence[Facts], *, guests: str = ""
+    context: Context, pair: KeyPair, places: Sequence[RankPlan], facts: Sequence[HostFacts], *, guests: str = ""
 ) -> Context:
     """With its rank's keys, and the public ones of those it talks to; `guests`: that of generators that join later."""
-    keys = keys_for(Seat(Role(context.role), context.index), places, facts)
+    keys = keys_for(ActorId(Role(context.role), context.index), places, facts)
     if guests and context.role in (Role.HEAD, Role.REWARD):
         keys[GUEST_SEAT] = guests
     return replace(context, public_key=pair.public, secret_key=pair.secret, keys=keys)
@@ -200,6 +200,6 @@ def refuse(rank: int, error: ArealBusError) -> int:
     return 2 if isinstance(error, ConfigError) else 1
 
 
-def remove(traces: Sequence[Endpoint | PidFile]) -> None:
+def remove(traces: Sequence[HeadEndpoint | PidFile]) -> None:
     for trace in traces:
         trace.remove()

@@ -5,7 +5,7 @@ Time counts between two looks; a long gap between them does not: then it was the
 
 from dataclasses import dataclass
 
-from actors.head.stall_monitor import Alarm
+from actors.head.stall_monitor import StallAlarm
 from areal_bus.config.sections import WatchdogConfig
 
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0)  # before the first, second, ... start in a row without progress
@@ -37,7 +37,7 @@ GAP_S = 15.0  # between two looks
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StallFinding:
     """Of one look."""
 
     still_s: float  # how long it has stood still
@@ -46,20 +46,20 @@ class Finding:
     is_over: bool = False  # it moves again, and was said to stand still
 
 
-class Stillness:
+class StallTimer:
     """Of one thing, which counts as moving when this begins."""
 
     def __init__(self, settings: WatchdogConfig) -> None:
-        self._tell, self._act = Alarm(settings.progress_s), Alarm(settings.act_s)
+        self._tell, self._act = StallAlarm(settings.progress_s), StallAlarm(settings.act_s)
         self._still_s = 0.0
         self._is_told = False
         self._looked: float | None = None
 
-    def look(self, now: float, *, moved: bool) -> Finding:
+    def look(self, now: float, *, moved: bool) -> StallFinding:
         """`moved`: since the last look."""
         gap_s, self._looked = 0.0 if self._looked is None else now - self._looked, now
         lasted_s = self._still_s + (gap_s if gap_s <= GAP_S else 0.0)
         self._still_s = 0.0 if moved else lasted_s
         tells, acts = self._tell.rings(self._still_s), self._act.rings(self._still_s)
         is_over, self._is_told = moved and self._is_told, (self._is_told and not moved) or tells
-        return Finding(lasted_s, tells=tells, acts=acts, is_over=is_over)
+        return StallFinding(lasted_s, tells=tells, acts=acts, is_over=is_over)

@@ -24,8 +24,8 @@ from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
 from launch import process as lastwords
-from launch.process import Child, Signals, start_child
-from launch.restart_policy import Restarts, Stillness
+from launch.process import ActorProcess, Signals, start_child
+from launch.restart_policy import Restarts, StallTimer
 from launch.runs import SUMMARY
 
 LOOK_S = 1.0  # between looks at the run's folder and at our parent
@@ -37,14 +37,14 @@ REPEAT_S = 1.0  # one request may come twice, by the starter and by mpirun: a se
 
 
 @dataclass(slots=True)
-class Actor:
+class SupervisedActor:
     """One seat of this rank, over all incarnations that it has had here."""
 
     context: Context  # of the present or next incarnation
     gpus: Sequence[int]
     restarts: Restarts
-    stillness: Stillness  # of the present incarnation; a head's alone is looked at
-    child: Child | None = None  # None: it waits to be started again, or is done
+    stillness: StallTimer  # of the present incarnation; a head's alone is looked at
+    child: ActorProcess | None = None  # None: it waits to be started again, or is done
     due: float = 0.0  # when it is started again
     stopped: bool | None = None  # it ended with 0 and waits for RUN/summary.json; the value: whether it progressed
     is_done: bool = False
@@ -68,13 +68,13 @@ class Supervisor:
     at_end: Callable[[], None] = lambda: None  # called once the actors are told to end
     stays: bool = False  # without actors, too, until the job is over: a rank that waits in MPI_Finalize spins
     is_guest: bool = False  # its actor joined a running job: the first signal asks it to leave
-    actors: list[Actor] = field(default_factory=list)
+    actors: list[SupervisedActor] = field(default_factory=list)
     _drain: tuple[signal.Signals, float] | None = None  # the first request to drain, and when it came
     _over_since: float | None = None
 
     def start(self, context: Context, gpus: Sequence[int] = ()) -> None:
         """Raises ArealBusError when no process can be made."""
-        actor = Actor(context, gpus, Restarts(self.launch.max_restarts), Stillness(self.watchdog))
+        actor = SupervisedActor(context, gpus, Restarts(self.launch.max_restarts), StallTimer(self.watchdog))
         self.actors.append(actor)
         actor.child = start_child(context, gpus, self.command)
 
@@ -118,7 +118,7 @@ class Supervisor:
             return 128 + self._drain[0]
         return None
 
-    def _look(self, actor: Actor, now: float) -> int | None:
+    def _look(self, actor: SupervisedActor, now: float) -> int | None:
         """At one actor: start it again, or judge its end."""
         if actor.is_done:
             return None
@@ -145,7 +145,7 @@ class Supervisor:
             return None
         return self._bring_back(actor, ending(code), crashed=code != RESTART, progressed=progressed)
 
-    def _look_at_turns(self, head: Child, stillness: Stillness, now: float) -> int | None:
+    def _look_at_turns(self, head: ActorProcess, stillness: StallTimer, now: float) -> int | None:
         """Who names a head that stands still, if not we: its own watchdog stands still with it."""
         found = stillness.look(now, moved=head.has_turned())
         if found.acts and self.watchdog.action == "abort":
@@ -157,7 +157,7 @@ class Supervisor:
             self._say(f"head-0 goes on, after {found.still_s:.0f} s")
         return None
 
-    def _bring_back(self, actor: Actor, how: str, *, crashed: bool, progressed: bool) -> int | None:
+    def _bring_back(self, actor: SupervisedActor, how: str, *, crashed: bool, progressed: bool) -> int | None:
         """Plan the next incarnation, or give the job up."""
         who, most = f"{actor.context.role}-{actor.context.index}", self.launch.max_restarts
         fault, before = read_fault(actor.context.folder / "logs", actor.context.name), actor.fault
@@ -180,16 +180,16 @@ class Supervisor:
         self._say(f"{how}; {again} {actor.context.name}", who)
         return None
 
-    def _disbelieve(self, actor: Actor) -> int | None:
+    def _disbelieve(self, actor: SupervisedActor) -> int | None:
         """It ended as if the job was over, and the job is not: the ring needs it."""
         progressed, actor.stopped = bool(actor.stopped), None
         how = "ended with exit code 0 before the job was over"
         return self._bring_back(actor, how, crashed=True, progressed=progressed)
 
-    def _start_again(self, actor: Actor, now: float) -> int | None:
+    def _start_again(self, actor: SupervisedActor, now: float) -> int | None:
         try:
             actor.child = start_child(actor.context, actor.gpus, self.command)
-            actor.stillness = Stillness(self.watchdog)
+            actor.stillness = StallTimer(self.watchdog)
         except ArealBusError as error:
             return self._bring_back(actor, str(error), crashed=True, progressed=False)
         if actor.is_head and self._drain is not None:  # what the one before it was told
@@ -230,7 +230,7 @@ class Supervisor:
         if self._head is not None:
             lastwords.say(f"rank {self.rank}: {number.name}: {lastwords.saved(self.run, self.n_ranks)}")
 
-    def _leave_last_word(self, ended: Actor) -> None:
+    def _leave_last_word(self, ended: SupervisedActor) -> None:
         """Give the head beside it, which knows already, a moment to end the job in order."""
         head = self._head
         if head is not None and head is not ended and head.child is not None:
@@ -238,7 +238,7 @@ class Supervisor:
                 head.child.process.wait(LAST_WORD_S)
 
     @property
-    def _head(self) -> Actor | None:
+    def _head(self) -> SupervisedActor | None:
         return next((actor for actor in self.actors if actor.is_head), None)
 
     def _is_over(self, now: float) -> bool:
@@ -255,7 +255,7 @@ class Supervisor:
         waits += [self._drain[1] + self.launch.drain_s - now] if self._drain is not None else []
         return max(0.0, min([LOOK_S, *waits]))
 
-    def _children(self) -> list[Child]:
+    def _children(self) -> list[ActorProcess]:
         return [actor.child for actor in self.actors if actor.child is not None]
 
     def _signal(self, number: signal.Signals) -> None:

@@ -16,7 +16,7 @@ from areal_bus.weights.route import home
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ActorId:
     """One actor: its role and its index among that role."""
 
     role: Role
@@ -27,14 +27,14 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlan:
     """One rank and what it runs."""
 
     rank: int
     host: str
-    seats: tuple[Seat, ...]  # actors it starts; none for a member
+    seats: tuple[ActorId, ...]  # actors it starts; none for a member
     gpus: tuple[int, ...]  # that its actors compute on; none on CPU, and none for a member
-    member_of: Seat | None  # the generator that it holds a GPU for
+    member_of: ActorId | None  # the generator that it holds a GPU for
     own_gpu: int | None  # the one that this rank brings
 
 
@@ -84,27 +84,29 @@ def counts(topology: TopologyConfig, size: int) -> Counts:
     return Counts(topology.learners, topology.rewards, generators)
 
 
-def plan(topology: TopologyConfig, hosts: Sequence[str]) -> tuple[Place, ...]:
+def plan(topology: TopologyConfig, hosts: Sequence[str]) -> tuple[RankPlan, ...]:
     """What each rank runs, given the host of each. Raises ConfigError when the ranks do not fit."""
     check_count(topology, len(hosts))
     own = fixed_ranks(topology)
     groups = generator_groups(hosts, first=own, width=topology.tensor_parallel)
     gpu = gpu_of_rank(topology, hosts)
-    seats: dict[int, list[Seat]] = defaultdict(list)
+    seats: dict[int, list[ActorId]] = defaultdict(list)
     gpus: dict[int, tuple[int, ...]] = {}
-    member_of: dict[int, Seat] = {}
+    member_of: dict[int, ActorId] = {}
     for index in range(topology.learners):
-        seats[index] = [Seat(Role.HEAD, 0)] if index == 0 else []
-        seats[index].append(Seat(Role.LEARNER, index))
+        seats[index] = [ActorId(Role.HEAD, 0)] if index == 0 else []
+        seats[index].append(ActorId(Role.LEARNER, index))
     for index, group in enumerate(groups):
-        seats[group[0]] = [Seat(Role.GENERATOR, index)]
+        seats[group[0]] = [ActorId(Role.GENERATOR, index)]
         gpus[group[0]] = tuple(gpu[rank] for rank in group if rank in gpu)
-        member_of |= dict.fromkeys(group[1:], Seat(Role.GENERATOR, index))
+        member_of |= dict.fromkeys(group[1:], ActorId(Role.GENERATOR, index))
     for index in range(topology.rewards):
         beside = topology.reward == "beside"
-        seats[groups[index % len(groups)][0] if beside else topology.learners + index].append(Seat(Role.REWARD, index))
+        seats[groups[index % len(groups)][0] if beside else topology.learners + index].append(
+            ActorId(Role.REWARD, index)
+        )
     places = tuple(
-        Place(
+        RankPlan(
             rank=rank,
             host=host,
             seats=tuple(seats[rank]),
@@ -160,9 +162,9 @@ def gpu_of_rank(topology: TopologyConfig, hosts: Sequence[str]) -> dict[int, int
     return gpu
 
 
-def check_shared(topology: TopologyConfig, places: Sequence[Place]) -> None:
+def check_shared(topology: TopologyConfig, places: Sequence[RankPlan]) -> None:
     """Raises ConfigError where a GPU would have two ranks that NCCL, or a server, wants on one each."""
-    learner_on: dict[tuple[str, int], Seat] = {}
+    learner_on: dict[tuple[str, int], ActorId] = {}
     for place in places:
         for seat in place.seats:
             if seat.role is Role.LEARNER and place.own_gpu is not None:
@@ -181,7 +183,7 @@ def check_shared(topology: TopologyConfig, places: Sequence[Place]) -> None:
                 )
 
 
-def check_route(config: Config, places: Sequence[Place]) -> None:
+def check_route(config: Config, places: Sequence[RankPlan]) -> None:
     """Raises ConfigError where weights are to be copied out of learner 0's memory and somebody cannot open that."""
     if config.weights.route != "shared":
         return
@@ -203,9 +205,9 @@ def check_route(config: Config, places: Sequence[Place]) -> None:
             )
 
 
-def by_gpu(places: Sequence[Place]) -> dict[tuple[str, int], list[Place]]:
+def by_gpu(places: Sequence[RankPlan]) -> dict[tuple[str, int], list[RankPlan]]:
     """The ranks of each GPU, by host and number."""
-    found: dict[tuple[str, int], list[Place]] = defaultdict(list)
+    found: dict[tuple[str, int], list[RankPlan]] = defaultdict(list)
     for place in places:
         if place.own_gpu is not None:
             found[place.host, place.own_gpu].append(place)

@@ -26,7 +26,7 @@ alive and moves, or ended well; 1 it is stalled, interrupted, dead or ended with
 
 
 @dataclass(slots=True)
-class Wait:
+class WaitLine:
     """One line of the head's register of waits."""
 
     who: str
@@ -37,7 +37,7 @@ class Wait:
 
 
 @dataclass(slots=True)
-class Actor:
+class ActorStatus:
     """A place in the ring (generator-1) by its newest process."""
 
     name: str
@@ -50,7 +50,7 @@ class Actor:
 
 
 @dataclass(slots=True)
-class Head:
+class HeadStatus:
     """What the head of the last life wrote down."""
 
     version: int | None = None
@@ -104,7 +104,7 @@ class Head:
 
 
 @dataclass(slots=True)
-class Report:
+class WhyReport:
     """What there is to say."""
 
     run: str
@@ -113,12 +113,12 @@ class Report:
     term: int
     version: int | None  # newest update; None before the first
     published: int | None
-    waits: list[Wait]
+    waits: list[WaitLine]
     waits_age_s: float | None  # since the head registered them; None when there are none
     verdict: str  # the head's last one
     verdict_age_s: float | None  # up to now; None when there is no verdict
     stalls: list[str]
-    actors: list[Actor]
+    actors: list[ActorStatus]
     restarts: list[str]
     n_refused: int
     refused: str  # the last one
@@ -128,12 +128,12 @@ class Report:
         return self.state in ("alive", "ended")
 
 
-def look(where: Run, now: float) -> Report:
+def look(where: Run, now: float) -> WhyReport:
     """Judge the run by its journal, at `now` (wall time)."""
-    head, lives = Head(), _lives(where)
+    head, lives = HeadStatus(), _lives(where)
     for line in where.events(*HEAD_EVENTS, role="head"):
         if line["event"] == "start":
-            head = Head(n_refused=head.n_refused, refused=head.refused)
+            head = HeadStatus(n_refused=head.n_refused, refused=head.refused)
         head.take(line)
     actors = [_actor(place, starts, head, now) for place, starts in lives.items()]
     state, sentence = _judge(head, actors, was_asked=_was_asked_to_end(where))
@@ -141,7 +141,7 @@ def look(where: Run, now: float) -> Report:
     until = now if state in ("alive", "stalled") else now - min(silences, default=0.0)
     verdicts = [line for line in (*head.waits[:1], *([head.stall] if head.stall else ())) if line["verdict"]]
     last = max(verdicts, key=lambda line: float(line["wall"]), default=None)
-    return Report(
+    return WhyReport(
         run=str(where.folder),
         state=state,
         sentence=sentence,
@@ -167,7 +167,7 @@ def _was_asked_to_end(where: Run) -> bool:
     return bool(where.origin()) and not (where.folder / "pid").exists()
 
 
-def _judge(head: Head, actors: list[Actor], *, was_asked: bool) -> tuple[str, str]:
+def _judge(head: HeadStatus, actors: list[ActorStatus], *, was_asked: bool) -> tuple[str, str]:
     """State and sentence. The head's file decides: it alone writes whatever happens."""
     if head.end is not None and head.end.get("code") == 0:
         return "ended", f"it ended: {head.end.get('reason', 'done')}"
@@ -201,14 +201,14 @@ def _judge(head: Head, actors: list[Actor], *, was_asked: bool) -> tuple[str, st
     return "alive", "it is alive and moves"
 
 
-def _is_heard(actor: Actor) -> bool:
+def _is_heard(actor: ActorStatus) -> bool:
     """Whether its process is there, as far as this host knows; else whether it has written of late."""
     if actor.process == Process.UNKNOWN:
         return actor.silent_s <= SILENT_S
     return actor.process != Process.GONE
 
 
-def _dead(head: Head, least_s: float, *, was_asked: bool) -> tuple[str, str]:
+def _dead(head: HeadStatus, least_s: float, *, was_asked: bool) -> tuple[str, str]:
     """Nobody is there, and the head wrote no end."""
     since = f"nobody has written for {_seconds(least_s)}"
     if head.error:
@@ -233,7 +233,7 @@ def _lives(where: Run) -> dict[str, list[Start]]:
     return {place: sorted(starts, key=lambda start: start[1]) for place, starts in found.items()}
 
 
-def _actor(place: str, starts: list[Start], head: Head, now: float) -> Actor:
+def _actor(place: str, starts: list[Start], head: HeadStatus, now: float) -> ActorStatus:
     name, began, path = starts[-1]
     last = _tail(path)
     silent_s = max(0.0, now - float(last[-1]["wall"] if last else began))
@@ -250,7 +250,7 @@ def _actor(place: str, starts: list[Start], head: Head, now: float) -> Actor:
     known = name if place != "head-0" else next((x for x in reversed(head.hosts) if x.startswith("learner-0.")), "")
     pid = _pid(path)
     process = process_of(path, pid, head.hosts.get(known, ""))
-    return Actor(name, state, round(silent_s, 3), doing, len(starts), str(process), pid)
+    return ActorStatus(name, state, round(silent_s, 3), doing, len(starts), str(process), pid)
 
 
 def _pid(path: Path) -> int:
@@ -285,11 +285,11 @@ def _restarts(lives: dict[str, list[Start]]) -> list[str]:
 # words
 
 
-def _wait(line: Line, until: float) -> Wait:
+def _wait(line: Line, until: float) -> WaitLine:
     """Its duration goes on when the head, looking again, has found nothing new."""
     age_s = until - float(line["wall"])
     since_s = float(line["since_s"]) + (age_s if age_s > FRESH_S else 0.0)
-    return Wait(line["who"], line["what"], line["on"], line["detail"], round(since_s, 3))
+    return WaitLine(line["who"], line["what"], line["on"], line["detail"], round(since_s, 3))
 
 
 def _clock(line: Line) -> str:
@@ -300,7 +300,7 @@ def _seconds(s: float) -> str:
     return f"{s:.1f} s" if s < 10 else f"{s:.0f} s" if s < 600 else f"{s / 60:.0f} min"
 
 
-def show(report: Report) -> list[str]:
+def show(report: WhyReport) -> list[str]:
     """The report for people."""
     versions = "no update yet" if report.version is None else f"version {report.version}"
     out = [f"{report.run}: {report.sentence}", f"term {report.term}, {versions}, published {report.published}"]

@@ -75,7 +75,7 @@ def _decoded_on() -> Callable[..., None]:
     )
 
 
-class Panels:
+class PackedWeights:
     """A weight (F, E), its bias, and the weight once more, in panels."""
 
     def __init__(self, weight_FE: Tensor, bias_F: Tensor | None = None) -> None:
@@ -95,7 +95,7 @@ class Panels:
         return _Product(self._n_in, self._n_out, self.panels.data_ptr(), None, _address(self._bias_F))
 
 
-class Plain:
+class PlainWeights:
     """A weight (F, E) and its bias, as they lie."""
 
     def __init__(self, weight_FE: Tensor, bias_F: Tensor | None = None) -> None:
@@ -116,10 +116,10 @@ class LayerWeights:
     second_E: Tensor  # and before the gates
     query_D: Tensor | None  # of the norms of each head, where there are some
     key_D: Tensor | None
-    qkv: Panels | Plain
-    out: Panels | Plain
-    gate_up: Panels | Plain  # (2 G, E)
-    down: Panels | Plain
+    qkv: PackedWeights | PlainWeights
+    out: PackedWeights | PlainWeights
+    gate_up: PackedWeights | PlainWeights  # (2 G, E)
+    down: PackedWeights | PlainWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class ModelWeights:
 
     embedding_VE: Tensor
     norm_E: Tensor
-    head: Panels | Plain
+    head: PackedWeights | PlainWeights
     layers: tuple[LayerWeights, ...]
     n_query: int
     n_key: int
@@ -146,7 +146,7 @@ class Draws:
     stop_ids: Collection[int]
 
 
-class Step:
+class DecodeStep:
     """Decode steps with weights that stay where they are until `bind`."""
 
     def __init__(self, weights: ModelWeights) -> None:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from actors.cpu.fused_mlp_qkv import Angles
-from actors.cpu.layer_ops_torch import Between
+from actors.cpu.layer_ops_torch import LayerOps
 from actors.cpu.linear import outer
 from actors.models.matmul import added, multiplied
 
 Kept = tuple[Tensor, Tensor, Tensor]  # the norm (S, C), its rate (S, 1), gates and what they let through (S, 2 G)
 
 
-class Way(Protocol):
+class LayerPath(Protocol):
     """Slopes are gradients on their way back. What is kept, and the slope by what was turned, may be used once only; so
     may a weight that was joined of several.
     """
@@ -57,7 +57,7 @@ class Rows:
     A score of queries and keys does not depend on that.
     """
 
-    between: Between
+    between: LayerOps
 
     def projected(
         self, x_SC: Tensor, weight_AC: Tensor, scale_C: Tensor, bias_A: Tensor | None, angles: Angles, epsilon: float, /

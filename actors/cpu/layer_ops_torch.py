@@ -1,7 +1,8 @@
-"""What is between the products of a fused layer, by torch: where there are no kernels, or several threads.
+"""Operations of a fused layer between its matrix products, by torch: for no C kernels, or for several threads.
 
-`actors.cpu.layer_kernels` does the same in C. Knows no layer. Shapes: S tokens of the row, E of all sequences laid end
-to end (see `Packing`), C channels, H query heads, K key heads, D head width, A = (H + 2 K) D, X = H D, G gates, N rows.
+`actors.cpu.layer_kernels` does the same in C. Shapes: S tokens of the row, E tokens of all sequences end to end
+(see `PackedAttention`), C channels, H query heads, K key heads, D head width, A = (H + 2 K) D, X = H D, G gates,
+N rows.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actors.models.packed_attention import Packing
+from actors.models.packed_attention import PackedAttention
 
 _attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -33,7 +34,7 @@ class Heads:
         return self.n_query + self.n_key
 
 
-class Between(Protocol):
+class LayerOps(Protocol):
     """Slopes are gradients on their way back; all that is said to be in place may be used once only."""
 
     turns_pairs: bool  # of channels side by side, or one from each half of a head
@@ -69,7 +70,7 @@ class Between(Protocol):
         ...
 
 
-class Plain:
+class TorchLayerOps:
     """By torch. A turn is one complex product."""
 
     turns_pairs = True
@@ -113,7 +114,7 @@ class Plain:
         return by_scale_E
 
 
-def seen(qkv_SA: Tensor, packing: Packing, heads: Heads) -> tuple[Tensor, list[Tensor]]:
+def seen(qkv_SA: Tensor, packing: PackedAttention, heads: Heads) -> tuple[Tensor, list[Tensor]]:
     """(S, X): causal attention of each sequence to itself; and what `seen_back` needs.
 
     Sequences of one length go through one call.
@@ -128,7 +129,7 @@ def seen(qkv_SA: Tensor, packing: Packing, heads: Heads) -> tuple[Tensor, list[T
     return seen_EX if packing.keep_S is None else seen_EX.index_select(0, packing.keep_S), [qkv_EA, *kept]
 
 
-def seen_back(slope_SX: Tensor, kept: tuple[Tensor, ...], packing: Packing, heads: Heads) -> Tensor:
+def seen_back(slope_SX: Tensor, kept: tuple[Tensor, ...], packing: PackedAttention, heads: Heads) -> Tensor:
     """(S, A)."""
     qkv_EA, *of_runs = kept
     slope_EX = slope_SX
@@ -155,7 +156,7 @@ def seen_back(slope_SX: Tensor, kept: tuple[Tensor, ...], packing: Packing, head
     return by_qkv_SA
 
 
-def _runs(packing: Packing, *wholes: Tensor) -> Any:
+def _runs(packing: PackedAttention, *wholes: Tensor) -> Any:
     """How many sequences, their length, and the part of each tensor (E, ..) that is theirs, by runs of one length."""
     runs = [(len(list(run)), length) for length, run in groupby(packing.lengths)]
     sizes = [n * length for n, length in runs]

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actors.cpu.layer_kernels import found
-from actors.cpu.layer_ops_torch import Between, Plain
+from actors.cpu.layer_ops_torch import LayerOps, TorchLayerOps
 from actors.models.matmul import is_taken, multiplied, product
 
-_PLAIN = Plain()
+_PLAIN = TorchLayerOps()
 
 
 class Linear(nn.Linear):
@@ -23,11 +23,11 @@ class Linear(nn.Linear):
         weight = self.weight
         if not (is_taken(weight) and x.dtype is torch.float32) or torch.is_autocast_enabled("cpu"):
             return F.linear(x, weight, self.bias)
-        out_NF = _Product.apply(x.reshape(-1, x.shape[-1]), weight, self.bias)  # type: ignore[no-untyped-call]
+        out_NF = _LinearFunction.apply(x.reshape(-1, x.shape[-1]), weight, self.bias)  # type: ignore[no-untyped-call]
         return out_NF.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
 
 
-class _Product(torch.autograd.Function):
+class _LinearFunction(torch.autograd.Function):
     """x weight^T + bias, and its gradients."""
 
     @staticmethod
@@ -47,7 +47,7 @@ class _Product(torch.autograd.Function):
         )
 
 
-def outer(between: Between, slope_NF: Tensor, x_NE: Tensor) -> Tensor:
+def outer(between: LayerOps, slope_NF: Tensor, x_NE: Tensor) -> Tensor:
     """(F, E): slope^T x. The narrower is transposed, and oneDNN is faster with the longer side first."""
     if slope_NF.shape[1] > x_NE.shape[1]:
         return between.transposed(multiplied(between.transposed(x_NE), slope_NF.t()))

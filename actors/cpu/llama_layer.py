@@ -21,15 +21,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from actors.cpu import fused_mlp_qkv
 from actors.cpu.fused_mlp_qkv import Angles
 from actors.cpu.layer_kernels import found
-from actors.cpu.layer_ops import Rows, Way
-from actors.cpu.layer_ops_torch import Heads, Plain, seen, seen_back
+from actors.cpu.layer_ops import LayerPath, Rows
+from actors.cpu.layer_ops_torch import Heads, TorchLayerOps, seen, seen_back
 from actors.cpu.rmsnorm import Norm
-from actors.models.packed_attention import Packing
+from actors.models.packed_attention import PackedAttention
 
-_PLAIN = Plain()
+_PLAIN = TorchLayerOps()
 
 
-class Layer(GradientCheckpointingLayer):
+class LlamaLayer(GradientCheckpointingLayer):
     """What a decoder layer becomes: it keeps its modules and parameters."""
 
     plain: Any  # the class that it was of
@@ -43,7 +43,7 @@ class Layer(GradientCheckpointingLayer):
         hidden_states: Tensor,
         *others: Any,
         position_embeddings: tuple[Tensor, Tensor],
-        packing: Packing | None = None,
+        packing: PackedAttention | None = None,
         **more: Any,
     ) -> Tensor:
         """(1, S, C) -> (1, S, C); what is no packed row goes the plain way."""
@@ -65,15 +65,15 @@ class Layer(GradientCheckpointingLayer):
             h_SC, *(part[0] for part in position_embeddings), heads, self.input_layernorm.variance_epsilon,
             self.input_layernorm.weight, *(part.weight for part in parts), *(part.bias for part in parts),
         )  # fmt: skip
-        seen_SX = _Seen.apply(qkv_SA, packing, heads)  # type: ignore[no-untyped-call]
-        out_SC = _Fed.apply(  # type: ignore[no-untyped-call]
+        seen_SX = _AttentionInput.apply(qkv_SA, packing, heads)  # type: ignore[no-untyped-call]
+        out_SC = _Mlp.apply(  # type: ignore[no-untyped-call]
             h_SC, seen_SX, self.post_attention_layernorm.variance_epsilon, self.post_attention_layernorm.weight,
             attention.o_proj.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight,
         )  # fmt: skip
         return out_SC.unsqueeze(0)  # type: ignore[no-any-return]
 
 
-def _way(n_bytes: int, *tensors: Tensor) -> Way:
+def _way(n_bytes: int, *tensors: Tensor) -> LayerPath:
     """How rows are computed, by the bytes of the largest weight."""
     return fused_mlp_qkv if fused_mlp_qkv.applies(*tensors, n_bytes=n_bytes) else Rows(found(*tensors) or _PLAIN)
 
@@ -99,7 +99,7 @@ class _Projected(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope_SA: Tensor) -> tuple[Tensor | None, ...]:
-        """The slope's memory is `_Seen`'s own and is turned in place: once only."""
+        """The slope's memory is `_AttentionInput`'s own and is turned in place: once only."""
         normed_SC, rate_S1, cos_SD, sin_SD, scale_C, *weights = ctx.saved_tensors
         angles = Angles(cos_SD, sin_SD, ctx.n_turned)
         by_x_SC, by_weight_AC, by_scale_C, by_bias_A = ctx.way.projected_back(
@@ -110,11 +110,11 @@ class _Projected(torch.autograd.Function):
         return by_x_SC, None, None, None, None, by_scale_C, *torch.split(by_weight_AC, sizes), *by_biases
 
 
-class _Seen(torch.autograd.Function):
+class _AttentionInput(torch.autograd.Function):
     """Causal attention of each sequence to itself: (S, A) -> (S, X)."""
 
     @staticmethod
-    def forward(ctx: Any, qkv_SA: Tensor, packing: Packing, heads: Heads) -> Tensor:
+    def forward(ctx: Any, qkv_SA: Tensor, packing: PackedAttention, heads: Heads) -> Tensor:
         kernels = None if packing.sequences is None else found(qkv_SA)
         ctx.packing, ctx.heads = packing, heads
         if kernels is None or packing.sequences is None or not kernels.attends:
@@ -141,7 +141,7 @@ class _Seen(torch.autograd.Function):
         return by_qkv_SA, None, None
 
 
-class _Fed(torch.autograd.Function):
+class _Mlp(torch.autograd.Function):
     """What attention saw, projected and added to the row, and the feed-forward of that: (S, C), (S, X) -> (S, C)."""
 
     @staticmethod
@@ -193,7 +193,7 @@ def disagreement(model: Any, loss: Callable[[], Tensor]) -> str | None:
     plain = loss()
     plain.backward()  # type: ignore[no-untyped-call]
     largest = [_most(parameter.grad) for parameter in parameters]
-    parts = [(layer, Layer) for layer in _layers(model)] + [(norm, Norm) for norm in _last_norms(model)]
+    parts = [(layer, LlamaLayer) for layer in _layers(model)] + [(norm, Norm) for norm in _last_norms(model)]
     for part, fused in parts:
         part.plain, part.__class__ = part.__class__, fused
     other = loss()

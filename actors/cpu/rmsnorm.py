@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from actors.cpu.layer_kernels import found
-from actors.cpu.layer_ops_torch import Between, Plain
+from actors.cpu.layer_ops_torch import LayerOps, TorchLayerOps
 
-_PLAIN = Plain()
+_PLAIN = TorchLayerOps()
 
 
 class Norm(nn.Module):
@@ -44,7 +44,7 @@ class _Normed(torch.autograd.Function):
     def backward(ctx: Any, slope_SC: Tensor) -> tuple[Tensor, None, Tensor]:
         """A copy of the slope becomes that by what was normed: the slope's own memory may be another's, too."""
         normed_SC, rate_S1, scale_C = ctx.saved_tensors
-        between: Between = ctx.between
+        between: LayerOps = ctx.between
         by_x_SC = slope_SC.clone(memory_format=torch.contiguous_format)
         by_scale_C = between.scale_back(by_x_SC, normed_SC, scale_C)
         by_x_SC = between.norm_back(by_x_SC, normed_SC, rate_S1)

@@ -4,10 +4,10 @@ import json
 import random
 from typing import Any
 
-from areal_bus.core.state import Drawn
+from areal_bus.core.state import Row
 
 
-class Order:
+class RowOrder:
     """`row(k)` is the k-th row to ask: each pass visits every row once. A resumed run goes on at its k."""
 
     def __init__(self, n_rows: int, *, seed: int, shuffle: bool = True, passes: int | None = None) -> None:
@@ -38,15 +38,15 @@ class Order:
 class RowSource:
     """Draws row after row; `position` is the data frontier."""
 
-    def __init__(self, rows: list[dict[str, Any]], order: Order) -> None:
+    def __init__(self, rows: list[dict[str, Any]], order: RowOrder) -> None:
         self.rows = rows
         self.order = order
         self.position = 0
 
-    def draw(self) -> Drawn | None:
+    def draw(self) -> Row | None:
         """The next row; None when the last pass is over."""
         if self.order.total is not None and self.position >= self.order.total:
             return None
         epoch, row = self.order.row(self.position)
         self.position += 1
-        return Drawn(row, epoch, json.dumps(self.rows[row], ensure_ascii=False))
+        return Row(row, epoch, json.dumps(self.rows[row], ensure_ascii=False))

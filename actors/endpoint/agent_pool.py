@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.endpoint.sessions import Ended, Session
+from actors.endpoint.sessions import AgentEnded, Session
 from actors.rewards.ipc import REQUEST_BYTES, pack
 from actors.rewards.pool import Child, ChildLost
 from areal_bus.errors import ConfigError
@@ -30,7 +30,7 @@ CLOSE_S = 10.0  # a thread has ended by then: its process is killed
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AgentJob:
     """One conversation to run."""
 
     session: Session
@@ -38,32 +38,32 @@ class Job:
     base_url: str
 
 
-class Lost(Exception):
+class AgentLost(Exception):
     """The process did not do what it was to do; the text says why. It is of no use any more."""
 
 
-class Unusable(Lost):
+class AgentUnusable(AgentLost):
     """The agent's code does not load."""
 
 
-class Agents:
+class AgentPool:
     """At most `n_workers` processes, made when they are needed."""
 
     def __init__(self, function: str, *, n_workers: int, timeout_s: float, prints: Path | None = None) -> None:
         """`prints` is the file that takes what agents print."""
         self.function, self.timeout_s, self.prints = function, timeout_s, prints
-        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[AgentJob | None] = queue.SimpleQueue()
         self.has_loaded = False  # the agent's code did, once
         self._n_workers, self._n_jobs = n_workers, 0
-        self._runners: list[Runner] = []
+        self._runners: list[AgentRunner] = []
 
-    def run(self, job: Job) -> None:
+    def run(self, job: AgentJob) -> None:
         """Begin a conversation, as soon as a process is free; its session hears the end of it."""
         self._n_jobs += 1
         self.jobs.put(job)
         n_unfinished = self._n_jobs - sum(runner.n_done for runner in self._runners)
         if len(self._runners) < min(n_unfinished, self._n_workers):
-            self._runners.append(Runner(self))
+            self._runners.append(AgentRunner(self))
 
     def close(self) -> None:
         """End all of them. Every session is closed by now."""
@@ -74,10 +74,10 @@ class Agents:
         self._runners.clear()
 
 
-class Runner:
+class AgentRunner:
     """One thread and its process."""
 
-    def __init__(self, agents: Agents) -> None:
+    def __init__(self, agents: AgentPool) -> None:
         self.n_done = 0  # conversations
         self._agents = agents
         self._child: Child | None = None
@@ -97,7 +97,7 @@ class Runner:
             self._drop()
         os.close(bell)
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: AgentJob) -> None:
         session, timeout_s = job.session, self._agents.timeout_s
         try:
             child = self._start(session)
@@ -105,14 +105,14 @@ class Runner:
             child.send(pack(request, cap_bytes=REQUEST_BYTES))
             record = receive(self._selector, child, lambda: timeout_s - session.own_s, lambda: session.is_closed)
             if record is None:
-                raise Lost(f"it took more than workflow.agent.timeout_s = {timeout_s:g} s of its own")
+                raise AgentLost(f"it took more than workflow.agent.timeout_s = {timeout_s:g} s of its own")
             if record.get("id") != session.number:
-                raise Lost("its process wrote what is no answer")
+                raise AgentLost("its process wrote what is no answer")
             session.end(read_end(record))
-        except (Lost, ChildLost, ValueError, OSError) as error:  # OSError: the system has no process for it
+        except (AgentLost, ChildLost, ValueError, OSError) as error:  # OSError: the system has no process for it
             self._drop()
-            is_unusable = isinstance(error, Unusable) and not self._agents.has_loaded
-            session.end(Ended(None, str(error), is_unusable=is_unusable))
+            is_unusable = isinstance(error, AgentUnusable) and not self._agents.has_loaded
+            session.end(AgentEnded(None, str(error), is_unusable=is_unusable))
 
     def _start(self, session: Session) -> Child:
         """The process, with the agent's code loaded. Raises Lost."""
@@ -139,7 +139,7 @@ def load(
             return load_once(selector, function, is_unwanted, prints)
         except ChildLost as lost:  # perhaps killed by somebody: that says nothing of the code
             why = str(lost)
-    raise Unusable(f"workflow.agent.function {function!r} must load: {why}")
+    raise AgentUnusable(f"workflow.agent.function {function!r} must load: {why}")
 
 
 def load_once(
@@ -152,10 +152,10 @@ def load_once(
         child.send(pack(order, cap_bytes=REQUEST_BYTES))
         record = receive(selector, child, lambda: began + START_S - time.monotonic(), is_unwanted)
         if record is None:
-            raise Unusable(f"workflow.agent.function {function!r} must load within {START_S:g} s: it did not")
+            raise AgentUnusable(f"workflow.agent.function {function!r} must load within {START_S:g} s: it did not")
         if record != {"ready": True}:
-            raise Unusable(str(record.get("broken", "its process wrote what is no answer")))
-    except (Lost, ChildLost):
+            raise AgentUnusable(str(record.get("broken", "its process wrote what is no answer")))
+    except (AgentLost, ChildLost):
         end(child)
         raise
     return child
@@ -170,7 +170,7 @@ def receive(
     """The next frame; None when no time remains. Raises ChildLost; Lost when nobody wants it any more."""
     while (left_s := remaining_s()) > 0:
         if is_unwanted():
-            raise Lost("nobody wants its conversation any more")
+            raise AgentLost("nobody wants its conversation any more")
         for selected, events in selector.select(left_s):
             if selected.data == BELL:
                 os.eventfd_read(selected.fd)
@@ -181,14 +181,14 @@ def receive(
     return None
 
 
-def read_end(record: dict[str, Any]) -> Ended:
+def read_end(record: dict[str, Any]) -> AgentEnded:
     """Raises ValueError for what cannot go on in a trajectory."""
     returned = record.get("returned")
     if returned is not None and not isinstance(returned, dict):
         raise ValueError("its process wrote what is no answer")
     json.dumps(returned, allow_nan=False, ensure_ascii=False).encode()
     error, place, trace = (str(record.get(name, "")) for name in ("error", "place", "trace"))
-    return Ended(returned, error, place, trace)
+    return AgentEnded(returned, error, place, trace)
 
 
 def end(child: Child) -> None:
@@ -201,5 +201,5 @@ def check_agent(function: str) -> None:
     with selectors.DefaultSelector() as selector:
         try:
             end(load(selector, function, lambda: False))
-        except Lost as lost:
+        except AgentLost as lost:
             raise ConfigError(str(lost)) from None

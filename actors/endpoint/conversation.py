@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from actors.endpoint.openai_api import Message, Refused
+from actors.endpoint.openai_api import Message, RequestRejected
 from areal_bus.messages import Finish
 
 MARK = uuid.uuid4().hex  # of this process: in nobody's text
@@ -18,7 +18,7 @@ MARK = uuid.uuid4().hex  # of this process: in nobody's text
 Tools = Sequence[dict[str, Any]]
 
 
-class Rewritten(Refused):
+class HistoryRewritten(RequestRejected):
     """The messages are no extension of those before."""
 
 
@@ -39,14 +39,16 @@ class Conversation:
             text = self._render(messages, tools)
             unseen = [name for tool in tools if (name := tool["function"]["name"]) not in text]
             if unseen:
-                raise Refused(f"the chat template must write the tools: it does not write {unseen[0]!r}")
+                raise RequestRejected(f"the chat template must write the tools: it does not write {unseen[0]!r}")
             return self._tokens(text)
         self._check_extends(messages, tools)
         n = len(self.messages)
         marked = [*messages[: n - 1], {"role": "assistant", "content": MARK}, *messages[n:]]
         text = self._render(marked, tools)
         if text.count(MARK) != 1:
-            raise Refused("the chat template must write each message once: it does not write the last answer so")
+            raise RequestRejected(
+                "the chat template must write each message once: it does not write the last answer so"
+            )
         added = self._tokens(text.partition(MARK)[2])
         if self._has_ended and added[:1] == self.ids[-1:]:  # the answer has its end already
             del added[0]
@@ -63,16 +65,16 @@ class Conversation:
 
     def _check_extends(self, messages: Sequence[Message], tools: Tools) -> None:
         if list(tools) != self._tools:
-            raise Rewritten("a conversation keeps its tools: they differ from those of the call before")
+            raise HistoryRewritten("a conversation keeps its tools: they differ from those of the call before")
         n = len(self.messages)
         for at, known in enumerate(self.messages):
             if at >= len(messages) or comparable(messages[at]) != comparable(known):
-                raise Rewritten(
+                raise HistoryRewritten(
                     f"a call goes on from the conversation so far, {n} messages with the last answer: messages[{at}] "
                     f"{'is not there' if at >= len(messages) else 'differs'}"
                 )
         if len(messages) == n:
-            raise Rewritten("a further call brings a message or more after the last answer: it brings none")
+            raise HistoryRewritten("a further call brings a message or more after the last answer: it brings none")
 
     def _render(self, messages: Sequence[Message], tools: Tools) -> str:
         try:
@@ -84,7 +86,7 @@ class Conversation:
                 add_generation_prompt=True,
             )
         except Exception as error:  # noqa: BLE001  a template raises what it likes for what it has no form for
-            raise Refused(
+            raise RequestRejected(
                 f"the chat template has no form for these messages: {type(error).__name__}: {error}"
             ) from None
         return str(text)

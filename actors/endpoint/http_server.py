@@ -15,8 +15,8 @@ from typing import Any
 from loguru import logger
 
 from actors.endpoint.openai_api import (
-    Refused,
-    Sampled,
+    ChatCompletion,
+    RequestRejected,
     as_bytes,
     as_event,
     chunks,
@@ -36,7 +36,7 @@ RETRIES = "x-stainless-retry-count"  # of OpenAI's own clients: they had no answ
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 
 
-class Server:
+class EndpointServer:
     """Serves until it is closed, in threads of its own."""
 
     def __init__(self, sessions: Sessions, *, model: str, n_connections: int) -> None:
@@ -129,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
         """Refusals are answers, too. A body that was not read ends the connection."""
         try:
             act(self._session())
-        except Refused as refused:
+        except RequestRejected as refused:
             self.close_connection = True
             self._send(error(str(refused), status=refused.status, code=refused.code), status=refused.status)
         except OSError:
@@ -142,7 +142,9 @@ class Handler(BaseHTTPRequestHandler):
         kind, _, key = self.headers.get("Authorization", "").partition(" ")
         session = self.server.sessions.find(key.strip()) if kind.lower() == "bearer" else None
         if session is None:
-            raise Refused("a request carries the API key of an open conversation", status=401, code="invalid_api_key")
+            raise RequestRejected(
+                "a request carries the API key of an open conversation", status=401, code="invalid_api_key"
+            )
         if session is not self._held:
             self._let_go()
             self._held = session
@@ -161,12 +163,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _get(self, session: Session) -> None:
         if self.path.partition("?")[0] != MODELS:
-            raise Refused(f"there is {MODELS} to get, and {CHAT} to post to", status=404, code="not_found")
+            raise RequestRejected(f"there is {MODELS} to get, and {CHAT} to post to", status=404, code="not_found")
         self._send(models(self.server.model))
 
     def _post(self, session: Session) -> None:
         if self.path.partition("?")[0] != CHAT:
-            raise Refused(f"there is {CHAT} to post to, and {MODELS} to get", status=404, code="not_found")
+            raise RequestRejected(f"there is {CHAT} to post to, and {MODELS} to get", status=404, code="not_found")
         body = self._body()
         self._has_asked()
         call = read_call(body)
@@ -186,10 +188,10 @@ class Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit():
-            raise Refused("a request says the length of its body", status=411, code="length_required")
+            raise RequestRejected("a request says the length of its body", status=411, code="length_required")
         if len(length) > 12 or int(length) > BODY_BYTES:
             self._throw_away(min(int(length[:12]), THROWN_BYTES))
-            raise Refused(f"a body has at most {BODY_BYTES} bytes: this one has {length[:12]}", status=413)
+            raise RequestRejected(f"a body has at most {BODY_BYTES} bytes: this one has {length[:12]}", status=413)
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise ConnectionError("the body ended early")
@@ -213,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
         except (OSError, ValueError):
             return True
 
-    def _answer(self, session: Session, pending: Pending, sampled: Sampled) -> None:
+    def _answer(self, session: Session, pending: Pending, sampled: ChatCompletion) -> None:
         id, call, model = f"chatcmpl-{session.number}-{pending.number}", pending.call, self.server.model
         if not call.stream:
             self._send(completion(call, sampled, id=id, model=model))

@@ -43,7 +43,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # what these may be: asking for noth
 }
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """A request that cannot be kept; the text says why. What it asked for changes nothing."""
 
     def __init__(self, sentence: str, *, status: int = 400, code: str = "invalid_request") -> None:
@@ -52,7 +52,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ChatCall:
     """One request for a completion of a conversation."""
 
     messages: tuple[Message, ...]
@@ -66,19 +66,19 @@ class Call:
     logprobs: bool = False
 
 
-def read_call(body: bytes) -> Call:
+def read_call(body: bytes) -> ChatCall:
     """The call that a body asks for. Raises Refused."""
     fields = {name: value for name, value in read_object(body).items() if value is not None}  # null is "not set"
     for name, value in fields.items():
         if name not in ASKED and name not in LABELS and value not in NEUTRAL.get(name, ()):
-            raise Refused(f"{name} = {shown(value)} cannot be honoured here: leave it out")
+            raise RequestRejected(f"{name} = {shown(value)} cannot be honoured here: leave it out")
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise Refused("messages must be a list of one message or more")
+        raise RequestRejected("messages must be a list of one message or more")
     options = fields.get("stream_options", {})
     if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
-        raise Refused(f"stream_options may hold include_usage only: it is {shown(options)}")
-    return Call(
+        raise RequestRejected(f"stream_options may hold include_usage only: it is {shown(options)}")
+    return ChatCall(
         messages=tuple(read_message(message, at) for at, message in enumerate(messages)),
         body=body,
         tools=read_tools(fields.get("tools", [])),
@@ -97,9 +97,9 @@ def read_object(body: bytes) -> dict[str, Any]:
         record = json.loads(body, parse_constant=refuse_constant)
         json.dumps(record, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise Refused(f"the body must be JSON: {str(error)[:200]}") from None
+        raise RequestRejected(f"the body must be JSON: {str(error)[:200]}") from None
     if not isinstance(record, dict):
-        raise Refused(f"the body must be one JSON object: it is a {type(record).__name__}")
+        raise RequestRejected(f"the body must be one JSON object: it is a {type(record).__name__}")
     return record
 
 
@@ -110,11 +110,11 @@ def refuse_constant(name: str) -> None:
 def read_message(message: Any, at: int) -> Message:
     """As the chat template gets it: content is text, empty fields are gone. Raises Refused."""
     if not isinstance(message, dict) or message.get("role") not in ROLES:
-        raise Refused(f"messages[{at}] must be an object with a role, one of {', '.join(ROLES)}")
+        raise RequestRejected(f"messages[{at}] must be an object with a role, one of {', '.join(ROLES)}")
     set_fields = {name: value for name, value in message.items() if value not in (None, [], {})}
     unknown = sorted(set_fields.keys() - MESSAGE_FIELDS)
     if unknown:
-        raise Refused(f"messages[{at}].{unknown[0]} cannot be honoured here: leave it out")
+        raise RequestRejected(f"messages[{at}].{unknown[0]} cannot be honoured here: leave it out")
     role = "system" if message["role"] == "developer" else message["role"]
     read: Message = {"role": role, "content": read_content(message.get("content"), at)}
     for name in ("name", "tool_call_id"):
@@ -132,7 +132,7 @@ def read_content(content: Any, at: int) -> str:
     texts = []
     for part in as_list(content, at):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise Refused(f"messages[{at}].content must be text, or parts of the type text")
+            raise RequestRejected(f"messages[{at}].content must be text, or parts of the type text")
         texts.append(part["text"])
     return "".join(texts)
 
@@ -140,7 +140,7 @@ def read_content(content: Any, at: int) -> str:
 def read_tool_call(call: Any, at: int) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
-        raise Refused(f"messages[{at}].tool_calls must be calls of functions")
+        raise RequestRejected(f"messages[{at}].tool_calls must be calls of functions")
     name, arguments = function.get("name"), function.get("arguments")
     return {
         "id": read_text(call.get("id"), f"messages[{at}].tool_calls[].id"),
@@ -154,7 +154,7 @@ def read_tool_call(call: Any, at: int) -> dict[str, Any]:
 
 def read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(tools, list):
-        raise Refused("tools must be a list")
+        raise RequestRejected("tools must be a list")
     for at, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if (
@@ -162,7 +162,7 @@ def read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
             or tool.get("type") != "function"
             or not isinstance(function.get("name"), str)
         ):
-            raise Refused(f"tools[{at}] must be a function with a name")
+            raise RequestRejected(f"tools[{at}] must be a function with a name")
     return tuple(tools)
 
 
@@ -170,7 +170,7 @@ def read_max_tokens(fields: Mapping[str, Any]) -> int | None:
     """The smaller of the two names' values."""
     given = [fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields]
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in given):
-        raise Refused(f"max_tokens must be a whole number of at least 1: it is {shown(given[0])}")
+        raise RequestRejected(f"max_tokens must be a whole number of at least 1: it is {shown(given[0])}")
     return min(given, default=None)
 
 
@@ -179,26 +179,26 @@ def read_number(fields: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e9 < value < 1e9:
-        raise Refused(f"{name} must be a number: it is {shown(value)}")
+        raise RequestRejected(f"{name} must be a number: it is {shown(value)}")
     return float(value)
 
 
 def read_flag(fields: Mapping[str, Any], name: str) -> bool:
     value = fields.get(name, False)
     if not isinstance(value, bool):
-        raise Refused(f"{name} must be true or false: it is {shown(value)}")
+        raise RequestRejected(f"{name} must be true or false: it is {shown(value)}")
     return value
 
 
 def read_text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise Refused(f"{where} must be text: it is {shown(value)}")
+        raise RequestRejected(f"{where} must be text: it is {shown(value)}")
     return value
 
 
 def as_list(value: Any, at: int) -> list[Any]:
     if not isinstance(value, list):
-        raise Refused(f"messages[{at}] must hold text or lists: it has {shown(value)}")
+        raise RequestRejected(f"messages[{at}] must hold text or lists: it has {shown(value)}")
     return value
 
 
@@ -209,7 +209,7 @@ def shown(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class ChatCompletion:
     """One completion as its agent gets it."""
 
     message: Message  # role, content, tool_calls where there are some
@@ -220,7 +220,7 @@ class Sampled:
     version: int  # newest that sampled
 
 
-def completion(call: Call, sampled: Sampled, *, id: str, model: str) -> dict[str, Any]:
+def completion(call: ChatCall, sampled: ChatCompletion, *, id: str, model: str) -> dict[str, Any]:
     """The whole answer."""
     message = {"role": "assistant", "refusal": None, **sampled.message, "content": sampled.message["content"] or None}
     if not message.get("tool_calls"):
@@ -229,7 +229,7 @@ def completion(call: Call, sampled: Sampled, *, id: str, model: str) -> dict[str
     return head(sampled, "chat.completion", id, model) | {"choices": [choice], "usage": usage(sampled)}
 
 
-def chunks(call: Call, sampled: Sampled, *, id: str, model: str) -> Iterator[dict[str, Any]]:
+def chunks(call: ChatCall, sampled: ChatCompletion, *, id: str, model: str) -> Iterator[dict[str, Any]]:
     """The answer as a stream: all of the message in one piece, for it is there as a whole."""
     start = head(sampled, "chat.completion.chunk", id, model)
     calls = [{"index": at, **call} for at, call in enumerate(sampled.message.get("tool_calls", []))]
@@ -242,13 +242,13 @@ def chunks(call: Call, sampled: Sampled, *, id: str, model: str) -> Iterator[dic
         yield start | {"choices": [], "usage": usage(sampled)}
 
 
-def head(sampled: Sampled, kind: str, id: str, model: str) -> dict[str, Any]:
+def head(sampled: ChatCompletion, kind: str, id: str, model: str) -> dict[str, Any]:
     """`system_fingerprint` names the weights, as OpenAI's names what a system runs on."""
     fingerprint = f"version-{sampled.version}"
     return {"id": id, "object": kind, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
 
 
-def usage(sampled: Sampled) -> dict[str, int]:
+def usage(sampled: ChatCompletion) -> dict[str, int]:
     n_sampled = len(sampled.logps)
     return {
         "prompt_tokens": sampled.n_prompt,
@@ -257,7 +257,7 @@ def usage(sampled: Sampled) -> dict[str, int]:
     }
 
 
-def logprobs(call: Call, sampled: Sampled) -> dict[str, Any] | None:
+def logprobs(call: ChatCall, sampled: ChatCompletion) -> dict[str, Any] | None:
     """One entry for each sampled token, the stop token included; None unless the call asked for them."""
     if not call.logprobs:
         return None

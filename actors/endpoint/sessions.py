@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from actors.endpoint.openai_api import Call, Refused, Sampled
+from actors.endpoint.openai_api import ChatCall, ChatCompletion, RequestRejected
 
 ENDED = "this conversation has ended"
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AgentEnded:
     """The agent is done: what it returned, or why it did not."""
 
     returned: dict[str, Any] | None
@@ -33,20 +33,20 @@ class Ended:
 class Pending:
     """One call under way: answered or refused once, from the loop's thread; waited for in the server's."""
 
-    def __init__(self, call: Call, number: int, client_is_gone: Callable[[], bool], session: "Session") -> None:
+    def __init__(self, call: ChatCall, number: int, client_is_gone: Callable[[], bool], session: "Session") -> None:
         self.call, self.number = call, number
         self.client_is_gone = client_is_gone  # while it is not heard
         self.is_heard = False  # the answer was written to its client
         self._session = session
         self._done = threading.Event()
-        self._sampled: Sampled | None = None
-        self._refused: Refused | None = None
+        self._sampled: ChatCompletion | None = None
+        self._refused: RequestRejected | None = None
 
-    def answer(self, sampled: Sampled) -> None:
+    def answer(self, sampled: ChatCompletion) -> None:
         self._sampled = sampled
         self._end()
 
-    def refuse(self, refused: Refused) -> None:
+    def refuse(self, refused: RequestRejected) -> None:
         self._refused = refused
         self._end()
 
@@ -54,7 +54,7 @@ class Pending:
         """Whether it is done."""
         return self._done.wait(timeout_s)
 
-    def result(self) -> Sampled:
+    def result(self) -> ChatCompletion:
         """Of a call that is done. Raises Refused."""
         if self._refused is not None:
             raise self._refused
@@ -76,7 +76,7 @@ class Pending:
         self._done.set()
 
 
-class Bell:
+class WakeOnce:
     """Wakes the loop once until it has looked: what is put after it looked wakes it again."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -97,10 +97,10 @@ class Bell:
 class Session:
     """One conversation. The server's threads call, the agent's thread ends it, the loop takes both and closes it."""
 
-    def __init__(self, key: str, number: int, name: str, bell: Bell) -> None:
+    def __init__(self, key: str, number: int, name: str, bell: WakeOnce) -> None:
         self.key, self.number, self.name = key, number, name
         self._bell = bell
-        self._news: queue.SimpleQueue[Pending | Ended] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Pending | AgentEnded] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._last: Pending | None = None
         self._n_calls = 0
@@ -121,20 +121,22 @@ class Session:
         with self._lock:
             self._connections.discard(connection)
 
-    def call(self, call: Call, client_is_gone: Callable[[], bool], *, says_again: bool = False) -> Pending:
+    def call(self, call: ChatCall, client_is_gone: Callable[[], bool], *, says_again: bool = False) -> Pending:
         """Put a call to the model; the one before, where its client did not hear the answer and comes with it again.
 
         `says_again`: the client says so itself. Raises Refused.
         """
         with self._lock:
             if self._is_closed:
-                raise Refused(ENDED, status=401, code="invalid_api_key")
+                raise RequestRejected(ENDED, status=401, code="invalid_api_key")
             last = self._last
             if last is not None and last.call.body == call.body and (says_again or last.is_unheard):
                 last.client_is_gone = client_is_gone
                 return last
             if last is not None and not last.is_done:
-                raise Refused("a conversation has one call under way at a time: the one before is not answered yet")
+                raise RequestRejected(
+                    "a conversation has one call under way at a time: the one before is not answered yet"
+                )
             self._pause_clock()
             self._n_calls += 1
             self._last = Pending(call, self._n_calls, client_is_gone, self)
@@ -159,7 +161,7 @@ class Session:
         with self._lock:
             self._own_s, self._runs_since = 0.0, time.monotonic()
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: AgentEnded) -> None:
         self._news.put(ended)
         self._bell.ring()
 
@@ -179,7 +181,7 @@ class Session:
         self._bell.heard()
         return not self._news.empty()
 
-    def news(self) -> Pending | Ended:
+    def news(self) -> Pending | AgentEnded:
         """The oldest there is; `has_news` said so."""
         return self._news.get_nowait()
 
@@ -197,7 +199,7 @@ class Session:
             self._is_closed = True
             last, connections = self._last, list(self._connections)
         if last is not None and not last.is_done:
-            last.refuse(Refused(ENDED, status=410, code="conversation_ended"))
+            last.refuse(RequestRejected(ENDED, status=410, code="conversation_ended"))
         self._on_close()
         for connection in connections:
             with contextlib.suppress(OSError):  # it has ended already
@@ -213,7 +215,7 @@ class Sessions:
     """The conversations that are open, by key."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self._bell = Bell(wake)
+        self._bell = WakeOnce(wake)
         self._open: dict[str, Session] = {}
         self._n_opened = 0
 

@@ -12,12 +12,12 @@ from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine
 from actors.engines.protocol import Engine
 from actors.generator.delivery import Delivery
 from actors.generator.loop import Generator
-from actors.generator.rollout_runner import Sampling
-from actors.generator.weight_updates import Receiving
+from actors.generator.rollout_runner import RolloutRunner
+from actors.generator.weight_updates import WeightUpdates
 from actors.models.loading import empty_model, load_tokenizer, stop_ids
 from actors.runtime import process as draining
-from actors.runtime.context import Context, Pulse, note_refusals, open_bus
-from actors.runtime.head_session import HEAD, Presence
+from actors.runtime.context import Context, HeartbeatState, note_refusals, open_bus
+from actors.runtime.head_session import HEAD, HeadSession
 from actors.runtime.user_failures import Failures, Prints
 from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.config.capacity import capacity, slots, together
@@ -26,7 +26,7 @@ from areal_bus.core.events import Event
 from areal_bus.journal import Journal
 from areal_bus.messages import Failure, Ready
 from areal_bus.transport.bus import Bus
-from areal_bus.weights.receiver import Member
+from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.snapshot import forms_of
 
 
@@ -34,7 +34,7 @@ def run(context: Context) -> None:
     """Sample until the head says Stop. Raises ConfigError when model, tokenizer or workflow do not load."""
     config = context.config()
     journal = context.journal(config)
-    pulse = Pulse()
+    pulse = HeartbeatState()
     bus = open_bus(context, config, pulse)
     try:
         reason = sample_until_stop(context, config, journal, pulse, bus)
@@ -48,9 +48,9 @@ def run(context: Context) -> None:
         bus.close()
 
 
-def sample_until_stop(context: Context, config: Config, journal: Journal, pulse: Pulse, bus: Bus) -> str:
+def sample_until_stop(context: Context, config: Config, journal: Journal, pulse: HeartbeatState, bus: Bus) -> str:
     """Load, say Ready, and turn until Stop: its reason."""
-    presence = Presence(bus, silent_s=config.bus.silent_s)
+    presence = HeadSession(bus, silent_s=config.bus.silent_s)
     presence.join(context)
     journal.mark("load")
     pulse.note = f"loads {context.model_folder}"
@@ -58,7 +58,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     logs, what = context.folder / "logs", f"workflow.function {config.workflow.function!r}"
     workflow = load_workflow(config, wake=bus.wake, prints=Prints(logs, context.name, what))
     engine = make_engine(context, config, tokenizer)
-    sampling = Sampling(
+    sampling = RolloutRunner(
         engine,
         workflow,
         tokenizer,
@@ -67,7 +67,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
         journal=journal,
         failures=Failures(logs, context.name, what, ends=context.incarnation == 0),
     )
-    receiving = Receiving(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
+    receiving = WeightUpdates(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
     delivery = Delivery(config.bus.resend_s, gather=together(config))
     reports = config.rollout.max_head_offpolicyness > 0 and continues(workflow)
     generator = Generator(
@@ -101,10 +101,10 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
     return generator.stopped
 
 
-def make_member(context: Context, config: Config) -> Member:
+def make_member(context: Context, config: Config) -> WeightReceiver:
     """This generator in pushes. What is for a server comes down in host memory, and goes on when it is verified."""
     computes = config.rollout.engine == "builtin"
-    return Member(
+    return WeightReceiver(
         context.name,
         address=context.address,
         interface=context.interface,

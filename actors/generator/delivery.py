@@ -8,7 +8,7 @@ that does not take what is sent to it gets no more of it; it waits here, where i
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from areal_bus.messages import Directory, Partial, Trajectory
+from areal_bus.messages import Partial, PeerList, Trajectory
 from areal_bus.transport.send_queue import ROOM_BYTES
 
 GATHER_S = 0.25  # longest time that a new one waits for others to go along
@@ -18,7 +18,7 @@ Group = tuple[str, int, int]  # evaluation, uid, attempt
 
 
 @dataclass(slots=True)
-class Kept:
+class PendingTrajectory:
     """One trajectory, whom it went to last, and how often."""
 
     trajectory: Trajectory
@@ -35,13 +35,13 @@ class Delivery:
         self._resend_s, self._gather = resend_s, gather
         self._gathers_since: float | None = None
         self._rewards: dict[str, str] = {}  # name -> endpoint
-        self._kept: dict[Key, Kept] = {}
+        self._kept: dict[Key, PendingTrajectory] = {}
 
     @property
     def n_kept(self) -> int:
         return len(self._kept)
 
-    def directory(self, message: Directory) -> tuple[dict[str, str], list[str]]:
+    def directory(self, message: PeerList) -> tuple[dict[str, str], list[str]]:
         """Rewards to connect to (name -> endpoint), and names to let go."""
         listed = dict(zip(message.names, message.endpoints, strict=True))
         now = {name: endpoint for name, endpoint in listed.items() if name.startswith("reward-")}
@@ -55,7 +55,7 @@ class Delivery:
 
     def add(self, trajectory: Trajectory) -> None:
         t = trajectory
-        self._kept[t.evaluation, t.uid, t.attempt, t.sample] = Kept(t)
+        self._kept[t.evaluation, t.uid, t.attempt, t.sample] = PendingTrajectory(t)
 
     def gathers(self, now: float) -> bool:
         """Whether the new ones may wait for more: each that goes alone wakes everybody on its way (docs/design.md)."""

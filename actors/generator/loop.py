@@ -12,24 +12,24 @@ from loguru import logger
 
 from actors.engines.protocol import Engine
 from actors.generator.delivery import Delivery
-from actors.generator.rollout_runner import Outcome, Sampling
-from actors.generator.weight_updates import Broken, Received, Receiving
-from actors.runtime.context import Pulse
-from actors.runtime.head_session import HEAD, Presence
+from actors.generator.rollout_runner import Outcome, RolloutRunner
+from actors.generator.weight_updates import BrokenPush, ReceivedWeights, WeightUpdates
+from actors.runtime.context import HeartbeatState
+from actors.runtime.head_session import HEAD, HeadSession
 from areal_bus.core.events import Event
-from areal_bus.core.partial_rollouts import Offers
-from areal_bus.core.terms import Timeline
-from areal_bus.errors import Dismissed, EngineError
+from areal_bus.core.partial_rollouts import SampleOffers
+from areal_bus.core.terms import TermHistory
+from areal_bus.errors import EngineError, Evicted
 from areal_bus.journal import Journal
 from areal_bus.messages import (
     Ack,
     Cancel,
-    Directory,
-    Dismiss,
-    HeadBeat,
-    Leaving,
+    Evict,
+    HeadHeartbeat,
+    LeaveRequest,
     Message,
     Partial,
+    PeerList,
     Prompt,
     PushBegin,
     PushBroken,
@@ -37,10 +37,10 @@ from areal_bus.messages import (
     Refund,
     Rejoin,
     Sampled,
+    SampleFailed,
     Stop,
     Term,
     Trajectory,
-    Unsampled,
 )
 from areal_bus.transport.bus import Bus
 
@@ -54,13 +54,13 @@ class Generator:
     def __init__(
         self,
         bus: Bus,
-        presence: Presence,
+        presence: HeadSession,
         engine: Engine,
-        sampling: Sampling,
-        receiving: Receiving,
+        sampling: RolloutRunner,
+        receiving: WeightUpdates,
         delivery: Delivery,
         journal: Journal,
-        pulse: Pulse,
+        pulse: HeartbeatState,
         *,
         n_slots: int = 0,
         report_tokens: int = 0,
@@ -76,9 +76,9 @@ class Generator:
         self._receiving, self._delivery = receiving, delivery
         self._journal, self._pulse = journal, pulse
         self._n_slots, self._report_tokens, self._drains = n_slots, report_tokens, drains
-        self._arrived: Received | None = None  # weights that wait for the samples under way
-        self._timeline = Timeline()
-        self._offers = Offers()
+        self._arrived: ReceivedWeights | None = None  # weights that wait for the samples under way
+        self._timeline = TermHistory()
+        self._offers = SampleOffers()
         self._holds_void = False  # weights of a lost timeline: nothing is decoded with them
         self._awaits_more = False  # a share is not here as a whole (eta = 0)
         self._is_leaving = False
@@ -101,7 +101,7 @@ class Generator:
         """No further work is wanted; said once, and again to every new head."""
         if not self._is_leaving:
             self._is_leaving = True
-            self._presence.say(Leaving())
+            self._presence.say(LeaveRequest())
 
     @property
     def _has_weights(self) -> bool:
@@ -164,14 +164,14 @@ class Generator:
             case Cancel():  # never comes within a share
                 self._awaits_more = False
                 self._drop(message.evaluation, message.uid, message.attempt)
-            case Directory():
+            case PeerList():
                 self._follow(message)
             case Stop():
                 self.stopped = message.reason
-            case Dismiss():
-                raise Dismissed(message.reason)
-            case HeadBeat() | Rejoin():
-                pass  # `Presence` has heard them; what is published is told by pushes, too
+            case Evict():
+                raise Evicted(message.reason)
+            case HeadHeartbeat() | Rejoin():
+                pass  # `HeadSession` has heard them; what is published is told by pushes, too
 
     def _begin_term(self, term: int, base: int) -> None:
         """What later versions of older terms made ends here, whole groups of it; the rest goes on."""
@@ -186,7 +186,7 @@ class Generator:
         for evaluation, uid, attempt in sorted(self._sampling.lost(keeps) | self._delivery.lost(keeps)):
             self._drop(evaluation, uid, attempt)
             error = f"term {term} began at version {base}, before some of its tokens"
-            self._bus.send(HEAD, Unsampled(uid, attempt, evaluation, str(Refund.LOST_TIMELINE), error))
+            self._bus.send(HEAD, SampleFailed(uid, attempt, evaluation, str(Refund.LOST_TIMELINE), error))
         if not keeps(self._engine.version):
             self._put_weights_away()
 
@@ -196,7 +196,7 @@ class Generator:
         if self._report_tokens:
             begun = self._sampling.partials(at_least=1, anew=True)
             self._offers.keep([*self._delivery.unfinished(), *begun], self._timeline)
-        self._timeline = Timeline()
+        self._timeline = TermHistory()
         self._receiving.drop()
         self._arrived = None
         self._awaits_more = False
@@ -221,7 +221,7 @@ class Generator:
         self._sampling.cancel(evaluation, uid, attempt)
         self._delivery.forget(evaluation, uid, attempt)
 
-    def _follow(self, directory: Directory) -> None:
+    def _follow(self, directory: PeerList) -> None:
         new, gone = self._delivery.directory(directory)
         for name in gone:
             self._bus.disconnect(name)
@@ -262,9 +262,9 @@ class Generator:
     def _take_weights(self) -> None:
         """Swap in what has arrived, between two decode steps, or report what did not."""
         outcome = self._receiving.take()
-        if isinstance(outcome, Received):
+        if isinstance(outcome, ReceivedWeights):
             self._arrived = outcome
-        elif isinstance(outcome, Broken):
+        elif isinstance(outcome, BrokenPush):
             self._report_broken(outcome.begin, outcome.error)
         if self._arrived is not None and not self._must_drain:
             arrived, self._arrived = self._arrived, None
@@ -275,7 +275,7 @@ class Generator:
         """Samples are under way that end with the weights they have."""
         return self._drains and self._has_weights and (self._engine.hold() or self._sampling.is_midway)
 
-    def _swap(self, received: Received) -> None:
+    def _swap(self, received: ReceivedWeights) -> None:
         self._deliver(gathers=False)  # computing keys anew takes a while
         begin, started = received.begin, time.monotonic()
         try:

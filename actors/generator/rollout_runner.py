@@ -20,15 +20,15 @@ from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError, EngineError, PromptTooLong, WorkflowError
 from areal_bus.journal import Journal
-from areal_bus.messages import Partial, Prompt, Refund, Trajectory, Unsampled
+from areal_bus.messages import Partial, Prompt, Refund, SampleFailed, Trajectory
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt
-Outcome = Trajectory | Unsampled
+Outcome = Trajectory | SampleFailed
 
 
 @dataclass(slots=True)
-class Live:
+class LiveGroup:
     """One sample under way."""
 
     run: EpisodeRun
@@ -41,7 +41,7 @@ class Live:
     awaits: Awaited | None = None  # what it waits for outside the engine
 
 
-class Sampling:
+class RolloutRunner:
     """Owns the live episodes of one generator."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Sampling:
         """`failures` hears where the workflow failed, and that it works."""
         self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
         self._config, self._name, self._journal, self._failures = config, name, journal, failures
-        self._live: dict[Key, Live] = {}
+        self._live: dict[Key, LiveGroup] = {}
         self._begun: dict[Key, Partial] = {}  # of samples whose prompt follows
         self.term = 0  # stamped on every trajectory when it is complete
 
@@ -76,7 +76,7 @@ class Sampling:
                 continue
             run = self._run(key, row)
             seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
-            live = self._live[key] = Live(run, row, seed, prompt.lease, time.monotonic(), begun=begun.get(key))
+            live = self._live[key] = LiveGroup(run, row, seed, prompt.lease, time.monotonic(), begun=begun.get(key))
             evaluation = {"evaluation": prompt.evaluation} if prompt.evaluation else {}
             outcome = self._advance(key, run.start)
             done = {"n_done": live.n_reported} if live.n_reported else {}
@@ -84,7 +84,7 @@ class Sampling:
             self._journal.write(Event.REQUEST, **ids, **evaluation, **done)
             if outcome is not None:
                 yield outcome
-            if isinstance(outcome, Unsampled):
+            if isinstance(outcome, SampleFailed):
                 return
 
     def _run(self, key: Key, row: dict[str, Any]) -> EpisodeRun:
@@ -114,7 +114,7 @@ class Sampling:
                 live.n_reported = len(done.ids)
                 yield self._partial(key, live, done)
 
-    def _partial(self, key: Key, live: Live, done: Done) -> Partial:
+    def _partial(self, key: Key, live: LiveGroup, done: Done) -> Partial:
         given = live.run.ids
         return Partial(
             uid=key[1],
@@ -172,7 +172,7 @@ class Sampling:
         """Groups of which a sample has tokens of a version that does not count."""
         return {key[:3] for key, live in self._live.items() if not keeps(self._newest(key, live))}
 
-    def _newest(self, key: Key, live: Live) -> int | None:
+    def _newest(self, key: Key, live: LiveGroup) -> int | None:
         """Version of the sample's last token (they never decrease, I5); None before the first."""
         asked = self._engine.newest((*key, live.run.n_turns - 1)) if live.run.n_turns else None
         return live.run.spans[-1][0] if asked is None and live.run.spans else asked
@@ -201,7 +201,7 @@ class Sampling:
             reason = Refund.PROMPT_TOO_LONG if isinstance(error, PromptTooLong) else Refund.SAMPLING_ERROR
             text = str(error) if reason == Refund.PROMPT_TOO_LONG else self._fail(key, error)
             self.cancel(*key[:3])
-            return Unsampled(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text[:2000])
+            return SampleFailed(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text[:2000])
 
     def _fail(self, key: Key, error: Exception) -> str:
         """Note where the workflow failed; what to say of it. Raises UserCodeFailed when it never works."""
@@ -216,7 +216,7 @@ class Sampling:
             )
         return text
 
-    def _submit(self, key: Key, live: Live, asked: Asked) -> EngineError | None:
+    def _submit(self, key: Key, live: LiveGroup, asked: Asked) -> EngineError | None:
         """To the engine, or why it cannot take it."""
         try:
             self._engine.submit(self._request(key, live, asked))
@@ -224,7 +224,7 @@ class Sampling:
             return error
         return None
 
-    def _request(self, key: Key, live: Live, asked: Asked) -> Request:
+    def _request(self, key: Key, live: LiveGroup, asked: Asked) -> Request:
         gconfig = self._config.gconfig
         max_new_tokens = asked.max_new_tokens or gconfig.max_new_tokens
         done = self._done(live.begun, asked.ids, max_new_tokens) if live.begun is not None else None

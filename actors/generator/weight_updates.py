@@ -9,17 +9,17 @@ from typing import Any
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.weights.receiver import Member
+from areal_bus.weights.receiver import WeightReceiver
 
 END_AGAIN_S = 0.05
 STUCK_S = 5.0  # whoever has not ended so long after it was told to is in a call that knows no deadline
 
 Forms = Mapping[str, tuple[Sequence[int], str]]
-Outcomes = queue.SimpleQueue["Received | Broken | Exception"]
+Outcomes = queue.SimpleQueue["ReceivedWeights | BrokenPush | Exception"]
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedWeights:
     """Verified weights, to be swapped in."""
 
     begin: PushBegin
@@ -29,17 +29,17 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenPush:
     """A push that did not complete here."""
 
     begin: PushBegin
     error: str
 
 
-class Receiving:
+class WeightUpdates:
     """One push at a time: a newer one ends the one under way. `wake` is called from the thread when there is news."""
 
-    def __init__(self, make_member: Callable[[], Member], expect: Forms, wake: Callable[[], None]) -> None:
+    def __init__(self, make_member: Callable[[], WeightReceiver], expect: Forms, wake: Callable[[], None]) -> None:
         self._make_member, self._expect, self._wake = make_member, expect, wake
         self._member = make_member()
         self._outcomes: Outcomes = queue.SimpleQueue()
@@ -64,7 +64,7 @@ class Receiving:
             self._unwanted = True
             self._end()
 
-    def take(self) -> Received | Broken | None:
+    def take(self) -> ReceivedWeights | BrokenPush | None:
         """What came of a push since the last call, if anything. Raises what ended the thread otherwise."""
         try:
             outcome = self._outcomes.get_nowait()
@@ -78,7 +78,7 @@ class Receiving:
         if isinstance(outcome, Exception):
             raise outcome
         unwanted = self._unwanted
-        if unwanted and isinstance(outcome, Received):
+        if unwanted and isinstance(outcome, ReceivedWeights):
             self.spare = outcome.tensors
         if self._next is not None:
             self._start()
@@ -117,12 +117,14 @@ class Receiving:
         self._thread = threading.Thread(target=self._receive, args=arguments, name="weights", daemon=True)
         self._thread.start()
 
-    def _receive(self, member: Member, outcomes: Outcomes, begin: PushBegin, into: Mapping[str, Any] | None) -> None:
+    def _receive(
+        self, member: WeightReceiver, outcomes: Outcomes, begin: PushBegin, into: Mapping[str, Any] | None
+    ) -> None:
         try:
             tensors, digest, receive_s = member.receive(begin, into, expect=self._expect)
-            outcomes.put(Received(begin, tensors, digest, receive_s))
+            outcomes.put(ReceivedWeights(begin, tensors, digest, receive_s))
         except PushFailed as error:
-            outcomes.put(Broken(begin, str(error)))
+            outcomes.put(BrokenPush(begin, str(error)))
         except Exception as error:  # noqa: BLE001  raised again in `take`, on the actor's own thread
             outcomes.put(error)
         finally:

@@ -8,34 +8,34 @@ from pathlib import Path
 from loguru import logger
 
 from areal_bus.core.effects import Discard, Save
-from areal_bus.core.head_checkpoint import START, Frontier, Waypoint
+from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
 from areal_bus.core.terms import slot
 from areal_bus.errors import CheckpointError
 from areal_bus.storage.head_checkpoints import discard, load, mark, path_of, save, tidy, usable, versions, waypoints
 
 
-class Frontiers:
+class HeadCheckpointWriter:
     """RUN/frontiers. The head decides while a file is written: frontiers are frozen."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         tidy(folder)
         self._work: queue.SimpleQueue[Save | Discard | threading.Event | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Frontier] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[HeadCheckpoint] = queue.SimpleQueue()
         self._undiscarded: set[Path] = set()  # the disk did not let them go
         self._thread = threading.Thread(target=self._run, name="frontiers", daemon=True)
         self._thread.start()
 
-    def load(self) -> dict[int, Frontier]:
+    def load(self) -> dict[int, HeadCheckpoint]:
         """All that are whole, and the one before the first prompt."""
         found = {version: load(path_of(self._folder, version)) for version in usable(self._folder)}
         return {**START, **found}
 
-    def waypoints(self) -> list[Waypoint]:
+    def waypoints(self) -> list[HeadSavepoint]:
         """What a learner that has outlived the head may be at."""
         return waypoints(self._folder)
 
-    def mark(self, waypoint: Waypoint) -> None:
+    def mark(self, waypoint: HeadSavepoint) -> None:
         """It is written when this returns. One that cannot be sends a learner that outlives the head back.
 
         Raises CheckpointError when an older one stays in its place.
@@ -68,7 +68,7 @@ class Frontiers:
                 f"a term begins when frontiers of lost ones are gone: {left} in {self._folder} are not"
             )
 
-    def saved(self) -> Iterator[Frontier]:
+    def saved(self) -> Iterator[HeadCheckpoint]:
         """Those that came to be on disk since the last call."""
         while not self._done.empty():
             yield self._done.get()
@@ -97,7 +97,7 @@ class Frontiers:
                 logger.warning("the frontier of version {} cannot be removed: {}", version, error)
                 self._undiscarded.add(path)
 
-    def _save(self, frontier: Frontier) -> None:
+    def _save(self, frontier: HeadCheckpoint) -> None:
         """One that cannot be written makes its checkpoint one that nobody goes back to: the one before stays."""
         try:
             save(path_of(self._folder, frontier.version), frontier)

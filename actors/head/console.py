@@ -13,7 +13,7 @@ ACCURACY = "  accuracy"  # a column only where the reward function returns `corr
 COLUMNS = f"  step  version   reward{ACCURACY}  lag mean/max  masked   KL(mism.)   tokens/s  time left"
 
 
-class Progress:
+class Console:
     """Prints to one stream; every line stands alone, so that it reads well in a file, too."""
 
     def __init__(self, *, total_steps: int, out: TextIO = sys.stdout) -> None:

@@ -13,7 +13,7 @@ MOST_KEPT = 64  # samples that wait for one write
 compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-class SampleFile:
+class SampleLog:
     """Appends a JSON line a sample to RUN/samples/samples.jsonl, and one to tokens.jsonl (fields: docs/journal.md)."""
 
     def __init__(self, run_folder: Path, *, tokens: bool = False) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from actors.data.loading import load_problems, load_rows
-from actors.data.source import Order, RowSource
+from actors.data.source import RowOrder, RowSource
 from actors.head.alerts import Alert, Alerts
-from actors.head.checkpoint_writer import Frontiers, newest_checkpoint
-from actors.head.console import Progress, clock, comparison
-from actors.head.sample_log import SampleFile
-from actors.head.stall_monitor import Watchdog
+from actors.head.checkpoint_writer import HeadCheckpointWriter, newest_checkpoint
+from actors.head.console import Console, clock, comparison
+from actors.head.sample_log import SampleLog
+from actors.head.stall_monitor import StallMonitor
 from actors.runtime import process as draining
-from actors.runtime.context import Context, Pulse, Turns, collect_seldom, dump, note_refusals
+from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_seldom, dump, note_refusals
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Discard, Effect, End, Keep, Mark, Record, Save, Send
@@ -106,22 +106,22 @@ class Shell:
         self.config = config
         self.folder = Path(context.run_folder)
         self.journal = journal
-        self.pulse = Pulse()  # for the supervisor alone: a head that moves on is not dying in a row
-        self.turns = Turns()
+        self.pulse = HeartbeatState()  # for the supervisor alone: a head that moves on is not dying in a row
+        self.turns = LoopTicker()
         self.end: End | None = None
         self.began = time.monotonic()
-        self.samples = SampleFile(self.folder, tokens=config.journal.tokens) if config.journal.samples else None
-        self.progress = Progress(total_steps=config.run.total_train_steps)
+        self.samples = SampleLog(self.folder, tokens=config.journal.tokens) if config.journal.samples else None
+        self.progress = Console(total_steps=config.run.total_train_steps)
         self.alerts = Alerts(config)
         rows = load_rows(config, context.config_folder)
         evaluates = config.evaluate.before or config.evaluate.after
         problems = load_problems(config, context.config_folder) if evaluates else []
         self._save_problems(problems)
-        order = Order(
+        order = RowOrder(
             len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs
         )
         check_data(config, order)
-        self.frontiers = Frontiers(self.folder / "frontiers")
+        self.frontiers = HeadCheckpointWriter(self.folder / "frontiers")
         rules = rules_of(context, config, problems)
         self.head = Head(
             rules if rules.lease_secret else replace(rules, lease_secret=secrets.token_bytes(16)),
@@ -132,11 +132,11 @@ class Shell:
             frontiers=self.frontiers.load(),
             waypoints=self.frontiers.waypoints(),
         )
-        self.watchdog = Watchdog(config.watchdog, heartbeat_s=config.bus.heartbeat_s)
+        self.watchdog = StallMonitor(config.watchdog, heartbeat_s=config.bus.heartbeat_s)
 
-    def beat(self) -> m.HeadBeat:
+    def beat(self) -> m.HeadHeartbeat:
         """The published clock, repeated to everybody; called on the bus thread."""
-        return m.HeadBeat(term=self.head.terms.term, version=self.head.gate.v, life=self.head.life)
+        return m.HeadHeartbeat(term=self.head.terms.term, version=self.head.gate.v, life=self.head.life)
 
     def serve(self, bus: Bus) -> None:
         """Messages in, effects out, until the end."""
@@ -338,7 +338,7 @@ def write_whole(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def check_data(config: Config, order: Order) -> None:
+def check_data(config: Config, order: RowOrder) -> None:
     """Raises ConfigError when no batch can ever be full, and short ones are not wanted."""
     data = config.data
     if data.drop_last and order.total is not None and order.total < data.batch_size:

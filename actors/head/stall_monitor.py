@@ -10,10 +10,10 @@ from areal_bus.config.sections import WatchdogConfig
 from areal_bus.core.effects import Effect, Effects
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.membership import Standing
-from areal_bus.core.progress_tracker import Watch, place
+from areal_bus.core.membership import MemberState
+from areal_bus.core.progress_tracker import ProgressTracker, place
 from areal_bus.core.state import Phase
-from areal_bus.core.wait_graph import Verdict, Wait, verdict
+from areal_bus.core.wait_graph import StallVerdict, Wait, verdict
 from areal_bus.messages import Role
 
 LOOK_S = 1.0  # between two looks
@@ -24,7 +24,7 @@ NOBODY = Wait("", "", (), 0.0)
 
 
 @dataclass(slots=True)
-class Alarm:
+class StallAlarm:
     """Rings when something has lasted `after_s`, then at twice that, and so on; silent again once it moves."""
 
     after_s: float
@@ -41,18 +41,18 @@ class Alarm:
         return True
 
 
-class Watchdog:
+class StallMonitor:
     """One for the ring as a whole, and one for each member that stands still with work in its hands."""
 
     def __init__(self, settings: WatchdogConfig, *, heartbeat_s: float) -> None:
         self.settings = settings
-        self.watch = Watch(quiet_s=QUIET_BEATS * heartbeat_s, still_s=settings.progress_s)
+        self.watch = ProgressTracker(quiet_s=QUIET_BEATS * heartbeat_s, still_s=settings.progress_s)
         self._looked_s: float | None = None  # by the head's clock
         self._registered_s: float | None = None
         self._register: object = None  # what was written last
-        self._tell, self._act = Alarm(settings.stall_s), Alarm(settings.act_s)
+        self._tell, self._act = StallAlarm(settings.stall_s), StallAlarm(settings.act_s)
         self._is_stalled = False  # and said to be
-        self._of_members: dict[str, tuple[Alarm, Alarm]] = {}  # of those that stand still
+        self._of_members: dict[str, tuple[StallAlarm, StallAlarm]] = {}  # of those that stand still
         self._effects = Effects()
 
     def look(self, head: Head, now: float) -> list[Effect]:
@@ -113,11 +113,11 @@ class Watchdog:
             self._effects.progress("warning", text="the ring moves again")
         return []
 
-    def _is_hopeless(self, found: Verdict) -> bool:
+    def _is_hopeless(self, found: StallVerdict) -> bool:
         """Whether a role of which somebody must work has nobody who does: that does not mend itself."""
         return bool(found.absent) and self.settings.absent_action == "abort"
 
-    def _abort(self, head: Head, found: Verdict, stalled_s: float) -> None:
+    def _abort(self, head: Head, found: StallVerdict, stalled_s: float) -> None:
         sentence = f"nothing moved for {stalled_s:.0f} s: {found.sentence}"
         self._write("ring", stalled_s, sentence, found.culprits, "abort")
         for member in head.members.alive():
@@ -127,7 +127,7 @@ class Watchdog:
     def _requeue(self, head: Head, name: str, stalled_s: float, now: float) -> list[Effect]:
         """What one to blame holds goes to others; a learner holds nothing that others could do."""
         member = head.members.by_name.get(name)
-        if member is None or member.role is Role.LEARNER or member.standing is Standing.DEAD:
+        if member is None or member.role is Role.LEARNER or member.standing is MemberState.DEAD:
             return []
         text = f"the work of {place(name)} goes to others"
         self._write("member", stalled_s, text, (name,), "requeue")
@@ -145,7 +145,7 @@ class Watchdog:
         for name in self._of_members.keys() - stuck.keys():
             del self._of_members[name]
         for name, (member, still_s) in stuck.items():
-            alarms = (Alarm(self.settings.progress_s), Alarm(self.settings.act_s))
+            alarms = (StallAlarm(self.settings.progress_s), StallAlarm(self.settings.act_s))
             tell, act = self._of_members.setdefault(name, alarms)
             tells, acts = tell.rings(still_s), act.rings(still_s)
             if self._is_stalled:  # the verdict on the ring names it

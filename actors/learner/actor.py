@@ -12,17 +12,17 @@ import torch
 from loguru import logger
 
 from actors.cpu.helpers import Crew
-from actors.learner.checkpoint_manager import Beginning, Keeper
+from actors.learner.checkpoint_manager import CheckpointManager, StartPoint
 from actors.learner.cpu_helpers import call
-from actors.learner.inbox import Letterbox, StopRun
+from actors.learner.inbox import LearnerInbox, StopRun
 from actors.learner.loop import find_loop
 from actors.learner.ppo import PPOActor
-from actors.learner.rendezvous import Meeting, Ranks, lost_peer, meet, part
-from actors.learner.rollout import Rollout, Tie
+from actors.learner.rendezvous import LearnerRanks, Rendezvous, lost_peer, meet, part
+from actors.learner.rollout import HeadFailover, Rollout
 from actors.learner.startup import load_policy, warm
-from actors.learner.weight_pusher import Pusher
+from actors.learner.weight_pusher import WeightPusher
 from actors.models.loading import load_tokenizer
-from actors.runtime.context import Context, Pulse, note_refusals, open_bus
+from actors.runtime.context import Context, HeartbeatState, note_refusals, open_bus
 from actors.runtime.last_fault import Fault, keep_fault
 from actors.runtime.process import leave
 from actors.runtime.user_code import place_of
@@ -34,7 +34,7 @@ from areal_bus.errors import ConfigError, PushFailed, Restart
 from areal_bus.journal import Journal
 from areal_bus.weights.process_group import brief, serve_store
 from areal_bus.weights.route import home
-from areal_bus.weights.sender import Root
+from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.shared_memory import refusal
 from areal_bus.weights.snapshot import Snapshot, take_snapshot
 
@@ -62,9 +62,9 @@ class Learner:
         self.context = context
         self.config = config
         self.journal = journal
-        self.pulse = Pulse(tells=False)
+        self.pulse = HeartbeatState(tells=False)
         self.is_root = context.index == 0
-        self.root: Root | None = None
+        self.root: WeightSender | None = None
         self.endpoint = ""  # of the store at rank 0
         self.has_met = False  # it computes with other ranks
         self.digest = ""  # of the newest version; rank 0 only
@@ -73,11 +73,13 @@ class Learner:
         self.began_at = 0  # the version that this life began with
         if self.is_root:
             store, self.endpoint = serve_store(context.address)
-            self.root = Root(store, interface=context.interface, address=context.address, route=config.weights.route)
+            self.root = WeightSender(
+                store, interface=context.interface, address=context.address, route=config.weights.route
+            )
         self.bus = open_bus(context, config, self.pulse)
-        self.pusher = Pusher(self._push, send=self.send, failed=lambda error: self.letterbox.fail(error))
-        self.letterbox = Letterbox(self.bus, push_begun=self.pusher.begin, push_broken=self._call_off, overdue=leave)
-        self.keeper = Keeper(
+        self.pusher = WeightPusher(self._push, send=self.send, failed=lambda error: self.letterbox.fail(error))
+        self.letterbox = LearnerInbox(self.bus, push_begun=self.pusher.begin, push_broken=self._call_off, overdue=leave)
+        self.keeper = CheckpointManager(
             context.folder,
             config.checkpoint,
             journal=journal,
@@ -94,7 +96,7 @@ class Learner:
         loop = find_loop(self.config.learner.loop)
         ranks, beginning = self._meet()
         self._load(ranks, beginning)
-        self.tie = Tie(self.letterbox, most=ranks.max, begin=self._begin, look=self._record)
+        self.tie = HeadFailover(self.letterbox, most=ranks.max, begin=self._begin, look=self._record)
         self._announce()
         rollout = Rollout(
             self.send,
@@ -177,7 +179,7 @@ class Learner:
             host=socket.gethostname(),
         )
 
-    def _meet(self) -> tuple[Ranks, Beginning]:
+    def _meet(self) -> tuple[LearnerRanks, StartPoint]:
         """One learner needs nobody; several build their process group at the store of rank 0, and it says where to go
         on.
         """
@@ -185,9 +187,9 @@ class Learner:
         with self.journal.span("load"):
             if context.n_learners == 1:
                 self.letterbox.bind()
-                return Ranks(), self.keeper.choose()
+                return LearnerRanks(), self.keeper.choose()
             self.pulse.note = "waits for the other learners"
-            meeting = Meeting(
+            meeting = Rendezvous(
                 self.letterbox,
                 name=context.name,
                 join_again=lambda: self.send(self._join()),
@@ -198,7 +200,7 @@ class Learner:
                 store = meeting.host(self.endpoint, asdict(beginning), size=context.n_learners)
             else:
                 store, word = meeting.visit(context.index)
-                beginning = Beginning(**word)
+                beginning = StartPoint(**word)
             ranks = meet(
                 store,
                 index=context.index,
@@ -210,7 +212,7 @@ class Learner:
             self.has_met = True
             return ranks, beginning
 
-    def _load(self, ranks: Ranks, beginning: Beginning) -> None:
+    def _load(self, ranks: LearnerRanks, beginning: StartPoint) -> None:
         """Tokenizer and model; afterwards the actor holds the version of the beginning."""
         config, context = self.config, self.context
         with self.journal.span("load"):
@@ -265,7 +267,7 @@ class Learner:
         self.send(m.Ready(capacity=0))
         if self.is_root:
             has_more = lives_on and version > self.began_at  # than any learner that comes up has
-            self.send(m.Begin(version, self.digest, life, has_more, self.keeper.sealed(), self.max_lag))
+            self.send(m.BeginTerm(version, self.digest, life, has_more, self.keeper.sealed(), self.max_lag))
 
     def _publish(self, version: int, stats: dict[str, float]) -> None:
         """Called by the actor at the end of every update, on every rank."""

@@ -27,14 +27,14 @@ from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
 from areal_bus.storage.versioned_dirs import SCHEMA, verify
 
-__all__ = ["State", "gather", "link", "load", "read", "restore", "save", "verify", "version_of", "write_model"]
+__all__ = ["TrainingState", "gather", "link", "load", "read", "restore", "save", "verify", "version_of", "write_model"]
 
 MASTER = "master"
 OS_ERROR = "(os error "  # how Rust's errors name the operating system's
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TrainingState:
     """What a checkpoint holds beside the weights, on the host and whole."""
 
     version: int
@@ -128,15 +128,15 @@ def write_model(folder: Path, policy: Policy, weights: Mapping[str, Tensor], tok
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def load(folder: Path) -> State:
+def load(folder: Path) -> TrainingState:
     """As `read`, after `verify`."""
     verify(folder)
     return read(folder)
 
 
-def read(folder: Path) -> State:
+def read(folder: Path) -> TrainingState:
     """The state beside the weights; the weights are the transformers folder `folder / "model"`."""
-    return State(version=version_of(folder), tensors=load_file(str(folder / "optimizer.safetensors")))
+    return TrainingState(version=version_of(folder), tensors=load_file(str(folder / "optimizer.safetensors")))
 
 
 def version_of(folder: Path) -> int:
@@ -150,7 +150,7 @@ def version_of(folder: Path) -> int:
     return version
 
 
-def restore(state: State, *, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+def restore(state: TrainingState, *, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """Put the optimizer's, the generator's and any rounded parameters' state back, sharded as the parameters are.
 
     Raises CheckpointError when the state belongs to other parameters.

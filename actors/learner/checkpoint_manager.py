@@ -18,14 +18,14 @@ from areal_bus.storage import head_checkpoints, versioned_dirs
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartPoint:
     """A version, and the checkpoint that holds it; "" for version 0 as the model's own folder has it."""
 
     version: int
     folder: str
 
 
-def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> Beginning:
+def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> StartPoint:
     """The newest version whose checkpoint and whose frontier verify; `warn` hears of each that does not, and why.
 
     Version 0 needs neither. A whole checkpoint without a frontier is one that was never finished: when it is the first
@@ -42,14 +42,14 @@ def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> Begin
             refused[version] = str(error)
             warn(f"version {version} cannot be gone back to, an older one is used: {error}")
         else:
-            return Beginning(version, str(path))
+            return StartPoint(version, str(path))
     if not _is_first(run, [version for version in refused if version], every_steps):
         reasons = "; ".join(refused.values())
         raise CheckpointError(
             f"a run goes on from a checkpoint whose files are whole: none in {folder} is ({reasons}); remove that "
             "folder to begin at version 0 again"
         )
-    return Beginning(0, "")
+    return StartPoint(0, "")
 
 
 def _is_first(run: Path, sealed: list[int], every_steps: int) -> bool:
@@ -82,7 +82,7 @@ def _check(run: Path, version: int, path: Path) -> None:
 LEAST_TIMES = 20  # a checkpoint by time waits so many times as long as the last one took: a twentieth of the time
 
 
-class Keeper:
+class CheckpointManager:
     """RUN/checkpoints as one rank sees them: only rank 0 (`is_root`) chooses, writes and speaks."""
 
     def __init__(
@@ -107,14 +107,14 @@ class Keeper:
         self._tried = now()  # when the last checkpoint was there, or refused; at first: when this life began
         self._took_s = 0.0  # the last one
 
-    def choose(self) -> Beginning:
+    def choose(self) -> StartPoint:
         """The version that this life begins with; the run holds nothing newer afterwards. Raises CheckpointError."""
         beginning = choose(self._run, every_steps=self._settings.every_steps, warn=self._warn)
         for path in forget_newer(self._run, beginning.version):
             self._warn(f"{path.name} is removed: this term begins at version {beginning.version}, before it")
         return beginning
 
-    def restore(self, actor: PPOActor, beginning: Beginning) -> None:
+    def restore(self, actor: PPOActor, beginning: StartPoint) -> None:
         """Optimizer, RNG, version and rounded parameters, into an actor with the checkpoint's model."""
         folder = Path(beginning.folder)
         state = checkpoint.read(folder)

@@ -8,7 +8,7 @@ from loguru import logger
 from actors.cpu import build, layer_kernels
 from actors.cpu import fused_mlp_qkv as dense
 from actors.cpu.helpers import Crew
-from actors.cpu.llama_layer import Layer
+from actors.cpu.llama_layer import LlamaLayer
 from actors.learner.policy import Policy
 
 
@@ -38,20 +38,20 @@ def _nothing(policy: Policy) -> str:
         return f"torch itself has {torch.get_num_threads()} threads, and the C kernels are for one"
     if not layer_kernels.made().attends:
         return "this processor's vectors are too short for the C kernels"
-    if not any(isinstance(module, Layer) for module in policy.model.modules()):
+    if not any(isinstance(module, LlamaLayer) for module in policy.model.modules()):
         return "the policy's layers are the model's own, which go by torch"
     return ""
 
 
 def _little(policy: Policy) -> str:
     """What of the layers is not for helpers, if something is not."""
-    layers = [module for module in policy.model.modules() if isinstance(module, Layer)]
+    layers = [module for module in policy.model.modules() if isinstance(module, LlamaLayer)]
     if max(map(_largest, layers)) <= dense.MOST:
         return ""
     return f"weights over {dense.MOST >> 20} MiB go by torch; attention does not"
 
 
-def _largest(one: Layer) -> int:
+def _largest(one: LlamaLayer) -> int:
     """Bytes of a layer's largest weight, as `fused` joins them."""
     heads, mlp = one.self_attn, one.mlp
     joined = ((heads.q_proj, heads.k_proj, heads.v_proj), (mlp.gate_proj, mlp.up_proj))

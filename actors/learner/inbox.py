@@ -12,10 +12,10 @@ from collections.abc import Callable
 from actors.runtime import process as codes
 from areal_bus.errors import Restart
 from areal_bus.messages import (
-    Directory,
-    HeadBeat,
+    HeadHeartbeat,
     Message,
     NoBatch,
+    PeerList,
     PushBegin,
     PushBroken,
     Rejoin,
@@ -34,7 +34,7 @@ class StopRun(Exception):
     """The head said Stop: end cleanly, now."""
 
 
-class Letterbox:
+class LearnerInbox:
     """Messages for the learner's loop; `push_begun` and `push_broken` are called on the reading thread."""
 
     def __init__(
@@ -157,7 +157,7 @@ class Letterbox:
             case PushBroken():
                 self._push_broken(message)
                 return
-            case HeadBeat():
+            case HeadHeartbeat():
                 if not self._has_pushed:  # else a later term is that of whoever has taken our place
                     self.term = max(self.term, message.term)
                 return
@@ -166,7 +166,7 @@ class Letterbox:
                 self._end_soon(codes.DONE, STOP_GRACE_S)
             case Rejoin():
                 self._join_or_end(message)
-            case Directory():
+            case PeerList():
                 self.life = message.life
                 self._letters.put(message)
             case ShardItem():

@@ -16,7 +16,7 @@ from actors.cpu import loss as kernels
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class LogRatio:
     """How far the learner, before its update, is from the sampler. Detached."""
 
     weight_N: Tensor  # exp(prox - behav)
@@ -24,10 +24,10 @@ class Gap:
     largest: Tensor  # (): max |d|
 
 
-def gap(prox_N: Tensor, behav_N: Tensor) -> Gap:
+def gap(prox_N: Tensor, behav_N: Tensor) -> LogRatio:
     """In the precision of its inputs: close log-probs subtract exactly, and what of k3 is tiny is kept."""
     apart = kernels.apart if kernels.applies(prox_N, behav_N) else _apart
-    return Gap(*apart(prox_N, behav_N))
+    return LogRatio(*apart(prox_N, behav_N))
 
 
 @torch.no_grad()
@@ -42,7 +42,7 @@ def _apart(prox_N: Tensor, behav_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LossTerms:
     """What the tokens of one micro-batch contribute."""
 
     loss: Tensor  # (): sum over tokens, to be divided by the number of trained tokens of the whole minibatch
@@ -52,7 +52,7 @@ class Terms:
 
 def ppo(
     theta_N: Tensor, anchor_N: Tensor, advantage_N: Tensor, *, eps_clip: float, weight_N: Tensor | None = None
-) -> Terms:
+) -> LossTerms:
     """-weight * min(u A, clip(u, 1 - eps, 1 + eps) A) with u = theta / anchor (PPO; weighted: paper, eq. 5).
 
     By theta, as du = u dtheta: -weight * u A where the plain branch is the smaller one, else 0. The weight, which is
@@ -62,7 +62,7 @@ def ppo(
     weights = () if weight_N is None else (weight_N,)
     clipped = kernels.clipped if kernels.applies(theta_N, anchor_N, advantage_N, *weights) else _clipped
     loss, n_clipped, ratio_N, slope_N = clipped(theta_N, anchor_N, advantage_N, weight_N, low=low, high=high)
-    return Terms(_sloped(theta_N, loss, slope_N), n_clipped, ratio_N)
+    return LossTerms(_sloped(theta_N, loss, slope_N), n_clipped, ratio_N)
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def _clipped(
 
 def decoupled_ppo(
     theta_N: Tensor, prox_N: Tensor, weight_N: Tensor, advantage_N: Tensor, *, eps_clip: float, cap: float | None
-) -> Terms:
+) -> LossTerms:
     """Decoupled PPO (paper, eq. 5): -(prox/behav) * min(u A, clip(u) A), u = theta / prox.
 
     The weight prox/behav (see `gap`) is a constant that is always there; `cap` clamps it from above.
@@ -113,7 +113,7 @@ class Mismatch:
     weight_squared: float
 
 
-def mismatch(importance_N: Tensor, gap: Gap) -> Mismatch:
+def mismatch(importance_N: Tensor, gap: LogRatio) -> Mismatch:
     """Statistics of one micro-batch; importance = exp(theta - behav). One transfer from the device."""
     if kernels.applies(importance_N):
         weight, weight_squared = kernels.spread(importance_N)

@@ -10,12 +10,12 @@ import torch
 
 from actors.learner.batch import Batch, Item
 from actors.learner.losses import Mismatch, effective_share
-from actors.learner.rendezvous import Ranks
+from actors.learner.rendezvous import LearnerRanks
 from areal_bus.messages import Finish
 
 
 @dataclass(slots=True)
-class Sums:
+class MetricSums:
     """What adds up over items, micro-batches and ranks."""
 
     items: float = 0
@@ -40,10 +40,10 @@ class Sums:
 
 
 @dataclass(slots=True)
-class Figures:
+class StepMetrics:
     """Collects one step on one rank; `reduce` makes it that of all ranks."""
 
-    sums: Sums
+    sums: MetricSums
     lag_max: float = 0
     mismatch_max: float = 0
 
@@ -55,10 +55,10 @@ class Figures:
         self.sums.weight += seen.weight
         self.sums.weight_squared += seen.weight_squared
 
-    def reduce(self, ranks: Ranks) -> None:
+    def reduce(self, ranks: LearnerRanks) -> None:
         """Sums and maxima over the ranks, in place (a collective)."""
-        names = [field.name for field in fields(Sums)]
-        self.sums = Sums(*ranks.sum([getattr(self.sums, name) for name in names]))
+        names = [field.name for field in fields(MetricSums)]
+        self.sums = MetricSums(*ranks.sum([getattr(self.sums, name) for name in names]))
         self.lag_max, self.mismatch_max = ranks.max([self.lag_max, self.mismatch_max])
 
     def flat(self) -> dict[str, float]:
@@ -91,11 +91,11 @@ class Figures:
         return {name: float(value) for name, value in stats.items()}
 
 
-def count(batch: Batch) -> Figures:
+def count(batch: Batch) -> StepMetrics:
     """What a batch with advantages says before any forward: rewards, shares and token counts of this rank."""
     if batch.signal is None:
         raise ValueError("a batch has advantages before it is counted: call compute_advantages_and_returns first")
-    figures = Figures(Sums())
+    figures = StepMetrics(MetricSums())
     s = figures.sums
     with_signal: list[Item] = []
     for item, has_signal in zip(batch.items, batch.signal.tolist(), strict=True):
@@ -122,14 +122,14 @@ def count(batch: Batch) -> Figures:
 MASKED_SHARE = 0.1
 
 
-class Watch:
+class SignalWarnings:
     """Warns once, when more than a tenth of the sampled tokens are masked."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._said_masked = False
 
-    def look(self, batch: Batch, figures: Figures, *, eta: int) -> None:
+    def look(self, batch: Batch, figures: StepMetrics, *, eta: int) -> None:
         """One step: `figures` are those of all ranks, `batch` this rank's share."""
         sums = figures.sums
         if sums.tokens and sums.masked / sums.tokens > MASKED_SHARE and not self._said_masked:

@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor
 
 from actors.cpu import layer_kernels as kernels_of_layer
 from actors.cpu import linear, llama_layer
-from actors.learner.rendezvous import Ranks
+from actors.learner.rendezvous import LearnerRanks
 from actors.models import packed_attention
 from actors.models.attention import choose
 from actors.models.matmul import stepped
-from actors.models.packed_row import Piece, lay_out
+from actors.models.packed_row import SequencePiece, lay_out
 from areal_bus.errors import ConfigError
 from areal_bus.weights.route import Home
 
@@ -39,7 +39,7 @@ class Policy:
         self,
         model: Any,  # a transformers PreTrainedModel; its classes are not typed
         *,
-        ranks: Ranks,
+        ranks: LearnerRanks,
         device: str,
         temperature: float,
         dtype: str = "float32",
@@ -80,7 +80,7 @@ class Policy:
         """A loss of two sequences that share their beginning."""
         ids_T = torch.arange(PROBE) * 7919 % self.model.config.vocab_size
         other_T = torch.cat([ids_T[: PROBE // 2], ids_T[PROBE // 2 - 2 :].flip(0)])
-        pieces = [Piece(ids, torch.arange(1, len(ids)), family=0) for ids in (ids_T, other_T)]
+        pieces = [SequencePiece(ids, torch.arange(1, len(ids)), family=0) for ids in (ids_T, other_T)]
         logp_N, _ = self.logprobs(pieces)
         return (logp_N * torch.linspace(-1.0, 1.0, len(logp_N))).sum()
 
@@ -112,7 +112,7 @@ class Policy:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
-    def logprobs(self, pieces: Sequence[Piece], *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+    def logprobs(self, pieces: Sequence[SequencePiece], *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """(logp_N, entropy_N) of the wanted tokens of all pieces in order, float32, at the policy's temperature.
 
         The pieces are packed into one row; each is read as if alone, but a family's prompt only once where the model
@@ -128,7 +128,7 @@ class Policy:
                 position_ids=row.positions_S.unsqueeze(0).to(self.device),
                 use_cache=False,  # with a cache transformers would not see that the row is packed
                 logits_to_keep=row.wanted_N.to(self.device),
-                **({"packing": packed_attention.Packing.of(row, self.device)} if self.packed else {}),
+                **({"packing": packed_attention.PackedAttention.of(row, self.device)} if self.packed else {}),
             )
         logits_NV = output.logits.flatten(0, 1).float()  # the gradient of [0] would be filled and copied
         if self.temperature != 1.0:
@@ -138,7 +138,7 @@ class Policy:
 
     def idle_pass(self) -> None:
         """A forward and backward pass with no effect, so that this rank takes part in the others' collectives."""
-        piece = Piece(ids_T=torch.zeros(2, dtype=torch.int64), places_K=torch.ones(1, dtype=torch.int64))
+        piece = SequencePiece(ids_T=torch.zeros(2, dtype=torch.int64), places_K=torch.ones(1, dtype=torch.int64))
         logp_N, _ = self.logprobs([piece])
         if torch.is_grad_enabled():
             (logp_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]

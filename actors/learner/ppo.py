@@ -20,12 +20,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from actors.cpu.helpers import Helped
 from actors.learner.advantages import group_advantages, normalize
 from actors.learner.batch import Batch, Item
-from actors.learner.losses import Gap, Terms, decoupled_ppo, gap, mismatch, ppo
-from actors.learner.metrics import Figures, Watch, count
+from actors.learner.losses import LogRatio, LossTerms, decoupled_ppo, gap, mismatch, ppo
+from actors.learner.metrics import SignalWarnings, StepMetrics, count
 from actors.learner.micro_batches import pack
 from actors.learner.policy import Policy, whole
-from actors.models.packed_row import Piece, n_rows
-from actors.runtime.context import Pulse
+from actors.models.packed_row import SequencePiece, n_rows
+from actors.runtime.context import HeartbeatState
 from areal_bus.config.sections import ActorConfig, Config
 from areal_bus.core.events import Event
 from areal_bus.errors import ImpossibleEvent, NonFinite
@@ -100,7 +100,7 @@ class PPOActor:
         config: Config,
         *,
         journal: Journal,
-        pulse: Pulse,
+        pulse: HeartbeatState,
         folder: Path,
         publish: Publish = lambda version, stats: None,
         tick: Callable[[], None] = lambda: None,
@@ -120,7 +120,7 @@ class PPOActor:
         self._publish = publish
         self._tick = tick
         self._has_helpers = has_helpers
-        self._watch = Watch(self._warn)
+        self._watch = SignalWarnings(self._warn)
         self._n_applied = 0  # optimizer steps of the update under way
         self.optimizer = torch.optim.AdamW(
             list(policy.parameters().values()),
@@ -221,7 +221,7 @@ class PPOActor:
                 part.n_signal_tokens += item.n_trained
         return parts
 
-    def _step(self, batch: Batch, part: "_Minibatch", figures: Figures) -> "_Taken | None":
+    def _step(self, batch: Batch, part: "_Minibatch", figures: StepMetrics) -> "_Taken | None":
         """Gradient and optimizer step of one minibatch; None without a token to train."""
         n_tokens, n_signal_tokens = self._ranks.sum([float(part.n_tokens), float(part.n_signal_tokens)])
         if not n_signal_tokens:
@@ -247,7 +247,7 @@ class PPOActor:
             self.optimizer.step()
         return _Taken(norm, denominator)
 
-    def _backward(self, batch: Batch, indices: list[int], denominator: float, figures: Figures) -> float:
+    def _backward(self, batch: Batch, indices: list[int], denominator: float, figures: StepMetrics) -> float:
         """Add one micro-batch's gradient of (sum of token losses) / denominator; that share of the loss is returned."""
         if not indices:
             self.policy.idle_pass()
@@ -273,8 +273,8 @@ class PPOActor:
         return float(loss.detach())
 
     def _objective(
-        self, theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, apart: Gap, advantage_N: Tensor
-    ) -> tuple[Terms, Tensor]:
+        self, theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, apart: LogRatio, advantage_N: Tensor
+    ) -> tuple[LossTerms, Tensor]:
         """The configured objective, and exp(theta - behav) for the statistics."""
         settings = self._settings
         if settings.use_decoupled_loss:
@@ -352,9 +352,9 @@ class PPOActor:
             self._journal.write(Event.NOTE, text=sentence)
 
 
-def _pieces(batch: Batch, indices: Sequence[int]) -> list[Piece]:
+def _pieces(batch: Batch, indices: Sequence[int]) -> list[SequencePiece]:
     items = [batch.items[i] for i in indices]
-    return [Piece(item.ids_T, item.trained_places, family=item.group) for item in items]
+    return [SequencePiece(item.ids_T, item.trained_places, family=item.group) for item in items]
 
 
 def _longest_first(batch: Batch) -> Callable[[int], int]:

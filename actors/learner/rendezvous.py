@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from actors.learner.inbox import Letterbox
+from actors.learner.inbox import LearnerInbox
 from areal_bus.errors import PushFailed
-from areal_bus.messages import Directory
+from areal_bus.messages import PeerList
 from areal_bus.weights.process_group import join_store
 
 POLL_S = 0.05
@@ -30,28 +30,28 @@ BEGUN = "begun"
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class RankHost:
     """One life of rank 0, and where its store is."""
 
     name: str
     endpoint: str
 
 
-class Meeting:
+class Rendezvous:
     """One rank's way to the others. A Rejoin meanwhile is answered with `join_again`: nothing is lost yet."""
 
     def __init__(
-        self, letterbox: Letterbox, *, name: str, join_again: Callable[[], None], look: Callable[[], None]
+        self, letterbox: LearnerInbox, *, name: str, join_again: Callable[[], None], look: Callable[[], None]
     ) -> None:
         """`look` is called at every look around."""
         self._letterbox = letterbox
         self._name = name
         self._join_again = join_again
         self._look = look
-        self._host: Host | None = None  # rank 0 by the latest word of the head
+        self._host: RankHost | None = None  # rank 0 by the latest word of the head
 
     def host(self, endpoint: str, word: Mapping[str, Any], *, size: int) -> Store:
-        """Rank 0: wait for all others at its store and tell them `word`. Raises as `Letterbox.check`."""
+        """Rank 0: wait for all others at its store and tell them `word`. Raises as `LearnerInbox.check`."""
         store = join_store(endpoint, CONNECT_S)
         ours = PrefixStore("meeting", store)
         keys = [_here(index) for index in range(1, size)]
@@ -64,7 +64,7 @@ class Meeting:
 
     def visit(self, index: int) -> tuple[Store, dict[str, Any]]:
         """Any other rank: the store of the life of rank 0 that it belongs to, and the word. Raises as `host`."""
-        closed: Host | None = None  # it has begun without this rank
+        closed: RankHost | None = None  # it has begun without this rank
         while True:
             self._listen()
             host = self._host
@@ -81,7 +81,7 @@ class Meeting:
                 closed = host
             self._pause(POLL_S)
 
-    def _wait_at(self, store: Store, host: Host, index: int) -> dict[str, Any] | None:
+    def _wait_at(self, store: Store, host: RankHost, index: int) -> dict[str, Any] | None:
         """Say who is here, and wait for the word; None when rank 0 is another by then."""
         ours = PrefixStore("meeting", store)
         if not ours.check([BEGUN]):
@@ -96,10 +96,10 @@ class Meeting:
 
     def _listen(self) -> None:
         while (message := self._letterbox.take_now()) is not None:
-            if isinstance(message, Directory):
+            if isinstance(message, PeerList):
                 for name, endpoint in zip(message.names, message.endpoints, strict=True):
                     if name.startswith("learner-0."):
-                        self._host = Host(name, endpoint)
+                        self._host = RankHost(name, endpoint)
 
     def _pause(self, timeout_s: float) -> None:
         self._letterbox.check()
@@ -114,7 +114,7 @@ def _here(index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class LearnerRanks:
     """This rank's place among the learners. Every method is a collective: all ranks call it in the same order."""
 
     index: int = 0
@@ -141,7 +141,7 @@ class Ranks:
         return result
 
 
-def meet(store: Store, *, index: int, size: int, interface: str, device: str, timeout_s: float) -> Ranks:
+def meet(store: Store, *, index: int, size: int, interface: str, device: str, timeout_s: float) -> LearnerRanks:
     """Build the default process group over `store`, on the named interface; all ranks call it.
 
     Collectives are gloo on CPU tensors and NCCL on CUDA ones; neither is encrypted.
@@ -156,7 +156,7 @@ def meet(store: Store, *, index: int, size: int, interface: str, device: str, ti
         world_size=size,
         timeout=timedelta(seconds=timeout_s),
     )
-    return Ranks(index=index, size=size)
+    return LearnerRanks(index=index, size=size)
 
 
 def lost_peer(error: BaseException) -> bool:

@@ -8,22 +8,22 @@ has joined. With one rank the agreement costs nothing, with more it is one small
 from collections.abc import Callable, Iterator, Sequence
 
 from actors.learner.batch import Batch, build
-from actors.learner.inbox import Letterbox
-from actors.runtime.context import Pulse
+from actors.learner.inbox import LearnerInbox
+from actors.runtime.context import HeartbeatState
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError, ImpossibleEvent, Restart
 from areal_bus.journal import Journal
-from areal_bus.messages import BatchRequest, Directory, Message, NoBatch, ShardEnd, ShardItem
+from areal_bus.messages import BatchRequest, Message, NoBatch, PeerList, ShardEnd, ShardItem
 
 NOBODY = -1  # the life of a head that has not been joined
 
 
-class Tie:
+class HeadFailover:
     """Every method that says so is a collective: all ranks call it in the same order."""
 
     def __init__(
         self,
-        letterbox: Letterbox,
+        letterbox: LearnerInbox,
         *,
         most: Callable[[Sequence[float]], list[float]],
         begin: Callable[[int, bool], None],
@@ -74,11 +74,11 @@ class Rollout:
     def __init__(
         self,
         send: Callable[[Message], None],
-        letterbox: Letterbox,
-        tie: Tie,
+        letterbox: LearnerInbox,
+        tie: HeadFailover,
         *,
         journal: Journal,
-        pulse: Pulse,
+        pulse: HeartbeatState,
         eta: int,
         n_samples: int,
         partial_groups: bool = False,
@@ -182,7 +182,7 @@ class Rollout:
         items: list[ShardItem] = []
         while True:
             message = self._letterbox.take(look=self._look_around)
-            if isinstance(message, Directory) and message.life > self._tie.life:
+            if isinstance(message, PeerList) and message.life > self._tie.life:
                 return None  # nothing of the head before comes after this; an older word is left over from a step
             if not isinstance(message, ShardItem | ShardEnd | NoBatch):
                 continue

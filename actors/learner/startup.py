@@ -10,13 +10,13 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from actors.data.loading import load_rows
-from actors.learner.checkpoint_manager import Beginning
+from actors.learner.checkpoint_manager import StartPoint
 from actors.learner.micro_batches import pack
 from actors.learner.policy import Policy
-from actors.learner.rendezvous import Ranks
+from actors.learner.rendezvous import LearnerRanks
 from actors.models.loading import load_model
-from actors.models.packed_row import Piece
-from actors.runtime.context import Context, Pulse
+from actors.models.packed_row import SequencePiece
+from actors.runtime.context import Context, HeartbeatState
 from actors.workflows.prompts import prompt_ids, prompt_of
 from actors.workflows.protocol import Row
 from areal_bus.config.sections import Config, DataConfig, WarmupConfig
@@ -34,9 +34,9 @@ class Demonstration:
     prompt: Sequence[int]
     completion: Sequence[int]
 
-    def piece(self) -> Piece:
+    def piece(self) -> SequencePiece:
         ids_T = torch.tensor([*self.prompt, *self.completion], dtype=torch.int64)
-        return Piece(ids_T=ids_T, places_K=torch.arange(len(self.prompt), len(ids_T)))
+        return SequencePiece(ids_T=ids_T, places_K=torch.arange(len(self.prompt), len(ids_T)))
 
 
 def demonstrate(rows: Sequence[Row], tokenizer: Any, data: DataConfig) -> list[Demonstration]:
@@ -62,7 +62,7 @@ def warm_up(
     seed: int,
     capacity: int,
     journal: Journal,
-    pulse: Pulse,
+    pulse: HeartbeatState,
     tick: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """`settings.steps` AdamW steps on the mean log-prob of the completions' tokens; returns the loss of each.
@@ -96,7 +96,7 @@ def warm_up(
     return losses
 
 
-def _gradient(policy: Policy, pieces: list[Piece], *, capacity: int) -> float:
+def _gradient(policy: Policy, pieces: list[SequencePiece], *, capacity: int) -> float:
     """Add the gradient of the mean token loss over all ranks' pieces; that loss is returned."""
     (n_tokens,) = policy.ranks.sum([float(sum(len(piece.places_K) for piece in pieces))])
     parts = pack([piece.n_read for piece in pieces], capacity=capacity)
@@ -113,7 +113,7 @@ def _gradient(policy: Policy, pieces: list[Piece], *, capacity: int) -> float:
     return mean
 
 
-def load_policy(config: Config, context: Context, beginning: Beginning, ranks: Ranks) -> Policy:
+def load_policy(config: Config, context: Context, beginning: StartPoint, ranks: LearnerRanks) -> Policy:
     """The weights of the checkpoint, or those of the model; sharded over the ranks. Raises ConfigError."""
     scratch_seed = config.run.seed if config.model.scratch is not None else None
     return Policy(
@@ -138,7 +138,7 @@ def warm(
     *,
     tokenizer: Any,
     journal: Journal,
-    pulse: Pulse,
+    pulse: HeartbeatState,
     tick: Callable[[], None],
 ) -> None:
     """The supervised steps that the config asks for before version 0."""

@@ -22,7 +22,7 @@ def is_on_gpu(snapshot: Snapshot) -> bool:
     return snapshot.shared is not None and snapshot.shared.device.type == "cuda"
 
 
-class Pusher:
+class WeightPusher:
     """Executes pushes in the order they were begun. `push` sends one snapshot and blocks until it is over."""
 
     def __init__(

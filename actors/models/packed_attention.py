@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from actors.models.packed_row import Row, Sequences
+from actors.models.packed_row import PackedRow, Sequences
 
 NAME = "areal_bus_packed"
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """Where the sequences of a packed row are (see `Row`), on the model's device."""
+class PackedAttention:
+    """Where the sequences of a packed row are (see `PackedRow`), on the model's device."""
 
     lengths: tuple[int, ...]
     expand_E: Tensor | None
@@ -29,12 +29,12 @@ class Packing:
     sequences: Sequences | None = None  # for kernels, on a CPU
 
     @staticmethod
-    def of(row: Row, device: torch.device) -> "Packing":
+    def of(row: PackedRow, device: torch.device) -> "PackedAttention":
         sequences = Sequences.of(row.lengths, row.expand_E, row.keep_S) if device.type == "cpu" else None
         if row.expand_E is None or row.keep_S is None:
-            return Packing(row.lengths, None, None, sequences=sequences)
+            return PackedAttention(row.lengths, None, None, sequences=sequences)
         repeats = _repeats(row.expand_E, row.keep_S)
-        return Packing(row.lengths, row.expand_E.to(device), row.keep_S.to(device), repeats, sequences)
+        return PackedAttention(row.lengths, row.expand_E.to(device), row.keep_S.to(device), repeats, sequences)
 
 
 def _repeats(expand_E: Tensor, keep_S: Tensor) -> tuple[tuple[int, int, int], ...]:
@@ -57,13 +57,13 @@ class _Spread(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, packing: Packing) -> Tensor:
+    def forward(ctx: Any, part: Tensor, packing: PackedAttention) -> Tensor:
         ctx.packing = packing
         return part.index_select(2, _given(packing.expand_E))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        packing: Packing = ctx.packing
+        packing: PackedAttention = ctx.packing
         sum_S = gradients[0].index_select(2, _given(packing.keep_S))
         for place, row, n in packing.repeats:
             sum_S[:, :, row : row + n] += gradients[0][:, :, place : place + n]
@@ -74,7 +74,7 @@ class _Kept(torch.autograd.Function):
     """(E, ...) -> (S, ...): each row from its first place."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, packing: Packing) -> Tensor:
+    def forward(ctx: Any, whole: Tensor, packing: PackedAttention) -> Tensor:
         ctx.packing, ctx.shape = packing, whole.shape
         return whole.index_select(0, _given(packing.keep_S))
 
@@ -97,7 +97,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packing: Packing,
+    packing: PackedAttention,
     scaling: float | None = None,
     dropout: float = 0.0,
     **others: Any,

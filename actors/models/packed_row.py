@@ -20,7 +20,7 @@ Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SequencePiece:
     """A sequence and the places (each at least 1) whose tokens' log-probs are wanted."""
 
     ids_T: Tensor
@@ -34,7 +34,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PackedRow:
     """What a packed forward needs."""
 
     ids_S: Tensor
@@ -45,7 +45,7 @@ class Row:
     expand_E: Tensor | None  # row of each token of the whole sequences, the shortest first; None: the row is these
     keep_S: Tensor | None  # for each row, a place among the E at which it stands
 
-    def filled(self, n_tokens: int, n_wanted: int) -> "Row":
+    def filled(self, n_tokens: int, n_wanted: int) -> "PackedRow":
         """As many tokens and wanted ones: behind it zeros, a sequence of their own, and its last wanted one again."""
         more, again = n_tokens - len(self.ids_S), n_wanted - len(self.wanted_N)
         row = self
@@ -100,7 +100,7 @@ class Sequences:
 
     @staticmethod
     def of(lengths: Sequence[int], expand: Tensor | None, keep: Tensor | None) -> "Sequences | None":
-        """As a packed row has them (see `Row`); None where a row is not first in a sequence that has it to the end."""
+        """The sequences of a `PackedRow`; None if a prompt row is not the first of a sequence that holds it whole."""
         sizes = torch.tensor(lengths, dtype=torch.int64)
         n_tokens = int(sizes.sum())
         places = torch.arange(n_tokens)
@@ -122,7 +122,7 @@ class Sequences:
         return Sequences(len(keep), sizes[order], firsts[order], torch.cat([parts[i] for i in order.tolist()]))
 
 
-def lay_out(pieces: Sequence[Piece], *, share: bool) -> Row:
+def lay_out(pieces: Sequence[SequencePiece], *, share: bool) -> PackedRow:
     """One row for all pieces; without `share` each is read in full, in order.
 
     With `share` attention sees the whole sequences by length: those of one length go through one call.
@@ -137,7 +137,7 @@ def lay_out(pieces: Sequence[Piece], *, share: bool) -> Row:
     expand_E = laid.rows(np.repeat(whole_P, length_P), place_E)
     keep_S = _first_places(expand_E, laid.n_rows)
     wanting_N = np.repeat(np.arange(len(pieces)), [len(part) for part in places])
-    return Row(
+    return PackedRow(
         ids_S=torch.from_numpy(np.concatenate([ids[i][begin:end] for i, begin, end in laid.runs])),
         positions_S=torch.from_numpy(place_E[keep_S]),
         lengths=tuple(length_P.tolist()),
@@ -151,7 +151,7 @@ def lay_out(pieces: Sequence[Piece], *, share: bool) -> Row:
 class _Laid:
     """Where each of P pieces stands in the row."""
 
-    def __init__(self, pieces: Sequence[Piece], n_read_P: Numbers, *, share: bool) -> None:
+    def __init__(self, pieces: Sequence[SequencePiece], n_read_P: Numbers, *, share: bool) -> None:
         self._n_shared_P, self._prompt_P, self._own_P = np.zeros((3, len(pieces)), np.int64)  # of both the first row
         self.runs: list[tuple[int, int, int]] = []  # (piece, first token, last one + 1) in the row's order
         self.n_rows = 0
@@ -175,13 +175,13 @@ def _counted_on(places: Tensor | None, first: int, n: int) -> Tensor | None:
     return None if places is None else torch.cat([places, torch.arange(first, first + n)])
 
 
-def n_rows(pieces: Sequence[Piece]) -> int:
+def n_rows(pieces: Sequence[SequencePiece]) -> int:
     """Length of the row that pieces of one family make."""
     n_shared = _n_shared(pieces)
     return n_shared + sum(piece.n_read - n_shared for piece in pieces)
 
 
-def _families(pieces: Sequence[Piece], *, share: bool) -> list[list[int]]:
+def _families(pieces: Sequence[SequencePiece], *, share: bool) -> list[list[int]]:
     found: dict[tuple[str, int], list[int]] = {}
     for i, piece in enumerate(pieces):
         together = share and piece.family is not None
@@ -190,7 +190,7 @@ def _families(pieces: Sequence[Piece], *, share: bool) -> list[list[int]]:
     return list(found.values())
 
 
-def _n_shared(pieces: Sequence[Piece]) -> int:
+def _n_shared(pieces: Sequence[SequencePiece]) -> int:
     """Tokens with which all pieces begin; 0 for a single one."""
     if len(pieces) < 2:
         return 0

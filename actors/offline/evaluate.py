@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from actors.data.loading import read_rows
 from actors.engines.builtin.engine import BuiltinEngine
-from actors.generator.rollout_runner import Outcome, Sampling
+from actors.generator.rollout_runner import Outcome, RolloutRunner
 from actors.models.loading import check_model_path, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import is_scratch_folder
 from actors.rewards.actor import scored
@@ -43,7 +43,7 @@ Figures = dict[str, float | int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EvaluateOrder:
     """What to score, on what, by which settings."""
 
     model: str  # folder or Hugging Face id
@@ -58,7 +58,7 @@ class Order:
 class Scorer:
     """Problems through the engine and the reward workers, as many at once as the engine has slots."""
 
-    def __init__(self, evaluation: Evaluation, sampling: Sampling, pool: WorkerPool, *, n_slots: int) -> None:
+    def __init__(self, evaluation: Evaluation, sampling: RolloutRunner, pool: WorkerPool, *, n_slots: int) -> None:
         self.evaluation = evaluation
         self._sampling, self._pool, self._n_slots = sampling, pool, n_slots
         self._at_reward: dict[tuple[int, int], Trajectory] = {}
@@ -100,7 +100,7 @@ class Scorer:
                 self.evaluation.fail(outcome.uid, outcome.attempt, outcome.error)
 
 
-def evaluate(order: Order, show: Callable[[Evaluation], None]) -> Evaluation:
+def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evaluation:
     """Score the model. Raises ConfigError when model, problems, reward or workflow cannot be used."""
     config = configure(order)
     folder = find_model(order.model)
@@ -122,13 +122,13 @@ def evaluate(order: Order, show: Callable[[Evaluation], None]) -> Evaluation:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         journal = Journal(Path(scratch), role=ME, index=0, incarnation=0)
         stack.callback(journal.close)
-        sampling = Sampling(engine, workflow, tokenizer, config, name=ME, journal=journal)
+        sampling = RolloutRunner(engine, workflow, tokenizer, config, name=ME, journal=journal)
         evaluation = Evaluation(order.name, 0, config.evaluate.n_samples, [dump(row) for row in rows])
         Scorer(evaluation, sampling, pool, n_slots=config.rollout.max_concurrent_rollouts).run(show)
     return evaluation
 
 
-def configure(order: Order) -> Config:
+def configure(order: EvaluateOrder) -> Config:
     try:
         return Config.model_validate(order.config)
     except ValidationError as error:
@@ -171,7 +171,7 @@ def figures(evaluation: Evaluation, *, seconds: float) -> Figures:
     }
 
 
-class Progress:
+class EvaluateProgress:
     """A line on standard error now and then."""
 
     def __init__(self) -> None:
@@ -204,8 +204,8 @@ def report(told: Figures, failed: dict[int, str]) -> list[str]:
 
 
 def main() -> int:
-    order = Order(**json.loads(sys.stdin.readline()))
-    progress = Progress()
+    order = EvaluateOrder(**json.loads(sys.stdin.readline()))
+    progress = EvaluateProgress()
     try:
         evaluation = evaluate(order, progress.show)
     except ArealBusError as error:

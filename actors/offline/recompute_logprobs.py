@@ -26,7 +26,7 @@ KEPT = 5  # tokens that are off, named
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RecomputeOrder:
     """What to compute again."""
 
     run: str  # folder
@@ -36,7 +36,7 @@ class Order:
 
 
 @dataclass(slots=True)
-class Sample:
+class LoggedSample:
     """One line of tokens.jsonl. Shapes: T tokens, n sampled ones."""
 
     line: int
@@ -51,7 +51,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Tally:
+class VersionTally:
     """What came of the tokens of one version. The errors are the largest differences of log-probs."""
 
     version: int
@@ -64,7 +64,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Result:
-    versions: dict[int, Tally] = field(default_factory=dict)
+    versions: dict[int, VersionTally] = field(default_factory=dict)
     off: list[dict[str, Any]] = field(default_factory=list)  # the first tokens over the tolerance
     n_without_weights: int = 0
     n_kept_keys: int = (
@@ -72,7 +72,7 @@ class Result:
     )
 
 
-def recompute(order: Order) -> Result:
+def recompute(order: RecomputeOrder) -> Result:
     """Every token under its own version and under both neighbours. Raises ConfigError when something is not kept."""
     run = Path(order.run)
     config = Config.model_validate_json((run / "config.json").read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def recompute(order: Order) -> Result:
     result = Result(n_kept_keys=sum(len(s.versions) - s.checked for s in samples))
     result.n_without_weights = sum(v not in folders for s in samples for v in s.versions[: s.checked])
     for version in sorted(stamped & folders.keys()):
-        result.versions[version] = Tally(version)
+        result.versions[version] = VersionTally(version)
     for version, folder in sorted(folders.items()):
         near = {version - 1, version, version + 1} & result.versions.keys()
         mine = sorted((s for s in samples if near & set(s.versions)), key=lambda s: len(s.ids))
@@ -97,7 +97,7 @@ def recompute(order: Order) -> Result:
     return result
 
 
-def read(path: Path, config: Config) -> Iterator[Sample]:
+def read(path: Path, config: Config) -> Iterator[LoggedSample]:
     """The kept samples; a torn last line is passed over."""
     if not path.is_file():
         raise ConfigError(f"log-probs are kept when journal.tokens = true: {path} is not there")
@@ -111,7 +111,7 @@ def read(path: Path, config: Config) -> Iterator[Sample]:
             heat = (config.evaluate.temperature or 1.0) if line["evaluation"] else config.gconfig.temperature
             ids, at = line["ids"], list(positions(line["segments"]))
             checked = versions.count(versions[0]) if keeps_keys and versions else len(versions)
-            yield Sample(number, line["uid"], line["sample"], heat, ids, at, line["logps"], versions, checked)
+            yield LoggedSample(number, line["uid"], line["sample"], heat, ids, at, line["logps"], versions, checked)
 
 
 def positions(segments: Sequence[Sequence[int]]) -> Iterator[int]:
@@ -134,7 +134,7 @@ def weights(run: Path) -> dict[int, Path]:
 
 
 @torch.no_grad()
-def forward(model: Any, samples: Sequence[Sample], device: str) -> list[list[float]]:
+def forward(model: Any, samples: Sequence[LoggedSample], device: str) -> list[list[float]]:
     """Log-probs of each sample's sampled tokens. Padding is on the right, where no earlier token sees it."""
     longest = max(len(sample.ids) for sample in samples)
     ids_BT = torch.zeros(len(samples), longest, dtype=torch.long, device=device)
@@ -149,7 +149,7 @@ def forward(model: Any, samples: Sequence[Sample], device: str) -> list[list[flo
     return fresh
 
 
-def compare(result: Result, sample: Sample, fresh: Sequence[float], version: int, tolerance: float) -> None:
+def compare(result: Result, sample: LoggedSample, fresh: Sequence[float], version: int, tolerance: float) -> None:
     """Tokens stamped with `version` must agree; those of its neighbours show whether versions can be told apart."""
     known = zip(sample.versions[: sample.checked], sample.logps, fresh, sample.at, strict=False)
     for stamped, logp, now, at in known:
@@ -172,7 +172,7 @@ def compare(result: Result, sample: Sample, fresh: Sequence[float], version: int
 
 
 def main() -> int:
-    order = Order(**json.loads(sys.stdin.readline()))
+    order = RecomputeOrder(**json.loads(sys.stdin.readline()))
     try:
         result = recompute(order)
     except ArealBusError as error:

@@ -21,20 +21,20 @@ import torch
 from torch import Tensor
 
 from actors.data.loading import load_rows
-from actors.data.source import Order, RowSource
+from actors.data.source import RowOrder, RowSource
 from actors.engines.builtin.engine import BuiltinEngine
-from actors.generator.rollout_runner import Sampling
+from actors.generator.rollout_runner import RolloutRunner
 from actors.head.shell import declared
 from actors.learner.batch import build
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
-from actors.learner.rendezvous import Ranks
+from actors.learner.rendezvous import LearnerRanks
 from actors.learner.startup import demonstrate, warm_up
 from actors.models.loading import check_model_path, empty_model, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
 from actors.rewards.worker import read_value
-from actors.runtime.context import Pulse, dump
+from actors.runtime.context import HeartbeatState, dump
 from actors.runtime.process import leave
 from actors.workflows.loading import load_workflow
 from areal_bus.config.loader import load
@@ -49,7 +49,7 @@ Group = list[tuple[Trajectory, float, bool | None]]  # samples of a prompt that 
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReferenceStep:
     """What one training step made."""
 
     version: int
@@ -71,16 +71,16 @@ class Reference:
         self._tokenizer = load_tokenizer(self._model_folder)
         self._rows = load_rows(config, config_folder)
         passes = config.data.total_train_epochs
-        order = Order(len(self._rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=passes)
+        order = RowOrder(len(self._rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=passes)
         self._source = RowSource(self._rows, order)
         self._reward = load_reward(config.reward.function, config_folder)
         self._next_uid = 0
         self._policy = self._make_policy()
-        self._actor = PPOActor(self._policy, config, journal=self.journal, pulse=Pulse(), folder=folder)
+        self._actor = PPOActor(self._policy, config, journal=self.journal, pulse=HeartbeatState(), folder=folder)
         self._engines = [self._make_engine() for _ in range(n_generators)]
         workflow = load_workflow(config)
         self._samplings = [
-            Sampling(engine, workflow, self._tokenizer, config, name=f"generator-{i}.0", journal=self.journal)
+            RolloutRunner(engine, workflow, self._tokenizer, config, name=f"generator-{i}.0", journal=self.journal)
             for i, engine in enumerate(self._engines)
         ]
 
@@ -89,7 +89,7 @@ class Reference:
         """Of all weights as they are now, in the type that is handed on."""
         return digest_of(self._weights())
 
-    def run(self) -> Iterator[Step]:
+    def run(self) -> Iterator[ReferenceStep]:
         """Train to the last step or the end of the data."""
         config = self.config
         while (step := self._actor.version) < config.run.total_train_steps:
@@ -99,7 +99,7 @@ class Reference:
                 return
             batch = build(items(groups, step), step=step, clock=step, n_groups=len(groups), eta=0)
             stats = self._actor.ppo_update(self._actor.compute_advantages_and_returns(batch))
-            yield Step(self._actor.version, stats, self.digest, groups)
+            yield ReferenceStep(self._actor.version, stats, self.digest, groups)
 
     # models
 
@@ -109,7 +109,7 @@ class Reference:
         seed = config.run.seed if config.model.scratch is not None else None
         policy = Policy(
             load_model(self._model_folder, "float32", "cpu", random_seed=seed),
-            ranks=Ranks(),
+            ranks=LearnerRanks(),
             device="cpu",
             temperature=config.gconfig.temperature,
             dtype=config.model.dtype,
@@ -125,7 +125,7 @@ class Reference:
                 seed=config.run.seed,
                 capacity=capacity,
                 journal=self.journal,
-                pulse=Pulse(),
+                pulse=HeartbeatState(),
                 tick=lambda: None,
             )
         return policy
@@ -224,7 +224,7 @@ def find_model(config: Config, config_folder: Path, folder: Path) -> str:
     return str(folder / "scratch-model")
 
 
-def sample_share(sampling: Sampling, share: Sequence[Prompt]) -> Iterator[Trajectory]:
+def sample_share(sampling: RolloutRunner, share: Sequence[Prompt]) -> Iterator[Trajectory]:
     """All of a share begins before the first decode step."""
     for prompt in share:
         yield from (outcome for outcome in sampling.begin(prompt) if isinstance(outcome, Trajectory))
@@ -254,7 +254,7 @@ def items(groups: Sequence[Group], step: int) -> Iterator[ShardItem]:
             )
 
 
-def as_line(step: Step) -> dict[str, Any]:
+def as_line(step: ReferenceStep) -> dict[str, Any]:
     """The fields of the head's `update` line, and the samples as in RUN/samples/tokens.jsonl."""
     samples = [
         {

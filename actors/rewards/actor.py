@@ -9,18 +9,18 @@ import time
 from loguru import logger
 
 from actors.rewards.pool import Verdict, WorkerPool
-from actors.runtime.context import Context, Pulse, collect_seldom, note_refusals, open_bus
-from actors.runtime.head_session import HEAD, Presence
+from actors.runtime.context import Context, HeartbeatState, collect_seldom, note_refusals, open_bus
+from actors.runtime.head_session import HEAD, HeadSession
 from actors.runtime.user_failures import Failures, Prints
 from areal_bus.config.sections import Config, RewardConfig
 from areal_bus.core.events import Event
 from areal_bus.journal import Journal
 from areal_bus.messages import (
     Cancel,
-    Directory,
     Failure,
-    HeadBeat,
+    HeadHeartbeat,
     Message,
+    PeerList,
     Ready,
     Rejoin,
     Scored,
@@ -43,7 +43,7 @@ def run(context: Context) -> None:
     """Score trajectories until the head says Stop. Raises ConfigError when the reward function does not load."""
     config = context.config()
     journal = context.journal(config)
-    pulse = Pulse()
+    pulse = HeartbeatState()
     bus = open_bus(context, config, pulse, listen=listen_endpoint(context))
     collect_seldom()
     try:
@@ -58,7 +58,7 @@ def run(context: Context) -> None:
         bus.close()
 
 
-def score_until_stop(context: Context, config: Config, journal: Journal, pulse: Pulse, bus: Bus) -> str:
+def score_until_stop(context: Context, config: Config, journal: Journal, pulse: HeartbeatState, bus: Bus) -> str:
     reward = config.reward
     logs, what = context.folder / "logs", f"reward.function {reward.function!r}"
     prints = Prints(logs, context.name, what)
@@ -69,7 +69,7 @@ def score_until_stop(context: Context, config: Config, journal: Journal, pulse: 
         timeout_s=reward.timeout_s,
         prints=prints.file,
     ) as pool:
-        presence = Presence(bus, silent_s=config.bus.silent_s)
+        presence = HeadSession(bus, silent_s=config.bus.silent_s)
         presence.join(context, bus.endpoint)
         loop = RewardLoop(
             bus,
@@ -104,10 +104,10 @@ class RewardLoop:
     def __init__(
         self,
         bus: Bus,
-        presence: Presence,
+        presence: HeadSession,
         pool: WorkerPool,
         journal: Journal,
-        pulse: Pulse,
+        pulse: HeartbeatState,
         *,
         capacity: int,
         failures: Failures | None = None,
@@ -174,7 +174,7 @@ class RewardLoop:
             self._forget(message)
         elif isinstance(message, Stop):
             self.stopped = message.reason
-        elif not isinstance(message, HeadBeat | Directory | Rejoin):
+        elif not isinstance(message, HeadHeartbeat | PeerList | Rejoin):
             logger.debug("a reward has no use for {} from {}", type(message).__name__, sender)
 
     def _submit(self, trajectory: Trajectory) -> None:

@@ -191,7 +191,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ScoreTask:
     """One score to compute."""
 
     key: Hashable
@@ -206,11 +206,11 @@ class Worker:
     def __init__(self, selector: selectors.BaseSelector, order: bytes) -> None:
         self.child = Child(selector, self)
         self.ready = False
-        self.task: Task | None = None
+        self.task: ScoreTask | None = None
         self.since = time.monotonic()  # start of the process, then of the task
         self.child.send(order)
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: ScoreTask) -> None:
         self.task = task
         self.since = time.monotonic()
         self.child.send(task.frame)
@@ -252,7 +252,7 @@ class WorkerPool:
         self._failed_starts = 0  # in a row
         self._has_loaded = False  # the function did, once
         self._selector = selectors.DefaultSelector()
-        self._waiting: deque[Task] = deque()
+        self._waiting: deque[ScoreTask] = deque()
         self._verdicts: list[Verdict] = []
         self._killed: list[Child] = []  # not reaped yet
         self._workers = [Worker(self._selector, self._order) for _ in range(n_workers)]
@@ -283,7 +283,7 @@ class WorkerPool:
         id = next(self._ids)
         request = {"id": id, "prompt": prompt, "completion": completion, "row": row}
         try:
-            task = Task(key, id, pack(request, cap_bytes=REQUEST_BYTES))
+            task = ScoreTask(key, id, pack(request, cap_bytes=REQUEST_BYTES))
         except ValueError as error:
             self._verdicts.append(Verdict(key, VerdictStatus.ERROR, 0.0, None, str(error), 0.0))
             return

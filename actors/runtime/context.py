@@ -79,7 +79,7 @@ class Context:
             sys.path.insert(0, self.config_folder)
 
 
-class Pulse:
+class HeartbeatState:
     """What the next heartbeat says; the actor's loop sets it, the bus thread reads it.
 
     The first progress of a life is told to the supervisor, too: deaths before and after it are not in a row.
@@ -116,7 +116,7 @@ class Pulse:
         return Heartbeat(progress=self.progress, version=self.version, note=self.note, hears=hears)
 
 
-class Turns:
+class LoopTicker:
     """Tells the supervisor that the main loop turns: the bus thread's heartbeats go on without it."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ def take_descriptor(name: str) -> int | None:
     return int(number)
 
 
-def open_bus(context: Context, config: Config, pulse: Pulse, *, listen: str = "") -> Bus:
+def open_bus(context: Context, config: Config, pulse: HeartbeatState, *, listen: str = "") -> Bus:
     """The bus of an actor other than the head: connected to the head, heartbeats running."""
     bus = Bus(
         context.name,

@@ -1,8 +1,8 @@
-"""An actor's tie to the head: who it says it is, and how long the head has been silent; knows no work.
+"""An actor's session with the head: joins, announces readiness, and measures how long the head has been silent.
 
-A head that was started anew knows nobody: what was said to the one before is said again. It asks for that (Rejoin) when
-it hears somebody it does not know; its life, in HeadBeat and Directory, tells those whom it half knows. Nobody ends a
-guest with a job that was killed, so that one gives up a head that it does not hear.
+A restarted head has no members. It answers a message of an unknown actor with Rejoin; its incarnation, in HeadHeartbeat
+and PeerList, reveals a restart. The actor then repeats its Join and Ready. No supervisor of the job ends a
+guest, so a guest ends when it has not heard a head for the configured time.
 """
 
 import os
@@ -12,20 +12,20 @@ from dataclasses import replace
 
 from actors.runtime.context import Context
 from areal_bus.errors import ActorFailed
-from areal_bus.messages import Directory, HeadBeat, Join, Leaving, Message, Ready, Rejoin
+from areal_bus.messages import HeadHeartbeat, Join, LeaveRequest, Message, PeerList, Ready, Rejoin
 from areal_bus.transport.bus import Bus
 
 HEAD = "head"
 
 
-class Presence:
+class HeadSession:
     """What this actor has said of itself, and when it heard the head last."""
 
     def __init__(self, bus: Bus, *, silent_s: float) -> None:
         """`silent_s`: without a word for this long the head counts as silent."""
         self._bus = bus
         self._silent_s = silent_s
-        self._said: list[Join | Ready | Leaving] = []
+        self._said: list[Join | Ready | LeaveRequest] = []
         self._n_again = 0
         self._life: int | None = None  # of the head that was joined; None until it says so
         self._has_heard = False
@@ -38,7 +38,7 @@ class Presence:
             Join(context.name, context.role, context.index, context.incarnation, endpoint, pid=os.getpid(), host=host)
         )
 
-    def say(self, message: Join | Ready | Leaving) -> None:
+    def say(self, message: Join | Ready | LeaveRequest) -> None:
         self._said.append(message)
         self._bus.send(HEAD, message)
 
@@ -57,7 +57,7 @@ class Presence:
         if isinstance(message, Rejoin):
             self._life = None  # it will say which one it is
             return True
-        if isinstance(message, HeadBeat | Directory):
+        if isinstance(message, HeadHeartbeat | PeerList):
             before, self._life = self._life, message.life
             return before not in (None, message.life)
         return False

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from loguru import logger
 
-from actors.endpoint.agent_pool import Agents, Job
-from actors.endpoint.conversation import Conversation, Rewritten
-from actors.endpoint.http_server import Server
-from actors.endpoint.openai_api import Call, Message, Refused, Sampled, read_hermes
-from actors.endpoint.sessions import Ended, Pending, Sessions
+from actors.endpoint.agent_pool import AgentJob, AgentPool
+from actors.endpoint.conversation import Conversation, HistoryRewritten
+from actors.endpoint.http_server import EndpointServer
+from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected, read_hermes
+from actors.endpoint.sessions import AgentEnded, Pending, Sessions
 from actors.runtime.user_failures import Prints
 from actors.workflows.episode_runner import Awaited
 from actors.workflows.protocol import Ask, Episode, Row, Turn
@@ -34,13 +34,13 @@ class AgentWorkflow:
         self._config, self._agent = config, config.workflow.agent
         self._sessions = Sessions(wake)
         self._prints = prints
-        self._agents = Agents(
+        self._agents = AgentPool(
             self._agent.function,
             n_workers=self._agent.workers,
             timeout_s=self._agent.timeout_s,
             prints=prints.file if prints is not None else None,
         )
-        self._server: Server | None = None
+        self._server: EndpointServer | None = None
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
         """Until the agent returns. Raises WorkflowError when it fails, ConfigError when it cannot run at all."""
@@ -51,11 +51,11 @@ class AgentWorkflow:
         dialogue = Dialogue(self._config, ask)
         session = self._sessions.open(ask.name)
         try:
-            self._agents.run(Job(session, row, self._serve()))
+            self._agents.run(AgentJob(session, row, self._serve()))
             while True:
                 await Awaited(session.has_news)
                 news = session.news()
-                if isinstance(news, Ended):
+                if isinstance(news, AgentEnded):
                     if self._prints is not None:
                         self._prints.look()
                     return dialogue.episode(row, news)
@@ -75,7 +75,7 @@ class AgentWorkflow:
         """The base URL of the server, which runs from now on."""
         if self._server is None:
             model = Path(self._config.model.path).name or "scratch"
-            self._server = Server(self._sessions, model=model, n_connections=16 + 4 * self._agent.workers)
+            self._server = EndpointServer(self._sessions, model=model, n_connections=16 + 4 * self._agent.workers)
             logger.info("agents of {} find the model at {}", self._agent.function, self._server.base_url)
         return self._server.base_url
 
@@ -99,18 +99,18 @@ class Dialogue:
             self._check(call)
             ids, is_anew = self._tokens(call)
             turn = await self._ask(ids, max_new_tokens=self._budget(call, len(ids)), anew=is_anew)
-        except Refused as refused:
+        except RequestRejected as refused:
             pending.refuse(refused)
             return
         except EngineError as error:
-            pending.refuse(Refused(str(error), code="context_length_exceeded"))
+            pending.refuse(RequestRejected(str(error), code="context_length_exceeded"))
             return
         if is_anew:
             self._conversation.forget()
             self._n_anew += 1
         pending.answer(self._record(call, ids, turn))
 
-    def episode(self, row: Row, ended: Ended) -> Episode:
+    def episode(self, row: Row, ended: AgentEnded) -> Episode:
         """What the reward gets: the last answer, all before it as the prompt, and the agent's fields in the row."""
         if ended.is_unusable:
             raise ConfigError(ended.error)
@@ -126,7 +126,7 @@ class Dialogue:
         fields = {**ended.returned, "messages": self._conversation.messages, "n_anew": self._n_anew}
         return Episode(text=self._text, prompt_text=prompt, row={"agent": fields})
 
-    def _check(self, call: Call) -> None:
+    def _check(self, call: ChatCall) -> None:
         """Raises Refused for what this run does not do."""
         top_p, limit = self._config.gconfig.top_p, self._agent.max_calls
         rules = [
@@ -139,32 +139,32 @@ class Dialogue:
         ]  # fmt: skip
         for broken, sentence in rules:
             if broken:
-                raise Refused(sentence)
+                raise RequestRejected(sentence)
 
-    def _tokens(self, call: Call) -> tuple[list[int], bool]:
+    def _tokens(self, call: ChatCall) -> tuple[list[int], bool]:
         """What to complete, and whether the conversation begins anew with it. Raises Refused."""
         try:
             return self._conversation.extend(call.messages, call.tools), False
-        except Rewritten:
+        except HistoryRewritten:
             if self._agent.rewritten == "refuse":
                 raise
         fresh = Conversation(self._ask.tokenizer, self._agent.chat_template)
         return fresh.extend(call.messages, call.tools), True
 
-    def _budget(self, call: Call, n_given: int) -> int:
+    def _budget(self, call: ChatCall, n_given: int) -> int:
         """Tokens to sample at most. Raises Refused."""
         most = self._config.gconfig.max_new_tokens
         if self._agent.max_tokens is not None:
             most = min(most, self._agent.max_tokens - n_given)
             if most < 1:
-                raise Refused(
+                raise RequestRejected(
                     f"a conversation has at most workflow.agent.max_tokens = {self._agent.max_tokens} tokens: "
                     f"{n_given} are given already",
                     code="context_length_exceeded",
                 )
         return min(most, call.max_tokens or most)
 
-    def _record(self, call: Call, ids: list[int], turn: Turn) -> Sampled:
+    def _record(self, call: ChatCall, ids: list[int], turn: Turn) -> ChatCompletion:
         message: Message = {"role": "assistant", "content": turn.text}
         finish = "length" if turn.finish == "length" else "stop"
         if call.tools:
@@ -176,4 +176,4 @@ class Dialogue:
         self._conversation.record(call.messages, call.tools, [*ids, *turn.ids], message, turn.finish)
         self._n_given, self._text = len(ids), turn.text
         tokens = [str(self._ask.tokenizer.decode([token])) for token in turn.ids] if call.logprobs else []
-        return Sampled(message, finish, len(ids), tokens, turn.logps, turn.spans[-1][0])
+        return ChatCompletion(message, finish, len(ids), tokens, turn.logps, turn.spans[-1][0])

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.core.data_source import Supply
+from areal_bus.core.data_source import DataCursor
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.gate import Gate
-from areal_bus.core.ledger import Entry, Ledger
+from areal_bus.core.ledger import Ledger, LedgerEntry
 from areal_bus.core.membership import Member
 from areal_bus.core.staleness import runs_under
 from areal_bus.core.state import HeadRules
@@ -105,25 +105,25 @@ def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchPlan:
     """What was taken: groups, in the order in which they are numbered for the learners."""
 
     step: int
     clock: int
-    entries: list[Entry]
+    entries: list[LedgerEntry]
 
 
-class Batches:
+class Batcher:
     """Chooses and hands out; the gate's clock and the ledger's states move with it."""
 
-    def __init__(self, rules: HeadRules, gate: Gate, ledger: Ledger, supply: Supply, effects: Effects) -> None:
+    def __init__(self, rules: HeadRules, gate: Gate, ledger: Ledger, supply: DataCursor, effects: Effects) -> None:
         self.rules = rules
         self.gate = gate
         self.ledger = ledger
         self.supply = supply
         self.effects = effects
 
-    def too_old(self) -> Entry | None:
+    def too_old(self) -> LedgerEntry | None:
         """The oldest complete group, if it may be trained no more (policy `drop`)."""
         entry = self.ledger.ready.first()
         return entry if entry is not None and self.gate.is_too_old(entry.born) else None
@@ -139,7 +139,7 @@ class Batches:
         n_groups = size if len(ready) >= size else len(ready) if self.is_at_the_end else 0
         return n_groups if n_groups and self.gate.may_take(n_groups, ready.born) else 0
 
-    def take(self, n_groups: int) -> Batch:
+    def take(self, n_groups: int) -> BatchPlan:
         """The oldest complete groups are in training, and the journal has them."""
         step = self.gate.w
         entries = self.ledger.take(n_groups, step)
@@ -159,15 +159,15 @@ class Batches:
             self.supply.close(entry.uid)
             for _, scored in sorted(entry.scored.items()):
                 self._record_trajectory(scored, step, clock, entry.born)
-        return Batch(step, clock, entries)
+        return BatchPlan(step, clock, entries)
 
-    def hand_out(self, batch: Batch, learners: list[Member]) -> None:
+    def hand_out(self, batch: BatchPlan, learners: list[Member]) -> None:
         """Every learner rank gets its share."""
         weights = [sum(scored.n_sampled for scored in entry.scored.values()) for entry in batch.entries]
         for learner, share in zip(learners, split(weights, len(learners)), strict=True):
             self._send_share(learner, share, batch)
 
-    def _send_share(self, learner: Member, share: list[int], batch: Batch) -> None:
+    def _send_share(self, learner: Member, share: list[int], batch: BatchPlan) -> None:
         step, clock, entries = batch.step, batch.clock, batch.entries
         n_items = 0
         for group in share:
@@ -196,7 +196,7 @@ class Batches:
         self.effects.keep(scored, step=step, clock=clock, n_masked=n_masked)
 
 
-def _left_out(entries: list[Entry]) -> dict[str, Any]:
+def _left_out(entries: list[LedgerEntry]) -> dict[str, Any]:
     """Fields that name the samples that their groups are trained without (I8), and count their tokens (I12)."""
     failed = [scored for entry in entries for _, scored in sorted(entry.failed.items())]
     if not failed:

@@ -7,31 +7,31 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from areal_bus.core.state import Drawn, Source
+from areal_bus.core.state import DataSource, Row
 
 
 @dataclass(frozen=True, slots=True)
-class Issue:
+class IssuedRow:
     """One row on its way through the ring as one prompt."""
 
-    drawn: Drawn
+    drawn: Row
     n_before: int  # times the row was issued before, in this trip through the data
 
 
-class Supply:
+class DataCursor:
     """Hands out rows, keeps them while their prompt is open, takes back those to be issued again."""
 
-    def __init__(self, source: Source, *, max_reissues: int) -> None:
+    def __init__(self, source: DataSource, *, max_reissues: int) -> None:
         self._source = source
         self._max_reissues = max_reissues
         self.restart(position=source.position, again=())
 
-    def restart(self, *, position: int, again: Iterable[Issue]) -> None:
+    def restart(self, *, position: int, again: Iterable[IssuedRow]) -> None:
         """Nothing is open; the next new row is that at `position`, after those to issue again."""
         self._source.position = position
         self._ended = False
-        self._again: deque[Issue] = deque(again)
-        self._open: dict[int, Issue] = {}  # uid -> its row
+        self._again: deque[IssuedRow] = deque(again)
+        self._open: dict[int, IssuedRow] = {}  # uid -> its row
 
     @property
     def position(self) -> int:
@@ -39,7 +39,7 @@ class Supply:
         return self._source.position
 
     @property
-    def waiting(self) -> tuple[Issue, ...]:
+    def waiting(self) -> tuple[IssuedRow, ...]:
         """Rows to be issued again."""
         return tuple(self._again)
 
@@ -48,7 +48,7 @@ class Supply:
         """No row will come any more."""
         return self._ended and not self._again
 
-    def draw(self) -> Issue | None:
+    def draw(self) -> IssuedRow | None:
         """The next row to issue; None when there is none."""
         if self._again:
             return self._again.popleft()
@@ -56,22 +56,22 @@ class Supply:
         if drawn is None:
             self._ended = True
             return None
-        return Issue(drawn, 0)
+        return IssuedRow(drawn, 0)
 
-    def issue(self, uid: int, issue: Issue) -> None:
+    def issue(self, uid: int, issue: IssuedRow) -> None:
         """The row is prompt `uid` now."""
         self._open[uid] = issue
 
-    def of(self, uid: int) -> Issue:
+    def of(self, uid: int) -> IssuedRow:
         return self._open[uid]
 
-    def close(self, uid: int) -> Issue:
+    def close(self, uid: int) -> IssuedRow:
         """The prompt is trained or refunded."""
         return self._open.pop(uid)
 
-    def again(self, issue: Issue) -> bool:
+    def again(self, issue: IssuedRow) -> bool:
         """The row is to be issued once more. Returns False when it was issued often enough."""
         if issue.n_before >= self._max_reissues:
             return False
-        self._again.append(Issue(issue.drawn, issue.n_before + 1))
+        self._again.append(IssuedRow(issue.drawn, issue.n_before + 1))
         return True

@@ -6,7 +6,7 @@ from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.core.events import Event
-from areal_bus.core.head_checkpoint import Frontier, Waypoint
+from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class End:
 class Save:
     """Effect: write this frontier, whole or not at all; it is one half of a checkpoint."""
 
-    frontier: Frontier
+    frontier: HeadCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Effect: write this waypoint before anything that follows is done. The two newest are kept."""
 
-    waypoint: Waypoint
+    waypoint: HeadSavepoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,10 @@ class Effects:
     def keep(self, scored: m.Scored, *, step: int | None, clock: int, n_masked: int) -> None:
         self._out.append(Keep(scored, step, clock, n_masked))
 
-    def save(self, frontier: Frontier) -> None:
+    def save(self, frontier: HeadCheckpoint) -> None:
         self._out.append(Save(frontier))
 
-    def mark(self, waypoint: Waypoint) -> None:
+    def mark(self, waypoint: HeadSavepoint) -> None:
         self._out.append(Mark(waypoint))
 
     def discard(self, versions: Iterable[int]) -> None:

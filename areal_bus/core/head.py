@@ -14,20 +14,20 @@ from dataclasses import replace
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.core.batcher import Batches
-from areal_bus.core.data_source import Supply
+from areal_bus.core.batcher import Batcher
+from areal_bus.core.data_source import DataCursor
 from areal_bus.core.effects import Effect, Effects
 from areal_bus.core.evaluation import Evaluation, Examination
 from areal_bus.core.events import Event
 from areal_bus.core.gate import Gate
-from areal_bus.core.head_checkpoint import START, Frontier, Waypoint, take
-from areal_bus.core.member_lifecycle import Gathering
-from areal_bus.core.membership import Member, Membership, Standing
-from areal_bus.core.publisher import Publishing
+from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, take
+from areal_bus.core.member_lifecycle import MemberLifecycle
+from areal_bus.core.membership import Member, Membership, MemberState
+from areal_bus.core.publisher import Publisher
 from areal_bus.core.rollouts import Rollouts
-from areal_bus.core.scheduler import Leasing
+from areal_bus.core.scheduler import Scheduler
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.core.state import HeadRules, Phase, Source
+from areal_bus.core.state import DataSource, HeadRules, Phase
 from areal_bus.core.terms import Terms
 from areal_bus.errors import ImpossibleEvent, LateEvent, WireError
 from areal_bus.messages import Refund, Role
@@ -44,11 +44,11 @@ SENDERS: dict[type, dict[Role, frozenset[Role]]] = {  # message type -> receiver
     m.Ready: {Role.HEAD: _ANY},
     m.Heartbeat: {Role.HEAD: _ANY},
     m.Failure: {Role.HEAD: _ANY},
-    m.Leaving: {Role.HEAD: _GENERATOR},
+    m.LeaveRequest: {Role.HEAD: _GENERATOR},
     m.Sampled: {Role.HEAD: _GENERATOR},
-    m.Unsampled: {Role.HEAD: _GENERATOR},
+    m.SampleFailed: {Role.HEAD: _GENERATOR},
     m.Scored: {Role.HEAD: _REWARD},
-    m.Begin: {Role.HEAD: _LEARNER},
+    m.BeginTerm: {Role.HEAD: _LEARNER},
     m.Checkpointed: {Role.HEAD: _LEARNER},
     m.BatchRequest: {Role.HEAD: _LEARNER},
     m.UpdateDone: {Role.HEAD: _LEARNER},
@@ -60,11 +60,11 @@ SENDERS: dict[type, dict[Role, frozenset[Role]]] = {  # message type -> receiver
     # from a generator to a reward
     m.Trajectory: {Role.REWARD: _GENERATOR},
     # commands and news of the head
-    m.HeadBeat: dict.fromkeys(_ANY, _HEAD),
+    m.HeadHeartbeat: dict.fromkeys(_ANY, _HEAD),
     m.Rejoin: dict.fromkeys(_ANY, _HEAD),
-    m.Directory: dict.fromkeys(_ANY, _HEAD),
+    m.PeerList: dict.fromkeys(_ANY, _HEAD),
     m.Stop: dict.fromkeys(_ANY, _HEAD),
-    m.Dismiss: {Role.GENERATOR: _HEAD},
+    m.Evict: {Role.GENERATOR: _HEAD},
     m.Term: {Role.GENERATOR: _HEAD},
     m.Prompt: {Role.GENERATOR: _HEAD},
     m.Ack: {Role.GENERATOR: _HEAD},
@@ -121,13 +121,13 @@ class Head:
     def __init__(
         self,
         rules: HeadRules,
-        source: Source,
+        source: DataSource,
         *,
         now: float,
         life: int = 0,
         term: int = 0,
-        frontiers: Mapping[int, Frontier] = START,
-        waypoints: Iterable[Waypoint] = (),
+        frontiers: Mapping[int, HeadCheckpoint] = START,
+        waypoints: Iterable[HeadSavepoint] = (),
     ) -> None:
         """A head that comes back (its `life` counts on) begins a new term, at the version of the learner's Begin."""
         self.life = life
@@ -140,11 +140,11 @@ class Head:
         self._effects = Effects()
         self.gate = Gate(batch_size=rules.batch_size, eta=rules.eta, policy=rules.policy)
         self.members = Membership(silent_s=rules.silent_s)
-        self.publishing = Publishing(self.gate, self.members, self._effects, timeout_s=rules.push_timeout_s, life=life)
-        self.supply = Supply(source, max_reissues=rules.max_reissues)
+        self.publishing = Publisher(self.gate, self.members, self._effects, timeout_s=rules.push_timeout_s, life=life)
+        self.supply = DataCursor(source, max_reissues=rules.max_reissues)
         self.examination = Examination()
         self.rollouts = Rollouts(rules, self.supply, self.gate, self.members, self.examination, self._effects)
-        self.leasing = Leasing(
+        self.leasing = Scheduler(
             rules,
             self.supply,
             self.gate,
@@ -155,21 +155,23 @@ class Head:
             self.rollouts.partials,
             self._effects,
         )
-        self.batches = Batches(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
+        self.batches = Batcher(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
         self._began = self._turned = now
         self._n_refused: Counter[tuple[str, str]] = Counter()  # by sender and kind
         self._n_late: Counter[tuple[str, str]] = Counter()  # of those
         self.terms = Terms(term, frontiers, waypoints, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
-        self.gathering = Gathering(self.members, self.rollouts, self.publishing, self.terms, self._effects, life=life)
+        self.gathering = MemberLifecycle(
+            self.members, self.rollouts, self.publishing, self.terms, self._effects, life=life
+        )
         self._handlers: dict[type, Handler] = {
             m.Ready: self._on_ready,
             m.Heartbeat: self._on_heartbeat,
             m.Sampled: self.rollouts.sampled,
             m.Partial: self.rollouts.partial,
-            m.Unsampled: self.rollouts.unsampled,
+            m.SampleFailed: self.rollouts.unsampled,
             m.Scored: lambda _, message: self.rollouts.scored(message),
-            m.Leaving: lambda member, _: self.gathering.leave(member),
-            m.Begin: self._on_begin,
+            m.LeaveRequest: lambda member, _: self.gathering.leave(member),
+            m.BeginTerm: self._on_begin,
             m.Checkpointed: self._on_checkpointed,
             m.BatchRequest: self._on_batch_request,
             m.UpdateDone: self._on_update_done,
@@ -185,7 +187,7 @@ class Head:
         try:
             if isinstance(message, m.Join):
                 self._on_join(sender, message, now)
-            elif isinstance(message, m.Gone):
+            elif isinstance(message, m.Disconnected):
                 self.gathering.cut(sender)
             elif sender not in self.members.by_name:
                 self.gathering.answer_stranger(sender, now)
@@ -265,7 +267,7 @@ class Head:
     @property
     def _awaits_a_step(self) -> bool:
         """A learner has outlived a head, and says where it is once its step is done, however long that takes."""
-        learners = self.members.of(Role.LEARNER, Standing.JOINING) if self.phase is Phase.ASSEMBLING else []
+        learners = self.members.of(Role.LEARNER, MemberState.JOINING) if self.phase is Phase.ASSEMBLING else []
         return any(learner.again for learner in learners)
 
     @property
@@ -301,7 +303,7 @@ class Head:
 
     # the learner
 
-    def _on_begin(self, member: Member, message: m.Begin) -> None:
+    def _on_begin(self, member: Member, message: m.BeginTerm) -> None:
         """Learner 0 holds the weights of a checkpoint, or of the model: everything goes on from there."""
         if member.role is not Role.LEARNER or member.index != 0:
             raise ImpossibleEvent(f"learner 0 begins a term; got one of {member.name}")
@@ -343,7 +345,7 @@ class Head:
             self._effects.send(generator.name, m.Term(term, message.version))
         self._go_back(message.version, lives_on=message.lives_on)
 
-    def _check_life(self, message: m.Begin | m.BatchRequest) -> None:
+    def _check_life(self, message: m.BeginTerm | m.BatchRequest) -> None:
         """What was said to a head that is no more is no word to this one."""
         if message.life != self.life:
             raise ImpossibleEvent(f"this head has life {self.life}; this was said to one of life {message.life}")
@@ -357,7 +359,7 @@ class Head:
     def _mark(self, version: int, root: str) -> None:
         """What a head that comes back needs, should learner 0, `root`, live on at this version."""
         frontier = take(version, self.rollouts.ledger, self.supply, self.figures, self.max_lag, verdicts=False)
-        waypoint = Waypoint(root, frontier)
+        waypoint = HeadSavepoint(root, frontier)
         self.terms.mark(waypoint)
         self._effects.mark(waypoint)
 
@@ -488,8 +490,8 @@ class Head:
         left_out = [x for x in self.leasing.left_out() if x.index < rules.n_generators]
         return (
             fed >= (max(1, rules.n_generators - len(left_out)) if rules.eta == 0 else 1)
-            and bool(self.members.of(Role.REWARD, Standing.HEALTHY))
-            and len(self.members.of(Role.LEARNER, Standing.HEALTHY)) == self.rules.n_learners
+            and bool(self.members.of(Role.REWARD, MemberState.HEALTHY))
+            and len(self.members.of(Role.LEARNER, MemberState.HEALTHY)) == self.rules.n_learners
         )
 
     def _is_trained(self) -> bool:
@@ -538,7 +540,7 @@ class Head:
         root = self.terms.begun_by
         if not self.terms.requests or root is None:
             return
-        learners = self.members.of(Role.LEARNER, Standing.HEALTHY)
+        learners = self.members.of(Role.LEARNER, MemberState.HEALTHY)
         if self._wants_batch and len(learners) == self.rules.n_learners:
             if self.batches.is_at_the_end and self.rules.drop_last and not self._fills_a_batch:
                 self.rollouts.refund_all(Refund.END_OF_DATA)

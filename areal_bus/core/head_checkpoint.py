@@ -8,8 +8,8 @@ handed out: should the head die, a learner that lives on holds the weights that 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from areal_bus.core.data_source import Issue, Supply
-from areal_bus.core.ledger import Entry, Ledger, State
+from areal_bus.core.data_source import DataCursor, IssuedRow
+from areal_bus.core.ledger import Ledger, LedgerEntry, PromptState
 from areal_bus.core.state import HeadRules
 from areal_bus.messages import Partial, Scored
 
@@ -25,46 +25,46 @@ class OpenPrompt:
     n_samples: int
     attempt: int
     n_deaths: int
-    issue: Issue
+    issue: IssuedRow
     scored: tuple[Scored, ...]  # verdicts it had
 
 
 @dataclass(frozen=True, slots=True)
-class Frontier:
+class HeadCheckpoint:
     """Where the data, the ledger and the results were at `version`."""
 
     version: int
     next_uid: int = 0
     position: int = 0  # rows drawn from the source
-    again: tuple[Issue, ...] = ()  # rows to be issued again
+    again: tuple[IssuedRow, ...] = ()  # rows to be issued again
     open: tuple[OpenPrompt, ...] = ()
     results: dict[str, Figures] = field(default_factory=dict)  # figures by evaluation
     max_lag: int | None = None  # of trained tokens; None while there are none
 
 
 @dataclass(frozen=True, slots=True)
-class Waypoint:
+class HeadSavepoint:
     """Where everything will be once learner 0 `root` has trained the batch it is being given: at `frontier.version`.
 
     It has no verdicts, which would be most of its bytes: those samples are made again.
     """
 
     root: str
-    frontier: Frontier
+    frontier: HeadCheckpoint
 
 
-START: Mapping[int, Frontier] = {0: Frontier(0)}  # before the first prompt
+START: Mapping[int, HeadCheckpoint] = {0: HeadCheckpoint(0)}  # before the first prompt
 
 
 def take(
     version: int,
     ledger: Ledger,
-    supply: Supply,
+    supply: DataCursor,
     results: Mapping[str, Figures],
     max_lag: int | None = None,
     *,
     verdicts: bool = True,
-) -> Frontier:
+) -> HeadCheckpoint:
     """The frontier of this moment. A batch that is in training counts as trained."""
     open_ = tuple(
         OpenPrompt(
@@ -78,16 +78,18 @@ def take(
         )
         for entry in ledger.live()
     )
-    return Frontier(version, ledger.next_uid, supply.position, supply.waiting, open_, dict(results), max_lag)
+    return HeadCheckpoint(version, ledger.next_uid, supply.position, supply.waiting, open_, dict(results), max_lag)
 
 
-def revive(prompt: OpenPrompt, known: Entry | None, version: int, rules: HeadRules) -> Entry:
+def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, rules: HeadRules) -> LedgerEntry:
     """The prompt as it lives on in a term that begins at `version`; `known` is what the head had of it until now.
 
     Verdicts whose tokens are all of versions <= `version` are kept. Its lease is kept when none had to go: then what
     its holder still has may be whole, and the holder itself says if not.
     """
-    entry = Entry(prompt.uid, prompt.born, prompt.n_samples, None, attempt=prompt.attempt, n_deaths=prompt.n_deaths)
+    entry = LedgerEntry(
+        prompt.uid, prompt.born, prompt.n_samples, None, attempt=prompt.attempt, n_deaths=prompt.n_deaths
+    )
     kept = {scored.sample: scored for scored in prompt.scored}
     if known is not None:
         entry.attempt, entry.n_deaths = known.attempt, known.n_deaths
@@ -95,7 +97,11 @@ def revive(prompt: OpenPrompt, known: Entry | None, version: int, rules: HeadRul
     for sample, scored in kept.items():
         has_reward = rules.reward_of(scored.status, scored.reward) is not None
         (entry.scored if has_reward else entry.failed)[sample] = scored
-    if known is not None and known.state in (State.LEASED, State.SCORING) and kept.keys() == known.verdicts.keys():
+    if (
+        known is not None
+        and known.state in (PromptState.LEASED, PromptState.SCORING)
+        and kept.keys() == known.verdicts.keys()
+    ):
         entry.holder, entry.state, entry.alone = known.holder, known.state, known.alone
         entry.sampled, entry.noted = known.sampled, known.noted
     return entry

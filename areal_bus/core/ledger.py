@@ -15,7 +15,7 @@ from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.messages import ATTEMPTS, Refund, Sampled, Scored
 
 
-class State(StrEnum):
+class PromptState(StrEnum):
     LEASED = "leased"
     QUEUED = "queued"
     SCORING = "scoring"
@@ -25,12 +25,12 @@ class State(StrEnum):
     REFUNDED = "refunded"
 
 
-LIVE = (State.LEASED, State.QUEUED, State.SCORING, State.READY)
+LIVE = (PromptState.LEASED, PromptState.QUEUED, PromptState.SCORING, PromptState.READY)
 LEAST = 2  # samples with a reward that a short group needs: one alone has no baseline
 
 
 @dataclass(slots=True)
-class Entry:
+class LedgerEntry:
     """One admitted prompt: a group of n samples."""
 
     uid: int
@@ -38,7 +38,7 @@ class Entry:
     n_samples: int
     holder: str | None
     attempt: int = 0
-    state: State = State.LEASED
+    state: PromptState = PromptState.LEASED
     sampled: set[int] = field(default_factory=set)  # left the generator, in this attempt or an earlier one
     noted: set[int] = field(default_factory=set)  # its generator has said so of these, in this attempt
     scored: dict[int, Scored] = field(default_factory=dict)  # verdicts with a reward: what is trained
@@ -67,18 +67,18 @@ class Oldest:
 
     def __init__(self) -> None:
         self._order: list[tuple[int, int]] = []
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, LedgerEntry] = {}
         self.born: Counter[int] = Counter()  # version -> entries born at it
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LedgerEntry) -> None:
         self._entries[entry.uid] = entry
         self.born[entry.born] += 1
         heappush(self._order, (entry.born, entry.uid))
 
-    def first(self) -> Entry | None:
+    def first(self) -> LedgerEntry | None:
         """The oldest of all, which stays."""
         while self._order:
             entry = self._entries.get(self._order[0][1])
@@ -87,7 +87,7 @@ class Oldest:
             heappop(self._order)
         return None
 
-    def pop(self) -> Entry:
+    def pop(self) -> LedgerEntry:
         """The oldest of all. Raises ImpossibleEvent when there is none."""
         entry = self.first()
         if entry is None:
@@ -96,7 +96,7 @@ class Oldest:
         self.discard(entry.uid)
         return entry
 
-    def discard(self, uid: int) -> Entry | None:
+    def discard(self, uid: int) -> LedgerEntry | None:
         """This one leaves, if it is here."""
         entry = self._entries.pop(uid, None)
         if entry is not None:
@@ -114,27 +114,27 @@ class Ledger:
 
     def restart(self, *, next_uid: int, term: int) -> None:
         """A term begins with nothing open. Its leases begin at an attempt that no earlier term had."""
-        self.open: dict[int, Entry] = {}  # uid -> entry, in order of admission, until trained or refunded
+        self.open: dict[int, LedgerEntry] = {}  # uid -> entry, in order of admission, until trained or refunded
         self.next_uid = next_uid
         self.n_before = next_uid  # prompts that an earlier term trained or refunded: no state here
         self.first_attempt = term * ATTEMPTS
-        self.counts: Counter[State] = Counter()
+        self.counts: Counter[PromptState] = Counter()
         self.refunds: Counter[Refund] = Counter()
         self.ready = Oldest()  # groups with a verdict for each sample, enough of them with a reward
         self.queued = Oldest()  # whose lease was lost
-        self._training: dict[int, list[Entry]] = {}
+        self._training: dict[int, list[LedgerEntry]] = {}
 
     # admission and leases
 
-    def admit(self, *, born: int, n_samples: int, holder: str) -> Entry:
+    def admit(self, *, born: int, n_samples: int, holder: str) -> LedgerEntry:
         """A new prompt, leased to `holder` in the same act."""
-        entry = Entry(self.next_uid, born, n_samples, holder, attempt=self.first_attempt)
+        entry = LedgerEntry(self.next_uid, born, n_samples, holder, attempt=self.first_attempt)
         self.next_uid += 1
         self.open[entry.uid] = entry
-        self.counts[State.LEASED] += 1
+        self.counts[PromptState.LEASED] += 1
         return entry
 
-    def reopen(self, entry: Entry) -> None:
+    def reopen(self, entry: LedgerEntry) -> None:
         """A prompt of an earlier term lives on: leased or scoring as it was, ready when complete, else queued."""
         if entry.uid in self.open or entry.uid >= self.next_uid:
             raise ImpossibleEvent(f"prompts 0..{self.next_uid - 1} can be open again, once; got {entry.uid}")
@@ -143,29 +143,31 @@ class Ledger:
         self.counts[entry.state] += 1
         if not entry.missing:
             self.ready.add(entry)
-            self._move(entry, State.READY)
+            self._move(entry, PromptState.READY)
         elif entry.holder is None:
             self.queued.add(entry)
-            self._move(entry, State.QUEUED)
+            self._move(entry, PromptState.QUEUED)
 
-    def lose(self, holder: str, *, died: bool = True) -> list[Entry]:
+    def lose(self, holder: str, *, died: bool = True) -> list[LedgerEntry]:
         """`holder` is gone: what it sampled or kept until its verdict waits for another lease."""
-        lost = [e for e in self.open.values() if e.holder == holder and e.state in (State.LEASED, State.SCORING)]
+        lost = [
+            e for e in self.open.values() if e.holder == holder and e.state in (PromptState.LEASED, PromptState.SCORING)
+        ]
         for entry in lost:
-            if died and entry.state is State.LEASED:
+            if died and entry.state is PromptState.LEASED:
                 entry.n_deaths += 1
             self._requeue(entry)
         return lost
 
-    def give_back(self, uid: int) -> Entry:
+    def give_back(self, uid: int) -> LedgerEntry:
         """Its holder will not finish it: a leased or scoring prompt waits for another lease."""
         entry = self.open.get(uid)
-        if entry is None or entry.state not in (State.LEASED, State.SCORING):
+        if entry is None or entry.state not in (PromptState.LEASED, PromptState.SCORING):
             raise ImpossibleEvent(f"only a leased prompt is given back; prompt {uid} is not")
         self._requeue(entry)
         return entry
 
-    def lease(self, uid: int, holder: str) -> Entry:
+    def lease(self, uid: int, holder: str) -> LedgerEntry:
         """Lease a queued prompt again, under the next attempt."""
         entry = self.queued.discard(uid)
         if entry is None:
@@ -173,12 +175,12 @@ class Ledger:
         entry.attempt = max(entry.attempt + 1, self.first_attempt)
         entry.holder = holder
         entry.sampled, entry.noted = set(entry.verdicts), set()
-        self._move(entry, State.LEASED)
+        self._move(entry, PromptState.LEASED)
         return entry
 
     # results
 
-    def sampled(self, holder: str, message: Sampled) -> Entry:
+    def sampled(self, holder: str, message: Sampled) -> LedgerEntry:
         """One sample left its generator; its verdict, which comes by another way, may have been here before."""
         uid, sample, attempt = message.uid, message.sample, message.attempt
         entry = self.open.get(uid)
@@ -190,23 +192,23 @@ class Ledger:
             raise ImpossibleEvent(f"each of the {entry.n_samples} samples is made once; got sample {sample} again")
         entry.noted.add(sample)
         entry.sampled.add(sample)
-        if entry.state is State.LEASED and len(entry.sampled) == entry.n_samples:
-            self._move(entry, State.SCORING)
+        if entry.state is PromptState.LEASED and len(entry.sampled) == entry.n_samples:
+            self._move(entry, PromptState.SCORING)
         return entry
 
-    def deliver(self, scored: Scored) -> Entry:
+    def deliver(self, scored: Scored) -> LedgerEntry:
         """One verdict with a reward. The group is READY with its last verdict."""
         entry = self._open_sample(scored)
         entry.scored[scored.sample] = scored
         return self._judged(entry, scored.sample)
 
-    def fail(self, scored: Scored) -> Entry:
+    def fail(self, scored: Scored) -> LedgerEntry:
         """One verdict without a reward: the sample is left out. With its last verdict a group is READY, or hopeless."""
         entry = self._open_sample(scored)
         entry.failed[scored.sample] = scored
         return self._judged(entry, scored.sample)
 
-    def _open_sample(self, scored: Scored) -> Entry:
+    def _open_sample(self, scored: Scored) -> LedgerEntry:
         """The entry of a verdict that may count."""
         entry = self._of(scored.uid, scored.attempt)
         if not 0 <= scored.sample < entry.n_samples:
@@ -215,14 +217,14 @@ class Ledger:
             raise ImpossibleEvent(f"a sample is scored once; sample {scored.sample} of prompt {scored.uid} was before")
         return entry
 
-    def _judged(self, entry: Entry, sample: int) -> Entry:
+    def _judged(self, entry: LedgerEntry, sample: int) -> LedgerEntry:
         """One more sample has its verdict."""
         entry.sampled.add(sample)
         if len(entry.scored) + len(entry.failed) == entry.n_samples and not entry.is_hopeless:  # I8
             self.ready.add(entry)
-            self._move(entry, State.READY)
-        elif entry.state is State.LEASED and len(entry.sampled) == entry.n_samples:
-            self._move(entry, State.SCORING)
+            self._move(entry, PromptState.READY)
+        elif entry.state is PromptState.LEASED and len(entry.sampled) == entry.n_samples:
+            self._move(entry, PromptState.SCORING)
         return entry
 
     # the ways out
@@ -230,54 +232,59 @@ class Ledger:
     @property
     def n_live(self) -> int:
         counts = self.counts
-        return counts[State.LEASED] + counts[State.QUEUED] + counts[State.SCORING] + counts[State.READY]
+        return (
+            counts[PromptState.LEASED]
+            + counts[PromptState.QUEUED]
+            + counts[PromptState.SCORING]
+            + counts[PromptState.READY]
+        )
 
-    def take(self, n_prompts: int, batch: int) -> list[Entry]:
+    def take(self, n_prompts: int, batch: int) -> list[LedgerEntry]:
         """The n oldest ready groups, by (born, uid), become `batch`."""
         if not 0 < n_prompts <= len(self.ready):
             raise ImpossibleEvent(f"{len(self.ready)} groups are ready; {n_prompts} were asked for")
         taken = [self.ready.pop() for _ in range(n_prompts)]
         for entry in taken:
-            self._move(entry, State.TRAINING)
+            self._move(entry, PromptState.TRAINING)
         self._training[batch] = taken
         return taken
 
-    def trained(self, batch: int) -> list[Entry]:
+    def trained(self, batch: int) -> list[LedgerEntry]:
         """The update of `batch` is finished."""
         done = self._training.pop(batch, None)
         if done is None:
             raise ImpossibleEvent(f"batch {batch} is not in training; {sorted(self._training)} are")
         for entry in done:
-            self._move(entry, State.TRAINED)
+            self._move(entry, PromptState.TRAINED)
             del self.open[entry.uid]
         return done
 
-    def refund(self, uid: int, reason: Refund) -> Entry:
+    def refund(self, uid: int, reason: Refund) -> LedgerEntry:
         """A live prompt leaves untrained."""
         entry = self.open.get(uid)
         if entry is None or entry.state not in LIVE:
             raise ImpossibleEvent(f"only a live prompt is refunded; prompt {uid} is not")
         self.ready.discard(uid)
         self.queued.discard(uid)
-        self._move(entry, State.REFUNDED)
+        self._move(entry, PromptState.REFUNDED)
         self.refunds[reason] += 1
         del self.open[uid]
         return entry
 
-    def live(self) -> Iterable[Entry]:
+    def live(self) -> Iterable[LedgerEntry]:
         """All live prompts, oldest first."""
         return [entry for entry in self.open.values() if entry.state in LIVE]
 
     # inside
 
-    def _of(self, uid: int, attempt: int) -> Entry:
+    def _of(self, uid: int, attempt: int) -> LedgerEntry:
         """The open entry that a result of this attempt belongs to (I6)."""
         entry = self.open.get(uid)
         if entry is None:
             raise self.not_open("a result needs an open prompt", uid)
-        if attempt != entry.attempt or entry.state is State.QUEUED:
+        if attempt != entry.attempt or entry.state is PromptState.QUEUED:
             raise ImpossibleEvent(f"prompt {uid} is at attempt {entry.attempt} ({entry.state}); got attempt {attempt}")
-        if entry.state in (State.READY, State.TRAINING):
+        if entry.state in (PromptState.READY, PromptState.TRAINING):
             raise ImpossibleEvent(f"prompt {uid} is {entry.state}: its results are complete")
         return entry
 
@@ -287,13 +294,13 @@ class Ledger:
             return LateEvent(f"{rule}; prompt {uid} is closed")
         return ImpossibleEvent(f"{rule}; prompt {uid} was never admitted")
 
-    def _requeue(self, entry: Entry) -> None:
+    def _requeue(self, entry: LedgerEntry) -> None:
         entry.holder = None
         entry.alone = False
         self.queued.add(entry)
-        self._move(entry, State.QUEUED)
+        self._move(entry, PromptState.QUEUED)
 
-    def _move(self, entry: Entry, state: State) -> None:
+    def _move(self, entry: LedgerEntry, state: PromptState) -> None:
         self.counts[entry.state] -= 1
         self.counts[state] += 1
         entry.state = state

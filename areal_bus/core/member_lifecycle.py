@@ -8,8 +8,8 @@ from areal_bus import messages as m
 from areal_bus.core.death_reports import Deaths
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
-from areal_bus.core.membership import Member, Membership, Standing
-from areal_bus.core.publisher import Publishing
+from areal_bus.core.membership import Member, Membership, MemberState
+from areal_bus.core.publisher import Publisher
 from areal_bus.core.rollouts import Rollouts
 from areal_bus.core.terms import Terms
 from areal_bus.errors import ImpossibleEvent
@@ -19,14 +19,14 @@ TELL_AGAIN_S = 2.0
 MOST_STRANGERS = 4096  # that are remembered
 
 
-class Gathering:
+class MemberLifecycle:
     """Keeps the members; tells those who depend on it what they have lost."""
 
     def __init__(
         self,
         members: Membership,
         rollouts: Rollouts,
-        publishing: Publishing,
+        publishing: Publisher,
         terms: Terms,
         effects: Effects,
         *,
@@ -63,7 +63,7 @@ class Gathering:
         is_news = known.is_cut
         if isinstance(message, m.Heartbeat) and (not message.hears or known.deaf_from is not None):
             is_news = self._hears(known, message.hears, now) or is_news
-        was_dead = known.standing is Standing.DEAD and not known.is_deaf
+        was_dead = known.standing is MemberState.DEAD and not known.is_deaf
         lost = sorted({lease[:3] for lease in known.leased}) if was_dead else []
         member = self.members.heard(sender, now)
         if known.is_cut:
@@ -173,7 +173,7 @@ class Gathering:
         patience = self.publishing.pushes.patience
         generators = self.members.of(Role.GENERATOR)
         standings = {other.standing for other in generators if other.name not in hopeless}
-        if not hopeless or (Standing.STALE in standings and Standing.HEALTHY not in standings):
+        if not hopeless or (MemberState.STALE in standings and MemberState.HEALTHY not in standings):
             return None  # it is another one's turn
         if not standings and len(hopeless) >= n_generators:
             name, error = next(iter(hopeless.items()))
@@ -182,10 +182,10 @@ class Gathering:
         for name, error in hopeless.items():
             why = f"it missed {patience} pushes of its own in a row; the last error: {error}"
             self._effects.progress("warning", text=f"{name} must go: {why}")
-            self._part_with(name, m.Dismiss(why), why)
+            self._part_with(name, m.Evict(why), why)
         return None
 
-    def _part_with(self, name: str, order: m.Stop | m.Dismiss, why: str) -> None:
+    def _part_with(self, name: str, order: m.Stop | m.Evict, why: str) -> None:
         """It belongs to the ring no more; that is no death of which its prompts are to blame."""
         self._effects.send(name, order)
         self._effects.record(Event.MEMBER, name=name, state="left", why=why)
@@ -214,6 +214,6 @@ class Gathering:
     def send_directory(self) -> None:
         """Who listens where, to those who connect."""
         listening = [member for member in self.members.alive() if member.endpoint]
-        directory = m.Directory([x.name for x in listening], [x.endpoint for x in listening], self.life)
+        directory = m.PeerList([x.name for x in listening], [x.endpoint for x in listening], self.life)
         for member in self.members.alive():
             self._effects.send(member.name, directory)

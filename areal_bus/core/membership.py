@@ -14,7 +14,7 @@ from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Join, Role
 
 
-class Standing(StrEnum):
+class MemberState(StrEnum):
     JOINING = "joining"
     STALE = "stale"
     HEALTHY = "healthy"
@@ -32,7 +32,7 @@ class Member:
     endpoint: str
     heard: float  # monotonic seconds
     again: int = 0  # grows with each time it joins again; a learner does so only when it has outlived a head
-    standing: Standing = Standing.JOINING  # set by Membership alone, which counts
+    standing: MemberState = MemberState.JOINING  # set by Membership alone, which counts
     ready: bool = False
     capacity: int = 0  # samples that it is leased at once
     leased: set[tuple[str, int, int, int]] = field(default_factory=set)  # (evaluation, uid, attempt, sample) in work
@@ -59,7 +59,7 @@ class Member:
     @property
     def can_be_lost(self) -> bool:
         """By silence: it holds, or may be given, work."""
-        return self.ready and self.role is not Role.LEARNER and self.standing is not Standing.DEAD
+        return self.ready and self.role is not Role.LEARNER and self.standing is not MemberState.DEAD
 
     def release(self, evaluation: str, uid: int, attempt: int) -> None:
         """It works on this group no more."""
@@ -74,7 +74,7 @@ class Membership:
         self.awake_from = 0.0  # who says before this that it did not hear us is right: we stood still
         self.by_name: dict[str, Member] = {}
         self._of_role: dict[Role, list[Member]] = {role: [] for role in Role}  # by index
-        self._n_standing: Counter[tuple[Role, Standing]] = Counter()
+        self._n_standing: Counter[tuple[Role, MemberState]] = Counter()
 
     def join(self, message: Join, now: float) -> Member:
         """A new member; the same one again begins anew, but for a learner, which forgets nothing.
@@ -125,11 +125,11 @@ class Membership:
             raise ImpossibleEvent(f"only a member may speak; {name!r} has not joined")
         member.gap_s = self.patience.gap(member.gap_s, now - member.heard)
         member.heard = now
-        if member.standing is Standing.DEAD and not member.is_deaf:
+        if member.standing is MemberState.DEAD and not member.is_deaf:
             member.leased.clear()
             member.alone = False
             member.version = None
-            self._stand(member, self._standing_when_ready(member) if member.ready else Standing.JOINING)
+            self._stand(member, self._standing_when_ready(member) if member.ready else MemberState.JOINING)
         return member
 
     def ready(self, name: str, capacity: int) -> Member:
@@ -146,22 +146,22 @@ class Membership:
     def holds(self, name: str, version: int) -> Member:
         """A completed push: the one way to HEALTHY for a generator (I7)."""
         member = self.by_name[name]
-        if not member.ready or member.standing is Standing.DEAD:
+        if not member.ready or member.standing is MemberState.DEAD:
             raise ImpossibleEvent(f"only a ready member completes a push; {name} is {member.standing}")
         member.version = version
-        self._stand(member, Standing.HEALTHY)
+        self._stand(member, MemberState.HEALTHY)
         return member
 
     def fence(self, name: str) -> Member:
         """It missed a push: no new work until a later one completes."""
         member = self.by_name[name]
-        if member.standing is Standing.HEALTHY:
-            self._stand(member, Standing.STALE)
+        if member.standing is MemberState.HEALTHY:
+            self._stand(member, MemberState.STALE)
         return member
 
     def bury(self, member: Member) -> None:
         """It counts as dead until it is heard again."""
-        self._stand(member, Standing.DEAD)
+        self._stand(member, MemberState.DEAD)
 
     def silent(self, until: float) -> list[tuple[Member, float]]:
         """Generators and rewards that have just become dead by silence, each with the limit that it exceeded.
@@ -196,7 +196,7 @@ class Membership:
             member.deaf_from = None
         self.awake_from = now + self.patience.limit(0.0, self.usual_gap(now))
 
-    def of(self, role: Role, *standings: Standing, index: int | None = None) -> list[Member]:
+    def of(self, role: Role, *standings: MemberState, index: int | None = None) -> list[Member]:
         """Members of a role, by index; all standings when none is named.
 
         Where nobody has these standings that costs nothing: it is asked at each message, of hundreds.
@@ -209,7 +209,7 @@ class Membership:
         return [member for member in found if member.standing in standings] if standings else list(found)
 
     def alive(self) -> list[Member]:
-        return [m for m in self.by_name.values() if m.standing is not Standing.DEAD]
+        return [m for m in self.by_name.values() if m.standing is not MemberState.DEAD]
 
     def awaited(self, wanted: Mapping[Role, int], errors: Mapping[str, str]) -> str:
         """Who is missing to the wanted numbers, and why where `errors` or its own note says so, for people."""
@@ -220,16 +220,16 @@ class Membership:
                 member = known.get(index)
                 if member is None:
                     absent.append(f"{role}-{index} has not joined")
-                elif member.standing is not Standing.HEALTHY:
+                elif member.standing is not MemberState.HEALTHY:
                     why = errors.get(member.name, member.note)
                     absent.append(f"{role}-{index} is {member.standing}" + (f" ({why})" if why else ""))
         return "; ".join(absent) or "nobody is missing"
 
-    def _stand(self, member: Member, standing: Standing) -> None:
+    def _stand(self, member: Member, standing: MemberState) -> None:
         self._n_standing[member.role, member.standing] -= 1
         self._n_standing[member.role, standing] += 1
         member.standing = standing
 
     @staticmethod
-    def _standing_when_ready(member: Member) -> Standing:
-        return Standing.STALE if member.role is Role.GENERATOR else Standing.HEALTHY
+    def _standing_when_ready(member: Member) -> MemberState:
+        return MemberState.STALE if member.role is Role.GENERATOR else MemberState.HEALTHY

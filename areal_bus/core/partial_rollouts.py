@@ -11,19 +11,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from areal_bus.core.head_checkpoint import newest
-from areal_bus.core.terms import Timeline
+from areal_bus.core.terms import TermHistory
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Partial
 
 
-class Offers:
+class SampleOffers:
     """Samples under way, as of the last head; nothing of a newer one is among them."""
 
     def __init__(self) -> None:
         self._held: list[Partial] = []
-        self._timeline = Timeline()
+        self._timeline = TermHistory()
 
-    def keep(self, held: Iterable[Partial], timeline: Timeline) -> None:
+    def keep(self, held: Iterable[Partial], timeline: TermHistory) -> None:
         """`timeline` is where they were made. What was kept before stays when nothing has come since."""
         if fresh := list(held):
             self._held, self._timeline = fresh, timeline
@@ -39,7 +39,7 @@ RECORD_BYTES = 512  # of one report, beside its frames
 SPAN_BYTES = 128
 
 
-class Partials:
+class PartialRollouts:
     """Reports by (uid, sample), the one of longest ago first."""
 
     def __init__(self, limit_bytes: int) -> None:

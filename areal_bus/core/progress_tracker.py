@@ -6,7 +6,7 @@ What moves only because it failed (a lost lease, a broken push, a change of stan
 from collections.abc import Hashable, Mapping, Sequence
 
 from areal_bus.core.head import Head
-from areal_bus.core.membership import Member, Standing
+from areal_bus.core.membership import Member, MemberState
 from areal_bus.messages import Role
 
 GAP_S = 30.0  # looks further apart than this: the head itself stood still, and nobody waited meanwhile
@@ -37,7 +37,7 @@ class Since:
         return self._known[key][1] if key in self._known else t
 
 
-class Watch:
+class ProgressTracker:
     """When each thing moved last, to the precision of the looks."""
 
     def __init__(self, *, quiet_s: float, still_s: float) -> None:
@@ -98,7 +98,7 @@ class Watch:
 
     def _wrong(self, head: Head, member: Member, now: float, *, is_awaited: bool) -> str:
         silent_s = now - member.heard
-        if member.standing is Standing.DEAD:  # its work is with others: only who waits for it cares
+        if member.standing is MemberState.DEAD:  # its work is with others: only who waits for it cares
             return f"dead, silent for {silent_s:.0f} s" if is_awaited else ""
         if silent_s > self.quiet_s and silent_s > self.quiet_s + self._allowance(head, member, now):
             return f"silent for {silent_s:.0f} s"
@@ -132,7 +132,7 @@ def _ring(head: Head) -> dict[str, object]:
 
 def _is_at_work(head: Head, member: Member) -> bool:
     """Whether its progress counter should move: by what it was given, and for a reward by what it says."""
-    if member.standing is Standing.DEAD:
+    if member.standing is MemberState.DEAD:
         return False
     if member.role is Role.LEARNER:
         return head.gate.w > head.gate.u

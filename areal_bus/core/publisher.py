@@ -9,20 +9,20 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.gate import Gate
-from areal_bus.core.membership import Member, Membership, Standing
-from areal_bus.core.push_queue import OWN_SHARE, Push, Pushes
+from areal_bus.core.membership import Member, Membership, MemberState
+from areal_bus.core.push_queue import OWN_SHARE, Push, PushQueue
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Role
 
 
-class Publishing:
+class Publisher:
     """Owns the pushes and the digests of the versions that may still be pushed."""
 
     def __init__(self, gate: Gate, members: Membership, effects: Effects, *, timeout_s: float, life: int) -> None:
         self.gate = gate
         self.members = members
         self.effects = effects
-        self.pushes = Pushes(timeout_s=timeout_s, life=life)
+        self.pushes = PushQueue(timeout_s=timeout_s, life=life)
         self._digests: dict[int, str] = {}
         self.term = self.base = 0
         self._owes_late = False  # the last push was a regular one: late members are next, or they would wait for ever
@@ -117,7 +117,7 @@ class Publishing:
 
     def hopeless(self) -> dict[str, str]:
         """Members, alive, that missed too many pushes of their own in a row, and the last error."""
-        alive = {member.name for member in self.members.of(Role.GENERATOR, Standing.STALE)}
+        alive = {member.name for member in self.members.of(Role.GENERATOR, MemberState.STALE)}
         return {name: error for name, error in self.pushes.hopeless().items() if name in alive}
 
     def _publish(self, version: int, *, n_members: int) -> None:
@@ -125,7 +125,7 @@ class Publishing:
         self.gate.publish(version)
         for old in [v for v in self._digests if v < version]:
             del self._digests[old]
-        for member in self.members.of(Role.GENERATOR, Standing.HEALTHY):
+        for member in self.members.of(Role.GENERATOR, MemberState.HEALTHY):
             if member.version is None or member.version < version:  # I7
                 self.members.fence(member.name)
         self.effects.record(Event.PUBLISH, version=version, v=self.gate.v, members=n_members)
@@ -135,7 +135,7 @@ class Publishing:
         behind, late = version > self.gate.v, self._late(now)
         if not behind and not late:
             return
-        root = next((x for x in self.members.of(Role.LEARNER, Standing.HEALTHY) if x.name == self.root), None)
+        root = next((x for x in self.members.of(Role.LEARNER, MemberState.HEALTHY) if x.name == self.root), None)
         if root is None or version not in self._digests:
             return
         if behind and not (late and self._owes_late):
@@ -146,7 +146,7 @@ class Publishing:
             push = self.pushes.begin(version=version, root=root.name, members=names, catch_up=not behind, now=now)
             self._announce(push, root.endpoint)
         else:
-            held = [x for x in self.members.of(Role.GENERATOR, Standing.HEALTHY) if x.version == version]
+            held = [x for x in self.members.of(Role.GENERATOR, MemberState.HEALTHY) if x.version == version]
             self._publish(version, n_members=len(held))
 
     def _those_in_step(self, version: int) -> list[str]:
@@ -154,14 +154,14 @@ class Publishing:
 
         When there is none, whoever is there and not kept apart.
         """
-        there = [x for x in self.members.of(Role.GENERATOR, Standing.HEALTHY) if x.version != version]
-        there += self.members.of(Role.GENERATOR, Standing.STALE)
+        there = [x for x in self.members.of(Role.GENERATOR, MemberState.HEALTHY) if x.version != version]
+        there += self.members.of(Role.GENERATOR, MemberState.STALE)
         together = [x for x in sorted(there, key=lambda x: x.index) if x.name not in self.pushes.apart]
         return [x.name for x in together if x.version is not None] or [x.name for x in together]
 
     def _late(self, now: float) -> list[str]:
         """For a catch-up push: all who are stale, or else the next of those who are kept apart."""
-        stale = [x.name for x in self.members.of(Role.GENERATOR, Standing.STALE)]
+        stale = [x.name for x in self.members.of(Role.GENERATOR, MemberState.STALE)]
         if not stale:
             return stale
         together = [name for name in stale if name not in self.pushes.apart]

@@ -51,7 +51,7 @@ class Push:
 
 
 @dataclass(slots=True)
-class Apart:
+class Quarantine:
     """A member that missed a push: it is pushed to alone, or with others of its lot."""
 
     lot: int = 0
@@ -60,7 +60,7 @@ class Apart:
     error: str = ""
 
 
-class Pushes:
+class PushQueue:
     """Numbers pushes and membership views: the same view number means the same, still working group."""
 
     def __init__(self, *, timeout_s: float, patience: int = 5, life: int = 0) -> None:
@@ -68,7 +68,7 @@ class Pushes:
         self.timeout_s = timeout_s
         self.patience = patience
         self.current: Push | None = None
-        self.apart: dict[str, Apart] = {}
+        self.apart: dict[str, Quarantine] = {}
         self._n_pushes = self._n_views = life * NUMBERS
         self._views: dict[tuple[str, ...], int] = {}
         self._n_lots = 0
@@ -149,7 +149,7 @@ class Pushes:
             self._keep_apart(name, push, now, is_blamed=is_blamed)
 
     def _keep_apart(self, name: str, push: Push, now: float, *, is_blamed: bool) -> None:
-        apart = self.apart.setdefault(name, Apart())
+        apart = self.apart.setdefault(name, Quarantine())
         apart.lot = self._n_lots
         apart.error = (push.broken.get(name) if push.root in push.done else None) or push.error
         if is_blamed:

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 from areal_bus import messages as m
 from areal_bus.core.batcher import check_spans, ids
-from areal_bus.core.data_source import Supply
+from areal_bus.core.data_source import DataCursor
 from areal_bus.core.effects import Effects
 from areal_bus.core.evaluation import Examination
 from areal_bus.core.events import Event
 from areal_bus.core.gate import Gate
-from areal_bus.core.head_checkpoint import Frontier, newest, revive
+from areal_bus.core.head_checkpoint import HeadCheckpoint, newest, revive
 from areal_bus.core.lease_ids import LeaseIds
-from areal_bus.core.ledger import Entry, Ledger, State
-from areal_bus.core.membership import Member, Membership, Standing
-from areal_bus.core.partial_rollouts import Partials, check_whole
-from areal_bus.core.scheduler import LONELY_AFTER
+from areal_bus.core.ledger import Ledger, LedgerEntry, PromptState
+from areal_bus.core.membership import Member, Membership, MemberState
+from areal_bus.core.partial_rollouts import PartialRollouts, check_whole
+from areal_bus.core.scheduler import POISON_THRESHOLD
 from areal_bus.core.score_failures import ScoreFailures
 from areal_bus.core.state import HeadRules
 from areal_bus.errors import ImpossibleEvent
@@ -30,7 +30,7 @@ class Rollouts:
     def __init__(
         self,
         rules: HeadRules,
-        supply: Supply,
+        supply: DataCursor,
         gate: Gate,
         members: Membership,
         examination: Examination,
@@ -42,7 +42,7 @@ class Rollouts:
         self.members = members
         self.effects = effects
         self.ledger = Ledger()
-        self.partials = Partials(rules.partial_bytes)
+        self.partials = PartialRollouts(rules.partial_bytes)
         self.lease_ids = LeaseIds(rules.lease_secret)
         self.examination = examination
         self.refunds_in_a_row = 0  # without a group that became complete in between
@@ -54,7 +54,7 @@ class Rollouts:
 
     # terms
 
-    def begin_term(self, term: int, frontier: Frontier) -> dict[int, list[int]]:
+    def begin_term(self, term: int, frontier: HeadCheckpoint) -> dict[int, list[int]]:
         """Go back, or on, to `frontier`. Returns the open prompts and the samples of each whose verdicts are kept.
 
         What was admitted after it is refunded (lost_timeline): its rows come again as the data's order has them.
@@ -76,11 +76,11 @@ class Rollouts:
         self._release(known)
         return {uid: list(entry.verdicts) for uid, entry in self.ledger.open.items()}
 
-    def _release(self, known: dict[int, Entry]) -> None:
+    def _release(self, known: dict[int, LedgerEntry]) -> None:
         """End what was leased and is leased no more."""
         for uid, before in known.items():
             now = self.ledger.open.get(uid)
-            was_held = before.state in (State.LEASED, State.SCORING)
+            was_held = before.state in (PromptState.LEASED, PromptState.SCORING)
             if before.holder is not None and was_held and (now is None or now.holder != before.holder):
                 self._end_lease(before.holder, uid, before.attempt)
 
@@ -113,7 +113,7 @@ class Rollouts:
         """What a lost member held waits for others; what three deaths took with them, the last one alone, does not."""
         alone = {entry.uid for entry in self.ledger.open.values() if entry.holder == name and entry.alone}
         for entry in self.ledger.lose(name, died=died):
-            if entry.uid in alone and entry.n_deaths > LONELY_AFTER:
+            if entry.uid in alone and entry.n_deaths > POISON_THRESHOLD:
                 why = f"{entry.n_deaths} generators died while they sampled it, the last one had nothing else to do"
                 self.refund(entry, Refund.POISON, why)
         if self.examination.open is not None:
@@ -154,7 +154,7 @@ class Rollouts:
         check_spans(message, born=entry.born, clock=self.gate.u)
         self.partials.keep(replace(message, lease=""))
 
-    def unsampled(self, member: Member, message: m.Unsampled) -> None:
+    def unsampled(self, member: Member, message: m.SampleFailed) -> None:
         """A generator cannot make this group: its slots are free, whatever becomes of that."""
         self._free(member, message.evaluation, message.uid, message.attempt)
         if message.evaluation:
@@ -231,9 +231,9 @@ class Rollouts:
             self.refund(entry, Refund.SAMPLING_ERROR, str(error))
             raise
 
-    def refund(self, entry: Entry, reason: Refund, error: str = "") -> None:
+    def refund(self, entry: LedgerEntry, reason: Refund, error: str = "") -> None:
         """The prompt leaves untrained: its credit is back, its sampling stops, and a row too old is issued again."""
-        is_under_way = entry.state in (State.LEASED, State.SCORING) and bool(entry.missing)
+        is_under_way = entry.state in (PromptState.LEASED, PromptState.SCORING) and bool(entry.missing)
         holder = self.members.by_name.get(entry.holder or "") if is_under_way else None
         self.ledger.refund(entry.uid, reason)
         self.partials.forget(entry.uid, entry.n_samples)
@@ -255,9 +255,9 @@ class Rollouts:
         if reason not in EXPECTED:
             self._complain(entry, f"{reason}: {error}" if error else str(reason))
 
-    def _complain(self, entry: Entry, why: str) -> None:
+    def _complain(self, entry: LedgerEntry, why: str) -> None:
         """Rewards need not score the rest of the group; people hear of the 1st, 2nd, 4th, 8th ... such refund."""
-        for reward in self.members.of(Role.REWARD, Standing.HEALTHY):
+        for reward in self.members.of(Role.REWARD, MemberState.HEALTHY):
             self.effects.send(reward.name, m.Cancel(entry.uid, entry.attempt))
         self.last_error = why
         self.refunds_in_a_row += 1
@@ -273,7 +273,7 @@ class Rollouts:
 
     def holds_any(self, name: str) -> bool:
         """Whether something that this member samples, or keeps until its verdict, is awaited."""
-        states = (State.LEASED, State.SCORING)
+        states = (PromptState.LEASED, PromptState.SCORING)
         if any(entry.holder == name and entry.state in states for entry in self.ledger.open.values()):
             return True
         return self.examination.open is not None and name in self.examination.open.leased.values()
@@ -297,12 +297,12 @@ class Rollouts:
             self.effects.progress("warning", text=text)
 
 
-def _is_queued(entry: Entry, message: Partial) -> bool:
+def _is_queued(entry: LedgerEntry, message: Partial) -> bool:
     """Whether this attempt was the last lease, and the sample is to be made by the next."""
-    return entry.state is State.QUEUED and entry.attempt == message.attempt and message.sample in entry.missing
+    return entry.state is PromptState.QUEUED and entry.attempt == message.attempt and message.sample in entry.missing
 
 
-def _awaits(entry: Entry, message: Scored | Partial) -> bool:
+def _awaits(entry: LedgerEntry, message: Scored | Partial) -> bool:
     """Whether this attempt's sample is still to come."""
-    is_held = entry.state in (State.LEASED, State.SCORING)
+    is_held = entry.state in (PromptState.LEASED, PromptState.SCORING)
     return is_held and entry.attempt == message.attempt and message.sample in entry.missing

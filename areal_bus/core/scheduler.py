@@ -7,35 +7,35 @@ whose lease was lost, then new ones as the gate allows (I1).
 from heapq import heapify, heappop, heappush, heapreplace
 
 from areal_bus import messages as m
-from areal_bus.core.data_source import Issue, Supply
+from areal_bus.core.data_source import DataCursor, IssuedRow
 from areal_bus.core.effects import Effects
 from areal_bus.core.evaluation import Evaluation, Examination
 from areal_bus.core.events import Event
 from areal_bus.core.gate import Gate
 from areal_bus.core.lease_ids import LeaseIds
-from areal_bus.core.ledger import Entry, Ledger
-from areal_bus.core.membership import Member, Membership, Standing
-from areal_bus.core.partial_rollouts import Partials
-from areal_bus.core.push_queue import Pushes
+from areal_bus.core.ledger import Ledger, LedgerEntry
+from areal_bus.core.membership import Member, Membership, MemberState
+from areal_bus.core.partial_rollouts import PartialRollouts
+from areal_bus.core.push_queue import PushQueue
 from areal_bus.core.state import HeadRules
 from areal_bus.messages import Role
 
-LONELY_AFTER = 2  # deaths of its holders after which a prompt is sampled alone
+POISON_THRESHOLD = 2  # deaths of its holders after which a prompt is sampled alone
 
 
-class Leasing:
+class Scheduler:
     """Spends the gate's credits; the ledger and the members' leases move with it."""
 
     def __init__(
         self,
         rules: HeadRules,
-        supply: Supply,
+        supply: DataCursor,
         gate: Gate,
         ledger: Ledger,
         members: Membership,
-        pushes: Pushes,
+        pushes: PushQueue,
         examination: Examination,
-        partials: Partials,
+        partials: PartialRollouts,
         effects: Effects,
     ) -> None:
         self.rules = rules
@@ -51,12 +51,12 @@ class Leasing:
 
     def fed(self) -> list[Member]:
         """Generators that may get work: they hold what is published, or newer (I7)."""
-        healthy = self.members.of(Role.GENERATOR, Standing.HEALTHY)
+        healthy = self.members.of(Role.GENERATOR, MemberState.HEALTHY)
         return [x for x in healthy if x.version is not None and x.version >= self.gate.v and not x.leaving]
 
     def left_out(self) -> list[Member]:
         """Stale generators that no share of eta = 0 waits for: they miss pushes of their own, as long as they do."""
-        return [x for x in self.members.of(Role.GENERATOR, Standing.STALE) if self.pushes.misses_its_own(x.name)]
+        return [x for x in self.members.of(Role.GENERATOR, MemberState.STALE) if self.pushes.misses_its_own(x.name)]
 
     def lease_all(self, *, admitting: bool) -> None:
         """Give work to the least loaded while there is work, leave and room; at eta = 0 the whole batch in shares."""
@@ -107,9 +107,9 @@ class Leasing:
         self._lease(self._admit(member, member.version, issue), member)
         return True
 
-    def _lease_again(self, member: Member, lost: Entry) -> bool:
+    def _lease_again(self, member: Member, lost: LedgerEntry) -> bool:
         """A lost lease; what two deaths have in common is sampled with nothing else beside it."""
-        is_poison = lost.n_deaths >= LONELY_AFTER
+        is_poison = lost.n_deaths >= POISON_THRESHOLD
         fits = member.load == 0 if is_poison else _fits(member, len(lost.missing))
         if member.version is None or member.version < lost.born or not fits:  # I5: no token is older than born
             return False
@@ -125,12 +125,12 @@ class Leasing:
         or scored: so who samples what, and what is decoded beside it, never depends on time (docs/staleness.md).
         """
         out = {x.name for x in self.left_out()}
-        there = self.members.of(Role.GENERATOR, Standing.STALE, Standing.HEALTHY)
+        there = self.members.of(Role.GENERATOR, MemberState.STALE, MemberState.HEALTHY)
         ready = [x for x in there if not x.leaving and x.name not in out]
         is_quiet = self.examination.open is None and self.ledger.n_live == len(self.ledger.ready)
         if not (fed and len(fed) == len(ready) and is_quiet and self.gate.may_admit(self.gate.v)):
             return
-        issues: list[Issue] = []
+        issues: list[IssuedRow] = []
         while len(issues) < self.gate.free and (issue := self.supply.draw()) is not None:
             issues.append(issue)
         end = self.ledger.next_uid + len(issues)
@@ -139,7 +139,7 @@ class Leasing:
             entry = self._admit(member, self.gate.v, issue)
             self._lease(entry, member, more=entry.uid + len(fed) < end)
 
-    def _admit(self, member: Member, born: int, issue: Issue) -> Entry:
+    def _admit(self, member: Member, born: int, issue: IssuedRow) -> LedgerEntry:
         gate = self.gate
         gate.admit(born)
         entry = self.ledger.admit(born=born, n_samples=self.rules.n_samples, holder=member.name)
@@ -159,7 +159,7 @@ class Leasing:
         )
         return entry
 
-    def _lease(self, entry: Entry, member: Member, *, more: bool = False) -> None:
+    def _lease(self, entry: LedgerEntry, member: Member, *, more: bool = False) -> None:
         samples = entry.missing
         member.leased |= {("", entry.uid, entry.attempt, sample) for sample in samples}
         begun = self._begun(entry, member)
@@ -172,9 +172,9 @@ class Leasing:
         lease = self.lease_ids.of("", entry.uid, entry.attempt)
         self.effects.send(member.name, m.Prompt(entry.uid, entry.attempt, entry.born, samples, "", row, more, lease))
 
-    def _begun(self, entry: Entry, member: Member) -> list[m.Partial]:
+    def _begun(self, entry: LedgerEntry, member: Member) -> list[m.Partial]:
         """What earlier holders had of it; nothing when it may be what killed them."""
-        if entry.n_deaths >= LONELY_AFTER or member.version is None:
+        if entry.n_deaths >= POISON_THRESHOLD or member.version is None:
             self.partials.forget(entry.uid, entry.n_samples)
             return []
         return self.partials.hand_on(entry.uid, entry.missing, attempt=entry.attempt, version=member.version)

@@ -46,7 +46,7 @@ class HeadRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class Row:
     """One row of the data, drawn in order."""
 
     row: int
@@ -54,12 +54,12 @@ class Drawn:
     text: str  # JSON object
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """The prompts of the run in their order."""
 
     position: int  # rows drawn so far; set to go back or on
 
-    def draw(self) -> Drawn | None:
+    def draw(self) -> Row | None:
         """The next row; None when the data has ended."""
 
 

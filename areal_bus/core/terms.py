@@ -11,7 +11,7 @@ different terms are never compared with each other but by that rule.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from areal_bus.core.head_checkpoint import Frontier, Waypoint
+from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.messages import Finished
 
 
@@ -21,8 +21,8 @@ class Terms:
     def __init__(
         self,
         term: int,
-        frontiers: Mapping[int, Frontier],
-        waypoints: Iterable[Waypoint] = (),
+        frontiers: Mapping[int, HeadCheckpoint],
+        waypoints: Iterable[HeadSavepoint] = (),
         *,
         every: int,
         keep: int,
@@ -57,7 +57,9 @@ class Terms:
         """Whether a checkpoint of this version is written by `every`; learner 0 may write others, and says so."""
         return self._every > 0 and version % self._every == 0
 
-    def begin(self, version: int, *, outlived: str | None = None, sealed: Collection[int] = ()) -> Frontier | None:
+    def begin(
+        self, version: int, *, outlived: str | None = None, sealed: Collection[int] = ()
+    ) -> HeadCheckpoint | None:
         """A term begins at `version`. Returns its frontier; None when there is none, and then nothing has begun.
 
         `outlived` is the learner 0 that has outlived a head, if one has; `sealed` are whole checkpoints, by its word.
@@ -73,7 +75,7 @@ class Terms:
             self._sealed = self.frontiers.keys() & set(sealed)
         return frontier
 
-    def mark(self, waypoint: Waypoint) -> None:
+    def mark(self, waypoint: HeadSavepoint) -> None:
         """A batch is about to be handed out, or a term begins: the one before the last is of no use any more."""
         self._waypoints[slot(waypoint)] = waypoint
 
@@ -99,7 +101,7 @@ class Terms:
         newest = sorted(self._whole)[-self._keep :]
         return self._drop(lambda other: other < newest[0]) if newest else []
 
-    def saved(self, frontier: Frontier) -> None:
+    def saved(self, frontier: HeadCheckpoint) -> None:
         """It is on disk."""
         if self.frontiers.get(frontier.version) is frontier:  # not of a lost timeline
             self._saved.add(frontier.version)
@@ -114,12 +116,12 @@ class Terms:
         return gone
 
 
-def slot(waypoint: Waypoint) -> int:
+def slot(waypoint: HeadSavepoint) -> int:
     """Where it is kept: two that follow each other are in different places."""
     return waypoint.frontier.version % 2
 
 
-class Timeline:
+class TermHistory:
     """The term, and the versions of older terms that are part of its history."""
 
     def __init__(self) -> None:

@@ -1,21 +1,20 @@
-"""Who waits for whom, for what and since when, and who is to blame: read from the head, which stays as it is.
+"""Wait-for graph of the ring: which actor waits for which, for what, since when, and which one blocks the others.
 
-Every wait of the ring is registered here: who, for what, on whom, since when. `areal_bus.core.progress_tracker.Watch`
-knows when each part moved last; from it and the head follow the waits and one sentence that names the culprit.
+Reads the head's state and changes nothing. `ProgressTracker` supplies the time at which each part last made progress.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from areal_bus.core.head import Head
-from areal_bus.core.ledger import Entry, State
-from areal_bus.core.membership import Member, Standing
-from areal_bus.core.progress_tracker import Watch, place
+from areal_bus.core.ledger import LedgerEntry, PromptState
+from areal_bus.core.membership import Member, MemberState
+from areal_bus.core.progress_tracker import ProgressTracker, place
 from areal_bus.core.state import Phase
 from areal_bus.messages import Role
 
 N_NAMED = 3  # of a kind, in a sentence
-WORKING = (Standing.STALE, Standing.HEALTHY)
+WORKING = (MemberState.STALE, MemberState.HEALTHY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StallVerdict:
     """Why the ring does not move, as far as it does not."""
 
     sentence: str
@@ -43,7 +42,7 @@ class Verdict:
     absent: tuple[Role, ...] = ()  # roles that the ring needs and that nobody fills
 
 
-def verdict(head: Head, watch: Watch, now: float) -> Verdict:
+def verdict(head: Head, watch: ProgressTracker, now: float) -> StallVerdict:
     """The waits of this moment, and the sentence about them. `watch` has just looked."""
     return _Moment(head, watch, now).verdict()
 
@@ -51,21 +50,21 @@ def verdict(head: Head, watch: Watch, now: float) -> Verdict:
 class _Moment:
     """The head as it stands, `now`."""
 
-    def __init__(self, head: Head, watch: Watch, now: float) -> None:
+    def __init__(self, head: Head, watch: ProgressTracker, now: float) -> None:
         self.head, self.watch, self.now = head, watch, now
         self.rules, self.gate, self.members = head.rules, head.gate, head.members
         self.ledger, self.evaluation = head.rollouts.ledger, head.examination.open
         self.learners = tuple(x.name for x in self.members.of(Role.LEARNER))
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StallVerdict:
         if self.head.phase is Phase.STOPPING:
-            return Verdict("the job ends", (), ())
+            return StallVerdict("the job ends", (), ())
         waits = [wait for wait in self._ways() if wait is not None]
         suspects = self.watch.suspects(self.head, self.now, [name for wait in waits for name in wait.on])
         said = [*map(str, waits[:N_NAMED]), *list(suspects.values())[:N_NAMED]]
         culprits = tuple(suspects) or (waits[0].on if waits else ())
         absent = tuple(role for role in (Role.GENERATOR, Role.REWARD) if self._is_absent(role))
-        return Verdict("; ".join(said) or "nobody waits", culprits, (*waits, *self._idle()), absent)
+        return StallVerdict("; ".join(said) or "nobody waits", culprits, (*waits, *self._idle()), absent)
 
     def _ways(self) -> list[Wait | None]:
         """What the ring can be waiting for, those first that wait for all others."""
@@ -88,7 +87,7 @@ class _Moment:
         rules, missing = self.rules, []
         fed = {x.name for x in self.head.leasing.fed()}
         needed = {Role.LEARNER: rules.n_learners}
-        if not self.members.of(Role.REWARD, Standing.HEALTHY):
+        if not self.members.of(Role.REWARD, MemberState.HEALTHY):
             needed[Role.REWARD] = rules.n_rewards
         if not fed or rules.eta == 0:
             needed[Role.GENERATOR] = rules.n_generators
@@ -99,7 +98,7 @@ class _Moment:
                 member = known.get(index)
                 if member is None:
                     missing.append((f"{role}-{index}", f"nobody has joined as {role}-{index}"))
-                elif member.standing is not Standing.HEALTHY and member.name not in left_out:
+                elif member.standing is not MemberState.HEALTHY and member.name not in left_out:
                     missing.append((member.name, f"{place(member.name)} {member.note or member.standing}"))
         for_what = _some([place(name) for name, _ in missing]) or "learner-0 to begin"
         on = tuple(name for name, _ in missing) or self.learners[:1]
@@ -125,7 +124,7 @@ class _Moment:
 
     def _is_absent(self, role: Role) -> bool:
         """Nobody of this role is there, not even one that is starting. Before the first step other deadlines count."""
-        is_there = any(x.standing is not Standing.DEAD for x in self.members.of(role))
+        is_there = any(x.standing is not MemberState.DEAD for x in self.members.of(role))
         return not is_there and self.head.phase is not Phase.ASSEMBLING
 
     def _idle(self) -> list[Wait]:
@@ -166,7 +165,7 @@ class _Moment:
         if not self._is_asked:
             return None
         who = "learner-0" if self.rules.n_learners == 1 else "learners"
-        under_way = [x for x in self.ledger.live() if x.state is not State.READY]
+        under_way = [x for x in self.ledger.live() if x.state is not PromptState.READY]
         under_way.sort(key=lambda entry: (entry.born, entry.uid))
         n_ready, size = len(self.ledger.ready), self.rules.batch_size
         if n_ready >= size:  # the policy `hold` wants older ones first
@@ -195,7 +194,7 @@ class _Moment:
             return "every generator is full"
         return "the share of every generator is given out at once" if self.rules.eta == 0 else "the gate waits for room"
 
-    def _places(self, entries: Iterable[Entry]) -> tuple[list[str], tuple[str, ...]]:
+    def _places(self, entries: Iterable[LedgerEntry]) -> tuple[list[str], tuple[str, ...]]:
         """Where these prompts are, longest there first, and with whom."""
         watch = self.watch
         held: dict[str | None, list[tuple[float, int]]] = {}  # holder -> (age, uid); None: queued
@@ -259,7 +258,7 @@ class _Moment:
 
     def _version(self) -> Wait | None:
         """Generators that get no work before a push, and none is in flight."""
-        behind = [x for x in self.members.of(Role.GENERATOR, Standing.STALE) if not x.leaving]
+        behind = [x for x in self.members.of(Role.GENERATOR, MemberState.STALE) if not x.leaving]
         if self.head.publishing.pushes.current is not None or not (behind or self.gate.u > self.gate.v):
             return None
         who = _some([place(x.name) for x in behind]) if 0 < len(behind) <= N_NAMED else "generators"
@@ -278,7 +277,7 @@ class _Moment:
     def _scorers(self) -> list[str]:
         """Rewards that may hold a sample: those that say they do, else all that there are."""
         rewards = self.members.of(Role.REWARD)
-        alive = [x.name for x in rewards if x.standing is not Standing.DEAD]
+        alive = [x.name for x in rewards if x.standing is not MemberState.DEAD]
         busy = [x.name for x in rewards if x.name in alive and not x.note.startswith("waits")]
         return busy or alive or [x.name for x in rewards]
 

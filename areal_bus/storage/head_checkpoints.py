@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from areal_bus.core.data_source import Issue
-from areal_bus.core.head_checkpoint import Frontier, OpenPrompt, Waypoint
-from areal_bus.core.state import Drawn
+from areal_bus.core.data_source import IssuedRow
+from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint, OpenPrompt
+from areal_bus.core.state import Row
 from areal_bus.core.terms import slot
 from areal_bus.errors import CheckpointError, WireError
 from areal_bus.messages import Scored
@@ -38,13 +38,13 @@ def path_of(folder: Path, version: int) -> Path:
     return folder / f"{PREFIX}{version:06d}"
 
 
-def save(path: Path, frontier: Frontier) -> None:
+def save(path: Path, frontier: HeadCheckpoint) -> None:
     """Write it under a temporary name, sync, rename. Raises OSError; what was at `path` is untouched then."""
     _write(path, frontier, {}, syncs=True)
     sync_folder(path.parent)
 
 
-def mark(folder: Path, waypoint: Waypoint) -> None:
+def mark(folder: Path, waypoint: HeadSavepoint) -> None:
     """Write it in its place, whole or not at all, but for a crash of the machine. Raises OSError.
 
     Nothing is in its place then: an older one of this version would be of a batch that was never trained.
@@ -57,19 +57,19 @@ def mark(folder: Path, waypoint: Waypoint) -> None:
         raise
 
 
-def waypoints(folder: Path) -> list[Waypoint]:
+def waypoints(folder: Path) -> list[HeadSavepoint]:
     """Those that are whole."""
     found = []
     for path in sorted(folder.glob(WAYPOINTS)):
         try:
             about, body = _read(path)
-            found.append(Waypoint(about["root"], _unpack(body)))
+            found.append(HeadSavepoint(about["root"], _unpack(body)))
         except DAMAGE:
             continue
     return found
 
 
-def _write(path: Path, frontier: Frontier, further: dict[str, str], *, syncs: bool) -> None:
+def _write(path: Path, frontier: HeadCheckpoint, further: dict[str, str], *, syncs: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     body = b"".join(_pack(frontier))
     about = {"schema": SCHEMA, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest(), **further}
@@ -93,7 +93,7 @@ def discard(path: Path) -> None:
         sync_folder(path.parent)
 
 
-def load(path: Path) -> Frontier:
+def load(path: Path) -> HeadCheckpoint:
     """Raises CheckpointError when it is missing, torn or not what it says of itself."""
     try:
         return _unpack(_read(path)[1])
@@ -146,7 +146,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     return about, body
 
 
-def _pack(frontier: Frontier) -> Iterator[bytes]:
+def _pack(frontier: HeadCheckpoint) -> Iterator[bytes]:
     about = {
         "version": frontier.version,
         "next_uid": frontier.next_uid,
@@ -178,7 +178,7 @@ def _about(prompt: OpenPrompt) -> dict[str, Any]:
     }
 
 
-def _unpack(body: bytes) -> Frontier:
+def _unpack(body: bytes) -> HeadCheckpoint:
     end = body.index(b"\n") + 1
     about = json.loads(body[:end])
     verdicts = _verdicts(memoryview(body)[end:])
@@ -188,11 +188,11 @@ def _unpack(body: bytes) -> Frontier:
         prompts.append(OpenPrompt(**found, issue=issue, scored=tuple(next(verdicts) for _ in range(n_scored))))
     again = tuple(_issue(issue) for issue in about["again"])
     version, next_uid, position = about["version"], about["next_uid"], about["position"]
-    return Frontier(version, next_uid, position, again, tuple(prompts), about["results"], about.get("max_lag"))
+    return HeadCheckpoint(version, next_uid, position, again, tuple(prompts), about["results"], about.get("max_lag"))
 
 
-def _issue(found: dict[str, Any]) -> Issue:
-    return Issue(Drawn(**found["drawn"]), found["n_before"])
+def _issue(found: dict[str, Any]) -> IssuedRow:
+    return IssuedRow(Row(**found["drawn"]), found["n_before"])
 
 
 def _verdicts(data: memoryview) -> Iterator[Scored]:

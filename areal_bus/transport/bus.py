@@ -19,13 +19,13 @@ import zmq
 from areal_bus.core import head as speakers
 from areal_bus.core.head import role_of
 from areal_bus.errors import ConfigError, WireError
-from areal_bus.messages import Gone, Message, Scored, Trajectory
+from areal_bus.messages import Disconnected, Message, Scored, Trajectory
 from areal_bus.transport.curve import Keyring
-from areal_bus.transport.listener import LINGER_MS, Door, Socket, knock, limit
-from areal_bus.transport.receive_queue import Inbox
-from areal_bus.transport.receiver import Authorise, Intake, Received
-from areal_bus.transport.rejections import Refusal, Refusals
-from areal_bus.transport.send_queue import Outbox
+from areal_bus.transport.listener import LINGER_MS, Listener, Socket, knock, limit
+from areal_bus.transport.receive_queue import ReceiveQueue
+from areal_bus.transport.receiver import Authorise, Received, Receiver
+from areal_bus.transport.rejections import Rejection, Rejections
+from areal_bus.transport.send_queue import SendQueues
 from areal_bus.wire import codec
 
 RETRY_S = 0.05  # a ROUTER's full peer is tried again after this
@@ -69,7 +69,7 @@ class Bus:
         self._heartbeat = heartbeat
         self._heartbeat_to = heartbeat_to
         self._heartbeat_s = heartbeat_s
-        self.inbox = Inbox(inbox_bytes)
+        self.inbox = ReceiveQueue(inbox_bytes)
         self._tells_gone = tells_gone
         self._last_heard: dict[str, float] = {}  # of those it connected to: monotonic seconds
         self._read: dict[str, float] = {}  # of these: all that came before this moment is read
@@ -82,13 +82,13 @@ class Bus:
         self._dealer_at: dict[str, str] = {}
         self._closing: float | None = None
         self._error: BaseException | None = None
-        self._refusals = Refusals(name)
-        self._door: Door | None = None
+        self._refusals = Rejections(name)
+        self._door: Listener | None = None
         self._router = self._listen(listen) if listen else None
-        self._intake = Intake(
+        self._intake = Receiver(
             job, keys, self._door, self._refusals, authorise=authorise or partial(speakers.authorise, role_of(name))
         )
-        self.outbox = Outbox(name, self._router, self._dealers, self._intake.heard)
+        self.outbox = SendQueues(name, self._router, self._dealers, self._intake.heard)
         self._thread = threading.Thread(target=self._run, name=f"bus {name}", daemon=True)
         self._thread.start()
 
@@ -106,7 +106,7 @@ class Bus:
         """Bytes that were sent to it and that ZeroMQ has not taken. From ROOM_BYTES on, who can wait sends no more."""
         return self.outbox.n_bytes(peer)
 
-    def refusals(self) -> list[Refusal]:
+    def refusals(self) -> list[Rejection]:
         """What there is to report of that since the last call, for a journal."""
         return self._refusals.take()
 
@@ -198,7 +198,7 @@ class Bus:
         limit(router)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who connects again is not shut out by its old connection
-        self._door = Door(self._context, router, self._keys, self._refusals)
+        self._door = Listener(self._context, router, self._keys, self._refusals)
         try:
             self._endpoint = self._door.open(endpoint)
         except zmq.ZMQError as error:
@@ -332,4 +332,4 @@ class Bus:
     def _gone(self) -> list[Received]:
         """Whoever has gone, after all that they had said."""
         names, self._intake.gone = self._intake.gone, []
-        return [(name, Gone(), 0) for name in names] if self._tells_gone else []
+        return [(name, Disconnected(), 0) for name in names] if self._tells_gone else []

@@ -16,7 +16,7 @@ import zmq
 from zmq.utils import z85
 
 from areal_bus.transport.curve import Keyring
-from areal_bus.transport.rejections import Refusals
+from areal_bus.transport.rejections import Rejections
 from areal_bus.wire.codec import MAX_FRAME_BYTES
 
 BACKLOG = 1024  # connections that may ask at once
@@ -37,11 +37,11 @@ DOMAIN = b"areal-bus"
 Socket = zmq.Socket[bytes]
 
 
-class Door:
+class Listener:
     """Of one ROUTER. All calls come from the thread that owns it."""
 
     def __init__(
-        self, context: "zmq.Context[Socket]", router: Socket, keys: Keyring | None, refusals: Refusals
+        self, context: "zmq.Context[Socket]", router: Socket, keys: Keyring | None, refusals: Rejections
     ) -> None:
         """To be made before the ROUTER binds."""
         self._router, self._keys, self._refusals = router, keys, refusals

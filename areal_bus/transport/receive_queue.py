@@ -13,7 +13,7 @@ from areal_bus.transport.receiver import Received
 MARK_S = 0.05  # least time between two moments that are remembered
 
 
-class Inbox:
+class ReceiveQueue:
     """Of one Bus. Each of its two counts is written by one thread only."""
 
     def __init__(self, cap_bytes: int) -> None:

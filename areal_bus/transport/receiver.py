@@ -12,8 +12,8 @@ import zmq
 from areal_bus.errors import WireError
 from areal_bus.messages import Message, Role
 from areal_bus.transport.curve import Keyring, seat_of
-from areal_bus.transport.listener import MAX_CONNECTIONS, Door, Socket, property_of
-from areal_bus.transport.rejections import Refusals
+from areal_bus.transport.listener import MAX_CONNECTIONS, Listener, Socket, property_of
+from areal_bus.transport.rejections import Rejections
 from areal_bus.wire import bundle
 from areal_bus.wire import codec as wire
 
@@ -28,11 +28,11 @@ Received = tuple[str, Message, int]  # sender, message, bytes of its own
 Authorise = Callable[[str, Message], None]
 
 
-class Intake:
+class Receiver:
     """Of all sockets of one Bus; `door` is that of its ROUTER."""
 
     def __init__(
-        self, job: str, keys: Keyring | None, door: Door | None, refusals: Refusals, *, authorise: Authorise
+        self, job: str, keys: Keyring | None, door: Listener | None, refusals: Rejections, *, authorise: Authorise
     ) -> None:
         """`authorise` raises WireError for a message that its sender, named by the connection, may not send here."""
         self.heard: dict[str, bytes] = {}  # peers of the ROUTER that have said something: name -> connection

@@ -17,7 +17,7 @@ OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     """What one peer sent was refused for one reason."""
 
     peer: str
@@ -26,7 +26,7 @@ class Refusal:
     n: int  # times so far; said at 1, 2, 4, 8, ...
 
 
-class Refusals:
+class Rejections:
     """Counts of one process. Written by the bus thread, read by any."""
 
     def __init__(self, name: str) -> None:
@@ -34,7 +34,7 @@ class Refusals:
         self._name = name  # who refuses
         self._peers: set[str] = set()
         self._strikes: dict[bytes, int] = {}  # by connection, the longest known first
-        self._news: dict[tuple[str, str], Refusal] = {}
+        self._news: dict[tuple[str, str], Rejection] = {}
         self._lock = threading.Lock()
 
     def add(self, peer: str, reason: str, sentence: str, *, connection: bytes | None = None) -> None:
@@ -57,7 +57,7 @@ class Refusals:
         """Count a message of one that is struck off: nobody looks at it."""
         self._count(peer if peer in self._peers else OTHERS, "struck_off", f"struck off after {STRIKES} refusals")
 
-    def take(self) -> list[Refusal]:
+    def take(self) -> list[Rejection]:
         """What there is to report since the last call: at most one a peer and reason."""
         with self._lock:
             news, self._news = self._news, {}
@@ -80,4 +80,4 @@ class Refusals:
             self.counts[peer, reason] += 1
             n = self.counts[peer, reason]
             if n & (n - 1) == 0:  # a report's size stays far below that of what is reported
-                self._news[peer, reason] = Refusal(peer, reason, sentence, n)
+                self._news[peer, reason] = Rejection(peer, reason, sentence, n)

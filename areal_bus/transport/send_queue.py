@@ -25,7 +25,7 @@ MORE, LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
 
 
 @dataclass(frozen=True, slots=True)
-class Void:
+class Undelivered:
     """Messages to one peer that do not go out."""
 
     peer: str
@@ -33,7 +33,7 @@ class Void:
     n: int  # so far; said at 1, 2, 4, 8, ...
 
 
-class Outbox:
+class SendQueues:
     """Of one Bus. `dealers` and `heard` are those of the moment: peers it connected to, and peers of its ROUTER.
 
     `letter`, `n_bytes` and `voids` may be called from any thread, the rest from the bus's own.
@@ -46,7 +46,7 @@ class Outbox:
         self._n_bytes: Counter[str] = Counter()  # by peer, from `letter` to the socket; no zeros
         self._n_here: Counter[str] = Counter()  # of those, what is in `waiting`; no zeros
         self._next: dict[str, tuple[Frames, int]] = {}  # by peer: the first of those as they go, and how many
-        self._news: dict[str, Void] = {}
+        self._news: dict[str, Undelivered] = {}
         self._lock = threading.Lock()
 
     def letter(self, peer: str, frames: Frames, *, is_kept: bool = False) -> Callable[[], None]:
@@ -60,7 +60,7 @@ class Outbox:
         """That wait for it."""
         return self._n_bytes.get(peer, 0)
 
-    def voids(self) -> list[Void]:
+    def voids(self) -> list[Undelivered]:
         """What there is to report since the last call: at most one a peer."""
         with self._lock:
             news, self._news = self._news, {}
@@ -147,7 +147,7 @@ class Outbox:
         if n.bit_length() > before.bit_length():
             logger.log(level, "{}: messages to {} are void, {} so far: {}", self._name, peer, n, why)
             with self._lock:
-                self._news[peer] = Void(peer, why, n)
+                self._news[peer] = Undelivered(peer, why, n)
 
 
 def give(socket: Socket, frames: Frames) -> None:

@@ -24,7 +24,7 @@ Form = tuple[tuple[int, ...], str]  # (shape, dtype as "float32")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of a manifest: `start` is where its bytes begin in the flat buffer."""
 
     name: str
@@ -47,7 +47,7 @@ class Manifest:
     """What a push brings: enough to allocate, to refuse a wrong model and to verify every byte."""
 
     version: int
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     checksums: tuple[int, ...]  # of each entry's bytes
     bucket_bytes: int
     n_bytes: int  # of the flat buffer, padding included
@@ -101,18 +101,18 @@ def digest(forms: Mapping[str, Form], checksums: Mapping[str, int]) -> str:
     return hashlib.blake2b(json.dumps(rows, separators=(",", ":")).encode(), digest_size=16).hexdigest()
 
 
-def lay_out(forms: Mapping[str, Form]) -> tuple[tuple[Entry, ...], int]:
+def lay_out(forms: Mapping[str, Form]) -> tuple[tuple[TensorEntry, ...], int]:
     """Where each tensor lies in the flat buffer, and how long that is."""
     return _laid_out(tuple(forms.items()))
 
 
 @lru_cache(maxsize=4)
-def _laid_out(forms: tuple[tuple[str, Form], ...]) -> tuple[tuple[Entry, ...], int]:
+def _laid_out(forms: tuple[tuple[str, Form], ...]) -> tuple[tuple[TensorEntry, ...], int]:
     """Kept, as all pushes of a run bring the same."""
     entries, end = [], 0
     for name, (shape, dtype) in forms:
         n_bytes = prod(shape) * dtype_of(dtype).itemsize
-        entries.append(Entry(name, tuple(shape), dtype, end, n_bytes))
+        entries.append(TensorEntry(name, tuple(shape), dtype, end, n_bytes))
         end += -(-n_bytes // ALIGN) * ALIGN
     return tuple(entries), end
 

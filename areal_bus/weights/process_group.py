@@ -2,7 +2,7 @@
 
 Knows nothing of weights. Gloo tells of a dead peer only sometimes: an operation that was half sent when the peer died
 is stuck until its own time limit (seen with torch 2.13), while another one fails at once. So nobody blocks on one:
-`Watch` polls all of them, the store and the deadline, and a group that failed is retired with what is stuck in it.
+`PushWaits` polls all of them, the store and the deadline, and a group that failed is retired with what is stuck in it.
 """
 
 import atexit
@@ -69,7 +69,7 @@ def join_store(endpoint: str, timeout_s: float) -> TCPStore:
         raise PushFailed(f"a member must reach the root's store: {endpoint!r}: {brief(error)}") from error
 
 
-class Listener:
+class StoreListener:
     """Where gloo listens: the address when there is one, else the interface's first. Never all of them."""
 
     def __init__(self, address: str, interface: str) -> None:
@@ -87,7 +87,7 @@ class Listener:
         return ProcessGroupGloo.create_device(interface=self._interface)
 
 
-class Group:
+class PushGroup:
     """Root (rank 0) and members of one view: `broadcast` carries bytes, `report` one status byte a member.
 
     The two are gloo groups of their own, so that the root can wait for the reports from the start: that wait fails at
@@ -140,19 +140,19 @@ class Group:
         return work
 
 
-def meet(name: str, store: TCPStore, watch: "Watch", *, rank: int, size: int, listener: Listener) -> Group:
-    """The group of that name, as soon as all have come. Raises PushFailed and RuntimeError as `Watch.until` does.
+def meet(name: str, store: TCPStore, watch: "PushWaits", *, rank: int, size: int, listener: StoreListener) -> PushGroup:
+    """The group of that name, as soon as all have come. Raises PushFailed and RuntimeError as `PushWaits.until` does.
 
     Gloo's own meeting ends by its time limit alone, whoever has died meanwhile. So it is held on a thread, which is
     left to it when the push is over before; by a connection of its own, as a wait shuts a store's connection to others.
     """
-    outcome: queue.SimpleQueue[Group | Exception] = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[PushGroup | Exception] = queue.SimpleQueue()
     left_s = watch.left_s
 
     def build() -> None:
         try:
             own = store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
-            outcome.put(Group(name, own, rank=rank, size=size, device=listener.device, timeout_s=left_s))
+            outcome.put(PushGroup(name, own, rank=rank, size=size, device=listener.device, timeout_s=left_s))
         except Exception as error:  # noqa: BLE001  raised again below, if anybody still waits
             outcome.put(error)
 
@@ -164,16 +164,16 @@ def meet(name: str, store: TCPStore, watch: "Watch", *, rank: int, size: int, li
     return found
 
 
-class Groups:
+class PushGroups:
     """The groups of the last few views."""
 
     def __init__(self) -> None:
-        self._by_view: dict[int, Group] = {}
+        self._by_view: dict[int, PushGroup] = {}
 
-    def of_view(self, view: int) -> Group | None:
+    def of_view(self, view: int) -> PushGroup | None:
         return self._by_view.get(view)
 
-    def keep(self, view: int, group: Group) -> None:
+    def keep(self, view: int, group: PushGroup) -> None:
         self._by_view[view] = group
         while len(self._by_view) > MAX_GROUPS:
             self.drop_view(next(iter(self._by_view)))
@@ -188,7 +188,7 @@ class Groups:
             self.drop_view(view)
 
 
-class Watch:
+class PushWaits:
     """The waits of one push on one side: they end by success, the deadline, `cancel`, or the other side's alarm."""
 
     def __init__(self, what: str, store: TCPStore, *, alarm: str, timeout_s: float, cancelled: threading.Event) -> None:
@@ -210,7 +210,7 @@ class Watch:
         """Of an operation: it outlasts the deadline, whose own sentence says more."""
         return self.left_s + OVER_S
 
-    def until(self, done: Callable[[], bool], waits_for: Callable[[], str], group: Group | None = None) -> None:
+    def until(self, done: Callable[[], bool], waits_for: Callable[[], str], group: PushGroup | None = None) -> None:
         """Poll until `done`. Raises PushFailed, or RuntimeError when an operation of `group` or the store fails."""
         pause = 0.0002
         while True:
@@ -241,11 +241,11 @@ class Watch:
             )
 
 
-_alive: weakref.WeakSet[Group] = weakref.WeakSet()
-_retired: list[Group] = []
+_alive: weakref.WeakSet[PushGroup] = weakref.WeakSet()
+_retired: list[PushGroup] = []
 
 
-def retire(group: Group) -> None:
+def retire(group: PushGroup) -> None:
     """Let go of a group. One with stuck operations is kept until they end: its destructor would wait for them."""
     _retired[:] = [old for old in _retired if old.busy]
     if group.busy:

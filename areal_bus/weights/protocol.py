@@ -1,6 +1,6 @@
 """The protocol of a push: keys and values in the store, and the reports of members that complete it.
 
-They share the root's process numbers (`Place`), so the kernel says when one of them has ended, however it did.
+They share the root's process numbers (`MemoryPlace`), so the kernel says when one of them has ended, however it did.
 """
 
 import json
@@ -16,54 +16,54 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.weights.process_group import Watch, brief
-from areal_bus.weights.shared_memory import Handle, Place
+from areal_bus.weights.process_group import PushWaits, brief
+from areal_bus.weights.shared_memory import Handle, MemoryPlace
 
 HELD, WRONG = 1, 2  # a member's report by its group
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class SnapshotOffer:
     """The root's snapshot lies in memory that others may be able to open."""
 
-    place: Place
+    place: MemoryPlace
     handle: Handle
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def decode(text: str) -> "Offer":
+    def decode(text: str) -> "SnapshotOffer":
         value = decoded(text)
         try:
-            return Offer(Place(**value["place"]), dict(value["handle"]))
+            return SnapshotOffer(MemoryPlace(**value["place"]), dict(value["handle"]))
         except (KeyError, TypeError, ValueError) as error:
             raise PushFailed(f"the root says where its memory is, and its handle: {text[:200]!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class MemberReady:
     """A member has room for the model that was announced."""
 
     group: str  # that it still holds of this view; "" for none
-    place: Place  # where it receives; if that is the root's, it has opened the root's memory
+    place: MemoryPlace  # where it receives; if that is the root's, it has opened the root's memory
     pid: int  # of its process, as that place numbers them
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def decode(text: str) -> "Ready":
+    def decode(text: str) -> "MemberReady":
         value = decoded(text)
         try:
-            return Ready(str(value["group"]), Place(**value["place"]), pid_of(value["pid"]))
+            return MemberReady(str(value["group"]), MemoryPlace(**value["place"]), pid_of(value["pid"]))
         except (KeyError, TypeError, ValueError) as error:
             said = repr(text[:200])
             raise PushFailed(f"a member says with which group it is ready, where and as which pid: {said}") from error
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class PushGo:
     """All are ready: how it goes on."""
 
     group: str  # buckets are broadcast in it; to be built by whoever does not hold it. "": members copy
@@ -77,11 +77,11 @@ class Go:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def decode(text: str) -> "Go":
+    def decode(text: str) -> "PushGo":
         group = decoded(text).get("group")
         if not isinstance(group, str):
             raise PushFailed(f"the root names a group, or none: {text[:200]!r}")
-        return Go(group)
+        return PushGo(group)
 
 
 def decoded(text: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def pid_of(value: object) -> int:
     return value
 
 
-def read(store: TCPStore, begin: PushBegin, name: str, watch: Watch) -> str:
+def read(store: TCPStore, begin: PushBegin, name: str, watch: PushWaits) -> str:
     """What the root sets under this name, as soon as it is there."""
     at = key(begin, name)
     watch.until(lambda: store.check([at]), lambda: f"the root's {name}")
@@ -132,7 +132,7 @@ def report(store: TCPStore, begin: PushBegin, name: str) -> None:
     store.check([_key(begin, name)])  # answered after the one before, which is not
 
 
-class Reports:
+class CompletionReports:
     """What the root waits for. A context, which watches the members' processes."""
 
     def __init__(self, store: TCPStore, begin: PushBegin, pids: Mapping[str, int]) -> None:
@@ -144,7 +144,7 @@ class Reports:
         self._poll = select.poll()
         self._ended: set[str] = set()
 
-    def __enter__(self) -> "Reports":
+    def __enter__(self) -> "CompletionReports":
         for name, pid in self._pids.items():
             try:
                 descriptor = os.pidfd_open(pid)

@@ -20,14 +20,35 @@ from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights.affinity import own_core
 from areal_bus.weights.checksum import Checksum, prepare
-from areal_bus.weights.manifest import Entry, Manifest, first_difference
-from areal_bus.weights.process_group import WINDOW, Group, Groups, Listener, Watch, brief, join_store, meet
-from areal_bus.weights.protocol import HELD, WRONG, Go, Offer, Ready, bucket, key, read, reason, report, title
-from areal_bus.weights.shared_memory import Opened, Place, open_memory, place_of
+from areal_bus.weights.manifest import Manifest, TensorEntry, first_difference
+from areal_bus.weights.process_group import (
+    WINDOW,
+    PushGroup,
+    PushGroups,
+    PushWaits,
+    StoreListener,
+    brief,
+    join_store,
+    meet,
+)
+from areal_bus.weights.protocol import (
+    HELD,
+    WRONG,
+    MemberReady,
+    PushGo,
+    SnapshotOffer,
+    bucket,
+    key,
+    read,
+    reason,
+    report,
+    title,
+)
+from areal_bus.weights.shared_memory import MemoryPlace, Opened, open_memory, place_of
 from areal_bus.weights.snapshot import forms_of
 
 
-class Landing:
+class ReceiveBuffers:
     """Where buckets come down: copies them to their tensors and verifies each tensor as its last byte arrives."""
 
     def __init__(self, manifest: Manifest, into: Mapping[str, Tensor] | None, device: torch.device) -> None:
@@ -67,7 +88,7 @@ class Landing:
         if self._next != len(self._entries):
             raise PushFailed(f"buckets must bring every tensor: {self._entries[self._next].name} is incomplete")
 
-    def _complete(self, entry: Entry) -> None:
+    def _complete(self, entry: TensorEntry) -> None:
         if self._running.value() != self._checksums[self._next]:
             self.wrong.append(entry.name)
         self._next += 1
@@ -86,7 +107,7 @@ def _fits(manifest: Manifest, into: Mapping[str, Tensor], device: torch.device) 
     )
 
 
-class Member:
+class WeightReceiver:
     """One member of pushes. One push at a time."""
 
     def __init__(
@@ -102,10 +123,10 @@ class Member:
         if device == "cpu":
             prepare()
         self.name = name
-        self._listener = Listener(address, interface)
+        self._listener = StoreListener(address, interface)
         self._device = torch.device("cpu" if staging == "host" else device)
         self._is_beside_engine = device == "cpu" and staging != "host"
-        self._groups = Groups()
+        self._groups = PushGroups()
         self._found_shut = False  # the root's memory, which was said
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
@@ -169,8 +190,8 @@ class Member:
         store: TCPStore,
         into: Mapping[str, Tensor] | None,
         expect: Mapping[str, tuple[Sequence[int], str]] | None,
-    ) -> Landing:
-        watch = Watch(
+    ) -> ReceiveBuffers:
+        watch = PushWaits(
             title(begin),
             store,
             alarm=key(begin, "stop"),
@@ -182,7 +203,7 @@ class Member:
         if difference is not None or manifest.version != begin.version:
             said = difference or f"version {manifest.version} was announced for version {begin.version}"
             raise PushFailed(f"a push must bring the model that its members hold: {said}")
-        landing = Landing(manifest, into, self._device)
+        landing = ReceiveBuffers(manifest, into, self._device)
         place, memory = self._open(manifest, begin, store, watch)
         group = self._meet(begin, store, place, watch)
         with own_core() if self._is_beside_engine else nullcontext():
@@ -200,10 +221,12 @@ class Member:
         watch.until(sent.is_completed, lambda: "the root to take the report", group)
         return landing
 
-    def _open(self, manifest: Manifest, begin: PushBegin, store: TCPStore, watch: Watch) -> tuple[Place, Opened | None]:
+    def _open(
+        self, manifest: Manifest, begin: PushBegin, store: TCPStore, watch: PushWaits
+    ) -> tuple[MemoryPlace, Opened | None]:
         """Where this receives, and the root's memory if that is there and can be opened; else a place like no other."""
         here, at = place_of(self._device), key(begin, "memory")
-        offer = Offer.decode(store.get(at).decode()) if store.check([at]) else None
+        offer = SnapshotOffer.decode(store.get(at).decode()) if store.check([at]) else None
         if offer is None or offer.place != here:
             return here, None
         try:
@@ -213,14 +236,14 @@ class Member:
             if not self._found_shut:
                 logger.warning("{}: weights must be sent to it: {}", self.name, error)
             self._found_shut = True
-            return Place(f"{self.name} of {here.realm}", here.device, f"{here.host} ({error})"), None
+            return MemoryPlace(f"{self.name} of {here.realm}", here.device, f"{here.host} ({error})"), None
 
-    def _meet(self, begin: PushBegin, store: TCPStore, place: Place, watch: Watch) -> Group | None:
+    def _meet(self, begin: PushBegin, store: TCPStore, place: MemoryPlace, watch: PushWaits) -> PushGroup | None:
         """Say ready, then use or build the group that the root names; None when members copy."""
         group = self._groups.of_view(begin.view)
-        ready = Ready(group.name if group else "", place, os.getpid())
+        ready = MemberReady(group.name if group else "", place, os.getpid())
         store.set(key(begin, f"ready/{self.name}"), ready.encode())
-        go = Go.decode(read(store, begin, "go", watch))
+        go = PushGo.decode(read(store, begin, "go", watch))
         if go.copies:
             return None
         if group is not None and group.name == go.group:
@@ -231,7 +254,7 @@ class Member:
         self._groups.keep(begin.view, group)
         return group
 
-    def _copy(self, manifest: Manifest, landing: Landing, memory: Opened, watch: Watch) -> None:
+    def _copy(self, manifest: Manifest, landing: ReceiveBuffers, memory: Opened, watch: PushWaits) -> None:
         """Out of the root's memory; should that hold another version meanwhile, the copy has other checksums."""
         buckets = manifest.buckets()
         for index, (start, stop) in enumerate(buckets):
@@ -240,7 +263,7 @@ class Member:
             memory.let_go(start, stop)
         landing.finish()
 
-    def _take(self, manifest: Manifest, landing: Landing, group: Group, watch: Watch) -> None:
+    def _take(self, manifest: Manifest, landing: ReceiveBuffers, group: PushGroup, watch: PushWaits) -> None:
         buckets = manifest.buckets()
         largest = min(manifest.bucket_bytes, manifest.n_bytes)
         staging = group.staging(largest, pin=self._device.type == "cuda")

@@ -21,23 +21,52 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin, PushDone
-from areal_bus.weights.process_group import WINDOW, Group, Groups, Listener, Watch, brief, join_store, meet, serve_store
-from areal_bus.weights.protocol import HELD, Go, Offer, Ready, Reports, bucket, key, reason, title
-from areal_bus.weights.receiver import Member
+from areal_bus.weights.process_group import (
+    WINDOW,
+    PushGroup,
+    PushGroups,
+    PushWaits,
+    StoreListener,
+    brief,
+    join_store,
+    meet,
+    serve_store,
+)
+from areal_bus.weights.protocol import (
+    HELD,
+    CompletionReports,
+    MemberReady,
+    PushGo,
+    SnapshotOffer,
+    bucket,
+    key,
+    reason,
+    title,
+)
+from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.route import Route, is_shared
 from areal_bus.weights.snapshot import Snapshot, digest_of, forms_of, take_snapshot
 
-__all__ = ["Member", "Root", "Snapshot", "digest_of", "forms_of", "join_store", "serve_store", "take_snapshot"]
+__all__ = [
+    "Snapshot",
+    "WeightReceiver",
+    "WeightSender",
+    "digest_of",
+    "forms_of",
+    "join_store",
+    "serve_store",
+    "take_snapshot",
+]
 
 
-class Root:
+class WeightSender:
     """The sending side. One push at a time, usually on a side thread while the main thread trains."""
 
     def __init__(self, store: TCPStore, *, interface: str, address: str, route: Route = "auto") -> None:
         self._store = store
         self._route = route
-        self._listener = Listener(address, interface)
-        self._groups = Groups()
+        self._listener = StoreListener(address, interface)
+        self._groups = PushGroups()
         self._cancelled = threading.Event()
         self._under_way: int | None = None
         self._called_off: deque[int] = deque(maxlen=16)  # pushes that are not to begin any more
@@ -92,7 +121,7 @@ class Root:
         self._groups.clear()
 
     def _push(self, snapshot: Snapshot, begin: PushBegin) -> None:
-        watch = Watch(
+        watch = PushWaits(
             title(begin),
             self._store,
             alarm=key(begin, "refused"),
@@ -100,12 +129,12 @@ class Root:
             cancelled=self._cancelled,
         )
         if self._route != "gloo" and snapshot.shared is not None and snapshot.place is not None:
-            self._store.set(key(begin, "memory"), Offer(snapshot.place, snapshot.shared.handle).encode())
+            self._store.set(key(begin, "memory"), SnapshotOffer(snapshot.place, snapshot.shared.handle).encode())
         self._store.set(key(begin, "manifest"), snapshot.layout.encode())
         ready = self._ready(begin, watch)
         if is_shared(self._route, snapshot.place, {name: said.place for name, said in ready.items()}):
-            self._store.set(key(begin, "go"), Go("").encode())
-            with Reports(self._store, begin, {name: said.pid for name, said in ready.items()}) as reports:
+            self._store.set(key(begin, "go"), PushGo("").encode())
+            with CompletionReports(self._store, begin, {name: said.pid for name, said in ready.items()}) as reports:
                 watch.until(reports.are_there, reports.waits_for)
             return
         group = self._meet(begin, ready, watch)
@@ -115,7 +144,7 @@ class Root:
         if any(int(status) != HELD for status in statuses):
             self._groups.drop_view(begin.view)  # that member has let go of it, too
 
-    def _ready(self, begin: PushBegin, watch: Watch) -> dict[str, Ready]:
+    def _ready(self, begin: PushBegin, watch: PushWaits) -> dict[str, MemberReady]:
         """What the members say, once all are ready."""
         keys = {key(begin, f"ready/{name}"): name for name in begin.members}
 
@@ -123,23 +152,23 @@ class Root:
             return "members to be ready: " + ", ".join(n for k, n in keys.items() if not self._store.check([k]))
 
         watch.until(lambda: self._store.check(list(keys)), missing)
-        return {name: Ready.decode(self._store.get(at).decode()) for at, name in keys.items()}
+        return {name: MemberReady.decode(self._store.get(at).decode()) for at, name in keys.items()}
 
-    def _meet(self, begin: PushBegin, ready: Mapping[str, Ready], watch: Watch) -> Group:
+    def _meet(self, begin: PushBegin, ready: Mapping[str, MemberReady], watch: PushWaits) -> PushGroup:
         """The group of this view: the one of last time if all still hold it."""
         group = self._groups.of_view(begin.view)
         size = len(begin.members) + 1
         if group is not None and {said.group for said in ready.values()} == {group.name} and group.size == size:
-            self._store.set(key(begin, "go"), Go(group.name).encode())
+            self._store.set(key(begin, "go"), PushGo(group.name).encode())
             return group
         self._groups.drop_view(begin.view)
         name = f"view-{begin.view}.{self._store.add('groups', 1)}"
-        self._store.set(key(begin, "go"), Go(name).encode())
+        self._store.set(key(begin, "go"), PushGo(name).encode())
         group = meet(name, self._store, watch, rank=0, size=size, listener=self._listener)
         self._groups.keep(begin.view, group)
         return group
 
-    def _send(self, snapshot: Snapshot, group: Group, watch: Watch) -> None:
+    def _send(self, snapshot: Snapshot, group: PushGroup, watch: PushWaits) -> None:
         buckets, data = snapshot.layout.buckets(), snapshot.host_data()
         works: list[Any] = []
         for index, (start, stop) in enumerate(buckets):

@@ -33,7 +33,7 @@ N_COUNTERS = 10_000  # in such a file
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemoryPlace:
     """Where memory can be opened: by processes that say the same."""
 
     realm: str  # one kernel's life, its process numbers and the user
@@ -44,12 +44,12 @@ class Place:
         return f"{self.device} of {self.host}"
 
 
-def place_of(device: torch.device) -> Place:
+def place_of(device: torch.device) -> MemoryPlace:
     """Of this process's memory there."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     realm = f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     name = "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
-    return Place(realm, name, socket.gethostname())
+    return MemoryPlace(realm, name, socket.gethostname())
 
 
 def refusal(n_bytes: int) -> str:

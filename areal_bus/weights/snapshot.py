@@ -12,8 +12,8 @@ from torch import Tensor
 
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.weights.checksum import Checksum, checksum
-from areal_bus.weights.manifest import Entry, Form, Manifest, digest, lay_out
-from areal_bus.weights.shared_memory import Place, SharedMemory, place_of
+from areal_bus.weights.manifest import Form, Manifest, TensorEntry, digest, lay_out
+from areal_bus.weights.shared_memory import MemoryPlace, SharedMemory, place_of
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Snapshot:
         return self.layout.to_json()
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> MemoryPlace | None:
         """Where others can open it; None where nobody can."""
         return None if self.shared is None else place_of(self.shared.device)
 
@@ -142,7 +142,7 @@ def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.detach().to(_rounded_to(tensor, dtype))
 
 
-def _copy(tensor: Tensor, entry: Entry, place: Tensor, found: Checksum) -> int:
+def _copy(tensor: Tensor, entry: TensorEntry, place: Tensor, found: Checksum) -> int:
     """Bring the tensor to its place, (n,) of the entry's type; the checksum of what is there, by `found`."""
     found.restart()
     source = tensor.detach()
@@ -171,7 +171,7 @@ class _Memory:
 
 
 def _memory(
-    entries: tuple[Entry, ...],
+    entries: tuple[TensorEntry, ...],
     n_bytes: int,
     previous: Snapshot | None,
     *,
@@ -190,7 +190,7 @@ def _memory(
     return _Memory(data, shared, tuple(entry.view(data).view(-1) for entry in entries))
 
 
-def _fits(previous: Snapshot, entries: tuple[Entry, ...], n_bytes: int, shared_on: torch.device | None) -> bool:
+def _fits(previous: Snapshot, entries: tuple[TensorEntry, ...], n_bytes: int, shared_on: torch.device | None) -> bool:
     lies_on = previous.shared.device if previous.shared else None
     here = (previous.layout.entries, len(previous.places), previous.data.numel(), lies_on)
     return here == (entries, len(entries), n_bytes, shared_on)

@@ -21,9 +21,9 @@ WORDS: dict[str, type[StrEnum]] = {  # fields that hold one of a few words
     "Scored.finish": Finish,
     "Scored.status": VerdictStatus,
     "ShardItem.finish": Finish,
-    "Unsampled.reason": Refund,
+    "SampleFailed.reason": Refund,
 }
-KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message) if kind is not messages.Gone}
+KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message) if kind is not messages.Disconnected}
 ARRAYS = ["int32", "float32"]  # what ids and log-probs are
 
 Fits = Callable[[Any], bool]

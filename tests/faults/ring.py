@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.data.source import Order
+from actors.data.source import RowOrder
 from tests.launch.test_bootstrap import MPI
 from tools import run as runs
 from tools.audit.audit import audit, judge
-from tools.audit.findings import Judgement, Verdict
+from tools.audit.findings import InvariantVerdict, Judgement
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).with_name("ring.toml")
@@ -307,7 +307,9 @@ class Ring:
         needed = {"I1", "I2", "I3", "I5", "I6", "I7", "I8", "I10", "I12", "journal"} | (
             {"I4", "I11"} if ended else set()
         )
-        unseen = {name: j.why for name, j in judged.items() if name in needed and j.verdict is not Verdict.HOLDS}
+        unseen = {
+            name: j.why for name, j in judged.items() if name in needed and j.verdict is not InvariantVerdict.HOLDS
+        }
         self.check(not unseen, f"the audit judges all: {unseen}")
         history = History.of(self.run)
         self.check(not history.skipped(self.run), f"no prompt is skipped: {history.skipped(self.run)}")
@@ -373,7 +375,7 @@ class History:
         """Of the first prompts in the order of the data, as many as were admitted: those (epoch, row) that were not."""
         settings = json.loads((run / "config.json").read_text())
         n_rows = json.loads((run / "origin.json").read_text())["rows"]
-        order = Order(n_rows, seed=settings["run"]["seed"], shuffle=settings["data"]["shuffle"])
+        order = RowOrder(n_rows, seed=settings["run"]["seed"], shuffle=settings["data"]["shuffle"])
         rows = set(self.admitted.values())
         return {order.row(k) for k in range(len(rows))} - rows
 

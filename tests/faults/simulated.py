@@ -10,7 +10,7 @@ from areal_bus import messages as m
 from areal_bus.core.effects import End
 from areal_bus.core.events import Event
 from areal_bus.core.staleness import StalenessPolicy
-from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import Scenario
 from tools.staleness.simulator.world import World
 
@@ -27,7 +27,7 @@ def scenario(seed: int = 1, policy: StalenessPolicy = StalenessPolicy.MASK, **ch
     return Scenario(seed, policy, **(standard | changes))
 
 
-def play(one: Scenario, world_class: type[World] = World) -> tuple[Ring, Outcome]:
+def play(one: Scenario, world_class: type[World] = World) -> tuple[Ring, ScheduleOutcome]:
     """Run it to its end, with all of its journal and its story."""
     ring = Ring(one, keeps_story=True, world_class=world_class)
     ring.records = []
@@ -99,5 +99,5 @@ def bent(judge: Judge) -> type[World]:
 def shuffled(seed: int, most_s: float) -> Judge:
     """Whatever is repeated arrives in any order."""
     rng = random.Random(seed)
-    kinds = (m.Trajectory, m.Scored, m.Sampled, m.Ack, m.PushBegin, m.PushDone, m.Heartbeat, m.HeadBeat)
+    kinds = (m.Trajectory, m.Scored, m.Sampled, m.Ack, m.PushBegin, m.PushDone, m.Heartbeat, m.HeadHeartbeat)
     return lambda sender, to, message, now: rng.uniform(0, most_s) if isinstance(message, kinds) else 0.0

@@ -12,21 +12,21 @@ import pytest
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.core.state import Drawn
+from areal_bus.core.state import Row
 from tests.faults import ring as real
 from tests.faults.simulated import lines, play, scenario, survive
 from tests.tools.audit.test_simulated import Recorded, journal
 from tools.audit.audit import audit, figures
 from tools.run import Run
 from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Lengths, Numbers, Scenario, Tail
+from tools.staleness.simulator.scenario import Numbers, Scenario, ScenarioLengths, Tail
 
 # 32
 
 
 def straggling(policy: StalenessPolicy, seed: int, **changes: Any) -> Scenario:
     """Pareto 1.2: now and then a sample takes a hundred times as long as the others."""
-    tail = Lengths(Tail.PARETO, 2.0, 1.2, 2000)
+    tail = ScenarioLengths(Tail.PARETO, 2.0, 1.2, 2000)
     return scenario(seed, policy, batch_size=1, total_steps=40, lengths=tail, patience_s=1e5, **changes)
 
 
@@ -121,7 +121,7 @@ def test_row_34_the_end_of_the_data_in_the_middle_of_a_batch_accounts_for_every_
 class Broken(Numbers):
     """Rows that end in an error."""
 
-    def draw(self) -> Drawn | None:
+    def draw(self) -> Row | None:
         if self.position == 5:
             raise OSError("the disk with the data has gone")
         return super().draw()

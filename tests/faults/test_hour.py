@@ -14,11 +14,11 @@ import pytest
 
 from areal_bus.messages import Role
 from tools.audit.audit import audit, judge
-from tools.audit.findings import Verdict
+from tools.audit.findings import InvariantVerdict
 from tools.bench.faults import recovery
 from tools.bench.faults.bench import OF_HEAD, end, job_at
 from tools.bench.faults.recovery import Survivors, of_role, percentile
-from tools.bench.jobs.real_job import Job, Killer
+from tools.bench.jobs.real_job import KilledJob, Killer
 from tools.run import Run
 
 MINUTES = float(os.environ.get("FAULT_MINUTES", "60"))
@@ -32,7 +32,7 @@ GROWTH_MIB = 16.0  # of a process that lives for the whole hour, between the sec
 class Memory:
     """Resident MiB of the processes that are never killed: the head and every supervisor."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: KilledJob) -> None:
         self._job = job
         self.seen: dict[str, list[float]] = {}
 
@@ -81,7 +81,7 @@ def test_an_hour_of_kills_loses_nothing_and_leaks_nothing(tmp_path: Path) -> Non
     assert not survivors.lost
     assert not survivors.twice
     judged = judge(audit(Run(job.run)))
-    assert not {name: j.why for name, j in judged.items() if j.verdict is Verdict.BROKEN}
+    assert not {name: j.why for name, j in judged.items() if j.verdict is InvariantVerdict.BROKEN}
     leased = list(recovery.lease_recoveries(lines, of_role(killer.blows, Role.GENERATOR)))
     kills = Counter(blow.role for blow in killer.blows)
     assert {role: n for role, n in FEWEST.items() if kills[role] < int(n * MINUTES)} == {}, kills

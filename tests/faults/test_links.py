@@ -13,12 +13,12 @@ from areal_bus.core.events import Event
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
 from tests.faults.simulated import DONE, arrived, bent, key, lines, lost, play, scenario, shuffled, survive, when
-from tools.staleness.simulator.scenario import Fault, Lengths, Tail
+from tools.staleness.simulator.scenario import Fault, ScenarioLengths, Tail
 
 SEEDS = range(6)
 LEASE_S = 20.0  # a simulated generator silent for so long has lost its leases
 BEAT_S = 6.0
-LONG = Lengths(Tail.UNIFORM, 12.0, 0.0, 60)
+LONG = ScenarioLengths(Tail.UNIFORM, 12.0, 0.0, 60)
 GENERATOR = "generator-0.0"
 
 
@@ -59,7 +59,7 @@ def test_row_16_reordered_messages_change_neither_counts_nor_clocks() -> None:
             if isinstance(message, m.Scored):
                 n_early += key(message) not in seen
             seen.add(key(message))
-        versions = [beat.version for beat in arrived(ring, m.HeadBeat)]
+        versions = [beat.version for beat in arrived(ring, m.HeadHeartbeat)]
         n_swapped += sum(one > other for one, other in pairwise(versions))
     assert n_early > 30
     assert n_swapped > 5
@@ -89,7 +89,7 @@ def deaf(to_head: bool, from_s: float, to_s: float) -> type:
 
     def judge(sender: str, to: str, message: m.Message, now: float) -> float | None:
         is_shut = (sender, to) == ((GENERATOR, "head") if to_head else ("head", GENERATOR)) and from_s < now < to_s
-        if is_shut and isinstance(message, m.Heartbeat | m.HeadBeat):
+        if is_shut and isinstance(message, m.Heartbeat | m.HeadHeartbeat):
             return None
         return to_s - now if is_shut else 0.0
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.faults.ring import ROOT, Ring
 from tests.launch.test_bootstrap import MPI, MPIRUN
-from tools.audit.findings import Verdict
+from tools.audit.findings import InvariantVerdict
 
 pytestmark = pytest.mark.soak
 GRACE_S = 2.0  # launch.grace_s of tests/faults/ring.toml
@@ -81,7 +81,7 @@ def test_row_36_a_full_disk_costs_lines_and_checkpoints_and_no_training_state(tm
         summary = json.loads((ring.run / "summary.json").read_text())
         assert (summary["code"], summary["versions"]) == (0, 14)
         judged = ring.audited()
-        assert judged["journal"].verdict is Verdict.BROKEN  # and says where lines are missing
+        assert judged["journal"].verdict is InvariantVerdict.BROKEN  # and says where lines are missing
         seqs = [line["seq"] for line in ring.lines(role="head")]
         assert len(seqs) < seqs[-1] + 1
         assert all(one < other for one, other in itertools.pairwise(seqs))

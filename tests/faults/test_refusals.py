@@ -12,12 +12,12 @@ from areal_bus import messages as m
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.membership import Member
-from areal_bus.core.push_queue import Push, Pushes
-from areal_bus.core.scheduler import Leasing
+from areal_bus.core.push_queue import Push, PushQueue
+from areal_bus.core.scheduler import Scheduler
 from areal_bus.core.staleness import StalenessPolicy
 from tests.faults.ring import Ring as Job
 from tests.faults.simulated import DONE, lines, play, scenario
-from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import Scenario
 
 SEEDS = range(75)  # of each of the four ways: 300
@@ -36,7 +36,7 @@ def refusing(seed: int, how: str, until_s: float, **changes: Any) -> Scenario:
     return scenario(seed, policy, **(standard | changes))
 
 
-def run(one: Scenario) -> tuple[Ring, Outcome]:
+def run(one: Scenario) -> tuple[Ring, ScheduleOutcome]:
     ring = Ring(one)
     ring.records = []
     return ring, ring.run()
@@ -54,7 +54,7 @@ def test_row_03_two_of_nine_that_refuse_every_push_hurt_themselves_alone(how: st
         assert all(name.startswith(("generator-0.", "generator-1.")) for name in left), f"seed {seed}: {left}"
 
 
-class AllTogether(Pushes):
+class AllTogether(PushQueue):
     """The rule as it was: whoever missed a push is pushed to again with all the others."""
 
     def _keep_apart(self, name: str, push: Push, now: float, *, is_blamed: bool) -> None:
@@ -80,7 +80,7 @@ def test_row_03_a_generator_that_refuses_every_push_hurts_itself_alone(how: str,
     assert n_dismissed > 0 or until_s < EVER
 
 
-class SharesForAll(Leasing):
+class SharesForAll(Scheduler):
     """The rule as it was at eta = 0: a share waits for everybody who is there."""
 
     def left_out(self) -> list[Member]:

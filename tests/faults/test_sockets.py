@@ -18,13 +18,13 @@ from areal_bus.transport.bus import Bus
 from tests.faults.proxy import Proxy
 from tests.faults.simulated import lines, scenario, when
 from tests.faults.wired import PACE, WiredRing
-from tools.staleness.simulator.scenario import Lengths, Tail
+from tools.staleness.simulator.scenario import ScenarioLengths, Tail
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATOR = "generator-0.0"
 LEASE_S = 20.0  # half a second of this machine
 DEATH_S = LEASE_S - 7.0  # since the last heartbeat, which came before
-LONG = Lengths(Tail.UNIFORM, 12.0, 0.0, 60)
+LONG = ScenarioLengths(Tail.UNIFORM, 12.0, 0.0, 60)
 
 
 def wired(seed: int = 1, **changes: Any) -> WiredRing:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from areal_bus.messages import PROTOCOL, Cancel, Dismiss, Stop
+from areal_bus.messages import PROTOCOL, Cancel, Evict, Stop
 from areal_bus.transport.curve import KeyPair, Keyring, new_pair
 from areal_bus.wire import codec
 from tests.areal_bus.transport.test_forgers import TRAJECTORY
@@ -80,7 +80,7 @@ def besiege(stack: ExitStack, endpoint: str, ring: Ring) -> None:
     speaks_tomorrows = stack.enter_context(dealer(endpoint, b"generator-66.0/0123456789abcdef", as_guest))
     speaks_tomorrows.send(msgpack.packb({"p": PROTOCOL + 1, "something": "new"}))
     forger = stack.enter_context(dealer(endpoint, b"generator-67.0/0123456789abcdef", as_guest))
-    for forged in (Stop("forged"), Dismiss("forged"), Cancel(0, 0), TRAJECTORY):  # the last in generator-0.0's name
+    for forged in (Stop("forged"), Evict("forged"), Cancel(0, 0), TRAJECTORY):  # the last in generator-0.0's name
         forger.send(*codec.encode(forged, job=guest["job"]))
 
 

@@ -7,23 +7,25 @@ from typing import Any
 from actors.engines.protocol import Completion, Request
 from actors.generator.delivery import Delivery
 from actors.generator.loop import Generator
-from actors.generator.rollout_runner import Sampling
-from actors.generator.weight_updates import Received
-from actors.runtime.context import Pulse
-from actors.runtime.head_session import Presence
+from actors.generator.rollout_runner import RolloutRunner
+from actors.generator.weight_updates import ReceivedWeights
+from actors.runtime.context import HeartbeatState
+from actors.runtime.head_session import HeadSession
 from actors.workflows.protocol import Ask, Episode, Row
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
 from areal_bus.journal import Journal
 from tests.faults.simulated import arrived, play, scenario
-from tools.staleness.simulator.scenario import Lengths, Tail
+from tools.staleness.simulator.scenario import ScenarioLengths, Tail
 
 
 def test_row_42_in_the_ring_no_token_is_made_of_what_was_cancelled_before_a_swap() -> None:
     """Refunds cancel groups while others' weights arrive; nothing of those groups is sampled, swapped or sent on."""
     n_cancelled = 0
     for seed in range(6):
-        one = scenario(seed, p_error=0.3, n_samples=3, total_steps=12, lengths=Lengths(Tail.PARETO, 3.0, 1.2, 300))
+        one = scenario(
+            seed, p_error=0.3, n_samples=3, total_steps=12, lengths=ScenarioLengths(Tail.PARETO, 3.0, 1.2, 300)
+        )
         ring, outcome = play(one)
         assert not outcome.violations
         cancelled: dict[tuple[str, int, int], float] = {}
@@ -71,8 +73,8 @@ class Arrived:
     def begin(self, begin: m.PushBegin) -> None:
         self._begun.append(begin)
 
-    def take(self) -> Received | None:
-        return Received(self._begun.pop(0), {}, "digest", 0.0) if self._begun else None
+    def take(self) -> ReceivedWeights | None:
+        return ReceivedWeights(self._begun.pop(0), {}, "digest", 0.0) if self._begun else None
 
     def drop(self) -> None:
         self._begun.clear()
@@ -136,10 +138,10 @@ def test_row_42_a_generator_cancels_before_it_swaps_and_swaps_before_it_decodes(
     for first in ("cancel", "push"):
         mail, engine, config = Mail(), Diary(), Config()
         diary = Journal(tmp_path / first, role="generator", index=0, incarnation=0)
-        sampling = Sampling(engine, Flow(config), Letters(), config, name=mail.name, journal=diary)
-        presence = Presence(mail, silent_s=60.0)  # type: ignore[arg-type]
+        sampling = RolloutRunner(engine, Flow(config), Letters(), config, name=mail.name, journal=diary)
+        presence = HeadSession(mail, silent_s=60.0)  # type: ignore[arg-type]
         generator = Generator(
-            mail, presence, engine, sampling, Arrived(), Delivery(1.0), diary, Pulse()  # type: ignore[arg-type]
+            mail, presence, engine, sampling, Arrived(), Delivery(1.0), diary, HeartbeatState()  # type: ignore[arg-type]
         )  # fmt: skip
         mail.waiting += [("head", m.PushBegin(0, 1, 0, [mail.name], "store", 1.0))]
         mail.waiting += [("head", m.Prompt(uid, 0, 0, [0], "", "{}")) for uid in (7, 8)]

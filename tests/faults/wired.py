@@ -13,7 +13,7 @@ from typing import Any
 from areal_bus import messages as m
 from areal_bus.transport.bus import Bus
 from tests.faults.proxy import Proxy
-from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import Scenario
 from tools.staleness.simulator.world import HEAD, World
 
@@ -114,7 +114,7 @@ class WiredRing(Ring):
     def __exit__(self, *_: object) -> None:
         self.world.close()
 
-    def survive(self) -> Outcome:
+    def survive(self) -> ScheduleOutcome:
         """It comes to its end, and no invariant is broken."""
         outcome = self.run()
         assert not outcome.violations, outcome.violations[0]

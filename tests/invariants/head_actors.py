@@ -7,12 +7,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from areal_bus import messages as m
-from areal_bus.core.partial_rollouts import Offers
+from areal_bus.core.partial_rollouts import SampleOffers
 from areal_bus.core.staleness import runs_under
-from areal_bus.core.terms import Timeline
+from areal_bus.core.terms import TermHistory
 from areal_bus.messages import Role
 from tools.staleness.simulator.learner import MODEL
-from tools.staleness.simulator.sample import Key, Report, Sample, report, report_number
+from tools.staleness.simulator.sample import Key, SimulatedReport, SimulatedSample, report, report_number
 from tools.staleness.simulator.world import REPEATED
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ class Actor:
                 loses = False
             elif isinstance(message, m.Rejoin):
                 self.rejoin(message)
-            elif isinstance(message, m.Directory) and self.life not in (None, message.life):
+            elif isinstance(message, m.PeerList) and self.life not in (None, message.life):
                 self.rejoin(message)
                 self.life, self.listed = message.life, message.names
-            elif isinstance(message, m.Directory):
+            elif isinstance(message, m.PeerList):
                 self.life, self.listed = message.life, message.names
-            elif isinstance(message, m.Stop | m.Dismiss):
+            elif isinstance(message, m.Stop | m.Evict):
                 self.end()
             else:
                 self.take(message)
@@ -70,7 +70,7 @@ class Actor:
     def end(self) -> None:
         self.stage.cast.pop((self.role, self.index), None)
 
-    def rejoin(self, message: m.Rejoin | m.Directory) -> None:
+    def rejoin(self, message: m.Rejoin | m.PeerList) -> None:
         """The head is another one, or what it said was lost."""
         self.n_joins += 1
         self.join()
@@ -116,31 +116,31 @@ class GeneratorModel(Actor):
     def __init__(self, stage: "Stage", index: int, incarnation: int) -> None:
         self.version: int | None = None
         self.weights = ""
-        self.finished: dict[Key, Sample] = {}
-        self.running: dict[Key, Sample] = {}
+        self.finished: dict[Key, SimulatedSample] = {}
+        self.running: dict[Key, SimulatedSample] = {}
         self.kept: dict[Key, m.Trajectory] = {}
         self.push: m.PushBegin | None = None
-        self.timeline = Timeline()
+        self.timeline = TermHistory()
         self.is_ready = self.is_leaving = False
-        self._offers = Offers()
+        self._offers = SampleOffers()
         self._known: set[Key] = set()
-        self._begun: dict[Key, Report] = {}
+        self._begun: dict[Key, SimulatedReport] = {}
         super().__init__(stage, index, incarnation)
         stage.witness.generators[self.name] = self  # type: ignore[assignment]
 
-    def rejoin(self, message: m.Rejoin | m.Directory) -> None:
+    def rejoin(self, message: m.Rejoin | m.PeerList) -> None:
         if self._reports:
             ended = [self._partial(self.finished[key], less=1) for key in self.kept if self.finished[key].made > 1]
             begun = [self._partial(sample) for sample in self.running.values() if sample.made]
             self._offers.keep([x for x in ended + begun if x is not None], self.timeline)
         for held in (self.running, self.kept, self._begun):
             held.clear()
-        self.push, self.version, self.timeline = None, None, Timeline()
+        self.push, self.version, self.timeline = None, None, TermHistory()
         super().rejoin(message)
         if self.is_ready:
             self.get_ready()
         if self.is_leaving:
-            self.say(m.Leaving())
+            self.say(m.LeaveRequest())
 
     def get_ready(self) -> None:
         self.is_ready = True
@@ -172,11 +172,13 @@ class GeneratorModel(Actor):
             return
         self._known.add(key)
         begun = self._begun.pop(key, None)
-        self.running[key] = Sample(key, 0)
+        self.running[key] = SimulatedSample(key, 0)
         if begun is not None and self.version is not None and begun.spans[-1][0] <= self.version:
             made = sum(n for _, n in begun.spans)
             spans = [list(span) for span in begun.spans]
-            self.running[key] = Sample(key, 0, made=made, spans=spans, made_by=list(begun.made_by), n_done=made)
+            self.running[key] = SimulatedSample(
+                key, 0, made=made, spans=spans, made_by=list(begun.made_by), n_done=made
+            )
 
     def _drop(self, group: tuple[str, int, int]) -> None:
         for held in (self.running, self.kept):
@@ -194,7 +196,7 @@ class GeneratorModel(Actor):
         ]
         for group in sorted({key[:3] for key, made in spans if not self.timeline.keeps(newest(made))}):
             self._drop(group)
-            self.say(m.Unsampled(group[1], group[2], group[0], m.Refund.LOST_TIMELINE, f"term {term}"))
+            self.say(m.SampleFailed(group[1], group[2], group[0], m.Refund.LOST_TIMELINE, f"term {term}"))
         if not self.timeline.keeps(self.version):
             self.version = None
 
@@ -229,7 +231,7 @@ class GeneratorModel(Actor):
     def give_up(self, key: Key) -> None:
         """It cannot make this group."""
         self._drop(key[:3])
-        self.say(m.Unsampled(key[1], key[2], key[0], m.Refund.SAMPLING_ERROR, "it cannot"))
+        self.say(m.SampleFailed(key[1], key[2], key[0], m.Refund.SAMPLING_ERROR, "it cannot"))
 
     @property
     def _reports(self) -> bool:
@@ -241,7 +243,7 @@ class GeneratorModel(Actor):
             if sample.made and (partial := self._partial(sample)) is not None:
                 self.say(partial)
 
-    def _partial(self, sample: Sample, *, less: int = 0) -> m.Partial | None:
+    def _partial(self, sample: SimulatedSample, *, less: int = 0) -> m.Partial | None:
         evaluation, uid, attempt, number = sample.key
         if evaluation:
             return None
@@ -274,7 +276,7 @@ class GeneratorModel(Actor):
 
     def leave(self) -> None:
         self.is_leaving = True
-        self.say(m.Leaving())
+        self.say(m.LeaveRequest())
 
 
 class LearnerModel(Actor):
@@ -295,7 +297,7 @@ class LearnerModel(Actor):
         self.has_finished = False
         super().__init__(stage, index, incarnation)
 
-    def rejoin(self, message: m.Rejoin | m.Directory) -> None:
+    def rejoin(self, message: m.Rejoin | m.PeerList) -> None:
         """It cannot forget: it ends, or outlives its head."""
         is_told_so = isinstance(message, m.Rejoin) and (message.anew or message.life == self.life)
         if self.version is None or is_told_so:
@@ -326,7 +328,7 @@ class LearnerModel(Actor):
         stage, version = self.stage, self.version or 0
         weights = stage.weights[self.name, version]
         stage.begun = (version, weights)
-        self.say(m.Begin(version, weights, self.asked or 0, lives_on, sorted(stage.disk.checkpoints)))
+        self.say(m.BeginTerm(version, weights, self.asked or 0, lives_on, sorted(stage.disk.checkpoints)))
 
     def take(self, message: m.Message) -> None:
         if isinstance(message, m.ShardItem):

@@ -9,12 +9,12 @@ from areal_bus import messages as m
 from areal_bus.core import head, push_queue, rollouts
 from areal_bus.core.effects import Effects
 from areal_bus.core.head import Head
-from areal_bus.core.member_lifecycle import Gathering
-from areal_bus.core.membership import Member, Membership, Standing
-from areal_bus.core.publisher import Publishing
-from areal_bus.core.push_queue import Pushes
+from areal_bus.core.member_lifecycle import MemberLifecycle
+from areal_bus.core.membership import Member, Membership, MemberState
+from areal_bus.core.publisher import Publisher
+from areal_bus.core.push_queue import PushQueue
 from areal_bus.core.rollouts import Rollouts
-from areal_bus.core.scheduler import Leasing
+from areal_bus.core.scheduler import Scheduler
 from areal_bus.core.terms import Terms
 from areal_bus.messages import Role
 
@@ -22,9 +22,9 @@ Sabotage = Callable[[pytest.MonkeyPatch], None]
 
 
 def whoever_is_learner_0_pushes(patch: pytest.MonkeyPatch) -> None:
-    learners = lambda self: self.members.of(Role.LEARNER, Standing.HEALTHY, index=0)  # noqa: E731
+    learners = lambda self: self.members.of(Role.LEARNER, MemberState.HEALTHY, index=0)  # noqa: E731
     present = property(lambda self: next((x.name for x in learners(self)), None), lambda *_: None)
-    patch.setattr(Publishing, "root", present, raising=False)
+    patch.setattr(Publisher, "root", present, raising=False)
 
 
 def room_is_made_on_a_learners_word(patch: pytest.MonkeyPatch) -> None:
@@ -36,19 +36,19 @@ def room_is_made_on_a_learners_word(patch: pytest.MonkeyPatch) -> None:
 
 
 def only_learners_join_again(patch: pytest.MonkeyPatch) -> None:
-    ask = Gathering._ask_again
+    ask = MemberLifecycle._ask_again
 
     def wrong(self: Any, member: Member) -> None:
         if member.role is Role.LEARNER:
             ask(self, member)
 
-    patch.setattr(Gathering, "_ask_again", wrong)
+    patch.setattr(MemberLifecycle, "_ask_again", wrong)
 
 
 def slots_are_free_if_the_evaluation_is_open(patch: pytest.MonkeyPatch) -> None:
     unsampled = Rollouts.unsampled
 
-    def wrong(self: Any, member: Member, message: m.Unsampled) -> None:
+    def wrong(self: Any, member: Member, message: m.SampleFailed) -> None:
         if message.evaluation:
             self.examination.named(message.evaluation)
         unsampled(self, member, message)
@@ -77,11 +77,11 @@ def is_evaluations_cancel(message: m.Message) -> bool:
 
 
 def the_root_waits_for_the_deadline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Publishing, "lose", lambda self, name: self.pushes.lose(name))
+    patch.setattr(Publisher, "lose", lambda self, name: self.pushes.lose(name))
 
 
 def late_members_are_passed_over_in_silence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Publishing, "expire", lambda self, now: self.pushes.expire(now))
+    patch.setattr(Publisher, "expire", lambda self, now: self.pushes.expire(now))
 
 
 def every_loss_is_a_death(patch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def failures_are_counted_over_terms(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_lost_lease_goes_to_anybody(patch: pytest.MonkeyPatch) -> None:
-    lease_again = Leasing._lease_again
+    lease_again = Scheduler._lease_again
 
     def wrong(self: Any, member: Member, lost: Any) -> bool:
         born, lost.born = lost.born, 0
@@ -145,7 +145,7 @@ def a_lost_lease_goes_to_anybody(patch: pytest.MonkeyPatch) -> None:
         finally:
             lost.born = born
 
-    patch.setattr(Leasing, "_lease_again", wrong)
+    patch.setattr(Scheduler, "_lease_again", wrong)
 
 
 def a_term_forgets_no_frontier(patch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def requests_before_the_begin_are_refused(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_deaf_member_is_well(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Gathering, "_hears", lambda *_: False)
+    patch.setattr(MemberLifecycle, "_hears", lambda *_: False)
 
 
 def the_head_never_stands_still(patch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def the_head_never_stands_still(patch: pytest.MonkeyPatch) -> None:
 
 
 def learners_may_be_lost(patch: pytest.MonkeyPatch) -> None:
-    lost = property(lambda self: self.ready and self.standing is not Standing.DEAD)
+    lost = property(lambda self: self.ready and self.standing is not MemberState.DEAD)
     patch.setattr(Member, "can_be_lost", lost)
 
 
@@ -193,7 +193,7 @@ def who_leaves_is_remembered_by_its_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def weights_stay_whatever_is_lost(patch: pytest.MonkeyPatch) -> None:
-    restart = Publishing.restart
+    restart = Publisher.restart
 
     def wrong(self: Any, *args: Any, **more: Any) -> None:
         held = {member.name: member.version for member in self.members.of(Role.GENERATOR)}
@@ -201,11 +201,11 @@ def weights_stay_whatever_is_lost(patch: pytest.MonkeyPatch) -> None:
         for name, version in held.items():
             self.members.by_name[name].version = version
 
-    patch.setattr(Publishing, "restart", wrong)
+    patch.setattr(Publisher, "restart", wrong)
 
 
 def crews_are_not_broken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Gathering, "_send_back", lambda self, member, newcomer: None)
+    patch.setattr(MemberLifecycle, "_send_back", lambda self, member, newcomer: None)
 
 
 def old_finishes_count(patch: pytest.MonkeyPatch) -> None:
@@ -224,11 +224,11 @@ def what_is_being_judged_holds_nobody(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_echo_counts(patch: pytest.MonkeyPatch) -> None:
-    of = Pushes._of
+    of = PushQueue._of
 
     def wrong(self: Any, id: int, name: str) -> Any:
         if self.current is not None:
             self.current.done.discard(name)
         return of(self, id, name)
 
-    patch.setattr(Pushes, "_of", wrong)
+    patch.setattr(PushQueue, "_of", wrong)

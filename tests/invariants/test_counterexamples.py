@@ -7,7 +7,7 @@ import pytest
 
 from areal_bus.core.gate import Gate
 from areal_bus.core.head import Head
-from areal_bus.core.publisher import Publishing
+from areal_bus.core.publisher import Publisher
 from areal_bus.core.staleness import StalenessPolicy, runs_under
 from areal_bus.messages import Role
 from tools.staleness.simulator.ring import Ring
@@ -245,7 +245,7 @@ def test_credits_returned_when_a_batch_is_taken_make_eta_0_stale() -> None:
 # 5: no catch-up push
 
 
-class NoCatchUp(Publishing):
+class NoCatchUp(Publisher):
     """Wrong: weights go out only with an update."""
 
     def _begin(self, now: float) -> None:

@@ -12,7 +12,7 @@ from areal_bus.core.gate import Gate
 from areal_bus.core.head import Head
 from areal_bus.core.membership import Member
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.messages import Begin, Role
+from areal_bus.messages import BeginTerm, Role
 from tests.invariants.test_counterexamples import train
 from tools.staleness.simulator.ring import Ring
 from tools.staleness.simulator.scenario import Fault, Scenario
@@ -76,7 +76,7 @@ class HeadByCount(Head):
         super().__init__(*args, **more)  # type: ignore[arg-type]
         self.gate.__class__ = ByCount
 
-    def _on_begin(self, member: Member, message: Begin) -> None:
+    def _on_begin(self, member: Member, message: BeginTerm) -> None:
         before, self.gate.n_generated = self.gate.n_generated, 0
         super()._on_begin(member, message)
         self._count_after(before)

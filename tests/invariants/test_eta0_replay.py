@@ -8,9 +8,9 @@ import pytest
 from areal_bus.core.staleness import StalenessPolicy
 from tests.support.replaying import Differs, Replay, as_line
 from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Lengths, Numbers, Scenario, Tail
+from tools.staleness.simulator.scenario import Numbers, Scenario, ScenarioLengths, Tail
 
-PARETO = Lengths(Tail.PARETO, 2.0, 1.2, 200)
+PARETO = ScenarioLengths(Tail.PARETO, 2.0, 1.2, 200)
 
 
 def scenario(**changes: Any) -> Scenario:

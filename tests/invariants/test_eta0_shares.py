@@ -12,7 +12,7 @@ from areal_bus.messages import Role
 from tests.support.generator_ring import prompt
 from tests.support.generator_ring import ring as around_a_generator
 from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Lengths, Scenario, Tail
+from tools.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
 
 
 def ring_of(**changes: object) -> Ring:
@@ -25,7 +25,7 @@ def ring_of(**changes: object) -> Ring:
         "total_steps": 6,
         "n_generators": 3,
         "capacity": 2,
-        "lengths": Lengths(Tail.PARETO, 2.0, 1.2, 200),
+        "lengths": ScenarioLengths(Tail.PARETO, 2.0, 1.2, 200),
     }
     ring = Ring(Scenario(**(standard | changes)), keeps_story=True)  # type: ignore[arg-type]
     ring.records = []

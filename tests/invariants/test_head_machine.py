@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from areal_bus import messages as m
-from areal_bus.core.ledger import State
+from areal_bus.core.ledger import PromptState
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
 from tests.invariants.head_actors import Actor, GeneratorModel, RewardModel
@@ -171,7 +171,7 @@ class HeadMachine(RuleBasedStateMachine):
         if actor is None:
             return
         if is_heard_of:
-            actor.say(m.Gone())
+            actor.say(m.Disconnected())
         actor.end()
         if comes_back:
             self.come_back()
@@ -201,7 +201,7 @@ class HeadMachine(RuleBasedStateMachine):
         actor = self.actor(who)
         if actor is not None:
             actor.inbox.clear()
-            actor.say(m.Gone())
+            actor.say(m.Disconnected())
 
     @rule(rounds=ROUNDS, who=CHOICE)
     def hear_nothing(self, who: int, rounds: int) -> None:
@@ -225,7 +225,12 @@ class HeadMachine(RuleBasedStateMachine):
         if stage.learner is None or stage.learner.name == name:
             return
         u = stage.head.gate.u
-        said = (m.UpdateDone(u + 1, {}, "a ghost's"), m.BatchRequest(u), m.Begin(u, "a ghost's"), m.Checkpointed(u, ""))
+        said = (
+            m.UpdateDone(u + 1, {}, "a ghost's"),
+            m.BatchRequest(u),
+            m.BeginTerm(u, "a ghost's"),
+            m.Checkpointed(u, ""),
+        )
         before = u, stage.head.gate.w, stage.head.terms.term
         stage.say(name, said[what])
         assert before == (stage.head.gate.u, stage.head.gate.w, stage.head.terms.term)
@@ -261,13 +266,13 @@ class HeadMachine(RuleBasedStateMachine):
         head = self.stage.head
         gate, ledger = head.gate, head.rollouts.ledger
         states = [entry.state for entry in ledger.open.values()]
-        assert gate.live == ledger.n_live == len(states) - states.count(State.TRAINING)  # I3
+        assert gate.live == ledger.n_live == len(states) - states.count(PromptState.TRAINING)  # I3
         assert gate.live + gate.in_training <= (gate.eta + 1) * gate.batch_size  # I1
         assert sum(ledger.counts.values()) + ledger.n_before == ledger.next_uid  # I3
         assert gate.v <= gate.u <= gate.w <= gate.u + 1  # I6
-        assert len(ledger.ready) == states.count(State.READY)
-        assert len(ledger.queued) == states.count(State.QUEUED)
-        held = [entry for entry in ledger.open.values() if entry.state in (State.LEASED, State.SCORING)]
+        assert len(ledger.ready) == states.count(PromptState.READY)
+        assert len(ledger.queued) == states.count(PromptState.QUEUED)
+        held = [entry for entry in ledger.open.values() if entry.state in (PromptState.LEASED, PromptState.SCORING)]
         gone = [entry.uid for entry in held if entry.holder not in head.members.by_name]
         assert not gone, f"prompts {gone} are held by somebody who is not there"
 

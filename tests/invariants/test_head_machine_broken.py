@@ -7,10 +7,10 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from areal_bus.core.data_source import Supply
+from areal_bus.core.data_source import DataCursor
 from areal_bus.core.gate import Gate
-from areal_bus.core.ledger import Ledger, State
-from areal_bus.core.publisher import Publishing
+from areal_bus.core.ledger import Ledger, PromptState
+from areal_bus.core.publisher import Publisher
 from areal_bus.core.rollouts import Rollouts
 from tests.invariants.test_head_machine import NOBODY_MOVES, HeadMachine, settings_of
 
@@ -41,13 +41,13 @@ def begins_attempts_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def catches_nobody_up(patch: pytest.MonkeyPatch) -> None:
-    begin = Publishing._begin
+    begin = Publisher._begin
 
     def wrong(self: Any, now: float) -> None:
         if self.gate.u > self.gate.v or self.gate.v == 0:
             begin(self, now)
 
-    patch.setattr(Publishing, "_begin", wrong)
+    patch.setattr(Publisher, "_begin", wrong)
 
 
 def forgets_leases_of_the_dead(patch: pytest.MonkeyPatch) -> None:
@@ -59,12 +59,12 @@ def ends_no_leases_in_a_new_term(patch: pytest.MonkeyPatch) -> None:
 
 
 def does_not_go_back_in_the_data(patch: pytest.MonkeyPatch) -> None:
-    restart = Supply.restart
+    restart = DataCursor.restart
 
     def wrong(self: Any, *, position: int, again: Any) -> None:
         restart(self, position=max(position, self.position), again=again)
 
-    patch.setattr(Supply, "restart", wrong)
+    patch.setattr(DataCursor, "restart", wrong)
 
 
 def calls_a_group_ready_early(patch: pytest.MonkeyPatch) -> None:
@@ -72,9 +72,9 @@ def calls_a_group_ready_early(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Any, scored: Any) -> Any:
         entry = deliver(self, scored)
-        if entry.state in (State.LEASED, State.SCORING):
+        if entry.state in (PromptState.LEASED, PromptState.SCORING):
             self.ready.add(entry)
-            self._move(entry, State.READY)
+            self._move(entry, PromptState.READY)
         return entry
 
     patch.setattr(Ledger, "deliver", wrong)

@@ -15,15 +15,15 @@ import pytest
 from areal_bus.core import batcher, gate, ledger, membership, scheduler
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
-from areal_bus.core.ledger import State
-from areal_bus.core.publisher import Publishing
-from areal_bus.core.push_queue import Pushes
+from areal_bus.core.ledger import PromptState
+from areal_bus.core.publisher import Publisher
+from areal_bus.core.push_queue import PushQueue
 from areal_bus.core.rollouts import Rollouts
-from areal_bus.core.scheduler import Leasing
+from areal_bus.core.scheduler import Scheduler
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Refund, Role, VerdictStatus
 from tools.staleness.simulator.disk import Disk
-from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import Fault, Scenario, draw
 
 N_SCHEDULES = 400  # a policy
@@ -55,7 +55,7 @@ class Slice:
                     ring = Ring(draw(seed, policy) if seed % 20 else torn(seed, policy))
                     self._add(seed, policy, ring, ring.run())
 
-    def _add(self, seed: int, policy: StalenessPolicy, ring: Ring, outcome: Outcome) -> None:
+    def _add(self, seed: int, policy: StalenessPolicy, ring: Ring, outcome: ScheduleOutcome) -> None:
         self.n_checks += ring.witness.n_checks
         self.violations += [(seed, str(policy), str(violation)) for violation in outcome.violations]
         self.n_done[policy] += outcome.end is not None and outcome.end.code == 0
@@ -147,7 +147,7 @@ def test_I3_conservation(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> N
 
     def forgets_a_count(patch: pytest.MonkeyPatch) -> None:
         def wrong(self: Any, entry: Any, state: Any) -> None:
-            if state is not ledger.State.REFUNDED:
+            if state is not ledger.PromptState.REFUNDED:
                 self.counts[entry.state] -= 1
             self.counts[state] += 1
             entry.state = state
@@ -165,7 +165,7 @@ def test_I4_exactly_once(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> N
 
         def wrong(self: Any, scored: Any) -> Any:
             entry = self.open.get(scored.uid)
-            if entry is not None and scored.sample in entry.scored and entry.state is ledger.State.LEASED:
+            if entry is not None and scored.sample in entry.scored and entry.state is ledger.PromptState.LEASED:
                 return entry
             return deliver(self, scored)
 
@@ -209,9 +209,9 @@ def test_I7_born_fresh(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not schedules.of("I7")
 
     def feeds_whoever_is_there(patch: pytest.MonkeyPatch) -> None:
-        alive = (membership.Standing.STALE, membership.Standing.HEALTHY)
+        alive = (membership.MemberState.STALE, membership.MemberState.HEALTHY)
         patch.setattr(
-            Leasing,
+            Scheduler,
             "fed",
             lambda self: [x for x in self.members.of(scheduler.Role.GENERATOR, *alive) if x.version is not None],
         )
@@ -227,9 +227,12 @@ def test_I8_groups(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
 
         def wrong(self: Any, scored: Any) -> Any:
             entry = deliver(self, scored)
-            if entry.state in (ledger.State.LEASED, ledger.State.SCORING) and not self.counts[ledger.State.READY]:
+            if (
+                entry.state in (ledger.PromptState.LEASED, ledger.PromptState.SCORING)
+                and not self.counts[ledger.PromptState.READY]
+            ):
                 self.ready.add(entry)
-                self._move(entry, ledger.State.READY)
+                self._move(entry, ledger.PromptState.READY)
             return entry
 
         patch.setattr(ledger.Ledger, "deliver", wrong)
@@ -251,19 +254,19 @@ def test_I8_a_group_trained_before_an_older_whole_one_is_noticed(monkeypatch: py
 
 def test_I6_a_version_published_though_nobody_was_asked_to_take_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def pushes_to_nobody(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(Publishing, "_those_in_step", lambda self, version: [])
+        patch.setattr(Publisher, "_those_in_step", lambda self, version: [])
 
     assert first_break(monkeypatch, pushes_to_nobody) == "I6"
 
 
 def test_I6_a_publish_line_that_counts_its_members_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def counts_those_who_missed_it(patch: pytest.MonkeyPatch) -> None:
-        publish = Publishing._publish
+        publish = Publisher._publish
 
         def wrong(self: Any, version: int, *, n_members: int) -> None:
             publish(self, version, n_members=n_members + 1)
 
-        patch.setattr(Publishing, "_publish", wrong)
+        patch.setattr(Publisher, "_publish", wrong)
 
     assert first_break(monkeypatch, counts_those_who_missed_it) == "I6"
 
@@ -272,13 +275,13 @@ def test_I11_an_end_for_pushes_that_were_not_missed_is_noticed(monkeypatch: pyte
     """A miss or two make no generator hopeless, whatever the head says of it at its end."""
 
     def blames_whoever_was_there(patch: pytest.MonkeyPatch) -> None:
-        keep_apart = Pushes._keep_apart
+        keep_apart = PushQueue._keep_apart
 
         def wrong(self: Any, name: str, push: Any, now: float, *, is_blamed: bool) -> None:
             for _ in range(self.patience):
                 keep_apart(self, name, push, now, is_blamed=True)
 
-        patch.setattr(Pushes, "_keep_apart", wrong)
+        patch.setattr(PushQueue, "_keep_apart", wrong)
 
     assert first_break(monkeypatch, blames_whoever_was_there) == "I11"
 
@@ -321,13 +324,13 @@ def test_I11_liveness(schedules: Slice, monkeypatch: pytest.MonkeyPatch, policy:
     assert schedules.n_done[policy] > 0.9 * N_SCHEDULES
 
     def nobody_catches_up(patch: pytest.MonkeyPatch) -> None:
-        begin = Publishing._begin
+        begin = Publisher._begin
 
         def wrong(self: Any, now: float) -> None:
             if self.gate.u > self.gate.v or self.gate.v == 0:
                 begin(self, now)
 
-        patch.setattr(Publishing, "_begin", wrong)
+        patch.setattr(Publisher, "_begin", wrong)
 
     assert first_break(monkeypatch, nobody_catches_up, policy=policy) == "I11"
 
@@ -364,7 +367,12 @@ def some_are_refunded(patch: pytest.MonkeyPatch, reason: Refund) -> None:
     def wrong(self: Any, message: Any) -> None:
         scored(self, message)
         entry = self.ledger.open.get(message.uid)
-        if entry is not None and not message.evaluation and message.uid % 7 == 3 and entry.state is not State.TRAINING:
+        if (
+            entry is not None
+            and not message.evaluation
+            and message.uid % 7 == 3
+            and entry.state is not PromptState.TRAINING
+        ):
             self.refund(entry, reason)
 
     patch.setattr(Rollouts, "scored", wrong)

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from areal_bus.core import head, head_checkpoint, rollouts
-from areal_bus.core.batcher import Batches
-from areal_bus.core.data_source import Supply
+from areal_bus.core.batcher import Batcher
+from areal_bus.core.data_source import DataCursor
 from areal_bus.core.head import Head
-from areal_bus.core.head_checkpoint import Frontier, OpenPrompt
+from areal_bus.core.head_checkpoint import HeadCheckpoint, OpenPrompt
 from areal_bus.core.ledger import Ledger
-from areal_bus.core.partial_rollouts import Partials
+from areal_bus.core.partial_rollouts import PartialRollouts
 from areal_bus.core.rollouts import Rollouts
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.core.terms import Terms, Timeline
+from areal_bus.core.terms import TermHistory, Terms
 from areal_bus.messages import Role
 from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Lengths, Scenario, Tail
+from tools.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
 
 N_SCHEDULES = 120
 
@@ -46,7 +46,7 @@ def schedule(seed: int) -> Scenario:
         eta=rng.choice((1, 2, 3)),
         n_samples=2,
         total_steps=10,
-        lengths=Lengths(Tail.LOG_NORMAL, 6.0, 1.0, 100),
+        lengths=ScenarioLengths(Tail.LOG_NORMAL, 6.0, 1.0, 100),
         p_error=0.05,
         update_s=0.5,
         push_s=0.5,
@@ -135,7 +135,7 @@ def test_what_a_batch_of_the_surviving_history_trained_and_a_term_opens_again_is
 ) -> None:
     def reopens(patch: pytest.MonkeyPatch) -> None:
         """Frontiers are taken as if the batch that was just trained were still to come."""
-        take, take_batch, batch = head.take, Batches.take, list[OpenPrompt]()
+        take, take_batch, batch = head.take, Batcher.take, list[OpenPrompt]()
 
         def take_and_remember(self: Any, n_groups: int) -> Any:
             before = {prompt.uid: prompt for prompt in take(0, self.ledger, self.supply, {}).open}
@@ -144,11 +144,11 @@ def test_what_a_batch_of_the_surviving_history_trained_and_a_term_opens_again_is
             batch[:] = [prompt for uid, prompt in before.items() if uid not in live]
             return taken
 
-        def take_too_many(*args: Any, **named: Any) -> Frontier:
+        def take_too_many(*args: Any, **named: Any) -> HeadCheckpoint:
             right = take(*args, **named)
             return replace(right, open=(*batch, *right.open))
 
-        patch.setattr(Batches, "take", take_and_remember)
+        patch.setattr(Batcher, "take", take_and_remember)
         patch.setattr(head, "take", take_too_many)
 
     assert "has trained it" in first_break(monkeypatch, reopens)
@@ -156,19 +156,19 @@ def test_what_a_batch_of_the_surviving_history_trained_and_a_term_opens_again_is
 
 def test_data_that_does_not_go_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def goes_on(patch: pytest.MonkeyPatch) -> None:
-        restart = Supply.restart
+        restart = DataCursor.restart
 
         def wrongly(self: Any, *, position: int, again: Sequence[Any]) -> None:
             restart(self, position=max(position, self.position), again=again)
 
-        patch.setattr(Supply, "restart", wrongly)
+        patch.setattr(DataCursor, "restart", wrongly)
 
     assert first_break(monkeypatch, goes_on).startswith("I4 ")
 
 
 def test_a_generator_that_keeps_samples_of_lost_versions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def keeps(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(Timeline, "keeps", lambda *_: True)
+        patch.setattr(TermHistory, "keeps", lambda *_: True)
 
     assert first_break(monkeypatch, keeps).startswith("I5 ")
 
@@ -222,7 +222,7 @@ def test_leases_of_the_dead_that_go_to_nobody_are_noticed(monkeypatch: pytest.Mo
 
 def test_reports_of_lost_versions_that_are_handed_on_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def keeps(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(Partials, "begin_term", lambda *_: None)
+        patch.setattr(PartialRollouts, "begin_term", lambda *_: None)
 
     assert first_break(monkeypatch, lambda _: None, away_in_a_term) == "none"
     assert first_break(monkeypatch, keeps, away_in_a_term).startswith("I5 ")
@@ -240,7 +240,7 @@ def test_open_prompts_that_cost_no_credit_in_the_new_term_are_noticed(monkeypatc
     def costs_nothing(patch: pytest.MonkeyPatch) -> None:
         begin_term = Rollouts.begin_term
 
-        def wrongly(self: Any, term: int, right: Frontier) -> dict[int, list[int]]:
+        def wrongly(self: Any, term: int, right: HeadCheckpoint) -> dict[int, list[int]]:
             kept = begin_term(self, term, right)
             self.gate.limit = (self.rules.eta + 1) * self.rules.batch_size + len(kept)
             return kept

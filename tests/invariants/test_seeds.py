@@ -10,9 +10,9 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.core import member_lifecycle
 from areal_bus.core.events import Event
-from areal_bus.core.ledger import State
-from areal_bus.core.membership import Standing
-from areal_bus.core.push_queue import Pushes
+from areal_bus.core.ledger import PromptState
+from areal_bus.core.membership import MemberState
+from areal_bus.core.push_queue import PushQueue
 from areal_bus.messages import Refund
 from tests.areal_bus.core import test_head, test_terms
 from tests.areal_bus.core.test_head import head_with, push_done, refused, scored, sent
@@ -41,7 +41,7 @@ from tools.staleness.soak import policy_of
 def who_leaves_stays_until_its_samples_are_judged() -> None:
     """It has sampled all and keeps the trajectories, which a reward may lose."""
     head, _ = head_with(batch_size=1, eta=0, n_samples=2)
-    say(head, GENERATOR, m.Leaving())
+    say(head, GENERATOR, m.LeaveRequest())
     effects = [x for sample in (0, 1) for x in say(head, GENERATOR, m.Sampled(0, sample, 0, "", 3))]
     assert not head.members.by_name[GENERATOR].leased
     assert not sent(effects, m.Stop)
@@ -58,7 +58,7 @@ def an_older_attempt_given_back_frees_nothing_of_the_newer() -> None:
     push_done(head, LEARNER, 0)
     assert leases(push_done(head, GENERATOR, 0))[uid] == 1
     before = set(head.members.by_name[GENERATOR].leased)
-    assert refused(say(head, GENERATOR, m.Unsampled(int(str(uid)), 0, "", Refund.LOST_TIMELINE, "")))
+    assert refused(say(head, GENERATOR, m.SampleFailed(int(str(uid)), 0, "", Refund.LOST_TIMELINE, "")))
     assert head.members.by_name[GENERATOR].leased == before
 
 
@@ -80,7 +80,7 @@ def a_push_that_a_member_has_completed_makes_it_healthy_no_second_time() -> None
     push_done(head, GENERATOR, 1)
     join(head, GENERATOR, again=1)
     assert refused(push_done(head, GENERATOR, 1))
-    assert head.members.by_name[GENERATOR].standing is Standing.STALE
+    assert head.members.by_name[GENERATOR].standing is MemberState.STALE
 
 
 def a_push_that_nobody_answers_is_journalled_as_broken() -> None:
@@ -120,7 +120,7 @@ def test_strangers_cost_a_bounded_memory() -> None:
 
 def no_two_lives_of_a_head_number_a_push_or_a_view_alike() -> None:
     """A generator that hears of push 0 after push 7 would overlook it."""
-    lives = [Pushes(timeout_s=1.0, life=life) for life in (0, 1)]
+    lives = [PushQueue(timeout_s=1.0, life=life) for life in (0, 1)]
     begun = [one.begin(version=1, root="l", members=["g"], catch_up=False, now=0.0) for one in lives]
     assert begun[0].id != begun[1].id
     assert begun[0].view != begun[1].view
@@ -130,19 +130,21 @@ def failures_of_a_lost_timeline_do_not_end_the_job() -> None:
     head, _ = trained_head(total_steps=50)
     limit = 16
     for _ in range(limit - 1):
-        uid = min(uid for uid, entry in head.rollouts.ledger.open.items() if entry.state is State.LEASED)
+        uid = min(uid for uid, entry in head.rollouts.ledger.open.items() if entry.state is PromptState.LEASED)
         attempt = head.rollouts.ledger.open[uid].attempt
-        end = end_of(say(head, GENERATOR, m.Unsampled(uid, attempt, "", Refund.SAMPLING_ERROR, "no")))
+        end = end_of(say(head, GENERATOR, m.SampleFailed(uid, attempt, "", Refund.SAMPLING_ERROR, "no")))
         assert end is None
     begin(head, 1)
     hold(head, 1, learner="learner-0.1")
-    held = [entry for entry in head.rollouts.ledger.live() if entry.state is State.LEASED]
-    assert end_of(say(head, GENERATOR, m.Unsampled(held[0].uid, held[0].attempt, "", "sampling_error", "no"))) is None
+    held = [entry for entry in head.rollouts.ledger.live() if entry.state is PromptState.LEASED]
+    assert (
+        end_of(say(head, GENERATOR, m.SampleFailed(held[0].uid, held[0].attempt, "", "sampling_error", "no"))) is None
+    )
 
 
 def who_left_and_died_is_not_let_go_in_its_next_life() -> None:
     head, _ = head_with()
-    say(head, GENERATOR, m.Leaving())
+    say(head, GENERATOR, m.LeaveRequest())
     assert not sent(join(head, "generator-0.1"), m.Stop)
     push_done(head, LEARNER, 0)
     assert leases(push_done(head, "generator-0.1", 0))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from areal_bus.core.gate import Gate
-from areal_bus.core.ledger import Entry, Ledger, State
+from areal_bus.core.ledger import Ledger, LedgerEntry, PromptState
 from areal_bus.core.staleness import StalenessPolicy, runs_under
 from areal_bus.errors import GateShut, ImpossibleEvent
 from areal_bus.messages import Refund, Scored
@@ -32,11 +32,11 @@ class Machine(RuleBasedStateMachine):
         """A version that a fed generator may hold: published, or already on its way."""
         return self.gate.v + choice % (self.gate.u - self.gate.v + 1)
 
-    def pick(self, choice: int, *states: State) -> Entry | None:
+    def pick(self, choice: int, *states: PromptState) -> LedgerEntry | None:
         found = [entry for entry in self.ledger.open.values() if entry.state in states]
         return found[choice % len(found)] if found else None
 
-    def scored(self, entry: Entry, sample: int, attempt: int | None = None) -> Scored:
+    def scored(self, entry: LedgerEntry, sample: int, attempt: int | None = None) -> Scored:
         version = max(entry.born, self.gate.v)
         return Scored(
             status="value", reward=0.0, correct=None, error="", score_s=0.0, uid=entry.uid, sample=sample,
@@ -57,7 +57,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(choice=CHOICE)
     def score(self, choice: int) -> None:
-        entry = self.pick(choice, State.LEASED, State.SCORING)
+        entry = self.pick(choice, PromptState.LEASED, PromptState.SCORING)
         if entry is None:
             return
         sample = entry.missing[choice % len(entry.missing)]
@@ -68,7 +68,7 @@ class Machine(RuleBasedStateMachine):
     @rule(choice=CHOICE)
     def fail_a_score(self, choice: int) -> None:
         """Issue 32, item 2: its sample is left out of the group while two others can be trained; else all goes."""
-        entry = self.pick(choice, State.LEASED, State.SCORING)
+        entry = self.pick(choice, PromptState.LEASED, PromptState.SCORING)
         if entry is None:
             return
         sample = entry.missing[choice % len(entry.missing)]
@@ -76,7 +76,7 @@ class Machine(RuleBasedStateMachine):
         with pytest.raises(ImpossibleEvent):  # I4: a second time
             self.ledger.deliver(self.scored(entry, sample))
         if entry.is_hopeless:
-            assert entry.state is not State.READY
+            assert entry.state is not PromptState.READY
             self.refund(entry, Refund.REWARD_ERROR)
 
     @rule(choice=CHOICE)
@@ -96,11 +96,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(choice=CHOICE, reason=st.sampled_from([Refund.REWARD_ERROR, Refund.SAMPLING_ERROR]))
     def fail(self, choice: int, reason: Refund) -> None:
-        entry = self.pick(choice, State.LEASED, State.SCORING, State.QUEUED)
+        entry = self.pick(choice, PromptState.LEASED, PromptState.SCORING, PromptState.QUEUED)
         if entry is not None:
             self.refund(entry, reason)
 
-    def refund(self, entry: Entry, reason: Refund) -> None:
+    def refund(self, entry: LedgerEntry, reason: Refund) -> None:
         self.ledger.refund(entry.uid, reason)
         self.gate.refund(entry.born)
         self.n_closed += 1
@@ -165,11 +165,11 @@ class Machine(RuleBasedStateMachine):
             self.gate.publish(self.gate.u)
             while self.ledger.queued.first() is not None:
                 self.lease_again(0)
-            while (entry := self.pick(0, State.LEASED, State.SCORING)) is not None:
+            while (entry := self.pick(0, PromptState.LEASED, PromptState.SCORING)) is not None:
                 self.score(0)
             while self.gate.may_admit(self.gate.v) and len(self.ledger.ready) < self.gate.batch_size:
                 self.admit(0)
-                while (entry := self.pick(0, State.LEASED)) is not None:
+                while (entry := self.pick(0, PromptState.LEASED)) is not None:
                     self.ledger.deliver(self.scored(entry, entry.missing[0]))
             self.take()
             self.the_counts_add_up()

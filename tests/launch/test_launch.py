@@ -15,7 +15,7 @@ from areal_bus.errors import ConfigError
 from launch.bootstrap import RANKS
 from launch.main import main
 from launch.memory import KNOWN
-from launch.network import Facts, choose, here, open_endpoint
+from launch.network import HostFacts, choose, here, open_endpoint
 from launch.prepare import prepare, prepare_apart
 from launch.rank import contexts
 from launch.runs import make_run_folder
@@ -182,8 +182,8 @@ def test_one_host_meets_in_a_private_folder_that_goes_away() -> None:
 
 
 def test_several_hosts_need_a_named_interface_and_are_told_what_they_share() -> None:
-    a = Facts("a", {"lo": "127.0.0.1", "eth0": "10.0.0.1", "ib0": "10.1.0.1"})
-    b = Facts("b", {"lo": "127.0.0.1", "eth0": "10.0.0.2"})
+    a = HostFacts("a", {"lo": "127.0.0.1", "eth0": "10.0.0.1", "ib0": "10.1.0.1"})
+    b = HostFacts("b", {"lo": "127.0.0.1", "eth0": "10.0.0.2"})
     with pytest.raises(ConfigError, match=r"set bus\.interface to one that they share \(eth0\)"):
         choose("", [a, b])
     with pytest.raises(ConfigError, match="'ib0' is not on b"):

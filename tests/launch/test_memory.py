@@ -25,9 +25,9 @@ from launch.memory import (
     LIBRARIES,
     MIB,
     REWARD_WORKER,
+    DecoderShape,
     MicroBatch,
     Need,
-    Shape,
     activations,
     estimate,
     find_shape,
@@ -40,7 +40,7 @@ from tools.bench.jobs.demo import command
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "configs" / "demo.toml"
-SHAPE = Shape(8, 2, 16, 2, 1, 4, 10, True)
+SHAPE = DecoderShape(8, 2, 16, 2, 1, 4, 10, True)
 N = 2 * (8 * 4 * 2 * 3 + 3 * 8 * 16) + 80  # its parameters
 STEPS = 3  # enough for the peak: with moments, two snapshots and a push beside a step
 NEAR = 0.10
@@ -91,7 +91,7 @@ def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches
     assert need(one, Role.LEARNER) == Need(12 * N + passing[one], LIBRARIES[Role.LEARNER] + snapshots)
     assert need(several, Role.LEARNER).device == 12 * N + 4 * N + passing[several]
     assert need(one, Role.LEARNER, index=1).host == LIBRARIES[Role.LEARNER]
-    large = Shape(64, 2, 16, 2, 1, 4, 10, True)  # gradients are more than what so few tokens leave
+    large = DecoderShape(64, 2, 16, 2, 1, 4, 10, True)  # gradients are more than what so few tokens leave
     little = config(data={"task": "sums", "batch_size": 1})
     found = estimate(little, large, Role.LEARNER, 0, n_prompt=1)
     assert found.device == 12 * large.n_parameters + max(
@@ -157,7 +157,7 @@ def test_snapshots_lie_on_the_gpu_where_pushes_stay_within_it() -> None:
     assert (kept.device - sent.device, kept.host) == (2 * 4 * N, LIBRARIES[Role.LEARNER] + 4 * N)
     assert 4096 < 4 * N <= 8192
     assert sent.host == LIBRARIES[Role.LEARNER] + 2 * 8192, "pinned, by powers of two"
-    large = Shape(64, 2, 16, 2, 1, 4, 10, True)  # what so few tokens leave is less than AdamW's room for a step
+    large = DecoderShape(64, 2, 16, 2, 1, 4, 10, True)  # what so few tokens leave is less than AdamW's room for a step
     little = config(topology=one_gpu, data={"task": "sums", "batch_size": 1}, weights={"route": "gloo"})
     assert estimate(little, large, Role.LEARNER, 0, n_prompt=1).device == (12 + 4 + 4) * large.n_parameters
     alone = config(topology=one_gpu | {"ranks_per_gpu": 1})

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context, Pulse
+from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context, HeartbeatState
 from actors.runtime.last_fault import Fault, keep_fault
 from actors.runtime.process import BAD_INPUT, LEFT, OVER, RESTART, code_of
 from areal_bus import errors
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from launch import supervise as module
 from launch.process import environment, start_child
-from launch.restart_policy import Restarts, Stillness
+from launch.restart_policy import Restarts, StallTimer
 from launch.supervise import Supervisor
 
 ROOT = Path(__file__).parents[2]
@@ -238,14 +238,14 @@ def test_the_sixth_death_in_a_row_is_one_too_many() -> None:
 def test_the_first_progress_of_a_life_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setenv(PROGRESS_FD, str(write))
-    pulse = Pulse()
+    pulse = HeartbeatState()
     assert PROGRESS_FD not in os.environ  # nobody that this process starts takes a stranger's pipe for its own
     pulse.progress = 0
     assert not select.select([read], [], [], 0)[0]
     pulse.progress += 1
     pulse.progress += 1
     assert os.read(read, 10) == b"1"
-    assert (os.read(read, 10), pulse.beat().progress, Pulse().progress) == (b"", 2, 0)
+    assert (os.read(read, 10), pulse.beat().progress, HeartbeatState().progress) == (b"", 2, 0)
     os.close(read)
 
 
@@ -402,7 +402,7 @@ def test_a_process_that_cannot_be_made_is_a_death_like_others(capfd: pytest.Capt
 
 
 def test_stillness_is_told_at_growing_intervals_and_its_end_once() -> None:
-    stillness = Stillness(WatchdogConfig(progress_s=10, stall_s=30, act_s=30))
+    stillness = StallTimer(WatchdogConfig(progress_s=10, stall_s=30, act_s=30))
     looks = {t: stillness.look(float(t), moved=t in (0, 50)) for t in range(0, 56, 5)}
     assert [t for t, found in looks.items() if found.tells] == [10, 20, 40]
     assert [t for t, found in looks.items() if found.acts] == [30]
@@ -410,7 +410,7 @@ def test_stillness_is_told_at_growing_intervals_and_its_end_once() -> None:
 
 
 def test_nobody_stood_still_while_the_supervisor_did() -> None:
-    stillness = Stillness(WatchdogConfig(progress_s=10))
+    stillness = StallTimer(WatchdogConfig(progress_s=10))
     looks = [stillness.look(t, moved=False) for t in (0.0, 5.0, 500.0, 504.0)]
     assert [found.still_s for found in looks] == [0.0, 5.0, 5.0, 9.0]
     assert not any(found.tells for found in looks)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from areal_bus.config.sections import Config, TopologyConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.topology import Seat, by_gpu, check_count, check_route, counts, dry_hosts, least_ranks, plan
+from launch.topology import ActorId, by_gpu, check_count, check_route, counts, dry_hosts, least_ranks, plan
 
 topologies = st.builds(
     TopologyConfig,
@@ -25,7 +25,7 @@ topologies = st.builds(
 )
 
 
-def seats(places: object) -> Counter[Seat]:
+def seats(places: object) -> Counter[ActorId]:
     return Counter(seat for place in places for seat in place.seats)  # type: ignore[attr-defined]
 
 
@@ -36,12 +36,12 @@ def test_a_plan_holds_every_actor_once_or_is_refused(topology: TopologyConfig, s
     except ConfigError:
         return
     n = counts(topology, size)
-    expected = {Seat(Role.HEAD, 0)}
+    expected = {ActorId(Role.HEAD, 0)}
     for role, number in ((Role.LEARNER, n.learners), (Role.REWARD, n.rewards), (Role.GENERATOR, n.generators)):
-        expected |= {Seat(role, index) for index in range(number)}
+        expected |= {ActorId(role, index) for index in range(number)}
     assert seats(places) == Counter(expected)
-    assert Seat(Role.HEAD, 0) in places[0].seats
-    assert Seat(Role.LEARNER, 0) in places[0].seats
+    assert ActorId(Role.HEAD, 0) in places[0].seats
+    assert ActorId(Role.LEARNER, 0) in places[0].seats
 
 
 @given(topologies, st.integers(1, 64))

@@ -22,7 +22,7 @@ from actors.models.loading import empty_model, load_model, load_tokenizer, stop_
 from actors.models.scratch import write_scratch_folder
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config, ScratchConfig
-from areal_bus.workload import Lengths
+from areal_bus.workload import LengthLaw
 
 ROOT = Path(__file__).resolve().parents[2]
 SGLANG, VLLM = ROOT / ".venv-sglang", ROOT / ".venv-vllm"
@@ -178,7 +178,7 @@ class Imagined:
         return dict(self.named_parameters())["model.embed_tokens.weight"]
 
 
-ENDLESS, STOPPING = Lengths(1e6, 0.5), Lengths(20.0, 1.0)  # of the simulated engine's answers
+ENDLESS, STOPPING = LengthLaw(1e6, 0.5), LengthLaw(20.0, 1.0)  # of the simulated engine's answers
 
 
 class Simulated:

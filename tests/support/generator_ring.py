@@ -16,10 +16,10 @@ from actors.runtime.context import Context
 from areal_bus.config.capacity import capacity
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.messages import (
-    Directory,
     Heartbeat,
     Join,
     Message,
+    PeerList,
     Prompt,
     PushBegin,
     PushDone,
@@ -28,7 +28,7 @@ from areal_bus.messages import (
 )
 from areal_bus.transport.bus import Bus
 from areal_bus.weights.process_group import serve_store
-from areal_bus.weights.sender import Root
+from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import take_snapshot
 
 NAME = "generator-0.0"
@@ -44,7 +44,7 @@ class Ring:
         self.head = Bus("head", job=JOB, listen=context.head)
         self.reward = Bus("reward-0.0", job=JOB, listen=f"ipc://{folder}/reward")
         store, self.store = serve_store("127.0.0.1")
-        self.root = Root(store, interface="lo", address="127.0.0.1")
+        self.root = WeightSender(store, interface="lo", address="127.0.0.1")
         self.failed: list[Exception] = []
         self.n_pushes = 0
         self.process: subprocess.Popen[bytes] | None = None
@@ -97,7 +97,7 @@ class Ring:
             self.list_reward()
 
     def list_reward(self, *, life: int = 0) -> None:
-        self.tell(Directory([self.reward.name], [self.reward.endpoint], life))
+        self.tell(PeerList([self.reward.name], [self.reward.endpoint], life))
 
     def begin(self, version: int, *, term: int = 0, base: int = 0) -> PushBegin:
         begin = PushBegin(self.n_pushes, version, 0, [NAME], self.store, 10.0, term, base)

@@ -15,10 +15,10 @@ from actors.models.scratch import write_scratch_folder
 from actors.runtime.context import Context
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
-from areal_bus.core.head_checkpoint import Frontier
+from areal_bus.core.head_checkpoint import HeadCheckpoint
 from areal_bus.storage import head_checkpoints
 from areal_bus.transport.bus import Bus
-from areal_bus.weights.receiver import Member
+from areal_bus.weights.receiver import WeightReceiver
 from tests.support.learner_setup import settings, shard_item
 
 Kind = TypeVar("Kind", bound=m.Message)
@@ -40,7 +40,7 @@ class Script:
         self.bus = Bus("head", job="test", listen=f"ipc://{folder}/head")
         self.waiting: list[tuple[str, m.Message]] = []
         self.processes = [self._start(index) for index in range(n_learners)]
-        self.member = Member("generator-0.0", address="127.0.0.1", interface="lo")
+        self.member = WeightReceiver("generator-0.0", address="127.0.0.1", interface="lo")
         self.n_pushes = 0
         self.store = ""
 
@@ -108,28 +108,28 @@ class Script:
         assert done.digest == digest
         return tensors, digest
 
-    def assemble(self) -> m.Begin:
+    def assemble(self) -> m.BeginTerm:
         """Up to the version that it begins with."""
         joins = [self.take(m.Join) for _ in range(self.n_learners)]
         self.store = next(join.endpoint for join in joins if join.index == 0)
-        self.tell(m.Directory([self.name(0)], [self.store]))
+        self.tell(m.PeerList([self.name(0)], [self.store]))
         for _ in range(self.n_learners):
             self.take(m.Ready)
-        return self.take(m.Begin)
+        return self.take(m.BeginTerm)
 
-    def succeed(self, life: int) -> m.Begin:
+    def succeed(self, life: int) -> m.BeginTerm:
         """Be the head's next life from now on, which knows nobody: up to the word of learners that outlive the last."""
         self.tell(m.Rejoin("only a member may speak", life))
         for _ in range(self.n_learners):
             self.take(m.Join, lambda join: join.again == life)
-        self.tell(m.Directory([self.name(0)], [self.store], life))
+        self.tell(m.PeerList([self.name(0)], [self.store], life))
         for _ in range(self.n_learners):
             self.take(m.Ready)
-        return self.take(m.Begin, lambda begin: begin.life == life)
+        return self.take(m.BeginTerm, lambda begin: begin.life == life)
 
     def write_frontier(self, version: int) -> None:
         """What the head writes beside a checkpoint."""
-        head_checkpoints.save(head_checkpoints.path_of(self.run_folder / "frontiers", version), Frontier(version))
+        head_checkpoints.save(head_checkpoints.path_of(self.run_folder / "frontiers", version), HeadCheckpoint(version))
 
     def serve(self, step: int, *, last: bool = False, broken: int | None = None) -> None:
         """Two groups for every request of this step, dealt over the learners; one may have impossible log-probs."""

@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
-from actors.learner.rendezvous import Ranks
-from actors.runtime.context import Pulse
+from actors.learner.rendezvous import LearnerRanks
+from actors.runtime.context import HeartbeatState
 from areal_bus.config.sections import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import ShardItem
@@ -47,18 +47,18 @@ def settings(**sections: dict[str, Any]) -> Config:
 
 
 def tiny_actor(
-    folder: Path, config: Config | None = None, *, model: Any = None, ranks: Ranks | None = None
+    folder: Path, config: Config | None = None, *, model: Any = None, ranks: LearnerRanks | None = None
 ) -> PPOActor:
     config = config or settings()
     policy = Policy(
         model or tiny_model(),
-        ranks=ranks or Ranks(),
+        ranks=ranks or LearnerRanks(),
         device="cpu",
         temperature=config.gconfig.temperature,
         dtype=config.model.dtype,
     )
     journal = Journal(folder / "journal", role="learner", index=policy.ranks.index, incarnation=0)
-    return PPOActor(policy, config, journal=journal, pulse=Pulse(), folder=folder)
+    return PPOActor(policy, config, journal=journal, pulse=HeartbeatState(), folder=folder)
 
 
 def shard_item(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.data.loading import load_problems, load_rows
-from actors.data.source import Order, RowSource
+from actors.data.source import RowOrder, RowSource
 from actors.head.shell import rules_of
 from actors.runtime.context import Context
 from areal_bus import messages as m
@@ -20,7 +20,7 @@ from areal_bus.config.capacity import capacity
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.head import Head
-from areal_bus.core.state import HeadRules, Source
+from areal_bus.core.state import DataSource, HeadRules
 from areal_bus.messages import Role
 
 Line = dict[str, Any]
@@ -35,7 +35,7 @@ class Differs(Exception):
 class Replay:
     """One head, fed from its journal."""
 
-    def __init__(self, rules: HeadRules, source: Source, *, capacity: int) -> None:
+    def __init__(self, rules: HeadRules, source: DataSource, *, capacity: int) -> None:
         self.head = Head(rules, source, now=0.0)
         self.n_compared = 0
         self._capacity = capacity
@@ -85,7 +85,7 @@ class Replay:
             case "member" if line["why"].startswith("holds version"):
                 return self._done(line["name"])
             case "term":
-                return self._say(self._learners[0], m.Begin(line["version"], "digest of 0"))
+                return self._say(self._learners[0], m.BeginTerm(line["version"], "digest of 0"))
             case "push" | "publish":
                 return self._done(self._learners[0])
             case "sampled":
@@ -95,7 +95,7 @@ class Replay:
                 return self._score(line)
             case "refund" if line["reason"] in (m.Refund.SAMPLING_ERROR, m.Refund.PROMPT_TOO_LONG):
                 entry = self.head.rollouts.ledger.open[line["uid"]]
-                unsampled = m.Unsampled(entry.uid, entry.attempt, "", line["reason"], line["error"])
+                unsampled = m.SampleFailed(entry.uid, entry.attempt, "", line["reason"], line["error"])
                 return self._say(entry.holder or "", unsampled)
             case "batch" | "refund":
                 return self._request()
@@ -103,8 +103,8 @@ class Replay:
                 own = {"event", "version", "u", "digest"} | HEADER
                 stats = {key: value for key, value in line.items() if key not in own}
                 return self._say(self._learners[0], m.UpdateDone(line["version"], stats, line["digest"]))
-            case "refused" if line["what"] == "Unsampled":
-                unsampled = m.Unsampled(line["uid"], line["attempt"], "", m.Refund.SAMPLING_ERROR, "")
+            case "refused" if line["what"] == "SampleFailed":
+                unsampled = m.SampleFailed(line["uid"], line["attempt"], "", m.Refund.SAMPLING_ERROR, "")
                 return self._say(line["sender"], unsampled)
             case "refused" if line["what"] == "Sampled":
                 ids = (line["uid"], line["sample"], line["attempt"])
@@ -190,7 +190,9 @@ def replay_run(run: Path, *, n_generators: int) -> Replay:
     """The replay of a run's own journal, done: one learner and one reward. Raises Differs."""
     config = Config.model_validate_json((run / "config.json").read_text())
     rows = load_rows(config, "configs")
-    order = Order(len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs)
+    order = RowOrder(
+        len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs
+    )
     context = Context("head", 0, 0, 0, "", "", "", "", "cpu", n_generators, 1, 1, str(run), "configs", "")
     rules = rules_of(context, config, load_problems(config, "configs"))
     replay = Replay(rules, RowSource(rows, order), capacity=capacity(config))

@@ -73,7 +73,7 @@ def resolved(*arguments: object) -> dict[str, Any]:
 def scored(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict[str, Any]:
     """The figures, computed in this process."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    order = scoring.Order(**resolved(*arguments))
+    order = scoring.EvaluateOrder(**resolved(*arguments))
     return dict(scoring.figures(scoring.evaluate(order, lambda evaluation: None), seconds=0.0))
 
 

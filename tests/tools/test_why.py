@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from actors.head.stall_monitor import Watchdog
+from actors.head.stall_monitor import StallMonitor
 from areal_bus.config.sections import WatchdogConfig
 from areal_bus.core.effects import Record
 from areal_bus.core.events import Event
@@ -61,7 +61,7 @@ class Forge:
             "head-0.0", wall, "stall", scope=scope, stalled_s=300.0, verdict=verdict, on="reward-0.0", action=action
         )
 
-    def look(self, now: float = NOW) -> why.Report:
+    def look(self, now: float = NOW) -> why.WhyReport:
         return why.look(self.run, now)
 
 
@@ -84,7 +84,7 @@ def forge(tmp_path: Path) -> Forge:
 def test_a_run_that_moves_is_alive_and_shows_its_waits_and_actors(forge: Forge) -> None:
     report = forge.look()
     assert (report.state, report.is_well, report.version, report.published) == ("alive", True, 4, 3)
-    assert report.waits == [why.Wait("learner-0", "3 trajectories of step 4", "generator-0.0", "", 30.0)]
+    assert report.waits == [why.WaitLine("learner-0", "3 trajectories of step 4", "generator-0.0", "", 30.0)]
     assert report.waits_age_s == 2.0
     assert report.verdict == "learner-0 waits"
     assert [(a.name, a.state, a.silent_s, a.doing, a.n_lives) for a in report.actors] == [
@@ -119,7 +119,7 @@ def test_a_killed_run_is_dead_and_says_who_waited_for_whom(forge: Forge) -> None
     assert (report.state, report.is_well) == ("dead", False)
     why_dead = "there is no end line: it was killed, or its host is gone"
     assert report.sentence == f"it is dead: nobody has written for 10 min, and {why_dead}"
-    assert report.waits == [why.Wait("learner-0", "3 trajectories of step 4", "generator-0.0", "", 30.0)]
+    assert report.waits == [why.WaitLine("learner-0", "3 trajectories of step 4", "generator-0.0", "", 30.0)]
 
 
 def test_waits_that_the_head_found_unchanged_go_on(forge: Forge) -> None:
@@ -294,7 +294,7 @@ def simulated(folder: Path, *, until_s: float = 1e9) -> tuple[Path, Ring]:
     )
     ring = Ring(scenario)
     ring.records = []
-    dog = Watchdog(WatchdogConfig(stall_s=60.0), heartbeat_s=scenario.heartbeat_s)
+    dog = StallMonitor(WatchdogConfig(stall_s=60.0), heartbeat_s=scenario.heartbeat_s)
     tick = ring.head.tick
 
     def look(now: float) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from tools import run, terminal
 from tools.audit import report
 from tools.audit.audit import audit, figures, judge
-from tools.audit.findings import Verdict
+from tools.audit.findings import InvariantVerdict
 from tools.audit.recompute import recompute
 
 MORE = """\
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if fresh is not None:
         judged["I5"] = replace(judged["I5"], why=f"{judged['I5'].why}; {fresh.sentence()}")
         told["recomputed"] = fresh.told
-    broken = [name for name, judgement in judged.items() if judgement.verdict is Verdict.BROKEN]
+    broken = [name for name, judgement in judged.items() if judgement.verdict is InvariantVerdict.BROKEN]
     if args.json:
         verdicts = {name: asdict(judgement) for name, judgement in judged.items()}
         print(json.dumps({"run": str(where.folder), "clean": not broken, "verdicts": verdicts, **told}))

@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 
 from tools import surviving_history
 from tools.audit.actor_logs import grows
-from tools.audit.journal_reader import File, Line
-from tools.audit.ledger import Sample
-from tools.audit.run_settings import Setup
+from tools.audit.journal_reader import JournalFile, Line
+from tools.audit.ledger import AcceptedSample
+from tools.audit.run_settings import RunSettings
 
 
 @dataclass(slots=True)
 class Ages:
     """Counts by lag, in versions: c - version for tokens, c - born and c - oldest token for trajectories."""
 
-    setup: Setup
+    setup: RunSettings
     by_born: Counter[int] = field(default_factory=Counter)
     by_oldest: Counter[int] = field(default_factory=Counter)
     trained: Counter[int] = field(default_factory=Counter)  # tokens
     masked: Counter[int] = field(default_factory=Counter)
     n_trajectories: int = 0
 
-    def take(self, line: Line, born: int, file: File) -> None:
+    def take(self, line: Line, born: int, file: JournalFile) -> None:
         """One trajectory of a batch, leased at version `born`."""
         clock, versions, n_tokens, n_masked = line["clock"], line["versions"], line["n_tokens"], line["n_masked"]
         ids = {"uid": line["uid"], "sample": line["sample"]}
@@ -76,7 +76,7 @@ class Ages:
 
 
 @dataclass(slots=True)
-class Lengths:
+class LengthHistogram:
     """How many samples have how many tokens, and how many of them were cut at the limit."""
 
     n: Counter[int] = field(default_factory=Counter)
@@ -116,7 +116,7 @@ class Evaluated:
 class Evaluations:
     """`scored` and `evaluation` lines of the head; a term begins an open evaluation anew."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: JournalFile) -> None:
         self.file = file
         self.n = 0
         self._open: dict[str, Evaluated] = {}
@@ -164,13 +164,13 @@ class Tokens:
     in_batches: int = 0
     waiting: int = 0  # received, of prompts that are open at the last line
     dropped: Counter[str] = field(default_factory=Counter)  # by reason
-    lengths: dict[str, Lengths] = field(default_factory=lambda: {kind: Lengths() for kind in KINDS})
-    dropped_lengths: dict[str, Lengths] = field(default_factory=dict)  # by reason
+    lengths: dict[str, LengthHistogram] = field(default_factory=lambda: {kind: LengthHistogram() for kind in KINDS})
+    dropped_lengths: dict[str, LengthHistogram] = field(default_factory=dict)  # by reason
     n_unscored: int = 0  # samples of refunded prompts that had no verdict yet
 
-    def drop(self, samples: Iterable[Sample], reason: str) -> None:
+    def drop(self, samples: Iterable[AcceptedSample], reason: str) -> None:
         """Received, and never to be trained."""
-        by_reason = self.dropped_lengths.setdefault(reason, Lengths())
+        by_reason = self.dropped_lengths.setdefault(reason, LengthHistogram())
         for sample in samples:
             self.dropped[reason] += sample.n_tokens
             self.lengths["dropped"].add(sample.n_tokens, sample.finish)

@@ -9,13 +9,13 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from tools.audit.findings import Findings
-from tools.audit.journal_reader import File, Handler, Line
-from tools.audit.terms import ATTEMPTS, Terms
+from tools.audit.journal_reader import Handler, JournalFile, Line
+from tools.audit.terms import ATTEMPTS, TermLog
 
 Version = tuple[int, int]  # (term, version): how versions of different terms compare
 
 
-class Score(NamedTuple):
+class ScoreRecord(NamedTuple):
     """One verdict of a reward actor; `reward` is None unless the status is "value" (I10)."""
 
     status: str
@@ -43,7 +43,7 @@ class Made(NamedTuple):
 
 
 @dataclass(slots=True)
-class Work:
+class LeaseWork:
     """What a generator does of one lease."""
 
     maker: str
@@ -51,7 +51,7 @@ class Work:
     n_continued: int = 0  # tokens that other generators made
 
 
-class Push(NamedTuple):
+class HeldWeights(NamedTuple):
     """Weights that a process says it holds."""
 
     digest: str
@@ -62,16 +62,16 @@ class Push(NamedTuple):
 class Evidence:
     """By ids: key(uid, sample, attempt) for samples, (uid, attempt) for leases; no two terms share one."""
 
-    terms: Terms = field(default_factory=Terms)
+    terms: TermLog = field(default_factory=TermLog)
     completions: dict[int, Made] = field(default_factory=dict)  # training
     later: dict[int, int] = field(default_factory=dict)  # the term of a completion, where its lease is of an older one
     n_completions: int = 0  # evaluations included
-    scores: dict[int, Score] = field(default_factory=dict)  # training: the first verdict
-    more_scores: dict[int, list[Score]] = field(default_factory=dict)  # of a sample that was sent twice
-    evaluated: dict[tuple[str, int, int, int], list[Score]] = field(default_factory=dict)  # of evaluations
-    work: dict[tuple[int, int], Work] = field(default_factory=dict)  # training
+    scores: dict[int, ScoreRecord] = field(default_factory=dict)  # training: the first verdict
+    more_scores: dict[int, list[ScoreRecord]] = field(default_factory=dict)  # of a sample that was sent twice
+    evaluated: dict[tuple[str, int, int, int], list[ScoreRecord]] = field(default_factory=dict)  # of evaluations
+    work: dict[tuple[int, int], LeaseWork] = field(default_factory=dict)  # training
     pushed: set[tuple[str, int, int]] = field(default_factory=set)  # (name, push, version) that a generator completed
-    digests: dict[Version, Push] = field(default_factory=dict)
+    digests: dict[Version, HeldWeights] = field(default_factory=dict)
     n_digests: int = 0
     generators: set[str] = field(default_factory=set)
     rewards: set[str] = field(default_factory=set)
@@ -80,7 +80,7 @@ class Evidence:
     outlived: list[tuple[Version, str, str]] = field(default_factory=list)  # begun with by a learner that lives, digest
     cut: dict[str, float] = field(default_factory=dict)  # rewards that were killed -> wall time of the last line
 
-    def scores_of(self, sample: int) -> list[Score]:
+    def scores_of(self, sample: int) -> list[ScoreRecord]:
         first = self.scores.get(sample)
         return [] if first is None else [first, *self.more_scores.get(sample, [])]
 
@@ -153,10 +153,10 @@ def grows(versions: Sequence[int]) -> bool:
     return all(versions[i] <= versions[i + 2] for i in pairs[:-1])
 
 
-class Generator:
+class GeneratorLog:
     """One life after the other of one generator: what it held, and what it stamped (I5, I7)."""
 
-    def __init__(self, file: File, evidence: Evidence) -> None:
+    def __init__(self, file: JournalFile, evidence: Evidence) -> None:
         self.file, self.evidence, self.name = file, evidence, intern(file.name)
         self.held: Version | None = None  # of the weights, by its own `pushed` lines
         self.begun: dict[tuple[str, int, int, int], Begun] = {}  # live samples
@@ -204,7 +204,7 @@ class Generator:
         n_done = line.get("n_done", 0)
         self.begun[evaluation, uid, attempt, sample] = Begun(self.held[1], self.held[1], n_done)
         if not evaluation:
-            work = self.evidence.work.setdefault((uid, attempt), Work(self.name, self.held))
+            work = self.evidence.work.setdefault((uid, attempt), LeaseWork(self.name, self.held))
             work.n_continued += n_done
             if work.maker != self.name:
                 text = f"one generator samples an attempt: {work.maker} does"
@@ -273,10 +273,10 @@ def split(versions: Sequence[int], n: int) -> tuple[list[int], list[int]]:
     return first, rest
 
 
-class Reward:
+class RewardLog:
     """Verdicts (I10): a timeout or an error carries no number."""
 
-    def __init__(self, file: File, evidence: Evidence) -> None:
+    def __init__(self, file: JournalFile, evidence: Evidence) -> None:
         self.file, self.evidence, self.name = file, evidence, file.name
         evidence.rewards.add(self.name)
 
@@ -295,7 +295,7 @@ class Reward:
         if (status == "value") != isinstance(reward, (int, float)):
             text = f"a reward is a number exactly when its status is value: {status} has {reward!r}"
             self.file.add("I10", text, uid=uid, sample=sample)
-        score = Score(status, reward, self.file.where(), line["wall"])
+        score = ScoreRecord(status, reward, self.file.where(), line["wall"])
         if evaluation := line.get("evaluation", ""):
             self.evidence.evaluated.setdefault((evaluation, uid, sample, line["attempt"]), []).append(score)
             return
@@ -306,10 +306,10 @@ class Reward:
             self.evidence.scores[known] = score
 
 
-class Learner:
+class LearnerLog:
     """The versions that a learner makes and pushes (I5, I6)."""
 
-    def __init__(self, file: File, evidence: Evidence) -> None:
+    def __init__(self, file: JournalFile, evidence: Evidence) -> None:
         self.file, self.evidence = file, evidence
         self.version: int | None = None  # of its newest update; None before the first
 
@@ -333,11 +333,11 @@ class Learner:
         self.evidence.steps[self.file.name, line["version"]] = figures
 
 
-def digest(file: File, evidence: Evidence, line: Line) -> None:
+def digest(file: JournalFile, evidence: Evidence, line: Line) -> None:
     """All who hold a version of a term hold the same weights (I5)."""
     version = line["version"]
     evidence.n_digests += 1
-    known = evidence.digests.setdefault((line.get("term", 0), version), Push(line["digest"], file.where()))
+    known = evidence.digests.setdefault((line.get("term", 0), version), HeldWeights(line["digest"], file.where()))
     if known.digest != line["digest"]:
         text = (
             f"a version is one set of weights: digest {line['digest'][:12]} here, {known.digest[:12]} at {known.where}"

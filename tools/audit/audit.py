@@ -6,12 +6,12 @@ from typing import Any
 
 from tools.audit import run_settings as setup
 from tools.audit import terms
-from tools.audit.actor_logs import Evidence, Generator, Learner, Reward
-from tools.audit.findings import Findings, Judgement, Seen
-from tools.audit.head_replay import Head
-from tools.audit.journal_reader import File, Handler
+from tools.audit.actor_logs import Evidence, GeneratorLog, LearnerLog, RewardLog
+from tools.audit.findings import Coverage, Findings, Judgement
+from tools.audit.head_replay import HeadReplay
+from tools.audit.journal_reader import Handler, JournalFile
 from tools.audit.ledger import TRAINED, TRAINING
-from tools.audit.run_settings import Setup
+from tools.audit.run_settings import RunSettings
 from tools.breakdown import Life
 from tools.run import Run
 
@@ -20,12 +20,12 @@ from tools.run import Run
 class Audit:
     """Everything that came of it."""
 
-    setup: Setup
+    setup: RunSettings
     findings: Findings
     evidence: Evidence
-    head: Head | None  # None when the run has no file of the head
+    head: HeadReplay | None  # None when the run has no file of the head
     n_lines: int
-    files: list[File]
+    files: list[JournalFile]
 
     @property
     def lives(self) -> list[Life]:
@@ -43,15 +43,15 @@ def audit(run: Run) -> Audit:
     files, n_lines = [], 0
     for path in run.journals():
         if path not in heads:
-            file = File(path, findings)
+            file = JournalFile(path, findings)
             files.append(file)
             n_lines += file.drive(handlers_of(path.name.partition("-")[0], file, evidence))
             label(file)
-    head: Head | None = None
+    head: HeadReplay | None = None
     for path in heads:  # last: the head's account is held against the others'
-        file = File(path, findings)
+        file = JournalFile(path, findings)
         files.append(file)
-        head = head or Head(rules, file, evidence)
+        head = head or HeadReplay(rules, file, evidence)
         n_lines += file.drive(head.enter(file))
         head.leave()
         label(file)
@@ -60,18 +60,18 @@ def audit(run: Run) -> Audit:
     return Audit(rules, findings, evidence, head, n_lines, files)
 
 
-def handlers_of(role: str, file: File, evidence: Evidence) -> dict[str, Handler]:
+def handlers_of(role: str, file: JournalFile, evidence: Evidence) -> dict[str, Handler]:
     match role:
         case "generator":
-            return Generator(file, evidence).handlers()
+            return GeneratorLog(file, evidence).handlers()
         case "reward":
-            return Reward(file, evidence).handlers()
+            return RewardLog(file, evidence).handlers()
         case "learner":
-            return Learner(file, evidence).handlers()
+            return LearnerLog(file, evidence).handlers()
     return {}
 
 
-def label(file: File) -> None:
+def label(file: JournalFile) -> None:
     """The labels of a process sum to its wall time within 1 % (I12)."""
     for life in file.lives:
         if not life.whole:
@@ -79,12 +79,12 @@ def label(file: File) -> None:
             file.add("I12", f"labels sum to the wall time within 1 %: {told}")
 
 
-def ended(head: Head) -> bool:
+def ended(head: HeadReplay) -> bool:
     """Whether the run came to its end, so that nothing may be left open. Without a code the head ended by an error."""
     return head.end is not None and head.end.get("code") == 0 and not head.unseen and not is_drained(head)
 
 
-def is_drained(head: Head) -> bool:
+def is_drained(head: HeadReplay) -> bool:
     """Whether its last life ended in good order, for another to go on later."""
     return head.end is not None and str(head.end.get("reason", "")).startswith("drained")
 
@@ -94,7 +94,7 @@ def is_drained(head: Head) -> bool:
 
 def judge(found: Audit) -> dict[str, Judgement]:
     """A verdict for each invariant."""
-    seen = Seen()
+    seen = Coverage()
     n = found.n_lines
     seen.counts["journal"] = f"{n:,} lines in {len(found.files)} files"
     if found.torn:
@@ -110,7 +110,7 @@ def judge(found: Audit) -> dict[str, Judgement]:
     return seen.judge(found.findings)
 
 
-def _see_safety(found: Audit, head: Head, seen: Seen) -> None:
+def _see_safety(found: Audit, head: HeadReplay, seen: Coverage) -> None:
     """What the head's lines show as far as they go."""
     rules, clock, prompts = found.setup, head.clock, head.prompts
     if clock.n_admitted:
@@ -142,7 +142,7 @@ def _see_safety(found: Audit, head: Head, seen: Seen) -> None:
         seen.missing["I2"] = "config.json does not say eta and the staleness policy"
 
 
-def _see_others(found: Audit, head: Head, seen: Seen) -> None:
+def _see_others(found: Audit, head: HeadReplay, seen: Coverage) -> None:
     """What needs the files of the other actors."""
     evidence = found.evidence
     if not evidence.generators:
@@ -160,7 +160,7 @@ def _see_others(found: Audit, head: Head, seen: Seen) -> None:
         seen.counts["I12"] += f" ({head.batches.n_without_figures} updates without figures of tokens)"
 
 
-def _see_end(found: Audit, head: Head, seen: Seen) -> None:
+def _see_end(found: Audit, head: HeadReplay, seen: Coverage) -> None:
     """What only a run that came to its end can show."""
     if head.unseen:
         for name in ("I1", "I3", "I4", "I6", "I9", "I11"):
@@ -187,7 +187,7 @@ def _see_end(found: Audit, head: Head, seen: Seen) -> None:
 # figures
 
 
-def states(head: Head) -> dict[str, int]:
+def states(head: HeadReplay) -> dict[str, int]:
     """Where the admitted prompts are at the last line (I3)."""
     by_state = Counter(head.prompts.state)
     return {
@@ -232,7 +232,7 @@ def figures(found: Audit) -> dict[str, Any]:
     }
 
 
-def _tokens(found: Audit, head: Head) -> dict[str, Any]:
+def _tokens(found: Audit, head: HeadReplay) -> dict[str, Any]:
     batches, tokens = head.batches, head.tokens
     never_received = sum(made.n_tokens for made in found.evidence.completions.values())
     return {

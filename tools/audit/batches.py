@@ -3,14 +3,14 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from tools.audit.journal_reader import File, Line
-from tools.audit.ledger import Prompt, Prompts
-from tools.audit.run_settings import Setup
-from tools.audit.terms import Terms
+from tools.audit.journal_reader import JournalFile, Line
+from tools.audit.ledger import AuditedPrompt, Prompts
+from tools.audit.run_settings import RunSettings
+from tools.audit.terms import TermLog
 
 
 @dataclass(slots=True)
-class Batch:
+class BatchRecord:
     """One batch: from its line, through its trajectories, to its update."""
 
     step: int
@@ -18,7 +18,7 @@ class Batch:
     n_groups: int
     n_trajectories: int
     is_undone: bool  # a later term goes back to before it
-    groups: dict[int, Prompt] = field(default_factory=dict)
+    groups: dict[int, AuditedPrompt] = field(default_factory=dict)
     samples: dict[int, set[int]] = field(default_factory=dict)
     missing: set[tuple[int, int]] = field(default_factory=set)  # (uid, sample) that its groups go without, by its line
     n_dropped: int = 0  # tokens of those
@@ -27,16 +27,16 @@ class Batch:
     n_masked: int = 0
 
 
-class Batches:
+class BatchChecks:
     """`take` and `trajectory` for the head's lines of a batch, `update` for the figures of its step."""
 
-    def __init__(self, setup: Setup, file: File, prompts: Prompts, terms: Terms) -> None:
+    def __init__(self, setup: RunSettings, file: JournalFile, prompts: Prompts, terms: TermLog) -> None:
         self.setup, self.file, self.prompts, self.terms = setup, file, prompts, terms
         self.n = 0  # in all terms
-        self.current: Batch | None = None  # whose trajectory lines are being read
+        self.current: BatchRecord | None = None  # whose trajectory lines are being read
         self.n_tokens = self.n_masked = self.n_trained = self.n_skipped = 0  # by the figures of the updates that last
         self.n_without_figures = 0
-        self._training: deque[Batch] = deque()
+        self._training: deque[BatchRecord] = deque()
         self._short: int | None = None  # step of a short batch
         self.is_torn = False  # the last batch has not all its lines
 
@@ -45,7 +45,7 @@ class Batches:
         self.n += 1
         step = line["step"]
         is_undone = self.terms.undo_step(step)
-        self.current = Batch(step, self.file.where(), line["n_groups"], line["n_trajectories"], is_undone)
+        self.current = BatchRecord(step, self.file.where(), line["n_groups"], line["n_trajectories"], is_undone)
         numbers = line.get("missing", [])
         self.current.missing = set(zip(numbers[::2], numbers[1::2], strict=False))
         self.current.n_dropped = line.get("n_tokens_dropped", 0)
@@ -63,7 +63,7 @@ class Batches:
             self.file.add("I8", "a short batch is taken at the end of the data: a prompt is admitted after it", uid=uid)
             self._short = None
 
-    def trajectory(self, line: Line) -> Prompt | None:
+    def trajectory(self, line: Line) -> AuditedPrompt | None:
         """The prompt that it belongs to; None when it cannot belong to any."""
         batch, uid, sample = self.current, line["uid"], line["sample"]
         if batch is None or line["step"] != batch.step:
@@ -112,7 +112,7 @@ class Batches:
                 self.file.findings.add("I8", batch.where, text, step=batch.step, uid=uid)
         self._check_left_out(batch)
 
-    def _check_left_out(self, batch: Batch) -> None:
+    def _check_left_out(self, batch: BatchRecord) -> None:
         """A group is short by declared policy, its missing samples named and their tokens counted (I8, I12)."""
         left_out = {
             (uid, number): sample
@@ -165,7 +165,7 @@ class Batches:
             self.file.add("I2", "an update tells the largest lag that it trained: lag_max is missing", step=batch.step)
         self._balance(line, batch)
 
-    def _balance(self, line: Line, batch: Batch) -> None:
+    def _balance(self, line: Line, batch: BatchRecord) -> None:
         names = ("n_tokens", "n_tokens_trained", "n_tokens_masked", "n_tokens_skipped")
         if any(name not in line for name in names):
             self.n_without_figures += not batch.is_undone

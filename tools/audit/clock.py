@@ -2,9 +2,9 @@
 
 from collections import deque
 
-from tools.audit.journal_reader import File, Line
-from tools.audit.run_settings import Setup
-from tools.audit.terms import Beginning
+from tools.audit.journal_reader import JournalFile, Line
+from tools.audit.run_settings import RunSettings
+from tools.audit.terms import TermStart
 
 PUSH_SLACK_S = 10.0  # a head that is busy looks at its deadlines late
 
@@ -15,7 +15,7 @@ class Clock:
     Times leave out the seconds in which the head stood still.
     """
 
-    def __init__(self, setup: Setup, file: File) -> None:
+    def __init__(self, setup: RunSettings, file: JournalFile) -> None:
         self.setup, self.file = setup, file
         self.u = self.v = self.w = 0
         self.live = self.in_training = 0
@@ -112,7 +112,7 @@ class Clock:
         if began is not None:
             self._in_time(*began, line["t"] - self.file.still_s, version)
 
-    def go_back(self, beginning: Beginning) -> int:
+    def go_back(self, beginning: TermStart) -> int:
         """A term begins: u = v = w = V, and nothing is in training. Returns how many updates are undone."""
         version, next_uid = beginning.version, beginning.next_uid
         n_undone = max(0, self.u - version)

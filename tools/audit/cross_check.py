@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tools.audit.actor_logs import Evidence, Score, attempt_of, key, sample_of, uid_of
-from tools.audit.journal_reader import File, Line
-from tools.audit.ledger import REFUNDED, Prompt, Prompts, Sample
+from tools.audit.actor_logs import Evidence, ScoreRecord, attempt_of, key, sample_of, uid_of
+from tools.audit.journal_reader import JournalFile, Line
+from tools.audit.ledger import REFUNDED, AcceptedSample, AuditedPrompt, Prompts
 from tools.audit.terms import ATTEMPTS
 
 KEPT_REFUSALS = 100_000
@@ -15,7 +15,7 @@ LAST_S = 5.0  # what was given within the last seconds of the head, or of a rewa
 class Agreement:
     """Leases, verdicts and trajectories of the head, each with its counterpart. `term` is that of the line."""
 
-    def __init__(self, file: File, evidence: Evidence) -> None:
+    def __init__(self, file: JournalFile, evidence: Evidence) -> None:
         self.file, self.evidence = file, evidence
         self.n_leases = 0  # that their generators' own lines tell of
         self.refused: Counter[str] = Counter()
@@ -47,7 +47,7 @@ class Agreement:
             text = f"a generator that does not hold v = {v} gets no work: {line['holder']} itself held {held[1]}{of}"
             self.file.add("I7", text, uid=line["uid"])
 
-    def score(self, line: Line, sample: Sample, *, term: int, u: int) -> None:
+    def score(self, line: Line, sample: AcceptedSample, *, term: int, u: int) -> None:
         ids = {"uid": line["uid"], "sample": line["sample"], "attempt": sample.attempt}
         if sample.newest > u:
             self.file.add("I6", f"a version makes tokens after its update: {sample.newest}, u is {u}", **ids)
@@ -68,7 +68,7 @@ class Agreement:
         if self._is_as_given(self.evidence.evaluated.get(known, ()), line["status"], line["reward"], ids):
             del self.evidence.evaluated[known]
 
-    def _of_this_history(self, known: int, sample: Sample, term: int, ids: Mapping[str, int]) -> None:
+    def _of_this_history(self, known: int, sample: AcceptedSample, term: int, ids: Mapping[str, int]) -> None:
         """What later versions of an older term made counts no more (I6)."""
         made_in = self.evidence.made_in(known)
         base = self.evidence.terms.base(after=made_in, to=term)
@@ -76,7 +76,7 @@ class Agreement:
             rule = f"of what term {made_in} made, versions up to {base} count in term {term}"
             self.file.add("I6", f"{rule}: it has tokens of version {sample.newest}", **ids)
 
-    def _as_made(self, known: int, line: Line, sample: Sample, ids: Mapping[str, int]) -> None:
+    def _as_made(self, known: int, line: Line, sample: AcceptedSample, ids: Mapping[str, int]) -> None:
         """What is scored is what its holder completed (I5)."""
         made = self.evidence.completions.get(known)
         if made is None:
@@ -91,7 +91,7 @@ class Agreement:
             rule = "n_tokens, finish, min_version and max_version are those of the completion"
             self.file.add("I5", f"{rule}: {made.told}, not {told}", **ids)
 
-    def _is_as_given(self, scores: Sequence[Score], status: str, reward: float, ids: Mapping[str, int]) -> bool:
+    def _is_as_given(self, scores: Sequence[ScoreRecord], status: str, reward: float, ids: Mapping[str, int]) -> bool:
         """The verdict is a reward's own (I10)."""
         if any(gave(score, status, reward) for score in scores):
             return True
@@ -104,7 +104,7 @@ class Agreement:
             self.file.add("I10", f"a verdict is given by a reward: none says that it gave {status} {reward}", **ids)
         return False
 
-    def sampled(self, line: Line, prompt: Prompt | None, *, n_admitted: int) -> None:
+    def sampled(self, line: Line, prompt: AuditedPrompt | None, *, n_admitted: int) -> None:
         """A generator's word that it has made a sample, maybe late: of a lease that was, and as it completed it."""
         uid, number, attempt = line["uid"], line["sample"], line["attempt"]
         made = self.evidence.completions.get(key(uid, number, attempt))
@@ -133,7 +133,7 @@ class Agreement:
             text = f"{rule}: {line['versions']}, its generator says {list(made.versions)}"
             self.file.add("I5", text, uid=uid, sample=number)
 
-    def forget(self, uid: int, samples: Mapping[int, Sample]) -> None:
+    def forget(self, uid: int, samples: Mapping[int, AcceptedSample]) -> None:
         """What came of these completions is known."""
         for number, sample in samples.items():
             self.evidence.completions.pop(key(uid, number, sample.attempt), None)
@@ -163,12 +163,12 @@ class Agreement:
         return known in self._refused_samples or len(self._refused_samples) >= KEPT_REFUSALS
 
 
-def gave(score: Score | None, status: str, reward: float) -> bool:
+def gave(score: ScoreRecord | None, status: str, reward: float) -> bool:
     """Whether the head's verdict is this one."""
     return score is not None and score.status == status and (status != "value" or score.reward == reward)
 
 
-def as_scored(file: File, line: Line, sample: Sample, *, has_reward: bool) -> None:
+def as_scored(file: JournalFile, line: Line, sample: AcceptedSample, *, has_reward: bool) -> None:
     """A trajectory of a batch is as its `scored` line said. `has_reward`: its verdict's own, or a declared one."""
     ids = {"uid": line["uid"], "sample": line["sample"]}
     if not has_reward:

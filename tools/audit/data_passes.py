@@ -1,6 +1,6 @@
 """Rows of the data by pass: each is drawn once, and again only after a refund that allows it (I4); knows no prompt."""
 
-from tools.audit.journal_reader import File
+from tools.audit.journal_reader import JournalFile
 
 FAR = 1 << 24  # a number beyond what a damaged journal may make us keep a byte for
 MOST_AGAIN = 3
@@ -13,7 +13,7 @@ Row = tuple[int, int]  # epoch, row
 class Passes:
     """A byte a row: 2 k + 1 when it was drawn again for the k-th time, 2 k when it may be."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: JournalFile) -> None:
         self.file = file
         self._rows: dict[int, bytearray] = {}  # by epoch
         self._n_waiting = 0  # rows to be drawn again

@@ -24,7 +24,7 @@ NAMES = {
 }
 
 
-class Verdict(StrEnum):
+class InvariantVerdict(StrEnum):
     HOLDS = "holds"
     BROKEN = "broken"
     NOT_SEEN = "not seen"  # the journal cannot show it
@@ -57,14 +57,14 @@ class Findings:
 class Judgement:
     """The verdict on one invariant, and what it rests on (or why there is none)."""
 
-    verdict: Verdict
+    verdict: InvariantVerdict
     why: str
     n_findings: int
     findings: list[Finding]
 
 
 @dataclass(slots=True)
-class Seen:
+class Coverage:
     """What the journal showed of each invariant, and what it could not show."""
 
     counts: dict[str, str] = field(default_factory=dict)  # invariant -> what was checked, for people
@@ -77,7 +77,9 @@ class Seen:
     def _judge(self, name: str, findings: Findings) -> Judgement:
         n, first = findings.n[name], findings.first.get(name, [])
         if n:
-            return Judgement(Verdict.BROKEN, f"{n} time{'s' * (n > 1)}", n, first)
+            return Judgement(InvariantVerdict.BROKEN, f"{n} time{'s' * (n > 1)}", n, first)
         if name in self.missing or name not in self.counts:
-            return Judgement(Verdict.NOT_SEEN, self.missing.get(name, "nothing in the journal shows it"), 0, [])
-        return Judgement(Verdict.HOLDS, self.counts[name], 0, [])
+            return Judgement(
+                InvariantVerdict.NOT_SEEN, self.missing.get(name, "nothing in the journal shows it"), 0, []
+            )
+        return Judgement(InvariantVerdict.HOLDS, self.counts[name], 0, [])

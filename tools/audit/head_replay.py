@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from tools.audit import terms
 from tools.audit.accounting import Ages, Evaluations, Tokens, Undone
 from tools.audit.actor_logs import Evidence, digest
-from tools.audit.batches import Batches
+from tools.audit.batches import BatchChecks
 from tools.audit.clock import Clock
 from tools.audit.cross_check import Agreement, as_scored
-from tools.audit.journal_reader import File, Handler, Line
-from tools.audit.ledger import Prompt, Prompts, Sample
+from tools.audit.journal_reader import Handler, JournalFile, Line
+from tools.audit.ledger import AcceptedSample, AuditedPrompt, Prompts
 from tools.audit.members import Members, held_by
 from tools.audit.pushes import Pushing
 from tools.audit.rollback import Rollback
-from tools.audit.run_settings import Setup
+from tools.audit.run_settings import RunSettings
 from tools.audit.terms import ATTEMPTS
 
 
 class Stalls:
     """`hear` every event of the head, `look` at the end of a life."""
 
-    def __init__(self, setup: Setup, file: File, clock: Clock, prompts: Prompts, members: Members) -> None:
+    def __init__(self, setup: RunSettings, file: JournalFile, clock: Clock, prompts: Prompts, members: Members) -> None:
         self.setup, self.file = setup, file
         self.clock, self.prompts, self.members = clock, prompts, members
         self._heard = 0.0  # when the last event was, by the time of a head that never stood still
@@ -59,14 +59,14 @@ def _is_learner_back(line: Line) -> bool:
     return line["event"] == "joined" and str(line["name"]).startswith("learner-")
 
 
-class Head:
+class HeadReplay:
     """All lives of the head, file after file. A later life is judged from its first `term` line on."""
 
-    def __init__(self, setup: Setup, file: File, evidence: Evidence) -> None:
+    def __init__(self, setup: RunSettings, file: JournalFile, evidence: Evidence) -> None:
         self.setup, self.file, self.evidence, self.terms = setup, file, evidence, evidence.terms
         self.clock = Clock(setup, file)
         self.prompts = Prompts(file, self.clock, self.terms)
-        self.batches = Batches(setup, file, self.prompts, self.terms)
+        self.batches = BatchChecks(setup, file, self.prompts, self.terms)
         self.members = Members(file)
         self.pushing = Pushing(file, self.members, evidence)
         self.evaluations = Evaluations(file)
@@ -129,7 +129,7 @@ class Head:
 
     # lives and terms
 
-    def enter(self, file: File) -> dict[str, Handler]:
+    def enter(self, file: JournalFile) -> dict[str, Handler]:
         """The next file, of a later life. Returns its handlers."""
         self.file = file
         ledger = (self.clock, self.prompts, self.prompts.passes, self.batches)
@@ -183,7 +183,7 @@ class Head:
             self._drop(prompt, samples, "lost_timeline")
         self.tokens.found += sum(sample.n_tokens for _, found in rollback.found for sample in found.values())
 
-    def _figures(self, beginning: terms.Beginning) -> Line | None:
+    def _figures(self, beginning: terms.TermStart) -> Line | None:
         """Of an update that no head has heard of: the learner that lives on has written them."""
         version, learner = beginning.version, self.members.root
         known = self.evidence.steps.get((learner, version))
@@ -196,7 +196,7 @@ class Head:
             self.evidence.outlived.append(((beginning.term, version), known["digest"], learner))
         return known
 
-    def _drop(self, prompt: Prompt, samples: Mapping[int, Sample], reason: str) -> None:
+    def _drop(self, prompt: AuditedPrompt, samples: Mapping[int, AcceptedSample], reason: str) -> None:
         self.tokens.drop(samples.values(), reason)
         self.agreement.forget(prompt.uid, samples)
 
@@ -277,12 +277,12 @@ class Head:
             as_scored(self.file, line, sample, has_reward=self.prompts.has_reward(sample))
         self.agreement.train(line, is_undone=is_undone)
 
-    def _leave_out(self, prompt: Prompt) -> None:
+    def _leave_out(self, prompt: AuditedPrompt) -> None:
         """Its group is trained without the samples that have no reward."""
         for number, sample in self.prompts.left_out(prompt).items():
             self._drop(prompt, {number: sample}, f"reward_{sample.status}")
 
-    def _verdict(self, prompt: Prompt, line: Line) -> Sample | None:
+    def _verdict(self, prompt: AuditedPrompt, line: Line) -> AcceptedSample | None:
         """That counts for a trajectory: perhaps one that a term has lost, and a later one found again."""
         number, attempt = line["sample"], line["attempt"]
         sample = prompt.scored.get(number)

@@ -22,7 +22,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 @dataclass(slots=True)
-class File:
+class JournalFile:
     """Where the reading of one file is: `where()` names the line for a finding."""
 
     path: Path

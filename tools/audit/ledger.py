@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from tools.audit.clock import Clock
 from tools.audit.data_passes import FAR, Passes, Row
-from tools.audit.journal_reader import File, Line
-from tools.audit.terms import Terms
+from tools.audit.journal_reader import JournalFile, Line
+from tools.audit.terms import TermLog
 
 ANY_TIME = frozenset({"sampling_error", "prompt_too_long", "poison", "lost_timeline"})
 
@@ -46,7 +46,7 @@ LEAST = 2  # samples with a reward in a group that is short by reward.partial_gr
 AGAIN = frozenset({"too_old", "lost_timeline"})  # refunds after which a row may be drawn again in the same pass
 
 
-class Sample(NamedTuple):
+class AcceptedSample(NamedTuple):
     """One accepted verdict."""
 
     status: str
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(slots=True)
-class Prompt:
+class AuditedPrompt:
     """An admitted prompt, until it is handed to the learner or refunded for good."""
 
     uid: int
@@ -73,8 +73,8 @@ class Prompt:
     may_return: bool = False  # leased since before the term: its holder may give it back
     is_ready: bool = False
     failed: str = ""  # status of a verdict without a reward, after which it must be refunded next
-    scored: dict[int, Sample] = field(default_factory=dict)
-    earlier: list[tuple[int, Sample]] = field(default_factory=list)  # verdicts that terms have lost
+    scored: dict[int, AcceptedSample] = field(default_factory=dict)
+    earlier: list[tuple[int, AcceptedSample]] = field(default_factory=list)  # verdicts that terms have lost
     left: int | None = None  # the clock's moment at which it was taken or refunded
     reason: str = ""  # of its refund
 
@@ -86,11 +86,11 @@ class Prompt:
 class Prompts:
     """Admit, lease, score, ready, take, refund. Each method gets the line and says what is wrong with it."""
 
-    def __init__(self, file: File, clock: Clock, terms: Terms) -> None:
+    def __init__(self, file: JournalFile, clock: Clock, terms: TermLog) -> None:
         self.file, self.clock, self.terms = file, clock, terms
         self.passes = Passes(file)
-        self.open: dict[int, Prompt] = {}
-        self.closed: dict[int, Prompt] = {}  # what a later term changes
+        self.open: dict[int, AuditedPrompt] = {}
+        self.closed: dict[int, AuditedPrompt] = {}  # what a later term changes
         self.state = bytearray()  # by uid
         self.left = (array("q"), array("q"))  # moments and uids, of all that left, in that order
         self.first_attempt = 0  # of the term
@@ -116,9 +116,9 @@ class Prompts:
         if self.is_at_the_end and not n_before:
             self.file.add("I3", f"after end_of_data no new row comes: row {row[1]} of pass {row[0]}", uid=uid)
         self.state.append(OPEN)
-        self.open[uid] = Prompt(uid, line["born"], row, n_before)
+        self.open[uid] = AuditedPrompt(uid, line["born"], row, n_before)
 
-    def lease(self, line: Line) -> Prompt | None:
+    def lease(self, line: Line) -> AuditedPrompt | None:
         """First of its prompt, or the next attempt after the one before was lost."""
         uid, attempt = line["uid"], line["attempt"]
         self.n_leases += 1
@@ -155,7 +155,7 @@ class Prompts:
 
     # verdicts
 
-    def score(self, line: Line) -> Sample | None:
+    def score(self, line: Line) -> AcceptedSample | None:
         """One verdict that the head accepted: for the open attempt, once a sample (I4, I6)."""
         uid, sample, attempt, status = line["uid"], line["sample"], line["attempt"], line["status"]
         ids = {"uid": uid, "sample": sample, "attempt": attempt}
@@ -171,7 +171,7 @@ class Prompts:
         if not 0 <= sample < prompt.n:
             self.file.add("I8", f"a group has samples 0..{prompt.n - 1}: {sample}", **ids)
         newest = line.get("max_version")
-        new = Sample(
+        new = AcceptedSample(
             status, line["reward"], line["n_tokens"], line["finish"], attempt, prompt.holder,
             -1 if newest is None else newest,
         )  # fmt: skip
@@ -187,7 +187,7 @@ class Prompts:
             self.file.add("I10", f"a verdict is value, timeout or error: {status!r}", **ids)
         return new
 
-    def _fail(self, prompt: Prompt, sample: Sample, ids: dict[str, int]) -> None:
+    def _fail(self, prompt: AuditedPrompt, sample: AcceptedSample, ids: dict[str, int]) -> None:
         """A timeout or an error: it has the declared reward, or is left out of its group, or ends that (I10)."""
         setup, status = self.clock.setup, sample.status
         declared = setup.declared(status)
@@ -198,11 +198,11 @@ class Prompts:
         elif not setup.partial_groups or prompt.n - len(self.left_out(prompt)) < LEAST:
             prompt.failed = status
 
-    def left_out(self, prompt: Prompt) -> dict[int, Sample]:
+    def left_out(self, prompt: AuditedPrompt) -> dict[int, AcceptedSample]:
         """The verdicts without a reward, their own or a declared one."""
         return {number: sample for number, sample in prompt.scored.items() if not self.has_reward(sample)}
 
-    def has_reward(self, sample: Sample) -> bool:
+    def has_reward(self, sample: AcceptedSample) -> bool:
         return sample.status == "value" or self.clock.setup.declared(sample.status) is not None
 
     def ready(self, line: Line) -> None:
@@ -225,7 +225,7 @@ class Prompts:
 
     # the ways out
 
-    def take(self, line: Line) -> Prompt | None:
+    def take(self, line: Line) -> AuditedPrompt | None:
         """The prompt of the first trajectory line of its group: from ready to training."""
         uid = line["uid"]
         if 0 <= uid < len(self.state) and self.state[uid] in (TRAINING, TRAINED):
@@ -251,7 +251,7 @@ class Prompts:
     def trained(self, uid: int) -> None:
         self.state[uid] = TRAINED
 
-    def refund(self, line: Line) -> Prompt | None:
+    def refund(self, line: Line) -> AuditedPrompt | None:
         prompt = self.of(line, "I3", "only a live prompt is refunded")
         if prompt is None:
             return None
@@ -300,7 +300,7 @@ class Prompts:
             heappop(self._by_age)
         return None
 
-    def of(self, line: Line, invariant: str, rule: str) -> Prompt | None:
+    def of(self, line: Line, invariant: str, rule: str) -> AuditedPrompt | None:
         """The open prompt of a line, or a finding."""
         uid = line["uid"]
         prompt = self.open.get(uid)
@@ -309,7 +309,7 @@ class Prompts:
             self.file.add(invariant, f"{rule}: prompt {uid} is {known}", uid=uid)
         return prompt
 
-    def _leave(self, prompt: Prompt) -> None:
+    def _leave(self, prompt: AuditedPrompt) -> None:
         self.n_ready -= prompt.is_ready
         self.n_queued -= prompt.is_queued
         del self.open[prompt.uid]

@@ -2,7 +2,7 @@
 
 import re
 
-from tools.audit.journal_reader import File, Line
+from tools.audit.journal_reader import JournalFile, Line
 
 GENERATOR = "generator-"
 _HOLDS = re.compile(r"holds version (\d+)")
@@ -11,7 +11,7 @@ _HOLDS = re.compile(r"holds version (\d+)")
 class Members:
     """State and version of each member by name."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: JournalFile) -> None:
         self.file = file
         self.state: dict[str, str] = {}
         self.version: dict[str, int] = {}  # of generators that completed a push since they were last taken for dead

@@ -7,12 +7,12 @@ have lines. What a member missed holds until it completes a later push, or until
 from dataclasses import dataclass, field
 
 from tools.audit.actor_logs import Evidence
-from tools.audit.journal_reader import File, Line
+from tools.audit.journal_reader import JournalFile, Line
 from tools.audit.members import GENERATOR, Members
 
 
 @dataclass(slots=True)
-class Push:
+class LastPush:
     """The last one of this term and life."""
 
     id: int
@@ -31,18 +31,18 @@ class Push:
 class Pushing:
     """Lines about pushes, in the head's order, with the members as they are after each."""
 
-    def __init__(self, file: File, members: Members, evidence: Evidence) -> None:
+    def __init__(self, file: JournalFile, members: Members, evidence: Evidence) -> None:
         self.file, self.members, self.evidence = file, members, evidence
         self.begin()
 
     def begin(self) -> None:
         """A term, or a life of the head: no push is in flight, and nothing was missed."""
-        self._push: Push | None = None
+        self._push: LastPush | None = None
         self._missed: set[str] = set()
 
     def push(self, line: Line) -> None:
         self._end("push", line["push"])
-        self._push = Push(line["push"], line["version"], line["n_members"], line["catch_up"])
+        self._push = LastPush(line["push"], line["version"], line["n_members"], line["catch_up"])
 
     def hold(self, name: str, version: int) -> None:
         """A generator completed its part."""

@@ -3,14 +3,17 @@
 from typing import Any
 
 from tools import terminal
-from tools.audit.findings import NAMES, Judgement, Verdict
+from tools.audit.findings import NAMES, InvariantVerdict, Judgement
 
 SHOWN_LAGS = 10
 
 
 def verdicts(judged: dict[str, Judgement]) -> list[str]:
     """A row an invariant; below one that is broken, where it first shows."""
-    words = {verdict: str(verdict).upper() if verdict is Verdict.BROKEN else str(verdict) for verdict in Verdict}
+    words = {
+        verdict: str(verdict).upper() if verdict is InvariantVerdict.BROKEN else str(verdict)
+        for verdict in InvariantVerdict
+    }
     rows = terminal.columns([(name, NAMES[name], words[j.verdict], j.why) for name, j in judged.items()])
     out = []
     for row, judgement in zip(rows, judged.values(), strict=True):

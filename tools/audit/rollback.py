@@ -5,16 +5,16 @@ Whatever left between update V and batch V may be on either side of the line; th
 
 from collections.abc import Mapping
 
-from tools.audit.ledger import OPEN, REFUNDED, TRAINED, TRAINING, WORDS, Prompt, Prompts, Sample
-from tools.audit.terms import Beginning
+from tools.audit.ledger import OPEN, REFUNDED, TRAINED, TRAINING, WORDS, AcceptedSample, AuditedPrompt, Prompts
+from tools.audit.terms import TermStart
 
-Lost = tuple[Prompt, Mapping[int, Sample]]  # a prompt, and those of its verdicts that count no more
+Lost = tuple[AuditedPrompt, Mapping[int, AcceptedSample]]  # a prompt, and those of its verdicts that count no more
 
 
 class Rollback:
     """`run` once. `is_same_head`: the head has lived on, and with it the leases that nothing was lost of."""
 
-    def __init__(self, prompts: Prompts, beginning: Beginning, *, is_same_head: bool) -> None:
+    def __init__(self, prompts: Prompts, beginning: TermStart, *, is_same_head: bool) -> None:
         self.prompts, self.beginning, self.is_same_head = prompts, beginning, is_same_head
         self.file = prompts.file
         self.moment = 2 * beginning.version  # of the clock, between update V and batch V
@@ -112,7 +112,7 @@ class Rollback:
         else:
             self.file.add("I4", f"what a batch < {version} trained stays trained: it is open again", uid=uid)
 
-    def _revive(self, prompt: Prompt, kept: frozenset[int], *, is_live: bool) -> None:
+    def _revive(self, prompt: AuditedPrompt, kept: frozenset[int], *, is_live: bool) -> None:
         """Live again, or still; leased as before when its head and all of its verdicts are."""
         self._check(prompt, kept)
         gone = {number: sample for number, sample in prompt.scored.items() if number not in kept}
@@ -129,7 +129,9 @@ class Rollback:
         prompt.failed, prompt.left = "", None
         self.prompts.passes.put_back(prompt.row, n_before=prompt.n_before, is_drawn=True)
 
-    def _find_again(self, prompt: Prompt, number: int, *, instead_of: Sample | None) -> Sample | None:
+    def _find_again(
+        self, prompt: AuditedPrompt, number: int, *, instead_of: AcceptedSample | None
+    ) -> AcceptedSample | None:
         """The last verdict that a term has lost, and the frontier of this one may have."""
         version = self.beginning.version
         lost = (sample for other, sample in reversed(prompt.earlier) if other == number and sample.newest <= version)
@@ -142,7 +144,7 @@ class Rollback:
         prompt.scored[number] = again
         return again
 
-    def _check(self, prompt: Prompt, kept: frozenset[int]) -> None:
+    def _check(self, prompt: AuditedPrompt, kept: frozenset[int]) -> None:
         """Verdicts that are kept were received, with a value, for tokens of versions that still count."""
         version, prompts = self.beginning.version, self.prompts
         for number in sorted(kept):

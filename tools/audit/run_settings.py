@@ -8,7 +8,7 @@ POLICIES = ("mask", "hold", "drop", "paper")
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class RunSettings:
     """B, eta and the rest; None where the config does not say."""
 
     batch_size: int | None  # B
@@ -39,7 +39,7 @@ class Setup:
         return max(deadlines) + 10.0 if deadlines else None
 
 
-def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> Setup:
+def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunSettings:
     """From the resolved config.json, as plain JSON; {} when there is none. `earlier`: those of lives before it."""
 
     def number(section: str, key: str) -> Any:
@@ -47,7 +47,7 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> Setu
         return value if isinstance(value, (int, float)) else None
 
     policy = config.get("rollout", {}).get("staleness_policy")
-    return Setup(
+    return RunSettings(
         batch_size=number("data", "batch_size"),
         eta=number("rollout", "max_head_offpolicyness"),
         policy=policy if policy in POLICIES else None,

@@ -14,7 +14,7 @@ ATTEMPTS = 1000  # leases of term t have the attempts t * ATTEMPTS and up
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class TermStart:
     """One `term` line of the head: from here on everything is as it was when update `version` was finished."""
 
     term: int
@@ -25,7 +25,7 @@ class Beginning:
     lives_on: bool = False  # with a learner that has outlived its head: from here on all is as batch V - 1 left it
 
 
-def read(line: Line) -> Beginning:
+def read(line: Line) -> TermStart:
     """Raises ValueError (KeyError, TypeError) when the line is damaged."""
     numbers = [line[name] for name in ("term", "version", "next_uid", "position")]
     uids, kept = line["open"], line["kept"]
@@ -33,20 +33,20 @@ def read(line: Line) -> Beginning:
     if len(open_) != len(uids) or not all(type(n) is int and n >= 0 for n in [*numbers, *open_]):
         raise ValueError("numbers count from 0, and each prompt is open once")
     term, version, next_uid, position = numbers
-    return Beginning(term, version, next_uid, position, open_, line.get("lives_on", False) is True)
+    return TermStart(term, version, next_uid, position, open_, line.get("lives_on", False) is True)
 
 
-class Terms:
+class TermLog:
     """All terms of a run, in the order of the head's lives; `begin` moves on to the next."""
 
-    def __init__(self, all_: Sequence[Beginning] = ()) -> None:
+    def __init__(self, all_: Sequence[TermStart] = ()) -> None:
         self.all = tuple(all_)
         self.n_begun = 0
         self._least_version = _least([b.version for b in self.all])
         self._least_uid = _least([b.next_uid for b in self.all])
         self._open_later = Counter(uid for b in self.all for uid in b.open)
 
-    def begin(self, beginning: Beginning) -> None:
+    def begin(self, beginning: TermStart) -> None:
         self.n_begun += 1
         self._open_later.subtract(dict.fromkeys(beginning.open, 1))
 
@@ -67,7 +67,7 @@ class Terms:
         return next((b.term for b in reversed(self.all[:before]) if b.version < version or not version), None)
 
 
-def scan(paths: Sequence[Path]) -> Terms:
+def scan(paths: Sequence[Path]) -> TermLog:
     """The terms that these files of the head tell of; damaged lines are passed over."""
     found = []
     for path in paths:
@@ -76,7 +76,7 @@ def scan(paths: Sequence[Path]) -> Terms:
                 found.append(read(line))
             except (ValueError, KeyError, TypeError):
                 continue
-    return Terms(found)
+    return TermLog(found)
 
 
 def _least(values: Sequence[int]) -> list[float]:

@@ -15,7 +15,7 @@ from tools import run, terminal
 from tools.simulate.calibration import Measured, config_of, measure
 from tools.simulate.outcome import Outcome, settled
 from tools.simulate.schedule import Schedule
-from tools.simulate.sweep import BALANCE, Pace, Split, as_measured, assumed, schedules, splits
+from tools.simulate.sweep import BALANCE, RingSpeed, Split, as_measured, assumed, schedules, splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ TITLES = ("learn + generate", "eta", "tokens/s", "of bound", "learner waits", "g
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SweepCell:
     """One cell of the sweep."""
 
     split: Split
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pace = as_measured(seen) if seen is not None else by_options(config, args)
     each = [split_of(seen)] if seen is not None and not args.gpus else splits(config, args.gpus)
     cells = schedules(config, pace, each, etas(args.etas))
-    rows = [Row(*cell, settled(cell[-1], n_steps=args.steps, seed=args.seed)) for cell in cells]
+    rows = [SweepCell(*cell, settled(cell[-1], n_steps=args.steps, seed=args.seed)) for cell in cells]
     itself = beside(where, seen, args) if where is not None and seen is not None else None
     if args.json:
         print(json.dumps(as_json(pace, rows, itself)))
@@ -154,7 +154,7 @@ def planned(args: argparse.Namespace, where: run.Run | None) -> Config:
     return config_of(where)
 
 
-def by_options(config: Config, args: argparse.Namespace) -> Pace:
+def by_options(config: Config, args: argparse.Namespace) -> RingSpeed:
     return assumed(
         config,
         train=args.train_tokens_per_s,
@@ -171,7 +171,7 @@ def beside(where: run.Run, seen: Measured, args: argparse.Namespace) -> Known:
     return known(config, seen, seen, eta=config.rollout.max_head_offpolicyness, n_steps=args.steps, seed=args.seed)
 
 
-def heading(config: Config, pace: Pace, where: run.Run | None) -> list[str]:
+def heading(config: Config, pace: RingSpeed, where: run.Run | None) -> list[str]:
     """What the numbers rest on."""
     speeds, n_slots, most = pace.speeds, slots(config), config.gconfig.max_new_tokens
     mean = pace.lengths.mean(most)
@@ -200,7 +200,7 @@ def which(each: Sequence[Split], args: argparse.Namespace) -> str:
     return f"split      {', '.join(map(str, each))}: {whose}{unused} (--gpus N: all splits of N devices)"
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[SweepCell]) -> list[str]:
     cells = [TITLES]
     for row in rows:
         o = row.outcome
@@ -212,7 +212,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     return terminal.columns(cells, right=frozenset(range(1, 10)))
 
 
-def smallest(rows: Sequence[Row], split: Split) -> Row:
+def smallest(rows: Sequence[SweepCell], split: Split) -> SweepCell:
     """Of this split, the smallest eta that comes near its best, in tokens that train."""
     of_split = sorted((row for row in rows if row.split == split), key=lambda row: row.eta)
     best = max(row.outcome.trained_per_s for row in of_split)
@@ -229,7 +229,7 @@ def sentences(itself: Known | None) -> list[str]:
     ]
 
 
-def as_json(pace: Pace, rows: Sequence[Row], itself: Known | None) -> dict[str, object]:
+def as_json(pace: RingSpeed, rows: Sequence[SweepCell], itself: Known | None) -> dict[str, object]:
     return {
         "speeds": {key: finite(value) for key, value in asdict(pace.speeds).items()},
         "train_tokens_per_s": pace.train_tokens_per_s,

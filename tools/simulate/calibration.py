@@ -14,10 +14,10 @@ from statistics import fmean, median
 from areal_bus.config.capacity import slots
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from areal_bus.workload import Speeds
+from areal_bus.workload import SpeedLaw
 from tools import run
 from tools.run import Line, Run
-from tools.simulate.schedule import Seen
+from tools.simulate.schedule import ObservedLengths
 
 SETTLE = 3  # updates before the first that counts, and eta more
 FEWEST = 5  # updates that count
@@ -27,8 +27,8 @@ FEWEST = 5  # updates that count
 class Measured:
     """What was seen."""
 
-    lengths: Seen
-    speeds: Speeds  # of a generator
+    lengths: ObservedLengths
+    speeds: SpeedLaw  # of a generator
     train_tokens_per_s: float  # of all learner ranks together
     step_s: float
     push_s: float
@@ -63,7 +63,7 @@ def measure(where: Run, config: Config) -> Measured:
     step_s, token_s = line_through([(n, s, 1.0) for n, s in steps])
     n_tokens = {line["version"]: line["n_tokens"] for line in updates}
     return Measured(
-        lengths=Seen(sorted(x["n_tokens"] for lines in each for x in lines if is_whole(x))),
+        lengths=ObservedLengths(sorted(x["n_tokens"] for lines in each for x in lines if is_whole(x))),
         speeds=speeds(each, slots(config), stall_s),
         train_tokens_per_s=1 / max(token_s, 1e-12),
         step_s=step_s,
@@ -140,10 +140,10 @@ def name(line: Line) -> tuple[str, int, int, int]:
     return line.get("evaluation") or "", line["uid"], line["sample"], line["attempt"]
 
 
-def speeds(each: Sequence[Sequence[Line]], n_slots: int, stall_s: float) -> Speeds:
+def speeds(each: Sequence[Sequence[Line]], n_slots: int, stall_s: float) -> SpeedLaw:
     """The line through the samples' seconds a token, by how many were live beside them."""
     fixed_s, live_s = line_through([point for lines in each for point in paces(lines, n_slots)])
-    return Speeds(
+    return SpeedLaw(
         decode_tokens_per_s=1 / max(live_s, 1e-12),
         half_slots=fixed_s / max(live_s, 1e-12),
         prefill_tokens_per_s=math.inf,  # in the seconds a token

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tools.simulate.ring import Play
+from tools.simulate.ring import RingModel
 from tools.simulate.schedule import Schedule
 
 
@@ -29,7 +29,7 @@ def play(schedule: Schedule, *, n_steps: int, n_settle: int, seed: int = 0) -> O
     """Of the updates after the first `n_settle`. Raises ValueError unless there are any."""
     if not 0 <= n_settle < n_steps:
         raise ValueError(f"updates are left to measure: {n_settle} of {n_steps} settle")
-    ring = Play(schedule, seed=seed)
+    ring = RingModel(schedule, seed=seed)
     ring.run(n_settle)
     began, idle_s, live_s, dropped = ring.now, *waiting(ring), ring.count.dropped
     ring.run(n_steps)
@@ -56,7 +56,7 @@ def settled(schedule: Schedule, *, n_steps: int, seed: int = 0) -> Outcome:
     return play(schedule, n_steps=n_settle + n_steps, n_settle=n_settle, seed=seed)
 
 
-def waiting(ring: Play) -> tuple[float, float]:
+def waiting(ring: RingModel) -> tuple[float, float]:
     """(seconds without a sample, samples times seconds) of all generators so far."""
     for generator in ring.generators:
         generator.advance(ring.now)

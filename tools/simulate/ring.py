@@ -23,7 +23,7 @@ NEAR = 1e-6  # tokens that do not count
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PlannedSample:
     """One completion."""
 
     uid: int
@@ -31,14 +31,14 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class CompletedSample:
     """One that is complete."""
 
-    sample: Sample
+    sample: PlannedSample
     spans: list[list[int]]  # [[version, n_tokens], ...]
 
 
-class Generator:
+class PlannedGenerator:
     """Told the time by `advance`, which comes before whatever happens at it."""
 
     def __init__(self, schedule: Schedule, index: int) -> None:
@@ -49,8 +49,10 @@ class Generator:
         self.live_s = self.idle_s = 0.0  # samples times seconds; seconds without one
         self.n_tokens = 0  # of complete samples
         self._schedule = schedule
-        self._live: list[tuple[float, int, float, Sample]] = []  # heap of (progress at its end, n, at its begin, which)
-        self._waiting: deque[Sample] = deque()
+        self._live: list[
+            tuple[float, int, float, PlannedSample]
+        ] = []  # heap of (progress at its end, n, at its begin, which)
+        self._waiting: deque[PlannedSample] = deque()
         self._prompts: Counter[int] = Counter()  # uid -> live samples
         self._marks: list[tuple[float, int]] = [(0.0, 0)]  # (progress, version from there on)
         self._progress = self._since = self._stands_until = 0.0
@@ -86,11 +88,11 @@ class Generator:
         left = max(0.0, self._live[0][0] - self._progress)
         return max(self._since, self._stands_until) + left * self._token_s()
 
-    def lease(self, samples: list[Sample]) -> None:
+    def lease(self, samples: list[PlannedSample]) -> None:
         self._waiting.extend(samples)
         self._begin()
 
-    def collect(self) -> list[Sampled]:
+    def collect(self) -> list[CompletedSample]:
         """What has ended; the slots go to those that wait."""
         ended = []
         while self._live and self._live[0][0] <= self._progress + NEAR:
@@ -99,7 +101,7 @@ class Generator:
             if not self._prompts[sample.uid]:
                 del self._prompts[sample.uid]
             self.n_tokens += sample.length
-            ended.append(Sampled(sample, self._spans(begin, sample.length)))
+            ended.append(CompletedSample(sample, self._spans(begin, sample.length)))
         self._begin()
         return ended
 
@@ -155,13 +157,13 @@ SHARED = 0.5  # of its speed, when two share a device
 
 
 @dataclass(slots=True)
-class Group:
+class PlannedGroup:
     """A prompt's samples."""
 
     uid: int
     born: int
     missing: int
-    done: list[Sampled] = field(default_factory=list)
+    done: list[CompletedSample] = field(default_factory=list)
 
     @property
     def n_tokens(self) -> int:
@@ -169,7 +171,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PlannedBatch:
     """What one update consumed."""
 
     began: float
@@ -181,7 +183,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Count:
+class TokenCount:
     """Tokens by where they are; dropped ones were sampled and refunded."""
 
     trained: int = 0
@@ -189,27 +191,27 @@ class Count:
     dropped: int = 0
 
 
-class Play:
+class RingModel:
     """One ring, from its first prompt on."""
 
     def __init__(self, schedule: Schedule, *, seed: int = 0) -> None:
         self.schedule = schedule
         self.gate = Gate(batch_size=schedule.batch_size, eta=schedule.eta, policy=schedule.policy)
-        self.generators = [Generator(schedule, index) for index in range(schedule.n_generators)]
+        self.generators = [PlannedGenerator(schedule, index) for index in range(schedule.n_generators)]
         self.now = 0.0
-        self.batches: list[Batch] = []
-        self.count = Count()
+        self.batches: list[PlannedBatch] = []
+        self.count = TokenCount()
         self._random = random.Random(seed)
         self._lengths: list[int] = []  # by uid and sample, whoever draws them first
-        self._groups: dict[int, Group] = {}  # leased
-        self._ready: list[tuple[int, int, Group]] = []  # heap by (born, uid)
+        self._groups: dict[int, PlannedGroup] = {}  # leased
+        self._ready: list[tuple[int, int, PlannedGroup]] = []  # heap by (born, uid)
         self._ready_born: Counter[int] = Counter()
         self._uids = itertools.count()
         self._events: list[tuple[float, int, str, int]] = []  # (when, n, what, which)
         self._n = itertools.count()
         self._due: dict[int, int] = {}  # generator -> number of the event that is its next end
         self._pushing: int | None = None
-        self._training: tuple[float, list[Group]] | None = None
+        self._training: tuple[float, list[PlannedGroup]] | None = None
         self._left_s, self._trained_till, self._trained_by = 0.0, 0.0, -1  # the learner's work, and its event
 
     def run(self, n_steps: int) -> None:
@@ -217,7 +219,7 @@ class Play:
         self._settle(set(self.generators))
         while self.gate.u < n_steps:
             self.now, number, what, which = heapq.heappop(self._events)
-            touched: set[Generator] = set()
+            touched: set[PlannedGenerator] = set()
             if what == "sampled":
                 if self._due.get(which) != number:
                     continue
@@ -239,7 +241,7 @@ class Play:
 
     # what happens
 
-    def _collect(self, generator: Generator) -> None:
+    def _collect(self, generator: PlannedGenerator) -> None:
         for sampled in generator.collect():
             group = self._groups[sampled.sample.uid]
             group.done.append(sampled)
@@ -279,9 +281,9 @@ class Play:
         self.count.trained += n_trained
         self.count.masked += n_masked
         lags = sum(n * lag for n, lag in of_trained), max((lag for _, lag in of_trained), default=0)
-        self.batches.append(Batch(began, self.now, n_trained + n_masked, n_masked, *lags))
+        self.batches.append(PlannedBatch(began, self.now, n_trained + n_masked, n_masked, *lags))
 
-    def _arrived(self) -> set[Generator]:
+    def _arrived(self) -> set[PlannedGenerator]:
         """The weights of a push are with the generators."""
         assert self._pushing is not None
         for generator in self.generators:
@@ -297,7 +299,7 @@ class Play:
 
     # what follows from it
 
-    def _settle(self, touched: set[Generator]) -> None:
+    def _settle(self, touched: set[PlannedGenerator]) -> None:
         """Whatever may happen now does."""
         self._refund()
         self._take()
@@ -332,9 +334,9 @@ class Play:
         self._trained_till = self.now
         self._trained_by = self._at(self.now + self._left_s, "trained", 0)
 
-    def _admit(self) -> set[Generator]:
+    def _admit(self) -> set[PlannedGenerator]:
         """Groups for the least loaded, as long as the gate is open; at eta = 0 shares, when all is still."""
-        schedule, gate, touched = self.schedule, self.gate, set[Generator]()
+        schedule, gate, touched = self.schedule, self.gate, set[PlannedGenerator]()
         if not gate.free:
             return touched
         if schedule.eta == 0:
@@ -361,11 +363,11 @@ class Play:
         version = self.generators[index].version
         return version >= self.gate.v and self.gate.may_admit(version)
 
-    def _lease(self, generator: Generator) -> Generator:
+    def _lease(self, generator: PlannedGenerator) -> PlannedGenerator:
         self.gate.admit(generator.version)
         uid, n = next(self._uids), self.schedule.n_samples
-        self._groups[uid] = Group(uid, generator.version, n)
-        self._touch(generator).lease([Sample(uid, self._length(uid * n + sample)) for sample in range(n)])
+        self._groups[uid] = PlannedGroup(uid, generator.version, n)
+        self._touch(generator).lease([PlannedSample(uid, self._length(uid * n + sample)) for sample in range(n)])
         return generator
 
     def _length(self, index: int) -> int:
@@ -376,7 +378,7 @@ class Play:
 
     # time
 
-    def _share(self) -> set[Generator]:
+    def _share(self) -> set[PlannedGenerator]:
         """The generator and the learner have the device in turns while both work."""
         (generator,) = self.generators
         both = generator.is_busy and self._training is not None
@@ -391,11 +393,11 @@ class Play:
             self._trained_by = self._at(self.now + max(0.0, self._left_s) / generator.speed, "trained", 0)
         return {generator}
 
-    def _touch(self, generator: Generator) -> Generator:
+    def _touch(self, generator: PlannedGenerator) -> PlannedGenerator:
         generator.advance(self.now)
         return generator
 
-    def _plan(self, generator: Generator) -> None:
+    def _plan(self, generator: PlannedGenerator) -> None:
         """When its next sample ends."""
         end = generator.next_end()
         if end is None:

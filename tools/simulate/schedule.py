@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.workload import Speeds
+from areal_bus.workload import SpeedLaw
 
 
 class Law(Protocol):
@@ -19,7 +19,7 @@ class Law(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedLengths:
     """Lengths that were seen, each as likely as the others."""
 
     lengths: Sequence[int]  # ascending
@@ -45,7 +45,7 @@ class Schedule:
     lengths: Law
     most_tokens: int  # that cut an answer
     prompt_tokens: int
-    speeds: Speeds  # of a generator
+    speeds: SpeedLaw  # of a generator
     train_tokens_per_s: float  # sampled tokens of a batch, over all learner ranks
     step_s: float  # of a training step, whatever its size
     push_s: float  # from the end of an update until all its weights are there, beside decoding

@@ -7,7 +7,7 @@ from areal_bus.config.capacity import groups_waiting, slots
 from areal_bus.config.sections import Config
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
-from areal_bus.workload import Lengths, Speeds
+from areal_bus.workload import LengthLaw, SpeedLaw
 from tools.simulate.calibration import Measured
 from tools.simulate.schedule import Law, Schedule
 
@@ -28,11 +28,11 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RingSpeed:
     """What the settings do not say of a ring's speed."""
 
     lengths: Law
-    speeds: Speeds
+    speeds: SpeedLaw
     train_tokens_per_s: float  # of one learner rank
     step_s: float
     push_s: float
@@ -42,17 +42,17 @@ class Pace:
 
 def assumed(
     config: Config, *, train: float | None, step_s: float, push_s: float, reward_s: float, prompt_tokens: int
-) -> Pace:
+) -> RingSpeed:
     """By [engine.simulated] and what the command line says."""
     told = config.engine.simulated
-    speeds = Speeds(told.decode_tokens_per_s, told.half_slots, told.prefill_tokens_per_s, told.update_s)
+    speeds = SpeedLaw(told.decode_tokens_per_s, told.half_slots, told.prefill_tokens_per_s, told.update_s)
     full = speeds.tokens_per_s(slots(config)) / config.topology.tensor_parallel
-    lengths = Lengths(told.median_tokens, told.sigma)
-    return Pace(lengths, speeds, train or BALANCE * full, step_s, push_s, reward_s, prompt_tokens)
+    lengths = LengthLaw(told.median_tokens, told.sigma)
+    return RingSpeed(lengths, speeds, train or BALANCE * full, step_s, push_s, reward_s, prompt_tokens)
 
 
-def as_measured(seen: Measured) -> Pace:
-    return Pace(
+def as_measured(seen: Measured) -> RingSpeed:
+    return RingSpeed(
         lengths=seen.lengths,
         speeds=seen.speeds,
         train_tokens_per_s=seen.train_tokens_per_s / seen.n_learners,
@@ -92,7 +92,7 @@ def named(config: Config) -> Split:
 
 
 def schedules(
-    config: Config, pace: Pace, each: Sequence[Split], etas: Sequence[int]
+    config: Config, pace: RingSpeed, each: Sequence[Split], etas: Sequence[int]
 ) -> Iterator[tuple[Split, int, Schedule]]:
     for split in each:
         for eta in etas:

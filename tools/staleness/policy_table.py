@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from areal_bus.core.events import Event
 from areal_bus.core.staleness import StalenessPolicy, runs_under
 from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Lengths, Scenario, Tail
+from tools.staleness.simulator.scenario import Scenario, ScenarioLengths, Tail
 
 ETAS = (0, 1, 2, 4, 8, 16)
 TAILS = {
-    "log-normal 0.5": Lengths(Tail.LOG_NORMAL, 53.0, 0.5, 2400),
-    "log-normal 1": Lengths(Tail.LOG_NORMAL, 36.5, 1.0, 2400),
-    "Pareto 1.5": Lengths(Tail.PARETO, 22.5, 1.5, 2400),
+    "log-normal 0.5": ScenarioLengths(Tail.LOG_NORMAL, 53.0, 0.5, 2400),
+    "log-normal 1": ScenarioLengths(Tail.LOG_NORMAL, 36.5, 1.0, 2400),
+    "Pareto 1.5": ScenarioLengths(Tail.PARETO, 22.5, 1.5, 2400),
 }
 HEADER = ("policy", "eta", "age", "max", "lag", "max", "speed", "masked", "wasted", "long")
 
@@ -78,7 +78,7 @@ def markdown(cells: list[str] | tuple[str, ...], widths: list[int]) -> str:
     return "| " + " | ".join(text.rjust(width) for text, width in zip(cells, widths, strict=True)) + " |"
 
 
-def longest_tenth(lengths: Lengths) -> tuple[int, float]:
+def longest_tenth(lengths: ScenarioLengths) -> tuple[int, float]:
     """The length that a tenth of all samples reach, and the share of all tokens that is theirs."""
     rng = random.Random(1)
     drawn = sorted(lengths.draw(rng) for _ in range(100_000))
@@ -86,7 +86,9 @@ def longest_tenth(lengths: Lengths) -> tuple[int, float]:
     return threshold, sum(n for n in drawn if n >= threshold) / sum(drawn)
 
 
-def world(policy: StalenessPolicy, eta: int, lengths: Lengths, interrupts: bool, n_steps: int, seed: int) -> Scenario:
+def world(
+    policy: StalenessPolicy, eta: int, lengths: ScenarioLengths, interrupts: bool, n_steps: int, seed: int
+) -> Scenario:
     return Scenario(
         seed=seed,
         policy=policy,
@@ -109,7 +111,13 @@ def world(policy: StalenessPolicy, eta: int, lengths: Lengths, interrupts: bool,
 
 
 def cell(
-    policy: StalenessPolicy, eta: int, lengths: Lengths, interrupts: bool, n_steps: int, n_seeds: int, threshold: int
+    policy: StalenessPolicy,
+    eta: int,
+    lengths: ScenarioLengths,
+    interrupts: bool,
+    n_steps: int,
+    n_seeds: int,
+    threshold: int,
 ) -> Cell:
     """Runs of one cell; the first tenth of each is left out."""
     found = Cell()

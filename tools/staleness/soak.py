@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
-from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import draw
 from tools.staleness.simulator.story import outcomes
 
@@ -23,7 +23,7 @@ SHOWN = 20  # violations printed
 
 
 @dataclass(slots=True)
-class Tally:
+class SoakTally:
     """What came of some schedules."""
 
     schedules: int = 0
@@ -52,7 +52,7 @@ class Tally:
     def line(self) -> str:
         return json.dumps({one.name: getattr(self, one.name) for one in fields(self)})
 
-    def count(self, ring: Ring, outcome: Outcome) -> None:
+    def count(self, ring: Ring, outcome: ScheduleOutcome) -> None:
         """One schedule more."""
         scenario = ring.scenario
         self.schedules += 1
@@ -79,11 +79,11 @@ def run(*, n: int, first: int, n_jobs: int, as_json: bool) -> int:
     return 1 if tally.violations else 0
 
 
-def one_process(n: int, first: int) -> Tally:
+def one_process(n: int, first: int) -> SoakTally:
     """Runs here; a line of figures after every chunk."""
-    whole = Tally()
+    whole = SoakTally()
     for start in range(first, first + n, CHUNK):
-        tally = Tally()
+        tally = SoakTally()
         began = time.process_time()
         seeds = range(start, min(start + CHUNK, first + n))
         for ring, outcome in outcomes(draw(seed, policy_of(seed)) for seed in seeds):
@@ -98,7 +98,7 @@ def policy_of(seed: int) -> StalenessPolicy:
     return list(StalenessPolicy)[seed % len(StalenessPolicy)]
 
 
-def many_processes(n: int, first: int, jobs: int) -> Tally:
+def many_processes(n: int, first: int, jobs: int) -> SoakTally:
     """A process a share of the seeds; their lines are read as they come."""
     bounds = [first + n * i // jobs for i in range(jobs + 1)]
     line = [sys.executable, "-m", "tools.staleness", "soak", "--json"]
@@ -106,7 +106,7 @@ def many_processes(n: int, first: int, jobs: int) -> Tally:
         subprocess.Popen([*line, "--first", str(a), "--schedules", str(b - a)], stdout=subprocess.PIPE, text=True)
         for a, b in itertools.pairwise(bounds)
     ]
-    tally = Tally()
+    tally = SoakTally()
     try:
         for text in as_they_come(workers):
             known = len(tally.violations)
@@ -142,7 +142,7 @@ def as_they_come(workers: list["subprocess.Popen[str]"]) -> Iterator[str]:
             yield text
 
 
-def report(tally: Tally, seconds: float) -> list[str]:
+def report(tally: SoakTally, seconds: float) -> list[str]:
     """For people: the last lines."""
     shares = ", ".join(f"{policy} {n}" for policy, n in sorted(tally.by_policy.items()))
     return [

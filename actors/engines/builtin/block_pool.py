@@ -13,7 +13,7 @@ FEWEST = 8  # blocks that there is room for, at least
 LOOKS = 256  # calls of `settle` between two looks whether there is less to be had: what ends together comes again
 
 
-class Pool:
+class BlockPool:
     """Preallocated, (2, C, K, P, D) a layer, keys first; the first of C are in use, but for holes until `settle`."""
 
     def __init__(self, n_key: int) -> None:

@@ -15,8 +15,8 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from actors.engines.builtin.dense_cache import DecodeView, Slots
-from actors.engines.builtin.fused_llama import ROUGH, TOLERANCE, Fused
+from actors.engines.builtin.dense_cache import DecodeView, DenseCache
+from actors.engines.builtin.fused_llama import ROUGH, TOLERANCE, FusedLlama
 
 REACH = 256  # positions: attention reads so many, or a multiple
 SEEN = 4  # a step of a width and reach is recorded when it comes so often
@@ -78,10 +78,10 @@ class CudaRecorder:
         torch.cuda.synchronize()
 
 
-class Graphs:
+class CudaGraphs:
     """Decodes by recordings where there is one, else by the plain forward, and records what comes often."""
 
-    def __init__(self, forward: Fused, slots: Slots, *, dtype: torch.dtype, recorder: Recorder) -> None:
+    def __init__(self, forward: FusedLlama, slots: DenseCache, *, dtype: torch.dtype, recorder: Recorder) -> None:
         self._forward, self._slots, self._dtype, self._record = forward, slots, dtype, recorder
         self._widths = [w for w in WIDTHS if w < slots.n_slots] + [slots.n_slots]
         self._ids: dict[int, Tensor] = {}  # by width: (n, 1)

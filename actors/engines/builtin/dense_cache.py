@@ -16,7 +16,7 @@ STEP = 64  # capacity grows and shrinks by multiples of this many positions
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CachePiece:
     """Tokens begin .. end of a packed sequence are positions start .. of these rows."""
 
     rows: list[int]
@@ -25,7 +25,7 @@ class Piece:
     start: int
 
 
-class Slots:
+class DenseCache:
     """Preallocated keys and values, (S, H, C, D) a layer; C follows the longest live sequence."""
 
     def __init__(self, n_slots: int) -> None:
@@ -60,7 +60,7 @@ class Slots:
         if row != last and length:
             self.copy(last, row, length)
 
-    def filling(self, pieces: Sequence[Piece]) -> "FillView":
+    def filling(self, pieces: Sequence[CachePiece]) -> "FillView":
         """Where the pieces of one packed forward go."""
         return FillView(self, pieces)
 
@@ -94,7 +94,7 @@ def _round(length: int) -> int:
 class FillView(Cache):
     """Writes the pieces of one packed forward into their rows; attention sees the packed sequence itself."""
 
-    def __init__(self, slots: Slots, pieces: Sequence[Piece]) -> None:
+    def __init__(self, slots: DenseCache, pieces: Sequence[CachePiece]) -> None:
         super().__init__(layers=[])
         self._slots, self._pieces = slots, pieces
 
@@ -112,7 +112,7 @@ class FillView(Cache):
 class DecodeView(Cache):
     """Writes one token of rows 0 .. n-1 at its position; attention sees the rows up to the longest."""
 
-    def __init__(self, slots: Slots, position_n: Tensor, longest: int) -> None:
+    def __init__(self, slots: DenseCache, position_n: Tensor, longest: int) -> None:
         super().__init__(layers=[])
         self._slots, self._position_n, self._longest = slots, position_n, longest
         self._row_n = torch.arange(len(position_n), device=position_n.device)

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from actors.cpu.decode_step import Draws
 from actors.engines.builtin import limits
-from actors.engines.builtin.cuda_graphs import CudaRecorder, Graphs, Recorder
-from actors.engines.builtin.dense_cache import Slots
+from actors.engines.builtin.cuda_graphs import CudaGraphs, CudaRecorder, Recorder
+from actors.engines.builtin.dense_cache import DenseCache
 from actors.engines.builtin.fused_llama import TOLERANCE, disagreement, fused
-from actors.engines.builtin.paged_cache import Blocks
-from actors.engines.builtin.prefill import Pack, plan
+from actors.engines.builtin.paged_cache import PagedCache
+from actors.engines.builtin.prefill import PrefillPack, plan
 from actors.engines.builtin.sampler import sample
-from actors.engines.builtin.sequence import Row, live
+from actors.engines.builtin.sequence import Sequence, live
 from actors.engines.protocol import Completion, Done, Request
 from actors.models.attention import choose
 from actors.models.matmul import stepped
@@ -65,11 +65,11 @@ class BuiltinEngine:
         self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)
         self._stop_ids, self._on_update = stop_ids, on_update
         self._n_slots = n_slots
-        self._slots: Slots | Blocks = Slots(n_slots)
-        self._graphs: Graphs | None = None  # recorded decode steps
+        self._slots: DenseCache | PagedCache = DenseCache(n_slots)
+        self._graphs: CudaGraphs | None = None  # recorded decode steps
         self._recorder = recorder
         self._where = 0  # stands for the memory that the weights are in
-        self._rows: list[Row] = []
+        self._rows: list[Sequence] = []
         self._waiting: deque[Request] = deque()
         self._keys: set[Key] = set()  # of both
         self._version = version
@@ -212,10 +212,10 @@ class BuiltinEngine:
             logger.warning("the model's own forward is used, which is slower: the fused one's {}", why)
             self._fused = None
         elif self._recorder is None and self._device.type == "cpu" and self._dtype in TOLERANCE:
-            self._slots = Blocks(*self._fused.heads, by_kernel=self._fused.by_kernel)
-        elif isinstance(self._slots, Slots) and (self._recorder or self._device.type == "cuda"):
+            self._slots = PagedCache(*self._fused.heads, by_kernel=self._fused.by_kernel)
+        elif isinstance(self._slots, DenseCache) and (self._recorder or self._device.type == "cuda"):
             recorder = self._recorder or CudaRecorder()
-            self._graphs = Graphs(self._fused, self._slots, dtype=self._dtype, recorder=recorder)
+            self._graphs = CudaGraphs(self._fused, self._slots, dtype=self._dtype, recorder=recorder)
 
     def _place(self) -> int:
         """Where the weights are, as one number."""
@@ -282,7 +282,7 @@ class BuiltinEngine:
             n < 2
             or len(self._rows) > self._n_decoded
             or self._fused is None
-            or not (self._fused.by_kernel and isinstance(self._slots, Blocks))
+            or not (self._fused.by_kernel and isinstance(self._slots, PagedCache))
         ):
             return 1
         is_cut = any(row.request.top_p < 1 for row in self._rows)
@@ -290,7 +290,7 @@ class BuiltinEngine:
 
     def _decode_on(self, n_steps: int) -> tuple[list[list[int]], list[list[float]]]:
         """The next tokens of every row and their log-probs: so many, or fewer when a row ends."""
-        if self._fused is None or not isinstance(self._slots, Blocks):
+        if self._fused is None or not isinstance(self._slots, PagedCache):
             raise RuntimeError("several steps on end are for the fused forward, in blocks")
         rows = self._rows
         lengths = [row.length for row in rows]
@@ -317,7 +317,7 @@ class BuiltinEngine:
         ids_n1 = torch.tensor([[row.last] for row in rows], device=self._device)
         return self._forward(ids_n1, position_n1, mask, view, 1)[:, 0]
 
-    def _fill(self, pack: Pack) -> Tensor:
+    def _fill(self, pack: PrefillPack) -> Tensor:
         where = None
         if self._fused is not None and self._fused.packs_by_kernel:
             pack = pack.filled(stepped(len(pack.ids), self._device))

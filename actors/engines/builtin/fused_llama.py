@@ -21,22 +21,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actors.cpu.build import applies
-from actors.cpu.decode_step import Draws, LayerWeights, ModelWeights, Panels, Plain, Step
+from actors.cpu.decode_step import DecodeStep, Draws, LayerWeights, ModelWeights, PackedWeights, PlainWeights
 from actors.cpu.layer_kernels import LayerKernels
 from actors.cpu.paged_attention import WIDEST
-from actors.engines.builtin.dense_cache import Piece
-from actors.engines.builtin.paged_cache import Blocks, DecodeBlocks, KernelBlocks
+from actors.engines.builtin.dense_cache import CachePiece
+from actors.engines.builtin.paged_cache import DecodeBlocks, KernelBlocks, PagedCache
 from actors.models.attention import attention
 from actors.models.matmul import MOST_PACKED, Weight
 from actors.models.packed_row import Sequences
 
 
-class Joined:
+class MergedLinear:
     """Linear layers with one input as one product."""
 
     def __init__(self, parts: Sequence[nn.Linear], *, packs: bool) -> None:
         self._parts, self._packs = parts, packs
-        self._panels: Panels | None = None
+        self._panels: PackedWeights | None = None
         self.bind()
 
     def bind(self) -> None:
@@ -53,17 +53,17 @@ class Joined:
         """The product added to what there is."""
         return self._weight.added(x, to)
 
-    def panels(self) -> Panels:
+    def panels(self) -> PackedWeights:
         """As it is now, for C; in the memory that was taken for it at first."""
         if self._panels is None:
-            self._panels = Panels(self._weight_FE, self._bias_F)
+            self._panels = PackedWeights(self._weight_FE, self._bias_F)
         else:
             self._panels.fill(self._weight_FE, self._bias_F)
         return self._panels
 
-    def plain(self) -> Plain:
+    def plain(self) -> PlainWeights:
         """As it lies now, for C."""
-        return Plain(self._weight_FE, self._bias_F)
+        return PlainWeights(self._weight_FE, self._bias_F)
 
 
 def together(parameters: Sequence[Tensor]) -> Tensor:
@@ -94,25 +94,25 @@ PROBE = 12  # tokens of the comparison
 MANY = 32  # rows of a decode step: from some 48 on oneDNN's products, which round otherwise, are as fast as those of C
 
 
-class View(Protocol):
+class CacheView(Protocol):
     """Where keys and values go, and which of them attention sees."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ForwardCall:
     """What all layers of one forward share."""
 
     shape: tuple[int, int]  # B, T
     cos: Tensor  # (B, T, 1, D)
     sin: Tensor  # the same; for torch negative in the first half of D
     mask: Tensor | None  # added to the scores; None: plain causal
-    view: View | DecodeBlocks | KernelBlocks
+    view: CacheView | DecodeBlocks | KernelBlocks
     where: Sequences | None  # of a packed forward by kernels; there is no mask then
 
 
-class Layer:
+class FusedLayer:
     """Attention and feed-forward of one layer."""
 
     def __init__(
@@ -124,10 +124,10 @@ class Layer:
         self._scale = attention.scaling
         self._first, self._second = layer.input_layernorm, layer.post_attention_layernorm
         self._of_heads = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
-        self._qkv = Joined([attention.q_proj, attention.k_proj, attention.v_proj], packs=packs)
-        self._out = Joined([attention.o_proj], packs=packs)
-        self._gate_up = Joined([mlp.gate_proj, mlp.up_proj], packs=packs)
-        self._down = Joined([mlp.down_proj], packs=packs)
+        self._qkv = MergedLinear([attention.q_proj, attention.k_proj, attention.v_proj], packs=packs)
+        self._out = MergedLinear([attention.o_proj], packs=packs)
+        self._gate_up = MergedLinear([mlp.gate_proj, mlp.up_proj], packs=packs)
+        self._down = MergedLinear([mlp.down_proj], packs=packs)
 
     def bind(self) -> None:
         for joined in (self._qkv, self._out, self._gate_up, self._down):
@@ -144,12 +144,12 @@ class Layer:
         products = (of_step(joined, copied) for joined in (self._qkv, self._out, self._gate_up, self._down))
         return LayerWeights(self._first.weight.data, self._second.weight.data, query, key, *products)
 
-    def __call__(self, h_NE: Tensor, call: Call) -> Tensor:
+    def __call__(self, h_NE: Tensor, call: ForwardCall) -> Tensor:
         norm, gated = self._operations.norm, self._operations.gated
         h_NE = self._out.added(self._attend(norm(self._first, h_NE), call), h_NE)
         return self._down.added(gated(self._gate_up(norm(self._second, h_NE))), h_NE)
 
-    def _attend(self, x_NE: Tensor, call: Call) -> Tensor:
+    def _attend(self, x_NE: Tensor, call: ForwardCall) -> Tensor:
         n_query, n_both = self._n_query, self._n_query + self._n_key
         qkv_BTHD = self._qkv(x_NE).view(*call.shape, n_both + self._n_key, self._width)
         qk_BTHD = qkv_BTHD[:, :, :n_both]
@@ -169,7 +169,7 @@ class Layer:
         seen_BHTD = attention(qk_BHTD[:, :n_query], k_BHLD, v_BHLD, call.mask, self._scale)
         return seen_BHTD.transpose(1, 2).reshape(len(x_NE), -1)
 
-    def _packed(self, qkv_1THD: Tensor, call: Call, view: View, where: Sequences) -> Tensor:
+    def _packed(self, qkv_1THD: Tensor, call: ForwardCall, view: CacheView, where: Sequences) -> Tensor:
         """A packed forward's attention by kernels."""
         n_query, n_both, kernels = self._n_query, self._n_query + self._n_key, self._operations.kernels
         qkv_TA = qkv_1THD.view(qkv_1THD.shape[1], -1)
@@ -216,7 +216,7 @@ class Operations:
         return gated(both_N2F) if self._kernels is None else self._kernels.gate(both_N2F)
 
 
-class Fused:
+class FusedLlama:
     """The forward of a whole model. `bind` is called after its weights were swapped."""
 
     def __init__(self, model: Any, *, by_kernel: bool = True) -> None:
@@ -228,9 +228,9 @@ class Fused:
         self._is_small = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
         self._has_steps = self.packs_by_kernel and len(set(epsilons(model))) == 1
         packs = self._is_small and not self._has_steps  # weights are kept twice, not three times
-        self._head = Joined([model.lm_head], packs=packs)
+        self._head = MergedLinear([model.lm_head], packs=packs)
         self._layers = [
-            Layer(layer, i, n_query, n_key, self._width, self._operations, packs=packs)
+            FusedLayer(layer, i, n_query, n_key, self._width, self._operations, packs=packs)
             for i, layer in enumerate(inner.layers)
         ]
         self._cos_LD = self._sin_LD = torch.empty(0, 0)
@@ -264,12 +264,12 @@ class Fused:
         self._head.bind()
         self._step = self._made_step()
 
-    def _made_step(self) -> Step | None:
+    def _made_step(self) -> DecodeStep | None:
         """Decode steps by C with the weights of now; None where no kernel applies."""
         if not self._has_steps:
             return None
         n_query, n_key = self.heads
-        return Step(
+        return DecodeStep(
             ModelWeights(
                 embedding_VE=self._embedding.weight.data.contiguous(),
                 norm_E=self._norm.weight.data,
@@ -287,7 +287,7 @@ class Fused:
         self,
         ids: Sequence[int],
         positions: Sequence[int],
-        view: View | DecodeBlocks | KernelBlocks,
+        view: CacheView | DecodeBlocks | KernelBlocks,
         mask: Tensor | None = None,
     ) -> Tensor:
         """(n, V) logits of one more token of each row, at these positions."""
@@ -307,14 +307,14 @@ class Fused:
     def decoded_on(
         self, ids: Sequence[int], view: KernelBlocks, draws: Draws
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Each row's next tokens and log-probs, one step after the other until one ends a row (`Step.on`)."""
+        """Each row's next tokens and log-probs, one step after the other until one ends a row (`DecodeStep.on`)."""
         step = self._step_for(len(ids))
         if step is None:
             raise ValueError(f"steps of {len(ids)} rows are one at a time here")
         self.reserve(view.n_positions)
         return view.decoded_on(step, ids, self._cos_LD, self._sin_LD, draws)
 
-    def _step_for(self, n: int) -> Step | None:
+    def _step_for(self, n: int) -> DecodeStep | None:
         """Of so many rows."""
         return self._step if self._is_small or n <= MANY else None
 
@@ -324,7 +324,7 @@ class Fused:
         position_BT: Tensor,
         length: int,
         mask: Tensor | None,
-        view: View | DecodeBlocks | KernelBlocks,
+        view: CacheView | DecodeBlocks | KernelBlocks,
         keep: Tensor | None = None,
         where: Sequences | None = None,
     ) -> Tensor:
@@ -337,7 +337,7 @@ class Fused:
         if where is None and not isinstance(view, KernelBlocks):
             sin_BTD[..., : self._width // 2].neg_()
         shape = (ids_BT.shape[0], ids_BT.shape[1])
-        call = Call(shape, cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view, where)
+        call = ForwardCall(shape, cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view, where)
         h_NE = self._embedding(ids_BT.reshape(-1))
         for layer in self._layers:
             h_NE = layer(h_NE, call)
@@ -353,7 +353,7 @@ class Fused:
         return len(self._cos_LD)
 
 
-def of_step(joined: Joined, copied: bool) -> Panels | Plain:
+def of_step(joined: MergedLinear, copied: bool) -> PackedWeights | PlainWeights:
     """A weight as a step reads it."""
     return joined.panels() if copied else joined.plain()
 
@@ -363,27 +363,27 @@ def epsilons(model: Any) -> list[float]:
     return [module.variance_epsilon for module in model.modules() if hasattr(module, "variance_epsilon")]
 
 
-class Own:
+class NoCache:
     """Attention sees what the forward itself computes."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
 
-def fused(model: Any, *, by_kernel: bool = True) -> Fused | None:
+def fused(model: Any, *, by_kernel: bool = True) -> FusedLlama | None:
     """The faster forward of a model, if it is of the family; with C kernels where these apply, unless told not to."""
     if type(model).__name__ not in FAMILY or model.config.hidden_act not in ("silu", "swish"):
         return None
-    return Fused(model, by_kernel=by_kernel)
+    return FusedLlama(model, by_kernel=by_kernel)
 
 
 @torch.inference_mode()
-def disagreement(model: Any, forward: Fused) -> str | None:
+def disagreement(model: Any, forward: FusedLlama) -> str | None:
     """How the two forwards differ with the model's weights as they are; None when they do not."""
     vocabulary, device = model.config.vocab_size, model.lm_head.weight.device
     ids_1T = (torch.arange(PROBE, device=device) * 7919 % vocabulary)[None]
     plain_TV = model(input_ids=ids_1T, use_cache=False).logits[0]
-    fast_TV = _whole(forward, ids_1T, Own())
+    fast_TV = _whole(forward, ids_1T, NoCache())
     if forward.by_kernel:
         fast_TV[-1] = _decoded(forward, ids_1T)
     if forward.has_two_ways:
@@ -396,18 +396,18 @@ def disagreement(model: Any, forward: Fused) -> str | None:
     return None if gap <= bound else f"logits differ by {gap:.2e}, more than {bound:.1e}"  # NaN differs, too
 
 
-def _whole(forward: Fused, ids_1T: Tensor, view: View) -> Tensor:
+def _whole(forward: FusedLlama, ids_1T: Tensor, view: CacheView) -> Tensor:
     """(T, V) of one packed forward."""
     n = ids_1T.shape[1]
     where = Sequences.of([n], None, None) if forward.packs_by_kernel else None
     return forward(ids_1T, torch.arange(n, device=ids_1T.device)[None], n, None, view, where=where)
 
 
-def _decoded(forward: Fused, ids_1T: Tensor, *, by_call: bool = True) -> Tensor:
+def _decoded(forward: FusedLlama, ids_1T: Tensor, *, by_call: bool = True) -> Tensor:
     """(V) of the last token alone, the others' keys and values in blocks; by one call, if it may be."""
-    blocks, n = Blocks(*forward.heads, by_kernel=True), ids_1T.shape[1] - 1
+    blocks, n = PagedCache(*forward.heads, by_kernel=True), ids_1T.shape[1] - 1
     blocks.reserve([n + 1], 0)
-    _whole(forward, ids_1T[:, :n], blocks.filling([Piece([0], 0, n, 0)]))
+    _whole(forward, ids_1T[:, :n], blocks.filling([CachePiece([0], 0, n, 0)]))
     view, mask = blocks.decoding([n], torch.float32, ids_1T.device)
     if by_call:
         return forward.decoded([int(ids_1T[0, n])], [n], view, mask)[0]

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actors.cpu.decode_step import Draws, Step
+from actors.cpu.decode_step import DecodeStep, Draws
 from actors.cpu.paged_attention import Decode, P, Tables
-from actors.engines.builtin.block_pool import Pool
-from actors.engines.builtin.dense_cache import Piece
-from actors.engines.builtin.torch_block_index import Order, ordered
+from actors.engines.builtin.block_pool import BlockPool
+from actors.engines.builtin.dense_cache import CachePiece
+from actors.engines.builtin.torch_block_index import BlockIndex, ordered
 
 Cells = tuple[int, int, int, int]  # block, first position in it, how many, the token of the first
 
 
-class Blocks:
+class PagedCache:
     """Rows are those of the engine. What a row has in common with others comes first, then its own blocks.
 
     `by_kernel`: attention of one token a row is the C kernel's, which needs no order of blocks.
@@ -32,8 +32,8 @@ class Blocks:
 
     def __init__(self, n_query: int, n_key: int, *, by_kernel: bool = False) -> None:
         self._n_query, self._n_key, self._by_kernel = n_query, n_key, by_kernel
-        self.own, self.common = Pool(n_key), Pool(n_key)
-        self._order: Order | Tables | None = None  # until something changes
+        self.own, self.common = BlockPool(n_key), BlockPool(n_key)
+        self._order: BlockIndex | Tables | None = None  # until something changes
 
     @property
     def capacity(self) -> int:
@@ -76,7 +76,7 @@ class Blocks:
         self.common.drop(row, last)
         self._order = None
 
-    def filling(self, pieces: Sequence[Piece]) -> "FillBlocks":
+    def filling(self, pieces: Sequence[CachePiece]) -> "FillBlocks":
         """Where the pieces of one packed forward go."""
         for piece in pieces:
             n = piece.end - piece.begin
@@ -132,8 +132,8 @@ class Blocks:
             self.common.layer(index, layer)[:, block] = layer[:, mine]
         self._order = None
 
-    def _ordered(self, n: int) -> Order:
-        if not isinstance(self._order, Order) or self._order.n_rows != n:
+    def _ordered(self, n: int) -> BlockIndex:
+        if not isinstance(self._order, BlockIndex) or self._order.n_rows != n:
             self._order = ordered(n, self.own, self.common, n_query=self._n_query, n_key=self._n_key)
         return self._order
 
@@ -141,7 +141,7 @@ class Blocks:
 class FillBlocks:
     """Writes the pieces of one packed forward into their rows; attention sees the packed sequence itself."""
 
-    def __init__(self, blocks: Blocks, pieces: Sequence[Piece]) -> None:
+    def __init__(self, blocks: PagedCache, pieces: Sequence[CachePiece]) -> None:
         cells: tuple[list[Cells], list[Cells]] = ([], [])  # of own blocks, of those in common
         written = set[tuple[int, int]]()
         for piece in pieces:
@@ -186,7 +186,7 @@ def _tables(layer: Tensor, n: int) -> tuple[Tensor, Tensor]:
 class KernelBlocks:
     """Writes a token, or some, of rows 0 .. n-1 and attends to all that they have, in one pass."""
 
-    def __init__(self, blocks: Blocks, decode: Decode) -> None:
+    def __init__(self, blocks: PagedCache, decode: Decode) -> None:
         self._blocks, self._decode = blocks, decode
 
     @property
@@ -198,17 +198,17 @@ class KernelBlocks:
         """(n, H D): attention of this layer; of each token all heads are given, not yet turned."""
         return self._decode.attended(qkv_nSD, cos_nD, sin_nD, *self._pools(index, qkv_nSD), scale)
 
-    def decoded(self, step: Step, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor) -> Tensor:
+    def decoded(self, step: DecodeStep, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor) -> Tensor:
         """(n, V) logits after these tokens, by one call for all layers."""
         return step(ids, self._decode, cos_LD, sin_LD, self._all_pools(step, cos_LD))
 
     def decoded_on(
-        self, step: Step, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor, draws: Draws
+        self, step: DecodeStep, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor, draws: Draws
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Each row's next tokens and log-probs, by one call for all steps."""
         return step.on(ids, self._decode, cos_LD, sin_LD, self._all_pools(step, cos_LD), draws)
 
-    def _all_pools(self, step: Step, like: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    def _all_pools(self, step: DecodeStep, like: Tensor) -> list[tuple[Tensor, Tensor | None]]:
         return [self._pools(index, like) for index in range(len(step))]
 
     def _pools(self, index: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -220,7 +220,7 @@ class KernelBlocks:
 class DecodeBlocks:
     """Writes one token of rows 0 .. n-1 and attends to all that they have."""
 
-    def __init__(self, blocks: Blocks, positions: Sequence[int], dtype: torch.dtype, order: Order) -> None:
+    def __init__(self, blocks: PagedCache, positions: Sequence[int], dtype: torch.dtype, order: BlockIndex) -> None:
         self._blocks, self._order = blocks, order
         self._block_n1, self._position_n1 = torch.tensor(blocks.nexts(positions)).tensor_split(2, dim=1)
         self._cells = torch.empty(0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from actors.engines.builtin.dense_cache import Piece
+from actors.engines.builtin.dense_cache import CachePiece
 from actors.models.packed_row import Sequences
 
 
@@ -31,22 +31,22 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True)
-class Pack:
+class PrefillPack:
     """One packed forward of T tokens; `last` are the tokens whose logits are wanted, one for each of `rows`."""
 
     ids: list[int]
     positions: list[int]
-    pieces: list[Piece]
+    pieces: list[CachePiece]
     rows: list[int]
     last: list[int]
     parents: list[tuple[int, int, int, int]]  # prompt begin, prompt end, tail begin, tail end: tail sees prompt
 
-    def filled(self, n_tokens: int) -> "Pack":
+    def filled(self, n_tokens: int) -> "PrefillPack":
         """As many tokens: zeros behind these, a sequence of no row."""
         n = len(self.ids)
         if n == n_tokens:
             return self
-        zeros, piece = [0] * (n_tokens - n), Piece([], n, n_tokens, 0)
+        zeros, piece = [0] * (n_tokens - n), CachePiece([], n, n_tokens, 0)
         return replace(self, ids=[*self.ids, *zeros], positions=[*self.positions, *zeros], pieces=[*self.pieces, piece])
 
     def sequences(self) -> Sequences:
@@ -75,7 +75,7 @@ class Pack:
         return mask_TT[None, None].to(device)
 
 
-def plan(sequences: Iterable[tuple[int, tuple[int, ...], Sequence[int]]], budget: int) -> list[Pack]:
+def plan(sequences: Iterable[tuple[int, tuple[int, ...], Sequence[int]]], budget: int) -> list[PrefillPack]:
     """Packs of at most `budget` tokens (or of one sequence that is longer) for (row, prompt, tail) each."""
     groups: dict[tuple[int, ...], list[Branch]] = {}
     for row, prompt, tail in sequences:
@@ -97,21 +97,21 @@ def plan(sequences: Iterable[tuple[int, tuple[int, ...], Sequence[int]]], budget
     return [pack(trees) for trees in packs if trees]
 
 
-def pack(trees: Sequence[Tree]) -> Pack:
+def pack(trees: Sequence[Tree]) -> PrefillPack:
     """The trees behind one another."""
-    made = Pack([], [], [], [], [], [])
+    made = PrefillPack([], [], [], [], [], [])
     for tree in trees:
         begin = len(made.ids)
         end = begin + len(tree.prompt)
         made.ids.extend(tree.prompt)
         made.positions.extend(range(len(tree.prompt)))
-        made.pieces.append(Piece([branch.row for branch in tree.branches], begin, end, 0))
+        made.pieces.append(CachePiece([branch.row for branch in tree.branches], begin, end, 0))
         for branch in tree.branches:
             if branch.tail:
                 at = len(made.ids)
                 made.ids.extend(branch.tail)
                 made.positions.extend(range(len(tree.prompt), len(tree.prompt) + len(branch.tail)))
-                made.pieces.append(Piece([branch.row], at, len(made.ids), len(tree.prompt)))
+                made.pieces.append(CachePiece([branch.row], at, len(made.ids), len(tree.prompt)))
                 made.parents.append((begin, end, at, len(made.ids)))
             made.rows.append(branch.row)
             made.last.append(len(made.ids) - 1 if branch.tail else end - 1)

@@ -8,7 +8,7 @@ from areal_bus.messages import Finish
 
 
 @dataclass(slots=True)
-class Row:
+class Sequence:
     """One live request."""
 
     request: Request
@@ -45,9 +45,9 @@ class Row:
         return Completion(self.request.key, self.sampled, self.logps, self.spans, str(finish))
 
 
-def live(request: Request, *, version: int) -> Row:
+def live(request: Request, *, version: int) -> Sequence:
     """The request as it begins at this version; what is done of it is sampled, and not in the cache."""
-    row = Row(request, tuple(request.ids), Uniforms(request.seed), filled=version)
+    row = Sequence(request, tuple(request.ids), Uniforms(request.seed), filled=version)
     if (done := request.done) is not None:
         row.sampled, row.logps, row.spans = list(done.ids), list(done.logps), [list(x) for x in done.spans]
     return row

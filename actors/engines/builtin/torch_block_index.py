@@ -11,11 +11,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from actors.engines.builtin.block_pool import Pool
+from actors.engines.builtin.block_pool import BlockPool
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BlockIndex:
     """Of rows 0 .. n-1; blocks of rows behind these are computed, and not read."""
 
     n_rows: int
@@ -30,13 +30,13 @@ class Order:
     first: Tensor  # where the parts of a row's head, or of a row, begin among these
 
 
-def ordered(n: int, own: Pool, common: Pool, *, n_query: int, n_key: int) -> Order:
+def ordered(n: int, own: BlockPool, common: BlockPool, *, n_query: int, n_key: int) -> BlockIndex:
     """Where blocks are, as it is now."""
     tables = own.tables[:n]
     return _shared(tables, own, common, n_query, n_key) if common.users else _apart(tables, own, n_query)
 
 
-def _apart(tables: list[list[int]], own: Pool, heads: int) -> Order:
+def _apart(tables: list[list[int]], own: BlockPool, heads: int) -> BlockIndex:
     """Nothing is in common."""
     n_own, longest, head_H = len(own.users), max(map(len, tables)), torch.arange(heads)
     padded_nJ = torch.tensor([table + [0] * (longest - len(table)) for table in tables])  # block 0 is masked there
@@ -45,7 +45,7 @@ def _apart(tables: list[list[int]], own: Pool, heads: int) -> Order:
         for which, block in enumerate(table):
             rows[block], at[block] = row, which
     row_B = torch.tensor(rows)
-    return Order(
+    return BlockIndex(
         len(tables),
         longest,
         n_own,
@@ -59,7 +59,7 @@ def _apart(tables: list[list[int]], own: Pool, heads: int) -> Order:
     )
 
 
-def _shared(tables: list[list[int]], own: Pool, common: Pool, n_query: int, n_key: int) -> Order:
+def _shared(tables: list[list[int]], own: BlockPool, common: BlockPool, n_query: int, n_key: int) -> BlockIndex:
     n_own, n_common, most = len(own.users), len(common.users), max(map(len, common.users))
     n, near, group = len(tables), len(own.users) * n_query, n_query // n_key
     places = [{row: at for at, row in enumerate(users)} for users in common.users]
@@ -78,7 +78,7 @@ def _shared(tables: list[list[int]], own: Pool, common: Pool, n_query: int, n_ke
     head_U = share_U // longest
     far_U = head_U[near:]
     n_blocks_nH = n_blocks_n11.flatten().repeat_interleave(n_query)
-    return Order(
+    return BlockIndex(
         n,
         longest,
         n_own,

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.servers.engine import ServerEngine
-from actors.engines.servers.http_client import Link, Refused
-from actors.engines.servers.model_spec import Shape, shape_of
-from actors.engines.servers.protocol import LOOPBACK, Kind, Met, number
+from actors.engines.servers.http_client import HttpClient, ServerRejected
+from actors.engines.servers.model_spec import ModelSpec, shape_of
+from actors.engines.servers.protocol import LOOPBACK, ServerContext, ServerSpec, number
 from actors.engines.servers.server_process import ServerProcess, free_port, installed, interpreter
 from actors.engines.servers.sglang import SGLANG
 from actors.engines.servers.vllm import VLLM_SERVER
@@ -40,16 +40,18 @@ def open_engine(context: Context, config: Config, tokenizer: Any) -> ServerEngin
         raise ConfigError(f"rollout.engine = {config.rollout.engine!r}: {error}") from error
 
 
-def _open(context: Context, config: Config, shape: Shape, architecture: str, stops: frozenset[int]) -> ServerEngine:
+def _open(context: Context, config: Config, shape: ModelSpec, architecture: str, stops: frozenset[int]) -> ServerEngine:
     kind = KINDS[config.rollout.engine]
     process, url = _process(kind, context, config, shape)
-    link = Link(url)
+    link = HttpClient(url)
     address, interface = LOOPBACK if process is not None else (context.address, context.interface)
     name = f"{context.name}-{uuid.uuid4().hex[:12]}"
     try:
         wait_ready(link, kind.ready, process, timeout_s=config.engine.start_timeout_s)
         is_known = context.incarnation > 0
-        server = kind.meet(Met(link, process, config, shape, architecture, stops, name, address, interface, is_known))
+        server = kind.meet(
+            ServerContext(link, process, config, shape, architecture, stops, name, address, interface, is_known)
+        )
     except BaseException:
         link.close()
         if process is not None:
@@ -67,7 +69,7 @@ def _open(context: Context, config: Config, shape: Shape, architecture: str, sto
     )
 
 
-def _process(kind: Kind, context: Context, config: Config, shape: Shape) -> tuple[ServerProcess | None, str]:
+def _process(kind: ServerSpec, context: Context, config: Config, shape: ModelSpec) -> tuple[ServerProcess | None, str]:
     """The server, when it is ours, and its address."""
     urls = config.engine.urls
     if urls and context.index >= len(urls):
@@ -87,13 +89,13 @@ def _process(kind: Kind, context: Context, config: Config, shape: Shape) -> tupl
     return ServerProcess(command, log, kind.environment(context)), f"http://127.0.0.1:{port}"
 
 
-def wait_ready(link: Link, path: str, process: ServerProcess | None, *, timeout_s: float) -> None:
+def wait_ready(link: HttpClient, path: str, process: ServerProcess | None, *, timeout_s: float) -> None:
     """Until it answers. Raises EngineLost when it ends or does not within that time; one that runs answers at once."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             link.call("GET", path, timeout_s=10.0)
-        except Refused as error:
+        except ServerRejected as error:
             if error.status == 404:  # an older one, which the probe looks at
                 return
             why = str(error)

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from actors.engines.protocol import Completion, Done, Request
-from actors.engines.servers.http_client import Ended, Link, Said
-from actors.engines.servers.model_spec import Shape
-from actors.engines.servers.protocol import News, Server
-from actors.engines.servers.request import Sample, begun, versions
+from actors.engines.servers.http_client import HttpClient, StreamEnded, StreamEvent
+from actors.engines.servers.model_spec import ModelSpec
+from actors.engines.servers.protocol import PieceUpdate, Server
+from actors.engines.servers.request import ServerRequest, begun, versions
 from areal_bus.errors import EngineError, EngineLost
 from areal_bus.messages import Finish
 
@@ -33,8 +33,8 @@ class ServerEngine:
     def __init__(
         self,
         server: Server,
-        link: Link,
-        shape: Shape,
+        link: HttpClient,
+        shape: ModelSpec,
         *,
         name: str,
         on_update: Literal["recompute", "keep", "drain"],
@@ -46,8 +46,8 @@ class ServerEngine:
         self._server, self._link, self._shape, self._name = server, link, shape, name
         self._on_update, self._silent_s, self._call_timeout_s = on_update, silent_s, call_timeout_s
         self._stop_ids = frozenset(stop_ids)
-        self._samples: dict[Key, Sample] = {}  # live, in the order in which they came
-        self._by_rid: dict[str, Sample] = {}  # those at the server
+        self._samples: dict[Key, ServerRequest] = {}  # live, in the order in which they came
+        self._by_rid: dict[str, ServerRequest] = {}  # those at the server
         self._ended: list[Completion] = []  # not yet returned
         self._held: tuple[int, int] | None = None  # (term, version) of the weights at the server
         self._labels: dict[str, int] = {}  # of all weights that it was sent
@@ -183,7 +183,7 @@ class ServerEngine:
             if sample.rid is None:
                 self._send(sample)
 
-    def _send(self, sample: Sample) -> None:
+    def _send(self, sample: ServerRequest) -> None:
         """Unless it is to wait."""
         if self._held is None or self._rests or (self._holds and not sample.request.key[4]):
             return
@@ -205,12 +205,12 @@ class ServerEngine:
             if sample is None:  # aborted
                 continue
             self._heard = time.monotonic()
-            if isinstance(said, Said):
+            if isinstance(said, StreamEvent):
                 self._on(sample, self._server.read(said.event, len(sample.new_ids)))
             else:
                 self._broke(sample, said)
 
-    def _on(self, sample: Sample, news: News) -> None:
+    def _on(self, sample: ServerRequest, news: PieceUpdate) -> None:
         self._shape.check_sampled(news.ids, news.logps)
         sample.hear(news)
         self._n_tokens += len(news.ids)
@@ -232,7 +232,7 @@ class ServerEngine:
         elif not self._ends:  # the budget is that of the request, and not the server's
             self._send_again(sample, ended)
 
-    def _broke(self, sample: Sample, ended: Ended) -> None:
+    def _broke(self, sample: ServerRequest, ended: StreamEnded) -> None:
         """A stream ended before its piece did."""
         if ended.status in (0, 200):
             self._hear_why()
@@ -247,19 +247,19 @@ class ServerEngine:
             self._server.check()
             time.sleep(WAIT_S)
 
-    def _settle(self, sample: Sample, spans: list[list[int]]) -> None:
+    def _settle(self, sample: ServerRequest, spans: list[list[int]]) -> None:
         del self._by_rid[str(sample.rid)]
         if sample.new_ids:
             sample.n_sent_again = 0
         sample.settle(spans)
 
-    def _send_again(self, sample: Sample, why: str) -> None:
+    def _send_again(self, sample: ServerRequest, why: str) -> None:
         """It waits anew, with what it has; not for ever."""
         sample.n_sent_again += 1
         if sample.n_sent_again > SENT_AGAIN:
             raise EngineLost(f"the server at {self._link.url} has ended a sample {SENT_AGAIN + 1} times: {why}")
 
-    def _finish(self, sample: Sample, finish: str) -> None:
+    def _finish(self, sample: ServerRequest, finish: str) -> None:
         del self._samples[sample.request.key]
         self._ended.append(sample.completion(str(finish)))
 

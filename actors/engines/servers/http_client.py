@@ -22,7 +22,7 @@ CLOSE_S = 5.0
 TEXT = 500  # characters of an answer that are shown
 
 
-class Refused(Exception):
+class ServerRejected(Exception):
     """The server has answered, and not with what was asked for."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -31,7 +31,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StreamEvent:
     """An event of a stream."""
 
     name: str
@@ -39,7 +39,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class StreamEnded:
     """A stream is over: `status` 200 when the server ended it, another one when it refused it, 0 when it broke."""
 
     name: str
@@ -47,12 +47,12 @@ class Ended:
     text: str = ""
 
 
-class Link:
+class HttpClient:
     """A server's address, the connections to it, and what comes from there."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._events: queue.SimpleQueue[Said | Ended] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[StreamEvent | StreamEnded] = queue.SimpleQueue()
         self._streams: dict[str, Future[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
@@ -90,9 +90,9 @@ class Link:
         if stream is not None:
             stream.cancel()
 
-    def news(self, wait_s: float) -> list[Said | Ended]:
+    def news(self, wait_s: float) -> list[StreamEvent | StreamEnded]:
         """What has come, in order; waits so long for the first."""
-        found: list[Said | Ended] = []
+        found: list[StreamEvent | StreamEnded] = []
         try:
             found.append(self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait())
             while True:
@@ -133,24 +133,26 @@ class Link:
         except (httpx2.HTTPError, OSError) as error:
             raise EngineLost(f"the server at {self.url} must answer {path}: {_why(error)}") from None
         if response.status_code != 200:
-            raise Refused(response.status_code, response.text[:TEXT])
+            raise ServerRejected(response.status_code, response.text[:TEXT])
         try:
             return response.json()
         except ValueError:
             return response.text[:TEXT]
 
     async def _stream(self, name: str, path: str, body: Mapping[str, Any]) -> None:
-        ended = Ended(name, 200)
+        ended = StreamEnded(name, 200)
         try:
             async with self._client.stream("POST", path, json=dict(body)) as response:
                 if response.status_code != 200:
-                    ended = Ended(name, response.status_code, (await response.aread()).decode(errors="replace")[:TEXT])
+                    ended = StreamEnded(
+                        name, response.status_code, (await response.aread()).decode(errors="replace")[:TEXT]
+                    )
                     return
                 async for line in _lines(response.aiter_bytes()):
                     if line.startswith(b"data:") and not line.endswith(b"[DONE]"):
-                        self._events.put(Said(name, json.loads(line[5:])))
+                        self._events.put(StreamEvent(name, json.loads(line[5:])))
         except (httpx2.HTTPError, OSError, ValueError) as error:
-            ended = Ended(name, 0, _why(error))
+            ended = StreamEnded(name, 0, _why(error))
         finally:
             self._events.put(ended)
 
@@ -158,7 +160,7 @@ class Link:
 def done(answer: Any) -> Mapping[str, Any]:
     """The answer to an order. Raises Refused for one that is no object, or says that it was not carried out."""
     if not isinstance(answer, Mapping) or answer.get("success") is False:
-        raise Refused(200, str(answer)[:TEXT])
+        raise ServerRejected(200, str(answer)[:TEXT])
     return answer
 
 

@@ -16,7 +16,7 @@ ROUNDING = 1e-2  # by which a log-prob may be over 0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelSpec:
     """What must be known of a model that lives elsewhere."""
 
     parameters: Mapping[str, Any]  # name -> tensor on the meta device: shapes and types
@@ -58,7 +58,7 @@ class Shape:
             raise EngineError(f"an update brings every weight of the model and no other: {len(odd)} differ ({odd[0]})")
 
 
-def shape_of(model: Any) -> Shape:
+def shape_of(model: Any) -> ModelSpec:
     """Raises ConfigError for a model whose parameters have other names than its files: servers pass over those names
     without a word, and would sample with the weights that they were started with.
     """
@@ -70,7 +70,7 @@ def shape_of(model: Any) -> Shape:
     parameters = dict(model.named_parameters())
     names = {id(parameter): name for name, parameter in parameters.items()}
     every = model.named_parameters(remove_duplicate=False)
-    return Shape(
+    return ModelSpec(
         parameters=parameters,
         tied={name: names[id(parameter)] for name, parameter in every if name not in parameters},
         vocabulary=int(model.get_input_embeddings().num_embeddings),

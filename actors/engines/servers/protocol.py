@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from actors.engines.servers.http_client import Link
-from actors.engines.servers.model_spec import Shape
+from actors.engines.servers.http_client import HttpClient
+from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.servers.server_process import ServerProcess
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RequestPiece:
     """What a server is asked for at once: a request, or what is left of one."""
 
     rid: str  # of one length, so that none is the beginning of another
@@ -25,7 +25,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class PieceUpdate:
     """What a server has said of a piece since the last time."""
 
     ids: list[int] = field(default_factory=list)
@@ -49,10 +49,10 @@ class Server(Protocol):
     def check_sampling(self, *, temperature: float, top_p: float) -> None:
         """Raises EngineError where it has no log-probs of the whole distribution at that temperature."""
 
-    def ask(self, piece: Piece) -> tuple[str, dict[str, Any]]:
+    def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
         """Path and body of the POST that samples it, as a stream of events."""
 
-    def read(self, event: Mapping[str, Any], n_known: int) -> News:
+    def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
         """What an event of the stream says, `n_known` tokens of the piece being known. Raises EngineLost for what
         is no such event.
         """
@@ -86,13 +86,13 @@ LOOPBACK = ("127.0.0.1", "lo")  # where servers of ours listen: address and inte
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class ServerContext:
     """A server that answers, and what it is to serve."""
 
-    link: Link
+    link: HttpClient
     process: ServerProcess | None  # None: it was attached to
     config: Config
-    shape: Shape  # of the model
+    shape: ModelSpec  # of the model
     architecture: str  # of the model, by its config.json; "" where that does not say
     stop_ids: frozenset[int]
     name: str  # unique among all meetings
@@ -114,12 +114,12 @@ class Environment(Protocol):
     def __call__(self, context: Context) -> dict[str, str]: ...
 
 
-class Meet(Protocol):
-    def __call__(self, met: Met) -> Server: ...
+class Connect(Protocol):
+    def __call__(self, met: ServerContext) -> Server: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ServerSpec:
     """One kind of server."""
 
     packages: tuple[str, ...]  # of which its environment has one
@@ -127,7 +127,7 @@ class Kind:
     ready: str  # path that answers as soon as it can serve
     command: Command  # what follows the interpreter
     environment: Environment  # beside its own
-    meet: Meet
+    meet: Connect
 
 
 def longest(config: Config, most_tokens: int) -> int:

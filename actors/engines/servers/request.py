@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.engines.protocol import Completion, Done, Request
-from actors.engines.servers.protocol import News, Piece
+from actors.engines.servers.protocol import PieceUpdate, RequestPiece
 from areal_bus.errors import EngineLost
 
 
 @dataclass(slots=True)
-class Sample:
+class ServerRequest:
     """One live request."""
 
     request: Request
@@ -31,14 +31,14 @@ class Sample:
     def left(self) -> int:
         return self.request.max_new_tokens - len(self.ids)
 
-    def piece(self, rid: str, version: int) -> Piece:
+    def piece(self, rid: str, version: int) -> RequestPiece:
         """What is left of it, to be sent under this version."""
         self.rid, self.since, self.n_sure = rid, version, None
         self.new_ids, self.new_logps = [], []
         request = self.request
-        return Piece(rid, [*request.ids, *self.ids], self.left, request.temperature, request.top_p)
+        return RequestPiece(rid, [*request.ids, *self.ids], self.left, request.temperature, request.top_p)
 
-    def hear(self, news: News) -> None:
+    def hear(self, news: PieceUpdate) -> None:
         """More of the piece. Raises EngineLost when it is more than was asked for, or has no log-probs."""
         if len(news.ids) != len(news.logps) or len(self.new_ids) + len(news.ids) > self.left:
             raise EngineLost(
@@ -78,10 +78,10 @@ class Sample:
         return Completion(self.request.key, done.ids, done.logps, done.spans, "abort")
 
 
-def begun(request: Request) -> Sample:
+def begun(request: Request) -> ServerRequest:
     """A request as it comes, with what is done of it."""
     done = request.done or Done([], [], [])
-    return Sample(request, list(done.ids), list(done.logps), [list(span) for span in done.spans])
+    return ServerRequest(request, list(done.ids), list(done.logps), [list(span) for span in done.spans])
 
 
 def joined(first: list[list[int]], then: list[list[int]]) -> list[list[int]]:

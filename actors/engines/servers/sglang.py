@@ -4,8 +4,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.engines.servers.http_client import Link, Refused, done
-from actors.engines.servers.protocol import LOOPBACK, Kind, Met, News, Piece, Server, longest, seed
+from actors.engines.servers.http_client import HttpClient, ServerRejected, done
+from actors.engines.servers.protocol import (
+    LOOPBACK,
+    PieceUpdate,
+    RequestPiece,
+    Server,
+    ServerContext,
+    ServerSpec,
+    longest,
+    seed,
+)
 from actors.engines.servers.server_process import ServerProcess
 from actors.engines.servers.sglang_probe import (
     ABORT,
@@ -17,10 +26,10 @@ from actors.engines.servers.sglang_probe import (
     RESUME,
     ROOM,
     UPDATE,
-    Abilities,
+    SGLangCapabilities,
     probe,
 )
-from actors.engines.servers.weight_broadcast import Relay
+from actors.engines.servers.weight_broadcast import WeightBroadcast
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost
@@ -34,9 +43,9 @@ class SGLang:
 
     def __init__(
         self,
-        link: Link,
-        relay: Relay,
-        abilities: Abilities,
+        link: HttpClient,
+        relay: WeightBroadcast,
+        abilities: SGLangCapabilities,
         *,
         group: str,
         stop_ids: Sequence[int],
@@ -67,10 +76,10 @@ class SGLang:
     def check_sampling(self, *, temperature: float, top_p: float) -> None:
         """It has them for all."""
 
-    def ask(self, piece: Piece) -> tuple[str, dict[str, Any]]:
+    def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
         return "/generate", request_body(piece, self._stop_ids)
 
-    def read(self, event: Mapping[str, Any], n_known: int) -> News:
+    def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
         try:
             self._check_label(event.get("meta_info") or {})
             return read_event(event, n_known, is_incremental=self._abilities.is_incremental)
@@ -115,7 +124,7 @@ class SGLang:
                 done(call.result())
             if self._abilities.sessions:
                 done(self._link.call("POST", END, {}, timeout_s=self._call_timeout_s))
-        except Refused as error:
+        except ServerRejected as error:
             raise self._refused(label, error) from None
         self._label, self._is_known = label, True
 
@@ -128,7 +137,7 @@ class SGLang:
         if self._process is not None:
             self._process.close()
 
-    def _refused(self, label: str, error: Refused) -> Exception:
+    def _refused(self, label: str, error: ServerRejected) -> Exception:
         """The first weights show whether it is the right model; later ones are known to fit."""
         if self._is_known:
             return EngineLost(f"{self._link.url} must take weights {label}: {error}")
@@ -150,7 +159,7 @@ class SGLang:
         call = self._link.begin("POST", JOIN, body, timeout_s=self._call_timeout_s)
         try:
             self._relay.meet(self._group, size, call, timeout_s=self._call_timeout_s)
-        except Refused as error:
+        except ServerRejected as error:
             raise EngineLost(f"{self._link.url} must join the group that brings its weights: {error}") from None
 
     def _call(self, path: str, body: Mapping[str, Any], *, is_told: bool = True) -> None:
@@ -159,11 +168,11 @@ class SGLang:
             answer = self._link.call("POST", path, body, timeout_s=self._call_timeout_s)
             if is_told:
                 done(answer)
-        except Refused as error:
+        except ServerRejected as error:
             raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
 
 
-def request_body(piece: Piece, stop_ids: Sequence[int]) -> dict[str, Any]:
+def request_body(piece: RequestPiece, stop_ids: Sequence[int]) -> dict[str, Any]:
     """All that a model's own generation settings could change is said."""
     return {
         "rid": piece.rid,
@@ -184,13 +193,13 @@ def request_body(piece: Piece, stop_ids: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) -> News:
+def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) -> PieceUpdate:
     """`n_known`: tokens of the piece that are known; without `is_incremental` the event begins with them.
 
     Raises KeyError and the like for what it is not.
     """
     if "error" in event:
-        return News(finish=Finish.ABORT, error=str(event["error"]))
+        return PieceUpdate(finish=Finish.ABORT, error=str(event["error"]))
     about, n_before = event["meta_info"], 0 if is_incremental else n_known
     finish = about.get("finish_reason")
     ids = [int(token) for token in event["output_ids"][n_before:]]
@@ -202,7 +211,7 @@ def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) 
     if finish and finish.get("matched") == NAN:
         raise ValueError("its last token is not the one that was sampled")
     spans = about.get("weight_versions") if finish else None
-    return News(
+    return PieceUpdate(
         ids=ids,
         logps=[float(pair[0]) for pair in pairs],
         finish=None if finish is None else str(Finish(finish["type"])),
@@ -295,7 +304,7 @@ def environment(context: Context) -> dict[str, str]:
     return more | {"SGLANG_USE_CPU_ENGINE": "1"} if context.device == "cpu" else more
 
 
-def meet(met: Met) -> Server:
+def meet(met: ServerContext) -> Server:
     """The server, joined to a group of its own. Raises ConfigError for one that cannot serve the run, EngineLost."""
     config, call_s = met.config, met.config.engine.call_timeout_s
     keep = config.rollout.on_update == "keep"
@@ -305,7 +314,7 @@ def meet(met: Met) -> Server:
     )
     return SGLang(
         met.link,
-        Relay(address=met.address, interface=met.interface),
+        WeightBroadcast(address=met.address, interface=met.interface),
         abilities,
         group=met.name,
         stop_ids=sorted(met.stop_ids),
@@ -317,7 +326,7 @@ def meet(met: Met) -> Server:
     )
 
 
-SGLANG = Kind(
+SGLANG = ServerSpec(
     packages=("sglang",),
     oldest=OLDEST,
     ready="/model_info",

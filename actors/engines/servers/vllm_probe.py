@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from actors.engines.servers.http_client import Link, Refused
+from actors.engines.servers.http_client import HttpClient, ServerRejected
 from actors.engines.servers.model_spec import check_names
 from actors.engines.servers.protocol import number
 from areal_bus.errors import ConfigError
@@ -21,7 +21,7 @@ HERE = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class VLLMCapabilities:
     """What it was started with that matters here."""
 
     logprobs_mode: str
@@ -29,8 +29,8 @@ class Abilities:
 
 
 def probe(
-    link: Link, *, names: Collection[str] | None, is_tied: bool, keep: bool, longest: int, timeout_s: float
-) -> Abilities:
+    link: HttpClient, *, names: Collection[str] | None, is_tied: bool, keep: bool, longest: int, timeout_s: float
+) -> VLLMCapabilities:
     """What the server can do; it is left as one that nobody uses, and reads weights from folders.
 
     `names`: of the model's weights, where it may serve another. `longest`: tokens of a sample. Raises ConfigError for
@@ -52,8 +52,8 @@ def probe(
             served = link.call("POST", CHECKER, {"action": "checksum"}, timeout_s=timeout_s)["checksums"]
             check_names(link.url, served, names)
         read_from_folders(link, timeout_s=timeout_s)
-        return Abilities(str(settings["model_config"]["logprobs_mode"]), is_untied(settings))
-    except (Refused, AttributeError, KeyError, TypeError, ValueError) as error:
+        return VLLMCapabilities(str(settings["model_config"]["logprobs_mode"]), is_untied(settings))
+    except (ServerRejected, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"engine.urls must name servers that speak as vLLM does: {link.url}: {error!r}") from None
 
 
@@ -96,13 +96,13 @@ def is_untied(settings: Mapping[str, Any]) -> bool:
     return isinstance(overrides, Mapping) and overrides.get("tie_word_embeddings") is False
 
 
-def free(link: Link, *, timeout_s: float) -> None:
+def free(link: HttpClient, *, timeout_s: float) -> None:
     """End what somebody who was killed may have left: requests, a pause."""
     for path in (ABORT, RESUME):
         link.call("POST", path, {}, timeout_s=timeout_s)
 
 
-def read_from_folders(link: Link, *, timeout_s: float) -> None:
+def read_from_folders(link: HttpClient, *, timeout_s: float) -> None:
     """It was started without weights, and is to read safetensors from now on."""
     overrides = {"load_config": {"load_format": "safetensors"}}
     link.call("POST", RPC, {"method": "update_config", "kwargs": {"overrides": overrides}}, timeout_s=timeout_s)

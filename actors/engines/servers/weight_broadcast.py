@@ -18,19 +18,19 @@ from torch import Tensor
 from torch.distributed import BroadcastOptions, PrefixStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import EngineLost
-from areal_bus.weights.process_group import Listener, brief, gloo, serve_store
+from areal_bus.weights.process_group import StoreListener, brief, gloo, serve_store
 
 PAUSE_S = 0.002
 
 
-class Relay:
+class WeightBroadcast:
     """One group of one server. A failure ends it for good: the server that it belongs to is not one to go on with."""
 
     def __init__(self, *, address: str, interface: str) -> None:
         self._store, endpoint = serve_store(address)
         host, _, port = endpoint.rpartition(":")
         self.host, self.port = host.strip("[]"), int(port)
-        self._device = Listener(address, interface).device
+        self._device = StoreListener(address, interface).device
         self._group: Any = None
         self._under_way: list[Any] = []
 

@@ -24,7 +24,7 @@ FILE = "model.safetensors"
 SPARE_BYTES = 1 << 20
 
 
-class Handover:
+class WeightFiles:
     """The folder is there until `close`, the weights only while they are taken."""
 
     def __init__(self) -> None:

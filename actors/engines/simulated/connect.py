@@ -7,12 +7,12 @@ from typing import Any
 from loguru import logger
 
 from actors.engines.builtin import limits
-from actors.engines.servers.model_spec import Shape
+from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.models.loading import empty_model, stop_ids
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config, SimulatedConfig
-from areal_bus.workload import Lengths, Speeds
+from areal_bus.workload import LengthLaw, SpeedLaw
 
 
 def open_simulated(
@@ -32,14 +32,14 @@ def open_simulated(
     model = empty_model(context.model_folder, config.model.dtype, "meta")
     settings = config.engine.simulated
     return SimulatedEngine(
-        Shape(
+        ModelSpec(
             parameters=dict(model.named_parameters()),
             vocabulary=int(model.get_input_embeddings().num_embeddings),
             most_tokens=limits.most_tokens(model.config),
         ),
         stop_ids=stop_ids(model, tokenizer),
         n_slots=config.rollout.max_concurrent_rollouts,
-        lengths=Lengths(settings.median_tokens, settings.sigma),
+        lengths=LengthLaw(settings.median_tokens, settings.sigma),
         speeds=speeds(settings),
         on_update=config.rollout.on_update,
         clock=clock,
@@ -47,8 +47,8 @@ def open_simulated(
     )
 
 
-def speeds(settings: SimulatedConfig) -> Speeds:
-    return Speeds(
+def speeds(settings: SimulatedConfig) -> SpeedLaw:
+    return SpeedLaw(
         decode_tokens_per_s=settings.decode_tokens_per_s,
         half_slots=settings.half_slots,
         prefill_tokens_per_s=settings.prefill_tokens_per_s,

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from actors.engines.builtin.sequence import Row, live
+from actors.engines.builtin.sequence import Sequence, live
 from actors.engines.protocol import Completion, Done, Request
-from actors.engines.simulated.token_law import Ranks, Reading, key_of
+from actors.engines.simulated.token_law import RankLaw, ReadTokens, key_of
 from areal_bus.errors import ConfigError, EngineError
 from areal_bus.messages import Finish
-from areal_bus.workload import Lengths, Speeds
+from areal_bus.workload import LengthLaw, SpeedLaw
 
 if TYPE_CHECKING:
-    from actors.engines.servers.model_spec import Shape
+    from actors.engines.servers.model_spec import ModelSpec
 
 WAIT_S = 0.02  # that a step waits for its time, at most: messages are heard in between
 LATE_S = 1.0  # a process that was stopped makes up for so much of the time, and no more
@@ -31,9 +31,9 @@ Key = tuple[str, int, int, int, int]
 class Text:
     """One live sample."""
 
-    row: Row
-    reading: Reading
-    ranks: Ranks
+    row: Sequence
+    reading: ReadTokens
+    ranks: RankLaw
     ends_at: int  # sampled tokens, the one that ends it included; it may be cut before
 
 
@@ -42,12 +42,12 @@ class SimulatedEngine:
 
     def __init__(
         self,
-        shape: "Shape",
+        shape: "ModelSpec",
         *,
         stop_ids: frozenset[int],
         n_slots: int,
-        lengths: Lengths,
-        speeds: Speeds,
+        lengths: LengthLaw,
+        speeds: SpeedLaw,
         on_update: Literal["recompute", "keep", "drain"] = "recompute",
         clock: Callable[[], float],
         wait: Callable[[float], None],
@@ -174,7 +174,7 @@ class SimulatedEngine:
     def _read_again(self, version: int) -> int:
         """All samples forget what they have read. Returns the tokens to prefill, a prompt of several samples once."""
         for text in self._texts.values():
-            text.reading, text.row.filled = Reading(), version
+            text.reading, text.row.filled = ReadTokens(), version
         rows = [text.row for text in self._texts.values()]
         return sum(len(row.sampled) for row in rows) + sum(map(len, {row.prompt for row in rows}))
 
@@ -204,7 +204,7 @@ class SimulatedEngine:
         row = live(request, version=version)
         ranks = _ranks(len(self._tokens), request.temperature, request.top_p)
         quantile = row.uniforms.at(-len(row.prompt))  # no token has this position
-        return Text(row, Reading(), ranks, self._lengths.draw(quantile, beyond=len(row.sampled)))
+        return Text(row, ReadTokens(), ranks, self._lengths.draw(quantile, beyond=len(row.sampled)))
 
     def _sample(self, text: Text, version: int) -> None:
         """The next token: the end of the text by its hazard, or one by its rank."""
@@ -238,5 +238,5 @@ class SimulatedEngine:
 
 
 @lru_cache(maxsize=8)
-def _ranks(n: int, temperature: float, top_p: float) -> Ranks:
-    return Ranks(n, temperature=temperature, top_p=top_p)
+def _ranks(n: int, temperature: float, top_p: float) -> RankLaw:
+    return RankLaw(n, temperature=temperature, top_p=top_p)

@@ -27,7 +27,7 @@ def key_of(tensors: Mapping[str, Any]) -> bytes:
     return whole.digest()
 
 
-class Reading:
+class ReadTokens:
     """The tokens that were read, each run of them with the key of the weights that read it."""
 
     __slots__ = ("_key", "_state", "n")
@@ -48,7 +48,7 @@ class Reading:
         return int.from_bytes(self._state.digest(), "little") % n_ranks
 
 
-class Ranks:
+class RankLaw:
     """The law of ranks at one temperature and nucleus: p(rank) ~ (rank + 1) ** (-1 / temperature)."""
 
     def __init__(self, n: int, *, temperature: float, top_p: float) -> None:

@@ -13,14 +13,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from actors.cpu import build
-from actors.cpu.decode_step import LayerWeights, ModelWeights, Panels, Plain, Step
+from actors.cpu.decode_step import DecodeStep, LayerWeights, ModelWeights, PackedWeights, PlainWeights
 from actors.cpu.layer_kernels import LayerKernels
 from actors.cpu.packed_weights import panel
 from actors.cpu.paged_attention import WIDEST, Decode, P, Tables
 from actors.engines.builtin import fused_llama as module
-from actors.engines.builtin.dense_cache import Piece
-from actors.engines.builtin.fused_llama import Fused, Own, disagreement
-from actors.engines.builtin.paged_cache import Blocks, KernelBlocks
+from actors.engines.builtin.dense_cache import CachePiece
+from actors.engines.builtin.fused_llama import FusedLlama, NoCache, disagreement
+from actors.engines.builtin.paged_cache import KernelBlocks, PagedCache
 
 pytestmark = [
     pytest.mark.usefixtures("as_kernels_run"),
@@ -67,12 +67,12 @@ def kept_twice(is_copied: bool) -> Any:
     return patch.object(module, "MOST_PACKED", module.MOST_PACKED if is_copied else 0)
 
 
-def stepped(forward: Fused, texts: Sequence[Sequence[int]]) -> Tensor:
+def stepped(forward: FusedLlama, texts: Sequence[Sequence[int]]) -> Tensor:
     """(n, V) after each text, whose last token is decoded in one step with those of all others."""
-    blocks, ends = Blocks(*forward.heads, by_kernel=True), [len(text) - 1 for text in texts]
+    blocks, ends = PagedCache(*forward.heads, by_kernel=True), [len(text) - 1 for text in texts]
     blocks.reserve([len(text) for text in texts], 0)
     for row, (text, end) in enumerate(zip(texts, ends, strict=True)):
-        view = blocks.filling([Piece([row], 0, end, 0)])
+        view = blocks.filling([CachePiece([row], 0, end, 0)])
         mask = torch.full((1, 1, end, end), -torch.inf).triu(1) if end > 1 else torch.zeros(1, 1, end, end)
         forward(torch.tensor([text[:end]]), torch.arange(end)[None], end, mask, view)
     blocks.reserve([len(text) for text in texts], len(texts))
@@ -99,7 +99,7 @@ def test_a_step_is_what_the_model_computes(
     model = model_of(family, share * heads[0], gates, heads, head_width, words, seed)
     texts = [[(7 * row + 3 * at + seed) % words for at in range(length)] for row, length in enumerate(lengths)]
     with kept_twice(is_copied):
-        found = stepped(Fused(model), texts)
+        found = stepped(FusedLlama(model), texts)
     exact = model.double()
     for row, text in enumerate(texts):
         expected = exact(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
@@ -110,7 +110,7 @@ def test_a_step_is_what_the_model_computes(
 @pytest.mark.parametrize("is_copied", [True, False])
 def test_what_a_row_gets_does_not_depend_on_the_rows_beside_it(is_copied: bool) -> None:
     with kept_twice(is_copied):
-        forward = Fused(model_of(0, 72, 33, (4, 2), 6, 65))
+        forward = FusedLlama(model_of(0, 72, 33, (4, 2), 6, 65))
     texts = [[(5 * row + at) % 65 for at in range(2 + 3 * row)] for row in range(13)]
     alone = [stepped(forward, [text])[0] for text in texts]
     for n in (2, 5, 6, 7, 13):
@@ -123,23 +123,23 @@ def test_many_rows_of_a_model_that_is_not_kept_twice_are_computed_layer_by_layer
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, texts = model_of(0, 72, 33, (4, 2), 6, 65), [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    expected = stepped(Fused(model), texts)
+    expected = stepped(FusedLlama(model), texts)
     called: list[int] = []
-    right = Step.__call__
+    right = DecodeStep.__call__
 
-    def counted(self: Step, ids: Sequence[int], *others: Any) -> Tensor:
+    def counted(self: DecodeStep, ids: Sequence[int], *others: Any) -> Tensor:
         called.append(len(ids))
         return right(self, ids, *others)
 
-    monkeypatch.setattr(Step, "__call__", counted)
+    monkeypatch.setattr(DecodeStep, "__call__", counted)
     monkeypatch.setattr(module, "MANY", 2)
-    stepped(Fused(model), texts)
+    stepped(FusedLlama(model), texts)
     assert called == [3]
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
     monkeypatch.setattr(module, "MOST_PACKED", n_bytes)
-    stepped(Fused(model), texts)  # just small enough
+    stepped(FusedLlama(model), texts)  # just small enough
     monkeypatch.setattr(module, "MOST_PACKED", n_bytes - 1)
-    larger = Fused(model)
+    larger = FusedLlama(model)
     for n in (3, 2, 1):
         torch.testing.assert_close(stepped(larger, texts[:n]), expected[:n], rtol=1e-4, atol=1e-4)
     assert called == [3, 3, 2, 1]
@@ -150,7 +150,7 @@ def test_a_step_has_the_weights_of_the_last_bind(is_copied: bool) -> None:
     first, second = (model_of(2, 16, 8, (4, 2), 6, 64, seed) for seed in (0, 1))
     texts = [[1, 2, 3], [4, 5]]
     with kept_twice(is_copied):
-        forward, expected = Fused(first), stepped(Fused(second), texts)
+        forward, expected = FusedLlama(first), stepped(FusedLlama(second), texts)
     assert not torch.allclose(stepped(forward, texts), expected, atol=0.1)
     for parameter, other in zip(first.parameters(), second.parameters(), strict=True):
         parameter.data = other.data.clone()
@@ -163,7 +163,7 @@ def test_a_head_of_more_words_than_the_embedding() -> None:
     model = model_of(0, 72, 33, (4, 2), 6, 65)
     model.lm_head = torch.nn.Linear(72, 70, bias=False).requires_grad_(False)
     expected = model.double()(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False).logits[0, -1]
-    near = stepped(Fused(model.float()), [[1, 2, 3]])[0].double()
+    near = stepped(FusedLlama(model.float()), [[1, 2, 3]])[0].double()
     torch.testing.assert_close(near, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
@@ -175,10 +175,10 @@ def test_other_models_have_their_faster_forward_still(what: str) -> None:
         model.model.layers[1].input_layernorm.variance_epsilon = 0.5
     else:
         model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.t().contiguous().t()
-    forward, ids = Fused(model), torch.tensor([[1, 2, 3]])
+    forward, ids = FusedLlama(model), torch.tensor([[1, 2, 3]])
     assert disagreement(model, forward) is None
     expected = model.double()(input_ids=ids, use_cache=False).logits[0, -1]
-    found = stepped(Fused(model.float()), [[1, 2, 3]])[0].double()
+    found = stepped(FusedLlama(model.float()), [[1, 2, 3]])[0].double()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
@@ -186,12 +186,14 @@ def weights(**changed: Any) -> ModelWeights:
     """4 query heads and 2 key heads of 6, a width of 16, 8 gates, 40 words."""
     layer = LayerWeights(
         first_E=torch.ones(16), second_E=torch.ones(16), query_D=torch.ones(6), key_D=torch.ones(6),
-        qkv=Panels(torch.randn(48, 16)),
-        out=Panels(torch.randn(16, 24)), gate_up=Panels(torch.randn(16, 16)), down=Panels(torch.randn(16, 8)),
+        qkv=PackedWeights(torch.randn(48, 16)),
+        out=PackedWeights(torch.randn(16, 24)),
+        gate_up=PackedWeights(torch.randn(16, 16)), down=PackedWeights(torch.randn(16, 8)),
     )  # fmt: skip
     layer = replace(layer, **{name: changed.pop(name) for name in list(changed) if hasattr(layer, name)})
     whole = ModelWeights(
-        embedding_VE=torch.randn(40, 16), norm_E=torch.ones(16), head=Panels(torch.randn(40, 16)), layers=(layer,),
+        embedding_VE=torch.randn(40, 16), norm_E=torch.ones(16), head=PackedWeights(torch.randn(40, 16)),
+        layers=(layer,),
         n_query=4, n_key=2, head_width=6, scale=0.4, epsilon=1e-5,
     )  # fmt: skip
     return replace(whole, **changed)
@@ -200,16 +202,16 @@ def weights(**changed: Any) -> ModelWeights:
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        ("qkv", lambda: Panels(torch.randn(47, 16))),
-        ("out", lambda: Panels(torch.randn(16, 25))),
-        ("gate_up", lambda: Panels(torch.randn(17, 16))),
-        ("down", lambda: Panels(torch.randn(15, 8))),
-        ("head", lambda: Panels(torch.randn(40, 15))),
-        ("out", lambda: Plain(torch.randn(16, 25))),
-        ("out", lambda: Plain(torch.randn(24, 16).t())),
-        ("down", lambda: Plain(torch.randn(16, 8).double())),
-        ("head", lambda: Plain(torch.randn(40, 16), torch.zeros(39))),
-        ("qkv", lambda: Plain(torch.randn(48, 16), torch.zeros(96)[::2])),
+        ("qkv", lambda: PackedWeights(torch.randn(47, 16))),
+        ("out", lambda: PackedWeights(torch.randn(16, 25))),
+        ("gate_up", lambda: PackedWeights(torch.randn(17, 16))),
+        ("down", lambda: PackedWeights(torch.randn(15, 8))),
+        ("head", lambda: PackedWeights(torch.randn(40, 15))),
+        ("out", lambda: PlainWeights(torch.randn(16, 25))),
+        ("out", lambda: PlainWeights(torch.randn(24, 16).t())),
+        ("down", lambda: PlainWeights(torch.randn(16, 8).double())),
+        ("head", lambda: PlainWeights(torch.randn(40, 16), torch.zeros(39))),
+        ("qkv", lambda: PlainWeights(torch.randn(48, 16), torch.zeros(96)[::2])),
         ("first_E", lambda: torch.ones(15)),
         ("second_E", lambda: torch.ones(16, dtype=torch.float64)),
         ("key_D", lambda: torch.ones(5)),
@@ -221,13 +223,13 @@ def weights(**changed: Any) -> ModelWeights:
     ],
 )
 def test_weights_that_do_not_fit_together_are_refused(name: str, other: Callable[[], Any]) -> None:
-    Step(weights())
+    DecodeStep(weights())
     with pytest.raises(ValueError, match=r"one shape|contiguous float32|a product is of|a head's width"):
-        Step(weights(**{name: other()}))
+        DecodeStep(weights(**{name: other()}))
 
 
 def test_what_c_could_not_follow_is_refused() -> None:
-    step, angles, pool = Step(weights()), torch.zeros(P, 6), torch.zeros(2, 2, 2, P, 6)
+    step, angles, pool = DecodeStep(weights()), torch.zeros(P, 6), torch.zeros(2, 2, 2, P, 6)
     tables = Tables([[], []], [[0], [1]])
     decode = Decode(tables, [3, P - 1], 4, 2)
     assert step([0, 39], decode, angles, angles, [(pool, None)]).shape == (2, 40)
@@ -252,7 +254,7 @@ def test_what_c_could_not_follow_is_refused() -> None:
 @given(n_out=st.integers(1, 3 * 64 + 5), n_in=st.integers(1, 40))
 def test_panels_are_the_weight_input_by_input(n_out: int, n_in: int) -> None:
     weight = torch.arange(n_out * n_in, dtype=torch.float32).view(n_out, n_in)
-    panels = Panels(weight)
+    panels = PackedWeights(weight)
     product = panels.product()
     assert (product.n_out, product.n_in, product.bias) == (n_out, n_in, None)
     filled = torch.zeros(-(-n_out // panel()) * panel(), n_in)
@@ -269,4 +271,4 @@ def test_a_whole_forward_needs_no_step() -> None:
     model = model_of(1, 16, 8, (4, 2), 6, 64)
     ids = torch.arange(9)[None]
     expected = model(input_ids=ids, use_cache=False).logits[0]
-    torch.testing.assert_close(Fused(model)(ids, ids, 9, None, Own()), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(FusedLlama(model)(ids, ids, 9, None, NoCache()), expected, rtol=1e-4, atol=1e-4)

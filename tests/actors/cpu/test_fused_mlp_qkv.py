@@ -13,8 +13,8 @@ from torch import Tensor
 from actors.cpu import build, fused_mlp_qkv
 from actors.cpu.fused_mlp_qkv import CHUNK, MOST, Angles
 from actors.cpu.layer_kernels import LayerKernels
-from actors.cpu.layer_ops import Rows, Way
-from actors.cpu.layer_ops_torch import Plain
+from actors.cpu.layer_ops import LayerPath, Rows
+from actors.cpu.layer_ops_torch import TorchLayerOps
 from actors.cpu.llama_layer import _way
 from actors.cpu.packed_weights import panel, panels, panels_back, sizes
 from actors.cpu.paged_attention import WIDEST, P
@@ -26,10 +26,10 @@ pytestmark = [
 
 EPSILON = 1e-5
 COUNTS = st.sampled_from([1, 5, 7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 13])
-WAYS: dict[str, Callable[[], Way]] = {
+WAYS: dict[str, Callable[[], LayerPath]] = {
     "dense": lambda: fused_mlp_qkv,
     "kernels": lambda: Rows(LayerKernels()),
-    "torch": lambda: Rows(Plain()),
+    "torch": lambda: Rows(TorchLayerOps()),
 }
 
 

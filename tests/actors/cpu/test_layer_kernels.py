@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actors.cpu import build
 from actors.cpu.layer_kernels import LayerKernels
-from actors.models.packed_row import Piece, Sequences, lay_out
+from actors.models.packed_row import SequencePiece, Sequences, lay_out
 
 pytestmark = [
     pytest.mark.usefixtures("as_kernels_run"),
@@ -44,7 +44,7 @@ def is_near(got: Tensor, expected: Tensor, *, least: float = 1e-3, times: float 
 def rows_of(drawn_families: list[tuple[int, list[int]]], *, share: bool = True) -> Sequences:
     """Sequences whose families share a prompt, as the learner lays them out."""
     laid = [
-        Piece(
+        SequencePiece(
             torch.cat([torch.full((prompt,), family), torch.arange(own) + 100 * (i + 1)]),
             torch.arange(1, prompt + own),
             family,

@@ -20,10 +20,10 @@ from transformers import (
 
 from actors.cpu import build, fused_mlp_qkv, llama_layer
 from actors.cpu.layer_kernels import found
-from actors.cpu.llama_layer import Layer
+from actors.cpu.llama_layer import LlamaLayer
 from actors.cpu.rmsnorm import Norm
 from actors.learner.policy import Policy
-from actors.learner.rendezvous import Ranks
+from actors.learner.rendezvous import LearnerRanks
 from actors.models import matmul
 from tests.actors.learner.test_policy import families, pieces
 
@@ -58,11 +58,11 @@ def made(name: str) -> Any:
 
 
 def policy_of(model: Any, **others: Any) -> Policy:
-    return Policy(model, ranks=Ranks(), device="cpu", temperature=0.8, **others)
+    return Policy(model, ranks=LearnerRanks(), device="cpu", temperature=0.8, **others)
 
 
 def is_fused(policy: Policy) -> bool:
-    return any(isinstance(module, Layer) for module in policy.model.modules())
+    return any(isinstance(module, LlamaLayer) for module in policy.model.modules())
 
 
 def trained(policy: Policy) -> tuple[Tensor, dict[str, Tensor]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from areal_bus.messages import Cancel, Prompt, PushDone, Refund, Sampled, Term, Trajectory, Unsampled
+from areal_bus.messages import Cancel, Prompt, PushDone, Refund, Sampled, SampleFailed, Term, Trajectory
 from tests.actors.endpoint.test_http_server import TEMPLATE, alive, wait_until
 from tests.support.generator_ring import Ring, prompt, ring
 
@@ -60,7 +60,7 @@ def cancelled(around: Ring) -> None:
 
 def in_a_new_term(around: Ring) -> None:
     around.tell(Term(1, 0))
-    unsampled: Unsampled = around.heard(Unsampled)
+    unsampled: SampleFailed = around.heard(SampleFailed)
     assert (unsampled.uid, unsampled.reason) == (0, Refund.LOST_TIMELINE)
 
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from actors.endpoint.http_server import SILENT_S, Server
+from actors.endpoint.http_server import SILENT_S, EndpointServer
 from actors.endpoint.openai_api import read_call
-from actors.endpoint.sessions import Ended, Sessions
+from actors.endpoint.sessions import AgentEnded, Sessions
 from actors.engines.builtin.engine import BuiltinEngine
 from actors.engines.protocol import Completion
-from actors.generator.rollout_runner import Outcome, Sampling
+from actors.generator.rollout_runner import Outcome, RolloutRunner
 from actors.learner.batch import Batch, build
 from actors.models.loading import load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
@@ -30,7 +30,7 @@ from actors.workflows.loading import check_workflow, close_workflow, load_workfl
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
 from areal_bus.journal import Journal
-from areal_bus.messages import Prompt, ShardItem, Trajectory, Unsampled
+from areal_bus.messages import Prompt, SampleFailed, ShardItem, Trajectory
 from tests.actors.endpoint.endpoint_agents import post
 
 WAIT_S = 60.0  # for anything to happen, on a loaded machine
@@ -62,7 +62,7 @@ class Stage:
         self._news = threading.Event()
         self.workflow = load_workflow(self.config, wake=self._news.set)
         self.journal = Journal(folder / "journal", role="generator", index=0, incarnation=0)
-        self.sampling = Sampling(
+        self.sampling = RolloutRunner(
             self.engine, self.workflow, self.tokenizer, self.config, name="generator", journal=self.journal
         )
         self.outcomes: list[Outcome] = []
@@ -99,9 +99,9 @@ class Stage:
         assert isinstance(outcome, Trajectory), outcome
         return outcome
 
-    def unsampled(self) -> Unsampled:
+    def unsampled(self) -> SampleFailed:
         (outcome,) = self.run()
-        assert isinstance(outcome, Unsampled), outcome
+        assert isinstance(outcome, SampleFailed), outcome
         return outcome
 
 
@@ -256,7 +256,7 @@ def test_many_calls_wake_the_loop_once_until_it_looks() -> None:
     other.call(call, lambda: False)
     assert len(woken) == 1
     assert one.has_news()
-    other.end(Ended({}))
+    other.end(AgentEnded({}))
     assert len(woken) == 2
     assert [type(other.news()).__name__ for _ in range(2)] == ["Pending", "Ended"]
 
@@ -373,7 +373,7 @@ def test_a_client_that_sends_far_too_much_hears_so() -> None:
 def serving() -> Iterator[tuple[SplitResult, Sessions]]:
     """A server, and nobody who answers."""
     sessions = Sessions(lambda: None)
-    server = Server(sessions, model="any", n_connections=4)
+    server = EndpointServer(sessions, model="any", n_connections=4)
     try:
         yield urlsplit(server.base_url), sessions
     finally:
@@ -435,7 +435,7 @@ def test_a_failing_agent_ends_its_sample_and_nothing_else(stage: Callable[..., S
     s = stage("fails", workers=1)
     s.begin(how=how)
     s.begin(1, how="raises")  # by the same process, or the one after it
-    mine, other = sorted((o for o in s.run() if isinstance(o, Unsampled)), key=lambda o: o.uid)
+    mine, other = sorted((o for o in s.run() if isinstance(o, SampleFailed)), key=lambda o: o.uid)
     assert why in mine.error, mine.error
     assert "ZeroDivisionError" in other.error
 

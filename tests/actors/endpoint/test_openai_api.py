@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.endpoint.conversation import Conversation, Rewritten
-from actors.endpoint.openai_api import Call, Refused, read_call, read_hermes
+from actors.endpoint.conversation import Conversation, HistoryRewritten
+from actors.endpoint.openai_api import ChatCall, RequestRejected, read_call, read_hermes
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import ScratchConfig
@@ -27,7 +27,7 @@ WITH_TOOLS = "{% for t in tools or [] %}{{ t['function']['name'] + ' ' }}{% endf
 WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 
 
-def call(**fields: Any) -> Call:
+def call(**fields: Any) -> ChatCall:
     return read_call(json.dumps({"model": "any", "messages": HELLO, **fields}).encode())
 
 
@@ -81,7 +81,7 @@ def test_a_call_says_what_is_to_be_sampled() -> None:
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_a_sentence(fields: dict[str, Any], why: str) -> None:
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(RequestRejected, match=why):
         call(**fields)
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_honoured_is_refused_with_a_sentence(fields: dict[str, An
     ids=["empty", "cut", "list", "no text", "nan", "deep", "half a character", "long number"],
 )
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
-    with pytest.raises(Refused, match="the body must be"):
+    with pytest.raises(RequestRejected, match="the body must be"):
         read_call(body)
 
 
@@ -172,7 +172,7 @@ def test_a_template_that_leaves_thoughts_out_of_older_answers_changes_no_token_o
 def test_a_template_that_does_not_write_the_last_answer_is_refused(tokenizer: Any) -> None:
     conversation = Conversation(tokenizer, DEAF)
     messages = answered(conversation, HELLO, "hi", tokenizer("hi<eos>")["input_ids"], "stop")
-    with pytest.raises(Refused, match="does not write the last answer"):
+    with pytest.raises(RequestRejected, match="does not write the last answer"):
         conversation.extend([*messages, {"role": "user", "content": "more"}], ())
 
 
@@ -188,23 +188,23 @@ def test_white_space_around_an_answer_may_be_cut_and_nothing_else_changed(tokeni
         (HELLO, r"messages\[1\] is not there"),
         (messages, "it brings none"),
     ]:
-        with pytest.raises(Rewritten, match=why):
+        with pytest.raises(HistoryRewritten, match=why):
             conversation.extend(changed, ())
 
 
 def test_a_template_that_has_no_form_for_a_message_refuses_it(tokenizer: Any) -> None:
-    with pytest.raises(Refused, match=r"no form for these messages: .*alternate"):
+    with pytest.raises(RequestRejected, match=r"no form for these messages: .*alternate"):
         Conversation(tokenizer, "{{ raise_exception('roles must alternate') }}").extend(HELLO, ())
 
 
 def test_tools_are_what_the_template_writes_and_stay_the_same(tokenizer: Any) -> None:
-    with pytest.raises(Refused, match="does not write 'weather'"):
+    with pytest.raises(RequestRejected, match="does not write 'weather'"):
         Conversation(tokenizer, PLAIN).extend(HELLO, WEATHER)
     conversation = Conversation(tokenizer, WITH_TOOLS)
     ids = conversation.extend(HELLO, WEATHER)
     assert tokenizer.decode(ids).startswith("weather user>hello")
     conversation.record(HELLO, WEATHER, ids, {"role": "assistant", "content": "x"}, "stop")
-    with pytest.raises(Rewritten, match="keeps its tools"):
+    with pytest.raises(HistoryRewritten, match="keeps its tools"):
         conversation.extend([*HELLO, {"role": "assistant", "content": "x"}, *HELLO], ())
 
 

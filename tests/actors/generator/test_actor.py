@@ -17,8 +17,8 @@ from areal_bus.messages import (
     Join,
     PushBroken,
     Sampled,
+    SampleFailed,
     Trajectory,
-    Unsampled,
 )
 from areal_bus.weights.snapshot import take_snapshot
 from tests.support.generator_ring import WAIT_S, prompt, ring
@@ -127,7 +127,7 @@ def test_a_group_that_cannot_be_sampled_is_reported_once_with_the_reason(tmp_pat
             around.join(with_reward=False)
             around.push(0)
             around.tell(prompt(0, "bad", samples=(0, 1, 2, 3)))
-            failed: Unsampled = around.heard(Unsampled)
+            failed: SampleFailed = around.heard(SampleFailed)
             where = f"{tmp_path / 'fussy_flow.py'}:7"
             assert (failed.uid, failed.reason) == (0, "sampling_error")
             assert failed.error == f"KeyError: 'lost' ({where})"
@@ -144,7 +144,7 @@ def test_a_prompt_over_the_limit_is_refused(tmp_path: Path) -> None:
         around.join()
         around.push(0)
         around.tell(prompt(5, "a" * 13, evaluation="before"))
-        failed: Unsampled = around.heard(Unsampled)
+        failed: SampleFailed = around.heard(SampleFailed)
         assert (failed.uid, failed.evaluation, failed.reason) == (5, "before", "prompt_too_long")
         assert "13" in failed.error
 

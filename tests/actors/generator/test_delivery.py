@@ -3,7 +3,7 @@
 from collections import Counter
 
 from actors.generator.delivery import Delivery
-from areal_bus.messages import Directory, Trajectory
+from areal_bus.messages import PeerList, Trajectory
 from areal_bus.transport.send_queue import ROOM_BYTES
 
 
@@ -20,8 +20,8 @@ def due(delivery: Delivery, now: float, waiting: dict[str, int] | None = None) -
     return [(reward, t.uid, first) for reward, t, first in delivery.due(now, n_waiting)]
 
 
-def rewards(*names: str) -> Directory:
-    return Directory(list(names), [f"ipc://{name}" for name in names])
+def rewards(*names: str) -> PeerList:
+    return PeerList(list(names), [f"ipc://{name}" for name in names])
 
 
 def test_trajectories_wait_for_a_reward_and_go_round() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from actors.generator import loop as generation
 from actors.generator.delivery import GATHER_S, Delivery
 from actors.generator.loop import Generator
-from actors.runtime.context import Pulse
-from actors.runtime.head_session import Presence
+from actors.runtime.context import HeartbeatState
+from actors.runtime.head_session import HeadSession
 from areal_bus import messages as m
 from areal_bus.config.capacity import capacity, together
 from areal_bus.config.sections import Config
@@ -79,9 +79,9 @@ def a_generator(folder: Path, mail: Mail, n_live: int, *, drains: bool = False) 
     delivery.directory(rewards("reward-0.0"))
     engine.version, engine.live = 0, [("", 0, 0, 0, 0)]
     journal = Journal(folder, role="generator", index=0, incarnation=0)
-    presence = Presence(mail, silent_s=60.0)  # type: ignore[arg-type]
+    presence = HeadSession(mail, silent_s=60.0)  # type: ignore[arg-type]
     return Generator(
-        mail, presence, engine, Ending(n_live), Arrived(), delivery, journal, Pulse(), n_slots=4, drains=drains  # type: ignore[arg-type]
+        mail, presence, engine, Ending(n_live), Arrived(), delivery, journal, HeartbeatState(), n_slots=4, drains=drains  # type: ignore[arg-type]
     )  # fmt: skip
 
 

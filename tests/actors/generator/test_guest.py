@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from actors.runtime import process as draining
-from actors.runtime.head_session import Presence
+from actors.runtime.head_session import HeadSession
 from areal_bus.errors import ActorFailed
-from areal_bus.messages import HeadBeat, Rejoin
+from areal_bus.messages import HeadHeartbeat, Rejoin
 from tests.support.generator_ring import WAIT_S, Ring, ring
 
 PATIENCE_S = 1.5  # launch.timeout_s, above bus.silent_s
@@ -39,7 +39,7 @@ def test_a_guest_whose_head_falls_silent_ends_after_the_time_that_a_head_may_tak
         around.join()
         began = time.monotonic()
         while time.monotonic() - began < 1.5 * PATIENCE_S:
-            around.tell(HeadBeat(0, 0))
+            around.tell(HeadHeartbeat(0, 0))
             around.next_beat()
         assert around.thread.is_alive()
         silent = time.monotonic()
@@ -74,7 +74,7 @@ def test_a_guest_that_stood_still_itself_does_not_blame_the_head(monkeypatch: py
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     line = Line()
-    presence = Presence(line, silent_s=3.0)  # type: ignore[arg-type]
+    presence = HeadSession(line, silent_s=3.0)  # type: ignore[arg-type]
     presence.heard("head", Rejoin("who are you"))
     presence.give_up_after(10.0, "here")
     now, line.silent_s = 400.0, 300.0  # SIGSTOP, SIGCONT: heartbeats come in a moment

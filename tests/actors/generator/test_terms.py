@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from actors.runtime.process import LEFT
-from areal_bus.core.terms import Timeline
+from areal_bus.core.terms import TermHistory
 from areal_bus.messages import (
-    Directory,
-    HeadBeat,
+    HeadHeartbeat,
     Join,
-    Leaving,
+    LeaveRequest,
+    PeerList,
     Prompt,
     PushDone,
     Ready,
     Rejoin,
     Sampled,
+    SampleFailed,
     Term,
     Trajectory,
-    Unsampled,
 )
 from areal_bus.transport.bus import Bus
 from tests.support.generator_ring import JOB, Ring, prompt, ring
@@ -93,7 +93,7 @@ def test_a_new_term_ends_whole_groups_that_lost_weights_touched_and_keeps_the_ot
         around.tell(replace(endless(around, 3, 0), more=True))  # nothing is decoded before the rest of the share
 
         around.tell(Term(1, 0))
-        lost = [around.heard(Unsampled) for _ in range(3)]
+        lost = [around.heard(SampleFailed) for _ in range(3)]
         assert [(x.evaluation, x.uid, x.attempt) for x in lost] == [("", 1, 0), ("", 2, 0), ("before", 0, 0)]
         assert {x.reason for x in lost} == {"lost_timeline"}
         around.beat_until(lambda beat: beat.version is None and beat.note.startswith("waits for weights"))
@@ -101,7 +101,7 @@ def test_a_new_term_ends_whole_groups_that_lost_weights_touched_and_keeps_the_ot
         assert [around.next_beat().progress for _ in range(3)] == [tokens] * 3
 
         with closing(Bus("reward-0.1", job=JOB, listen=f"ipc://{tmp_path}/reward-1")) as reward:
-            around.tell(Directory([reward.name], [reward.endpoint]))
+            around.tell(PeerList([reward.name], [reward.endpoint]))
             assert around.heard(Trajectory, reward) == kept  # of term 0, as it was when it was complete
             let_end(around)
             around.push(0, term=1)
@@ -141,7 +141,7 @@ def test_a_push_of_a_newer_term_is_the_news_of_it_and_may_bring_a_lower_version(
         around.tell(endless(around, 0, 0))
         around.beat_until(lambda beat: beat.progress > 0)
         around.send_weights(around.begin(5, term=1, base=5))
-        assert around.heard(Unsampled).uid == 0
+        assert around.heard(SampleFailed).uid == 0
         assert around.heard(PushDone).version == 5
         around.beat_until(lambda beat: beat.version == 5)
         around.tell(endless(around, 1, 0, n_short=1))
@@ -155,7 +155,7 @@ def test_a_term_that_was_missed_makes_all_before_it_void(tmp_path: Path, monkeyp
         around.tell(endless(around, 0, 0, n_short=1))
         take_sample(around)
         around.tell(Term(2, 5))  # term 1 began nobody knows where
-        assert around.heard(Unsampled).uid == 0
+        assert around.heard(SampleFailed).uid == 0
         around.beat_until(lambda beat: beat.version is None)
 
 
@@ -195,7 +195,7 @@ def test_told_to_rejoin_it_drops_all_work_and_waits_for_weights(
         around.beat_until(lambda beat: beat.version is None and beat.note.startswith("waits for weights"))
         let_end(around)
         with closing(Bus("reward-0.1", job=JOB, listen=f"ipc://{tmp_path}/reward-1")) as reward:
-            around.tell(Directory([reward.name], [reward.endpoint]))
+            around.tell(PeerList([reward.name], [reward.endpoint]))
             around.push(0, term=4)
             around.tell(endless(around, 1, 0))
             assert take_sample(around, reward).uid == 1  # and nothing before it
@@ -204,14 +204,14 @@ def test_told_to_rejoin_it_drops_all_work_and_waits_for_weights(
 def test_a_head_of_another_life_is_joined_once_whichever_way_it_tells(tmp_path: Path) -> None:
     with ring(tmp_path) as around:
         around.join()  # its Directory is of life 0
-        around.tell(HeadBeat(0, 0, life=0))
-        around.tell(HeadBeat(0, 0, life=1))
+        around.tell(HeadHeartbeat(0, 0, life=0))
+        around.tell(HeadHeartbeat(0, 0, life=1))
         assert around.heard(Join).again == 1
         around.heard(Ready)
-        around.tell(HeadBeat(0, 0, life=1))
+        around.tell(HeadHeartbeat(0, 0, life=1))
         around.tell(Rejoin("yet another"))
-        around.tell(Directory([], [], life=2))
-        around.tell(HeadBeat(0, 0, life=2))
+        around.tell(PeerList([], [], life=2))
+        around.tell(HeadHeartbeat(0, 0, life=2))
         assert around.heard(Join).again == 2
         around.heard(Ready)
         around.list_reward(life=2)
@@ -226,7 +226,7 @@ def test_without_a_word_of_the_head_it_goes_on_and_says_so(tmp_path: Path) -> No
         take_sample(around)
         around.beat_until(lambda beat: beat.note.startswith("waits for 1 scores; head silent for"))
         while "silent" in around.next_beat().note:
-            around.tell(HeadBeat(0, 0))
+            around.tell(HeadHeartbeat(0, 0))
 
 
 def test_asked_to_leave_a_process_says_so_ends_its_work_and_says_that_it_left(
@@ -239,19 +239,19 @@ def test_asked_to_leave_a_process_says_so_ends_its_work_and_says_that_it_left(
         around.beat_until(lambda beat: beat.progress > 0)
         assert around.process is not None
         around.process.send_signal(signal.SIGUSR1)
-        around.heard(Leaving)
+        around.heard(LeaveRequest)
         let_end(around)
         assert take_sample(around).uid == 0
         around.tell(Rejoin("a new head"))
         around.heard(Join)
         around.heard(Ready)
-        around.heard(Leaving)  # it still wants to
+        around.heard(LeaveRequest)  # it still wants to
         around.stop()
         assert around.process.returncode == LEFT
 
 
 def test_a_term_is_news_once_and_its_base_says_what_counts() -> None:
-    timeline = Timeline()
+    timeline = TermHistory()
     assert not timeline.begin(0, 0)
     assert timeline.begin(1, 5)
     assert not timeline.begin(1, 7)

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from actors.generator import weight_updates
-from actors.generator.weight_updates import Broken, Received, Receiving
+from actors.generator.weight_updates import BrokenPush, ReceivedWeights, WeightUpdates
 from areal_bus.messages import PushBegin
 from areal_bus.weights.process_group import serve_store
-from areal_bus.weights.receiver import Member
-from areal_bus.weights.sender import Root
+from areal_bus.weights.receiver import WeightReceiver
+from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import forms_of, take_snapshot
 
 WEIGHTS = {"weight": torch.arange(12.0).reshape(3, 4)}
 WAIT_S = 30.0
 
 
-def make_member() -> Member:
-    return Member("generator-0.0", address="127.0.0.1", interface="lo")
+def make_member() -> WeightReceiver:
+    return WeightReceiver("generator-0.0", address="127.0.0.1", interface="lo")
 
 
 class Side:
@@ -31,8 +31,8 @@ class Side:
     def __init__(self) -> None:
         self.news = threading.Event()
         store, self.store = serve_store("127.0.0.1")
-        self.root = Root(store, interface="lo", address="127.0.0.1")
-        self.receiving = Receiving(make_member, forms_of(WEIGHTS), self.news.set)
+        self.root = WeightSender(store, interface="lo", address="127.0.0.1")
+        self.receiving = WeightUpdates(make_member, forms_of(WEIGHTS), self.news.set)
 
     def begin(self, push: int, *, timeout_s: float = 10.0) -> PushBegin:
         begin = PushBegin(push, push, 0, ["generator-0.0"], self.store, timeout_s)
@@ -44,7 +44,7 @@ class Side:
         assert snapshot is not None
         self.root.push(snapshot, begin)
 
-    def outcome(self) -> Received | Broken | None:
+    def outcome(self) -> ReceivedWeights | BrokenPush | None:
         """Of the push that ends next."""
         assert self.news.wait(WAIT_S)
         self.news.clear()
@@ -71,7 +71,7 @@ def test_what_arrived_for_a_term_that_is_over_is_memory_to_receive_into() -> Non
         assert spare is not None
         side.send(side.begin(1))
         received = side.outcome()
-        assert isinstance(received, Received)
+        assert isinstance(received, ReceivedWeights)
         assert received.tensors["weight"].data_ptr() == spare["weight"].data_ptr()
         assert torch.equal(received.tensors["weight"], WEIGHTS["weight"])
 
@@ -89,7 +89,7 @@ def test_a_push_without_a_root_ends_at_once_when_its_term_is_over(n_before: int)
         assert side.receiving.take() is None  # the old one's end is nobody's
         side.send(begin)
         received = side.outcome()
-        assert isinstance(received, Received)
+        assert isinstance(received, ReceivedWeights)
         assert (received.begin, received.receive_s < 5.0) == (begin, True)
 
 
@@ -116,7 +116,7 @@ def test_a_root_that_stands_still_holds_up_no_push_of_another_one(monkeypatch: p
             assert time.monotonic() < deadline
             side.news.wait(0.01)
         sending.join()
-        assert isinstance(received, Received)
+        assert isinstance(received, ReceivedWeights)
         assert received.begin == begin
         old = [thread for thread in threading.enumerate() if thread.name == "weights"]
         first.close()

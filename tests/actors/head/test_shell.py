@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.head import shell as of_head
-from actors.head.console import Progress
+from actors.head.console import Console
 from actors.head.shell import TERM_FILE, Shell, next_term, write_whole
 from actors.runtime.context import Context
 from actors.runtime.process import OVER, code_of
@@ -19,7 +19,7 @@ from areal_bus.config.sections import Config
 from areal_bus.core.effects import Effect, End, Mark, Record, Save, Send
 from areal_bus.core.effects import Progress as Shown
 from areal_bus.core.events import Event
-from areal_bus.core.head_checkpoint import Frontier, Waypoint
+from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.errors import CheckpointError
 from areal_bus.journal import Journal
 from areal_bus.messages import Ack, Finished, Heartbeat, Message, Stop, Term
@@ -124,7 +124,7 @@ def test_messages_that_never_end_do_not_keep_the_head_from_its_deadlines(tmp_pat
 
 def test_what_is_told_before_a_waypoint_is_told_before_it_is_written(tmp_path: Path, shell: Shell) -> None:
     wire = Reading(tmp_path)
-    ack, waypoint = Ack(0, 0, 0, ""), Waypoint("learner-0.0", Frontier(3))
+    ack, waypoint = Ack(0, 0, 0, ""), HeadSavepoint("learner-0.0", HeadCheckpoint(3))
     before: list[Effect] = [Send("generator-0.0", ack), Record(Event.SCORED, {"uid": 0})]
     after: list[Effect] = [Record(Event.SCORED, {"uid": 1}), Send("generator-0.0", ack)]
     shell._carry_out(wire, [*before, Mark(waypoint), *after])  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ def test_what_is_told_before_a_waypoint_is_told_before_it_is_written(tmp_path: P
 def test_items_7_and_25_what_a_run_should_know_is_said_journalled_and_said_again_at_the_end(
     tmp_path: Path, shell: Shell
 ) -> None:
-    shell.progress = Progress(total_steps=3, out=(out := io.StringIO()))
+    shell.progress = Console(total_steps=3, out=(out := io.StringIO()))
     figures = {"reward": 0.0, "zero_advantage_share": 1.0, "truncated_share": 0.0}
     for step in range(3):
         shell._carry_out(
@@ -191,7 +191,7 @@ def test_the_end_of_a_drained_run_names_the_checkpoint_that_has_its_frontier(
     frontiers = tmp_path / "frontiers"
     for version in (2, 4):
         (tmp_path / "checkpoints" / f"step-{version:06d}").mkdir(parents=True)
-    save(path_of(frontiers, 2), Frontier(2))
+    save(path_of(frontiers, 2), HeadCheckpoint(2))
     stuck = frontiers / f".frontier-000004.{os.getpid()}.tmp"
     if how == "the disk hangs":
         os.mkfifo(stuck)
@@ -202,7 +202,7 @@ def test_the_end_of_a_drained_run_names_the_checkpoint_that_has_its_frontier(
     shell.head.gate.u = 4
     shell.head.terms.finished[0] = Finished(str(tmp_path / "checkpoints" / "step-000004"), "")
     wire = Wire(tmp_path)
-    shell._carry_out(wire, [Save(Frontier(4)), End(0, "drained at version 4")])  # type: ignore[arg-type]
+    shell._carry_out(wire, [Save(HeadCheckpoint(4)), End(0, "drained at version 4")])  # type: ignore[arg-type]
     summary = json.loads((tmp_path / "summary.json").read_text())
     version = 4 if how == "it is written" else 2
     folder = str(tmp_path / "checkpoints" / f"step-{version:06d}")
@@ -219,7 +219,7 @@ def test_the_end_of_a_drained_run_names_the_checkpoint_that_has_its_frontier(
 def test_the_table_has_accuracy_only_where_the_reward_returns_it(correct: float | None) -> None:
     """Issue 32.13: a column of dashes for rewards of one's own."""
     out = io.StringIO()
-    progress = Progress(total_steps=2, out=out)
+    progress = Console(total_steps=2, out=out)
     progress.on("step", {"version": 1, "v": 0, "reward": 1.0} | ({} if correct is None else {"correct": correct}))
     heading, line = out.getvalue().splitlines()
     assert ("accuracy" in heading) is (correct is not None)

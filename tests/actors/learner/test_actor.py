@@ -25,7 +25,7 @@ def test_a_learner_lives_from_warm_up_to_its_exported_model(tmp_path: Path) -> N
     with script(tmp_path, **sections) as head:
         begun = head.assemble()
         received, digest = head.push(0)
-        assert begun == m.Begin(0, digest)
+        assert begun == m.BeginTerm(0, digest)
         for step in range(3):
             head.serve(step)
             update = head.take(m.UpdateDone)

@@ -215,7 +215,7 @@ def test_state_of_another_model_is_refused(tmp_path: Path) -> None:
     state = checkpoint.load(save(actor, tmp_path))
     other = {key.replace("layers.0", "layers.7"): value for key, value in state.tensors.items()}
     with pytest.raises(CheckpointError, match="same names"):
-        checkpoint.restore(checkpoint.State(1, other), policy=actor.policy, optimizer=actor.optimizer)
+        checkpoint.restore(checkpoint.TrainingState(1, other), policy=actor.policy, optimizer=actor.optimizer)
 
 
 def test_the_link_is_replaced_in_one_step(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from actors.learner import cpu_helpers
 from actors.learner.cpu_helpers import call
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
-from actors.learner.rendezvous import Ranks
+from actors.learner.rendezvous import LearnerRanks
 from areal_bus import messages as m
 from tests.actors.learner.test_ppo import batch_of
 from tests.support.learner_script import script
@@ -37,7 +37,7 @@ def said() -> Iterator[list[str]]:
 
 
 def policy_of(dtype: str = "float32") -> Policy:
-    return Policy(tiny_model(), ranks=Ranks(), device="cpu", temperature=1.0, dtype=dtype)
+    return Policy(tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=1.0, dtype=dtype)
 
 
 def test_helpers_come_and_nothing_is_said(said: list[str]) -> None:

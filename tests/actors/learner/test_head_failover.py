@@ -13,10 +13,10 @@ from typing import TypeVar
 import pytest
 
 from actors.learner.batch import Batch
-from actors.learner.inbox import Letterbox, StopRun
-from actors.learner.rollout import Rollout, Tie
+from actors.learner.inbox import LearnerInbox, StopRun
+from actors.learner.rollout import HeadFailover, Rollout
 from actors.runtime import process as codes
-from actors.runtime.context import Pulse
+from actors.runtime.context import HeartbeatState
 from areal_bus import messages as m
 from areal_bus.errors import Restart
 from areal_bus.journal import Journal
@@ -63,9 +63,9 @@ class Rank:
 
     name: str
     bus: Bus
-    letterbox: Letterbox
+    letterbox: LearnerInbox
     rollout: Rollout
-    tie: Tie
+    tie: HeadFailover
     version: list[int]  # of its actor
     said: list[tuple[int, bool]] = field(default_factory=list)  # life of the head; whether another was told before
     ended: list[int] = field(default_factory=list)  # exit codes with which the process would have been ended
@@ -88,7 +88,7 @@ class Crew:
 
     def is_joined(self, life: int, of: int | None = None) -> None:
         """A head of this life is there, for one rank or for all; returns when they have heard."""
-        self.tell(m.Directory([], [], life), to=of)
+        self.tell(m.PeerList([], [], life), to=of)
         for rank in self.ranks if of is None else [self.ranks[of]]:
             until(lambda rank=rank: rank.letterbox.life == life)  # type: ignore[misc]
 
@@ -156,8 +156,8 @@ def rank_of(folder: Path, head: Bus, index: int, agreement: Agreement) -> Rank:
     said: list[tuple[int, bool]] = []
     ended: list[int] = []
     version = [0]
-    letterbox = Letterbox(bus, push_begun=lambda _: None, overdue=ended.append, rejoin_grace_s=0.05)
-    tie = Tie(
+    letterbox = LearnerInbox(bus, push_begun=lambda _: None, overdue=ended.append, rejoin_grace_s=0.05)
+    tie = HeadFailover(
         letterbox,
         most=lambda values: agreement.most(index, values),
         begin=lambda life, lives_on: said.append((life, lives_on)),
@@ -167,7 +167,7 @@ def rank_of(folder: Path, head: Bus, index: int, agreement: Agreement) -> Rank:
         letterbox,
         tie,
         journal=Journal(folder, role="learner", index=index, incarnation=0),
-        pulse=Pulse(),
+        pulse=HeartbeatState(),
         eta=1,
         n_samples=4,
         version=lambda: version[0],
@@ -310,9 +310,9 @@ def test_an_old_word_of_an_old_head_breaks_nothing_off(crew: Crew) -> None:
     crew.asked(0, 0)
     crew.tell(*crew.share(0, seed=1))
     taken(taking)
-    crew.tell(m.Directory(["generator-0.1"], [""], 0))
+    crew.tell(m.PeerList(["generator-0.1"], [""], 0))
     crew.is_joined(1)
-    crew.tell(m.Directory(["generator-0.1"], [""], 1))
+    crew.tell(m.PeerList(["generator-0.1"], [""], 1))
     crew.train()
     taking = crew.take_batches()
     crew.asked(1, 1)

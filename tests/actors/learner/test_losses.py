@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actors.cpu import loss as kernels
 from actors.cpu.build import library
-from actors.learner.losses import Mismatch, Terms, decoupled_ppo, effective_share, gap, mismatch, ppo
+from actors.learner.losses import LossTerms, Mismatch, decoupled_ppo, effective_share, gap, mismatch, ppo
 
 EPS = 0.2
 NAN, INF = math.nan, math.inf
@@ -40,7 +40,7 @@ def reference(theta: Tensor, prox: Tensor, behav: Tensor, advantage: Tensor, cap
     return loss, gradient
 
 
-def decoupled(theta: Tensor, prox: Tensor, behav: Tensor, advantage: Tensor, cap: float | None = None) -> Terms:
+def decoupled(theta: Tensor, prox: Tensor, behav: Tensor, advantage: Tensor, cap: float | None = None) -> LossTerms:
     return decoupled_ppo(theta, prox, gap(prox, behav).weight_N, advantage, eps_clip=EPS, cap=cap)
 
 

@@ -10,30 +10,30 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
 from actors.learner import policy as module
 from actors.learner.policy import Policy
-from actors.learner.rendezvous import Ranks
+from actors.learner.rendezvous import LearnerRanks
 from actors.models import packed_attention
-from actors.models.packed_row import Piece, lay_out, n_rows
+from actors.models.packed_row import SequencePiece, lay_out, n_rows
 from tests.support.learner_setup import VOCABULARY, tiny_model
 
 TEMPERATURE = 0.7
 
 
-def pieces(seed: int = 0) -> list[Piece]:
+def pieces(seed: int = 0) -> list[SequencePiece]:
     """Sequences of many lengths, two of them equal, with one to all of their tokens wanted."""
     draw = torch.Generator().manual_seed(seed)
     made = []
     for n, first in [(5, 2), (9, 3), (9, 8), (33, 1), (2, 1), (17, 5)]:
         ids = torch.randint(0, VOCABULARY, (n,), generator=draw)
         places = torch.arange(first, n)
-        made.append(Piece(ids_T=ids, places_K=places[torch.rand(len(places), generator=draw) < 0.8]))
+        made.append(SequencePiece(ids_T=ids, places_K=places[torch.rand(len(places), generator=draw) < 0.8]))
     return [piece for piece in made if len(piece.places_K)]
 
 
 def policy_of(model: torch.nn.Module) -> Policy:
-    return Policy(model, ranks=Ranks(), device="cpu", temperature=TEMPERATURE)
+    return Policy(model, ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE)
 
 
-def alone(model: torch.nn.Module, piece: Piece) -> tuple[Tensor, Tensor]:
+def alone(model: torch.nn.Module, piece: SequencePiece) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies by a plain forward of one sequence."""
     logits = model(input_ids=piece.ids_T.unsqueeze(0), use_cache=False).logits[0] / TEMPERATURE
     logp = logits.log_softmax(-1)[piece.places_K - 1]
@@ -75,14 +75,16 @@ def test_no_token_sees_another_sequence() -> None:
     policy = policy_of(tiny_model())
     first, *others = pieces()
     before, _ = policy.logprobs([first, *others])
-    changed = [Piece(ids_T=(piece.ids_T + 1) % VOCABULARY, places_K=piece.places_K) for piece in others]
+    changed = [SequencePiece(ids_T=(piece.ids_T + 1) % VOCABULARY, places_K=piece.places_K) for piece in others]
     after, _ = policy.logprobs([first, *changed])
     assert torch.equal(before[: len(first.places_K)], after[: len(first.places_K)])
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
     plain = policy_of(tiny_model())
-    saving = Policy(tiny_model(), ranks=Ranks(), device="cpu", temperature=TEMPERATURE, gradient_checkpointing=True)
+    saving = Policy(
+        tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE, gradient_checkpointing=True
+    )
     for policy in (plain, saving):
         policy.logprobs(pieces())[0].sum().backward()
     assert saving.model.model.gradient_checkpointing
@@ -103,7 +105,7 @@ def test_packed_attention_is_for_plain_causal_models_only() -> None:
     assert not packed_attention.supports(LlamaConfig(attention_dropout=0.1))
 
 
-def families(seed: int = 1) -> list[Piece]:
+def families(seed: int = 1) -> list[SequencePiece]:
     """Two groups whose samples share a prompt, one of them twice the same sample, and one piece of no family."""
     draw = torch.Generator().manual_seed(seed)
     made = []
@@ -111,9 +113,9 @@ def families(seed: int = 1) -> list[Piece]:
         prompt = torch.randint(0, VOCABULARY, (n_prompt,), generator=draw)
         for n in lengths:
             ids = torch.cat([prompt, torch.randint(0, VOCABULARY, (n,), generator=draw)])
-            made.append(Piece(ids, torch.arange(n_prompt, n_prompt + n), family=family))
+            made.append(SequencePiece(ids, torch.arange(n_prompt, n_prompt + n), family=family))
     made[6] = made[4]
-    return [made[i] for i in (1, 4, 0, 5, 2, 6, 3)] + [Piece(torch.tensor([5, 6, 7]), torch.tensor([1, 2]))]
+    return [made[i] for i in (1, 4, 0, 5, 2, 6, 3)] + [SequencePiece(torch.tensor([5, 6, 7]), torch.tensor([1, 2]))]
 
 
 def test_a_shared_prompt_is_read_once() -> None:
@@ -149,7 +151,7 @@ def told(sizes: list[int], _embedding: torch.nn.Module, given: tuple[Tensor]) ->
 
 @pytest.mark.parametrize("given", [pieces, families, lambda: families()[:1]])
 def test_rows_that_are_filled_up_change_nothing(
-    given: Callable[[], list[Piece]], monkeypatch: pytest.MonkeyPatch
+    given: Callable[[], list[SequencePiece]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many rows as a product is compiled for: what is behind a row's tokens is read by nobody and trains nothing."""
     found = []
@@ -182,7 +184,7 @@ def test_a_row_that_is_filled_up_is_as_well_formed(more: int) -> None:
     assert len(full.wanted_N) == len(full.targets_N) == len(row.wanted_N) + more
     assert torch.equal(full.ids_S[: len(row.ids_S)], row.ids_S)
     assert not full.positions_S[len(row.ids_S) :].any(), "a model with few positions has the first"
-    packing = packed_attention.Packing.of(full, torch.device("cpu"))
+    packing = packed_attention.PackedAttention.of(full, torch.device("cpu"))
     assert packing.sequences is not None, "kernels can follow it"
     assert packing.sequences.n_rows == len(full.ids_S)
     assert sum(full.lengths) == sum(row.lengths) + more

@@ -13,8 +13,8 @@ from actors.learner import checkpoint
 from actors.learner.batch import build
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
-from actors.learner.rendezvous import Ranks
-from actors.models.packed_row import Piece
+from actors.learner.rendezvous import LearnerRanks
+from actors.models.packed_row import SequencePiece
 from areal_bus.config.sections import Config
 from areal_bus.weights.snapshot import Snapshot, digest_of, take_snapshot
 from tests.actors.learner.test_fsdp import Words
@@ -65,10 +65,12 @@ def test_small_updates_are_kept_until_the_pushed_weights_show_them(tmp_path: Pat
 
 def test_compute_is_of_the_type_that_is_sampled_with() -> None:
     exact, rounded = (
-        Policy(tiny_model(), ranks=Ranks(), device="cpu", temperature=1.0, dtype=dtype, gradient_checkpointing=True)
+        Policy(
+            tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=1.0, dtype=dtype, gradient_checkpointing=True
+        )
         for dtype in ("float32", "bfloat16")
     )
-    pieces = [Piece(torch.arange(2, 2 + n), torch.arange(1, n), family=0) for n in (5, 9, 9)]
+    pieces = [SequencePiece(torch.arange(2, 2 + n), torch.arange(1, n), family=0) for n in (5, 9, 9)]
     seen: list[torch.dtype] = []
     rounded.model.model.layers[0].mlp.down_proj.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
     for policy in (exact, rounded):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from actors.learner.inbox import Letterbox, StopRun
-from actors.learner.rendezvous import Meeting
+from actors.learner.inbox import LearnerInbox, StopRun
+from actors.learner.rendezvous import Rendezvous
 from areal_bus import messages as m
 from areal_bus.errors import Restart
 from areal_bus.transport.bus import Bus
@@ -26,8 +26,8 @@ class Rank:
 
     name: str
     bus: Bus
-    letterbox: Letterbox
-    meeting: Meeting
+    letterbox: LearnerInbox
+    meeting: Rendezvous
     joined: list[str]  # again, because the head asked
     looked: threading.Event
 
@@ -50,10 +50,10 @@ class Place:
         bus.connect("head", self.head.endpoint)
         bus.send("head", m.Ready(0))
         assert self.head.receive(10.0) is not None  # it can answer now
-        letterbox = Letterbox(bus, push_begun=lambda _: None, overdue=lambda _: None)
+        letterbox = LearnerInbox(bus, push_begun=lambda _: None, overdue=lambda _: None)
         joined: list[str] = []
         looked = threading.Event()
-        meeting = Meeting(letterbox, name=name, join_again=lambda: joined.append(name), look=looked.set)
+        meeting = Rendezvous(letterbox, name=name, join_again=lambda: joined.append(name), look=looked.set)
         self.ranks.append(Rank(name, bus, letterbox, meeting, joined, looked))
         return self.ranks[-1]
 
@@ -67,7 +67,7 @@ class Place:
 
     def visit(self, rank: Rank, index: int, *hosts: tuple[str, str]) -> "Future[Any]":
         for name, endpoint in hosts:
-            self.head.send(rank.name, m.Directory(["reward-0.0", name], ["ipc://r", endpoint]))
+            self.head.send(rank.name, m.PeerList(["reward-0.0", name], ["ipc://r", endpoint]))
         return self.pool.submit(rank.meeting.visit, index)
 
 
@@ -122,7 +122,7 @@ def test_a_rank_that_comes_too_late_waits_for_the_next_life_of_rank_0(place: Pla
     until(back.looked.is_set)
     again, second = place.rank("learner-0.1"), place.store()
     hosting = place.host(again, second, 2)
-    place.head.send(back.name, m.Directory([again.name], [second]))
+    place.head.send(back.name, m.PeerList([again.name], [second]))
     assert visit.result(10.0)[1] == WORD
     hosting.result(10.0)
     assert is_there(place, back, 1)

@@ -17,14 +17,14 @@ from transformers import AutoModelForCausalLM
 
 from actors.learner import checkpoint
 from actors.learner.batch import build
-from actors.learner.checkpoint_manager import Beginning, Keeper, choose
+from actors.learner.checkpoint_manager import CheckpointManager, StartPoint, choose
 from actors.learner.ppo import PPOActor
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.runtime import process as codes
 from areal_bus import messages as m
 from areal_bus.config.sections import Config, ScratchConfig
-from areal_bus.core.head_checkpoint import Frontier
+from areal_bus.core.head_checkpoint import HeadCheckpoint
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import head_checkpoints, versioned_dirs
 from areal_bus.weights.snapshot import take_snapshot
@@ -46,7 +46,7 @@ class Shelf:
             (building / "state.json").write_text(json.dumps({"schema": checkpoint.SCHEMA, "version": version}))
             versioned_dirs.seal(building, final)
             if frontier:
-                head_checkpoints.save(self.frontier(version), Frontier(version))
+                head_checkpoints.save(self.frontier(version), HeadCheckpoint(version))
 
     def frontier(self, version: int) -> Path:
         return head_checkpoints.path_of(self.run / "frontiers", version)
@@ -54,7 +54,7 @@ class Shelf:
     def folder(self, version: int) -> Path:
         return versioned_dirs.place(self.run / "checkpoints", version)
 
-    def choose(self, every_steps: int = 10) -> Beginning:
+    def choose(self, every_steps: int = 10) -> StartPoint:
         return choose(self.run, every_steps=every_steps, warn=self.said.append)
 
 
@@ -69,13 +69,13 @@ def tear(path: Path) -> None:
 
 
 def test_a_run_without_checkpoints_begins_at_version_0(disk: Shelf) -> None:
-    assert disk.choose() == Beginning(0, "")
+    assert disk.choose() == StartPoint(0, "")
     assert not disk.said
 
 
 def test_the_newest_version_is_chosen_by_number(disk: Shelf) -> None:
     disk.seal(999_990, 1_000_000, 20)
-    assert disk.choose() == Beginning(1_000_000, str(disk.folder(1_000_000)))
+    assert disk.choose() == StartPoint(1_000_000, str(disk.folder(1_000_000)))
     assert not disk.said
 
 
@@ -88,7 +88,7 @@ def test_a_version_that_is_not_whole_is_named_and_the_one_before_is_used(disk: S
         shutil.copy(disk.frontier(10), disk.frontier(20))
     else:
         tear(disk.frontier(20) if broken == "frontier" else disk.folder(20) / broken)
-    assert disk.choose() == Beginning(10, str(disk.folder(10)))
+    assert disk.choose() == StartPoint(10, str(disk.folder(10)))
     (said,) = disk.said
     assert said.startswith("version 20 cannot be gone back to, an older one is used: ")
 
@@ -112,7 +112,7 @@ def test_a_run_whose_checkpoints_are_all_broken_ends_and_names_each(disk: Shelf)
 
 def test_a_first_checkpoint_that_the_head_did_not_finish_counts_as_none(disk: Shelf) -> None:
     disk.seal(10, frontier=False)
-    assert disk.choose() == Beginning(0, "")
+    assert disk.choose() == StartPoint(0, "")
     assert len(disk.said) == 1
     with pytest.raises(CheckpointError):  # here it is not the first: older ones must have been there
         disk.choose(every_steps=5)
@@ -120,9 +120,9 @@ def test_a_first_checkpoint_that_the_head_did_not_finish_counts_as_none(disk: Sh
 
 def test_version_0_needs_no_frontier_and_no_checkpoint(disk: Shelf) -> None:
     disk.seal(0, frontier=False)
-    assert disk.choose() == Beginning(0, str(disk.folder(0)))
+    assert disk.choose() == StartPoint(0, str(disk.folder(0)))
     tear(disk.folder(0) / "state.json")
-    assert disk.choose() == Beginning(0, "")
+    assert disk.choose() == StartPoint(0, "")
 
 
 def test_a_checkpoint_that_stood_aside_when_its_writer_died_is_found(disk: Shelf) -> None:
@@ -131,9 +131,9 @@ def test_a_checkpoint_that_stood_aside_when_its_writer_died_is_found(disk: Shelf
     assert disk.choose().version == 10
 
 
-def keeper_of(run: Path, actor: PPOActor, config: Config) -> Keeper:
+def keeper_of(run: Path, actor: PPOActor, config: Config) -> CheckpointManager:
     sealed: list[int] = []
-    return Keeper(
+    return CheckpointManager(
         run, config.checkpoint, journal=actor._journal, is_root=True, sealed=lambda version, _: sealed.append(version)
     )
 
@@ -143,7 +143,7 @@ def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_i
     clock = [1000.0]
     config = settings()
     actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
-    keeper = Keeper(
+    keeper = CheckpointManager(
         tmp_path,
         config.checkpoint,
         journal=actor._journal,
@@ -165,7 +165,8 @@ def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_i
     keeper._took_s = 50.0
     assert not is_due_after(399.0)
     assert is_due_after(1.0)
-    off = Keeper(tmp_path, settings(checkpoint={"every_s": 0.0}).checkpoint, journal=actor._journal, is_root=True,
+    off = CheckpointManager(tmp_path, settings(checkpoint={"every_s": 0.0}).checkpoint,
+                 journal=actor._journal, is_root=True,
                  sealed=lambda version, folder: None, now=lambda: clock[0])  # fmt: skip
     clock[0] += 1e6
     assert not off.is_due(actor)
@@ -173,9 +174,9 @@ def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_i
 
 def test_the_only_checkpoint_of_a_run_by_time_that_the_head_did_not_finish_counts_as_none(disk: Shelf) -> None:
     """Issue 32.8."""
-    head_checkpoints.save(disk.frontier(0), Frontier(0))  # of an evaluation before training
+    head_checkpoints.save(disk.frontier(0), HeadCheckpoint(0))  # of an evaluation before training
     disk.seal(17, frontier=False)
-    assert disk.choose(every_steps=0) == Beginning(0, "")
+    assert disk.choose(every_steps=0) == StartPoint(0, "")
     disk.seal(23, frontier=False)
     with pytest.raises(CheckpointError):  # the first of two must have had one
         disk.choose(every_steps=0)
@@ -193,7 +194,7 @@ def test_what_a_lost_timeline_left_is_removed_before_a_term_begins(tmp_path: Pat
     disk.frontier(30).unlink()
     actor = tiny_actor(tmp_path)
     keeper = keeper_of(tmp_path, actor, settings(checkpoint={"every_steps": 10}))
-    assert keeper.choose() == Beginning(10, str(disk.folder(10)))
+    assert keeper.choose() == StartPoint(10, str(disk.folder(10)))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000010"]
     assert len(notes(actor)) == 4
 
@@ -230,7 +231,7 @@ def test_a_restored_learner_makes_the_same_bits_as_one_that_never_stopped(
     first = tiny_actor(tmp_path / "first", config, model=tiny_model(tied=tied))
     train(first, range(2))
     keeper_of(tmp_path, first, config).keep(first, tokenizer(tmp_path))
-    head_checkpoints.save(head_checkpoints.path_of(tmp_path / "frontiers", 2), Frontier(2))
+    head_checkpoints.save(head_checkpoints.path_of(tmp_path / "frontiers", 2), HeadCheckpoint(2))
     kept, drawn = digest(first), torch.rand(3)
 
     keeper = keeper_of(tmp_path, first, config)
@@ -301,10 +302,10 @@ def test_learners_come_back_together_and_make_the_same_bits_again(tmp_path: Path
         old = head.store
         head.come_back(1)
         join = head.take(m.Join)
-        head.bus.send(join.name, m.Directory(["learner-0.0"], [old]))  # nobody is there any more
+        head.bus.send(join.name, m.PeerList(["learner-0.0"], [old]))  # nobody is there any more
         head.waiting.append((join.name, join))
         head.come_back(0)
-        assert head.assemble() == m.Begin(2, digests[1], sealed=[2])
+        assert head.assemble() == m.BeginTerm(2, digests[1], sealed=[2])
         assert update(head, 2) == digests[2]
         await_requests(head, 3)
         root, stopped = head.processes

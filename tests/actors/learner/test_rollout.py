@@ -11,12 +11,12 @@ from typing import cast
 import pytest
 import torch
 
-from actors.learner.inbox import Letterbox, StopRun
+from actors.learner.inbox import LearnerInbox, StopRun
 from actors.learner.loop import find_loop, train
-from actors.learner.rollout import Rollout, Tie
-from actors.learner.weight_pusher import Pusher
+from actors.learner.rollout import HeadFailover, Rollout
+from actors.learner.weight_pusher import WeightPusher
 from actors.runtime import process as codes
-from actors.runtime.context import Pulse
+from actors.runtime.context import HeartbeatState
 from areal_bus import messages as m
 from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed, Restart
 from areal_bus.journal import Journal
@@ -31,7 +31,7 @@ class Line:
     """A learner's end and the head's end of one connection."""
 
     head: Bus
-    letterbox: Letterbox
+    letterbox: LearnerInbox
     rollout: Rollout
     begun: list[m.PushBegin]
     version: list[int]  # of the actor
@@ -59,19 +59,19 @@ def line(tmp_path: Path) -> Iterator[Line]:
     assert head.receive(10.0) is not None  # the head has heard it, so it can answer
     begun: list[m.PushBegin] = []
     ended: list[int] = []
-    letterbox = Letterbox(bus, push_begun=begun.append, overdue=ended.append, rejoin_grace_s=0.05)
+    letterbox = LearnerInbox(bus, push_begun=begun.append, overdue=ended.append, rejoin_grace_s=0.05)
     journal = Journal(tmp_path, role="learner", index=0, incarnation=0)
     version = [0]
-    head.send("learner-0.0", m.Directory([], []))
+    head.send("learner-0.0", m.PeerList([], []))
     said: list[tuple[int, bool]] = []
-    tie = Tie(letterbox, most=list, begin=lambda life, lives_on: said.append((life, lives_on)))
+    tie = HeadFailover(letterbox, most=list, begin=lambda life, lives_on: said.append((life, lives_on)))
     assert not tie.confirm(False)
     rollout = Rollout(
         lambda message: bus.send("head", message),
         letterbox,
         tie,
         journal=journal,
-        pulse=Pulse(),
+        pulse=HeartbeatState(),
         eta=1,
         n_samples=4,
         version=lambda: version[0],
@@ -118,11 +118,11 @@ def test_a_batch_that_is_not_trained_is_the_last_one_asked_for(line: Line, last:
 
 def test_the_end_of_a_share_wakes_the_loop_and_its_items_do_not(line: Line) -> None:
     *items, end = [*random_shard(0, clock=0), m.ShardEnd(0, 0, 12, 3, False)]
-    line.tell(m.HeadBeat(term=1, version=0))
+    line.tell(m.HeadHeartbeat(term=1, version=0))
     until(lambda: line.letterbox.term == 1)  # what came before it is sorted
     line.letterbox.take_now()  # the directory, where it was known to the tie before it lay there
     line.letterbox.wait(0)
-    line.tell(*items, m.HeadBeat(term=2, version=0))
+    line.tell(*items, m.HeadHeartbeat(term=2, version=0))
     until(lambda: line.letterbox.term == 2)
     assert not line.letterbox._changed.is_set()
     line.tell(end)
@@ -175,13 +175,18 @@ def test_a_rejoin_before_that_only_asks_for_another_join(line: Line) -> None:
 
 @pytest.mark.parametrize("later", [3, 5])
 def test_the_term_is_that_of_the_pushes_and_not_of_whoever_comes_later(line: Line, later: int) -> None:
-    line.tell(m.HeadBeat(3, 10), m.PushBegin(0, 10, 0, [], "", 5.0, term=4), m.HeadBeat(later, 10), m.NoBatch(0, False))
+    line.tell(
+        m.HeadHeartbeat(3, 10),
+        m.PushBegin(0, 10, 0, [], "", 5.0, term=4),
+        m.HeadHeartbeat(later, 10),
+        m.NoBatch(0, False),
+    )
     assert line.rollout.prepare_batch() is None
     assert line.letterbox.term == 4
 
 
 def test_before_its_first_push_a_learner_takes_the_term_from_heartbeats(line: Line) -> None:
-    line.tell(m.HeadBeat(3, 10), m.HeadBeat(4, 10), m.NoBatch(0, False))
+    line.tell(m.HeadHeartbeat(3, 10), m.HeadHeartbeat(4, 10), m.NoBatch(0, False))
     assert line.rollout.prepare_batch() is None
     assert line.letterbox.term == 4
 
@@ -225,7 +230,7 @@ def test_pushes_run_in_order_from_the_newest_two_snapshots(tmp_path: Path) -> No
             raise PushFailed("generator-0.0 is gone")
         return m.PushDone(begin.push, snapshot.version, snapshot.digest, 0.0, 0.0)
 
-    pusher = Pusher(push, send=sent.append, failed=failures.append)
+    pusher = WeightPusher(push, send=sent.append, failed=failures.append)
     for version in (0, 1, 2):
         assert (pusher.spare() is None) == (version < 2)
         pusher.keep(snapshot_of(version))
@@ -244,7 +249,7 @@ def test_pushes_run_in_order_from_the_newest_two_snapshots(tmp_path: Path) -> No
     assert text.count('"push_broken"') == 2
 
 
-def slow_pusher() -> tuple[Pusher, threading.Event, threading.Event]:
+def slow_pusher() -> tuple[WeightPusher, threading.Event, threading.Event]:
     """One whose push sets the first event, and lasts until the second is set."""
     sending, go_on = threading.Event(), threading.Event()
 
@@ -253,7 +258,7 @@ def slow_pusher() -> tuple[Pusher, threading.Event, threading.Event]:
         go_on.wait(10.0)
         return m.PushDone(begin.push, snapshot.version, snapshot.digest, 0.0, 0.0)
 
-    return Pusher(push, send=lambda _: None, failed=lambda _: None), sending, go_on
+    return WeightPusher(push, send=lambda _: None, failed=lambda _: None), sending, go_on
 
 
 def test_a_snapshot_that_is_being_sent_is_never_spare() -> None:
@@ -302,7 +307,7 @@ def test_a_push_that_raises_anything_else_reaches_the_loop() -> None:
         failures.append(error)
         heard.set()
 
-    pusher = Pusher(push, send=lambda _: None, failed=failed)
+    pusher = WeightPusher(push, send=lambda _: None, failed=failed)
     pusher.keep(snapshot_of(0))
     pusher.begin(begin_of(0, 0))
     assert heard.wait(10.0)
@@ -345,7 +350,7 @@ def test_a_push_of_a_dead_head_that_was_just_taken_ends_when_it_is_given_up() ->
             raise PushFailed(f"push {begin.push} was called off before it began")
         return m.PushDone(begin.push, begin.version, snapshot.digest, 0.0, 0.0)
 
-    pusher = Pusher(push, send=ended.append, failed=lambda error: pytest.fail(str(error)))
+    pusher = WeightPusher(push, send=ended.append, failed=lambda error: pytest.fail(str(error)))
     pusher.keep(snapshot_of(1))
     for number in (7, 8):
         pusher.begin(m.PushBegin(number, 1, 0, [], "", 5.0))

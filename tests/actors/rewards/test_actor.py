@@ -12,16 +12,16 @@ import pytest
 
 from actors.rewards.actor import RewardLoop, listen_endpoint
 from actors.rewards.pool import WorkerPool
-from actors.runtime.context import Context, Pulse
-from actors.runtime.head_session import Presence
+from actors.runtime.context import Context, HeartbeatState
+from actors.runtime.head_session import HeadSession
 from actors.runtime.process import OVER
 from areal_bus.config.sections import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import (
     Cancel,
-    Dismiss,
+    Evict,
     Failure,
-    HeadBeat,
+    HeadHeartbeat,
     Heartbeat,
     Join,
     Message,
@@ -120,10 +120,10 @@ def ring_of(
     listen = "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/head"
     rings: list[Ring] = []
 
-    def beat() -> HeadBeat:
+    def beat() -> HeadHeartbeat:
         if rings:
             rings[0].n_beats += 1
-        return HeadBeat(term=0, version=0, life=rings[0].life if rings else 0)
+        return HeadHeartbeat(term=0, version=0, life=rings[0].life if rings else 0)
 
     head = Bus("head", job=JOB, listen=listen, heartbeat=beat, heartbeat_s=0.1)
     generator = Bus("generator-0.0", job=JOB)
@@ -174,7 +174,13 @@ def test_32_19_what_a_generator_orders_a_reward_does_not_obey(folder):
     """One Stop of any generator, or by the guest key, ended a reward for ever."""
     with ring_of(folder) as ring:
         endpoint = ring.up().endpoint
-        orders = [Stop("forged"), Dismiss("forged"), Cancel(1, 0), Rejoin("forged", anew=True), HeadBeat(9, 9, life=9)]
+        orders = [
+            Stop("forged"),
+            Evict("forged"),
+            Cancel(1, 0),
+            Rejoin("forged", anew=True),
+            HeadHeartbeat(9, 9, life=9),
+        ]
         with closing(Bus("generator-1.0", job=JOB)) as intruder:
             intruder.connect("reward-0.0", endpoint)
             for order in orders:
@@ -216,7 +222,7 @@ def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):
     try:
         bus.connect("head", head.endpoint)
         with WorkerPool("own_actor_rewards:score", str(folder), n_workers=1, timeout_s=1.0) as pool:
-            loop = RewardLoop(bus, Presence(bus, silent_s=60.0), pool, journal, Pulse(), capacity=1)
+            loop = RewardLoop(bus, HeadSession(bus, silent_s=60.0), pool, journal, HeartbeatState(), capacity=1)
             deadline = time.monotonic() + 60
             while len(bus.seen) < 2 and time.monotonic() < deadline:
                 loop.turn()

@@ -10,11 +10,11 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Effect, End, Progress, Record, Save, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import ALL_TOLD, Head
-from areal_bus.core.head_checkpoint import START, Frontier
+from areal_bus.core.head_checkpoint import START, HeadCheckpoint
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Refund, Role
 from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Lengths, Numbers, Scenario, Tail
+from tools.staleness.simulator.scenario import Fault, Numbers, Scenario, ScenarioLengths, Tail
 
 SHAPES = st.fixed_dictionaries(
     {
@@ -109,7 +109,7 @@ def test_a_failed_verdict_refunds_its_group_and_is_no_zero() -> None:
 
 
 def test_rows_dropped_too_old_are_issued_again_at_most_three_times() -> None:
-    tail = Lengths(Tail.PARETO, 2.0, 1.1, 2000)
+    tail = ScenarioLengths(Tail.PARETO, 2.0, 1.1, 2000)
     ring = finish(ring_of(policy=StalenessPolicy.DROP, eta=1, batch_size=1, total_steps=120, lengths=tail, seed=3))
     refunds = [line for line in lines(ring, Event.REFUND) if line["reason"] == "too_old"]
     issues = {line["uid"]: line["issue"] for line in lines(ring, Event.ADMIT)}
@@ -136,7 +136,7 @@ def head_with(n_generators: int = 1, *, secret: bytes = b"", **changes: object) 
         endpoint = "" if role == "generator" else name
         effects += head.on(name, m.Join(name, role, index, 0, endpoint, 1, ""), 0.0)
         effects += head.on(name, m.Ready(4), 0.0)
-    effects += head.on("learner-0.0", m.Begin(0, "digest 0", head.life), 0.0)
+    effects += head.on("learner-0.0", m.BeginTerm(0, "digest 0", head.life), 0.0)
     for name in ("learner-0.0", *(f"generator-{i}.0" for i in range(n_generators))):
         effects += push_done(head, name, 0)
     return head, effects
@@ -243,7 +243,7 @@ def test_a_generator_heard_again_gets_no_credit_for_what_it_lost() -> None:
     member = head.members.by_name["generator-0.0"]
     assert (member.standing, member.load, member.version) == ("stale", 0, None)
     assert sorted(message.uid for _, message in sent(back, m.Cancel)) == sorted(lost)  # type: ignore[union-attr]
-    assert sent(back, m.Directory)
+    assert sent(back, m.PeerList)
     late = head.on("reward-0.0", scored(lost[0], 0), 1002.0)
     assert "attempt" in refused(late)[0]
     assert [message.uid for _, message in sent(late, m.Ack)] == [lost[0]]  # type: ignore[union-attr]
@@ -307,7 +307,7 @@ def test_a_batch_needs_every_learner_rank_to_ask() -> None:
                               ("generator-0.0", "generator", 0)]:  # fmt: skip
         head.on(name, m.Join(name, role, index, 0, "", 1, ""), 0.0)
         head.on(name, m.Ready(4), 0.0)
-    head.on("learner-0.0", m.Begin(0, "digest 0", head.life), 0.0)
+    head.on("learner-0.0", m.BeginTerm(0, "digest 0", head.life), 0.0)
     push_done(head, "learner-0.0", 0)
     push_done(head, "generator-0.0", 0)
     head.on("learner-1.0", m.BatchRequest(0), 0.0)
@@ -359,7 +359,7 @@ def test_a_term_that_begins_at_version_0_again_does_not_evaluate_again() -> None
     figures = dict(head.figures)
     head.on("learner-0.1", m.Join("learner-0.1", "learner", 0, 1, "x", 1, ""), 2.0)
     head.on("learner-0.1", m.Ready(0), 2.0)
-    effects = head.on("learner-0.1", m.Begin(0, "digest 0"), 2.0)
+    effects = head.on("learner-0.1", m.BeginTerm(0, "digest 0"), 2.0)
     for name in ("learner-0.1", "generator-0.0"):
         effects += push_done(head, name, 0)
     assert head.figures == figures
@@ -377,7 +377,7 @@ def test_a_head_that_comes_back_at_version_0_does_not_evaluate_again() -> None:
     for name, role in (("learner-0.1", "learner"), ("reward-0.0", "reward"), ("generator-0.0", "generator")):
         head.on(name, m.Join(name, role, 0, int(name[-1]), "", 1, ""), 0.0)
         head.on(name, m.Ready(4), 0.0)
-    head.on("learner-0.1", m.Begin(0, "digest 0", head.life), 0.0)
+    head.on("learner-0.1", m.BeginTerm(0, "digest 0", head.life), 0.0)
     for name in ("learner-0.1", "generator-0.0"):
         push_done(head, name, 0)
     assert str(head.phase) == "training"
@@ -395,7 +395,7 @@ def test_figures_of_the_evaluation_before_are_saved_when_it_is_over() -> None:
 
 
 def test_a_resumed_run_that_is_drained_before_anybody_is_there_says_where_it_stands() -> None:
-    frontiers = {**START, 4: Frontier(4, next_uid=8, position=8, results={"before": BEFORE})}
+    frontiers = {**START, 4: HeadCheckpoint(4, next_uid=8, position=8, results={"before": BEFORE})}
     head = Head(scenario().rules, Numbers(None), now=0.0, life=1, term=1, frontiers=frontiers)
     (end,) = [effect for effect in head.drain(1.0) if isinstance(effect, End)]
     assert (end.code, end.sentence) == (0, "drained at version 4")

@@ -11,12 +11,12 @@ import pytest
 
 from areal_bus import messages as m
 from areal_bus.core import head as head_module
-from areal_bus.core.batcher import Batches
+from areal_bus.core.batcher import Batcher
 from areal_bus.core.effects import Effect, End, Mark, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.head_checkpoint import START, Waypoint
-from areal_bus.core.member_lifecycle import Gathering
+from areal_bus.core.head_checkpoint import START, HeadSavepoint
+from areal_bus.core.member_lifecycle import MemberLifecycle
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.terms import Terms
 from areal_bus.messages import Role
@@ -37,16 +37,16 @@ from tests.invariants.test_invariants_terms import first_break
 from tools.staleness.simulator.disk import Disk
 from tools.staleness.simulator.learner import Learners
 from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Lengths, Numbers, Scenario, Tail
+from tools.staleness.simulator.scenario import Fault, Numbers, Scenario, ScenarioLengths, Tail
 
 N_SCHEDULES = 60
 
 
-def marks(effects: list[Effect]) -> list[Waypoint]:
+def marks(effects: list[Effect]) -> list[HeadSavepoint]:
     return [effect.waypoint for effect in effects if isinstance(effect, Mark)]
 
 
-def next_head(before: Head, waypoints: list[Waypoint], *, term: int = 1) -> Head:
+def next_head(before: Head, waypoints: list[HeadSavepoint], *, term: int = 1) -> Head:
     """It knows what is on disk: these waypoints, and no checkpoint's frontier."""
     source = Numbers(None)
     return Head(before.rules, source, now=0.0, life=before.life + 1, term=term, frontiers=START, waypoints=waypoints)
@@ -54,7 +54,7 @@ def next_head(before: Head, waypoints: list[Waypoint], *, term: int = 1) -> Head
 
 def go_on(head: Head, version: int, *, learner: str = LEARNER, sealed: list[int] | None = None) -> list[Effect]:
     """A learner that lives joins this head, and says where it is."""
-    begin = m.Begin(version, f"digest {version}", head.life, True, sealed or [])
+    begin = m.BeginTerm(version, f"digest {version}", head.life, True, sealed or [])
     return join(head, learner, again=head.life) + say(head, learner, begin)
 
 
@@ -120,14 +120,14 @@ def test_a_learner_that_nobody_knows_to_be_there_goes_back_to_its_checkpoint(wha
     assert (order.anew, order.life) == (True, 1)
     assert not lines(effects, Event.TERM)
     assert end_of(effects) is None
-    back = join(head, "learner-0.8") + say(head, "learner-0.8", m.Begin(0, "digest 0", 1))
+    back = join(head, "learner-0.8") + say(head, "learner-0.8", m.BeginTerm(0, "digest 0", 1))
     assert lines(back, Event.TERM)[0]["version"] == 0
 
 
 def test_a_fresh_learner_without_a_frontier_ends_the_job_as_before() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
-    end = end_of(join(head, "learner-0.1") + say(head, "learner-0.1", m.Begin(1, "digest 1", 1)))
+    end = end_of(join(head, "learner-0.1") + say(head, "learner-0.1", m.BeginTerm(1, "digest 1", 1)))
     assert end == End(1, "learner-0.1 begins at version 1, whose frontier is not there")
 
 
@@ -135,7 +135,7 @@ def test_what_was_said_to_an_earlier_head_is_no_word_to_this_one() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
     join(head, LEARNER, again=1)
-    assert "this was said to one of life 0" in refused(say(head, LEARNER, m.Begin(1, "digest 1", 0, True)))[0]
+    assert "this was said to one of life 0" in refused(say(head, LEARNER, m.BeginTerm(1, "digest 1", 0, True)))[0]
     assert "this was said to one of life 0" in refused(say(head, LEARNER, m.BatchRequest(1, 0)))[0]
 
 
@@ -222,7 +222,7 @@ def schedule(seed: int) -> Scenario:
         n_samples=2,
         total_steps=12,
         n_learners=rng.choice((1, 2, 3)),
-        lengths=Lengths(Tail.LOG_NORMAL, 6.0, 1.0, 100),
+        lengths=ScenarioLengths(Tail.LOG_NORMAL, 6.0, 1.0, 100),
         update_s=rng.choice((0.5, 5.0)),
         push_s=0.5,
         score_s=1.0,
@@ -262,7 +262,7 @@ def test_a_waypoint_taken_before_its_batch_is_noticed(monkeypatch: pytest.Monkey
     """What was just handed out would be open, and be trained once more."""
 
     def takes_early(patch: pytest.MonkeyPatch) -> None:
-        take_batch, take, early = Batches.take, head_module.take, dict[int, Any]()
+        take_batch, take, early = Batcher.take, head_module.take, dict[int, Any]()
 
         def remember(self: Any, n_groups: int) -> Any:
             early[id(self.ledger)] = take(self.gate.w + 1, self.ledger, self.supply, {}, verdicts=False)
@@ -273,7 +273,7 @@ def test_a_waypoint_taken_before_its_batch_is_noticed(monkeypatch: pytest.Monkey
             is_of_this = not verdicts and kept is not None and kept.version == version
             return kept if is_of_this else take(version, ledger, *more, verdicts=verdicts)
 
-        patch.setattr(Batches, "take", remember)
+        patch.setattr(Batcher, "take", remember)
         patch.setattr(head_module, "take", wrong)
 
     assert "I4 " in first_break(monkeypatch, takes_early, schedule)
@@ -293,7 +293,7 @@ def test_the_waypoint_of_another_learner_is_noticed(monkeypatch: pytest.MonkeyPa
     before = Head(plan.rules, Numbers(None), now=0.0)
     for name in ("reward-0.0", GENERATOR, "learner-0.1"):
         join(before, name)
-    marked = marks(say(before, "learner-0.1", m.Begin(0, "digest 0")))
+    marked = marks(say(before, "learner-0.1", m.BeginTerm(0, "digest 0")))
     right = next_head(before, marked)
     assert not lines(go_on(right, 0, learner="learner-0.0"), Event.TERM)
     with monkeypatch.context() as patch:
@@ -338,8 +338,8 @@ def test_crews_of_which_one_died_unseen_are_noticed(monkeypatch: pytest.MonkeyPa
             if is_new:
                 right(self, member, is_new=is_new)
 
-        right = Gathering._join_crew
-        patch.setattr(Gathering, "_join_crew", join_crew)
+        right = MemberLifecycle._join_crew
+        patch.setattr(MemberLifecycle, "_join_crew", join_crew)
 
     def broken() -> str:
         with monkeypatch.context() as patch:
@@ -404,7 +404,7 @@ def test_all_ranks_hear_the_same_of_the_end() -> None:
     head = Head(rules, Numbers(0), now=0.0)
     for name in (REWARD, GENERATOR, LEARNER, "learner-1.0"):
         join(head, name)
-    say(head, LEARNER, m.Begin(0, "digest 0"))
+    say(head, LEARNER, m.BeginTerm(0, "digest 0"))
     push_done(head, LEARNER, 0)
     push_done(head, GENERATOR, 0)
     effects = say(head, LEARNER, m.BatchRequest(0)) + head.drain(0.1) + say(head, "learner-1.0", m.BatchRequest(0))
@@ -423,5 +423,5 @@ def test_the_largest_lag_is_carried_from_head_to_head() -> None:
     assert before.max_lag == 1
     head = next_head(before, marks(effects)[-2:])
     join(head, LEARNER, again=1)
-    say(head, LEARNER, m.Begin(2, "digest 2", 1, True, [], 2))
+    say(head, LEARNER, m.BeginTerm(2, "digest 2", 1, True, [], 2))
     assert head.max_lag == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from areal_bus.core.ledger import Ledger, State
+from areal_bus.core.ledger import Ledger, PromptState
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Refund, Sampled, Scored
 
@@ -30,16 +30,16 @@ def finish(ledger: Ledger, uid: int) -> None:
 def test_a_group_is_ready_with_its_last_verdict() -> None:
     ledger = ledger_with()
     ledger.deliver(scored(0, 1))
-    assert ledger.open[0].state is State.LEASED
+    assert ledger.open[0].state is PromptState.LEASED
     ledger.deliver(scored(0, 0))
-    assert ledger.open[0].state is State.READY
+    assert ledger.open[0].state is PromptState.READY
 
 
 def test_a_prompt_is_scoring_when_all_its_samples_left_the_generator() -> None:
     ledger = ledger_with()
     for sample in (0, 1):
         ledger.sampled(ledger.open[0].holder or "", Sampled(0, sample, 0, "", 3))
-    assert ledger.open[0].state is State.SCORING
+    assert ledger.open[0].state is PromptState.SCORING
 
 
 def test_the_oldest_ready_groups_are_taken() -> None:
@@ -64,7 +64,7 @@ def test_impossible_results_are_refused_and_change_nothing(event: Scored) -> Non
     with pytest.raises(ImpossibleEvent):
         ledger.deliver(event)
     assert ledger.open[0].scored.keys() == {0}
-    assert ledger.counts[State.LEASED] == 1
+    assert ledger.counts[PromptState.LEASED] == 1
 
 
 def test_results_of_a_lost_attempt_are_refused() -> None:
@@ -76,14 +76,14 @@ def test_results_of_a_lost_attempt_are_refused() -> None:
     with pytest.raises(ImpossibleEvent, match="attempt 1"):
         ledger.deliver(scored(0, 1, attempt=0))
     ledger.deliver(scored(0, 1, attempt=1))
-    assert ledger.open[0].state is State.READY
+    assert ledger.open[0].state is PromptState.READY
 
 
 def test_a_ready_group_is_not_lost_with_its_generator() -> None:
     ledger = ledger_with()
     finish(ledger, 0)
     assert ledger.lose("g") == []
-    assert ledger.open[0].state is State.READY
+    assert ledger.open[0].state is PromptState.READY
 
 
 def test_what_is_trained_or_refunded_is_closed() -> None:
@@ -95,7 +95,7 @@ def test_what_is_trained_or_refunded_is_closed() -> None:
     for uid in (0, 1):
         with pytest.raises(ImpossibleEvent, match="closed"):
             ledger.deliver(scored(uid, 0))
-    assert ledger.counts[State.TRAINED] == ledger.counts[State.REFUNDED] == 1
+    assert ledger.counts[PromptState.TRAINED] == ledger.counts[PromptState.REFUNDED] == 1
     assert ledger.refunds == {Refund.END_OF_RUN: 1}
     with pytest.raises(ImpossibleEvent):
         ledger.trained(0)

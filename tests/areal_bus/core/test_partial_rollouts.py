@@ -11,14 +11,14 @@ from areal_bus.core.effects import Effect, Progress, Record
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.head_checkpoint import START
-from areal_bus.core.partial_rollouts import RECORD_BYTES, SPAN_BYTES, Offers, Partials
+from areal_bus.core.partial_rollouts import RECORD_BYTES, SPAN_BYTES, PartialRollouts, SampleOffers
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.core.terms import Timeline
+from areal_bus.core.terms import TermHistory
 from areal_bus.messages import Partial, Role
 from tests.areal_bus.core.test_head import head_with, push_done, refused, scenario, scored, sent
 from tests.areal_bus.core.test_terms import begin, join, saved, trained_head
 from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Lengths, Numbers, Scenario, Tail, draw
+from tools.staleness.simulator.scenario import Fault, Numbers, Scenario, ScenarioLengths, Tail, draw
 
 
 def partial(
@@ -33,7 +33,7 @@ def partial(
 
 def test_the_newest_report_of_a_sample_is_kept_and_those_of_longest_ago_make_room() -> None:
     size = RECORD_BYTES + SPAN_BYTES + 4 * 12
-    kept = Partials(2 * size)
+    kept = PartialRollouts(2 * size)
     kept.keep(partial(0))
     kept.keep(partial(1))
     kept.keep(partial(0))  # now prompt 1 is the one of longest ago
@@ -47,7 +47,7 @@ def test_the_newest_report_of_a_sample_is_kept_and_those_of_longest_ago_make_roo
 
 
 def test_what_is_newer_than_the_next_holder_is_forgotten() -> None:
-    kept = Partials(1 << 20)
+    kept = PartialRollouts(1 << 20)
     kept.keep(partial(0, 0, version=2))
     kept.keep(partial(0, 1, version=1))
     assert kept.hand_on(0, [0, 1], attempt=1, version=1) == [partial(0, 1, version=1, attempt=1)]
@@ -56,7 +56,7 @@ def test_what_is_newer_than_the_next_holder_is_forgotten() -> None:
 
 
 def test_a_term_leaves_what_no_lost_version_has_touched() -> None:
-    kept = Partials(1 << 20)
+    kept = PartialRollouts(1 << 20)
     for uid, version in [(0, 1), (1, 2), (2, 0), (3, 0)]:
         kept.keep(partial(uid, version=version))
     kept.begin_term(1, {0, 1, 2})
@@ -190,9 +190,9 @@ def test_of_what_is_offered_only_what_the_checkpoint_knows_as_open_is_taken() ->
 def test_what_is_held_is_offered_in_the_next_term_as_far_as_its_base_reaches() -> None:
     held = [partial(1, version=1), partial(2, version=2)]
     for term, base, valid in [(1, 1, held[:1]), (1, 2, held), (1, 0, []), (0, 9, []), (2, 9, [])]:
-        offers = Offers()
-        offers.keep(held, Timeline())
-        offers.keep([], Timeline())  # asked again before the term began
+        offers = SampleOffers()
+        offers.keep(held, TermHistory())
+        offers.keep([], TermHistory())  # asked again before the term began
         assert offers.take(term, base) == valid
         assert offers.take(term, base) == []
 
@@ -206,7 +206,7 @@ def test_a_later_term_takes_no_report_of_versions_that_it_does_not_know() -> Non
     assert not refused(head.on("generator-0.0", partial(uid, version=1), 0.0))
     head.on("learner-0.1", m.Join("learner-0.1", "learner", 0, 1, "learner-0.1", 1, ""), 0.0)
     head.on("learner-0.1", m.Ready(0), 0.0)
-    head.on("learner-0.1", m.Begin(0, "digest 0"), 0.0)
+    head.on("learner-0.1", m.BeginTerm(0, "digest 0"), 0.0)
     assert len(head.rollouts.partials) == 0
 
 
@@ -228,7 +228,7 @@ def deadly(seed: int) -> Scenario:
     interrupts = rng.random() < 0.9
     return replace(
         scenario, faults=tuple(faults), calm_s=calm_s, eta=max(1, scenario.eta), total_steps=9, n_rows=None,
-        lengths=Lengths(Tail.PARETO, 8.0, 1.0, 300), update_s=0.5, push_s=0.5, link_s=min(scenario.link_s, 0.2),
+        lengths=ScenarioLengths(Tail.PARETO, 8.0, 1.0, 300), update_s=0.5, push_s=0.5, link_s=min(scenario.link_s, 0.2),
         report_tokens=rng.choice((1, 1, 3)), capacity=8, interrupts=interrupts, joins_s=(), tick_s=4.0,
         heartbeat_s=6.0, silent_s=20.0, push_timeout_s=25.0 if interrupts else 500.0,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from areal_bus.core.events import Event
 from areal_bus.core.failure_detector import CEILING, N_INTERVALS
 from areal_bus.core.membership import Membership
 from areal_bus.messages import Role
-from areal_bus.transport.receive_queue import Inbox
+from areal_bus.transport.receive_queue import ReceiveQueue
 from tests.areal_bus.core.test_head import head_with
 from tests.faults.simulated import Judge, bent, lines, play, scenario, when
 from tools.staleness.simulator.scenario import Fault
@@ -176,11 +176,11 @@ def test_a_head_that_is_always_late_finds_who_is_dead() -> None:
 
 def test_what_waits_in_the_inbox_is_no_silence() -> None:
     """The moment up to which all is read moves with what is taken, not with what comes in."""
-    inbox = Inbox(1 << 20)
+    inbox = ReceiveQueue(1 << 20)
     began = inbox.until
-    inbox.put([("generator-0.0", m.Gone(), 0), ("generator-1.0", m.Gone(), 0)])
+    inbox.put([("generator-0.0", m.Disconnected(), 0), ("generator-1.0", m.Disconnected(), 0)])
     inbox.is_whole(began + 1.0)
-    inbox.put([("generator-0.0", m.Gone(), 0)])
+    inbox.put([("generator-0.0", m.Disconnected(), 0)])
     inbox.is_whole(began + 2.0)
     seen = []
     while inbox.take(0) is not None:
@@ -249,7 +249,7 @@ def test_a_storm_of_deaths_is_one_line_with_its_number() -> None:
     head, _ = head_with(n_generators=40)
     head.tick(1.0)
     for i in range(40):
-        head.on(f"generator-{i}.0", m.Gone(), 1.0)
+        head.on(f"generator-{i}.0", m.Disconnected(), 1.0)
     told = [x.fields["text"] for x in head.tick(1.1) if isinstance(x, Progress) and x.kind == "warning"]
     names = "generator-0.0, generator-1.0, generator-2.0 and 37 more"
     assert told == [f"40 members were taken for dead: its connection is gone: {names}"]

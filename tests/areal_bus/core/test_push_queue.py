@@ -7,7 +7,7 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.head import Head
-from areal_bus.core.push_queue import OWN_SHARE, Push, Pushes
+from areal_bus.core.push_queue import OWN_SHARE, Push, PushQueue
 from areal_bus.errors import ImpossibleEvent
 from tests.areal_bus.core.test_head import head_with, push_done, scenario, scored, sent
 from tests.areal_bus.core.test_terms import end_of
@@ -17,13 +17,13 @@ ROOT, A, B, C = "learner-0.0", "generator-0.0", "generator-1.0", "generator-2.0"
 TIMEOUT_S = 8.0
 
 
-def pushes_with(*members: str) -> Pushes:
-    pushes = Pushes(timeout_s=TIMEOUT_S)
+def pushes_with(*members: str) -> PushQueue:
+    pushes = PushQueue(timeout_s=TIMEOUT_S)
     pushes.begin(version=1, root=ROOT, members=list(members), catch_up=False, now=0.0)
     return pushes
 
 
-def over(pushes: Pushes, *done: str, now: float = 1.0, error: str = "it broke") -> Push:
+def over(pushes: PushQueue, *done: str, now: float = 1.0, error: str = "it broke") -> Push:
     """The push in flight ends: these complete it, all others say that they did not."""
     push = pushes.current
     assert push is not None
@@ -232,15 +232,15 @@ def test_one_that_misses_every_push_is_dismissed_while_others_complete_theirs() 
     effects, now = break_push(head, ROOT, B), 1.0
     assert members_of(effects) == [A]
     break_push(head)
-    while not sent(effects, m.Dismiss):
+    while not sent(effects, m.Evict):
         now += 30.0
         for name in (A, B, "reward-0.0", ROOT):
             head.on(name, m.Heartbeat(0, None, ""), now)
         assert members_of(head.tick(now)) == [A]
         effects = break_push(head, now=now, error="another model")
     assert head.publishing.pushes.hopeless() == {}
-    ((to, order),) = sent(effects, m.Dismiss)
-    assert (to, order) == (A, m.Dismiss("it missed 5 pushes of its own in a row; the last error: another model"))
+    ((to, order),) = sent(effects, m.Evict)
+    assert (to, order) == (A, m.Evict("it missed 5 pushes of its own in a row; the last error: another model"))
     assert A not in head.members.by_name
     (left,) = [x.fields for x in effects if isinstance(x, Record) and x.fields.get("state") == "left"]
     assert left["name"] == A
@@ -259,7 +259,7 @@ def test_the_job_ends_when_no_generator_at_all_completes_a_push() -> None:
         head.tick(now)
         effects, n = break_push(head, now=now, error="the root is lame"), n + 1
     assert n == 10
-    assert not sent(effects, m.Dismiss)
+    assert not sent(effects, m.Evict)
     sentence = "no generator completes a push: each missed 5 pushes of its own in a row; the last error: "
     assert (end.code, end.sentence) == (1, f"{sentence}{A}: the root is lame")
 
@@ -270,15 +270,15 @@ def test_one_that_may_still_come_is_hoped_for() -> None:
     for name, role, index in ((ROOT, "learner", 0), ("reward-0.0", "reward", 0), (A, "generator", 0)):
         head.on(name, m.Join(name, role, index, 0, name if role != "generator" else "", 1, ""), 0.0)
         head.on(name, m.Ready(4), 0.0)
-    effects, now = head.on(ROOT, m.Begin(0, "digest 0"), 0.0), 0.0
-    while not sent(effects, m.Dismiss):
+    effects, now = head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0), 0.0
+    while not sent(effects, m.Evict):
         now += 10.0
         for name in (ROOT, "reward-0.0", A):
             head.on(name, m.Heartbeat(0, None, ""), now)
         head.tick(now)
         effects = break_push(head, now=now)
     assert end_of(effects) is None
-    assert sent(effects, m.Dismiss)[0][0] == A
+    assert sent(effects, m.Evict)[0][0] == A
 
 
 def test_a_view_in_which_something_broke_is_never_used_again() -> None:
@@ -310,7 +310,7 @@ def assembling(n_generators: int = 3) -> Head:
     """A head at eta = 0 whose first push is in flight, to all generators."""
     head = Head(scenario(n_generators=n_generators, batch_size=3, n_samples=1, eta=0).rules, Numbers(None), now=0.0)
     joined(head, ROOT, "reward-0.0", *(f"generator-{i}.0" for i in range(n_generators)))
-    head.on(ROOT, m.Begin(0, "digest 0"), 0.0)
+    head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0)
     assert head.publishing.pushes.current is not None
     return head
 
@@ -352,7 +352,7 @@ def test_at_eta_0_a_ring_begins_without_one_that_misses_a_push_of_its_own_and_no
 def test_at_eta_0_a_generator_that_has_not_come_is_waited_for() -> None:
     head = Head(scenario(n_generators=3, batch_size=3, n_samples=1, eta=0).rules, Numbers(None), now=0.0)
     joined(head, ROOT, "reward-0.0", A, B)
-    head.on(ROOT, m.Begin(0, "digest 0"), 0.0)
+    head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0)
     break_push(head)
     break_push(head)
     assert not holders(break_push(head, ROOT, B))

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_bus.core.head import Head
-from areal_bus.core.membership import Member, Membership, Standing
-from areal_bus.core.scheduler import Leasing
+from areal_bus.core.membership import Member, Membership, MemberState
+from areal_bus.core.scheduler import Scheduler
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
 from tools.staleness.simulator.ring import Ring
 from tools.staleness.simulator.scenario import Scenario, draw
 
 
-class PlainLeasing(Leasing):
+class PlainLeasing(Scheduler):
     """Sorts everybody with room anew for each group."""
 
     def lease_all(self, *, admitting: bool) -> None:
@@ -31,7 +31,7 @@ class PlainLeasing(Leasing):
 class PlainMembership(Membership):
     """Looks at everybody."""
 
-    def of(self, role: Role, *standings: Standing, index: int | None = None) -> list[Member]:
+    def of(self, role: Role, *standings: MemberState, index: int | None = None) -> list[Member]:
         found = sorted((x for x in self.by_name.values() if x.role is role), key=lambda x: x.index)
         found = [x for x in found if index is None or x.index == index]
         return [x for x in found if not standings or x.standing in standings]

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from areal_bus import messages as m
-from areal_bus.core.data_source import Issue
+from areal_bus.core.data_source import IssuedRow
 from areal_bus.core.effects import Discard, Effect, End, Record, Save
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.head_checkpoint import START, Frontier, OpenPrompt, newest, revive
-from areal_bus.core.ledger import Entry, Ledger, State
-from areal_bus.core.state import Drawn
+from areal_bus.core.head_checkpoint import START, HeadCheckpoint, OpenPrompt, newest, revive
+from areal_bus.core.ledger import Ledger, LedgerEntry, PromptState
+from areal_bus.core.state import Row
 from areal_bus.core.terms import Terms
 from areal_bus.messages import ATTEMPTS, Refund
 from tests.areal_bus.core.test_head import head_with, push_done, refused, scenario, scored, sent
@@ -37,7 +37,7 @@ def join(head: Head, name: str, now: float = 0.0, *, capacity: int = 4, again: i
 
 def begin(head: Head, version: int, learner: str = "learner-0.1") -> list[Effect]:
     """A learner comes back with the checkpoint of this version."""
-    return join(head, learner) + say(head, learner, m.Begin(version, f"digest {version}", head.life))
+    return join(head, learner) + say(head, learner, m.BeginTerm(version, f"digest {version}", head.life))
 
 
 def hold(head: Head, version: int, *, learner: str = LEARNER, generator: str = GENERATOR) -> list[Effect]:
@@ -58,7 +58,7 @@ def end_of(effects: list[Effect]) -> End | None:
     return next((effect for effect in effects if isinstance(effect, End)), None)
 
 
-def saved(effects: list[Effect]) -> list[Frontier]:
+def saved(effects: list[Effect]) -> list[HeadCheckpoint]:
     return [effect.frontier for effect in effects if isinstance(effect, Save)]
 
 
@@ -140,11 +140,11 @@ def verdict(sample: int, version: int) -> m.Scored:
 
 
 def open_prompt(*verdicts: m.Scored) -> OpenPrompt:
-    return OpenPrompt(7, 0, 3, 0, 1, Issue(Drawn(7, 0, "{}"), 0), verdicts)
+    return OpenPrompt(7, 0, 3, 0, 1, IssuedRow(Row(7, 0, "{}"), 0), verdicts)
 
 
-def known(state: State, holder: str | None, *verdicts: m.Scored) -> Entry:
-    entry = Entry(7, 0, 3, holder, attempt=4, state=state, n_deaths=2, alone=holder is not None)
+def known(state: PromptState, holder: str | None, *verdicts: m.Scored) -> LedgerEntry:
+    entry = LedgerEntry(7, 0, 3, holder, attempt=4, state=state, n_deaths=2, alone=holder is not None)
     entry.scored = {verdict.sample: verdict for verdict in verdicts}
     entry.sampled = {verdict.sample for verdict in verdicts} | {2}
     return entry
@@ -156,24 +156,24 @@ def test_of_a_prompt_that_the_head_knows_no_more_the_frontiers_verdicts_are_kept
 
 
 def test_a_lease_is_kept_when_no_verdict_had_to_go() -> None:
-    entry = revive(open_prompt(), known(State.LEASED, "g", verdict(0, 5)), 5, RULES)
-    assert (entry.holder, entry.state, entry.attempt, entry.n_deaths) == ("g", State.LEASED, 4, 2)
+    entry = revive(open_prompt(), known(PromptState.LEASED, "g", verdict(0, 5)), 5, RULES)
+    assert (entry.holder, entry.state, entry.attempt, entry.n_deaths) == ("g", PromptState.LEASED, 4, 2)
     assert (sorted(entry.scored), entry.sampled, entry.alone) == ([0], {0, 2}, True)
 
 
 def test_verdicts_of_later_versions_go_and_their_lease_with_them() -> None:
-    entry = revive(open_prompt(), known(State.SCORING, "g", verdict(0, 5), verdict(1, 6)), 5, RULES)
+    entry = revive(open_prompt(), known(PromptState.SCORING, "g", verdict(0, 5), verdict(1, 6)), 5, RULES)
     assert (entry.holder, sorted(entry.scored), entry.alone) == (None, [0], False)
 
 
 def test_a_verdict_with_a_single_token_of_a_later_version_goes() -> None:
     mixed = replace(verdict(0, 5), spans=[[5, 2], [6, 1]])
     assert newest(mixed) == 6
-    assert not revive(open_prompt(), known(State.LEASED, "g", mixed), 5, RULES).scored
+    assert not revive(open_prompt(), known(PromptState.LEASED, "g", mixed), 5, RULES).scored
 
 
-@pytest.mark.parametrize("state", [State.TRAINING, State.READY, State.QUEUED])
-def test_who_samples_nothing_holds_no_lease_afterwards(state: State) -> None:
+@pytest.mark.parametrize("state", [PromptState.TRAINING, PromptState.READY, PromptState.QUEUED])
+def test_who_samples_nothing_holds_no_lease_afterwards(state: PromptState) -> None:
     entry = revive(open_prompt(), known(state, None, verdict(0, 1)), 5, RULES)
     assert (entry.holder, sorted(entry.scored)) == (None, [0])
 
@@ -181,12 +181,12 @@ def test_who_samples_nothing_holds_no_lease_afterwards(state: State) -> None:
 def test_what_is_complete_is_ready_at_once_and_what_nobody_holds_waits() -> None:
     ledger = Ledger()
     ledger.restart(next_uid=9, term=2)
-    whole = revive(open_prompt(), known(State.TRAINING, None, *(verdict(i, 1) for i in range(3))), 5, RULES)
+    whole = revive(open_prompt(), known(PromptState.TRAINING, None, *(verdict(i, 1) for i in range(3))), 5, RULES)
     ledger.reopen(whole)
-    assert whole.state is State.READY
+    assert whole.state is PromptState.READY
     lost = replace(open_prompt(verdict(0, 1)), uid=8)
     ledger.reopen(revive(lost, None, 5, RULES))
-    assert ledger.open[8].state is State.QUEUED
+    assert ledger.open[8].state is PromptState.QUEUED
     assert ledger.lease(8, "g").attempt == 2 * ATTEMPTS
     assert (ledger.n_live, ledger.n_before) == (2, 7)
 
@@ -228,7 +228,7 @@ def test_what_was_trained_since_is_open_again_with_the_verdicts_it_had() -> None
     effects = begin(head, 1)
     (term,) = lines(effects, Event.TERM)
     assert (term["open"], term["kept"]) == ([1, 2], [[0], []])  # sample 1 came after version 1: nobody has it any more
-    assert head.rollouts.ledger.open[1].state is State.QUEUED
+    assert head.rollouts.ledger.open[1].state is PromptState.QUEUED
 
 
 def test_at_version_0_everything_begins_anew() -> None:
@@ -265,7 +265,7 @@ def test_nothing_is_pushed_before_the_learner_has_begun() -> None:
     effects += say(head, GENERATOR, m.PushBroken(push.id, 1, "the group broke"))
     assert str(head.members.by_name[GENERATOR].standing) == "stale"
     assert not sent(effects, m.PushBegin)
-    assert sent(say(head, "learner-0.1", m.Begin(1, "digest 1")), m.PushBegin)
+    assert sent(say(head, "learner-0.1", m.BeginTerm(1, "digest 1")), m.PushBegin)
 
 
 # results of older terms
@@ -308,7 +308,7 @@ def test_a_sample_of_this_term_may_be_of_any_version() -> None:
 def test_what_a_generator_gives_back_is_leased_again() -> None:
     head = going_back(1)
     hold(head, 1, learner="learner-0.1")
-    lost = m.Unsampled(1, 0, "", Refund.LOST_TIMELINE, "term 1")
+    lost = m.SampleFailed(1, 0, "", Refund.LOST_TIMELINE, "term 1")
     effects = say(head, GENERATOR, lost)
     assert leases(effects) == {1: ATTEMPTS}
     assert not lines(effects, Event.REFUND)
@@ -331,7 +331,7 @@ def test_the_slots_of_a_group_given_back_are_free_though_its_evaluation_is_over(
     head, _ = head_with(n_problems=1)
     member = head.members.by_name[GENERATOR]
     head.examination.open = None
-    assert refused(say(head, GENERATOR, m.Unsampled(0, 0, "before", Refund.LOST_TIMELINE, "")))
+    assert refused(say(head, GENERATOR, m.SampleFailed(0, 0, "before", Refund.LOST_TIMELINE, "")))
     assert not [lease for lease in member.leased if lease[0]]
 
 
@@ -340,9 +340,9 @@ def test_the_slots_of_a_group_given_back_are_free_though_its_evaluation_is_over(
 
 def test_a_learner_begins_once_and_only_rank_0_does() -> None:
     head, _ = head_with(n_learners=1)
-    assert "begins once" in refused(say(head, LEARNER, m.Begin(0, "digest 0")))[0]
+    assert "begins once" in refused(say(head, LEARNER, m.BeginTerm(0, "digest 0")))[0]
     join(head, "learner-1.0")
-    assert "learner 0 begins a term" in refused(say(head, "learner-1.0", m.Begin(0, "digest 0")))[0]
+    assert "learner 0 begins a term" in refused(say(head, "learner-1.0", m.BeginTerm(0, "digest 0")))[0]
     assert head.terms.term == 0
 
 
@@ -365,7 +365,7 @@ def test_a_request_for_a_batch_may_overtake_the_word_that_its_term_begins() -> N
     join(head, "learner-0.1")
     assert not refused(say(head, "learner-0.1", m.BatchRequest(1)))
     assert head.asking == {0}
-    say(head, "learner-0.1", m.Begin(1, "digest 1"))
+    say(head, "learner-0.1", m.BeginTerm(1, "digest 1"))
     push_done(head, "learner-0.1", 1)
     effects = push_done(head, GENERATOR, 1) + score(head, 1, [1], version=1)
     assert [to for to, _ in sent(effects, m.ShardEnd)] == ["learner-0.1"]
@@ -376,7 +376,7 @@ def test_when_one_of_two_learners_comes_back_both_do() -> None:
     head = Head(scenario(n_learners=2).rules, Numbers(None), now=0.0)
     for name in (LEARNER, "learner-1.0", REWARD, GENERATOR):
         join(head, name)
-    say(head, LEARNER, m.Begin(0, "digest 0"))
+    say(head, LEARNER, m.BeginTerm(0, "digest 0"))
     say(head, LEARNER, m.BatchRequest(0))
     effects = join(head, "learner-1.1")
     assert [to for to, _ in sent(effects, m.Rejoin)] == [LEARNER]
@@ -426,7 +426,7 @@ def test_the_same_join_twice_is_one_and_a_later_one_of_the_same_member_loses_its
     again = say(head, GENERATOR, m.Join(GENERATOR, "generator", 0, 0, "", 1, ""))
     assert not lines(again, Event.JOINED)
     assert head.members.by_name[GENERATOR].load
-    assert sent(again, m.Directory)
+    assert sent(again, m.PeerList)
     anew = join(head, GENERATOR, again=1)
     assert lines(anew, Event.JOINED)
     assert head.members.by_name[GENERATOR].load == 0
@@ -440,12 +440,12 @@ def test_a_head_that_comes_back_knows_nobody_and_begins_a_term_of_its_own() -> N
     (frontier,) = saved(effects)
     head = Head(scenario().rules, Numbers(None), now=0.0, life=1, term=3, frontiers={**START, 1: frontier})
     assert sent(say(head, GENERATOR, m.Heartbeat(1, 0, "")), m.Rejoin)
-    directories = [message for _, message in sent(join(head, GENERATOR, again=1), m.Directory)]
+    directories = [message for _, message in sent(join(head, GENERATOR, again=1), m.PeerList)]
     assert {directory.life for directory in directories} == {1}  # type: ignore[union-attr]
     effects = begin(head, 1)
     (term,) = lines(effects, Event.TERM)
     assert (term["term"], term["open"], term["kept"]) == (3, [1, 2], [[0], []])
-    assert {entry.state for entry in head.rollouts.ledger.live()} == {State.QUEUED}
+    assert {entry.state for entry in head.rollouts.ledger.live()} == {PromptState.QUEUED}
 
 
 # silence
@@ -474,18 +474,18 @@ def test_a_silent_learner_is_never_lost() -> None:
 
 def test_a_generator_that_leaves_is_let_go_when_it_holds_nothing() -> None:
     head, _ = head_with(batch_size=1, eta=0, n_samples=2)
-    assert not sent(say(head, GENERATOR, m.Leaving()), m.Stop)
+    assert not sent(say(head, GENERATOR, m.LeaveRequest()), m.Stop)
     score(head, 0, [0])
     effects = score(head, 0, [1])
     assert [to for to, _ in sent(effects, m.Stop)] == [GENERATOR]
     assert not leases(effects)
     assert GENERATOR not in head.members.by_name
-    assert refused(say(head, LEARNER, m.Leaving()))
+    assert refused(say(head, LEARNER, m.LeaveRequest()))
 
 
 def test_one_that_leaves_and_lost_its_connection_is_asked_to_say_so_again() -> None:
     head, _ = head_with()
-    say(head, GENERATOR, m.Gone())
+    say(head, GENERATOR, m.Disconnected())
     effects = say(head, GENERATOR, m.Heartbeat(1, None, ""))
     assert [to for to, _ in sent(effects, m.Rejoin)] == [GENERATOR]
 
@@ -529,7 +529,7 @@ def test_a_drained_run_goes_on_with_what_was_open() -> None:
     later = Head(scenario(batch_size=1, eta=2).rules, source, now=0.0, life=1, term=1, frontiers={1: frontier})
     for name in ("learner-0.1", REWARD, "generator-0.1"):
         join(later, name)
-    say(later, "learner-0.1", m.Begin(1, "digest 1", later.life))
+    say(later, "learner-0.1", m.BeginTerm(1, "digest 1", later.life))
     push_done(later, "learner-0.1", 1)
     effects = push_done(later, "generator-0.1", 1)
     assert leases(effects) == {1: ATTEMPTS, 2: ATTEMPTS}
@@ -599,19 +599,19 @@ def test_a_generator_that_joins_again_or_leaves_has_not_died() -> None:
     head, _ = head_with()
     join(head, GENERATOR, again=1)
     push_done(head, GENERATOR, 0)
-    say(head, GENERATOR, m.Leaving())
+    say(head, GENERATOR, m.LeaveRequest())
     assert {entry.n_deaths for entry in head.rollouts.ledger.open.values()} == {0}
 
 
 # how long frontiers stay
 
 
-def terms(*versions: int, keep: int = 1, frontiers: Mapping[int, Frontier] = START) -> Terms:
+def terms(*versions: int, keep: int = 1, frontiers: Mapping[int, HeadCheckpoint] = START) -> Terms:
     """Checkpoints of these versions are whole, and their frontiers."""
     found = Terms(0, frontiers, every=1, keep=keep)
     found.begin(0)
     for version in versions:
-        found.frontiers[version] = Frontier(version)
+        found.frontiers[version] = HeadCheckpoint(version)
         found.saved(found.frontiers[version])
         found.checkpointed(version)
     return found
@@ -627,9 +627,9 @@ def test_frontiers_go_when_as_many_newer_ones_as_are_kept_were_whole_before_the_
 
 def test_a_checkpoint_alone_or_a_frontier_alone_makes_no_room() -> None:
     found = terms(1)
-    found.frontiers[2] = Frontier(2)
+    found.frontiers[2] = HeadCheckpoint(2)
     found.checkpointed(2)
-    found.frontiers[3] = Frontier(3)
+    found.frontiers[3] = HeadCheckpoint(3)
     found.saved(found.frontiers[3])
     found.hand_out()
     assert found.updated() == [0]
@@ -641,7 +641,7 @@ def test_a_learner_that_chose_before_a_newer_frontier_was_durable_finds_its_own(
     found = terms(1)
     found.hand_out()
     found.updated()
-    found.frontiers[2] = Frontier(2)
+    found.frontiers[2] = HeadCheckpoint(2)
     found.checkpointed(2)
     found.saved(found.frontiers[2])
     assert found.updated() == []  # the word of one that may be dead
@@ -651,10 +651,10 @@ def test_a_learner_that_chose_before_a_newer_frontier_was_durable_finds_its_own(
 
 def test_a_frontier_of_a_lost_timeline_is_never_counted_as_saved() -> None:
     found = terms(1)
-    late = found.frontiers[2] = Frontier(2)
+    late = found.frontiers[2] = HeadCheckpoint(2)
     found.begin(1, sealed=[1])
     found.later_than(1)
-    found.frontiers[2] = Frontier(2, next_uid=5)
+    found.frontiers[2] = HeadCheckpoint(2, next_uid=5)
     found.saved(late)
     found.checkpointed(2)
     found.hand_out()

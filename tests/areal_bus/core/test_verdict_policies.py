@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from actors.head.sample_log import SampleFile
+from actors.head.sample_log import SampleLog
 from areal_bus import messages as m
-from areal_bus.core.batcher import Batches
+from areal_bus.core.batcher import Batcher
 from areal_bus.core.effects import Effect, End, Keep, Progress, Record
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
@@ -22,10 +22,10 @@ from tests.areal_bus.core.test_head import head_with, scored, sent
 from tests.tools.audit.test_simulated import Recorded, journal
 from tools import samples
 from tools.audit.audit import audit, judge
-from tools.audit.findings import Verdict
+from tools.audit.findings import InvariantVerdict
 from tools.run import Run
 from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Lengths, Scenario, Tail
+from tools.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
 
 POLICIES = [{"partial_groups": True}, {"on_timeout": -1.0, "on_error": -2.0}, {"partial_groups": True, "on_error": 0.0}]
 
@@ -94,7 +94,7 @@ def test_32_2_a_failed_sample_is_not_made_again_when_its_holder_dies() -> None:
     holders = {uid: entry.holder or "" for uid, entry in head.rollouts.ledger.open.items()}
     deliver(head, *(scored(1, sample, generator=holders[1]) for sample in range(3)))  # it has room for others
     deliver(head, replace(failed(0, 1), generator=holders[0]))
-    effects = head.on(holders[0], m.Gone(), 0.0)
+    effects = head.on(holders[0], m.Disconnected(), 0.0)
     (again,) = [prompt for _, prompt in sent(effects, m.Prompt) if prompt.uid == 0]  # type: ignore[union-attr]
     assert again.samples == [0, 2]  # type: ignore[union-attr]
 
@@ -102,7 +102,7 @@ def test_32_2_a_failed_sample_is_not_made_again_when_its_holder_dies() -> None:
 def test_32_2_a_kept_sample_has_the_reward_it_was_trained_with_and_its_verdict(tmp_path: Path) -> None:
     head, _ = head_with(batch_size=1, n_samples=2, on_timeout=-1.0)
     head.on("learner-0.0", m.BatchRequest(0), 0.0)
-    file = SampleFile(tmp_path)
+    file = SampleLog(tmp_path)
     for effect in deliver(head, failed(0, 1, "timeout"), scored(0, 0)):
         if isinstance(effect, Keep):
             file.keep(effect)
@@ -167,7 +167,7 @@ def scenario(seed: int, policy: StalenessPolicy, **declared: Any) -> Scenario:
     )
     return Scenario(
         seed=seed, policy=policy, batch_size=2, eta=seed % 3, n_samples=3 + seed % 3, total_steps=12, p_error=0.2,
-        lengths=Lengths(Tail.LOG_NORMAL, 5.0, 1.0, 120), faults=faults if seed % 2 else (), calm_s=130.0,
+        lengths=ScenarioLengths(Tail.LOG_NORMAL, 5.0, 1.0, 120), faults=faults if seed % 2 else (), calm_s=130.0,
         checkpoint_every=2, checkpoint_keep=2, silent_s=25.0, tick_s=6.0, **declared,
     )  # fmt: skip
 
@@ -221,7 +221,7 @@ def declares_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def loses_a_sample(patch: pytest.MonkeyPatch) -> None:
     """A group goes out without a sample that has a reward."""
-    take = Batches.take
+    take = Batcher.take
 
     def wrong(self: Any, n_groups: int) -> Any:
         batch = take(self, n_groups)
@@ -230,7 +230,7 @@ def loses_a_sample(patch: pytest.MonkeyPatch) -> None:
                 entry.scored.pop(min(entry.scored))
         return batch
 
-    patch.setattr(Batches, "take", wrong)
+    patch.setattr(Batcher, "take", wrong)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def forged(tmp_path: Path, declared: dict[str, Any], event: Event, edit: Any) ->
     return {
         name: [finding.text for finding in one.findings]
         for name, one in judged.items()
-        if one.verdict is Verdict.BROKEN
+        if one.verdict is InvariantVerdict.BROKEN
     }
 
 

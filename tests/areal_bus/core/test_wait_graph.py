@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from actors.head.stall_monitor import Watchdog
+from actors.head.stall_monitor import StallMonitor
 from areal_bus import messages as m
 from areal_bus.config.sections import Config, WatchdogConfig
 from areal_bus.config.validation import check
 from areal_bus.core.effects import Effect, End, Progress, Record, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.progress_tracker import Watch
+from areal_bus.core.progress_tracker import ProgressTracker
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.state import HeadRules
-from areal_bus.core.wait_graph import Verdict, Wait, verdict
+from areal_bus.core.wait_graph import StallVerdict, Wait, verdict
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from tools.staleness.simulator.ring import Ring
@@ -46,7 +46,7 @@ class Bench:
     def __init__(self, n_rows: int | None = None, **changes: Any) -> None:
         self.now = 100.0
         self.head = Head(replace(RULES, **changes), Numbers(n_rows), now=self.now)
-        self.watch = Watch(quiet_s=3.0, still_s=30.0)
+        self.watch = ProgressTracker(quiet_s=3.0, still_s=30.0)
         self.progress: dict[str, int] = {}
         self.notes: dict[str, str] = {}
         self.silent: set[str] = set()
@@ -66,7 +66,7 @@ class Bench:
         self.join(*ROLES)
         for name in ROLES:
             self.say(name, m.Ready(4))
-        self.say(LEARNER, m.Begin(0, "digest 0"))
+        self.say(LEARNER, m.BeginTerm(0, "digest 0"))
         self.push(0)
         return self
 
@@ -112,7 +112,7 @@ class Bench:
         self.say(LEARNER, m.UpdateDone(version, {}, f"digest {version}"))
         return version
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StallVerdict:
         self.watch.look(self.head, self.now)
         return verdict(self.head, self.watch, self.now)
 
@@ -155,7 +155,7 @@ def test_a_ring_needs_no_second_generator_to_begin_unless_eta_is_0() -> None:
         bench = Bench(eta=eta)
         bench.join(G0, LEARNER)
         bench.say(G0, m.Ready(4))
-        bench.say(LEARNER, m.Ready(0), m.Begin(0, "digest 0"))
+        bench.say(LEARNER, m.Ready(0), m.BeginTerm(0, "digest 0"))
         bench.push(0)
         assert bench.wait(5).first().on == ("reward-0", *on)
 
@@ -165,7 +165,7 @@ def test_a_ring_of_eta_0_waits_for_no_generator_that_is_left_out_of_its_shares()
     bench.join(G0, G1, LEARNER)
     for name in (G0, G1, LEARNER):
         bench.say(name, m.Ready(4))
-    bench.say(LEARNER, m.Begin(0, "digest 0"))
+    bench.say(LEARNER, m.BeginTerm(0, "digest 0"))
     assert bench.first().on == ("reward-0", G0, G1)
     push = bench.head.publishing.pushes.current
     assert push is not None
@@ -303,7 +303,7 @@ def test_a_learner_that_does_not_ask_is_named_with_what_it_does() -> None:
     bench.join(*ROLES, "learner-1.0")
     for name in (*ROLES, "learner-1.0"):
         bench.say(name, m.Ready(4))
-    bench.say(LEARNER, m.Begin(0, "digest 0"))
+    bench.say(LEARNER, m.BeginTerm(0, "digest 0"))
     bench.push(0)
     bench.say(LEARNER, m.BatchRequest(0))
     bench.notes["learner-1.0"] = "meets the other learners"
@@ -331,7 +331,7 @@ def test_a_run_that_ends_names_who_has_not_finished() -> None:
     first = bench.wait(3).first()
     assert str(first) == "the end waits for learner-0 (learner-0 writes the last checkpoint)"
     bench.say(LEARNER, m.Finished("", ""))
-    assert bench.verdict() == Verdict("the job ends", (), ())
+    assert bench.verdict() == StallVerdict("the job ends", (), ())
 
 
 def test_a_draining_run_says_so() -> None:
@@ -433,7 +433,7 @@ class Guarded(Bench):
         changes = {key: settings.pop(key) for key in list(settings) if key in HeadRules.__slots__}
         self.effects: list[Effect] = []
         super().__init__(**changes)
-        self.dog = Watchdog(WatchdogConfig(**settings), heartbeat_s=1.0)
+        self.dog = StallMonitor(WatchdogConfig(**settings), heartbeat_s=1.0)
         self.watch = self.dog.watch
 
     def wait(self, seconds: float, *, working: tuple[str, ...] = ()) -> "Guarded":
@@ -510,7 +510,7 @@ def test_32_19_a_ring_without_rewards_or_without_generators_ends_by_its_name(nam
     bench = guarded(stall_s=10, act_s=30, progress_s=1000)
     for name in names:
         bench.silent.add(name)
-        bench.say(name, m.Gone())
+        bench.say(name, m.Disconnected())
     bench.wait(29)
     assert not [x for x in bench.effects if isinstance(x, End)]
     bench.wait(2)
@@ -524,7 +524,7 @@ def test_32_19_a_ring_without_rewards_or_without_generators_ends_by_its_name(nam
 def test_32_19_a_ring_whose_reward_comes_back_or_may_be_away_does_not_end(how: str) -> None:
     bench = guarded(stall_s=10, act_s=30, progress_s=1000, **({} if how == "it comes back" else {how: "warn"}))
     bench.silent.add(REWARD)
-    bench.say(REWARD, m.Gone())
+    bench.say(REWARD, m.Disconnected())
     bench.wait(20)
     if how == "it comes back":
         bench.join("reward-0.1")  # and loads for long
@@ -599,9 +599,9 @@ def test_every_moment_of_a_simulated_ring_has_a_wait_with_a_reason(seed: int) ->
             calm_s=80.0,
         )
     )
-    watch = Watch(quiet_s=18.0, still_s=60.0)
+    watch = ProgressTracker(quiet_s=18.0, still_s=60.0)
     tick = ring.head.tick
-    seen: list[Verdict] = []
+    seen: list[StallVerdict] = []
 
     def look(now: float) -> list[Effect]:
         effects = tick(now)

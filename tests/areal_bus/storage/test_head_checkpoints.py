@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loguru import logger
 
-from actors.head.checkpoint_writer import Frontiers
-from areal_bus.core.data_source import Issue
+from actors.head.checkpoint_writer import HeadCheckpointWriter
+from areal_bus.core.data_source import IssuedRow
 from areal_bus.core.effects import Discard, Save
-from areal_bus.core.head_checkpoint import START, Frontier, OpenPrompt, Waypoint
-from areal_bus.core.state import Drawn
+from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
+from areal_bus.core.state import Row
 from areal_bus.errors import CheckpointError
 from areal_bus.messages import Finish, Scored, VerdictStatus
 from areal_bus.storage.head_checkpoints import discard, load, mark, path_of, save, usable, waypoints
@@ -26,7 +26,7 @@ COUNT = st.integers(0, 2**40)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 IDS, LOGPS = st.integers(0, 2**31 - 1), st.floats(-1024.0, 0.0, width=32)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
-ISSUES = st.builds(Issue, st.builds(Drawn, COUNT, COUNT, TEXT), st.integers(0, 3))
+ISSUES = st.builds(IssuedRow, st.builds(Row, COUNT, COUNT, TEXT), st.integers(0, 3))
 FIGURES = st.dictionaries(TEXT, st.none() | COUNT | FINITE | TEXT, max_size=3)
 
 
@@ -61,7 +61,7 @@ def verdicts(draw: st.DrawFn) -> Scored:
 
 PROMPTS = st.builds(OpenPrompt, COUNT, COUNT, COUNT, COUNT, COUNT, ISSUES, st.lists(verdicts(), max_size=2).map(tuple))
 FRONTIERS = st.builds(
-    Frontier,
+    HeadCheckpoint,
     COUNT,
     COUNT,
     COUNT,
@@ -79,15 +79,15 @@ def verdict() -> Scored:
     )  # fmt: skip
 
 
-def frontier(version: int = 3, next_uid: int = 9) -> Frontier:
-    issue = Issue(Drawn(7, 0, '{"question": "2 + 2"}'), 1)
+def frontier(version: int = 3, next_uid: int = 9) -> HeadCheckpoint:
+    issue = IssuedRow(Row(7, 0, '{"question": "2 + 2"}'), 1)
     prompt = OpenPrompt(7, 2, 2, 1, 0, issue, (verdict(),))
-    return Frontier(version, next_uid, 12, (issue,), (prompt,), {"before": {"name": "before", "accuracy": None}})
+    return HeadCheckpoint(version, next_uid, 12, (issue,), (prompt,), {"before": {"name": "before", "accuracy": None}})
 
 
 @settings(max_examples=50, deadline=None)
 @given(written=FRONTIERS)
-def test_what_comes_back_is_what_was_written(written: Frontier, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_comes_back_is_what_was_written(written: HeadCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = path_of(tmp_path_factory.getbasetemp(), 1)
     save(path, written)
     assert load(path) == written
@@ -172,22 +172,24 @@ def test_what_is_discarded_is_gone_and_need_not_have_been_there(tmp_path: Path) 
 
 @given(FRONTIERS, TEXT)
 @settings(max_examples=50)
-def test_a_waypoint_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, one: Frontier, root: str) -> None:
+def test_a_waypoint_comes_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, one: HeadCheckpoint, root: str
+) -> None:
     folder = tmp_path_factory.mktemp("waypoints")
-    mark(folder, Waypoint(root, one))
-    assert waypoints(folder) == [Waypoint(root, one)]
+    mark(folder, HeadSavepoint(root, one))
+    assert waypoints(folder) == [HeadSavepoint(root, one)]
 
 
 def test_the_two_newest_waypoints_are_kept_and_none_is_taken_for_a_frontier(tmp_path: Path) -> None:
-    older: Waypoint | None = None
+    older: HeadSavepoint | None = None
     for version in (2, 3, 4, 3, 4, 5):  # back at 3 the batch of before is lost
-        newest = Waypoint(f"learner-0.{version // 4}", frontier(version))
+        newest = HeadSavepoint(f"learner-0.{version // 4}", frontier(version))
         mark(tmp_path, newest)
         expected = [newest] if older is None else [newest, older] if version % 2 == 0 else [older, newest]
         assert waypoints(tmp_path) == expected
         older = newest
     assert usable(tmp_path) == []
-    assert Frontiers(tmp_path).load() == START
+    assert HeadCheckpointWriter(tmp_path).load() == START
 
 
 def damage(path: Path, how: str) -> None:
@@ -207,7 +209,7 @@ def damage(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["empty", "half", "a bit", "longer", "nobody's", "no words"])
 def test_a_damaged_waypoint_is_passed_over_and_the_other_one_is_not(tmp_path: Path, how: str) -> None:
-    kept, damaged = Waypoint("learner-0.0", frontier(6)), Waypoint("learner-0.0", frontier(7))
+    kept, damaged = HeadSavepoint("learner-0.0", frontier(6)), HeadSavepoint("learner-0.0", frontier(7))
     for one in (kept, damaged):
         mark(tmp_path, one)
     damage(tmp_path / "waypoint-1", how)
@@ -217,10 +219,10 @@ def test_a_damaged_waypoint_is_passed_over_and_the_other_one_is_not(tmp_path: Pa
 
 
 def test_what_is_half_written_is_no_waypoint(tmp_path: Path) -> None:
-    mark(tmp_path, Waypoint("learner-0.0", frontier(6)))
+    mark(tmp_path, HeadSavepoint("learner-0.0", frontier(6)))
     (tmp_path / ".waypoint-1.77.tmp").write_bytes((tmp_path / "waypoint-0").read_bytes())
-    assert [one.frontier.version for one in Frontiers(tmp_path).waypoints()] == [6]
-    assert Frontiers(tmp_path / "nowhere").waypoints() == []
+    assert [one.frontier.version for one in HeadCheckpointWriter(tmp_path).waypoints()] == [6]
+    assert HeadCheckpointWriter(tmp_path / "nowhere").waypoints() == []
 
 
 def test_a_full_disk_is_warned_of_and_leaves_no_waypoint_of_that_version(
@@ -231,15 +233,15 @@ def test_a_full_disk_is_warned_of_and_leaves_no_waypoint_of_that_version(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    frontiers = Frontiers(tmp_path)
+    frontiers = HeadCheckpointWriter(tmp_path)
     for version in (6, 7):
-        frontiers.mark(Waypoint("learner-0.0", frontier(version)))
+        frontiers.mark(HeadSavepoint("learner-0.0", frontier(version)))
     said: list[str] = []
     hearing = logger.add(said.append, format="{level}: {message}")
     try:
         with monkeypatch.context() as disk:
             disk.setattr(Path, "replace", full)
-            frontiers.mark(Waypoint("learner-0.0", frontier(7, next_uid=10)))
+            frontiers.mark(HeadSavepoint("learner-0.0", frontier(7, next_uid=10)))
     finally:
         logger.remove(hearing)
     assert [one.frontier.version for one in frontiers.waypoints()] == [6]
@@ -259,7 +261,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 
 def test_frontiers_are_written_in_order_and_said_to_be_saved(tmp_path: Path) -> None:
-    frontiers = Frontiers(tmp_path)
+    frontiers = HeadCheckpointWriter(tmp_path)
     assert frontiers.load() == START
     written = [frontier(version) for version in (1, 2, 3)]
     for one in written:
@@ -268,11 +270,11 @@ def test_frontiers_are_written_in_order_and_said_to_be_saved(tmp_path: Path) -> 
     frontiers.settle(20.0, version=1_000_000)
     assert list(frontiers.saved()) == written
     frontiers.close(20.0)
-    assert Frontiers(tmp_path).load() == {**START, 3: written[2]}
+    assert HeadCheckpointWriter(tmp_path).load() == {**START, 3: written[2]}
 
 
 def test_one_that_the_disk_does_not_take_is_not_saved_and_the_next_one_is(tmp_path: Path) -> None:
-    frontiers = Frontiers(tmp_path)
+    frontiers = HeadCheckpointWriter(tmp_path)
     path_of(tmp_path, 1).mkdir()  # nothing can be renamed to it
     frontiers.do(Save(frontier(1)))
     frontiers.do(Save(frontier(2)))
@@ -282,7 +284,7 @@ def test_one_that_the_disk_does_not_take_is_not_saved_and_the_next_one_is(tmp_pa
 
 def test_a_term_does_not_begin_beside_a_frontier_of_a_lost_one(tmp_path: Path) -> None:
     """It would be taken for half of the next checkpoint of its version."""
-    frontiers = Frontiers(tmp_path)
+    frontiers = HeadCheckpointWriter(tmp_path)
     path_of(tmp_path, 4).mkdir()  # cannot be unlinked
     frontiers.do(Discard((4,)))
     with pytest.raises(CheckpointError, match="frontier-000004"):
@@ -293,7 +295,7 @@ def test_a_term_does_not_begin_beside_a_frontier_of_a_lost_one(tmp_path: Path) -
 
 
 def test_settling_waits_for_what_was_ordered_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    frontiers = Frontiers(tmp_path)
+    frontiers = HeadCheckpointWriter(tmp_path)
     fsync = os.fsync
 
     def slow(fd: int) -> None:

@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from areal_bus.errors import ConfigError, WireError
-from areal_bus.messages import Ack, HeadBeat, Message, Stop, Trajectory
-from areal_bus.transport.receive_queue import Inbox
+from areal_bus.messages import Ack, HeadHeartbeat, Message, Stop, Trajectory
+from areal_bus.transport.receive_queue import ReceiveQueue
 from areal_bus.transport.send_queue import size
 from areal_bus.wire import bundle, codec
 from tests.support.strangers import OpenBus as Bus
@@ -122,10 +122,10 @@ def test_what_was_sent_before_a_connection_is_let_go_still_goes(tmp_path: Path) 
 def test_heartbeats_go_out_while_the_loop_is_busy(tmp_path: Path) -> None:
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
     beats = iter(range(10**6))
-    actor = Bus("g", job=JOB, heartbeat=lambda: HeadBeat(term=0, version=next(beats)), heartbeat_to="head",
+    actor = Bus("g", job=JOB, heartbeat=lambda: HeadHeartbeat(term=0, version=next(beats)), heartbeat_to="head",
                 heartbeat_s=0.01)  # fmt: skip
     actor.connect("head", head.endpoint)
-    assert [next_of(head)[1] for _ in range(3)] == [HeadBeat(term=0, version=n) for n in range(3)]
+    assert [next_of(head)[1] for _ in range(3)] == [HeadHeartbeat(term=0, version=n) for n in range(3)]
     actor.close()
     head.close()
 
@@ -162,7 +162,7 @@ def test_an_unread_inbox_stays_under_its_cap(tmp_path: Path) -> None:
 def test_an_inbox_that_fills_up_while_one_is_consumed_says_so() -> None:
     """Who found it full reads on when it hears of it, and only then."""
 
-    class Raced(Inbox):
+    class Raced(ReceiveQueue):
         n_more = 0  # bytes that the bus counts as others are consumed
 
         @property

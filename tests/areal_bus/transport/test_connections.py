@@ -10,8 +10,8 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.ledger import State
-from areal_bus.core.membership import Standing
+from areal_bus.core.ledger import PromptState
+from areal_bus.core.membership import MemberState
 from areal_bus.transport.bus import Bus
 from tests.areal_bus.core.test_head import head_with, sent
 from tests.faults.proxy import Proxy
@@ -47,7 +47,7 @@ def test_the_end_of_a_connection_is_told_after_all_that_came_by_it(tmp_path: Pat
     for number in range(100):
         actor.send("head", word(number))
     actor.close()
-    assert [next_of(head) for _ in range(101)] == [*((NAME, word(n)) for n in range(100)), (NAME, m.Gone())]
+    assert [next_of(head) for _ in range(101)] == [*((NAME, word(n)) for n in range(100)), (NAME, m.Disconnected())]
     head.close(0)
 
 
@@ -59,7 +59,7 @@ def test_who_connects_again_is_first_said_to_be_gone(silently: bool) -> None:
             proxy.cut(silently=silently)
             until(lambda: proxy.n_connections == 1, "it connects again")
             actor.send("head", word(number))
-            assert next_of(head) == (NAME, m.Gone())
+            assert next_of(head) == (NAME, m.Disconnected())
             assert next_of(head) == (NAME, word(number))
         assert head.receive(0.1) is None
 
@@ -108,10 +108,10 @@ def test_what_a_generator_whose_connection_broke_held_goes_to_others_at_once() -
     head = ready_head()
     held = [entry.uid for entry in head.rollouts.ledger.open.values() if entry.holder == NAME]
     assert held
-    effects = head.on(NAME, m.Gone(), 1.0)
+    effects = head.on(NAME, m.Disconnected(), 1.0)
     assert states(effects) == [("dead", "its connection is gone")]
     again = [(to, x.uid, x.attempt) for to, x in sent(effects, m.Prompt) if x.uid in held]  # type: ignore[union-attr]
-    waiting = [uid for uid in held if head.rollouts.ledger.open[uid].state is State.QUEUED]
+    waiting = [uid for uid in held if head.rollouts.ledger.open[uid].state is PromptState.QUEUED]
     assert {uid for _, uid, _ in again} | set(waiting) == set(held)
     assert {(to, attempt) for to, _, attempt in again} <= {("generator-1.0", 1)}
     effects = head.on(NAME, beat(), 1.5)
@@ -122,14 +122,14 @@ def test_what_a_generator_whose_connection_broke_held_goes_to_others_at_once() -
 @pytest.mark.parametrize(("name", "joins_again"), [("reward-0.0", False), ("learner-0.0", True)])
 def test_a_reward_has_lost_nothing_that_nobody_repeats_and_a_learner_may_have(name: str, joins_again: bool) -> None:
     head = ready_head()
-    effects = head.on(name, m.Gone(), 1.0)
+    effects = head.on(name, m.Disconnected(), 1.0)
     assert bool(states(effects)) is not joins_again  # a learner is replaced by its next incarnation alone
     assert bool(sent(head.on(name, beat(), 1.5), m.Rejoin)) is joins_again
     assert not sent(head.on(name, beat(), 2.0), m.Rejoin)  # it is asked once
 
 
 def test_who_is_unknown_or_has_left_is_not_missed() -> None:
-    assert ready_head().on("generator-7.0", m.Gone(), 1.0) == []
+    assert ready_head().on("generator-7.0", m.Disconnected(), 1.0) == []
 
 
 def test_a_member_that_does_not_hear_the_head_is_dead_until_it_does() -> None:
@@ -138,7 +138,7 @@ def test_a_member_that_does_not_hear_the_head_is_dead_until_it_does() -> None:
     assert states(effects) == [("dead", "it does not hear the head")]
     for message in (beat(hears=False), m.Sampled(0, 0, 0, "", 3), beat(hears=False)):
         head.on(NAME, message, 1.2)
-        assert head.members.by_name[NAME].standing is Standing.DEAD
+        assert head.members.by_name[NAME].standing is MemberState.DEAD
     assert states(head.on(NAME, beat(), 1.4))[0] == ("stale", "heard again")
 
 
@@ -147,14 +147,14 @@ def test_a_head_that_stood_still_blames_nobody_for_not_hearing_it() -> None:
     for now in (60.0, 60.1):
         head.on(NAME, beat(hears=False), now)
         head.tick(now)
-        assert head.members.by_name[NAME].standing is Standing.HEALTHY
+        assert head.members.by_name[NAME].standing is MemberState.HEALTHY
     late = 60.1 + head.rules.silent_s
     for now in (60.5 + 0.25 * n for n in range(int(4 * head.rules.silent_s))):
         for member in head.members.alive():
             head.on(member.name, beat(), now)
         head.tick(now)
     head.on(NAME, beat(hears=False), late + 1.0)
-    assert head.members.by_name[NAME].standing is Standing.DEAD
+    assert head.members.by_name[NAME].standing is MemberState.DEAD
 
 
 def push_all(head: Head, now: float) -> None:
@@ -170,7 +170,7 @@ def test_a_prompt_is_blamed_for_deaths_alone_not_for_connections() -> None:
     head = ready_head(1)
     held = next(entry.uid for entry in head.rollouts.ledger.open.values() if entry.holder == NAME)
     for n in range(1, 5):
-        head.on(NAME, m.Gone(), float(n))
+        head.on(NAME, m.Disconnected(), float(n))
         assert head.rollouts.ledger.open[held].n_deaths == 1
         head.on(NAME, beat(), n + 0.1)
         assert head.rollouts.ledger.open[held].n_deaths == 0
@@ -178,6 +178,6 @@ def test_a_prompt_is_blamed_for_deaths_alone_not_for_connections() -> None:
         head.on(NAME, m.Ready(4), n + 0.3)
         push_all(head, n + 0.4)
         assert head.rollouts.ledger.open[held].holder == NAME
-    head.on(NAME, m.Gone(), 10.0)
+    head.on(NAME, m.Disconnected(), 10.0)
     head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 1, ""), 10.1)
     assert head.rollouts.ledger.open[held].n_deaths == 1

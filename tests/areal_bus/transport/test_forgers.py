@@ -170,8 +170,8 @@ def joined_guest(it: Court, name: str = GUEST_0) -> Bus:
 PARTIAL = m.Partial(0, 0, 0, 0, [[1, 2]], [[0, 2]], bytes(12), bytes(8))
 CLAIMS = {
     "a sample of another's lease": m.Sampled(0, 0, 0, "", LENGTH),
-    "that another's lease cannot be made": m.Unsampled(0, 0, "", "sampling_error", "forged"),
-    "to give another's lease back": m.Unsampled(0, 0, "", "lost_timeline", "forged"),
+    "that another's lease cannot be made": m.SampleFailed(0, 0, "", "sampling_error", "forged"),
+    "to give another's lease back": m.SampleFailed(0, 0, "", "lost_timeline", "forged"),
     "tokens of another's lease": PARTIAL,
 }
 
@@ -206,7 +206,7 @@ def test_32_20_a_problem_of_an_evaluation_is_given_up_by_its_holder_alone(reason
     assert evaluation is not None
     uid, holder = next(iter(evaluation.leased.items()))
     other = G1 if holder == G0 else G0
-    forged = m.Unsampled(uid, evaluation.attempts[uid], "before", reason, "forged")
+    forged = m.SampleFailed(uid, evaluation.attempts[uid], "before", reason, "forged")
     assert "does not hold" in refused(head.on(other, forged, 0.0))[0]
     assert evaluation.leased[uid] == holder
     assert not evaluation.failed
@@ -220,7 +220,7 @@ def test_32_20_no_guest_takes_the_place_of_another_one_that_is_there() -> None:
         thief.send("head", m.Join(GUEST_1, "generator", 66, 1, "", 1, ""))
         it.door.refuses(GUEST_1, "taken")
         same = it.door.caller(GUEST_0)
-        same.send("head", m.Leaving())
+        same.send("head", m.LeaveRequest())
         it.door.refuses(GUEST_0, "taken")
         of_the_job = it.door.caller("generator-0.1", GUEST)
         of_the_job.send("head", m.Join("generator-0.1", "generator", 0, 1, "", 1, ""))

@@ -22,27 +22,27 @@ from areal_bus.core.events import Event
 from areal_bus.messages import (
     PROTOCOL,
     BatchRequest,
-    Begin,
+    BeginTerm,
     Checkpointed,
     Finished,
-    HeadBeat,
+    HeadHeartbeat,
     Join,
     Message,
     PushBroken,
     PushDone,
     Rejoin,
     Sampled,
+    SampleFailed,
     Scored,
     Stop,
-    Unsampled,
     UpdateDone,
 )
 from areal_bus.transport import rejections, send_queue
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import Keyring, new_pair
 from areal_bus.transport.listener import GONE, room
-from areal_bus.transport.receiver import NAMELESS, SKIPPED, Intake, Received
-from areal_bus.transport.rejections import NAMED, OTHERS, STRIKES, Refusals
+from areal_bus.transport.receiver import NAMELESS, SKIPPED, Received, Receiver
+from areal_bus.transport.rejections import NAMED, OTHERS, STRIKES, Rejections
 from areal_bus.wire import codec
 from launch.bootstrap import EnvBootstrap, Missing, identity
 from tests.areal_bus.core.test_head import head_with
@@ -174,7 +174,7 @@ def test_a_thief_of_a_name_does_not_have_its_owner_struck_off(pair: Pair) -> Non
 def test_an_endless_message_is_refused_and_heartbeats_go_on(tmp_path: Path) -> None:
     beats = iter(range(10**9))
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", heartbeat_s=0.01,
-               heartbeat=lambda: HeadBeat(term=0, version=next(beats)))  # fmt: skip
+               heartbeat=lambda: HeadHeartbeat(term=0, version=next(beats)))  # fmt: skip
     friend = Bus("generator-0.0", job=JOB)
     friend.connect("head", head.endpoint)
     friend.send("head", word(0))
@@ -184,7 +184,7 @@ def test_an_endless_message_is_refused_and_heartbeats_go_on(tmp_path: Path) -> N
         stranger.send(*codec.encode(word(2), job=JOB))
         assert next_of(head) == ("generator-66.0", word(2))  # what follows it is read from its beginning
     assert head.refused == {("generator-66.0", "frames"): 1}
-    assert isinstance(next_of(friend)[1], HeadBeat)
+    assert isinstance(next_of(friend)[1], HeadHeartbeat)
     friend.close(0)
     head.close(0)
 
@@ -193,7 +193,7 @@ def test_an_endless_message_is_taken_a_little_at_a_time(tmp_path: Path) -> None:
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.bind(f"ipc://{tmp_path}/s")
-    intake = Intake(JOB, None, None, Refusals("head"), authorise=lambda *_: None)
+    intake = Receiver(JOB, None, None, Rejections("head"), authorise=lambda *_: None)
     n_frames, n_turns = 10_000, 0
     with dealer(f"ipc://{tmp_path}/s") as stranger:
         stranger.send(*[b""] * n_frames)
@@ -246,7 +246,7 @@ def test_who_never_reads_costs_a_bounded_queue_and_nobody_else_a_message(
 
 def test_heartbeats_do_not_pile_up_for_who_never_reads(tmp_path: Path) -> None:
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", heartbeat_s=0.001,
-               heartbeat=lambda: HeadBeat(term=0, version=0))  # fmt: skip
+               heartbeat=lambda: HeadHeartbeat(term=0, version=0))  # fmt: skip
     with dealer(head.endpoint) as deaf:
         deaf.send(*codec.encode(word(0), job=JOB))
         next_of(head)
@@ -342,7 +342,7 @@ def test_a_full_house_turns_newcomers_away_keeps_its_guests_and_opens_again() ->
 def test_counts_and_log_are_bounded_whatever_comes() -> None:
     said: list[str] = []
     sink = logger.add(said.append, level="WARNING", format="{message}")
-    counted = Refusals("head")
+    counted = Rejections("head")
     for number in range(3 * NAMED):
         for _ in range(2):
             counted.add(f"peer-{number}", "header", "a header is one msgpack map", connection=b"%d" % number)
@@ -354,7 +354,7 @@ def test_counts_and_log_are_bounded_whatever_comes() -> None:
 
 
 def test_refusals_are_reported_when_they_are_new_and_when_they_have_doubled() -> None:
-    counted = Refusals("head")
+    counted = Rejections("head")
     for number, peer in enumerate(("a", "a", "b", "a")):
         counted.add(peer, "job", f"message {number}")
     assert [(x.peer, x.reason, x.sentence, x.n) for x in counted.take()] == [
@@ -454,13 +454,16 @@ IMPOSSIBLE = {
     "a checkpoint of the future": ("learner-0.0", Checkpointed(FUTURE, "x")),
     "an end before the last batch": ("learner-0.0", Finished("", "")),
     "a sample by a reward": ("reward-0.0", Sampled(0, 0, 0, "", 3)),
-    "a prompt of the future that cannot be sampled": ("generator-0.0", Unsampled(FUTURE, 0, "", "sampling_error", "")),
+    "a prompt of the future that cannot be sampled": (
+        "generator-0.0",
+        SampleFailed(FUTURE, 0, "", "sampling_error", ""),
+    ),
     "a push of the future": ("generator-0.0", PushDone(FUTURE, FUTURE, "x", 0.0, 0.0)),
     "an update of the future": ("learner-0.0", UpdateDone(FUTURE, {}, "x")),
     "an update by a generator": ("generator-0.0", UpdateDone(1, {}, "x")),
     "a batch of the future": ("learner-0.0", BatchRequest(FUTURE)),
     "a batch for a generator": ("generator-0.0", BatchRequest(0)),
-    "a term by a generator": ("generator-0.0", Begin(0, "x")),
+    "a term by a generator": ("generator-0.0", BeginTerm(0, "x")),
     "an end by a generator": ("generator-0.0", Finished("", "")),
     "an order to the head": ("generator-0.0", Stop("now")),
     "a join for somebody else": ("generator-0.0", Join("learner-0.1", "learner", 0, 1, "", 1, "")),

@@ -13,10 +13,10 @@ import actors.rewards.actor
 from actors.generator.delivery import Delivery
 from actors.rewards.actor import RewardLoop
 from actors.rewards.pool import WorkerPool
-from actors.runtime.context import Pulse, note_voids
-from actors.runtime.head_session import Presence
+from actors.runtime.context import HeartbeatState, note_voids
+from actors.runtime.head_session import HeadSession
 from areal_bus.journal import Journal
-from areal_bus.messages import Directory, Stop
+from areal_bus.messages import PeerList, Stop
 from areal_bus.transport import send_queue
 from areal_bus.transport.listener import CLIENT_AHEAD
 from areal_bus.wire.bundle import split
@@ -119,7 +119,7 @@ def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
         listening(REWARD, tmp_path) as bus,
     ):
         bus.connect("head", deaf.endpoint)
-        loop = RewardLoop(bus, Presence(bus, silent_s=60.0), pool, journal, Pulse(), capacity=1)
+        loop = RewardLoop(bus, HeadSession(bus, silent_s=60.0), pool, journal, HeartbeatState(), capacity=1)
         for _ in range(4 * CLIENT_AHEAD):
             bus.send("head", Stop("x" * 60_000))
         until(lambda: not bus._orders, "they wait")
@@ -155,7 +155,7 @@ def test_bytes_wait_from_the_call_of_send_until_they_go_or_their_peer_is_let_go(
 
 
 def test_what_is_said_to_be_void_waits_no_more() -> None:
-    box = send_queue.Outbox("a bus", None, {}, {})
+    box = send_queue.SendQueues("a bus", None, {}, {})
     waiting: list[int] = []
     sink = logger.add(lambda _: waiting.append(box.n_bytes("nobody")), level="DEBUG")
     try:
@@ -167,7 +167,7 @@ def test_what_is_said_to_be_void_waits_no_more() -> None:
 
 
 def test_a_bundle_that_is_void_counts_as_so_many_messages() -> None:
-    box = send_queue.Outbox("a bus", None, {}, {})
+    box = send_queue.SendQueues("a bus", None, {}, {})
     for _ in range(40):
         box.letter("nobody", [b"four"])()
     box.flush()
@@ -185,7 +185,7 @@ def test_a_burst_goes_as_it_is_posted_and_is_not_held_against_the_bounds(
         dealer.setsockopt(zmq.LINGER, 0)
         reward.bind(f"ipc://{tmp_path}/burst")
         dealer.connect(f"ipc://{tmp_path}/burst")
-        box = send_queue.Outbox("a bus", None, {REWARD: dealer}, {})
+        box = send_queue.SendQueues("a bus", None, {REWARD: dealer}, {})
         for frames in [*[[b"few", b"bytes"]] * 1000, *[[b"many", bytes(50_000)]] * 100]:
             box.letter(REWARD, frames, is_kept=True)()
         box.flush()
@@ -198,7 +198,7 @@ def test_what_is_sent_again_is_void_beyond_its_bound_and_all_else_goes_with_what
     """Each in its turn, though some that are kept and some that are not go in one bundle."""
     monkeypatch.setattr(send_queue, "OUTBOX_BYTES", 1000)
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer, context.socket(zmq.ROUTER) as reward:
-        box = send_queue.Outbox("a bus", None, {REWARD: dealer}, {})
+        box = send_queue.SendQueues("a bus", None, {REWARD: dealer}, {})
         for n in range(20):
             box.letter(REWARD, [b"%02d" % n, bytes(98)], is_kept=n % 2 == 0)()
             box.flush()  # it takes none: it is not connected
@@ -219,7 +219,7 @@ def test_who_does_not_read_is_sent_no_copies_without_end(tmp_path: Path) -> None
     """Ten trajectories, each due again at every turn: ZeroMQ's queues fill with copies, then no further one is made."""
     delivery = Delivery(resend_s=1.0)
     with deaf_reward(tmp_path) as deaf:
-        delivery.directory(Directory([REWARD], [deaf.endpoint]))
+        delivery.directory(PeerList([REWARD], [deaf.endpoint]))
         for sample in range(10):
             delivery.add(replace(trajectory(N_BYTES), sample=sample))
         n_sent = sum(turn(delivery, deaf.bus, now=2.0 * k) for k in range(20_000))

@@ -19,15 +19,15 @@ from areal_bus.transport.rejections import STRIKES
 from areal_bus.wire import codec, schema
 from tests.support.strangers import JOB, OpenBus, until
 
-COMMANDS = "HeadBeat Rejoin Directory Stop"
+COMMANDS = "HeadHeartbeat Rejoin PeerList Stop"
 ALLOWED = {  # receiver -> sender -> what it may send there; written out once more, so that no row changes unseen
     "head": {
-        "generator": "Join Ready Heartbeat Failure Leaving Sampled Unsampled Partial PushDone PushBroken",
+        "generator": "Join Ready Heartbeat Failure LeaveRequest Sampled SampleFailed Partial PushDone PushBroken",
         "reward": "Join Ready Heartbeat Failure Scored",
-        "learner": "Join Ready Heartbeat Failure Begin Checkpointed BatchRequest UpdateDone Finished PushDone "
+        "learner": "Join Ready Heartbeat Failure BeginTerm Checkpointed BatchRequest UpdateDone Finished PushDone "
         "PushBroken",
     },
-    "generator": {"head": f"{COMMANDS} Dismiss Term Prompt Partial Ack Cancel PushBegin"},
+    "generator": {"head": f"{COMMANDS} Evict Term Prompt Partial Ack Cancel PushBegin"},
     "reward": {"head": f"{COMMANDS} Cancel", "generator": "Trajectory"},
     "learner": {"head": f"{COMMANDS} PushBegin PushBroken ShardItem ShardEnd NoBatch"},
 }

@@ -19,7 +19,7 @@ from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights.process_group import join_store, serve_store
 from areal_bus.weights.route import Route
-from areal_bus.weights.sender import Root
+from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import Snapshot, digest_of, take_snapshot
 
 BUCKET = 1 << 20
@@ -44,7 +44,7 @@ def fsdp(rank: int, world: str) -> None:
     root = store = previous = None
     if rank == 0:
         store, endpoint = serve_store("127.0.0.1")
-        root = Root(store, interface="lo", address="127.0.0.1")
+        root = WeightSender(store, interface="lo", address="127.0.0.1")
         say({"store": endpoint})
     for order in orders():
         begin = PushBegin(**order["begin"])  # type: ignore[arg-type]
@@ -67,14 +67,14 @@ def fsdp(rank: int, world: str) -> None:
     dist.destroy_process_group()
 
 
-def push(root: Root | None, snapshot: Snapshot | None, begin: PushBegin, done: list[str]) -> None:
+def push(root: WeightSender | None, snapshot: Snapshot | None, begin: PushBegin, done: list[str]) -> None:
     if root is not None and snapshot is not None:
         done.append(root.push(snapshot, begin).digest)
 
 
 def cancel(route: Route = "gloo") -> None:
     store, endpoint = serve_store("127.0.0.1")
-    root = Root(store, interface="lo", address="127.0.0.1", route=route)
+    root = WeightSender(store, interface="lo", address="127.0.0.1", route=route)
     say({"store": endpoint})
     requests = orders()
     begin = PushBegin(**next(requests)["begin"])  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def cancel(route: Route = "gloo") -> None:
     thread.join()
 
 
-def fail(root: Root, snapshot: Snapshot, begin: PushBegin) -> None:
+def fail(root: WeightSender, snapshot: Snapshot, begin: PushBegin) -> None:
     began = time.monotonic()
     try:
         root.push(snapshot, begin)

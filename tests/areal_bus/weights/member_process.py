@@ -18,7 +18,7 @@ from actors.runtime.process import leave
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights import shared_memory
-from areal_bus.weights.receiver import Landing, Member
+from areal_bus.weights.receiver import ReceiveBuffers, WeightReceiver
 from areal_bus.weights.snapshot import digest_of
 
 OPENS = shared_memory._open_host
@@ -31,17 +31,17 @@ def fingerprint(tensor: torch.Tensor) -> list[object]:
 
 def signal_at(bucket: int, number: int) -> None:
     """This process sends itself a signal when that bucket comes down (once)."""
-    real = Landing.land
+    real = ReceiveBuffers.land
     count = 0
 
-    def land(self: Landing, start: int, piece: torch.Tensor) -> None:
+    def land(self: ReceiveBuffers, start: int, piece: torch.Tensor) -> None:
         nonlocal count
         if count == bucket:
             os.kill(os.getpid(), number)
         count += 1
         real(self, start, piece)
 
-    Landing.land = land  # type: ignore[method-assign, assignment]
+    ReceiveBuffers.land = land  # type: ignore[method-assign, assignment]
 
 
 def shut(handle: shared_memory.Handle) -> NoReturn:
@@ -51,7 +51,7 @@ def shut(handle: shared_memory.Handle) -> NoReturn:
 
 def main(name: str, device: str = "cpu") -> None:
     torch.set_num_threads(1)
-    member = Member(name, address="127.0.0.1", interface="lo", device=device)
+    member = WeightReceiver(name, address="127.0.0.1", interface="lo", device=device)
     spare = None
     print(json.dumps({"up": name}), flush=True)
     for line in sys.stdin:

@@ -16,7 +16,7 @@ from areal_bus.messages import PushBegin
 from areal_bus.weights.checksum import checksum
 from areal_bus.weights.process_group import serve_store
 from areal_bus.weights.route import Route
-from areal_bus.weights.sender import Root
+from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import Snapshot, take_snapshot
 from tests.areal_bus.weights.peer_process import Peer
 
@@ -39,7 +39,7 @@ def main(n_members: int = 2, bucket_mib: int = 64, route: Route = "gloo") -> Non
     torch.set_num_threads(1)
     parameters = model()
     store, endpoint = serve_store("127.0.0.1")
-    root = Root(store, interface="lo", address="127.0.0.1", route=route)
+    root = WeightSender(store, interface="lo", address="127.0.0.1", route=route)
     shared_on = torch.device("cpu") if route == "shared" else None
     peers = [
         Peer(f"generator-{i}.0", "tests.areal_bus.weights.member_process", f"generator-{i}.0") for i in range(n_members)

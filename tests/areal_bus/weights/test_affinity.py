@@ -12,8 +12,8 @@ import pytest
 
 from areal_bus.weights import affinity
 from areal_bus.weights.process_group import serve_store
-from areal_bus.weights.receiver import Landing, Member
-from areal_bus.weights.sender import Root
+from areal_bus.weights.receiver import ReceiveBuffers, WeightReceiver
+from areal_bus.weights.sender import WeightSender
 from tests.areal_bus.weights.test_push_from_learner import begin
 from tests.areal_bus.weights.test_push_shared_memory import snapshot
 
@@ -121,15 +121,15 @@ def test_weights_of_an_engine_that_computes_elsewhere_come_down_anywhere(monkeyp
 def cores_where_they_come_down(monkeypatch: pytest.MonkeyPatch, *, staging: Literal["auto", "host"]) -> set[int]:
     """Of one push; afterwards the thread may have all again."""
     store, endpoint = serve_store("127.0.0.1")
-    root = Root(store, interface="lo", address="127.0.0.1")
-    one = Member("generator-0.0", interface="lo", address="127.0.0.1", staging=staging)
-    found, land = list[set[int]](), Landing.land
+    root = WeightSender(store, interface="lo", address="127.0.0.1")
+    one = WeightReceiver("generator-0.0", interface="lo", address="127.0.0.1", staging=staging)
+    found, land = list[set[int]](), ReceiveBuffers.land
 
-    def seen(landing: Landing, *piece: object) -> None:
+    def seen(landing: ReceiveBuffers, *piece: object) -> None:
         found.append(threads_cores())
         land(landing, *piece)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Landing, "land", seen)
+    monkeypatch.setattr(ReceiveBuffers, "land", seen)
     order, sent = begin(1, endpoint, one.name), snapshot(1)
     with ThreadPoolExecutor(1) as pool:
         pushed = pool.submit(root.push, sent, order)

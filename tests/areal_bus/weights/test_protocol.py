@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights.process_group import join_store, serve_store
-from areal_bus.weights.protocol import Ready, Reports, report
+from areal_bus.weights.protocol import CompletionReports, MemberReady, report
 
 A, B = "generator-0.0", "generator-1.0"
 BEGIN = PushBegin(push=7, version=3, view=1, store="", members=[A, B], timeout_s=10.0)
@@ -33,7 +33,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_they_are_there_when_all_have_reported(store: TCPStore) -> None:
-    with Reports(store, BEGIN, {A: os.getpid(), B: os.getpid()}) as reports:
+    with CompletionReports(store, BEGIN, {A: os.getpid(), B: os.getpid()}) as reports:
         assert not reports.are_there()
         report(store, BEGIN, A)
         assert not reports.are_there()
@@ -44,12 +44,12 @@ def test_they_are_there_when_all_have_reported(store: TCPStore) -> None:
 
 def test_reports_of_another_push_are_none(store: TCPStore) -> None:
     report(store, PushBegin(8, 3, 1, [A], "", 10.0), A)
-    with Reports(store, BEGIN, {A: os.getpid()}) as reports:
+    with CompletionReports(store, BEGIN, {A: os.getpid()}) as reports:
         assert not reports.are_there()
 
 
 def test_who_ends_without_a_report_is_named(store: TCPStore, process: subprocess.Popen[bytes]) -> None:
-    with Reports(store, BEGIN, {A: os.getpid(), B: process.pid}) as reports:
+    with CompletionReports(store, BEGIN, {A: os.getpid(), B: process.pid}) as reports:
         assert not reports.are_there()
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and not yet taken note of by anybody
@@ -61,14 +61,14 @@ def test_who_had_ended_before_the_root_looked_is_named(store: TCPStore, process:
     process.kill()
     process.wait(10)
     with (
-        Reports(store, BEGIN, {A: os.getpid(), B: process.pid}) as reports,
+        CompletionReports(store, BEGIN, {A: os.getpid(), B: process.pid}) as reports,
         pytest.raises(PushFailed, match=f"{B} ended before"),
     ):
         reports.are_there()
 
 
 def test_who_reports_and_then_ends_has_reported(store: TCPStore, process: subprocess.Popen[bytes]) -> None:
-    with Reports(store, BEGIN, {A: os.getpid(), B: process.pid}) as reports:
+    with CompletionReports(store, BEGIN, {A: os.getpid(), B: process.pid}) as reports:
         report(store, BEGIN, B)
         process.kill()
         process.wait(10)
@@ -84,7 +84,7 @@ def test_a_report_is_there_when_its_member_may_end() -> None:
     for push in range(200):
         begin = PushBegin(push, 3, 1, [A], endpoint, 10.0)
         report(member, begin, A)
-        with Reports(server, begin, {A: os.getpid()}) as reports:
+        with CompletionReports(server, begin, {A: os.getpid()}) as reports:
             assert reports.are_there()
 
 
@@ -100,11 +100,11 @@ def test_who_reports_to_a_store_that_is_gone_hears_of_it() -> None:
 def test_a_member_names_a_process(pid: object) -> None:
     words = {"group": "", "place": {"realm": "r", "device": "cpu", "host": "h"}, "pid": pid}
     with pytest.raises(PushFailed, match="a member says with which group it is ready, where and as which pid"):
-        Ready.decode(json.dumps(words))
-    assert Ready.decode(json.dumps(words | {"pid": 12})).pid == 12
+        MemberReady.decode(json.dumps(words))
+    assert MemberReady.decode(json.dumps(words | {"pid": 12})).pid == 12
     del words["pid"]
     with pytest.raises(PushFailed, match="a member says"):
-        Ready.decode(json.dumps(words))
+        MemberReady.decode(json.dumps(words))
 
 
 @pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), AttributeError("pidfd_open")])
@@ -117,7 +117,7 @@ def test_where_the_kernel_tells_of_no_process_reports_are_waited_for(
         raise error
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    with Reports(store, BEGIN, {A: os.getpid()}) as reports:
+    with CompletionReports(store, BEGIN, {A: os.getpid()}) as reports:
         assert not reports.are_there()
         report(store, BEGIN, A)
         assert reports.are_there()
@@ -125,6 +125,6 @@ def test_where_the_kernel_tells_of_no_process_reports_are_waited_for(
 
 def test_processes_are_watched_no_longer_than_a_push(store: TCPStore) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
-    with Reports(store, BEGIN, {A: os.getpid(), B: os.getpid()}):
+    with CompletionReports(store, BEGIN, {A: os.getpid(), B: os.getpid()}):
         assert len(os.listdir("/proc/self/fd")) == len(before) + 2
     assert sorted(os.listdir("/proc/self/fd")) == before

@@ -15,9 +15,9 @@ import torch
 from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights.process_group import join_store, serve_store
-from areal_bus.weights.protocol import Ready
-from areal_bus.weights.receiver import Member
-from areal_bus.weights.sender import Root
+from areal_bus.weights.protocol import MemberReady
+from areal_bus.weights.receiver import WeightReceiver
+from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.shared_memory import place_of
 from areal_bus.weights.snapshot import Snapshot, forms_of, take_snapshot
 from tests.areal_bus.weights.member_process import fingerprint
@@ -32,7 +32,7 @@ class Ring:
 
     def __init__(self) -> None:
         self.store, self.endpoint = serve_store("127.0.0.1")
-        self.root = Root(self.store, interface="lo", address="127.0.0.1")
+        self.root = WeightSender(self.store, interface="lo", address="127.0.0.1")
         self.peers: dict[str, Peer] = {}
         self.n_pushes = 0
         self.view = 0
@@ -231,7 +231,7 @@ def test_a_push_sends_the_version_that_was_announced(ring: Ring) -> None:
 
 
 def test_a_member_without_a_store_to_join_says_so() -> None:
-    member = Member("generator-0.0", address="127.0.0.1", interface="lo")
+    member = WeightReceiver("generator-0.0", address="127.0.0.1", interface="lo")
     begin = PushBegin(push=0, version=0, view=0, members=["generator-0.0"], store="127.0.0.1:1", timeout_s=1.0)
     with pytest.raises(PushFailed, match="must reach the root's store"):
         member.receive(begin)
@@ -288,7 +288,7 @@ def test_a_push_whose_member_died_before_the_members_met_is_called_off_at_once(r
     (peer,) = ring.members("generator-0.0")
     sent = snapshot(9)
     begin = ring.begin(sent, peer.name, "generator-8.0")
-    last_words = Ready("", HERE, os.getpid())
+    last_words = MemberReady("", HERE, os.getpid())
     ring.store.set(f"push/{begin.push}/ready/generator-8.0", last_words.encode())
     peer.order(begin)
     errors: list[PushFailed] = []

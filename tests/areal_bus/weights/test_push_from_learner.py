@@ -10,7 +10,7 @@ import torch
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights.process_group import serve_store
-from areal_bus.weights.sender import Root
+from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import take_snapshot
 from tests.areal_bus.weights.peer_process import Peer
 
@@ -89,7 +89,7 @@ def wait_until_stopped(peer: Peer, timeout_s: float = 30.0) -> None:
 def test_a_push_that_was_called_off_does_not_begin() -> None:
     """The word that a member is dead may come before the push's thread has begun with it."""
     store, endpoint = serve_store("127.0.0.1")
-    root = Root(store, interface="lo", address="127.0.0.1")
+    root = WeightSender(store, interface="lo", address="127.0.0.1")
     snapshot = take_snapshot(1, {"w": torch.ones(4)}, bucket_bytes=1 << 20)
     assert snapshot is not None
     root.cancel(1)

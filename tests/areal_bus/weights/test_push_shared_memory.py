@@ -20,10 +20,10 @@ from areal_bus.errors import ConfigError, PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights import shared_memory
 from areal_bus.weights.process_group import serve_store
-from areal_bus.weights.protocol import Go, Offer
-from areal_bus.weights.receiver import Member
+from areal_bus.weights.protocol import PushGo, SnapshotOffer
+from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.route import Route
-from areal_bus.weights.sender import Root
+from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.shared_memory import Handle, open_memory, refusal
 from areal_bus.weights.snapshot import Snapshot, digest_of, take_snapshot
 from tests.areal_bus.weights.member_process import fingerprint, shut
@@ -39,7 +39,7 @@ BUCKET = 1 << 16
 def ring() -> Iterator[Ring]:
     torch.set_num_threads(1)
     ring = Ring()
-    ring.root = Root(ring.store, interface="lo", address="127.0.0.1", route="shared")
+    ring.root = WeightSender(ring.store, interface="lo", address="127.0.0.1", route="shared")
     yield ring
     ring.root.close()
     ends = {name: peer.end() for name, peer in ring.peers.items()}
@@ -57,12 +57,12 @@ def snapshot(version: int, *, previous: Snapshot | None = None, shared_on: torch
 
 def copied(ring: Ring, order: PushBegin) -> bool:
     """Whether the root said so in this push."""
-    return Go.decode(ring.store.get(f"push/{order.push}/go").decode()).copies
+    return PushGo.decode(ring.store.get(f"push/{order.push}/go").decode()).copies
 
 
 def handle(ring: Ring, order: PushBegin) -> Handle:
     """Of the memory that the root offered in this push."""
-    return Offer.decode(ring.store.get(f"push/{order.push}/memory").decode()).handle
+    return SnapshotOffer.decode(ring.store.get(f"push/{order.push}/memory").decode()).handle
 
 
 def test_members_hold_the_roots_bits_and_the_next_push_reuses_their_memory(ring: Ring) -> None:
@@ -94,7 +94,7 @@ def test_members_hold_the_roots_bits_and_the_next_push_reuses_their_memory(ring:
 
 def test_auto_shares_what_lies_in_memory_that_others_can_open(ring: Ring) -> None:
     (peer,) = ring.members("generator-0.0")
-    root = Root(ring.store, interface="lo", address="127.0.0.1", route="auto")
+    root = WeightSender(ring.store, interface="lo", address="127.0.0.1", route="auto")
     for shared_on in (CPU, None):
         sent = snapshot(4, shared_on=shared_on)
         order = ring.begin(sent, peer.name)
@@ -108,7 +108,7 @@ def test_auto_shares_what_lies_in_memory_that_others_can_open(ring: Ring) -> Non
 def test_auto_sends_where_a_member_finds_the_memory_shut(ring: Ring) -> None:
     """As where /proc is hidden: pushes with that member go by gloo and arrive, those without are copied."""
     peers = ring.members("generator-0.0", "generator-1.0")
-    root = Root(ring.store, interface="lo", address="127.0.0.1", route="auto")
+    root = WeightSender(ring.store, interface="lo", address="127.0.0.1", route="auto")
     for version, is_shut in ((21, True), (22, True), (23, False)):
         sent = snapshot(version)
         order = ring.begin(sent, *(peer.name for peer in peers))
@@ -122,7 +122,10 @@ def test_auto_sends_where_a_member_finds_the_memory_shut(ring: Ring) -> None:
 
 def test_a_view_whose_pushes_go_one_way_and_the_other_keeps_its_group(ring: Ring) -> None:
     (peer,) = ring.members("generator-0.0")
-    root, n_before = Root(ring.store, interface="lo", address="127.0.0.1", route="auto"), ring.store.add("groups", 0)
+    root, n_before = (
+        WeightSender(ring.store, interface="lo", address="127.0.0.1", route="auto"),
+        ring.store.add("groups", 0),
+    )
     for version, shared_on in ((31, None), (32, CPU), (33, None), (34, CPU)):
         sent = snapshot(version, shared_on=shared_on)
         order = ring.begin(sent, peer.name, view=400)
@@ -136,9 +139,9 @@ def test_a_view_whose_pushes_go_one_way_and_the_other_keeps_its_group(ring: Ring
 
 def test_root_and_member_may_be_one_process() -> None:
     store, endpoint = serve_store("127.0.0.1")
-    root = Root(store, interface="lo", address="127.0.0.1", route="shared")
+    root = WeightSender(store, interface="lo", address="127.0.0.1", route="shared")
     one, order, sent = (
-        Member("generator-0.0", interface="lo", address="127.0.0.1"),
+        WeightReceiver("generator-0.0", interface="lo", address="127.0.0.1"),
         begin(1, endpoint, "generator-0.0"),
         snapshot(1),
     )
@@ -180,8 +183,8 @@ def test_where_it_must_be_shared_a_member_that_finds_it_shut_is_named(ring: Ring
 
 def test_a_member_says_once_that_weights_must_be_sent_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     store, endpoint = serve_store("127.0.0.1")
-    root = Root(store, interface="lo", address="127.0.0.1", route="auto")
-    one, said = Member("generator-0.0", interface="lo", address="127.0.0.1"), list[str]()
+    root = WeightSender(store, interface="lo", address="127.0.0.1", route="auto")
+    one, said = WeightReceiver("generator-0.0", interface="lo", address="127.0.0.1"), list[str]()
     monkeypatch.setattr(shared_memory, "_open_host", shut)
     sink = logger.add(lambda line: said.append(str(line)), level="WARNING", format="{message}")
     for number in (1, 2):
@@ -376,7 +379,7 @@ def test_a_member_lets_go_of_the_memory_when_the_push_is_over(ring: Ring) -> Non
 def test_a_push_within_one_gpu(ring: Ring) -> None:
     """Not run yet: no GPU was at hand."""
     device = torch.device("cuda", 0)
-    root = Root(ring.store, interface="lo", address="127.0.0.1", route="auto")
+    root = WeightSender(ring.store, interface="lo", address="127.0.0.1", route="auto")
     peers = [
         Peer(f"generator-{n}.0", "tests.areal_bus.weights.member_process", f"generator-{n}.0", "cuda:0") for n in (6, 7)
     ]

@@ -7,10 +7,14 @@ import pytest
 from areal_bus.config.sections import Config
 from areal_bus.errors import PushFailed
 from areal_bus.weights.route import home, is_shared
-from areal_bus.weights.shared_memory import Place
+from areal_bus.weights.shared_memory import MemoryPlace
 
-CPU, GPU = Place("one", "cpu", "a"), Place("one", "GPU-1", "a")
-OTHER_GPU, OTHER_HOST, OTHER_USER = Place("one", "GPU-2", "a"), Place("two", "cpu", "b"), Place("one 0", "cpu", "a")
+CPU, GPU = MemoryPlace("one", "cpu", "a"), MemoryPlace("one", "GPU-1", "a")
+OTHER_GPU, OTHER_HOST, OTHER_USER = (
+    MemoryPlace("one", "GPU-2", "a"),
+    MemoryPlace("two", "cpu", "b"),
+    MemoryPlace("one 0", "cpu", "a"),
+)
 
 
 def config(**sections: dict[str, Any]) -> Config:
@@ -32,7 +36,7 @@ def config(**sections: dict[str, Any]) -> Config:
     ],
 )
 def test_auto_shares_exactly_where_all_can_open_the_roots_memory(
-    root: Place | None, members: list[Place], expected: bool
+    root: MemoryPlace | None, members: list[MemoryPlace], expected: bool
 ) -> None:
     assert is_shared("auto", root, dict(zip("xyz", members, strict=False))) is expected
 
@@ -42,12 +46,12 @@ def test_gloo_never_shares() -> None:
 
 
 @pytest.mark.parametrize("place", [CPU, GPU])
-def test_shared_is_for_those_who_are_where_the_snapshot_is(place: Place) -> None:
-    assert is_shared("shared", place, {"x": place, "y": Place(place.realm, place.device, "another name")})
+def test_shared_is_for_those_who_are_where_the_snapshot_is(place: MemoryPlace) -> None:
+    assert is_shared("shared", place, {"x": place, "y": MemoryPlace(place.realm, place.device, "another name")})
 
 
 @pytest.mark.parametrize(("root", "member"), [(CPU, OTHER_HOST), (CPU, OTHER_USER), (GPU, OTHER_GPU), (GPU, CPU)])
-def test_shared_is_refused_where_somebody_is_elsewhere(root: Place, member: Place) -> None:
+def test_shared_is_refused_where_somebody_is_elsewhere(root: MemoryPlace, member: MemoryPlace) -> None:
     with pytest.raises(PushFailed, match=rf"on {root.device} of a, and y \({member.device} of {member.host}\) elsewh"):
         is_shared("shared", root, {"x": root, "y": member})
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from areal_bus.errors import PushFailed
 from areal_bus.weights.manifest import Manifest, first_difference
-from areal_bus.weights.receiver import Landing
+from areal_bus.weights.receiver import ReceiveBuffers
 from areal_bus.weights.snapshot import Snapshot, digest_of, forms_of, take_snapshot
 
 CPU = torch.device("cpu")
@@ -22,8 +22,8 @@ def snapshot(parameters: dict[str, torch.Tensor], **more: object) -> Snapshot:
     return taken
 
 
-def land(sent: Snapshot, into: dict[str, torch.Tensor] | None = None) -> Landing:
-    landing = Landing(sent.layout, into, CPU)
+def land(sent: Snapshot, into: dict[str, torch.Tensor] | None = None) -> ReceiveBuffers:
+    landing = ReceiveBuffers(sent.layout, into, CPU)
     for start, stop in sent.layout.buckets():
         landing.land(start, sent.data[start:stop])
     landing.finish()
@@ -129,7 +129,7 @@ def test_every_tensor_with_a_wrong_bit_is_named() -> None:
 
 def test_a_push_that_ends_early_is_no_model() -> None:
     sent = snapshot({"a": torch.randn(40), "b": torch.randn(40)})
-    landing = Landing(sent.layout, None, CPU)
+    landing = ReceiveBuffers(sent.layout, None, CPU)
     landing.land(0, sent.data[:100])
     with pytest.raises(PushFailed, match="a is incomplete"):
         landing.finish()

@@ -129,7 +129,7 @@ HOSTILE = {
     "another protocol with another header": ([msgpack.packb({"p": 99, "more": 1})], "protocol"),
     "another job": ([header(j="other")], "job"),
     "an unknown kind": ([header(k="Evil")], "kind"),
-    "what only a bus says": ([header(k="Gone", f={})], "kind"),
+    "what only a bus says": ([header(k="Disconnected", f={})], "kind"),
     "a private name as kind": ([header(k="__class__")], "kind"),
     "a missing field": ([header(f={})], "fields"),
     "a further field": ([header(f={"reason": "x", "more": 1})], "fields"),
@@ -155,7 +155,7 @@ HOSTILE = {
     "text that is no UTF-8": ([header(f={"reason": "xx"}).replace(b"xx", b"\xff\xfe")], "header"),
     "an integer over 64 bits": ([header(k="BatchRequest", f={"step": 2**64 - 1})], "fields"),
     "64 KiB of short texts, and a frame that is not there": (
-        [header(k="Directory", f={"names": ["x" * 80] * 740, "endpoints": [], "life": 0}, n=[1])],
+        [header(k="PeerList", f={"names": ["x" * 80] * 740, "endpoints": [], "life": 0}, n=[1])],
         "frames",
     ),
     "a large header": ([header(f={"reason": "x" * codec.MAX_HEADER_BYTES})], "size"),
@@ -216,7 +216,7 @@ def test_what_is_hostile_costs_little_time_and_memory(name: str) -> None:
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("kind", [*codec.KINDS.values(), messages.Gone])
+@pytest.mark.parametrize("kind", [*codec.KINDS.values(), messages.Disconnected])
 def test_records_have_slots_and_are_said_to_be_frozen(kind: type) -> None:
     """To mypy, which is all that refuses an assignment (`messages.record`)."""
     assert not hasattr(kind, "__weakref__")

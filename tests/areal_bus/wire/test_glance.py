@@ -144,7 +144,7 @@ def test_a_job_of_any_name_is_heard() -> None:
             codec.decode(codec.encode(messages.Stop("x"), job=job), job=job + "f")
 
 
-@pytest.mark.parametrize("kind", [*codec.KINDS.values(), messages.Gone])
+@pytest.mark.parametrize("kind", [*codec.KINDS.values(), messages.Disconnected])
 def test_a_record_is_slotted_and_compared_by_its_values(kind: type) -> None:
     names = [field.name for field in dataclasses.fields(kind)]
     one, two = (kind(**dict.fromkeys(names, 1)) for _ in range(2))

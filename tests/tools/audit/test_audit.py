@@ -9,19 +9,19 @@ import pytest
 from tests.tools.audit.forged_run import HEAD, REWARD, Forge, true_run
 from tools.audit import __main__ as command
 from tools.audit.audit import audit, judge
-from tools.audit.findings import Verdict
+from tools.audit.findings import InvariantVerdict
 from tools.run import Run
 
 Out = pytest.CaptureFixture[str]
 
 
-def verdicts(folder: Path) -> dict[str, Verdict]:
+def verdicts(folder: Path) -> dict[str, InvariantVerdict]:
     return {name: judgement.verdict for name, judgement in judge(audit(Run(folder))).items()}
 
 
 def test_a_true_run_is_clean(tmp_path: Path, capsys: Out) -> None:
     folder = true_run().save(tmp_path / "run")
-    assert set(verdicts(folder).values()) == {Verdict.HOLDS}
+    assert set(verdicts(folder).values()) == {InvariantVerdict.HOLDS}
     assert command.main([str(folder)]) == 0
     assert "no invariant is broken" in capsys.readouterr().out
 
@@ -90,7 +90,7 @@ def test_a_broken_line_before_others_is_caught(tmp_path: Path) -> None:
     path = folder / "journal" / "reward-0.0.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:3], '{"t":1.0,\n', *lines[3:]]))
-    assert verdicts(folder)["journal"] is Verdict.BROKEN
+    assert verdicts(folder)["journal"] is InvariantVerdict.BROKEN
 
 
 def cut(forge: Forge, at: dict[str, Any]) -> None:
@@ -105,8 +105,8 @@ def test_a_run_killed_anywhere_breaks_nothing_and_shows_no_end(event: str, tmp_p
         forge = true_run()
         cut(forge, forge.of(HEAD, event)[i])
         found = verdicts(forge.save(tmp_path / str(i)))
-        assert Verdict.BROKEN not in found.values()
-        assert {found["I4"], found["I9"], found["I11"]} == {Verdict.NOT_SEEN}
+        assert InvariantVerdict.BROKEN not in found.values()
+        assert {found["I4"], found["I9"], found["I11"]} == {InvariantVerdict.NOT_SEEN}
 
 
 def test_a_head_that_lived_twice_is_not_vouched_for(tmp_path: Path) -> None:
@@ -116,23 +116,23 @@ def test_a_head_that_lived_twice_is_not_vouched_for(tmp_path: Path) -> None:
     untold = [line for line in again.lines[HEAD] if line["event"] != "term"]
     forge.lines[HEAD] += [{**line, "seq": i} for i, line in enumerate(untold)]
     found = verdicts(forge.save(tmp_path / "run"))
-    assert found["I1"] is found["I3"] is found["I4"] is found["I6"] is Verdict.NOT_SEEN
+    assert found["I1"] is found["I3"] is found["I4"] is found["I6"] is InvariantVerdict.NOT_SEEN
 
 
 def test_without_the_head_nothing_is_vouched_for(tmp_path: Path) -> None:
     folder = true_run().save(tmp_path / "run")
     (folder / "journal" / "head-0.0.jsonl").unlink()
     found = verdicts(folder)
-    assert found.pop("journal") is Verdict.HOLDS
-    assert set(found.values()) == {Verdict.NOT_SEEN}
+    assert found.pop("journal") is InvariantVerdict.HOLDS
+    assert set(found.values()) == {InvariantVerdict.NOT_SEEN}
 
 
 def test_without_a_config_the_bounds_are_not_seen(tmp_path: Path) -> None:
     folder = true_run().save(tmp_path / "run")
     (folder / "config.json").unlink()
     found = verdicts(folder)
-    assert found["I1"] is found["I2"] is Verdict.NOT_SEEN
-    assert found["I3"] is found["I5"] is Verdict.HOLDS
+    assert found["I1"] is found["I2"] is InvariantVerdict.NOT_SEEN
+    assert found["I3"] is found["I5"] is InvariantVerdict.HOLDS
 
 
 def test_a_run_that_ended_badly_shows_no_liveness(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_run_that_ended_badly_shows_no_liveness(tmp_path: Path) -> None:
     end = forge.of(HEAD, "end")[0]
     end.update(code=1, reason="32 prompts in a row ended without a reward")
     judged = judge(audit(Run(forge.save(tmp_path / "run"))))
-    assert judged["I11"].verdict is Verdict.NOT_SEEN
+    assert judged["I11"].verdict is InvariantVerdict.NOT_SEEN
     assert "32 prompts in a row" in judged["I11"].why
 
 
@@ -151,7 +151,7 @@ def test_an_end_line_without_a_code_is_no_orderly_end(tmp_path: Path) -> None:
     end = forge.of(HEAD, "end")[0]
     del end["code"], end["reason"]
     judged = judge(audit(Run(forge.save(tmp_path / "run"))))
-    assert judged["I11"].verdict is Verdict.NOT_SEEN
+    assert judged["I11"].verdict is InvariantVerdict.NOT_SEEN
     assert "its head wrote no exit code" in judged["I11"].why
 
 

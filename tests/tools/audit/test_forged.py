@@ -9,7 +9,7 @@ import pytest
 from tests.tools.audit.forged_run import GENERATORS, HEAD, LEARNER, REWARD, Edit, Forge, true_run
 from tools.audit import __main__ as command
 from tools.audit.audit import Audit, audit, judge
-from tools.audit.findings import NAMES, Verdict
+from tools.audit.findings import NAMES, InvariantVerdict
 from tools.run import Run
 
 
@@ -20,7 +20,7 @@ def caught(tmp_path: Path, invariant: str, edit: Edit, rule: str) -> Audit:
     folder = forge.save(tmp_path / "run")
     found = audit(Run(folder))
     judgement = judge(found)[invariant]
-    assert judgement.verdict is Verdict.BROKEN
+    assert judgement.verdict is InvariantVerdict.BROKEN
     matching = [finding for finding in judgement.findings if rule in finding.text]
     assert matching, [finding.text for finding in judgement.findings]
     name, _, number = matching[0].where.partition(":")
@@ -114,9 +114,9 @@ def test_I3_the_end_of_a_life_before_a_finished_run_was_extended_is_no_fault(tmp
     total = forge.config["run"]["total_train_steps"]
     forge.config["run"]["total_train_steps"] = total + 2
     folder = forge.save(tmp_path / "run")
-    assert judge(audit(Run(folder)))["I3"].verdict is Verdict.BROKEN
+    assert judge(audit(Run(folder)))["I3"].verdict is InvariantVerdict.BROKEN
     (folder / "config-1.json").write_text(json.dumps({"run": {"total_train_steps": total}}))
-    assert judge(audit(Run(folder)))["I3"].verdict is Verdict.HOLDS
+    assert judge(audit(Run(folder)))["I3"].verdict is InvariantVerdict.HOLDS
 
 
 def test_I3_an_end_of_the_run_before_its_end_is_caught(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.tools.audit.forged_run import GENERATORS, HEAD, REWARD, Edit, Forge, Line, true_run
 from tests.tools.audit.test_forged import caught
 from tools.audit.audit import Audit, audit, judge
-from tools.audit.findings import Verdict
+from tools.audit.findings import InvariantVerdict
 from tools.run import Run
 
 
@@ -132,7 +132,7 @@ def test_verdicts_of_a_reward_whose_file_is_missing_are_not_vouched_for(tmp_path
         forge.lines["reward-1.0"] = forge.lines.pop(REWARD)[:1]  # another one's file is there
 
     judged = judge(found(tmp_path, edit))
-    assert judged["I10"].verdict is Verdict.NOT_SEEN
+    assert judged["I10"].verdict is InvariantVerdict.NOT_SEEN
     assert "verdicts are of the head alone: no file of reward-0.0" in judged["I10"].why
 
 

@@ -7,8 +7,8 @@ from tests.tools.audit.forged_run import GENERATORS, HEAD
 from tests.tools.audit.forged_terms import HEADS, LEARNERS, TermForge, crashed_run, term
 from tools.audit.audit import audit, judge
 from tools.audit.data_passes import Passes
-from tools.audit.findings import Findings, Verdict
-from tools.audit.journal_reader import File
+from tools.audit.findings import Findings, InvariantVerdict
+from tools.audit.journal_reader import JournalFile
 from tools.run import Run
 
 Edit = Callable[[TermForge], object]
@@ -19,7 +19,7 @@ def caught(tmp_path: Path, invariant: str, rule: str, edit: Edit) -> None:
     forge = crashed_run()
     edit(forge)
     judgement = judge(audit(Run(forge.save(tmp_path / "run"))))[invariant]
-    assert judgement.verdict is Verdict.BROKEN
+    assert judgement.verdict is InvariantVerdict.BROKEN
     assert [x for x in judgement.findings if rule in x.text], [x.text for x in judgement.findings]
 
 
@@ -108,7 +108,7 @@ def test_I4_rows_passed_over_are_caught(tmp_path: Path) -> None:
 
 def test_I4_a_row_that_waited_and_was_drawn_in_what_is_undone_waits_again(tmp_path: Path) -> None:
     findings = Findings()
-    passes = Passes(File(tmp_path / "head-0.0.jsonl", findings))
+    passes = Passes(JournalFile(tmp_path / "head-0.0.jsonl", findings))
     assert [passes.draw((0, row), row) for row in (0, 1)] == [0, 0]
     passes.release((0, 0))
     assert passes.draw((0, 0), 2) == 1

@@ -15,7 +15,7 @@ import pytest
 from tests.tools.audit.forged_run import GENERATORS, HEAD, LEARNER, REWARD, Line, both
 from tests.tools.audit.forged_terms import TermForge
 from tools.audit.audit import Audit, audit, judge
-from tools.audit.findings import Verdict
+from tools.audit.findings import InvariantVerdict
 from tools.run import Run
 
 SECOND, THIRD = "head-0.1", "head-0.2"
@@ -100,7 +100,7 @@ def term(forge: TermForge) -> Line:
 def test_a_true_run_is_clean(tmp_path: Path) -> None:
     found = audited(tmp_path, lambda forge: None)
     assert not found.findings.n, {key: [x.text for x in texts] for key, texts in found.findings.first.items()}
-    assert all(judgement.verdict is not Verdict.BROKEN for judgement in judge(found).values())
+    assert all(judgement.verdict is not InvariantVerdict.BROKEN for judgement in judge(found).values())
 
 
 def test_clocks_of_different_hosts_are_not_compared(tmp_path: Path) -> None:
@@ -184,5 +184,5 @@ FORGED: dict[str, tuple[Edit, str, str]] = {
 def test_what_is_not_so_is_caught(tmp_path: Path, what: str) -> None:
     edit, invariant, rule = FORGED[what]
     found = judge(audited(tmp_path, edit))[invariant]
-    assert found.verdict is Verdict.BROKEN
+    assert found.verdict is InvariantVerdict.BROKEN
     assert [x for x in found.findings if rule in x.text], [x.text for x in found.findings]

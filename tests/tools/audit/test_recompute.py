@@ -10,8 +10,8 @@ import torch
 
 from actors.engines.builtin.engine import BuiltinEngine
 from actors.engines.protocol import Completion, Request
-from actors.head.sample_log import SampleFile
-from actors.offline.recompute_logprobs import Order, positions, recompute
+from actors.head.sample_log import SampleLog
+from actors.offline.recompute_logprobs import RecomputeOrder, positions, recompute
 from areal_bus.core.effects import Keep
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Scored
@@ -50,7 +50,7 @@ def sample_over_versions(run: Path, *, on_update: Literal["recompute", "keep"] =
             version = step // 2
             engine.update(version, {name: p.data.clone() for name, p in trained_a_little(version).named_parameters()})
         done += engine.step()
-    file = SampleFile(run, tokens=True)
+    file = SampleLog(run, tokens=True)
     for completion in done:
         file.keep(Keep(scored(completion, prompts[completion.key[1]]), 2, 2, 0))
     file.close()
@@ -86,7 +86,7 @@ def edit_tokens(run: Path, line: int, change: Any) -> None:
 def test_each_token_is_that_of_the_version_stamped_on_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     sample_over_versions(run)
-    result = recompute(Order(str(run), TOLERANCE))
+    result = recompute(RecomputeOrder(str(run), TOLERANCE))
     assert sorted(result.versions) == [0, 1, 2]
     assert sum(tally.n_tokens for tally in result.versions.values()) == 3 * LENGTH
     for tally in result.versions.values():
@@ -126,7 +126,7 @@ def test_the_audit_says_what_was_recomputed(tmp_path: Path, capsys: pytest.Captu
 def test_tokens_over_kept_keys_are_counted_and_not_checked(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", on_update="keep")
     sample_over_versions(run, on_update="keep")
-    result = recompute(Order(str(run), TOLERANCE))
+    result = recompute(RecomputeOrder(str(run), TOLERANCE))
     assert result.n_kept_keys == 3 * (LENGTH - 2)
     assert result.versions[0].n_tokens == 6
     assert not result.off
@@ -136,7 +136,7 @@ def test_a_version_without_weights_is_counted(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     sample_over_versions(run)
     (run / "checkpoints" / "step-000001").rename(run / "elsewhere")
-    result = recompute(Order(str(run), TOLERANCE))
+    result = recompute(RecomputeOrder(str(run), TOLERANCE))
     assert result.n_without_weights == 6
     assert sorted(result.versions) == [0, 2]
 

@@ -12,7 +12,7 @@ from areal_bus.core.events import Event
 from areal_bus.messages import Role
 from tools.audit.audit import Audit, audit
 from tools.run import Run
-from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import Scenario, draw
 
 
@@ -100,7 +100,7 @@ def goes_back(scenario: Scenario) -> bool:
     )
 
 
-def audited(folder: Path, seed: int) -> tuple[Audit, Outcome]:
+def audited(folder: Path, seed: int) -> tuple[Audit, ScheduleOutcome]:
     scenario = draw(seed)
     ring = Recorded(scenario)
     outcome = ring.run()

@@ -11,7 +11,7 @@ from tests.tools.audit.forged_terms import HEADS, TermForge, crashed_run, term
 from tools import breakdown
 from tools.audit import __main__ as command
 from tools.audit.audit import Audit, audit, judge
-from tools.audit.findings import Verdict
+from tools.audit.findings import InvariantVerdict
 from tools.run import Run
 
 Out = pytest.CaptureFixture[str]
@@ -25,7 +25,7 @@ def found(tmp_path: Path, edit: Callable[[TermForge], object]) -> Audit:
 
 def test_a_run_whose_learner_and_whose_head_died_is_clean(tmp_path: Path, capsys: Out) -> None:
     folder = crashed_run().save(tmp_path / "run")
-    assert {j.verdict for j in judge(audit(Run(folder))).values()} == {Verdict.HOLDS}
+    assert {j.verdict for j in judge(audit(Run(folder))).values()} == {InvariantVerdict.HOLDS}
     assert command.main([str(folder)]) == 0
     out = capsys.readouterr().out
     assert "undone    2 updates, 12 trajectories, 60 tokens, by 2 later terms; 7 prompts were admitted anew" in out
@@ -58,8 +58,8 @@ def test_a_head_killed_anywhere_in_its_second_life_breaks_nothing(n_lines: int, 
             lines[:] = [line for line in lines if line["t"] <= until]
 
     judged = judge(found(tmp_path, edit))
-    assert Verdict.BROKEN not in {j.verdict for j in judged.values()}
-    assert judged["I4"].verdict is Verdict.NOT_SEEN
+    assert InvariantVerdict.BROKEN not in {j.verdict for j in judged.values()}
+    assert judged["I4"].verdict is InvariantVerdict.NOT_SEEN
 
 
 def test_a_lease_kept_over_a_term_may_be_given_back(tmp_path: Path) -> None:
@@ -88,14 +88,14 @@ def test_a_drained_run_is_to_go_on(tmp_path: Path) -> None:
         forge.write(HEADS[1], "end", wall_s=0.0, code=0, reason="drained at version 2")
 
     judged = judge(found(tmp_path, edit))
-    assert judged["I3"].verdict is Verdict.HOLDS
-    assert judged["I4"].verdict is Verdict.NOT_SEEN
+    assert judged["I3"].verdict is InvariantVerdict.HOLDS
+    assert judged["I4"].verdict is InvariantVerdict.NOT_SEEN
     assert "the run is to go on later: drained at version 2" in judged["I4"].why
 
 
 def test_a_journal_that_lacks_the_first_lives_is_not_vouched_for(tmp_path: Path) -> None:
     judged = judge(found(tmp_path, lambda forge: forge.lines.pop(HEAD)))
-    assert judged["I3"].verdict is judged["I4"].verdict is Verdict.NOT_SEEN
+    assert judged["I3"].verdict is judged["I4"].verdict is InvariantVerdict.NOT_SEEN
     assert "the journal begins at term 2, version 2" in judged["I4"].why
 
 
@@ -109,5 +109,8 @@ def test_damaged_lines_of_terms_end_in_a_verdict(tmp_path: Path) -> None:
                 damaged = json.dumps(json.loads(lines[at]) | {name: other}, separators=(",", ":"))
                 path.write_text("\n".join([*lines[:at], damaged, *lines[at + 1 :]]) + "\n")
                 judged = judge(audit(Run(folder)))
-                assert Verdict.BROKEN in {j.verdict for j in judged.values()} or json.loads(lines[at])[name] == other
+                assert (
+                    InvariantVerdict.BROKEN in {j.verdict for j in judged.values()}
+                    or json.loads(lines[at])[name] == other
+                )
         path.write_text("\n".join(lines) + "\n")

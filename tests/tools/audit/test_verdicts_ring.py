@@ -8,7 +8,7 @@ import pytest
 from tests.test_tiny import ROOT, events, launch
 from tools import samples
 from tools.audit.audit import audit, judge
-from tools.audit.findings import Verdict
+from tools.audit.findings import InvariantVerdict
 from tools.bench.eta0 import bench as eta0
 from tools.run import Run
 
@@ -34,7 +34,7 @@ def flaky(folder: Path, config: str, *lines: str) -> str:
 
 def check_clean(run: Path) -> None:
     found = judge(audit(Run(run)))
-    assert {name: one.why for name, one in found.items() if one.verdict is not Verdict.HOLDS} == {}
+    assert {name: one.why for name, one in found.items() if one.verdict is not InvariantVerdict.HOLDS} == {}
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ from tools.bench.harness.protocol import Figures
 from tools.bench.jobs import interrupt, throughput_bound
 from tools.bench.jobs import workload as drawn
 from tools.bench.jobs.halves_alone import Alone
-from tools.bench.jobs.lengths_reward import N_PROMPT, Drawn, n_recorded, rows, score
+from tools.bench.jobs.lengths_reward import N_PROMPT, DrawnLengths, n_recorded, rows, score
 from tools.bench.jobs.paused_jobs import Lane, descendants
-from tools.bench.jobs.real_job import Job
+from tools.bench.jobs.real_job import KilledJob
 
 SMALL = drawn.Workload((32, 1, 2), median=20.0, sigma=0.7, longest=40, batch_size=2, n_samples=3, n_slots=4)
 CHILD_AND_GRANDCHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
@@ -63,7 +63,7 @@ def test_each_sample_of_a_group_is_as_long_as_its_row_says_whichever_generator_b
     config = written(tmp_path)
     row = {"question": "abc", "lengths": [5, 9, 7]}
     for _ in range(2):
-        workflow, asked = Drawn(config), Asked()
+        workflow, asked = DrawnLengths(config), Asked()
         for _ in range(3):
             asyncio.run(workflow.episode(row, asked))
         assert asked.lengths == [5, 9, 7]
@@ -109,8 +109,8 @@ def written(folder: Path) -> Any:
 
 def test_each_half_alone_computes_the_workload_that_the_jobs_have(tmp_path: Path) -> None:
     with worker_process.ours("jobs.halves_alone") as alone:
-        update_a_length(drawn.Prepared(interrupt.WORKLOAD, tmp_path / "interrupt", alone))
-        made = drawn.Prepared(replace(SMALL, n_flat=2), tmp_path / "small", alone)
+        update_a_length(drawn.PreparedWorkload(interrupt.WORKLOAD, tmp_path / "interrupt", alone))
+        made = drawn.PreparedWorkload(replace(SMALL, n_flat=2), tmp_path / "small", alone)
         alone.ask("opened", config=str(made.settings))
         assert all(cost() > 0 for cost in drawn.beside(made, alone).values())
         assert alone.ask("prefill") > 0
@@ -185,7 +185,7 @@ def test_a_process_is_found_below_another_wherever_it_is() -> None:
         process.communicate(b"\n")
 
 
-def update_a_length(made: drawn.Prepared) -> None:
+def update_a_length(made: drawn.PreparedWorkload) -> None:
     """One batch is as many samples as there are slots: an update comes once in the time of a mean length."""
     assert made.workload.n_batch == made.workload.n_slots
     trained = [{"n_tokens_trained": made.n_tokens - 9, "n_tokens_skipped": 9}] * 3
@@ -221,7 +221,7 @@ class Standing(Lane):
     """A job without processes, whose head's journal the test writes."""
 
     def __init__(self, run: Path) -> None:
-        super().__init__(Job(run, config="none.toml", changes=(), ranks=1, quiet=True))
+        super().__init__(KilledJob(run, config="none.toml", changes=(), ranks=1, quiet=True))
         (run / "journal").mkdir(parents=True)
 
     def write(self, *lines: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from actors.models.loading import check_model_path, load_tokenizer
 from tools.bench.e2e import bench as e2e
 from tools.bench.e2e import job, setting
-from tools.bench.e2e.job import Ring, Spent
+from tools.bench.e2e.job import E2eJob, Spent
 from tools.bench.harness import worker_process
 from tools.bench.harness.interleave import Rounds
 
@@ -105,7 +105,7 @@ def burn(cpu_s: float) -> None:
 def test_the_job_trains_what_is_said_and_stands_still_while_it_is_held(tmp_path: Path) -> None:
     with worker_process.ours("e2e.ours") as ours:
         ours.ask("write", folder=str(tmp_path / "model"))
-    with Ring(tmp_path, "decoupled", quiet=True).started() as ring:
+    with E2eJob(tmp_path, "decoupled", quiet=True).started() as ring:
         first = ring.measure(3)
         journal = tmp_path / "ring-decoupled" / "journal" / "generator-0.0.jsonl"
         states = {job.stat(pid)[0] for pid in ring.processes()[1:]}

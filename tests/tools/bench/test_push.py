@@ -16,7 +16,7 @@ from tools.bench.harness.interleave import Rounds
 from tools.bench.push import bench as push
 from tools.bench.push import generator as push_generator
 from tools.bench.push import learner as push_learner
-from tools.bench.push.bench import ALONE, MEMCPY, WITH, WITHOUT, Seen
+from tools.bench.push.bench import ALONE, MEMCPY, WITH, WITHOUT, PushObservations
 
 SMALL = """
 [model]
@@ -78,7 +78,7 @@ def test_a_learner_pushes_to_a_generator_that_decodes(
     take_snapshot = push_learner.take_snapshot
     monkeypatch.setattr(push_learner, "take_snapshot", snapshot)
     learner, generator = Here(push_learner.FUNCTIONS), Here(push_generator.FUNCTIONS)
-    steps, apart, seen = push.compare(learner, generator, lambda: 1.0, push.Way(route=route, rounds=2), *small)
+    steps, apart, seen = push.compare(learner, generator, lambda: 1.0, push.PushWay(route=route, rounds=2), *small)
     assert [set(costs) for costs in steps.costs] == 2 * [{WITH, WITHOUT}]
     assert [set(costs) for costs in apart.costs] == push.APART * [{ALONE, MEMCPY}]
     assert all(cost > 0 for costs in (*steps.costs, *apart.costs) for cost in costs.values())
@@ -97,7 +97,7 @@ def test_shares_are_of_a_step_without_a_push() -> None:
     longer = (1.03, 1.01, 1.02, 1.025, 1.4, 1.03, 0.5, 1.02, 1.04)
     steps = Rounds(tuple({WITH: 4.0 * more, WITHOUT: 4.0} for more in longer), 1, 1e-3, 1.0)
     apart = Rounds(({ALONE: 0.5, MEMCPY: 0.05},), 0, 1e-3, 1.0)
-    seen = Seen()
+    seen = PushObservations()
     step = {"seconds": 4.0, "cpu_s": 4.0, "push_s": 0.0}
     decoding = {"tokens_per_s": 100.0, "step_s": 0.25, "swap_s": 0.0, "after_s": 0.0}
     for i, more in enumerate(longer):

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from areal_bus.config import loader as settings
-from areal_bus.workload import Speeds
+from areal_bus.workload import SpeedLaw
 from tools.bench import __main__ as bench
 from tools.bench.jobs.simulator_accuracy import CONFIG, figures
 from tools.simulate.__main__ import known
 from tools.simulate.calibration import Measured
-from tools.simulate.schedule import Seen
+from tools.simulate.schedule import ObservedLengths
 
 SEEN = Measured(
-    lengths=Seen([20, 40, 60, 120]),
-    speeds=Speeds(decode_tokens_per_s=400.0, half_slots=8.0, prefill_tokens_per_s=float("inf"), update_s=0.1),
+    lengths=ObservedLengths([20, 40, 60, 120]),
+    speeds=SpeedLaw(decode_tokens_per_s=400.0, half_slots=8.0, prefill_tokens_per_s=float("inf"), update_s=0.1),
     train_tokens_per_s=1000.0,
     step_s=0.1,
     push_s=0.1,

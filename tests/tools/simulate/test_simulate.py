@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from areal_bus.config.sections import Config
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
-from areal_bus.workload import Lengths, Speeds
+from areal_bus.workload import LengthLaw, SpeedLaw
 from tools.simulate import __main__ as tool
 from tools.simulate import calibration
 from tools.simulate.outcome import play
-from tools.simulate.ring import Generator, Play, Sample
-from tools.simulate.schedule import Schedule, Seen
+from tools.simulate.ring import PlannedGenerator, PlannedSample, RingModel
+from tools.simulate.schedule import ObservedLengths, Schedule
 from tools.simulate.sweep import Split
 
 BASE = Schedule(
@@ -30,10 +30,10 @@ BASE = Schedule(
     on_update="recompute",
     n_generators=3,
     slots=8,
-    lengths=Lengths(60.0, 0.8),
+    lengths=LengthLaw(60.0, 0.8),
     most_tokens=300,
     prompt_tokens=20,
-    speeds=Speeds(decode_tokens_per_s=500.0, half_slots=4.0, prefill_tokens_per_s=5000.0, update_s=0.1),
+    speeds=SpeedLaw(decode_tokens_per_s=500.0, half_slots=4.0, prefill_tokens_per_s=5000.0, update_s=0.1),
     train_tokens_per_s=1200.0,
     step_s=0.2,
     push_s=0.3,
@@ -50,10 +50,10 @@ rings = st.builds(
     on_update=st.sampled_from(["recompute", "keep", "drain"]),
     n_generators=st.integers(1, 4),
     slots=st.integers(4, 9),
-    lengths=st.builds(Lengths, st.floats(1, 60), st.floats(0, 1.5)),
+    lengths=st.builds(LengthLaw, st.floats(1, 60), st.floats(0, 1.5)),
     most_tokens=st.integers(1, 200),
     prompt_tokens=st.integers(0, 50),
-    speeds=st.builds(Speeds, st.floats(10, 5000), st.floats(0, 40), st.floats(100, 5000), st.floats(0, 3)),
+    speeds=st.builds(SpeedLaw, st.floats(10, 5000), st.floats(0, 40), st.floats(100, 5000), st.floats(0, 3)),
     train_tokens_per_s=st.floats(10, 5000),
     step_s=st.floats(0, 2),
     push_s=st.floats(0, 4),
@@ -67,7 +67,7 @@ rings = st.builds(
 @settings(max_examples=80, deadline=None)
 @given(rings)
 def test_no_ring_is_faster_than_its_slower_half(schedule: Schedule) -> None:
-    ring = Play(schedule)
+    ring = RingModel(schedule)
     ring.run(STEPS)
     n_tokens = sum(batch.n_tokens for batch in ring.batches)
     full = schedule.n_generators * schedule.speeds.tokens_per_s(schedule.slots)
@@ -79,7 +79,7 @@ def test_no_ring_is_faster_than_its_slower_half(schedule: Schedule) -> None:
 @settings(max_examples=80, deadline=None)
 @given(rings)
 def test_every_token_is_somewhere_and_every_prompt_is_counted(schedule: Schedule) -> None:
-    ring = Play(schedule)
+    ring = RingModel(schedule)
     ring.run(STEPS)
     sampled = sum(generator.n_tokens for generator in ring.generators)
     ready = sum(group.n_tokens for _, _, group in ring._ready)
@@ -95,7 +95,7 @@ def test_every_token_is_somewhere_and_every_prompt_is_counted(schedule: Schedule
 @settings(max_examples=80, deadline=None)
 @given(rings)
 def test_ages_keep_their_bound_and_only_mask_masks_and_only_drop_drops(schedule: Schedule) -> None:
-    ring = Play(schedule)
+    ring = RingModel(schedule)
     ring.run(STEPS)
     if schedule.policy is not StalenessPolicy.PAPER:
         assert max(batch.max_lag for batch in ring.batches) <= schedule.eta
@@ -111,7 +111,7 @@ def test_ages_keep_their_bound_and_only_mask_masks_and_only_drop_drops(schedule:
 @given(rings)
 def test_the_same_ring_twice_is_the_same(schedule: Schedule) -> None:
     """However its objects lie in memory."""
-    first, again = Play(schedule, seed=3), Play(schedule, seed=3)
+    first, again = RingModel(schedule, seed=3), RingModel(schedule, seed=3)
     first.run(STEPS)
     again.run(STEPS // 2)
     again.run(STEPS)
@@ -134,7 +134,7 @@ def test_more_eta_is_never_slower_beyond_the_noise(policy: StalenessPolicy) -> N
 @pytest.mark.parametrize(("n_generators", "slots"), [(1, 32), (2, 16), (3, 16), (4, 4), (3, 5)])
 def test_eta_0_is_the_synchronous_schedule(n_generators: int, slots: int) -> None:
     """A step: the largest share is sampled in waves of equal lengths, scored, trained, pushed and swapped in."""
-    length, schedule = 50, replace(BASE, eta=0, lengths=Lengths(50, 0), n_generators=n_generators, slots=slots)
+    length, schedule = 50, replace(BASE, eta=0, lengths=LengthLaw(50, 0), n_generators=n_generators, slots=slots)
     speeds, groups = schedule.speeds, math.ceil(schedule.batch_size / n_generators)
     samples = groups * schedule.n_samples
     waves = [min(slots, samples - first) for first in range(0, samples, slots)]
@@ -186,10 +186,10 @@ def test_one_device_halves_both_speeds_while_both_work() -> None:
 
 def test_spans_are_split_where_the_versions_change() -> None:
     schedule = replace(
-        BASE, on_update="keep", prompt_tokens=0, speeds=Speeds(10.0, 0.0, 1.0, 0.0)
+        BASE, on_update="keep", prompt_tokens=0, speeds=SpeedLaw(10.0, 0.0, 1.0, 0.0)
     )  # 10 tokens a second
-    generator = Generator(schedule, 0)
-    generator.lease([Sample(0, 40)])
+    generator = PlannedGenerator(schedule, 0)
+    generator.lease([PlannedSample(0, 40)])
     for version, at in ((1, 1.0), (2, 1.5), (3, 3.0)):
         generator.advance(at)
         assert generator.update(version)
@@ -211,13 +211,13 @@ def test_a_line_is_found_through_points_and_is_never_below_0() -> None:
 
 
 def test_a_generators_speed_is_read_from_its_samples_and_their_company() -> None:
-    speeds, slots = Speeds(400.0, 8.0, math.inf, 0.0), 6
+    speeds, slots = SpeedLaw(400.0, 8.0, math.inf, 0.0), 6
     schedule = replace(BASE, speeds=speeds, slots=slots, prompt_tokens=0, on_update="keep")
-    generator, lines, now = Generator(schedule, 0), [], 0.0
+    generator, lines, now = PlannedGenerator(schedule, 0), [], 0.0
     for uid in range(120):
         lengths = [20 + 7 * ((uid * 4 + sample) % 13) for sample in range(4)]
         generator.advance(now)
-        generator.lease([Sample(uid * 4 + sample, length) for sample, length in enumerate(lengths)])
+        generator.lease([PlannedSample(uid * 4 + sample, length) for sample, length in enumerate(lengths)])
         lines += [
             {"event": "request", "t": now, "uid": uid * 4 + sample, "sample": 0, "attempt": 0} for sample in range(4)
         ]
@@ -333,7 +333,7 @@ def test_a_run_of_which_a_part_is_elsewhere_is_not_measured(
 
 
 def test_lengths_that_were_seen_are_drawn_alike() -> None:
-    seen = Seen([3, 5, 5, 9])
+    seen = ObservedLengths([3, 5, 5, 9])
     assert [seen.draw(i / 4) for i in range(4)] == [3, 5, 5, 9]
     assert seen.draw(0.9999) == 9
     assert seen.mean(6) == pytest.approx(19 / 4)

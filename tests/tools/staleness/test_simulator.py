@@ -13,7 +13,7 @@ from areal_bus import messages as m
 from areal_bus.core.effects import End
 from areal_bus.core.staleness import StalenessPolicy
 from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Lengths, Scenario, Tail, draw
+from tools.staleness.simulator.scenario import Scenario, ScenarioLengths, Tail, draw
 from tools.staleness.simulator.story import tell
 from tools.staleness.simulator.world import World
 
@@ -147,7 +147,7 @@ def test_what_a_stopped_process_has_not_taken_reaches_no_later_life_of_it() -> N
 @pytest.mark.parametrize("tail", Tail)
 def test_lengths_stay_between_one_and_the_cap(tail: Tail) -> None:
     rng = random.Random(3)
-    drawn = [Lengths(tail, 4.0, 1.2, 50).draw(rng) for _ in range(2000)]
+    drawn = [ScenarioLengths(tail, 4.0, 1.2, 50).draw(rng) for _ in range(2000)]
     assert min(drawn) >= 1
     assert max(drawn) <= 50
     assert len(set(drawn)) > 5

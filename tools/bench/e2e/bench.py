@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from areal_bus.errors import ConfigError
-from tools.bench.e2e.job import ETA, ON_UPDATE, ROWS, Ring, Spent
+from tools.bench.e2e.job import ETA, ON_UPDATE, ROWS, E2eJob, Spent
 from tools.bench.e2e.setting import GROUPS, N_NEW, SAMPLES, TOKENS
 from tools.bench.harness import worker_process
 from tools.bench.harness.control import on_both_cores
@@ -84,7 +84,7 @@ def compare(folder: Path, row: str, *, quiet: bool) -> dict[str, Rounds]:
             peer.begin("begin", folder=str(folder / "model"), out=out, threads=n, recompute=bool(row))
         for peer in peers.values():
             peer.answer()
-        ring = stack.enter_context(Ring(folder, row, quiet=quiet).started())
+        ring = stack.enter_context(E2eJob(folder, row, quiet=quiet).started())
 
         def measure(name: str) -> float:
             spent = ring.measure(OUR_STEPS) if name == OURS else ask(peers[name])

@@ -16,7 +16,7 @@ from typing import Any
 
 from areal_bus.errors import ConfigError
 from tools.bench.e2e import setting
-from tools.bench.jobs.real_job import Job
+from tools.bench.jobs.real_job import KilledJob
 from tools.run import Line
 
 RANKS = 3
@@ -78,7 +78,7 @@ def changes(folder: Path, row: str) -> tuple[str, ...]:
     )
 
 
-class Ring:
+class E2eJob:
     """A running job."""
 
     def __init__(self, folder: Path, row: str, *, quiet: bool) -> None:
@@ -87,7 +87,7 @@ class Ring:
         (folder / "questions.jsonl").write_text("\n".join(rows) + "\n")
         config = folder / "e2e.toml"
         config.write_text("")
-        self._job = Job(
+        self._job = KilledJob(
             folder / f"ring-{row or 'plain'}",
             config=str(config),
             changes=changes(folder, row),
@@ -98,7 +98,7 @@ class Ring:
         self._pushes = Lines(self._job.run / "journal" / "generator-0.0.jsonl")
 
     @contextmanager
-    def started(self) -> "Iterator[Ring]":
+    def started(self) -> "Iterator[E2eJob]":
         """The job, warmed up and held; whatever happens, it is gone afterwards."""
         with self._job.started():
             try:

@@ -53,7 +53,7 @@ def steps(n: int) -> dict[str, Any]:
     return answer
 
 
-class Pace(TrainerCallback):
+class PacedSteps(TrainerCallback):
     """Holds the trainer before each step that nobody asked for."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ def trainer(folder: str, out: str, *, threads: int, recompute: bool) -> Any:
         args=config,
         train_dataset=Dataset.from_list([{"prompt": question} for question in questions()]),
         processing_class=AutoTokenizer.from_pretrained(folder),
-        callbacks=[Pace()],
+        callbacks=[PacedSteps()],
     )
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from areal_bus.messages import Role
 from tools.audit.audit import audit, judge
-from tools.audit.findings import Verdict
+from tools.audit.findings import InvariantVerdict
 from tools.bench.faults import recovery
 from tools.bench.faults.recovery import Survivors, of_role, percentile
 from tools.bench.harness.protocol import Figures
 from tools.bench.jobs.demo import ROOT
-from tools.bench.jobs.real_job import Blow, Job, Killer
+from tools.bench.jobs.real_job import Blow, KilledJob, Killer
 from tools.run import Line, Run
 
 CONFIG = "configs/tiny.toml"
@@ -61,8 +61,8 @@ class Faults:
         return figures(job, killer.blows) | {"seconds": round(time.monotonic() - began, 1), "run": str(job.run)}
 
 
-def job_at(run: Path, *, quiet: bool) -> Job:
-    return Job(run, config=CONFIG, changes=CHANGES, ranks=1 + REWARDS + GENERATORS, quiet=quiet)
+def job_at(run: Path, *, quiet: bool) -> KilledJob:
+    return KilledJob(run, config=CONFIG, changes=CHANGES, ranks=1 + REWARDS + GENERATORS, quiet=quiet)
 
 
 def order(kills: dict[Role, int], seed: int) -> list[Role]:
@@ -72,7 +72,7 @@ def order(kills: dict[Role, int], seed: int) -> list[Role]:
     return roles
 
 
-def end(job: Job) -> None:
+def end(job: KilledJob) -> None:
     """Some updates more, then drained, resumed, and brought to an end at which nothing is open."""
     n_updates = job.tail.n_updates
     job.until(lambda: job.tail.n_updates > n_updates + 2, "updates after the last kill")
@@ -83,7 +83,7 @@ def end(job: Job) -> None:
         job.finish()
 
 
-def figures(job: Job, blows: list[Blow]) -> Figures:
+def figures(job: KilledJob, blows: list[Blow]) -> Figures:
     """What the journal says of these kills, and the audit of the run."""
     run = Run(job.run)
     lines = sorted(run.events(*OF_HEAD, role="head"), key=lambda line: float(line["t"]))
@@ -93,7 +93,7 @@ def figures(job: Job, blows: list[Blow]) -> Figures:
     leased = list(recovery.lease_recoveries(lines, generators))
     scored = list(recovery.score_recoveries(lines, scores, rewards, n_rewards=REWARDS))
     survivors = Survivors.of(lines)
-    broken = [name for name, j in judge(audit(run)).items() if j.verdict is Verdict.BROKEN]
+    broken = [name for name, j in judge(audit(run)).items() if j.verdict is InvariantVerdict.BROKEN]
     return {
         "bench": "faults",
         "kills": len(blows),

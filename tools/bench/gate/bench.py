@@ -50,7 +50,7 @@ class Timed:
 
 def round_trip(policy: StalenessPolicy) -> Timed:
     """Fill the window over as many versions as it spans, then go round."""
-    ring = Standing(policy)
+    ring = GateState(policy)
     while ring.gate.live < LIVE + BATCH:
         ring.admit_some(2 * BATCH)
         ring.turn_clock()
@@ -67,7 +67,7 @@ def round_trip(policy: StalenessPolicy) -> Timed:
     return Timed(1e6 * seconds / n_decisions, 1e6 * alone / 1000, live)
 
 
-class Standing:
+class GateState:
     """Gate and ledger with their prompts; verdicts come for the oldest."""
 
     def __init__(self, policy: StalenessPolicy) -> None:

@@ -13,7 +13,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from tools.bench.generate.requests import LONGEST, N_GIVEN, SHAPE, Asked, requests
+from tools.bench.generate.requests import LONGEST, N_GIVEN, SHAPE, CompletionRequest, requests
 from tools.bench.harness.worker_main import serve
 
 torch.set_num_threads(1)
@@ -33,7 +33,7 @@ SAMPLING: dict[str, Any] = {
 }
 
 
-class Lengths(StoppingCriteria):
+class EndsAtLength(StoppingCriteria):
     """Each row ends at its own number of tokens."""
 
     def __init__(self, n_given: int, n_new: list[int]) -> None:
@@ -53,7 +53,7 @@ def generate(batch: int, mixed: bool, seed: int) -> float:
 
 
 @torch.inference_mode()
-def one_batch(asked: list[Asked]) -> None:
+def one_batch(asked: list[CompletionRequest]) -> None:
     """Padded on the left to the longest prompt, decoded until the last row has ended."""
     width, n_new = max(len(one.ids) for one in asked), [one.n_new for one in asked]
     ids = torch.tensor([[0] * (width - len(one.ids)) + one.ids for one in asked])
@@ -62,7 +62,7 @@ def one_batch(asked: list[Asked]) -> None:
         ids,
         attention_mask=mask,
         max_new_tokens=max(n_new),
-        stopping_criteria=StoppingCriteriaList([Lengths(width, n_new)]),
+        stopping_criteria=StoppingCriteriaList([EndsAtLength(width, n_new)]),
         return_dict_in_generate=True,
         output_logits=True,
         **SAMPLING,
@@ -78,7 +78,7 @@ def manager(batch: int) -> Any:
     """Its continuous batching, open and warm, with room for `batch` of the longest requests at once, not for more."""
     if batch not in managers:
         managers[batch] = opened(batch)
-        finish(managers[batch], [Asked([1], 2)])
+        finish(managers[batch], [CompletionRequest([1], 2)])
     return managers[batch]
 
 
@@ -104,7 +104,7 @@ def continuous(batch: int, mixed: bool, seed: int) -> float:
     return (time.process_time() - began) / sum(one.n_new for one in asked)
 
 
-def finish(running: Any, asked: list[Asked]) -> None:
+def finish(running: Any, asked: list[CompletionRequest]) -> None:
     """Every request to its end."""
     left = {running.add_request(one.ids, max_new_tokens=one.n_new): one.n_new for one in asked}
     while left:

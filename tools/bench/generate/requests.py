@@ -22,14 +22,14 @@ WAVES = 2  # batches of requests that there are
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CompletionRequest:
     """One completion of exactly `n_new` tokens."""
 
     ids: list[int]
     n_new: int
 
 
-def requests(batch: int, *, mixed: bool, seed: int) -> list[Asked]:
+def requests(batch: int, *, mixed: bool, seed: int) -> list[CompletionRequest]:
     """As many as fill the batch WAVES times, of equal or of mixed lengths."""
     draw = random.Random(f"{seed} {batch} {mixed}")
     location = math.log(N_NEW) - SIGMA * SIGMA / 2  # so that the mean is N_NEW before the cap
@@ -37,5 +37,5 @@ def requests(batch: int, *, mixed: bool, seed: int) -> list[Asked]:
     for _ in range(WAVES * batch):
         n_given = draw.randint(N_GIVEN // 2, N_GIVEN * 3 // 2) if mixed else N_GIVEN
         n_new = min(LONGEST, max(1, round(draw.lognormvariate(location, SIGMA)))) if mixed else N_NEW
-        asked.append(Asked([draw.randrange(1, SHAPE["vocab_size"]) for _ in range(n_given)], n_new))
+        asked.append(CompletionRequest([draw.randrange(1, SHAPE["vocab_size"]) for _ in range(n_given)], n_new))
     return asked

@@ -19,14 +19,14 @@ from actors.data.loading import load_rows
 from actors.data.tasks import Row
 from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine
 from actors.engines.protocol import Done, Request
-from actors.generator.rollout_runner import Sampling
+from actors.generator.rollout_runner import RolloutRunner
 from actors.learner.batch import Batch, build
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
-from actors.learner.rendezvous import Ranks
+from actors.learner.rendezvous import LearnerRanks
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import SCRATCH_FILE, write_scratch_folder
-from actors.runtime.context import Pulse
+from actors.runtime.context import HeartbeatState
 from actors.workflows.loading import load_workflow
 from areal_bus.config import loader as settings
 from areal_bus.config.sections import Config, ScratchConfig
@@ -70,14 +70,14 @@ class Alone:
         )
         self._tokenizer = load_tokenizer(path)
         workflow = load_workflow(config)
-        self._sampling = Sampling(self._engine, workflow, self._tokenizer, config, name="alone", journal=journal)
+        self._sampling = RolloutRunner(self._engine, workflow, self._tokenizer, config, name="alone", journal=journal)
         self._rows = load_rows(config, ".")
         self._prompts = prompts(self._rows, config.gconfig.n_samples)
         self._actor = PPOActor(
-            Policy(load_model(path, "float32", "cpu"), ranks=Ranks(), device="cpu", temperature=1.0),
+            Policy(load_model(path, "float32", "cpu"), ranks=LearnerRanks(), device="cpu", temperature=1.0),
             config,
             journal=journal,
-            pulse=Pulse(),
+            pulse=HeartbeatState(),
             folder=folder,
         )
         self.recorded = self._record()  # batches that are trained in turn

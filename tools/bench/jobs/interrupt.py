@@ -41,7 +41,7 @@ class Interrupt:
             worker_process.ours("jobs.halves_alone") as alone,
             on_both_cores(of_jobs=True) as control,
         ):
-            made = workload.Prepared(WORKLOAD, folder / "workload", alone)
+            made = workload.PreparedWorkload(WORKLOAD, folder / "workload", alone)
             check_bound(looked_at(made, alone))
             eta = f"rollout.max_head_offpolicyness={ETA}"
             jobs = {mode: made.job(mode, eta, f'rollout.on_update="{mode}"', quiet=quiet) for mode in MODES}
@@ -64,7 +64,7 @@ class Interrupt:
         return figures | made.figures() | rounds.figures() | {"seconds": round(time.monotonic() - began, 1)}
 
 
-def looked_at(made: workload.Prepared, alone: worker_process.Side) -> float:
+def looked_at(made: workload.PreparedWorkload, alone: worker_process.Side) -> float:
     """Cost of generation over that of training, each alone: seen before jobs are begun."""
     workload.warm(made, alone)
     halves = workload.beside(made, alone)
@@ -79,7 +79,9 @@ def check_bound(by: float) -> float:
     return by
 
 
-def lengths_an_update(made: workload.Prepared, generation: float, cost: float, updates: Sequence[Line]) -> float:
+def lengths_an_update(
+    made: workload.PreparedWorkload, generation: float, cost: float, updates: Sequence[Line]
+) -> float:
     """Mean time between updates over the time of a sample of mean length, decoded with all slots full."""
     sample_s = made.mean * made.workload.n_slots * generation
     return cost * workload.n_young(updates) / len(updates) / sample_s

@@ -23,7 +23,7 @@ N_PROMPT = 24  # characters, which are tokens
 GROUPS = 16  # recorded at least
 
 
-class Drawn:
+class DrawnLengths:
     """A group's samples are as long as the row's "lengths", in the order in which they are begun."""
 
     def __init__(self, config: Config) -> None:

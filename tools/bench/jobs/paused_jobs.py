@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from areal_bus.errors import ConfigError
-from tools.bench.jobs.real_job import Job
+from tools.bench.jobs.real_job import KilledJob
 from tools.run import Line
 
 PATIENT = (
@@ -33,7 +33,7 @@ PATIENCE_S = 300.0  # for one update
 class Lane:
     """One setting's job, with a clock that stands while the job does."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: KilledJob) -> None:
         self._job = job
         self._stops: list[list[float]] = []  # [stopped, went on], of those that are over
         self._stopped_at: float | None = None
@@ -116,7 +116,7 @@ class Lane:
 
 
 @contextmanager
-def lanes(jobs: dict[str, Job], n_updates: dict[str, int]) -> Iterator[dict[str, Lane]]:
+def lanes(jobs: dict[str, KilledJob], n_updates: dict[str, int]) -> Iterator[dict[str, Lane]]:
     """Every job in its steady state, all of them stopped."""
     with ExitStack() as stack:
         yield {name: stack.enter_context(Lane(job).started(n_updates[name])) for name, job in jobs.items()}

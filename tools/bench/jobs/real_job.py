@@ -37,7 +37,7 @@ class Blow:
     t: float  # monotonic seconds, as in the journal
 
 
-class Tail:
+class JournalTail:
     """What the heads of a run have written since the last look; keeps the state of the ring that follows from it."""
 
     def __init__(self, folder: Path) -> None:
@@ -79,7 +79,7 @@ class Tail:
         return sorted(name for name, x in self.states.items() if name.startswith(f"{role}-") and x == "healthy")
 
 
-class Job:
+class KilledJob:
     """One run, over its starts."""
 
     def __init__(self, run: Path, *, config: str, changes: tuple[str, ...], ranks: int, quiet: bool) -> None:
@@ -88,11 +88,11 @@ class Job:
         overrides = [word for setting in settings for word in ("--set", setting)]
         self._line = [demo.mpirun(), "--oversubscribe", "-np", str(ranks), sys.executable, "-m", "areal_bus.launch"]
         self._line += [config, *overrides]
-        self.tail = Tail(run / "journal")
+        self.tail = JournalTail(run / "journal")
         self.process: subprocess.Popen[bytes] | None = None
 
     @contextmanager
-    def started(self, *arguments: str) -> "Iterator[Job]":
+    def started(self, *arguments: str) -> "Iterator[KilledJob]":
         """The job; whatever happens, it is gone afterwards."""
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         out = sys.stderr if self._quiet else None
@@ -146,7 +146,7 @@ class Job:
 class Killer:
     """Kills by role; who and when is the seed's choice."""
 
-    def __init__(self, job: Job, seed: int) -> None:
+    def __init__(self, job: KilledJob, seed: int) -> None:
         self._job, self._dice = job, random.Random(seed)
         self.blows: list[Blow] = []
 

@@ -11,7 +11,7 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools.bench.harness.protocol import Figures
 from tools.bench.jobs import workload
-from tools.bench.jobs.real_job import Job
+from tools.bench.jobs.real_job import KilledJob
 from tools.run import Run
 from tools.simulate.__main__ import known
 from tools.simulate.calibration import Measured, config_of, measure
@@ -33,7 +33,7 @@ class SimulateBench:
             seen = {}
             for eta in ETAS:
                 changes = (f"rollout.max_head_offpolicyness={eta}", f"run.total_train_steps={COUNTED + 4 + eta}")
-                job = Job(folder / f"eta{eta}", config=CONFIG, changes=changes, ranks=RANKS, quiet=quiet)
+                job = KilledJob(folder / f"eta{eta}", config=CONFIG, changes=changes, ranks=RANKS, quiet=quiet)
                 with job.started():
                     ended(job)
                 where = Run(job.run)
@@ -42,7 +42,7 @@ class SimulateBench:
         return figures(config, seen) | {"seconds": round(time.monotonic() - began, 1)}
 
 
-def ended(job: Job) -> None:
+def ended(job: KilledJob) -> None:
     """Raises ConfigError unless it ends well, and in time."""
     try:
         if job.process is not None:

@@ -37,7 +37,7 @@ class Bound:
             worker_process.ours("jobs.halves_alone") as alone,
             on_both_cores(of_jobs=True) as control,
         ):
-            made = workload.Prepared(WORKLOAD, folder / "workload", alone)
+            made = workload.PreparedWorkload(WORKLOAD, folder / "workload", alone)
             workload.warm(made, alone)
             jobs = {
                 f"eta{eta}": made.job(f"eta{eta}", f"rollout.max_head_offpolicyness={eta}", quiet=quiet) for eta in ETAS

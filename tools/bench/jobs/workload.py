@@ -20,7 +20,7 @@ from tools.bench.harness.worker_process import Side
 from tools.bench.jobs import lengths_reward
 from tools.bench.jobs.demo import ROOT, mpirun
 from tools.bench.jobs.paused_jobs import PATIENT, Lane
-from tools.bench.jobs.real_job import Job
+from tools.bench.jobs.real_job import KilledJob
 from tools.run import Line
 
 BALANCE = 1.25  # generation alone over training alone, at most, and its reciprocal
@@ -94,7 +94,7 @@ class Workload:
         return self.batch_size * self.n_samples
 
 
-class Prepared:
+class PreparedWorkload:
     """A workload on disk."""
 
     def __init__(self, workload: Workload, folder: Path, maker: Side) -> None:
@@ -127,9 +127,9 @@ class Prepared:
         """Sampled tokens of a batch, on average."""
         return round(self.mean * self.workload.n_batch)
 
-    def job(self, name: str, *changes: str, ranks: int = 2, quiet: bool) -> Job:
+    def job(self, name: str, *changes: str, ranks: int = 2, quiet: bool) -> KilledJob:
         """One setting of it: a generator and a learner, unless the changes say otherwise."""
-        return Job(
+        return KilledJob(
             self.folder / name, config=str(self.settings), changes=(*PATIENT, *changes), ranks=ranks, quiet=quiet
         )
 
@@ -160,15 +160,15 @@ def folder(name: str) -> Iterator[Path]:
     yield path
 
 
-def balanced(workload: Workload, at: Path, alone: Side) -> Prepared:
+def balanced(workload: Workload, at: Path, alone: Side) -> PreparedWorkload:
     """The workload with a shape whose generation over training, each alone, is NEAR to AIM, or the nearest.
 
     From its own shape on through SHAPES, narrower ones where generation is too fast for it, else wider ones.
     """
 
-    def look(index: int) -> tuple[Prepared, float]:
+    def look(index: int) -> tuple[PreparedWorkload, float]:
         shape = SHAPES[index]
-        made = Prepared(replace(workload, shape=shape), at / "x".join(map(str, shape)), alone)
+        made = PreparedWorkload(replace(workload, shape=shape), at / "x".join(map(str, shape)), alone)
         generation, training = speeds(made, alone)
         return made, math.log(generation / training / AIM)
 
@@ -186,21 +186,21 @@ def balanced(workload: Workload, at: Path, alone: Side) -> Prepared:
     return best
 
 
-def warm(made: Prepared, alone: Side) -> None:
+def warm(made: PreparedWorkload, alone: Side) -> None:
     """Opened, lengths spread over the slots, and each recorded batch trained: that allocates and compiles."""
     alone.ask("opened", config=str(made.settings))
     alone.ask("generate", n_tokens=WARM * made.n_tokens)
     alone.ask("train", n_updates=lengths_reward.n_recorded(made.workload.batch_size))
 
 
-def speeds(made: Prepared, alone: Side) -> tuple[float, float]:
+def speeds(made: PreparedWorkload, alone: Side) -> tuple[float, float]:
     """Seconds a token of generation and of training, opened for this and warm."""
     warm(made, alone)
     sides = beside(made, alone)
     return sides["generation"](), sides["training"]()
 
 
-def beside(made: Prepared, alone: Side) -> dict[str, Measure]:
+def beside(made: PreparedWorkload, alone: Side) -> dict[str, Measure]:
     """What a job's throughput is held against: each half alone, half of what was recorded, or all if groups differ."""
     n_recorded = lengths_reward.n_recorded(made.workload.batch_size)
     n_batches = n_recorded if made.workload.n_flat else n_recorded // 2

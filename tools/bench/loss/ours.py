@@ -10,7 +10,7 @@ from tools.bench.loss.inputs import draw
 EPS = 0.2
 
 
-class Work:
+class LossWork:
     """One forward and backward with all statistics that a training step journals of it."""
 
     def __init__(self, n: int, seed: int) -> None:
@@ -38,7 +38,7 @@ class Work:
 
 
 def loss(n: int, seed: int) -> dict[str, float]:
-    work = Work(n, seed)
+    work = LossWork(n, seed)
     took = seconds(work)
     return {"seconds": took, "loss": work.loss, "max_error": max_error(work)}
 
@@ -59,7 +59,7 @@ def alone(n: int, seed: int) -> dict[str, float]:
     return {"seconds": seconds(work), "loss": last[0]}
 
 
-def max_error(work: Work) -> float:
+def max_error(work: LossWork) -> float:
     """Largest distance from a float64 computation by autograd: of the loss, each statistic (means over tokens) and the
     gradient of the sum of token losses by each token.
     """

@@ -29,12 +29,12 @@ class PackBench:
                 OURS: stack.enter_context(worker_process.ours("pack.ours")),
             }
             control = stack.enter_context(worker_process.ours("harness.sgemm"))
-            packed = Task("micro_batches", {"capacity": CAPACITY}, sides, control)
-            shared = Task("shares", {"n_ranks": RANKS}, sides, control)
+            packed = PackTask("micro_batches", {"capacity": CAPACITY}, sides, control)
+            shared = PackTask("shares", {"n_ranks": RANKS}, sides, control)
             return {"bench": "pack"} | packed_figures(packed) | shared_figures(shared) | packed.rounds.figures()
 
 
-class Task:
+class PackTask:
     """One of the two, over rounds; each round has lengths of its own, the same for both sides."""
 
     def __init__(self, do: str, arguments: dict[str, Any], sides: dict[str, Side], control: Side) -> None:
@@ -70,7 +70,7 @@ def spread(sums: Sequence[int]) -> float:
     return (max(sums) - min(sums)) * len(sums) / sum(sums)
 
 
-def packed_figures(task: Task) -> Figures:
+def packed_figures(task: PackTask) -> Figures:
     mine, theirs = (list(map(excess, task.totals[name])) for name in (OURS, AREAL))
     return {
         "n": N,
@@ -85,7 +85,7 @@ def packed_figures(task: Task) -> Figures:
     }
 
 
-def shared_figures(task: Task) -> Figures:
+def shared_figures(task: PackTask) -> Figures:
     mine, theirs = (list(map(spread, task.totals[name])) for name in (OURS, AREAL))
     return {
         "ranks": RANKS,

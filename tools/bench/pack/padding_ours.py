@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from actors.learner.batch import build
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
-from actors.learner.rendezvous import Ranks
-from actors.runtime.context import Pulse
+from actors.learner.rendezvous import LearnerRanks
+from actors.runtime.context import HeartbeatState
 from areal_bus.config.sections import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import ShardItem
@@ -22,7 +22,7 @@ from tools.bench.harness.worker_main import serve
 VOCABULARY = 64
 
 
-class Count:
+class PaddingCount:
     """Tokens that go through the model, and through its attention, where samples of a group repeat their prompt."""
 
     def __init__(self, model: Any) -> None:
@@ -47,10 +47,10 @@ def update(completions: list[int], n_samples: int, n_prompt: int, budget: int) -
     n_groups = len(completions) // n_samples
     items = [item(i, n, n_samples, n_prompt, n_groups) for i, n in enumerate(completions)]
     with tempfile.TemporaryDirectory() as folder:
-        policy = Policy(model(), ranks=Ranks(), device="cpu", temperature=1.0)
+        policy = Policy(model(), ranks=LearnerRanks(), device="cpu", temperature=1.0)
         journal = Journal(Path(folder) / "journal", role="learner", index=0, incarnation=0)
-        actor = PPOActor(policy, config, journal=journal, pulse=Pulse(), folder=Path(folder))
-        count = Count(policy.model)
+        actor = PPOActor(policy, config, journal=journal, pulse=HeartbeatState(), folder=Path(folder))
+        count = PaddingCount(policy.model)
         batch = build(items, step=0, clock=0, n_groups=n_groups, eta=1, n_samples=n_samples)
         figures = actor.ppo_update(actor.compute_advantages_and_returns(batch))
         journal.close(reason="measured")

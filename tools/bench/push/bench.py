@@ -29,7 +29,7 @@ APART = 7  # rounds of what is measured with no step beside it
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PushWay:
     """What is pushed how, beside which steps."""
 
     wire: str = "bfloat16"  # as published, 269 MB
@@ -39,16 +39,16 @@ class Way:
     rounds: int = 15
 
 
-WAYS: Mapping[str, Way] = {  # by the suffix of their names
-    "": Way(rounds=61),  # steps of a shared machine swing by more than a push costs
-    "_long": Way(n_prompts=2, longest=126, rounds=9),
-    "_float32": Way(wire="float32"),
-    "_gloo": Way(route="gloo"),
+WAYS: Mapping[str, PushWay] = {  # by the suffix of their names
+    "": PushWay(rounds=61),  # steps of a shared machine swing by more than a push costs
+    "_long": PushWay(n_prompts=2, longest=126, rounds=9),
+    "_float32": PushWay(wire="float32"),
+    "_gloo": PushWay(route="gloo"),
 }
 
 
 @dataclass(slots=True)
-class Seen:
+class PushObservations:
     """What was measured beside the cost of a side, in every round that was tried."""
 
     learner: dict[str, list[dict[str, float]]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Half(Protocol):
     def answer(self) -> Any: ...
 
 
-def processes(way: Way) -> tuple[Rounds, Rounds, Seen]:
+def processes(way: PushWay) -> tuple[Rounds, Rounds, PushObservations]:
     """What `compare` gives for one way, each half in a process of its own."""
     with ExitStack() as stack:
         learner, generator = (
@@ -103,12 +103,12 @@ def compare(
     learner: Half,
     generator: Half,
     control: Measure,
-    way: Way,
+    way: PushWay,
     config: Path,
     model: Path,
-) -> tuple[Rounds, Rounds, Seen]:
+) -> tuple[Rounds, Rounds, PushObservations]:
     """Rounds of steps with and without a push, by themselves; rounds of pushes alone and of memcpy."""
-    seen = Seen()
+    seen = PushObservations()
     opened = learner.ask("open", config=str(config), model=str(model), member=MEMBER, **beside(way))
     generator.ask("open", model=str(model), dtype=way.wire, name=MEMBER, **opened)
     pair = Pair(learner, generator, seen)
@@ -124,7 +124,7 @@ def compare(
     return interleave(steps, control, rounds=way.rounds), interleave(apart, control, rounds=APART), seen
 
 
-def beside(way: Way) -> dict[str, Any]:
+def beside(way: PushWay) -> dict[str, Any]:
     """What the learner is to do."""
     return {"wire": way.wire, "route": way.route, "n_prompts": way.n_prompts, "longest": way.longest}
 
@@ -132,7 +132,7 @@ def beside(way: Way) -> dict[str, Any]:
 class Pair:
     """Learner and generator, which meet by the number of what they do together: a push has it as its version, too."""
 
-    def __init__(self, learner: Half, generator: Half, seen: Seen) -> None:
+    def __init__(self, learner: Half, generator: Half, seen: PushObservations) -> None:
         self._learner, self._generator, self._seen = learner, generator, seen
         self._numbers = count()
 
@@ -160,7 +160,7 @@ def increase(name: str, ratios: Sequence[float]) -> Figures:
     return {key: round(ratio - 1, 4) for key, ratio in found.items()}
 
 
-def figures(steps: Rounds, apart: Rounds, seen: Seen) -> Figures:
+def figures(steps: Rounds, apart: Rounds, seen: PushObservations) -> Figures:
     """Of one way. Shares of a step are of one without a push."""
     memcpy = apart.ratio(MEMCPY, ALONE)
     step_s, n_bytes = steps.cost(WITHOUT), seen.of_learner(ALONE, "bytes")

@@ -9,12 +9,12 @@ import torch
 
 from actors.engines.builtin.engine import BuiltinEngine
 from actors.engines.protocol import Request
-from actors.generator.weight_updates import Broken, Receiving
+from actors.generator.weight_updates import BrokenPush, WeightUpdates
 from actors.models.loading import empty_model
 from actors.runtime.process import leave
 from areal_bus.messages import PushBegin
 from areal_bus.weights.process_group import join_store
-from areal_bus.weights.receiver import Member
+from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.snapshot import forms_of
 from tools.bench.harness.worker_main import serve
 
@@ -24,19 +24,19 @@ SLOTS, N_SAMPLES, N_NEW = 32, 8, 8  # as in the demo
 IDLE_S = 0.001
 
 
-class Generator:
+class PushGenerator:
     """What a generator has, without the bus: between two decode steps it swaps in what has arrived."""
 
     def __init__(self, model: str, dtype: str, endpoint: str, name: str, prompts: list[list[int]]) -> None:
         self._name, self._endpoint, self._prompts = name, endpoint, prompts
         self._store = join_store(endpoint, WAIT_S)
         self._engine = BuiltinEngine(empty_model(model, dtype, "cpu"), stop_ids=frozenset(), n_slots=SLOTS)
-        self._receiving = Receiving(self._member, forms_of(self._engine.parameters()), lambda: None)
+        self._receiving = WeightUpdates(self._member, forms_of(self._engine.parameters()), lambda: None)
         self._n_asked = 0
         self._swap_s = 0.0
 
-    def _member(self) -> Member:
-        return Member(self._name, address=ADDRESS, interface=INTERFACE)
+    def _member(self) -> WeightReceiver:
+        return WeightReceiver(self._name, address=ADDRESS, interface=INTERFACE)
 
     def receive(self, number: int, version: int) -> float:
         """One push while nothing is decoded; seconds that the swap took."""
@@ -74,7 +74,7 @@ class Generator:
         outcome = self._receiving.take()
         if outcome is None:
             return False
-        if isinstance(outcome, Broken):
+        if isinstance(outcome, BrokenPush):
             raise RuntimeError(f"every push must arrive: {outcome.error}")
         began = time.monotonic()
         self._receiving.spare = self._engine.update(version, outcome.tensors)
@@ -94,11 +94,11 @@ class Generator:
         return time.monotonic() - began
 
 
-opened: list[Generator] = []  # one a process
+opened: list[PushGenerator] = []  # one a process
 
 
 def open_generator(model: str, dtype: str, endpoint: str, name: str, prompts: list[list[int]]) -> None:
-    opened[:] = [Generator(model, dtype, endpoint, name, prompts)]
+    opened[:] = [PushGenerator(model, dtype, endpoint, name, prompts)]
 
 
 def receive(number: int, version: int) -> float:

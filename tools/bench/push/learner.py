@@ -16,10 +16,10 @@ from actors.data.loading import load_rows
 from actors.learner.batch import build
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
-from actors.learner.rendezvous import Ranks
-from actors.learner.weight_pusher import Pusher
+from actors.learner.rendezvous import LearnerRanks
+from actors.learner.weight_pusher import WeightPusher
 from actors.models.loading import load_model, load_tokenizer
-from actors.runtime.context import Pulse
+from actors.runtime.context import HeartbeatState
 from actors.runtime.process import leave
 from actors.workflows.prompts import prompt_ids, prompt_of
 from areal_bus.config.loader import load
@@ -28,7 +28,7 @@ from areal_bus.journal import Journal
 from areal_bus.messages import Message, PushBegin, PushBroken, PushDone, ShardItem
 from areal_bus.weights.process_group import serve_store
 from areal_bus.weights.route import Route
-from areal_bus.weights.sender import Root
+from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import Snapshot, take_snapshot
 from tools.bench.harness.worker_main import seconds, serve
 
@@ -37,11 +37,11 @@ WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
+class PushLearner:
     """What a learner rank has, without the bus; `wire` is the type that weights are pushed in, by `route`."""
 
     actor: PPOActor
-    pusher: Pusher
+    pusher: WeightPusher
     ended: queue.SimpleQueue[Message]  # pushes
     prompts: list[list[int]]
     config: Config
@@ -91,7 +91,7 @@ class Learner:
         self.actor.ppo_update(self.actor.compute_advantages_and_returns(batch))
 
 
-opened: list[Learner] = []  # one a process
+opened: list[PushLearner] = []  # one a process
 
 
 def open_learner(
@@ -100,23 +100,23 @@ def open_learner(
     """Load the policy; the store's endpoint for the member, and prompts of the demo."""
     settings = load(Path(config), ["actor.lr_schedule=constant", "actor.lr_warmup_steps=0"], {})
     store, endpoint = serve_store(ADDRESS)
-    root = Root(store, interface=INTERFACE, address=ADDRESS, route=route)
+    root = WeightSender(store, interface=INTERFACE, address=ADDRESS, route=route)
     ended: queue.SimpleQueue[Message] = queue.SimpleQueue()
     broken: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     folder = Path(tempfile.mkdtemp())
-    policy = Policy(load_model(model, "float32", "cpu"), ranks=Ranks(), device="cpu", temperature=1.0)
+    policy = Policy(load_model(model, "float32", "cpu"), ranks=LearnerRanks(), device="cpu", temperature=1.0)
     actor = PPOActor(
         policy,
         settings,
         journal=Journal(folder / "journal", role="learner", index=0, incarnation=0),
-        pulse=Pulse(),
+        pulse=HeartbeatState(),
         folder=folder,
     )
-    pusher = Pusher(root.push, send=ended.put, failed=broken.put)
+    pusher = WeightPusher(root.push, send=ended.put, failed=broken.put)
     prompts = demo_prompts(settings, model, Path(config).parent)
     dtype = getattr(torch, wire)
     steps = prompts[:n_prompts]
-    opened[:] = [Learner(actor, pusher, ended, steps, settings, dtype, route, longest, store, endpoint, member)]
+    opened[:] = [PushLearner(actor, pusher, ended, steps, settings, dtype, route, longest, store, endpoint, member)]
     return {"endpoint": endpoint, "prompts": prompts}
 
 

@@ -90,7 +90,7 @@ SEQUENCES = (64, 256, 1024, 4096, 8192, 16384)
 RANKS, RANK_STEPS, RANK_ROUNDS = (16, 64, 256), 5, 1
 
 
-class Half(Protocol):
+class CurveHalf(Protocol):
     def ask(self, do: str, **arguments: int) -> float: ...
 
 
@@ -116,7 +116,7 @@ class CurvesBench:
         return figures(curves)
 
 
-def draw(ours: Half) -> list[Curve]:
+def draw(ours: CurveHalf) -> list[Curve]:
     """All curves."""
 
     def line(do: str, scale: float, rounds: int, points: list[tuple[int, dict[str, int]]]) -> Points:

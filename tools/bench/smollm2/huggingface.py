@@ -27,7 +27,7 @@ def load(model: str) -> None:
             training.append((loaded, rule))
 
 
-class Lengths(StoppingCriteria):
+class StopsAtLength(StoppingCriteria):
     """Each row ends at its own number of tokens."""
 
     def __init__(self, n_given: int, n_new: list[int]) -> None:
@@ -47,7 +47,7 @@ def generate_few(seed: int) -> dict[str, float]:
     return sampled(work.requests(seed, work.FEW))
 
 
-def sampled(asked: list[work.Asked]) -> dict[str, float]:
+def sampled(asked: list[work.TimedRequest]) -> dict[str, float]:
     began = time.process_time()
     made = one_batch([one.ids for one in asked], [one.n_new for one in asked], do_sample=True)
     took = time.process_time() - began
@@ -70,7 +70,7 @@ def one_batch(prompts: list[list[int]], n_new: list[int], *, do_sample: bool) ->
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max(n_new),
-        stopping_criteria=StoppingCriteriaList([Lengths(ids.shape[1], n_new)]),
+        stopping_criteria=StoppingCriteriaList([StopsAtLength(ids.shape[1], n_new)]),
         do_sample=do_sample,
         pad_token_id=0,
         eos_token_id=None,

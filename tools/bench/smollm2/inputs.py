@@ -17,7 +17,7 @@ CLIP_NORM, CLIP_RATIO = 1.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TimedRequest:
     """One completion of exactly `n_new` tokens."""
 
     ids: list[int]
@@ -25,7 +25,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class TrainingSample:
     """One completion to train on."""
 
     group: int
@@ -44,23 +44,25 @@ def tokens(draw: random.Random, n: int) -> list[int]:
     return [draw.randrange(1, VOCABULARY) for _ in range(n)]
 
 
-def requests(seed: int, n: int) -> list[Asked]:
+def requests(seed: int, n: int) -> list[TimedRequest]:
     """So many, which are decoded at once."""
     draw = random.Random(f"requests {seed}")
-    return [Asked(tokens(draw, N_GIVEN), drawn(draw)) for _ in range(n)]
+    return [TimedRequest(tokens(draw, N_GIVEN), drawn(draw)) for _ in range(n)]
 
 
-def batch(seed: int) -> list[Sampled]:
+def batch(seed: int) -> list[TrainingSample]:
     """Groups of samples whose rewards differ, so that none is without advantage."""
     draw = random.Random(f"batch {seed}")
     found = []
     for group in range(GROUPS):
         prompt = tokens(draw, N_GIVEN)
-        found += [Sampled(group, prompt, tokens(draw, drawn(draw)), sample / SAMPLES) for sample in range(SAMPLES)]
+        found += [
+            TrainingSample(group, prompt, tokens(draw, drawn(draw)), sample / SAMPLES) for sample in range(SAMPLES)
+        ]
     return found
 
 
-def advantages(samples: list[Sampled]) -> list[float]:
+def advantages(samples: list[TrainingSample]) -> list[float]:
     """Reward over the mean of the others of the group."""
     rewards = [[other.reward for other in samples if other.group == one.group] for one in samples]
     return [one.reward - (sum(all_) - one.reward) / (len(all_) - 1) for one, all_ in zip(samples, rewards, strict=True)]

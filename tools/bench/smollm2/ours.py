@@ -13,9 +13,9 @@ from actors.engines.protocol import Request
 from actors.learner.batch import build
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
-from actors.learner.rendezvous import Ranks
+from actors.learner.rendezvous import LearnerRanks
 from actors.models.loading import load_model
-from actors.runtime.context import Pulse
+from actors.runtime.context import HeartbeatState
 from areal_bus.config.sections import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import ShardItem
@@ -48,9 +48,9 @@ training: list[PPOActor] = []
 def load(model: str) -> None:
     config = Config.model_validate(SETTINGS)
     folder = Path(tempfile.mkdtemp())
-    policy = Policy(load_model(model, "float32", "cpu"), ranks=Ranks(), device="cpu", temperature=1.0)
+    policy = Policy(load_model(model, "float32", "cpu"), ranks=LearnerRanks(), device="cpu", temperature=1.0)
     journal = Journal(folder / "journal", role="learner", index=0, incarnation=0)
-    training.append(PPOActor(policy, config, journal=journal, pulse=Pulse(), folder=folder))
+    training.append(PPOActor(policy, config, journal=journal, pulse=HeartbeatState(), folder=folder))
     sampling.append(load_model(model, "float32", "cpu"))
 
 
@@ -64,7 +64,7 @@ def generate_few(seed: int) -> dict[str, float]:
     return sampled(work.requests(seed, work.FEW), seed)
 
 
-def sampled(asked: list[work.Asked], seed: int) -> dict[str, float]:
+def sampled(asked: list[work.TimedRequest], seed: int) -> dict[str, float]:
     began = time.process_time()
     made = run(asked, seed, temperature=1.0)
     return {"seconds": time.process_time() - began, "tokens": sum(len(ids) for ids in made)}
@@ -72,10 +72,10 @@ def sampled(asked: list[work.Asked], seed: int) -> dict[str, float]:
 
 def greedy(seed: int, n_new: int) -> list[list[int]]:
     """The most likely tokens, for a comparison."""
-    return run([work.Asked(one.ids, n_new) for one in work.requests(seed, work.BATCH)], seed, temperature=0.0)
+    return run([work.TimedRequest(one.ids, n_new) for one in work.requests(seed, work.BATCH)], seed, temperature=0.0)
 
 
-def run(asked: list[work.Asked], seed: int, *, temperature: float) -> list[list[int]]:
+def run(asked: list[work.TimedRequest], seed: int, *, temperature: float) -> list[list[int]]:
     engine = BuiltinEngine(sampling[0], stop_ids=frozenset(), n_slots=len(asked), version=0, ahead_s=AHEAD_S)
     for number, one in enumerate(asked):
         engine.submit(Request(("", number, 0, 0, 0), one.ids, (seed, number), one.n_new, temperature, 1.0))
@@ -97,7 +97,7 @@ def update(seed: int) -> dict[str, float]:
     return {"seconds": took, "tokens": stats["n_tokens_trained"], "loss": stats["loss"], "norm": stats["grad_norm"]}
 
 
-def item(index: int, one: work.Sampled, clock: int) -> ShardItem:
+def item(index: int, one: work.TrainingSample, clock: int) -> ShardItem:
     """As the head sends it."""
     n, ids = len(one.ids), [*one.prompt, *one.ids]
     return ShardItem(

@@ -14,7 +14,7 @@ from actors.rewards.pool import Verdict
 from areal_bus.core.gate import Gate
 from areal_bus.core.ledger import Ledger
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.messages import Ack, Directory, Finish, Heartbeat, Message, Sampled, Scored, Trajectory, VerdictStatus
+from areal_bus.messages import Ack, Finish, Heartbeat, Message, PeerList, Sampled, Scored, Trajectory, VerdictStatus
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import Keyring, new_pair
 from tools.bench.harness.worker_main import serve
@@ -26,7 +26,7 @@ WAIT_S = 60.0
 WARM = 500  # trajectories before the clock starts
 
 
-class Actor:
+class RingActor:
     """A process of the ring. It is one of the three from `open` on."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Actor:
     def generate(self, n: int, n_bytes: int, window: int, reward: str) -> None:
         """Send n trajectories of `n_bytes` of tokens, at most `window` unacknowledged, until all are acknowledged."""
         delivery, made, acknowledged = Delivery(resend_s=WAIT_S), 0, 0
-        for name, endpoint in delivery.directory(Directory([REWARD], [reward]))[0].items():
+        for name, endpoint in delivery.directory(PeerList([REWARD], [reward]))[0].items():
             self._bus.connect(name, endpoint)
         ids, logps = tokens(n_bytes)
         while acknowledged < n:
@@ -167,7 +167,7 @@ def trajectory(uid: int, ids: bytes, logps: bytes) -> Trajectory:
 
 
 if __name__ == "__main__":
-    actor = Actor()
+    actor = RingActor()
     does: dict[str, Any] = {
         name: getattr(actor, name) for name in ("key", "open", "hear_all", "close", "generate", "score", "collect")
     }

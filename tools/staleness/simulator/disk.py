@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 from areal_bus.core.effects import Discard, Save
-from areal_bus.core.head_checkpoint import START, Frontier, Waypoint
+from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
 from areal_bus.core.terms import Terms, slot
 from tools.staleness.simulator.scenario import Scenario
 from tools.staleness.simulator.world import HEAD, World
@@ -15,8 +15,8 @@ class Disk:
     """What is on disk: it outlives everybody."""
 
     checkpoints: dict[int, str] = field(default_factory=dict)  # version -> which weights those are
-    frontiers: dict[int, Frontier] = field(default_factory=dict)
-    waypoints: dict[int, Waypoint] = field(default_factory=dict)  # the two newest, by `terms.slot`
+    frontiers: dict[int, HeadCheckpoint] = field(default_factory=dict)
+    waypoints: dict[int, HeadSavepoint] = field(default_factory=dict)  # the two newest, by `terms.slot`
     term: int | None = None  # newest term that was begun
 
     @property
@@ -30,11 +30,11 @@ class Disk:
         return max(self.usable, default=0)
 
     @property
-    def whole(self) -> dict[int, Frontier]:
+    def whole(self) -> dict[int, HeadCheckpoint]:
         """What a head that comes back knows."""
         return {**START, **self.frontiers}
 
-    def mark(self, waypoint: Waypoint, *, fails: bool = False) -> None:
+    def mark(self, waypoint: HeadSavepoint, *, fails: bool = False) -> None:
         """In place of the one before the last; when it fails nothing is there."""
         self.waypoints.pop(slot(waypoint), None)
         if not fails:

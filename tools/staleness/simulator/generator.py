@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.core.partial_rollouts import Offers
-from areal_bus.core.terms import Timeline
-from tools.staleness.simulator.sample import Key, Report, Sample, report, report_number
+from areal_bus.core.partial_rollouts import SampleOffers
+from areal_bus.core.terms import TermHistory
+from tools.staleness.simulator.sample import Key, SimulatedReport, SimulatedSample, report, report_number
 from tools.staleness.simulator.scenario import Scenario
 from tools.staleness.simulator.world import HEAD, World
 
@@ -22,7 +22,7 @@ NO_BYTES = b""
 NO_REASON = "it cannot"
 
 
-class Generator:
+class SimulatedGenerator:
     """One incarnation."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Generator:
         name: str,
         rng: random.Random,
         weights: Weights,
-        reports: list[Report],
+        reports: list[SimulatedReport],
         ended: Callable[[str], None],
     ) -> None:
         """`ended(name)` hears of an end of its own: it has left, or a prompt killed it.
@@ -41,18 +41,18 @@ class Generator:
         """
         self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
         self._all_weights, self._reports, self._ended = weights, reports, ended
-        self._begun: dict[Key, Report] = {}  # by others, of samples whose prompt follows
+        self._begun: dict[Key, SimulatedReport] = {}  # by others, of samples whose prompt follows
         self.n_continued = self.n_offered = 0
         self.version: int | None = None
         self.weights = ""  # which weights those are
-        self.timeline = Timeline()
+        self.timeline = TermHistory()
         self.n_joins = 0  # after the first one
         self._life: int | None = None  # of the head, as it said last
-        self._offers = Offers()
+        self._offers = SampleOffers()
         self._is_leaving = False
-        self.finished: dict[Key, Sample] = {}  # what it truly stamped, for the witness
-        self._running: dict[Key, Sample] = {}
-        self._waiting: deque[Sample] = deque()
+        self.finished: dict[Key, SimulatedSample] = {}  # what it truly stamped, for the witness
+        self._running: dict[Key, SimulatedSample] = {}
+        self._waiting: deque[SimulatedSample] = deque()
         self._known: set[Key] = set()
         self._kept: dict[Key, m.Trajectory] = {}
         self._leases: dict[tuple[str, int, int], str] = {}  # ids by evaluation, uid and attempt
@@ -69,10 +69,10 @@ class Generator:
             m.PushBegin: self._follow_push,
             m.Term: self._hear_of_term,
             m.Rejoin: lambda _: self._rejoin(),
-            m.HeadBeat: lambda message: self._follow_life(message.life),
-            m.Directory: self._follow,
+            m.HeadHeartbeat: lambda message: self._follow_life(message.life),
+            m.PeerList: self._follow,
             m.Stop: lambda _: self._stop(),
-            m.Dismiss: lambda _: self._die(),
+            m.Evict: lambda _: self._die(),
         }
 
     def receive(self, sender: str, message: m.Message) -> None:
@@ -81,7 +81,7 @@ class Generator:
     def leave(self) -> None:
         """No further work is wanted."""
         self._is_leaving = True
-        self._tell(m.Leaving())
+        self._tell(m.LeaveRequest())
 
     def _stop(self) -> None:
         self.world.crash(self.name)
@@ -92,7 +92,9 @@ class Generator:
 
     def _begin(self, prompt: m.Prompt) -> None:
         if self.rng.random() < self.scenario.p_unsampled:
-            self._tell(m.Unsampled(prompt.uid, prompt.attempt, prompt.evaluation, m.Refund.SAMPLING_ERROR, NO_REASON))
+            self._tell(
+                m.SampleFailed(prompt.uid, prompt.attempt, prompt.evaluation, m.Refund.SAMPLING_ERROR, NO_REASON)
+            )
             return
         self._leases[prompt.evaluation, prompt.uid, prompt.attempt] = prompt.lease
         for number in prompt.samples:
@@ -105,14 +107,14 @@ class Generator:
             self.world.timer(self.name, self.rng.uniform(0, 5) * self.scenario.token_s, self._die_of, group)
         self._fill()
 
-    def _new(self, key: Key, n_tokens: int) -> Sample:
+    def _new(self, key: Key, n_tokens: int) -> SimulatedSample:
         begun = self._begun.pop(key, None)
         if begun is None or self.version is None or begun.spans[-1][0] > self.version:
-            return Sample(key, n_tokens)
+            return SimulatedSample(key, n_tokens)
         self.n_continued += 1
         made = sum(n for _, n in begun.spans)
         spans = [list(span) for span in begun.spans]
-        return Sample(
+        return SimulatedSample(
             key, begun.n_tokens, made=made, spans=spans, made_by=list(begun.made_by), n_reported=made, n_done=made
         )
 
@@ -128,7 +130,7 @@ class Generator:
             sample.n_reported = sample.made
             self._tell(self._partial(sample))
 
-    def _partial(self, sample: Sample, *, less: int = 0) -> m.Partial:
+    def _partial(self, sample: SimulatedSample, *, less: int = 0) -> m.Partial:
         made = report(sample, less=less)
         number, n_made = len(self._reports), sum(n for _, n in made.spans)
         self._reports.append(made)
@@ -174,7 +176,7 @@ class Generator:
     def _can_start(self) -> bool:
         return len(self._running) < self.scenario.capacity and self._arrived is None and self.version is not None
 
-    def _stamp(self, sample: Sample, n_tokens: int) -> None:
+    def _stamp(self, sample: SimulatedSample, n_tokens: int) -> None:
         """Tokens up to n_tokens were made by the version held."""
         if self.version is None or n_tokens <= sample.made:
             return
@@ -185,7 +187,7 @@ class Generator:
         sample.made_by.append((self.version, self.weights))
         sample.made = n_tokens
 
-    def _finish(self, sample: Sample, n_starts: int) -> None:
+    def _finish(self, sample: SimulatedSample, n_starts: int) -> None:
         if self._running.get(sample.key) is not sample or sample.n_starts != n_starts:
             return  # cancelled, or it stood still meanwhile
         self._stamp(sample, sample.n_tokens)
@@ -228,7 +230,7 @@ class Generator:
         kept = [(key, trajectory.spans) for key, trajectory in self._kept.items()]
         for group in sorted({key[:3] for key, spans in made + kept if not self._keeps(spans)}):
             self._drop(group)
-            self._tell(m.Unsampled(group[1], group[2], group[0], m.Refund.LOST_TIMELINE, f"term {term}"))
+            self._tell(m.SampleFailed(group[1], group[2], group[0], m.Refund.LOST_TIMELINE, f"term {term}"))
         if not self.timeline.keeps(self.version):
             self._put_weights_away()
 
@@ -252,14 +254,14 @@ class Generator:
         for held in (self._running, self._kept, self._waiting, self._begun):
             held.clear()
         self._push = self._arrived = None
-        self.timeline = Timeline()
+        self.timeline = TermHistory()
         self._put_weights_away()
         self.n_joins += 1
         index, incarnation = (int(number) for number in self.name.partition("-")[2].split("."))
         self._tell(m.Join(self.name, m.Role.GENERATOR, index, incarnation, "", 1, "", self.n_joins))
         self._tell(m.Ready(self.scenario.capacity))
         if self._is_leaving:
-            self._tell(m.Leaving())
+            self._tell(m.LeaveRequest())
 
     def _drop(self, group: Group) -> None:
         for held in (self._running, self._kept):
@@ -269,7 +271,7 @@ class Generator:
 
     # delivery
 
-    def _follow(self, directory: m.Directory) -> None:
+    def _follow(self, directory: m.PeerList) -> None:
         before, self._rewards = self._rewards, [name for name in directory.names if name.startswith("reward-")]
         if set(self._rewards) - set(before):
             for key in self._kept:

@@ -76,7 +76,7 @@ class Learners:
         weights = self.weights[root.name, version]
         self.begun = (version, weights)
         sealed = sorted(self.disk.checkpoints)
-        self.world.send(root.name, HEAD, m.Begin(version, weights, life, lives_on, sealed))
+        self.world.send(root.name, HEAD, m.BeginTerm(version, weights, life, lives_on, sealed))
 
     def _crew(self, root: "Rank") -> "list[Rank]":
         """Those who compute with this root and are there: none when one of them is not."""
@@ -240,7 +240,7 @@ class Rank:
     def receive(self, sender: str, message: m.Message) -> None:
         if isinstance(message, m.ShardItem):
             self._items.append(message)
-        elif isinstance(message, m.Directory):
+        elif isinstance(message, m.PeerList):
             self._hear(message)
         elif isinstance(message, m.ShardEnd):
             if len(self._items) != message.n_items:
@@ -264,7 +264,7 @@ class Rank:
             self._world.crash(self.name)
             self._learners.restarted(self.index, self.incarnation + 1)
 
-    def _hear(self, directory: m.Directory) -> None:
+    def _hear(self, directory: m.PeerList) -> None:
         """Of a head that it has joined."""
         is_other, self._life = self._life not in (None, directory.life), directory.life
         if self._step is not None:

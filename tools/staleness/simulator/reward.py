@@ -7,7 +7,7 @@ from tools.staleness.simulator.scenario import Scenario
 from tools.staleness.simulator.world import HEAD, World
 
 
-class Reward:
+class SimulatedReward:
     """One incarnation."""
 
     def __init__(self, world: World, scenario: Scenario, name: str, rng: random.Random) -> None:
@@ -22,7 +22,7 @@ class Reward:
         if kind is m.Trajectory:
             delay = self.scenario.score_s * self.rng.expovariate(1.0)
             self.world.timer(self.name, delay, self._conclude, message)
-        elif isinstance(message, m.HeadBeat | m.Directory):
+        elif isinstance(message, m.HeadHeartbeat | m.PeerList):
             is_other, self._life = self._life not in (None, message.life), message.life
             if is_other:
                 self._rejoin()

@@ -11,9 +11,9 @@ from areal_bus.core.head import Head
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
 from tools.staleness.simulator.disk import Disk, Writer
-from tools.staleness.simulator.generator import Generator
+from tools.staleness.simulator.generator import SimulatedGenerator
 from tools.staleness.simulator.learner import Learners
-from tools.staleness.simulator.reward import Reward
+from tools.staleness.simulator.reward import SimulatedReward
 from tools.staleness.simulator.scenario import Fault, Numbers, Scenario
 from tools.staleness.simulator.witness import Witness
 from tools.staleness.simulator.witness_records import Violation
@@ -25,7 +25,7 @@ BEAT, DEAF = m.Heartbeat(0, None, ""), m.Heartbeat(0, None, "", hears=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScheduleOutcome:
     """What came of a schedule."""
 
     end: End | None  # None when it never ended
@@ -75,7 +75,7 @@ class Ring:
 
     # the run
 
-    def run(self) -> Outcome:
+    def run(self) -> ScheduleOutcome:
         """To the end of the job, or until everybody waits."""
         self._begin()
         world = self.world
@@ -88,7 +88,7 @@ class Ring:
             self.witness.violations.append(self.stalled)
         else:
             self._check_end()
-        return Outcome(self.end, self.witness.violations, world.n_events, world.now)
+        return ScheduleOutcome(self.end, self.witness.violations, world.n_events, world.now)
 
     def _stalled(self) -> Violation | None:
         """I11: after the last fault an update comes within a bounded time, or the job ends."""
@@ -154,12 +154,12 @@ class Ring:
             world.timer(name, self.scenario.heartbeat_s, self._beat, name)
             return
         if role is Role.GENERATOR:
-            generator = Generator(
+            generator = SimulatedGenerator(
                 world, self.scenario, name, self.rng, self.learners.weights, self.witness.reports, self._end_of
             )
             self.witness.generators[name] = world.nodes[name] = generator
         else:
-            reward = Reward(world, self.scenario, name, self.rng)
+            reward = SimulatedReward(world, self.scenario, name, self.rng)
             self.witness.rewards.append(reward)
             world.nodes[name] = reward
         self.names[role, index] = name
@@ -277,7 +277,7 @@ class Ring:
 
     def _beat_head(self, n_heads: int) -> None:
         if n_heads == self._n_heads and self.end is None:
-            beat = m.HeadBeat(self.head.terms.term, self.head.gate.v, self.head.life)
+            beat = m.HeadHeartbeat(self.head.terms.term, self.head.gate.v, self.head.life)
             for name in self.names.values():
                 self.world.send(HEAD, name, beat)
             self.world.timer(HEAD, 2 * self.scenario.heartbeat_s, self._beat_head, n_heads)

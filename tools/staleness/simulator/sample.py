@@ -8,7 +8,7 @@ Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 
 
 @dataclass(slots=True)
-class Sample:
+class SimulatedSample:
     """One sample being decoded."""
 
     key: Key
@@ -23,7 +23,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SimulatedReport:
     """What a generator truly had of a sample when it reported it."""
 
     key: Key
@@ -32,14 +32,14 @@ class Report:
     made_by: list[tuple[int, str]]
 
 
-def report(sample: Sample, *, less: int = 0) -> Report:
+def report(sample: SimulatedSample, *, less: int = 0) -> SimulatedReport:
     """What there is of a sample, but for its last `less` tokens (0 or 1)."""
     spans = [list(span) for span in sample.spans]
     if less:
         spans[-1][1] -= less
         spans = [span for span in spans if span[1]]
     made_by = [(version, weights) for version, weights in sample.made_by if version <= spans[-1][0]]
-    return Report(sample.key, sample.n_tokens, spans, made_by)
+    return SimulatedReport(sample.key, sample.n_tokens, spans, made_by)
 
 
 def report_number(partial: Partial) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.core.state import Drawn, HeadRules
+from areal_bus.core.state import HeadRules, Row
 from areal_bus.messages import Role
 
 
@@ -18,7 +18,7 @@ class Tail(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class ScenarioLengths:
     """Tokens of a sample: `scale` is the mean (uniform), the median (log-normal) or the least (Pareto)."""
 
     tail: Tail
@@ -69,7 +69,7 @@ class Scenario:
     n_rewards: int = 1
     n_learners: int = 1
     capacity: int = 8  # samples a generator decodes at once
-    lengths: Lengths = Lengths(Tail.UNIFORM, 6.0, 0.0, 60)
+    lengths: ScenarioLengths = ScenarioLengths(Tail.UNIFORM, 6.0, 0.0, 60)
     token_s: float = 1.0
     interrupts: bool = True  # new weights are swapped in between two tokens; else when the running samples have ended
     n_rows: int | None = None  # of the data; None: more than are needed
@@ -163,11 +163,11 @@ class Numbers:
         self._n_rows = n_rows
         self.position = 0
 
-    def draw(self) -> Drawn | None:
+    def draw(self) -> Row | None:
         if self._n_rows is not None and self.position >= self._n_rows:
             return None
         self.position += 1
-        return Drawn(self.position - 1, 0, str(self.position - 1))
+        return Row(self.position - 1, 0, str(self.position - 1))
 
 
 def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
@@ -278,7 +278,7 @@ def _in_a_storm(scenario: Scenario, rng: random.Random) -> Scenario:
         n_generators=max(2, scenario.n_generators),
         joins_s=(0.0,) * max(2, scenario.n_generators),
         capacity=rng.choice((2, 8)),
-        lengths=Lengths(Tail.LOG_NORMAL, 6.0, 1.0, 200),
+        lengths=ScenarioLengths(Tail.LOG_NORMAL, 6.0, 1.0, 200),
         n_rows=None,
         update_s=0.5,
         push_s=0.5,
@@ -295,12 +295,12 @@ def _in_a_storm(scenario: Scenario, rng: random.Random) -> Scenario:
     )
 
 
-def _lengths(rng: random.Random) -> Lengths:
+def _lengths(rng: random.Random) -> ScenarioLengths:
     return rng.choice(
         (
-            Lengths(Tail.UNIFORM, 6.0, 0.0, 60),
-            Lengths(Tail.LOG_NORMAL, 5.0, 1.0, 120),
-            Lengths(Tail.PARETO, 2.0, 1.2, 200),
+            ScenarioLengths(Tail.UNIFORM, 6.0, 0.0, 60),
+            ScenarioLengths(Tail.LOG_NORMAL, 5.0, 1.0, 120),
+            ScenarioLengths(Tail.PARETO, 2.0, 1.2, 200),
         )
     )
 

@@ -4,13 +4,13 @@ import dataclasses
 import gc
 from collections.abc import Iterable, Iterator
 
-from tools.staleness.simulator.ring import Outcome, Ring
+from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import Scenario
 
 SWEEP = 50  # schedules between two collections
 
 
-def outcomes(plans: Iterable[Scenario]) -> Iterator[tuple[Ring, Outcome]]:
+def outcomes(plans: Iterable[Scenario]) -> Iterator[tuple[Ring, ScheduleOutcome]]:
     """Run them. A ring is garbage as a whole: looking for some while it runs costs a seventh of the time."""
     was_on = gc.isenabled()
     gc.disable()
@@ -31,7 +31,7 @@ CLOCKS = {"batch", "update", "publish", "push", "push_broken", "member", "joined
 QUIET = {"ids", "logps", "segments", "prompt_text", "text", "row", "seconds", "score_s", "note", "progress", "pid"}
 
 
-def tell(scenario: Scenario, uid: int | None = None) -> tuple[Outcome, list[str]]:
+def tell(scenario: Scenario, uid: int | None = None) -> tuple[ScheduleOutcome, list[str]]:
     """Run the scenario again; its lines. With `uid` those of that prompt and of the clocks, else those of all."""
     ring = Ring(scenario, keeps_story=True)
     outcome = ring.run()

@@ -13,10 +13,10 @@ from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
-from tools.staleness.simulator.generator import NO_REASON, Generator
+from tools.staleness.simulator.generator import NO_REASON, SimulatedGenerator
 from tools.staleness.simulator.learner import MODEL, Learners
-from tools.staleness.simulator.reward import Reward
-from tools.staleness.simulator.sample import Report, Sample, begins_with, report_number
+from tools.staleness.simulator.reward import SimulatedReward
+from tools.staleness.simulator.sample import SimulatedReport, SimulatedSample, begins_with, report_number
 from tools.staleness.simulator.scenario import Scenario
 from tools.staleness.simulator.witness_records import Excuses, Followed, Pushed, Violation
 
@@ -126,10 +126,12 @@ class Witness:
         self.head = head
         self.violations: list[Violation] = []
         self.n_checks: Counter[str] = Counter()
-        self.generators: dict[str, Generator] = {}
-        self.rewards: list[Reward] = []
-        self.reports: list[Report] = []  # of generators, on what they had of samples under way
-        self._handed_on: dict[tuple[int, int, int], Report] = {}  # uid, sample, attempt -> what its holder went on from
+        self.generators: dict[str, SimulatedGenerator] = {}
+        self.rewards: list[SimulatedReward] = []
+        self.reports: list[SimulatedReport] = []  # of generators, on what they had of samples under way
+        self._handed_on: dict[
+            tuple[int, int, int], SimulatedReport
+        ] = {}  # uid, sample, attempt -> what its holder went on from
         self.prompts: dict[int, Followed] = {}
         self.now = 0.0
         self.u = self.v = 0
@@ -420,9 +422,9 @@ class Witness:
         """That a generator truly sampled."""
         return sum(n for _, n in self._made(("", uid, attempt, sample)).spans)
 
-    def _made(self, key: tuple[str, int, int, int]) -> Sample:
+    def _made(self, key: tuple[str, int, int, int]) -> SimulatedSample:
         """What a generator truly made."""
-        return next((g.finished[key] for g in self.generators.values() if key in g.finished), Sample(key, 0))
+        return next((g.finished[key] for g in self.generators.values() if key in g.finished), SimulatedSample(key, 0))
 
     def trained(self, item: m.ShardItem, runs: list[tuple[int, bool]]) -> None:
         """A learner rank trains these runs of tokens."""

@@ -14,7 +14,17 @@ from typing import Any, Protocol
 from areal_bus import messages as m
 
 HEAD = "head"
-REPEATED = {m.Trajectory, m.Scored, m.Sampled, m.Ack, m.Heartbeat, m.HeadBeat, m.PushBegin, m.PushDone, m.PushBroken}
+REPEATED = {
+    m.Trajectory,
+    m.Scored,
+    m.Sampled,
+    m.Ack,
+    m.Heartbeat,
+    m.HeadHeartbeat,
+    m.PushBegin,
+    m.PushDone,
+    m.PushBroken,
+}
 
 
 class Node(Protocol):
@@ -121,7 +131,7 @@ class World:
         """The head's bus, after all that came by the connection; what comes by the next one comes later."""
         arrives = self.now + 2.0 * self.rng.random() * self._link_s
         self._arrives[name, HEAD] = max(arrives, self._arrives.get((name, HEAD), 0.0))
-        self.at(self._arrives[name, HEAD], self._arrive, name, HEAD, m.Gone())
+        self.at(self._arrives[name, HEAD], self._arrive, name, HEAD, m.Disconnected())
 
     def crash(self, name: str) -> None:
         """What has come and was not taken, as it was stopped, is gone with it."""

@@ -15,7 +15,7 @@ from actors.cpu.layer_kernels import LayerKernels
 from actors.engines.builtin import engine as module
 from actors.engines.builtin import fused_llama
 from actors.engines.builtin.engine import BuiltinEngine
-from actors.engines.builtin.paged_cache import Blocks
+from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.protocol import Completion, Done, Request
 from areal_bus.errors import EngineError
 
@@ -293,7 +293,7 @@ def test_steps_have_room_and_numbers_for_all_rows() -> None:
         running.submit(request(uid, n_given=5))
     running.step()
     slots, forward = running._slots, running._fused
-    assert isinstance(slots, Blocks)
+    assert isinstance(slots, PagedCache)
     assert forward is not None
     slots.reserve([6, 6], 2)
     with pytest.raises(ValueError, match="in its own blocks"):

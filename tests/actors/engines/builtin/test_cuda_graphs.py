@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from actors.engines.builtin import cuda_graphs
-from actors.engines.builtin.cuda_graphs import CudaRecorder, Graphs, Step
-from actors.engines.builtin.dense_cache import Slots
+from actors.engines.builtin.cuda_graphs import CudaGraphs, CudaRecorder, Step
+from actors.engines.builtin.dense_cache import DenseCache
 from actors.engines.builtin.engine import BuiltinEngine
-from actors.engines.builtin.fused_llama import Fused
+from actors.engines.builtin.fused_llama import FusedLlama
 from actors.engines.protocol import Completion, Done
 from tests.actors.engines.builtin.test_engine import assert_logps, engine, llama, mixed, qwen, request, run_all, weights
 
@@ -161,8 +161,8 @@ def test_what_was_not_used_longest_makes_room_and_has_to_come_often_again(monkey
         def __call__(self, ids_n1: Tensor, *others: Any) -> Tensor:
             return ids_n1.float() * torch.ones(3)
 
-    forward = cast(Fused, Forward(device=torch.device("cpu"), reserve=lambda reach: 0))
-    kept = Graphs(forward, cast(Slots, slots), dtype=torch.float32, recorder=recorder)
+    forward = cast(FusedLlama, Forward(device=torch.device("cpu"), reserve=lambda reach: 0))
+    kept = CudaGraphs(forward, cast(DenseCache, slots), dtype=torch.float32, recorder=recorder)
 
     def decode(n: int) -> Tensor | None:
         return kept.decode([5] * n, [3] * n, 0)

@@ -21,11 +21,11 @@ from transformers import (
 )
 
 from actors.cpu.build import library
-from actors.cpu.decode_step import Step
+from actors.cpu.decode_step import DecodeStep
 from actors.cpu.paged_attention import WIDEST, Decode
 from actors.engines.builtin import fused_llama as module
 from actors.engines.builtin.engine import BuiltinEngine
-from actors.engines.builtin.fused_llama import Fused, Own, disagreement, fused, together
+from actors.engines.builtin.fused_llama import FusedLlama, NoCache, disagreement, fused, together
 from actors.engines.protocol import Request
 from actors.models.loading import load_model
 
@@ -86,26 +86,26 @@ def test_the_faster_forward_computes_what_the_model_does(
     ids = torch.randint(0, V, (3, 30), generator=torch.Generator().manual_seed(1))
     position = torch.arange(30).expand(3, 30)
     plain = model(input_ids=ids, use_cache=False).logits.reshape(90, V)
-    torch.testing.assert_close(forward(ids, position, 30, None, Own()), plain, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(forward(ids, position, 30, None, NoCache()), plain, atol=1e-4, rtol=1e-5)
     keep = torch.tensor([4, 89])
-    torch.testing.assert_close(forward(ids, position, 30, None, Own(), keep), plain[keep], atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(forward(ids, position, 30, None, NoCache(), keep), plain[keep], atol=1e-4, rtol=1e-5)
 
 
 def test_a_texts_first_token_may_differ_by_more_and_others_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some models' first token has activations of thousands: their rounding shows, whatever the order of sums."""
     model = sharp(MODELS["llama"]())
-    forward = Fused(model)
+    forward = FusedLlama(model)
     largest = float(model(input_ids=(torch.arange(module.PROBE) * 7919 % V)[None]).logits.abs().max())
     plain = type(forward).__call__
 
     def found(at: int, gap: float) -> str | None:
-        def off(self: Fused, *given: Any, **named: Any) -> Tensor:
+        def off(self: FusedLlama, *given: Any, **named: Any) -> Tensor:
             logits_TV = plain(self, *given, **named)
             if len(logits_TV) == module.PROBE:  # not of a decode step
                 logits_TV[at, 2] += gap * largest
             return logits_TV
 
-        monkeypatch.setattr(Fused, "__call__", off)
+        monkeypatch.setattr(FusedLlama, "__call__", off)
         return disagreement(model, forward)
 
     assert found(0, 5e-5) is None
@@ -116,15 +116,15 @@ def test_a_texts_first_token_may_differ_by_more_and_others_may_not(monkeypatch: 
 @pytest.mark.skipif(library() is None, reason="no C compiler on this machine")
 @pytest.mark.parametrize(
     ("most_packed", "kind", "method"),
-    [(0, Decode, "attended"), (0, Step, "__call__"), (2**20, Step, "__call__")],
+    [(0, Decode, "attended"), (0, DecodeStep, "__call__"), (2**20, DecodeStep, "__call__")],
 )
 def test_a_decode_step_that_errs_is_found(
     most_packed: int, kind: type, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_PACKED", most_packed)
     model = sharp(MODELS["llama"]())
-    forward = Fused(model)
-    if kind is Step and not forward.packs_by_kernel:
+    forward = FusedLlama(model)
+    if kind is DecodeStep and not forward.packs_by_kernel:
         pytest.skip("this processor's vectors are too short")
     assert disagreement(model, forward) is None
     right = getattr(kind, method)
@@ -134,25 +134,25 @@ def test_a_decode_step_that_errs_is_found(
         return found
 
     monkeypatch.setattr(kind, method, off)
-    assert disagreement(model, Fused(model)) is not None
+    assert disagreement(model, FusedLlama(model)) is not None
 
 
 def test_heads_too_wide_for_the_kernels_go_by_torch() -> None:
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": V}
     model = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=1, num_key_value_heads=1, head_dim=WIDEST + 2))
-    assert not Fused(model).by_kernel
-    assert disagreement(model, Fused(model)) is None
+    assert not FusedLlama(model).by_kernel
+    assert disagreement(model, FusedLlama(model)) is None
 
 
 @pytest.mark.skipif(not DEMO.is_dir(), reason="the demo's model is not there: make model")
 def test_the_demos_model_has_the_faster_forward() -> None:
     model = load_model(str(DEMO), "float32", "cpu")
-    assert disagreement(model, Fused(model)) is None
+    assert disagreement(model, FusedLlama(model)) is None
 
 
 def test_the_forwards_differ_when_one_weight_does() -> None:
     model = sharp(MODELS["llama"]())
-    forward = Fused(model)
+    forward = FusedLlama(model)
     model.model.layers[1].self_attn.k_proj.weight.data = torch.randn(16, 32)  # and nobody was told
     why = disagreement(model, forward)
     assert why is not None
@@ -164,7 +164,7 @@ def test_the_forwards_differ_when_one_weight_does() -> None:
 def test_weights_that_are_no_numbers_agree_with_nothing() -> None:
     model = sharp(MODELS["llama"]())
     model.model.norm.weight.data[3] = torch.nan
-    assert disagreement(model, Fused(model)) is not None
+    assert disagreement(model, FusedLlama(model)) is not None
 
 
 def test_other_families_have_no_faster_forward() -> None:
@@ -221,5 +221,5 @@ def test_new_weights_are_computed_with_wherever_they_lie(in_one_piece: bool) -> 
 def test_a_forward_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sharp(MODELS["llama"]())
     expected = sampled(BuiltinEngine(model, stop_ids=frozenset(), n_slots=2, version=0))
-    monkeypatch.setattr(module.Joined, "added", lambda joined, x, to: to)
+    monkeypatch.setattr(module.MergedLinear, "added", lambda joined, x, to: to)
     assert sampled(BuiltinEngine(model, stop_ids=frozenset(), n_slots=2, version=0)) == expected

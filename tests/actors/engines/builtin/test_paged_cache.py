@@ -10,19 +10,19 @@ from torch import Tensor
 from actors.cpu.build import library
 from actors.cpu.paged_attention import P
 from actors.engines.builtin.block_pool import LOOKS
-from actors.engines.builtin.dense_cache import Piece
-from actors.engines.builtin.paged_cache import Blocks, DecodeBlocks, KernelBlocks
+from actors.engines.builtin.dense_cache import CachePiece
+from actors.engines.builtin.paged_cache import DecodeBlocks, KernelBlocks, PagedCache
 
 N_QUERY, N_KEY, WIDTH, SCALE = 4, 2, 8, 0.3
 DICE = random.Random(1)
 
 
 @pytest.fixture(params=[False, True], ids=["torch", "kernel"])
-def blocks(request: pytest.FixtureRequest) -> Blocks:
+def blocks(request: pytest.FixtureRequest) -> PagedCache:
     """Empty ones."""
     if request.param and library() is None:
         pytest.skip("no C compiler on this machine")
-    return Blocks(N_QUERY, N_KEY, by_kernel=request.param)
+    return PagedCache(N_QUERY, N_KEY, by_kernel=request.param)
 
 
 def seen(view: DecodeBlocks | KernelBlocks, qkv_nSD: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def seen(view: DecodeBlocks | KernelBlocks, qkv_nSD: Tensor) -> Tensor:
     return view.attended(qkv_nSD, torch.ones(shape), torch.zeros(shape), 0, SCALE)
 
 
-def attended(blocks: Blocks, kept: list[Tensor]) -> None:
+def attended(blocks: PagedCache, kept: list[Tensor]) -> None:
     """One token more for every row, by blocks and by torch's own attention; `kept`: (2, K, T, D) of each row."""
     qkv_nSD = torch.randn(len(kept), N_QUERY + 2 * N_KEY, WIDTH)
     blocks.reserve([rows.shape[2] + 1 for rows in kept], len(kept))
@@ -48,16 +48,16 @@ def attended(blocks: Blocks, kept: list[Tensor]) -> None:
         torch.testing.assert_close(found_nE[row], expected.flatten())
 
 
-def filled(blocks: Blocks, kept: list[Tensor], n: int, *, siblings: int = 1) -> None:
+def filled(blocks: PagedCache, kept: list[Tensor], n: int, *, siblings: int = 1) -> None:
     """New rows with the same first n tokens."""
     first = len(kept)
     kept += [torch.randn(2, N_KEY, n, WIDTH)] * siblings
     blocks.reserve([rows.shape[2] + 1 for rows in kept], first)
-    view = blocks.filling([Piece(list(range(first, first + siblings)), 0, n, 0)])
+    view = blocks.filling([CachePiece(list(range(first, first + siblings)), 0, n, 0)])
     view.update(kept[-1][:1], kept[-1][1:], 0)
 
 
-def test_rows_attend_to_what_they_have_as_they_come_and_go(blocks: Blocks) -> None:
+def test_rows_attend_to_what_they_have_as_they_come_and_go(blocks: PagedCache) -> None:
     kept = list[Tensor]()
     for _ in range(60):
         if len(kept) < 9:
@@ -75,7 +75,7 @@ def test_rows_attend_to_what_they_have_as_they_come_and_go(blocks: Blocks) -> No
         attended(blocks, kept)
 
 
-def test_rows_behind_those_that_decode_are_left_alone(blocks: Blocks) -> None:
+def test_rows_behind_those_that_decode_are_left_alone(blocks: PagedCache) -> None:
     kept = list[Tensor]()
     filled(blocks, kept, 40)
     blocks.reserve([kept[0].shape[2] + 1, 70], 1)
@@ -88,7 +88,7 @@ def test_rows_behind_those_that_decode_are_left_alone(blocks: Blocks) -> None:
     torch.testing.assert_close(seen(view, qkv_1SD)[0], expected.flatten())
 
 
-def test_full_blocks_of_a_prompt_are_kept_once_for_all_its_rows(blocks: Blocks) -> None:
+def test_full_blocks_of_a_prompt_are_kept_once_for_all_its_rows(blocks: PagedCache) -> None:
     kept = list[Tensor]()
     filled(blocks, kept, 4 * P + 3, siblings=6)
     for first, length in ((0, 4 * P + 2), (6, P + 5), (7, P)):  # of one with others, and of those that came by copy
@@ -108,7 +108,7 @@ def test_full_blocks_of_a_prompt_are_kept_once_for_all_its_rows(blocks: Blocks) 
         attended(blocks, kept)
 
 
-def test_a_prompt_of_full_blocks_alone_can_be_copied_before_any_row_has_decoded(blocks: Blocks) -> None:
+def test_a_prompt_of_full_blocks_alone_can_be_copied_before_any_row_has_decoded(blocks: PagedCache) -> None:
     kept = list[Tensor]()
     filled(blocks, kept, 2 * P, siblings=2)
     blocks.copy(0, 2, 2 * P - 1)
@@ -116,16 +116,16 @@ def test_a_prompt_of_full_blocks_alone_can_be_copied_before_any_row_has_decoded(
     attended(blocks, kept)
 
 
-def test_rows_of_two_prompts_may_come_in_turn(blocks: Blocks) -> None:
+def test_rows_of_two_prompts_may_come_in_turn(blocks: PagedCache) -> None:
     n = 2 * P + 1
     prompts = torch.randn(2, N_KEY, 2 * n, WIDTH)
     blocks.reserve([n + 1] * 4, 0)
-    blocks.filling([Piece([0, 2], 0, n, 0), Piece([1, 3], n, 2 * n, 0)]).update(prompts[:1], prompts[1:], 0)
+    blocks.filling([CachePiece([0, 2], 0, n, 0), CachePiece([1, 3], n, 2 * n, 0)]).update(prompts[:1], prompts[1:], 0)
     attended(blocks, [prompts[:, :, :n], prompts[:, :, n:]] * 2)
     assert len(blocks.common.users) == 4
 
 
-def test_room_follows_what_is_there(blocks: Blocks) -> None:
+def test_room_follows_what_is_there(blocks: PagedCache) -> None:
     kept = list[Tensor]()
     filled(blocks, kept, 3000)
     filled(blocks, kept, 5)

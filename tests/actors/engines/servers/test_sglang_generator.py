@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from areal_bus.errors import ConfigError, EngineLost, PushFailed
-from areal_bus.messages import Failure, PushBroken, Sampled, Term, Trajectory, Unsampled
+from areal_bus.messages import Failure, PushBroken, Sampled, SampleFailed, Term, Trajectory
 from tests.servers.speaks_sglang import SpeaksSGLang, speaking
 from tests.support.generator_ring import WAIT_S, Ring, prompt, ring
 
@@ -48,7 +48,7 @@ def test_a_server_samples_nothing_with_lost_weights(tmp_path: Path) -> None:
         fake.allow(4)
         around.beat_until(lambda beat: beat.progress == 8)
         around.tell(Term(term=1, version=0))
-        refused: Unsampled = around.heard(Unsampled)
+        refused: SampleFailed = around.heard(SampleFailed)
         assert (refused.uid, refused.reason) == (0, "lost_timeline")
         around.beat_until(lambda beat: beat.version is None)
         assert fake.is_paused

@@ -17,11 +17,11 @@ from actors.engines.protocol import Request
 from actors.engines.servers import weight_files as handover
 from actors.engines.servers.connect import open_engine
 from actors.engines.servers.engine import ServerEngine
-from actors.engines.servers.http_client import Link
+from actors.engines.servers.http_client import HttpClient
 from actors.engines.servers.server_process import installed
 from actors.engines.servers.vllm import command, environment
 from actors.engines.servers.vllm_probe import probe
-from actors.engines.servers.weight_files import Handover, sweep
+from actors.engines.servers.weight_files import WeightFiles, sweep
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError, EngineLost
@@ -157,7 +157,7 @@ def test_folders_of_dead_processes_are_removed_and_no_others(tmp_path: Path, mon
     sweep(tmp_path)
     assert list(tmp_path.iterdir()) == [alive]
     os.close(lock)
-    ours = Handover()
+    ours = WeightFiles()
     with ours.holding({"a": torch.zeros(3)}) as held:
         sweep(tmp_path)
         assert list(tmp_path.iterdir()) == [held]
@@ -176,7 +176,7 @@ def test_a_folder_is_not_removed_by_those_that_begin_at_the_same_time(tmp_path: 
     thread.start()
     try:
         for _ in range(200):
-            mine = Handover()
+            mine = WeightFiles()
             with mine.holding({"a": torch.zeros(3)}) as folder:
                 assert (folder / "model.safetensors").exists()
             mine.close()
@@ -188,7 +188,7 @@ def test_a_folder_is_not_removed_by_those_that_begin_at_the_same_time(tmp_path: 
 
 def test_weights_that_find_no_room_after_all_lose_the_server(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(handover, "MEMORY", tmp_path)
-    mine = Handover()
+    mine = WeightFiles()
     with mine.holding({"a": torch.zeros(3)}) as folder:
         pass
     folder.rmdir()
@@ -201,7 +201,7 @@ def test_weights_that_find_no_room_after_all_lose_the_server(tmp_path: Path, mon
 def test_without_room_in_memory_weights_go_through_the_temporary_folder(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(handover, "MEMORY", tmp_path / "none")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    ours = Handover()
+    ours = WeightFiles()
     with ours.holding({"a": torch.zeros(3)}) as held:
         assert held.parent == tmp_path
     ours.close()
@@ -341,7 +341,7 @@ def test_keep_is_refused_where_old_prefixes_are(folder: Path) -> None:
 def test_a_server_that_is_not_there_or_elsewhere_ends_a_job_at_its_start(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"must answer /health: .*; start it, or correct engine\.urls"):
         attach(folder, "http://127.0.0.1:9")
-    link = Link("http://127.0.0.2:9")
+    link = HttpClient("http://127.0.0.2:9")
     with pytest.raises(ConfigError, match=r"its server is on this machine, not 127\.0\.0\.2"):
         probe(link, names=None, is_tied=False, keep=False, longest=9, timeout_s=5.0)
     link.close()

@@ -20,28 +20,28 @@ from hypothesis import strategies as st
 from loguru import logger
 
 from actors.engines.protocol import Completion, Done, Request
-from actors.engines.servers.model_spec import Shape
+from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.simulated.connect import open_simulated
 from actors.engines.simulated.engine import LATE_S, WAIT_S, SimulatedEngine
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
-from areal_bus.workload import Lengths, Speeds
+from areal_bus.workload import LengthLaw, SpeedLaw
 from tests.servers.engines import VirtualClock, context_of, model_folder
 from tests.test_tiny import events, launch
 
 ROOT = Path(__file__).resolve().parents[4]
 V, STOP = 12, 1
-SHAPE = Shape(parameters={"w": torch.empty(3, device="meta")}, vocabulary=V, most_tokens=4096)
-LENGTHS = Lengths(20.0, 0.8)
-SPEEDS = Speeds(decode_tokens_per_s=100.0, half_slots=4.0, prefill_tokens_per_s=1000.0, update_s=0.5)
+SHAPE = ModelSpec(parameters={"w": torch.empty(3, device="meta")}, vocabulary=V, most_tokens=4096)
+LENGTHS = LengthLaw(20.0, 0.8)
+SPEEDS = SpeedLaw(decode_tokens_per_s=100.0, half_slots=4.0, prefill_tokens_per_s=1000.0, update_s=0.5)
 
 
 class Timed:
     """A simulated engine under a virtual clock."""
 
-    def __init__(self, *, lengths: Lengths = LENGTHS, n_slots: int = 8, on_update: Any = "recompute") -> None:
+    def __init__(self, *, lengths: LengthLaw = LENGTHS, n_slots: int = 8, on_update: Any = "recompute") -> None:
         self.clock = VirtualClock()
         self.engine = SimulatedEngine(
             SHAPE,
@@ -74,22 +74,22 @@ def ask(uid: int, *, sample: int = 0, n: int = 2000, ids: tuple[int, ...] = (3, 
     return Request(("", uid, 0, sample, 0), ids, (1, uid, sample), n, temperature, 1.0)
 
 
-ENDLESS = Lengths(1e7, 0.1)
+ENDLESS = LengthLaw(1e7, 0.1)
 
 # lengths
 
 
 @given(st.floats(1, 1e5), st.floats(0, 3), st.floats(0, 1, exclude_max=True), st.integers(0, 300))
 def test_a_drawn_length_is_one_that_the_hazard_allows(median: float, sigma: float, at: float, beyond: int) -> None:
-    law = Lengths(median, sigma)
+    law = LengthLaw(median, sigma)
     n = law.draw(at, beyond=beyond)
     assert n > beyond
     assert 0 < law.hazard(n) <= 1
     assert n == beyond + 1 or law.hazard(n - 1) < 1
 
 
-@pytest.mark.parametrize("law", [LENGTHS, Lengths(3.0, 1.5), Lengths(40.0, 0.05), Lengths(7.0, 0.0)])
-def test_the_hazards_are_of_the_lengths_that_are_drawn(law: Lengths) -> None:
+@pytest.mark.parametrize("law", [LENGTHS, LengthLaw(3.0, 1.5), LengthLaw(40.0, 0.05), LengthLaw(7.0, 0.0)])
+def test_the_hazards_are_of_the_lengths_that_are_drawn(law: LengthLaw) -> None:
     n_drawn, most = 4000, 400
     drawn = [law.draw((i + 0.5) / n_drawn) for i in range(n_drawn)]
     alive = 1.0
@@ -196,7 +196,7 @@ def test_a_token_depends_on_seed_position_and_weights_and_not_on_company_or_time
 
 def test_tokens_are_as_frequent_as_their_log_probs_say() -> None:
     n = 4000
-    timed = Timed(n_slots=n, lengths=Lengths(2.0, 1.0))
+    timed = Timed(n_slots=n, lengths=LengthLaw(2.0, 1.0))
     timed.hold(0)
     timed.run(*(ask(0, sample=sample, n=1) for sample in range(n)))
     said = {completion.ids[0]: math.exp(completion.logps[0]) for completion in timed.ended.values()}
@@ -207,7 +207,7 @@ def test_tokens_are_as_frequent_as_their_log_probs_say() -> None:
 
 
 def test_keep_goes_on_from_what_the_old_weights_read() -> None:
-    timed = Timed(lengths=Lengths(1e5, 0.1), on_update="keep")
+    timed = Timed(lengths=LengthLaw(1e5, 0.1), on_update="keep")
     timed.hold(0)
     request = ask(0, n=60)
     timed.run(request, until_s=1.0)
@@ -243,7 +243,7 @@ def test_a_sample_that_is_longer_than_its_law_draws_now_still_ends_and_says_the_
     timed.run(request)
     done = timed.ended.pop(request.key)
     n = len(done.ids)
-    shorter = Timed(lengths=Lengths(2.0, 0.3))  # the settings have changed on the way
+    shorter = Timed(lengths=LengthLaw(2.0, 0.3))  # the settings have changed on the way
     shorter.hold(0)
     begun = replace(request, done=first(done, n - 1))
     shorter.run(begun)
@@ -309,7 +309,7 @@ def test_a_job_of_six_generators_runs_on_two_cores_and_its_audit_is_clean(tmp_pa
 
 
 def test_a_turn_that_goes_on_with_an_episode_is_begun_before_other_episodes() -> None:
-    timed = Timed(lengths=Lengths(1.0, 0.0), n_slots=1)
+    timed = Timed(lengths=LengthLaw(1.0, 0.0), n_slots=1)
     timed.hold(0)
     for uid, turn in ((0, 0), (1, 0), (2, 1), (3, 0), (4, 2)):
         timed.engine.submit(Request(("", uid, 0, 0, turn), [3, 4], (1, uid), 8, 1.0, 1.0))
