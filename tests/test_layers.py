@@ -19,7 +19,7 @@ MAY = {  # package -> what it imports of ours
 MEASURES = "tools.bench."  # modules beside a bench, in a process of their own, import what they measure
 TORCH = ("areal_bus.weights", "actors.cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
          "actors.offline", "tools.bench")  # fmt: skip
-BUS = {  # folder of areal_bus -> the other ones that it imports; each may import messages and errors
+BUS = {  # folder of areal_bus -> the other ones that it imports; each may import messages, errors and authorization
     "core": set[str](),
     "wire": set[str](),
     "transport": {"wire"},
@@ -30,35 +30,6 @@ BUS = {  # folder of areal_bus -> the other ones that it imports; each may impor
     "journal": {"core"},
 }
 CPU = ("actors.cpu", "actors.learner", "actors.engines.builtin")
-SAME_NAME = {  # class names of two modules: to become fewer, never more
-    "Abilities",
-    "Batch",
-    "Call",
-    "Child",
-    "Ended",
-    "Entry",
-    "Layer",
-    "Member",
-    "Order",
-    "Piece",
-    "Place",
-    "Plain",
-    "Progress",
-    "Ranks",
-    "Ready",
-    "Reference",
-    "Refused",
-    "Row",
-    "Sample",
-    "Sampled",
-    "Server",
-    "Shape",
-    "State",
-    "Step",
-    "Terms",
-    "Verdict",
-    "Watch",
-}
 
 
 def within(name: str, *folders: str) -> bool:
@@ -80,14 +51,14 @@ def test_the_core_imports_the_standard_library_messages_and_errors(module: Modul
     ours = {
         name if not name.startswith("areal_bus.core") else "areal_bus.core" for name in SOURCES.ours(module.imported())
     }
-    assert ours <= {"areal_bus", "areal_bus.core", "areal_bus.messages", "areal_bus.errors"}
+    assert ours <= {"areal_bus", "areal_bus.core", "areal_bus.authorization", "areal_bus.messages", "areal_bus.errors"}
     assert {name.partition(".")[0] for name, _ in module.imported()} <= {"areal_bus", *sys.stdlib_module_names}
 
 
 @pytest.mark.parametrize("folder", BUS)
 def test_folders_of_the_bus_import_downwards(folder: str) -> None:
     there = {room.partition(".")[2] for room in SOURCES.rooms("areal_bus")[f"areal_bus.{folder}"]}
-    assert there <= BUS[folder] | {"messages", "errors"}
+    assert there <= BUS[folder] | {"messages", "errors", "authorization"}
 
 
 def test_torch_is_imported_where_it_belongs() -> None:
@@ -111,8 +82,7 @@ def test_no_imports_go_round() -> None:
 
 
 def test_a_name_means_one_class() -> None:
-    """SAME_NAME only shrinks: a name that is unique by now leaves it."""
-    assert set(SOURCES.repeated_classes()) == SAME_NAME
+    assert SOURCES.repeated_classes() == {}
 
 
 def test_the_launcher_and_its_children_that_need_none_bring_no_torch() -> None:

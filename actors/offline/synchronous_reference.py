@@ -58,7 +58,7 @@ class ReferenceStep:
     groups: Sequence[Group]
 
 
-class Reference:
+class SynchronousReference:
     """Policy and engines of one run on this process's CPU; the journal holds what the parts themselves write."""
 
     def __init__(self, config: Config, config_folder: Path, folder: Path, *, n_generators: int) -> None:
@@ -282,7 +282,7 @@ def main() -> int:
     try:
         config = load(args.config, args.set)
         args.out.mkdir(parents=True)
-        reference = Reference(config, args.config.resolve().parent, args.out, n_generators=args.generators)
+        reference = SynchronousReference(config, args.config.resolve().parent, args.out, n_generators=args.generators)
         with (args.out / "reference.jsonl").open("w", encoding="utf-8") as file:
             file.write(dump({"version": 0, "digest": reference.digest}) + "\n")
             for step in reference.run():

@@ -16,8 +16,8 @@ from functools import partial
 
 import zmq
 
-from areal_bus.core import head as speakers
-from areal_bus.core.head import role_of
+from areal_bus.authorization import authorise as authorise_role
+from areal_bus.authorization import role_of
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.messages import Disconnected, Message, Scored, Trajectory
 from areal_bus.transport.curve import Keyring
@@ -59,7 +59,7 @@ class Bus:
         `heartbeat` is called on the bus thread every `heartbeat_s` and its message sent to `heartbeat_to`, or to every
         peer heard on the ROUTER when that is None. With `keys` all connections are CURVE's, and a key speaks as its own
         seats only. `tells_gone`: `receive` says Gone for a peer of the ROUTER whose connection has ended, in its turn.
-        `authorise` says which peer may send what; by default the table of `speakers`, by the role in `name`.
+        `authorise` decides which peer may send what; by default `areal_bus.authorization`, by the role in `name`.
         Raises ConfigError when the endpoint cannot be bound.
         """
         self.name = name
@@ -86,7 +86,7 @@ class Bus:
         self._door: Listener | None = None
         self._router = self._listen(listen) if listen else None
         self._intake = Receiver(
-            job, keys, self._door, self._refusals, authorise=authorise or partial(speakers.authorise, role_of(name))
+            job, keys, self._door, self._refusals, authorise=authorise or partial(authorise_role, role_of(name))
         )
         self.outbox = SendQueues(name, self._router, self._dealers, self._intake.heard)
         self._thread = threading.Thread(target=self._run, name=f"bus {name}", daemon=True)

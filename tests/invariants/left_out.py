@@ -116,7 +116,7 @@ def terms_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 
 def anybody_says_anything(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(head, "check_speaker", lambda *_: None)
+    patch.setattr(head, "check_sender", lambda *_: None)
 
 
 def numbers_begin_at_0_in_every_life(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
-from areal_bus.core.head import SENDERS, check_speaker, may_send, role_of
+from areal_bus.authorization import SENDERS, check_sender, may_send, role_of
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Message, Role
 from areal_bus.transport.bus import Bus
@@ -138,10 +138,10 @@ def test_32_19_every_message_type_has_a_row_and_every_row_a_sender() -> None:
 def test_32_19_the_heads_core_checks_the_same_table(role: Role) -> None:
     for kind in KINDS:
         if may_send(role, Role.HEAD, kind):
-            check_speaker(role, example(kind, "x"))
+            check_sender(role, example(kind, "x"))
         else:
             with pytest.raises(ImpossibleEvent, match=f"a {role} may not send {kind.__name__} to the head"):
-                check_speaker(role, example(kind, "x"))
+                check_sender(role, example(kind, "x"))
 
 
 def test_a_role_is_that_of_an_actors_whole_name() -> None:

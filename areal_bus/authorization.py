@@ -1,0 +1,85 @@
+"""Authorisation: which role may send which message to which role. Every receiver applies this one table.
+
+CURVE keys authenticate a peer; this table authorises it. The bus checks each incoming message by the name of its
+authenticated connection, never by a field of the message. The head's core checks its members again. Pure.
+"""
+
+import re
+
+from areal_bus import messages as m
+from areal_bus.errors import ImpossibleEvent, WireError
+from areal_bus.messages import Role
+
+NAME = re.compile(r"(generator|reward|learner)-(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")  # ROLE-INDEX.INCARNATION
+
+_HEAD, _GENERATOR, _REWARD, _LEARNER = frozenset({Role.HEAD}), *(frozenset({role}) for role in list(Role)[1:])
+_ANY = _GENERATOR | _REWARD | _LEARNER
+_PUSHED = _GENERATOR | _LEARNER  # who takes part in weight pushes
+
+SENDERS: dict[type, dict[Role, frozenset[Role]]] = {  # message type -> receiver -> roles that may send it there
+    # reports of members to the head
+    m.Join: {Role.HEAD: _ANY},
+    m.Ready: {Role.HEAD: _ANY},
+    m.Heartbeat: {Role.HEAD: _ANY},
+    m.Failure: {Role.HEAD: _ANY},
+    m.LeaveRequest: {Role.HEAD: _GENERATOR},
+    m.Sampled: {Role.HEAD: _GENERATOR},
+    m.SampleFailed: {Role.HEAD: _GENERATOR},
+    m.Scored: {Role.HEAD: _REWARD},
+    m.BeginTerm: {Role.HEAD: _LEARNER},
+    m.Checkpointed: {Role.HEAD: _LEARNER},
+    m.BatchRequest: {Role.HEAD: _LEARNER},
+    m.UpdateDone: {Role.HEAD: _LEARNER},
+    m.Finished: {Role.HEAD: _LEARNER},
+    m.PushDone: {Role.HEAD: _PUSHED},
+    # both ways
+    m.Partial: {Role.HEAD: _GENERATOR, Role.GENERATOR: _HEAD},
+    m.PushBroken: {Role.HEAD: _PUSHED, Role.LEARNER: _HEAD},
+    # from a generator to a reward
+    m.Trajectory: {Role.REWARD: _GENERATOR},
+    # commands and news of the head
+    m.HeadHeartbeat: dict.fromkeys(_ANY, _HEAD),
+    m.Rejoin: dict.fromkeys(_ANY, _HEAD),
+    m.PeerList: dict.fromkeys(_ANY, _HEAD),
+    m.Stop: dict.fromkeys(_ANY, _HEAD),
+    m.Evict: {Role.GENERATOR: _HEAD},
+    m.Term: {Role.GENERATOR: _HEAD},
+    m.Prompt: {Role.GENERATOR: _HEAD},
+    m.Ack: {Role.GENERATOR: _HEAD},
+    m.Cancel: {Role.GENERATOR: _HEAD, Role.REWARD: _HEAD},
+    m.PushBegin: {Role.GENERATOR: _HEAD, Role.LEARNER: _HEAD},
+    m.ShardItem: {Role.LEARNER: _HEAD},
+    m.ShardEnd: {Role.LEARNER: _HEAD},
+    m.NoBatch: {Role.LEARNER: _HEAD},
+}
+
+
+def role_of(name: str) -> Role | None:
+    """The role of the actor of that name ("head", "generator-3.1"); None when it is no actor's name."""
+    if name == Role.HEAD:
+        return Role.HEAD
+    found = NAME.fullmatch(name)
+    return Role(found[1]) if found else None
+
+
+def may_send(sender: Role | None, receiver: Role | None, kind: type) -> bool:
+    """Whether that role may send messages of this kind to that one. Who has no role sends and receives nothing."""
+    return sender is not None and receiver is not None and sender in SENDERS.get(kind, {}).get(receiver, ())
+
+
+def authorise(receiver: Role | None, sender: str, message: m.Message) -> None:
+    """Raises WireError unless `sender`, the name of an authenticated connection, may send this message there.
+
+    Who makes a sample sends it: a trajectory in another's name is refused here, before it is scored.
+    """
+    if not may_send(role_of(sender), receiver, type(message)):
+        to = receiver or "an actor without a role"
+        raise WireError(f"{sender} may not send {type(message).__name__} to {to}: docs/wire.md lists who may", "role")
+    if isinstance(message, m.Trajectory) and message.generator != sender:
+        raise WireError(f"a generator sends its own samples; {sender} sends one of {message.generator[:40]!r}", "maker")
+
+
+def check_sender(role: Role, message: m.Message) -> None:
+    """For the head's core. Raises ImpossibleEvent when a member of this role may not send that to the head."""
+    if not may_send(role, Role.HEAD, type(message)):
+        raise ImpossibleEvent(f"a {role} may not send {type(message).__name__} to the head")
