@@ -17,7 +17,7 @@ RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help setup model demo test check soak soak-faults soak-staleness lint bench-peers sglang-cpu test-sglang vllm-cpu test-vllm
+.PHONY: help setup model demo test check soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -53,6 +53,15 @@ soak-faults: setup  ## every row of the fault matrix over real processes: kills,
 SCHEDULES ?= 1000000
 soak-staleness: setup  ## a million simulated rings under all staleness policies (SCHEDULES=, one process a core)
 	@$(IN_VENV) python -m tools.staleness soak --schedules $(SCHEDULES)
+
+DOCS := .venv-docs/docs.stamp
+docs: $(DOCS)  ## the site of docs/ in site/, links checked, in an environment of its own (100 MB)
+	@.venv-docs/bin/mkdocs build --quiet --strict && echo "site/index.html"
+
+$(DOCS): pyproject.toml constraints.txt
+	@test -x .venv-docs/bin/python || "$(PYTHON)" -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material
+	@touch $@
 
 PEERS := .venv-peers/peers-$(TORCH).stamp
 bench-peers: setup $(PEERS)  ## what python -m tools.bench measures us against, in an environment of its own (2 GB)
