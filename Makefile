@@ -56,7 +56,7 @@ soak-staleness: setup  ## a million simulated rings under all staleness policies
 
 DOCS := .venv-docs/docs.stamp
 docs: $(DOCS)  ## the site of docs/ in site/, links checked, in an environment of its own (100 MB)
-	@.venv-docs/bin/mkdocs build --quiet --strict && echo "site/index.html"
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict && echo "site/index.html"
 
 $(DOCS): pyproject.toml constraints.txt
 	@test -x .venv-docs/bin/python || "$(PYTHON)" -m venv .venv-docs
