@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.weights.affinity import own_core
 from areal_bus.weights.checksum import Checksum, prepare
 from areal_bus.weights.manifest import Manifest, TensorEntry, first_difference
 from areal_bus.weights.process_group import (
@@ -125,7 +123,6 @@ class WeightReceiver:
         self.name = name
         self._listener = StoreListener(address, interface)
         self._device = torch.device("cpu" if staging == "host" else device)
-        self._is_beside_engine = device == "cpu" and staging != "host"
         self._groups = PushGroups()
         self._found_shut = False  # the root's memory, which was said
         self._cancelled = threading.Event()
@@ -206,13 +203,12 @@ class WeightReceiver:
         landing = ReceiveBuffers(manifest, into, self._device)
         place, memory = self._open(manifest, begin, store, watch)
         group = self._meet(begin, store, place, watch)
-        with own_core() if self._is_beside_engine else nullcontext():
-            if group is not None:
-                self._take(manifest, landing, group, watch)
-            elif memory is not None:
-                self._copy(manifest, landing, memory, watch)
-            else:
-                raise PushFailed("a push is copied only by members that have opened the root's memory")
+        if group is not None:
+            self._take(manifest, landing, group, watch)
+        elif memory is not None:
+            self._copy(manifest, landing, memory, watch)
+        else:
+            raise PushFailed("a push is copied only by members that have opened the root's memory")
         if group is None:
             watch.look(lambda: "its report", at_once=True)  # a push that was given up is not reported
             report(store, begin, self.name)

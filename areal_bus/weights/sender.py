@@ -28,9 +28,7 @@ from areal_bus.weights.process_group import (
     PushWaits,
     StoreListener,
     brief,
-    join_store,
     meet,
-    serve_store,
 )
 from areal_bus.weights.protocol import (
     HELD,
@@ -43,20 +41,8 @@ from areal_bus.weights.protocol import (
     reason,
     title,
 )
-from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.route import Route, is_shared
-from areal_bus.weights.snapshot import Snapshot, digest_of, forms_of, take_snapshot
-
-__all__ = [
-    "Snapshot",
-    "WeightReceiver",
-    "WeightSender",
-    "digest_of",
-    "forms_of",
-    "join_store",
-    "serve_store",
-    "take_snapshot",
-]
+from areal_bus.weights.snapshot import Snapshot
 
 
 class WeightSender:
