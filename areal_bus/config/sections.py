@@ -1,8 +1,7 @@
-"""The one typed tree of settings, a frozen class a section; imports without torch and knows no process.
+"""Typed settings: one frozen class per section. Imports without torch.
 
-Order of precedence: the TOML file (with one level of `extends`), then AREAL_BUS_SECTION__KEY in the environment, then
---set section.key=value. `areal_bus/config/loader.py` reads and merges them, `areal_bus/config/validation.py` holds keys
-together.
+Precedence, lowest first: the TOML file (with one level of `extends`), AREAL_BUS_SECTION__KEY in the environment,
+--set section.key=value. `loader.py` reads and merges them; `validation.py` checks rules across keys.
 """
 
 from pathlib import Path
@@ -19,300 +18,300 @@ class Section(BaseModel):
 
 class RunConfig(Section):
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
-    """Name of the run's folder; empty: the config file's name. A number is added when the folder exists."""
+    """Name of the run folder; empty: the name of the config file. A number is appended when the folder exists."""
     folder: Path = Path("runs")
-    """Where run folders lie, relative to the working directory."""
+    """Folder that holds the run folders, relative to the working directory."""
     seed: int = Field(1, ge=0)
-    """Seed of data order, sampling, initial weights and everything else that draws."""
+    """Seed of the data order, sampling, initial weights and all other random draws."""
     total_train_steps: int = Field(10, ge=1)
-    """Training steps (batches, so versions) of the whole run."""
+    """Training steps of the whole run: one batch and one new version each."""
     resume: str = ""
-    """A run's folder to go on with, or "auto": the unfinished run of this name started last, else a new one."""
+    """Run folder to resume, or "auto": the newest unfinished run of this name, or a new run if there is none."""
 
 
 class LaunchConfig(Section):
     bootstrap: Literal["mpi", "env"] = "mpi"
-    """How ranks find each other: "mpi" (one exchange, then idle) or "env" (rank and size from the environment)."""
+    """How ranks find each other: "mpi" (one exchange at start) or "env" (rank and size from the environment)."""
     rendezvous: str = ""
-    """For "env": where rank 0 listens, "tcp://HOST:PORT" or "ipc://PATH"; empty: an ipc path of this job."""
+    """For "env": address where rank 0 listens, "tcp://HOST:PORT" or "ipc://PATH"; empty: an ipc path of this job."""
     timeout_s: float = Field(300.0, gt=0)
-    """MPI_Init, each exchange of the ranks, and then the ring's completion may each take this long."""
+    """Time limit for MPI_Init, for each exchange between ranks, and for all actors to join."""
     grace_s: float = Field(5.0, gt=0, le=60)
-    """Time that actors get to end by themselves before they are killed."""
+    """Time for actors to exit before they are killed."""
     max_restarts: int = Field(5, ge=0)
-    """Crashes in a row of one actor, with no progress between, that it comes back from; 0: the first ends the job."""
+    """Restarts of one actor after consecutive crashes without progress; 0: the first crash ends the job."""
     drain_s: float = Field(600.0, gt=0)
-    """Asked to drain (SIGUSR1), a job has this long to write a checkpoint and end; then it ends at once."""
+    """Time limit of a drain (SIGUSR1): write a checkpoint and exit. After it the job exits at once."""
 
 
 class TopologyConfig(Section):
     ranks: int | None = Field(None, ge=1)
-    """Ranks the file is written for: --dry-run uses it, a start with another number is refused. Empty: any."""
+    """Number of ranks: --dry-run uses it, and a start with another number is refused. Empty: any number."""
     learners: int = Field(1, ge=1)
-    """Learner ranks (FSDP2 over them when more than one). The head is a further process beside learner 0."""
+    """Learner ranks; more than one use FSDP2. The head runs beside learner 0 in its own process."""
     rewards: int = Field(1, ge=1)
     """Reward actors."""
     generators: int | None = Field(None, ge=1)
-    """Generator actors; empty: all ranks that are left."""
+    """Generator actors; empty: all remaining ranks."""
     reward: Literal["rank", "beside"] = "rank"
-    """"rank": a reward actor has a rank of its own; "beside": it runs as a further child of a generator's rank."""
+    """"rank": each reward actor has its own rank; "beside": it is a second child process of a generator rank."""
     tensor_parallel: int = Field(1, ge=1)
-    """Ranks (GPUs) of one generator: the first runs it, the others hold their GPU for it. One host."""
+    """Ranks (GPUs) per generator, on one host. The first runs the generator; the others reserve their GPUs for it."""
     ranks_per_host: int = Field(8, ge=1)
-    """For --dry-run: ranks on one host, filled in order."""
+    """For --dry-run: ranks per host; hosts are filled in order."""
     gpus_per_host: int = Field(0, ge=0)
-    """GPUs on one host; 0: everything runs on CPU."""
+    """GPUs per host; 0: everything runs on CPU."""
     gpu_memory_gib: float | str = ""
-    """Memory of one GPU for --dry-run: GiB, or a card's name ("H100", "A100-80G", "RTX 4090"). Empty: of those here."""
+    """Memory of one GPU for --dry-run: GiB or a card name ("H100", "A100-80G"). Empty: detect the GPUs of this host."""
     ranks_per_gpu: int = Field(1, ge=1)
-    """Ranks that share a GPU: a host's ranks take its GPUs in turn. No two learners, nor ranks of one generator."""
+    """Ranks per GPU, assigned round-robin. Two learners, or two ranks of one generator, cannot share a GPU."""
 
 
 class BusConfig(Section):
     transport: Literal["auto", "ipc", "tcp"] = "auto"
-    """"ipc" on one host, "tcp" between hosts; "auto" chooses by the hosts found."""
+    """"ipc" works on one host, "tcp" between hosts; "auto" chooses by the number of hosts."""
     interface: str = ""
-    """Network interface (name or address) for tcp and collectives. One host: loopback when empty. Never "*"."""
+    """Network interface (name or address) for tcp and collectives. Empty on one host: loopback. "*" is refused."""
     port: int = Field(0, ge=0, le=65535)
-    """tcp port of the head; 0: a free one."""
+    """TCP port of the head; 0: a free port."""
     curve: Literal["auto", "on", "off"] = "auto"
-    """Encrypt connections; each rank's key speaks as its own actors only. "auto": over tcp, except on loopback."""
+    """CURVE encryption and authentication, one key per rank. "auto": on for tcp, off on loopback and ipc."""
     heartbeat_s: float = Field(1.0, gt=0)
-    """Interval of heartbeats, both ways."""
+    """Interval of heartbeats, in both directions."""
     silent_s: float = Field(3.0, gt=0)
-    """Silence after which a ready generator or reward is taken for dead; up to ten times as long on a busy machine."""
+    """Silence after which a generator or reward counts as dead; up to ten times longer on a busy machine."""
     inbox_mib: int = Field(256, ge=1)
-    """Bytes a process holds unread before it stops reading from its sockets."""
+    """Limit of received but unprocessed messages per process; above it the process stops reading its sockets."""
     resend_s: float = Field(120.0, gt=0)
-    """A trajectory without acknowledgement for this long is sent again, to another reward if there is one."""
+    """A trajectory without acknowledgement for this long is sent again, to another reward actor if there is one."""
 
 
 class ScratchConfig(Section):
     characters: str = Field("abcdefghijklmnopqrstuvwxyz >", min_length=2)
-    """The vocabulary: one token a character (padding and end of text are added)."""
+    """Vocabulary: one token per character. Padding and end-of-text tokens are added."""
     hidden_size: int = Field(128, ge=8)
-    """Width."""
+    """Hidden size."""
     layers: int = Field(3, ge=1)
     """Decoder layers."""
     heads: int = Field(4, ge=1)
     """Attention heads."""
     max_positions: int = Field(64, ge=8)
-    """Longest sequence."""
+    """Maximum sequence length."""
 
 
 class ModelConfig(Section):
     path: str = ""
     """Folder (config.json, tokenizer, safetensors) or Hugging Face id; empty with [model.scratch]."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of compute and of the weights sampled with and exported; learners keep float32. Float32 is faster on CPU."""
+    """Type of compute, sampling and export; learners keep float32 master weights. Float32 is faster on CPU."""
     scratch: ScratchConfig | None = None
-    """A small Llama-type character model with random weights instead of a folder."""
+    """A small Llama-style character model with random weights, instead of a folder."""
 
 
 class DataConfig(Section):
     task: Literal["", "sums", "reverse"] = ""
-    """A generated task instead of a file: "sums" (a + b) or "reverse" (letters backwards)."""
+    """Generated task instead of a file: "sums" (a + b) or "reverse" (reverse the letters)."""
     path: str = ""
-    """JSON-lines file (relative to the config's folder or the working directory) or a Hugging Face data set id."""
+    """JSON-lines file (relative to the folder of the config or the working directory) or Hugging Face data set id."""
     split: str = "train"
     """Split of a Hugging Face data set."""
     question_key: str = "question"
-    """Field of a row that holds the question: text, or chat messages. A nested one: "extra_info.question"."""
+    """Field with the question: text or chat messages. Nested fields: "extra_info.question"."""
     answer_key: str = "answer"
-    """Field of a row that holds the answer. A nested one: "reward_model.ground_truth"."""
+    """Field with the answer. Nested fields: "reward_model.ground_truth"."""
     prompt: str = "{question}"
-    """What the model is asked, with {question} and other fields of the row filled in."""
+    """Template of the prompt. {question} and other fields of the row are filled in."""
     chat_template: bool = True
-    """Wrap the prompt as a user message by the tokenizer's chat template."""
+    """Format the prompt as a user message with the tokenizer's chat template."""
     system: str | None = None
-    """System message; empty string: none at all; unset: whatever the template does by default."""
+    """System message; empty string: none; unset: the default of the chat template."""
     batch_size: int = Field(8, ge=1)
-    """B: prompts (groups) in a batch."""
+    """B: prompts (groups) per batch."""
     total_train_epochs: int | None = Field(None, ge=1)
-    """Passes through the data after which the run ends, if its steps have not ended it before. Unset: no limit."""
+    """Passes through the data after which the run ends, unless total_train_steps ends it first. Unset: no limit."""
     drop_last: bool = False
     """At the end of the last pass: refund a remainder below B instead of training a short batch."""
     shuffle: bool = True
-    """A new seeded order in each pass."""
+    """Shuffle each pass with a new seeded order."""
     limit: int | None = Field(None, ge=1)
     """Use only the first rows."""
     max_prompt_tokens: int = Field(512, ge=1)
-    """A longer prompt is refused at the start, never cut; your own workflow's is refunded as prompt_too_long."""
+    """Longer rows are refused at the start; longer prompts of a custom workflow are refunded. None is truncated."""
     largest: int = Field(9, ge=1)
-    """Task "sums": the largest summand (from 0). Task "reverse": the most letters (from 3)."""
+    """Task "sums": largest summand (from 0). Task "reverse": maximum number of letters (from 3)."""
     held_out: int = Field(20, ge=0)
-    """Generated tasks: problems held out for the evaluation (both orders of a sum together)."""
+    """Generated tasks: problems held out for evaluation. Both orders of a sum are held out together."""
 
 
 class AgentConfig(Section):
     function: str = ""
-    """The agent, "module:function": `(row, base_url, api_key)`, a process calls it. See docs/agents.md."""
+    """The agent, "module:function": `(row, base_url, api_key)`, called in a worker process. See docs/agents.md."""
     workers: int = Field(8, ge=1)
-    """Processes of one generator that run agents: so many conversations go on at once."""
+    """Agent processes per generator: the number of concurrent conversations."""
     timeout_s: float = Field(60.0, gt=0)
-    """An agent's own time in one conversation; while it waits for the model its clock stands."""
+    """Time limit of the agent's own code per conversation; time spent waiting for the model does not count."""
     max_calls: int = Field(64, ge=1)
-    """Calls of one conversation that are looked at, refused ones included; a further one is refused unseen."""
+    """Maximum calls per conversation, rejected calls included; further calls are rejected unparsed."""
     max_tokens: int | None = Field(None, ge=2)
-    """Tokens of a whole conversation, given and sampled. Unset: what the engine takes."""
+    """Maximum tokens per conversation, context and sampled tokens together. Unset: the limit of the engine."""
     rewritten: Literal["refuse", "anew"] = "refuse"
-    """A call whose messages do not go on from the last one's: "refuse" it, or forget those before and begin "anew"."""
+    """If a call does not continue the previous messages: "refuse" it, or start "anew" and forget the earlier calls."""
     chat_template: str = ""
-    """Jinja template of the conversations; empty: the tokenizer's own."""
+    """Jinja chat template of the conversations; empty: the tokenizer's template."""
     tool_calls: Literal["none", "hermes"] = "none"
-    """How the model writes tool calls: "hermes" is JSON within <tool_call> marks (Qwen); "none" refuses tools."""
+    """Format of tool calls: "hermes" is JSON within <tool_call> marks (Qwen); "none" rejects tools."""
 
 
 class WorkflowConfig(Section):
     function: str = "single_turn"
-    """How a row becomes an episode: "single_turn", "agent", or "module:Class" found from the config's folder."""
+    """Turns a row into an episode: "single_turn", "agent", or "module:Class" from the folder of the config."""
     agent: AgentConfig = AgentConfig()
-    """An agent that talks to the model as to an OpenAI endpoint."""
+    """An agent that calls the model through an OpenAI-compatible endpoint."""
 
 
 class RolloutConfig(Section):
     engine: Literal["builtin", "sglang", "vllm", "simulated"] = "builtin"
-    """Who samples: "builtin" runs in the generator, on CPU or one GPU; "sglang" and "vllm" are servers; "simulated"
-    makes its tokens up."""
+    """Inference engine: "builtin" runs in the generator process, on CPU or one GPU; "sglang" and "vllm" are servers;
+    "simulated" generates artificial tokens without a model."""
     max_head_offpolicyness: int = Field(1, ge=0, le=1024)
-    """eta: how many versions a trained token may be behind. 0 is the synchronous algorithm."""
+    """eta: maximum staleness of a trained token, in versions. 0 is synchronous training."""
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
-    """Beyond eta: "mask" trains no older token, "hold" waits, "drop" samples again, "paper" trains all ages."""
+    """Tokens beyond eta: "mask" excludes them from the loss, "hold" waits, "drop" samples again, "paper" trains all."""
     max_concurrent_rollouts: int = Field(32, ge=1)
-    """Samples one generator decodes at once (its slots)."""
+    """Samples that one generator decodes concurrently (its slots)."""
     on_update: Literal["recompute", "keep", "drain"] = "recompute"
-    """Running samples at new weights: prefill again, keep the old keys and values, or end first, beginning none."""
+    """In-flight samples on a weight update: "recompute" their KV cache, "keep" it, or "drain" (finish them first)."""
     report_tokens: int = Field(64, ge=0)
-    """At new weights a generator reports samples with so many new tokens, for others to continue. 0: none."""
+    """On a weight update, report samples with at least this many new tokens, for others to continue. 0: off."""
     report_mib: int = Field(256, ge=1)
-    """MiB of reported samples that the head keeps: beyond it those reported longest ago go."""
+    """MiB of reported samples that the head stores; beyond it the oldest reports are removed."""
 
 
 class SimulatedConfig(Section):
-    """Laws of the simulated engine, and of `tools.simulate` for any."""
+    """Length and speed laws of the simulated engine; `tools.simulate` uses them for every engine."""
 
     median_tokens: float = Field(64.0, ge=1)
-    """Half of the answers are no longer; gconfig.max_new_tokens cuts them."""
+    """Median completion length; gconfig.max_new_tokens truncates it."""
     sigma: float = Field(0.5, ge=0, le=4)
-    """Deviation of the logarithm of their length; 0: all have the median."""
+    """Standard deviation of the log length; 0: every completion has the median length."""
     decode_tokens_per_s: float = Field(2000.0, gt=0)
-    """All live samples of one generator together, at the limit of many."""
+    """Maximum decode throughput of one generator, over all its live samples."""
     half_slots: float = Field(8.0, ge=0)
-    """Live samples that decode at half of that limit; 0: one reaches it."""
+    """Number of live samples that reach half of that throughput; 0: one sample reaches all of it."""
     prefill_tokens_per_s: float = Field(20000.0, gt=0)
-    """Prompts, and after an update ("recompute") all that is live; decoding stops meanwhile."""
+    """Prefill throughput of prompts and, after an update ("recompute"), of live samples; decoding pauses meanwhile."""
     update_s: float = Field(0.05, ge=0)
-    """A generator stands still so long when it swaps in weights."""
+    """Pause of a generator on each weight update."""
 
 
 class EngineConfig(Section):
     urls: tuple[str, ...] = ()
-    """Servers to attach to, "http://HOST:PORT", one for each generator in order; empty: each starts its own."""
+    """Running servers to use, "http://HOST:PORT", one per generator in order; empty: each generator starts its own."""
     python: str = ""
-    """Interpreter of the server's environment, whose pins conflict with ours; empty: this one."""
+    """Python interpreter of the server's environment, because its dependencies conflict with ours; empty: this one."""
     arguments: tuple[str, ...] = ()
-    """Further words of the server's command line, after ours."""
+    """Extra command-line arguments of the server, appended to ours."""
     start_timeout_s: float = Field(240.0, gt=0)
-    """A server must be ready within this time after its start; launch.timeout_s is longer."""
+    """Time limit for a server to become ready after its start; launch.timeout_s must be longer."""
     call_timeout_s: float = Field(60.0, gt=0)
-    """A server must answer a call within this time (weights: weights.timeout_s)."""
+    """Time limit of one server call; weight updates use weights.timeout_s."""
     silent_s: float = Field(120.0, gt=0)
-    """A server that has samples under way and says nothing for so long is taken for dead."""
+    """A server with running samples that sends nothing for this long counts as dead."""
     simulated: SimulatedConfig = SimulatedConfig()
     """Lengths and speeds of the simulated engine."""
 
 
 class GenerationConfig(Section):
     n_samples: int = Field(8, ge=1)
-    """Samples of one prompt: its group."""
+    """Samples per prompt: the group size."""
     max_new_tokens: int = Field(256, ge=1)
-    """Tokens sampled at most in one completion."""
+    """Maximum sampled tokens per completion."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the learner's log-probs use the same."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus of the sampling; log-probs stay those of the whole distribution."""
+    """Nucleus sampling threshold; log-probs are those of the full distribution."""
 
 
 class RewardConfig(Section):
     function: str = "exact"
-    """"exact", "sums", "reverse", "math", "agent" (what it returned) or your "module:function", by the config."""
+    """"exact", "sums", "reverse", "math", "agent" (it returns its reward), or "module:function" beside the config."""
     timeout_s: float = Field(10.0, gt=0)
-    """One score must be there by then, or it is a timeout (never a 0)."""
+    """Time limit of one score; a later score counts as a timeout (never as a reward of 0)."""
     workers: int = Field(1, ge=1)
-    """Worker processes of one reward actor."""
+    """Worker processes per reward actor."""
     on_timeout: Literal["refund"] | float = "refund"
-    """Training, after a timeout: "refund" (no reward: see partial_groups) or a number, the sample's reward."""
+    """Training, after a timeout: "refund" (no reward, see partial_groups), or a number: the reward of the sample."""
     on_error: Literal["refund"] | float = "refund"
-    """The same for a function that raised or returned no finite number. An evaluation counts both as failed."""
+    """The same for a function that raises or returns no finite number. An evaluation counts both as failed."""
     partial_groups: bool = False
-    """With "refund": false gives the whole prompt back; true trains the others, if two or more have a reward."""
+    """With "refund": false refunds the whole prompt; true trains the other samples if at least two have a reward."""
 
 
 class ActorConfig(Section):
     reward_scaling: float = Field(1.0, gt=0)
-    """Advantages are made of (reward + reward_bias) * reward_scaling; figures and journal keep the reward."""
+    """Advantages use (reward + reward_bias) * reward_scaling; metrics and journal keep the raw reward."""
     reward_bias: float = 0.0
-    """Added to each reward before it is scaled: -0.5, scaled by 10, makes 0 and 1 the paper's -5 and +5."""
+    """Added to each reward before scaling: -0.5, scaled by 10, maps 0 and 1 to -5 and +5 as in the paper."""
     advantage: Literal["grpo", "rloo", "none"] = "grpo"
-    """Baseline: "grpo", the group's mean over its deviation; "rloo", the mean of the others; "none", the reward itself
-    (the paper: with normalize_batch over "all")."""
+    """Estimator: "grpo" (group mean and standard deviation), "rloo" (mean of the other samples), "none" (the reward;
+    the paper uses it with normalize_batch over "all")."""
     normalize_batch: bool = False
-    """Normalise advantages once more over the whole batch (the paper's set-up)."""
+    """Normalise advantages over the whole batch as well (as in the paper)."""
     normalize_batch_over: Literal["signal", "all"] = "signal"
-    """Groups that normalize_batch counts: those whose rewards differ ("signal"; others get 0), or "all" (all train)."""
+    """Groups that normalize_batch uses: "signal" (groups whose rewards differ; the others get 0) or "all"."""
     std_unbiased: bool = True
-    """Deviations (of "grpo" and normalize_batch) by n - 1, as verl, TRL and AReaL have them; false: by n."""
+    """Divide variances ("grpo", normalize_batch) by n - 1, as verl, TRL and AReaL do; false: by n."""
     std_eps: float = Field(1e-6, gt=0)
-    """Added to those deviations."""
+    """Epsilon added to these standard deviations."""
     loss_denominator: Literal["all", "signal"] | Annotated[float, Field(gt=0)] = "all"
-    """The loss is the sum over trained tokens over this: "all" young enough tokens of the minibatch, groups without a
-    signal included; only those with a "signal"; or a number. See docs/loss.md."""
+    """The loss is a sum over trained tokens, divided by: "all" fresh tokens of the minibatch, also of groups without
+    signal; the tokens of groups with "signal"; or a fixed number. See docs/loss.md."""
     use_decoupled_loss: bool = True
-    """Decoupled PPO (paper, eq. 5): clip around the proximal policy, weigh by prox/behav, always."""
+    """Decoupled PPO (paper, eq. 5): clip around the proximal policy; weight by prox/behav."""
     recompute_logprobs: bool = True
     """Compute the proximal log-probs with the parameters just before the update."""
     behav_imp_weight_cap: float | None = Field(None, gt=0)
-    """Clamp the weight prox/behav to at most this. Unset: not clamped."""
+    """Upper clamp of the weight prox/behav. Unset: no clamp."""
     eps_clip: float = Field(0.2, gt=0)
-    """Clipping range of the ratio."""
+    """PPO clipping range of the ratio."""
     ppo_n_minibatches: int = Field(1, ge=1)
-    """Optimizer steps in one training step, over equal parts of the batch."""
+    """Optimizer steps per training step, over equal parts of the batch."""
     lr: float = Field(2e-5, gt=0)
     """Peak learning rate of AdamW."""
     lr_warmup_steps: int = Field(0, ge=0)
     """Linear warm-up, in training steps."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up, down to 0 at total_train_steps."""
+    """Learning rate schedule after the warm-up; "linear" and "cosine" reach 0 at total_train_steps."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
-    """AdamW's first decay."""
+    """AdamW beta 1."""
     adam_beta2: float = Field(0.95, ge=0, lt=1)
-    """AdamW's second decay."""
+    """AdamW beta 2."""
     adam_eps: float = Field(1e-8, gt=0)
-    """AdamW's epsilon."""
+    """AdamW epsilon."""
     weight_decay: float = Field(0.0, ge=0)
-    """AdamW's decoupled decay."""
+    """AdamW decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients are scaled to this norm when they are larger."""
+    """Gradient clipping: maximum norm."""
 
 
 class WarmupConfig(Section):
     steps: int = Field(0, ge=0)
-    """Supervised steps on the data's own demonstrations before version 0; 0: none."""
+    """Supervised steps on the task's demonstrations before version 0; 0: none."""
     batch_size: int = Field(64, ge=1)
-    """Demonstrations in one of them."""
+    """Demonstrations per supervised step."""
     lr: float = Field(3e-3, gt=0)
-    """Their learning rate."""
+    """Learning rate of the supervised steps."""
 
 
 class LearnerConfig(Section):
     loop: str = "ppo"
-    """The training loop: "ppo" or "module:function", found from the config's folder."""
+    """Training loop: "ppo" or "module:function" from the folder of the config."""
     max_tokens_per_mb: int = Field(4096, ge=1)
-    """Token budget of a packed micro-batch. On a CPU with AVX-512 up to a thirty-second is filled up beyond it."""
+    """Token budget of a packed micro-batch. On a CPU with AVX-512 a micro-batch may exceed it by 1/32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     helpers: int = Field(0, ge=0, le=15)
-    """Threads that take a part of an update while their cores are idle; one learner on a CPU. Rounding varies."""
+    """Helper threads (one learner on CPU) that run parts of an update on idle cores. Not bit-reproducible."""
     warmup: WarmupConfig = WarmupConfig()
     """Supervised warm-up."""
 
@@ -321,62 +320,61 @@ class WeightsConfig(Section):
     bucket_mib: int = Field(64, ge=1)
     """Size of one broadcast."""
     timeout_s: float = Field(60.0, gt=0)
-    """Deadline of a whole push; a member that misses it is fenced and caught up later."""
+    """Time limit of a whole push; a member that misses it is fenced and receives a catch-up push later."""
     staging: Literal["auto", "host", "device"] = "auto"
-    """Where a generator receives; "auto": on its device when it computes on one, else in host memory."""
+    """Memory where a generator receives weights; "auto": on the device of its engine, otherwise in host memory."""
     route: Literal["auto", "gloo", "shared"] = "auto"
-    """"gloo" sends; "shared": all copy out of learner 0's memory; "auto": so where all are on one GPU or one CPU."""
+    """"gloo": broadcast; "shared": copy from memory of learner 0; "auto": "shared" on one host (CPU) or GPU."""
 
 
 class CheckpointConfig(Section):
     every_s: float = Field(600.0, ge=0)
-    """Checkpoint the first version after so many seconds without one; less often where that would take over a
-    twentieth of the time. 0: never by time."""
+    """Interval of checkpoints; longer if checkpoints would take over 1/20 of the time. 0: none by time."""
     every_steps: int = Field(0, ge=0)
-    """Checkpoint after every so many steps, too (1: version 0 included); 0: none by steps."""
+    """Checkpoint interval in steps, in addition (1 includes version 0); 0: none by steps."""
     keep: int = Field(2, ge=1)
-    """Checkpoints kept; older ones are removed after a newer one is whole."""
+    """Number of checkpoints kept; older ones are removed once a newer one is complete."""
     at_end: bool = True
     """Checkpoint and export the final model."""
 
 
 class EvaluateConfig(Section):
     before: bool = False
-    """Score version 0 on the held-out problems."""
+    """Evaluate version 0 on the held-out problems."""
     after: bool = False
-    """Score the final version on them."""
+    """Evaluate the final version on the held-out problems."""
     path: str = ""
-    """File of problems (as data.path); empty: the generated task's held-out ones."""
+    """File of problems (as data.path); empty: the held-out problems of the generated task."""
     limit: int | None = Field(None, ge=1)
     """Use only the first problems."""
     n_samples: int = Field(8, ge=1)
-    """Answers a problem."""
+    """Samples per problem."""
     temperature: float = Field(1.0, ge=0)
-    """Temperature of those answers; 0: greedy."""
+    """Sampling temperature of the evaluation; 0: greedy."""
 
 
 class WatchdogConfig(Section):
     stall_s: float = Field(300.0, gt=0)
-    """Nothing has moved for this long: who waits for whom is said, and again after twice as long, and so on."""
+    """Time without any progress until the wait-for graph is logged; logged again after 2x, 4x, ... the time."""
     progress_s: float = Field(120.0, gt=0)
-    """An actor that has work and made no progress for this long is named, whether or not the others move."""
+    """Time without progress until an actor with pending work is named in a warning, even if others make progress."""
     action: Literal["warn", "requeue", "abort"] = "warn"
-    """After act_s: "warn" only says it, "requeue" gives the work of those to blame to others, "abort" ends the job
-    (of a head that stands still, too)."""
+    """After act_s: "warn" logs, "requeue" gives the work of the blocking actors to others, "abort" ends the job
+    (also if the head itself is stuck)."""
     absent_action: Literal["abort", "warn"] = "abort"
-    """After act_s in which nothing moved and no reward, or no generator, was there: "abort" ends the job, whatever
-    `action` is; "warn" waits for ever, for jobs whose machines may be away for that long."""
+    """After act_s without progress and without any reward actor or any generator: "abort" ends the job, whatever
+    `action` is; "warn" waits, for jobs whose machines may be away for that long."""
     act_s: float = Field(1800.0, gt=0)
-    """How long nothing (for "requeue": or the actor to blame) must have moved before the action."""
+    """Time without progress (for "requeue": of the blocking actor) until the action."""
 
 
 class JournalConfig(Section):
     dir: str = ""
-    """Node-local folder for the journal; empty: in the run's folder."""
+    """Node-local folder for the journal; empty: in the run folder."""
     samples: bool = True
     """Keep every trained and evaluated sample (text, reward, spans) beside the journal."""
     tokens: bool = False
-    """Keep the token ids and log-probs of those samples, too: `tools.audit --recompute` checks them."""
+    """Keep the token ids and log-probs of these samples as well; `tools.audit --recompute` checks them."""
 
 
 class Config(Section):
