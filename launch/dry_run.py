@@ -23,8 +23,6 @@ micro-batch or 4 bytes a parameter for gradients, whichever is more (both, with 
 two snapshots in host memory, or on its GPU where pushes stay within that. generator: weights twice (live, and received
 as weights.staging says; a server's in host memory), keys and values of all slots; the device's part / tensor_parallel.
 A server takes what its arguments allow; the simulated engine has in host memory what it receives, and nothing else.
-Each of learner.helpers has the slopes of a layer's weights, where helpers have a part in these, or what attention keeps
-of a sample.
 Snapshots, activations and generators are in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host
 memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On CPU both columns add up. The comparison
 with a GPU's memory adds 0.75 GiB for CUDA (each rank on a GPU) and, with several learners, 1 GiB for NCCL and what FSDP

@@ -32,7 +32,6 @@ LIBRARIES = {  # code and what it allocates for itself, torch 2.13 on CPU
     Role.REWARD: 43 * MIB,
 }
 REWARD_WORKER = 16 * MIB  # of a function that imports nothing large
-HELPED = 4 * MIB  # of the largest weight that helpers have a part in, as actors/cpu/fused_mlp_qkv.py has it
 SUPERVISOR = 60 * MIB  # of each rank
 OURS = ("llama", "mistral", "qwen2")  # model types whose layers actors/cpu/llama_layer.py computes
 
@@ -170,7 +169,7 @@ def of_learner(config: Config, shape: DecoderShape, index: int, n_prompt: int) -
     snapshots = N_SNAPSHOTS * weights if index == 0 else 0
     kept, host = KEPT * shape.n_parameters // learners, LIBRARIES[Role.LEARNER]
     if config.topology.gpus_per_host == 0:
-        return Need(kept + rounded + step + rooms(config, shape, n_prompt), host + snapshots)
+        return Need(kept + rounded + step, host + snapshots)
     device = kept + max(rounded + step, gradients + ROOT * shape.n_parameters // learners)
     loaded = BYTES["float32"] * shape.n_parameters  # by each rank, before it goes to the GPU
     lies = home(config, on_gpu=True)
@@ -186,20 +185,6 @@ def saved(config: Config, shape: DecoderShape) -> tuple[int, int]:
     topology = config.topology
     is_plain = config.model.dtype == "float32" and topology.learners == 1 and topology.gpus_per_host == 0
     return shape.saved(by_us=shape.is_ours and is_plain)
-
-
-def rooms(config: Config, shape: DecoderShape, n_prompt: int) -> int:
-    """Of helpers: each has the slopes of a layer's weights, of those for heads or of all others, or a sample's keys,
-    values and their slopes, whichever is more.
-    """
-    if not (shape.is_ours and config.model.dtype == "float32"):
-        return 0
-    heads = shape.hidden * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    gates, seen = 2 * shape.hidden * shape.intermediate, shape.hidden * shape.heads * shape.head_dim
-    sets = ((heads, heads), (gates, gates * 3 // 2 + seen))  # numbers: the largest weight, all slopes
-    one, longest = BYTES["float32"], n_prompt + config.gconfig.max_new_tokens
-    attention = 5 * longest * shape.head_dim + 72 * shape.head_dim + 64 * longest
-    return config.learner.helpers * one * max([attention, *(slopes for most, slopes in sets if one * most <= HELPED)])
 
 
 def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:

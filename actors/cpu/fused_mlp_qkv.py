@@ -1,7 +1,7 @@
 """What a decoder layer does to each row by itself, forward and backward, by C: products and what is between them.
 
 Some rows go through all of it before the next, so that little is written to memory and read again. All is contiguous
-float32 on a CPU and goes through one thread, but for what helpers take (see `crew`). Shapes: N rows, C channels, A of
+float32 on a CPU and goes through one thread. Shapes: N rows, C channels, A of
 queries, keys and values, X of what attention saw, G gates, D width of a head.
 """
 

@@ -1,6 +1,6 @@
 """A layer's norms, rotations, gates and attention, forward and backward, by C kernels; knows no model.
 
-All is contiguous float32 on a CPU and goes through one thread, but for what helpers take (see `crew`). Shapes: N rows,
+All is contiguous float32 on a CPU and goes through one thread. Shapes: N rows,
 E width, A channels of a row of queries, keys and values, H query heads, D width of a head.
 """
 
@@ -24,8 +24,6 @@ class _Packed(ctypes.Structure):
         *((name, _SIZE) for name in ("n_sequences", "n_query", "n_key", "width")),
         ("scale", _FLOAT),
         *((name, _POINTER) for name in ("lengths", "firsts", "rows")),
-        *((name, _SIZE) for name in ("n_parts", "n_room")),
-        ("parts", _POINTER),
     ]
 
 
@@ -138,7 +136,7 @@ class LayerKernels:
         width = qkv_NA.shape[1] // (n_query + 2 * n_key)
         alike((where.n_rows, (n_query + 2 * n_key) * width), qkv_NA)
         room = qkv_NA.new_empty(_room(where, width, back=False))
-        packed = _packed(where, n_query, n_key, width, scale, len(room))
+        packed = _packed(where, n_query, n_key, width, scale)
         out_NX, total_NH = qkv_NA.new_empty(len(qkv_NA), n_query * width), qkv_NA.new_empty(len(qkv_NA), n_query)
         self._attention(ctypes.byref(packed), *addresses(qkv_NA, room, out_NX, total_NH))
         return out_NX, total_NH
@@ -154,17 +152,16 @@ class LayerKernels:
         alike((where.n_rows, n_query * width), slope_NX, out_NX)
         alike((where.n_rows, n_query), total_NH)
         by_qkv_NA, room = torch.empty_like(qkv_NA), qkv_NA.new_empty(_room(where, width, back=True))
-        packed = _packed(where, n_query, n_key, width, scale, len(room))
+        packed = _packed(where, n_query, n_key, width, scale)
         self._attention_back(ctypes.byref(packed), *addresses(qkv_NA, out_NX, total_NH, slope_NX, room, by_qkv_NA))
         return by_qkv_NA
 
 
-def _packed(where: Sequences, n_query: int, n_key: int, width: int, scale: float, n_room: int) -> _Packed:
+def _packed(where: Sequences, n_query: int, n_key: int, width: int, scale: float) -> _Packed:
     if n_key < 1 or n_query % n_key:
         raise ValueError(f"each key head has equally many query heads: {n_query} and {n_key}")
     pointers = (part.data_ptr() for part in (where.lengths, where.firsts, where.rows))
-    parts = (len(where.parts) - 1, n_room, where.parts.data_ptr())
-    return _Packed(len(where.lengths), n_query, n_key, width, scale, *pointers, *parts)
+    return _Packed(len(where.lengths), n_query, n_key, width, scale, *pointers)
 
 
 def _room(where: Sequences, width: int, *, back: bool) -> int:

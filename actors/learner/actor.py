@@ -11,9 +11,7 @@ from dataclasses import asdict, replace
 import torch
 from loguru import logger
 
-from actors.cpu.helpers import Crew
 from actors.learner.checkpoint_manager import CheckpointManager, StartPoint
-from actors.learner.cpu_helpers import call
 from actors.learner.inbox import LearnerInbox, StopRun
 from actors.learner.loop import find_loop
 from actors.learner.ppo import PPOActor
@@ -68,7 +66,6 @@ class Learner:
         self.endpoint = ""  # of the store at rank 0
         self.has_met = False  # it computes with other ranks
         self.digest = ""  # of the newest version; rank 0 only
-        self.crew: Crew | None = None
         self.max_lag: int | None = None  # of the tokens trained in this life; None while there are none
         self.began_at = 0  # the version that this life began with
         if self.is_root:
@@ -164,8 +161,6 @@ class Learner:
         self.bus.close()
         self.journal.close()
         part()
-        if self.crew is not None:  # at last: its threads end when their cores let them
-            self.crew.close()
 
     def _join(self) -> m.Join:
         context = self.context
@@ -219,8 +214,6 @@ class Learner:
             self.pulse.note = "loads the model"
             self.tokenizer = load_tokenizer(context.model_folder)
             self.policy = load_policy(config, context, beginning, ranks)
-            if config.learner.helpers:
-                self.crew = call(config.learner.helpers, self.policy)
         if config.learner.warmup.steps and not beginning.folder:
             with self.journal.span("warmup"):
                 warm(
@@ -240,7 +233,6 @@ class Learner:
             folder=context.folder,
             publish=self._publish,
             tick=self.letterbox.check,
-            has_helpers=self.crew is not None,
         )
         if beginning.folder:
             with self.journal.span("load"):

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from actors.cpu.helpers import Helped
 from actors.learner.advantages import group_advantages, normalize
 from actors.learner.batch import Batch, Item
 from actors.learner.losses import LogRatio, LossTerms, decoupled_ppo, gap, mismatch, ppo
@@ -104,10 +103,9 @@ class PPOActor:
         folder: Path,
         publish: Publish = lambda version, stats: None,
         tick: Callable[[], None] = lambda: None,
-        has_helpers: bool = False,
     ) -> None:
         """`publish(version, stats)` is called at the end of every update, `tick()` between micro-batches; what either
-        raises ends the step. `folder` is the run's. With `has_helpers` their share of an update is a figure.
+        raises ends the step. `folder` is the run's.
         """
         self.policy = policy
         self.version = 0
@@ -119,7 +117,6 @@ class PPOActor:
         self._folder = folder
         self._publish = publish
         self._tick = tick
-        self._has_helpers = has_helpers
         self._watch = SignalWarnings(self._warn)
         self._n_applied = 0  # optimizer steps of the update under way
         self.optimizer = torch.optim.AdamW(
@@ -178,7 +175,7 @@ class PPOActor:
             raise ImpossibleEvent(
                 f"a batch is trained once, at the version it was taken at: clock {batch.clock}, version {self.version}"
             )
-        began, helped = time.monotonic(), Helped.now() if self._has_helpers else None
+        began = time.monotonic()
         figures = count(batch)
         rate = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
         for group in self.optimizer.param_groups:
@@ -190,8 +187,6 @@ class PPOActor:
         if taken:
             stats["grad_norm"] = sum(step.norm for step in taken) / len(taken)
             stats["loss_denominator"] = sum(step.denominator for step in taken) / len(taken)
-        if helped is not None and (n_units := Helped.now().n_units - helped.n_units):
-            stats["helped_share"] = (Helped.now().n_theirs - helped.n_theirs) / n_units
         stats["update_s"] = time.monotonic() - began
         self._n_applied = 0
         self.version += 1

@@ -73,7 +73,7 @@ class Sequences:
     Not a dataclass: FSDP2's mixed precision takes each dataclass among a forward's arguments apart and builds it again.
     """
 
-    __slots__ = ("firsts", "lengths", "n_rows", "parts", "rows")
+    __slots__ = ("firsts", "lengths", "n_rows", "rows")
 
     def __init__(self, n_rows: int, lengths: Tensor, firsts: Tensor, rows: Tensor) -> None:
         """`rows`: of all tokens, one sequence after the other. Raises ValueError for what C could not follow."""
@@ -87,16 +87,6 @@ class Sequences:
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < n_rows:
             raise ValueError(f"a sequence's rows are among the {n_rows} that there are")
         self.n_rows, self.lengths, self.firsts, self.rows = n_rows, lengths, firsts, rows
-        self.parts: Tensor = self._parts()  # sequences that begin one, and how many there are; parts share no rows
-
-    def _parts(self) -> Tensor:
-        """Where all rows of before come before all that follow."""
-        n, before_S = len(self.lengths), self.lengths.cumsum(0) - self.lengths
-        highest_E = torch.cat([torch.tensor([-1]), self.rows.cummax(0).values])
-        lowest_E = torch.cat([self.rows.flip(0).cummin(0).values.flip(0), torch.tensor([self.n_rows])])
-        begins_S = highest_E[before_S] < lowest_E[before_S]
-        begins_S[:1] = False
-        return torch.cat([torch.tensor([0]), begins_S.nonzero()[:, 0], torch.tensor([n])])
 
     @staticmethod
     def of(lengths: Sequence[int], expand: Tensor | None, keep: Tensor | None) -> "Sequences | None":
@@ -114,7 +104,7 @@ class Sequences:
         is_first = places - (sizes.cumsum(0) - sizes)[owners] >= firsts[owners]
         if not (torch.equal(first_places, keep) and torch.equal(is_first.nonzero()[:, 0], keep.sort().values)):
             return None
-        order = expand[sizes.cumsum(0) - sizes].argsort(stable=True)  # who shares rows side by side: they are a part
+        order = expand[sizes.cumsum(0) - sizes].argsort(stable=True)  # sequences that share rows are neighbours
         turn = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
         if (turn[owners[keep]][expand] > turn[owners]).any():  # a row's queries would come behind those who see it
             order = torch.arange(len(order))

@@ -22,6 +22,12 @@ from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 
 PREFIX = "AREAL_BUS_"
+REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored, and why the key is gone
+    "learner.helpers": (
+        0,
+        "its threads shortened an update by a tenth, only for very small models, and sums differed from run to run",
+    ),
+}
 NEARER = 0.9  # a slip of the pen, not a name of another system
 
 
@@ -38,6 +44,7 @@ def resolve(
     for origin, key, raw in [*from_environment(environ), *from_options(overrides)]:
         put(tree, key, plain_value(key, raw, origin), origin)
         source[key] = origin
+    drop_removed(tree, source)
     model = tree.get("model", {})
     if isinstance(model, dict) and not model.get("path") and "scratch" not in model and (over := extending(Path(path))):
         raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")
@@ -129,12 +136,21 @@ def from_options(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
     return found
 
 
+def drop_removed(tree: dict[str, Any], source: Mapping[str, str]) -> None:
+    """Delete keys that are gone. Raises ConfigError for a value other than the former default."""
+    for key, (default, why) in REMOVED.items():
+        section, _, name = key.partition(".")
+        table = tree.get(section)
+        if isinstance(table, dict) and name in table and (value := table.pop(name)) != default:
+            raise ConfigError(f"{key} is gone: {why}; remove it (it is {json.dumps(value)}; {source[key]})")
+
+
 def plain_value(key: str, raw: str, origin: str) -> Any:
     """A TOML value; where the key takes text, a bare word is that text."""
     field = fields().get(key)
-    if field is None:
+    if field is None and key not in REMOVED:
         raise ConfigError(unknown(key, origin))
-    takes_text = bool({str, Path} & set(alternatives(field.annotation)))
+    takes_text = field is not None and bool({str, Path} & set(alternatives(field.annotation)))
     try:
         value: Any = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:

@@ -5,9 +5,9 @@ Precedence, lowest first: the TOML file (with one level of `extends`), AREAL_BUS
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -310,10 +310,14 @@ class LearnerConfig(Section):
     """Token budget of a packed micro-batch. On a CPU with AVX-512 a micro-batch may exceed it by 1/32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
-    helpers: int = Field(0, ge=0, le=15)
-    """Helper threads (one learner on CPU) that run parts of an update on idle cores. Not bit-reproducible."""
     warmup: WarmupConfig = WarmupConfig()
     """Supervised warm-up."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_removed(cls, given: Any) -> Any:
+        """The saved settings of an older run may hold `helpers`. The loader refuses it in new ones."""
+        return {key: value for key, value in given.items() if key != "helpers"} if isinstance(given, dict) else given
 
 
 class WeightsConfig(Section):

@@ -80,11 +80,6 @@ def _training(c: Config) -> list[Rule]:
             f"rollout.max_concurrent_rollouts ({c.rollout.max_concurrent_rollouts}) must hold one group: at least "
             f"gconfig.n_samples ({c.gconfig.n_samples})",
         ),
-        (
-            c.learner.helpers > 0 and (c.topology.learners > 1 or c.topology.gpus_per_host > 0),
-            f"learner.helpers are threads of one learner on a CPU, and topology.learners is {c.topology.learners}, "
-            f"topology.gpus_per_host {c.topology.gpus_per_host}: set learner.helpers = 0",
-        ),
     ]
 
 

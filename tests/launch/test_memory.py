@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from actors.cpu import fused_mlp_qkv
 from areal_bus.config.gpu_memory import gib_of
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
@@ -21,7 +20,6 @@ from areal_bus.messages import Role
 from launch.dry_run import dry_run, longest_prompt, look_ahead
 from launch.fits import CUDA, NCCL, gathered, on_top
 from launch.memory import (
-    HELPED,
     LIBRARIES,
     MIB,
     REWARD_WORKER,
@@ -32,7 +30,6 @@ from launch.memory import (
     estimate,
     find_shape,
     read_shape,
-    rooms,
 )
 from launch.topology import plan
 from tests.launch.test_bootstrap import MPIRUN
@@ -97,21 +94,6 @@ def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches
     assert found.device == 12 * large.n_parameters + max(
         4 * large.n_parameters, activations(little, large, MicroBatch.of(little, 1))
     )
-
-
-def test_each_helper_has_the_slopes_of_a_layers_weights() -> None:
-    several, ours = config(learner={"helpers": 3}), replace(SHAPE, is_ours=True, intermediate=1000)
-    slopes = 4 * (8 * 2 * 4 + 3 * 8 * 1000)
-    with_helpers, without = (estimate(one, ours, Role.LEARNER, 0, n_prompt=10) for one in (several, config()))
-    assert with_helpers.device == without.device + 3 * slopes
-    of_attention = 4 * (5 * 16 * 4 + 72 * 4 + 64 * 16)  # of a sample of 10 + 6 tokens
-    assert rooms(several, replace(ours, intermediate=HELPED), 10) == 3 * of_attention  # larger weights are not for them
-    assert rooms(several, replace(ours, intermediate=HELPED, hidden=HELPED), 10) == 3 * of_attention
-    assert rooms(config(), ours, 10) == 0
-    assert (
-        rooms(several, SHAPE, 10) == rooms(config(learner={"helpers": 3}, model={"dtype": "bfloat16"}), ours, 10) == 0
-    )
-    assert HELPED == fused_mlp_qkv.MOST
 
 
 def test_a_large_job_shares_learners_and_splits_generators() -> None:

@@ -1,7 +1,5 @@
 /* What a decoder layer of the Llama family does to each row by itself, forward and backward: its products with weights and
-   what is between them. CHUNK rows go through all of it before the next, so that they stay in a cache. Helpers take some of
-   the rows, where there are helpers; their sums of slopes are added at the end. All is float32. */
-#include "worker_threads.h"
+   what is between them. CHUNK rows go through all of it before the next, so that they stay in a cache. All is float32. */
 #include "kernels.h"
 #include "gemm.h"
 
@@ -16,7 +14,6 @@ void turn(int64_t n, int64_t stride, int64_t n_heads, int64_t width, float sign,
           float *x);
 
 enum { SOME = 8 * TALL }; /* columns that are copied together */
-enum { FEW = CHUNK / 4 }; /* rows that one thread takes, at least */
 
 /* out (n_left, n_right) += left (n, n_left)^T right (n, n_right), for n up to CHUNK. Some columns of left at a time are copied
    side by side, since rows that are a power of two apart drive each other out of the nearest cache. What a tile is added to
@@ -80,76 +77,36 @@ typedef struct {
     float epsilon;
 } ProjectedShape;
 
-typedef struct {
-    const ProjectedShape *s;
-    const float *x, *cosine, *sine, *panels, *bias;
-    float *normed, *rate, *out;
-} Projected;
-
-static void project(void *of, int64_t first, int64_t end, int who, float *room) {
-    const Projected *p = of;
-    const ProjectedShape *s = p->s;
-    const int64_t width = s->width, n_out = s->n_out, head = s->head_width;
-    (void)who, (void)room;
-    for (int64_t at = first; at < end; at += CHUNK) {
-        const int64_t n = end - at < CHUNK ? end - at : CHUNK;
-        const float *x = p->x + at * width;
-        float *normed = p->normed + at * width, *to = p->out + at * n_out;
-        norm(n, width, s->epsilon, x, normed, p->rate + at);
-        for (int64_t row = 0; p->bias && row < n; row++) memcpy(to + row * n_out, p->bias, n_out * sizeof(float));
-        multiplied(n, width, n_out, normed, p->panels, to, p->bias == 0, behind(x, n, width, end - at));
-        turn(n, n_out, s->n_turned, head, 1.0f, p->cosine + at * head, p->sine + at * head, to);
-    }
-}
-
 /* x (n, width), its norm by a weight, then turned: out (n, n_out). */
 void projected(const ProjectedShape *s, const float *x, const float *cosine, const float *sine, const float *panels,
                const float *bias, float *normed, float *rate, float *out) {
-    Projected of = {s, x, cosine, sine, panels, bias, normed, rate, out};
-    shared_out(s->n, FEW, CHUNK, 0, project, 0, &of);
-}
-
-typedef struct {
-    const ProjectedShape *s;
-    float *slope;
-    const float *cosine, *sine, *normed, *rate, *panels;
-    float *by_x, *by_weight, *by_bias;
-    char has_begun[CREW]; /* a helper, whose room has slopes of weight and bias */
-} ProjectedBack;
-
-static void project_back(void *of, int64_t first, int64_t end, int who, float *room) {
-    ProjectedBack *p = of;
-    const ProjectedShape *s = p->s;
     const int64_t width = s->width, n_out = s->n_out, head = s->head_width;
-    float *by_weight = who ? room : p->by_weight, *by_bias = who && p->by_bias ? room + n_out * width : p->by_bias;
-    if (who && !p->has_begun[who]) memset(room, 0, n_out * (width + 1) * sizeof(float));
-    p->has_begun[who] = 1;
-    for (int64_t at = first; at < end; at += CHUNK) {
-        const int64_t n = end - at < CHUNK ? end - at : CHUNK;
-        const float *normed = p->normed + at * width;
-        float *here = p->slope + at * n_out, *by_x = p->by_x + at * width;
-        turn(n, n_out, s->n_turned, head, -1.0f, p->cosine + at * head, p->sine + at * head, here);
-        for (int64_t row = 0; by_bias && row < n; row++) added(n_out, here + row * n_out, by_bias);
-        grown(n, n_out, width, here, normed, by_weight, behind(normed, n, width, end - at));
-        multiplied(n, n_out, width, here, p->panels, by_x, 1, behind(here, n, n_out, end - at));
-        norm_back(n, width, normed, p->rate + at, by_x);
+    for (int64_t at = 0; at < s->n; at += CHUNK) {
+        const int64_t left = s->n - at, n = left < CHUNK ? left : CHUNK;
+        const float *from = x + at * width;
+        float *here = normed + at * width, *to = out + at * n_out;
+        norm(n, width, s->epsilon, from, here, rate + at);
+        for (int64_t row = 0; bias && row < n; row++) memcpy(to + row * n_out, bias, n_out * sizeof(float));
+        multiplied(n, width, n_out, here, panels, to, bias == 0, behind(from, n, width, left));
+        turn(n, n_out, s->n_turned, head, 1.0f, cosine + at * head, sine + at * head, to);
     }
-}
-
-static void gather_projected(void *of, int who, const float *room) {
-    const ProjectedBack *p = of;
-    const int64_t n_weight = p->s->n_out * p->s->width;
-    if (!p->has_begun[who]) return;
-    added(n_weight, room, p->by_weight);
-    if (p->by_bias) added(p->s->n_out, room + n_weight, p->by_bias);
 }
 
 /* slope (n, n_out) by what was turned; it is turned back in place. by_x (n, width); added to by_weight (n_out, width) and,
    where there is one, by_bias (n_out). */
 void projected_back(const ProjectedShape *s, float *slope, const float *cosine, const float *sine, const float *normed,
                     const float *rate, const float *panels, float *by_x, float *by_weight, float *by_bias) {
-    ProjectedBack of = {s, slope, cosine, sine, normed, rate, panels, by_x, by_weight, by_bias, {0}};
-    shared_out(s->n, FEW, CHUNK, s->n_out * (s->width + 1), project_back, gather_projected, &of);
+    const int64_t width = s->width, n_out = s->n_out, head = s->head_width;
+    for (int64_t at = 0; at < s->n; at += CHUNK) {
+        const int64_t left = s->n - at, n = left < CHUNK ? left : CHUNK;
+        const float *z = normed + at * width;
+        float *here = slope + at * n_out, *to = by_x + at * width;
+        turn(n, n_out, s->n_turned, head, -1.0f, cosine + at * head, sine + at * head, here);
+        for (int64_t row = 0; by_bias && row < n; row++) added(n_out, here + row * n_out, by_bias);
+        grown(n, n_out, width, here, z, by_weight, behind(z, n, width, left));
+        multiplied(n, n_out, width, here, panels, to, 1, behind(here, n, n_out, left));
+        norm_back(n, width, z, rate + at, to);
+    }
 }
 
 typedef struct {
@@ -157,34 +114,21 @@ typedef struct {
     float epsilon;
 } FedShape;
 
-typedef struct {
-    const FedShape *s;
-    const float *x, *seen, *out_panels, *gate_up_panels, *down_panels;
-    float *normed, *rate, *both, *room, *out;
-} Fed;
-
-static void feed(void *of, int64_t first, int64_t end, int who, float *room) {
-    const Fed *f = of;
-    const int64_t width = f->s->width, n_gates = f->s->n_gates, n_seen = f->s->n_seen;
-    float *let = who ? room : f->room;
-    for (int64_t at = first; at < end; at += CHUNK) {
-        const int64_t n = end - at < CHUNK ? end - at : CHUNK;
-        const float *x = f->x + at * width, *seen = f->seen + at * n_seen;
-        float *h = f->out + at * width, *normed = f->normed + at * width, *here = f->both + at * 2 * n_gates;
-        memcpy(h, x, n * width * sizeof(float));
-        multiplied(n, n_seen, width, seen, f->out_panels, h, 0, NONE);
-        norm(n, width, f->s->epsilon, h, normed, f->rate + at);
-        multiplied(n, width, 2 * n_gates, normed, f->gate_up_panels, here, 1, behind(x, n, width, end - at));
-        gate(n, n_gates, here, let);
-        multiplied(n, n_gates, width, let, f->down_panels, h, 0, behind(seen, n, n_seen, end - at));
-    }
-}
-
 /* out (n, width) = h + down of what the gates let through of norm(h), where h = x + out of seen. `room` (CHUNK, n_gates). */
 void fed(const FedShape *s, const float *x, const float *seen, const float *out_panels, const float *gate_up_panels,
          const float *down_panels, float *normed, float *rate, float *both, float *room, float *out) {
-    Fed of = {s, x, seen, out_panels, gate_up_panels, down_panels, normed, rate, both, room, out};
-    shared_out(s->n, FEW, CHUNK, CHUNK * s->n_gates, feed, 0, &of);
+    const int64_t width = s->width, n_gates = s->n_gates, n_seen = s->n_seen;
+    for (int64_t at = 0; at < s->n; at += CHUNK) {
+        const int64_t left = s->n - at, n = left < CHUNK ? left : CHUNK;
+        const float *from = x + at * width, *saw = seen + at * n_seen;
+        float *h = out + at * width, *z = normed + at * width, *here = both + at * 2 * n_gates;
+        memcpy(h, from, n * width * sizeof(float));
+        multiplied(n, n_seen, width, saw, out_panels, h, 0, NONE);
+        norm(n, width, s->epsilon, h, z, rate + at);
+        multiplied(n, width, 2 * n_gates, z, gate_up_panels, here, 1, behind(from, n, width, left));
+        gate(n, n_gates, here, room);
+        multiplied(n, n_gates, width, room, down_panels, h, 0, behind(saw, n, n_seen, left));
+    }
 }
 
 typedef struct {
@@ -192,53 +136,21 @@ typedef struct {
     float *by_out, *by_gate_up, *by_down; /* (width, n_seen), (2 n_gates, width), (width, n_gates): added to */
 } FedWeights;
 
-typedef struct {
-    const FedShape *s;
-    const FedWeights *weights;
-    const float *slope, *seen, *normed, *rate;
-    float *both, *room, *by_x, *by_seen;
-    char has_begun[CREW]; /* a helper, whose room has slopes of the weights, one behind the other, and a room */
-} FedBack;
-
-static void feed_back(void *of, int64_t first, int64_t end, int who, float *room) {
-    FedBack *f = of;
-    const FedWeights *weights = f->weights;
-    const int64_t width = f->s->width, n_gates = f->s->n_gates, n_seen = f->s->n_seen;
-    const int64_t n_out = width * n_seen, n_down = width * n_gates;
-    float *by_out = weights->by_out, *by_gate_up = weights->by_gate_up, *by_down = weights->by_down, *let = f->room;
-    if (who) {
-        by_out = room, by_down = by_out + n_out, by_gate_up = by_down + n_down, let = by_gate_up + 2 * n_down;
-        if (!f->has_begun[who]) memset(room, 0, (n_out + 3 * n_down) * sizeof(float));
-        f->has_begun[who] = 1;
-    }
-    for (int64_t at = first; at < end; at += CHUNK) {
-        const int64_t n = end - at < CHUNK ? end - at : CHUNK;
-        const float *from = f->slope + at * width, *z = f->normed + at * width, *seen = f->seen + at * n_seen;
-        float *here = f->both + at * 2 * n_gates, *h = f->by_x + at * width;
-        multiplied(n, width, n_gates, from, weights->down, let, 1, rows_of(here, n, 2 * n_gates));
-        gate_back(n, n_gates, here, let);
-        grown(n, width, n_gates, from, let, by_down, rows_of(z, n, width));
-        grown(n, 2 * n_gates, width, here, z, by_gate_up, rows_of(seen, n, n_seen));
-        multiplied(n, 2 * n_gates, width, here, weights->gate_up, h, 1, NONE);
-        norm_back_onto(n, width, z, f->rate + at, from, h);
-        grown(n, width, n_seen, h, seen, by_out, behind(from, n, width, end - at));
-        multiplied(n, width, n_seen, h, weights->out, f->by_seen + at * n_seen, 1, NONE);
-    }
-}
-
-static void gather_fed(void *of, int who, const float *room) {
-    const FedBack *f = of;
-    const int64_t n_out = f->s->width * f->s->n_seen, n_down = f->s->width * f->s->n_gates;
-    if (!f->has_begun[who]) return;
-    added(n_out, room, f->weights->by_out);
-    added(n_down, room + n_out, f->weights->by_down);
-    added(2 * n_down, room + n_out + n_down, f->weights->by_gate_up);
-}
-
 /* slope (n, width) by `out`; both is used up. by_x (n, width), by_seen (n, n_seen). */
 void fed_back(const FedShape *s, const FedWeights *weights, const float *slope, const float *seen, const float *normed,
               const float *rate, float *both, float *room, float *by_x, float *by_seen) {
-    FedBack of = {s, weights, slope, seen, normed, rate, both, room, by_x, by_seen, {0}};
-    const int64_t n_out = s->width * s->n_seen, n_down = s->width * s->n_gates;
-    shared_out(s->n, FEW, CHUNK, n_out + 3 * n_down + CHUNK * s->n_gates, feed_back, gather_fed, &of);
+    const int64_t width = s->width, n_gates = s->n_gates, n_seen = s->n_seen;
+    for (int64_t at = 0; at < s->n; at += CHUNK) {
+        const int64_t left = s->n - at, n = left < CHUNK ? left : CHUNK;
+        const float *from = slope + at * width, *z = normed + at * width, *saw = seen + at * n_seen;
+        float *here = both + at * 2 * n_gates, *h = by_x + at * width;
+        multiplied(n, width, n_gates, from, weights->down, room, 1, rows_of(here, n, 2 * n_gates));
+        gate_back(n, n_gates, here, room);
+        grown(n, width, n_gates, from, room, weights->by_down, rows_of(z, n, width));
+        grown(n, 2 * n_gates, width, here, z, weights->by_gate_up, rows_of(saw, n, n_seen));
+        multiplied(n, 2 * n_gates, width, here, weights->gate_up, h, 1, NONE);
+        norm_back_onto(n, width, z, rate + at, from, h);
+        grown(n, width, n_seen, h, saw, weights->by_out, behind(from, n, width, left));
+        multiplied(n, width, n_seen, h, weights->out, by_seen + at * n_seen, 1, NONE);
+    }
 }

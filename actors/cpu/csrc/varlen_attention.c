@@ -5,7 +5,6 @@
 
    All is made of products of small matrices: ROWS rows, as many columns as registers hold. Keys and values of one head
    of a sequence are copied, and transposed where they are the columns; widths are filled up with zeros to SPAN. */
-#include "worker_threads.h"
 #include "compiler.h"
 #include "transpose.h"
 #include "simd.h"
@@ -26,8 +25,6 @@ typedef struct {
     float scale;
     const int64_t *lengths, *firsts; /* (n_sequences) */
     const int64_t *rows;             /* of all sequences' tokens */
-    int64_t n_parts, n_room;         /* see `parts`; floats that one thread needs */
-    const int64_t *parts;            /* (n_parts + 1) sequences: those of one part have no row in common with another's */
 } Packed;
 
 typedef struct {
@@ -38,13 +35,6 @@ typedef struct {
 } One;
 
 static inline int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-
-/* Of this sequence's tokens, and of those behind it. */
-static const int64_t *rows_from(const Packed *p, int64_t s) {
-    const int64_t *rows = p->rows;
-    for (int64_t i = 0; i < s; i++) rows += p->lengths[i];
-    return rows;
-}
 
 INLINE One one(const Packed *p, int64_t s, const int64_t *rows, const int64_t width) {
     const int64_t n = p->lengths[s], n_next = s + 1 < p->n_sequences ? p->lengths[s + 1] : 0;
@@ -178,11 +168,9 @@ INLINE void forward(const Packed *p, const One *o, int64_t head, const float *qk
 /* How many numbers go together. With 4 torch's attention is faster. */
 void packed_lanes(int64_t *lanes) { *lanes = LANES; }
 
-/* Of sequences [first, end). */
-INLINE void attend(const Packed *p, int64_t first, int64_t end, const int64_t width, const float *qkv, float *room,
-                   float *out, float *total) {
-    const int64_t *rows = rows_from(p, first), group = p->n_query / p->n_key;
-    for (int64_t s = first; s < end; rows += p->lengths[s++]) {
+INLINE void attend(const Packed *p, const int64_t width, const float *qkv, float *room, float *out, float *total) {
+    const int64_t *rows = p->rows, group = p->n_query / p->n_key;
+    for (int64_t s = 0; s < p->n_sequences; rows += p->lengths[s++]) {
         const One o = one(p, s, rows, width);
         float *values = room, *turned = values + o.filled * o.wide, *rest = turned + o.filled * o.wide;
         for (int64_t k = 0; k < p->n_key; k++) {
@@ -196,28 +184,13 @@ INLINE void attend(const Packed *p, int64_t first, int64_t end, const int64_t wi
     }
 }
 
-typedef struct {
-    const Packed *p;
-    const float *qkv;
-    float *room, *out, *total;
-} Attention;
-
-static void attend_parts(void *of, int64_t from, int64_t to, int who, float *room) {
-    const Attention *a = of;
-    const Packed *p = a->p;
-    const int64_t first = p->parts[from], end = p->parts[to];
-    float *here = who ? room : a->room;
-    switch (p->width) { /* constants: a head's copies are a few instructions each */
-    case 32: attend(p, first, end, 32, a->qkv, here, a->out, a->total); break;
-    case 64: attend(p, first, end, 64, a->qkv, here, a->out, a->total); break;
-    default: attend(p, first, end, p->width, a->qkv, here, a->out, a->total);
-    }
-}
-
 /* out (rows, query heads, width); total (rows, query heads): the logarithm of the sum of e^score. */
 void packed_attention(const Packed *p, const float *qkv, float *room, float *out, float *total) {
-    Attention of = {p, qkv, room, out, total};
-    shared_out(p->n_parts, 1, p->n_parts, p->n_room, attend_parts, 0, &of);
+    switch (p->width) { /* constants: a head's copies are a few instructions each */
+    case 32: attend(p, 32, qkv, room, out, total); break;
+    case 64: attend(p, 64, qkv, room, out, total); break;
+    default: attend(p, p->width, qkv, room, out, total);
+    }
 }
 
 typedef struct {
@@ -325,9 +298,9 @@ INLINE void distribute(const One *o, const float *restrict from, float *restrict
     for (int64_t i = o->first; i < o->n; i++) copy(o->width, 0, 1.0f, from + i * o->wide, to + o->rows[i] * o->stride);
 }
 
-INLINE void attend_back(const Packed *p, int64_t first, int64_t end, const int64_t width, float *room, Back b) {
-    const int64_t *rows = rows_from(p, first), group = p->n_query / p->n_key;
-    for (int64_t s = first; s < end; rows += p->lengths[s++]) {
+INLINE void attend_back(const Packed *p, const int64_t width, float *room, Back b) {
+    const int64_t *rows = p->rows, group = p->n_query / p->n_key;
+    for (int64_t s = 0; s < p->n_sequences; rows += p->lengths[s++]) {
         const One o = one(p, s, rows, width);
         lay_out(&o, room, &b);
         for (int64_t k = 0; k < p->n_key; k++) {
@@ -344,27 +317,13 @@ INLINE void attend_back(const Packed *p, int64_t first, int64_t end, const int64
     }
 }
 
-typedef struct {
-    const Packed *p;
-    Back b;
-    float *room;
-} AttentionBack;
-
-static void attend_parts_back(void *of, int64_t from, int64_t to, int who, float *room) {
-    const AttentionBack *a = of;
-    const Packed *p = a->p;
-    const int64_t first = p->parts[from], end = p->parts[to];
-    float *here = who ? room : a->room;
-    switch (p->width) {
-    case 32: attend_back(p, first, end, 32, here, a->b); break;
-    case 64: attend_back(p, first, end, 64, here, a->b); break;
-    default: attend_back(p, first, end, p->width, here, a->b);
-    }
-}
-
 /* by_qkv (rows, all heads, width) from slope, of what forward gave. */
 void packed_attention_back(const Packed *p, const float *qkv, const float *out, const float *total, const float *slope,
                            float *room, float *by_qkv) {
-    AttentionBack of = {p, {.qkv = qkv, .out = out, .total = total, .slope = slope, .by_qkv = by_qkv}, room};
-    shared_out(p->n_parts, 1, p->n_parts, p->n_room, attend_parts_back, 0, &of);
+    const Back b = {.qkv = qkv, .out = out, .total = total, .slope = slope, .by_qkv = by_qkv};
+    switch (p->width) {
+    case 32: attend_back(p, 32, room, b); break;
+    case 64: attend_back(p, 64, room, b); break;
+    default: attend_back(p, p->width, room, b);
+    }
 }

@@ -79,7 +79,6 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("launch.rendezvous=tcp://host:70000", "a port from 1 to 65535"),
         ("launch.rendezvous=ipc://", 'launch.rendezvous must be "tcp://HOST:PORT"'),
         ("actor.recompute_logprobs=false", "actor.use_decoupled_loss needs the proximal log-probs"),
-        ("learner.helpers=16", "learner.helpers must be a whole number, at least 0 and at most 15"),
         ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
         ("bus.silent_s=1.5", "bus.silent_s (1.5) must span at least three heartbeats"),
     ],
@@ -107,14 +106,19 @@ def test_a_wrong_file_is_refused_with_its_fault(tmp_path: Path, text: str, said:
     assert said in refusal(write(tmp_path, text))
 
 
-@pytest.mark.parametrize("elsewhere", ["topology.learners=2", "topology.gpus_per_host=1"])
-def test_helpers_are_threads_of_one_learner_on_a_cpu(tmp_path: Path, elsewhere: str) -> None:
+def test_a_removed_key_is_refused_unless_it_has_its_former_default(tmp_path: Path) -> None:
+    """Issue 27, item 3: learner.helpers."""
     file = write(tmp_path, SMALL)
-    assert load(file, ["learner.helpers=15"], {}).learner.helpers == 15
-    load(file, [elsewhere], {})
-    said = refusal(file, "learner.helpers=1", elsewhere)
-    assert "learner.helpers are threads of one learner on a CPU" in said
-    assert "set learner.helpers = 0" in said
+    assert load(file, ["learner.helpers=0"], {}) == load(file, (), {"AREAL_BUS_LEARNER__HELPERS": "0"}) == load(file)
+    for said in (refusal(file, "learner.helpers=1"), refusal(write(tmp_path, SMALL + "[learner]\nhelpers = 1\n"))):
+        assert said.startswith(
+            "learner.helpers is gone: its threads shortened an update by a tenth, only for very small"
+        )
+        assert "; remove it (it is 1; " in said
+
+
+def test_saved_settings_of_an_older_run_may_hold_a_removed_key() -> None:
+    assert Config.model_validate({"learner": {"helpers": 3}}) == Config()
 
 
 @pytest.mark.parametrize("address", ["tcp://node-1.cluster:29500", "tcp://[fe80::1]:5", "ipc:///tmp/a b", ""])

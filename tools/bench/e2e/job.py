@@ -1,6 +1,6 @@
 """Our side of the end-to-end benches: the whole system under mpirun, held between measurements; knows no peer.
 
-One generator, one reward, the head and one learner with a helper. Held is every process of the job (SIGSTOP), so that
+One generator, one reward, the head and one learner. Held is every process of the job (SIGSTOP), so that
 nothing is sampled ahead while the other side is measured. A measurement is from one journalled step to another.
 """
 
@@ -23,7 +23,6 @@ RANKS = 3
 ETA = 1
 ON_UPDATE = "keep"  # running samples keep their keys: nothing is computed twice
 PATIENCE_S = 600.0  # for the start and for each measurement, on a machine with other work, too
-HELPERS = 1  # of the learner: it has the generator's core while that one waits
 WARM = 8  # steps before the first measurement
 SETTLE = 4  # steps after a hold that are not counted
 LOOK_S = 0.05  # seldom: whoever looks takes a core from the job
@@ -71,7 +70,6 @@ def changes(folder: Path, row: str) -> tuple[str, ...]:
         f"actor.max_grad_norm={setting.CLIP_NORM}",
         f"actor.eps_clip={setting.CLIP_RATIO}",
         "learner.max_tokens_per_mb=8192",
-        f"learner.helpers={HELPERS}",
         "checkpoint.at_end=false",
         *(f"{key}={FOREVER}" for key in ("bus.silent_s", "bus.resend_s", "weights.timeout_s", "reward.timeout_s")),
         *(f"watchdog.{key}={FOREVER}" for key in ("stall_s", "progress_s", "act_s")),
