@@ -60,6 +60,6 @@ class StallTimer:
         gap_s, self._looked = 0.0 if self._looked is None else now - self._looked, now
         lasted_s = self._still_s + (gap_s if gap_s <= GAP_S else 0.0)
         self._still_s = 0.0 if moved else lasted_s
-        tells, acts = self._tell.rings(self._still_s), self._act.rings(self._still_s)
+        tells, acts = self._tell.is_due(self._still_s), self._act.is_due(self._still_s)
         is_over, self._is_told = moved and self._is_told, (self._is_told and not moved) or tells
         return StallFinding(lasted_s, tells=tells, acts=acts, is_over=is_over)

@@ -19,7 +19,7 @@ from typing import Any
 
 from actors.endpoint.sessions import AgentEnded, Session
 from actors.rewards.ipc import REQUEST_BYTES, pack
-from actors.rewards.pool import Child, ChildLost
+from actors.rewards.pool import WorkerLost, WorkerProcess
 from areal_bus.errors import ConfigError
 
 MODULE = "actors.endpoint.agent_worker"
@@ -80,7 +80,7 @@ class AgentRunner:
     def __init__(self, agents: AgentPool) -> None:
         self.n_done = 0  # conversations
         self._agents = agents
-        self._child: Child | None = None
+        self._child: WorkerProcess | None = None
         self._selector = selectors.DefaultSelector()
         self.thread = threading.Thread(target=self._serve, name="agent", daemon=True)
         self.thread.start()
@@ -109,12 +109,12 @@ class AgentRunner:
             if record.get("id") != session.number:
                 raise AgentLost("its process wrote what is no answer")
             session.end(read_end(record))
-        except (AgentLost, ChildLost, ValueError, OSError) as error:  # OSError: the system has no process for it
+        except (AgentLost, WorkerLost, ValueError, OSError) as error:  # OSError: the system has no process for it
             self._drop()
             is_unusable = isinstance(error, AgentUnusable) and not self._agents.has_loaded
             session.end(AgentEnded(None, str(error), is_unusable=is_unusable))
 
-    def _start(self, session: Session) -> Child:
+    def _start(self, session: Session) -> WorkerProcess:
         """The process, with the agent's code loaded. Raises Lost."""
         if self._child is None or self._child.ended:
             self._drop()
@@ -132,21 +132,21 @@ class AgentRunner:
 
 def load(
     selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool], prints: Path | None = None
-) -> Child:
+) -> WorkerProcess:
     """A process with the agent's code. Raises Unusable when it does not load, Lost when it is wanted no more."""
     for _ in range(STARTS):
         try:
             return load_once(selector, function, is_unwanted, prints)
-        except ChildLost as lost:  # perhaps killed by somebody: that says nothing of the code
+        except WorkerLost as lost:  # perhaps killed by somebody: that says nothing of the code
             why = str(lost)
     raise AgentUnusable(f"workflow.agent.function {function!r} must load: {why}")
 
 
 def load_once(
     selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool], prints: Path | None
-) -> Child:
+) -> WorkerProcess:
     began = time.monotonic()
-    child = Child(selector, CHILD, MODULE)
+    child = WorkerProcess(selector, CHILD, MODULE)
     try:
         order = {"function": function, "path": sys.path, "prints": None if prints is None else str(prints)}
         child.send(pack(order, cap_bytes=REQUEST_BYTES))
@@ -155,7 +155,7 @@ def load_once(
             raise AgentUnusable(f"workflow.agent.function {function!r} must load within {START_S:g} s: it did not")
         if record != {"ready": True}:
             raise AgentUnusable(str(record.get("broken", "its process wrote what is no answer")))
-    except (AgentLost, ChildLost):
+    except (AgentLost, WorkerLost):
         end(child)
         raise
     return child
@@ -163,11 +163,11 @@ def load_once(
 
 def receive(
     selector: selectors.BaseSelector,
-    child: Child,
+    child: WorkerProcess,
     remaining_s: Callable[[], float],
     is_unwanted: Callable[[], bool],
 ) -> dict[str, Any] | None:
-    """The next frame; None when no time remains. Raises ChildLost; Lost when nobody wants it any more."""
+    """The next frame; None when no time remains. Raises WorkerLost; Lost when nobody wants it any more."""
     while (left_s := remaining_s()) > 0:
         if is_unwanted():
             raise AgentLost("nobody wants its conversation any more")
@@ -191,7 +191,7 @@ def read_end(record: dict[str, Any]) -> AgentEnded:
     return AgentEnded(returned, error, place, trace)
 
 
-def end(child: Child) -> None:
+def end(child: WorkerProcess) -> None:
     child.kill()
     child.reap()
 

@@ -1,8 +1,7 @@
-"""The generator actor: consumes prompts, versions and weights; waits for a prompt or a free slot; unblocked by the head
-(gate open); produces trajectories.
+"""The generator actor: consumes prompts, versions and weights; waits for a prompt or a slot; produces trajectories.
 
-Here it is put together; `actors.generator.loop` is what it does. SIGUSR1 asks it to leave: it says so, ends what it
-has, and the head says Stop; where no head is heard it just ends.
+This module assembles its parts; `loop.py` runs them. On SIGUSR1 the generator sends LeaveRequest, finishes its samples
+and ends at the head's Stop. Without a head it ends at once.
 """
 
 from functools import partial
@@ -15,8 +14,8 @@ from actors.generator.loop import Generator
 from actors.generator.rollout_runner import RolloutRunner
 from actors.generator.weight_updates import WeightUpdates
 from actors.models.loading import empty_model, load_tokenizer, stop_ids
-from actors.runtime import process as draining
-from actors.runtime.context import Context, HeartbeatState, note_refusals, open_bus
+from actors.runtime import process
+from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, HeadSession
 from actors.runtime.user_failures import Failures, Prints
 from actors.workflows.loading import close_workflow, continues, load_workflow
@@ -31,13 +30,13 @@ from areal_bus.weights.snapshot import forms_of
 
 
 def run(context: Context) -> None:
-    """Sample until the head says Stop. Raises ConfigError when model, tokenizer or workflow do not load."""
+    """Sample until the head sends Stop. Raises ConfigError when model, tokenizer or workflow do not load."""
     config = context.config()
     journal = context.journal(config)
-    pulse = HeartbeatState()
-    bus = open_bus(context, config, pulse)
+    heartbeat = HeartbeatState()
+    bus = open_bus(context, config, heartbeat)
     try:
-        reason = sample_until_stop(context, config, journal, pulse, bus)
+        reason = sample_until_stop(context, config, journal, heartbeat, bus)
     except Exception as error:
         journal.write(Event.FAILED, error=f"{type(error).__name__}: {error}")
         bus.send(HEAD, Failure(error=f"{type(error).__name__}: {error}"))
@@ -48,17 +47,17 @@ def run(context: Context) -> None:
         bus.close()
 
 
-def sample_until_stop(context: Context, config: Config, journal: Journal, pulse: HeartbeatState, bus: Bus) -> str:
-    """Load, say Ready, and turn until Stop: its reason."""
-    presence = HeadSession(bus, silent_s=config.bus.silent_s)
-    presence.join(context)
+def sample_until_stop(context: Context, config: Config, journal: Journal, heartbeat: HeartbeatState, bus: Bus) -> str:
+    """Load, send Ready and run the loop until Stop. Returns the reason of the Stop."""
+    session = HeadSession(bus, silent_s=config.bus.silent_s)
+    session.join(context)
     journal.mark("load")
-    pulse.note = f"loads {context.model_folder}"
+    heartbeat.note = f"loads {context.model_folder}"
     tokenizer = load_tokenizer(context.model_folder)
     logs, what = context.folder / "logs", f"workflow.function {config.workflow.function!r}"
     workflow = load_workflow(config, wake=bus.wake, prints=Prints(logs, context.name, what))
     engine = make_engine(context, config, tokenizer)
-    sampling = RolloutRunner(
+    runner = RolloutRunner(
         engine,
         workflow,
         tokenizer,
@@ -67,60 +66,60 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, pulse:
         journal=journal,
         failures=Failures(logs, context.name, what, ends=context.incarnation == 0),
     )
-    receiving = WeightUpdates(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
+    weight_updates = WeightUpdates(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
     delivery = Delivery(config.bus.resend_s, gather=together(config))
     reports = config.rollout.max_head_offpolicyness > 0 and continues(workflow)
     generator = Generator(
         bus,
-        presence,
+        session,
         engine,
-        sampling,
-        receiving,
+        runner,
+        weight_updates,
         delivery,
         journal,
-        pulse,
+        heartbeat,
         n_slots=slots(config),
         report_tokens=config.rollout.report_tokens if reports else 0,
         drains=config.rollout.on_update == "drain",
     )
-    presence.say(Ready(capacity=capacity(config)))
+    session.send(Ready(capacity=capacity(config)))
     try:
         while generator.stopped is None:
-            if draining.asked():
-                if presence.is_alone:
+            if process.drain_requested():
+                if session.is_alone:
                     return "asked to leave, with no head there"
                 generator.leave()
             if context.is_guest:
-                presence.give_up_after(config.launch.timeout_s, context.head)
+                session.give_up_after(config.launch.timeout_s, context.head)
             generator.turn()
-            note_refusals(bus, journal)
+            journal_rejections(bus, journal)
     finally:
-        receiving.close()
+        weight_updates.close()
         engine.close()
         close_workflow(workflow)
     return generator.stopped
 
 
 def make_member(context: Context, config: Config) -> WeightReceiver:
-    """This generator in pushes. What is for a server comes down in host memory, and goes on when it is verified."""
-    computes = config.rollout.engine == "builtin"
+    """The weight receiver. Weights for an inference server are received in host memory and handed on when verified."""
+    is_builtin = config.rollout.engine == "builtin"
     return WeightReceiver(
         context.name,
         address=context.address,
         interface=context.interface,
-        device=context.device if computes else "cpu",
-        staging=config.weights.staging if computes else "host",
+        device=context.device if is_builtin else "cpu",
+        staging=config.weights.staging if is_builtin else "host",
     )
 
 
 def make_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
-    """The engine without weights: all of them come by push."""
+    """The engine without weights: they arrive with the first push."""
     if config.rollout.engine == "simulated":
-        from actors.engines.simulated.connect import open_simulated  # optional: few jobs make their tokens up
+        from actors.engines.simulated.connect import open_simulated  # imported only when configured
 
         return open_simulated(context, config, tokenizer)
     if config.rollout.engine != "builtin":
-        from actors.engines.servers.connect import open_engine  # optional: what it needs may not be installed
+        from actors.engines.servers.connect import open_engine  # its dependencies are optional
 
         return open_engine(context, config, tokenizer)
     model = empty_model(context.model_folder, config.model.dtype, context.device)

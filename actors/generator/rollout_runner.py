@@ -1,4 +1,4 @@
-"""Groups become trajectories: episodes over an engine; knows no bus, no reward and no weights."""
+"""Runs the samples of leased prompts: drives each episode on the engine and builds its trajectory."""
 
 import hashlib
 import json
@@ -28,17 +28,17 @@ Outcome = Trajectory | SampleFailed
 
 
 @dataclass(slots=True)
-class LiveGroup:
-    """One sample under way."""
+class LiveSample:
+    """One sample in progress."""
 
     run: EpisodeRun
     row: dict[str, Any]
     seed: tuple[int, ...]
-    lease: str  # id of the lease that it is of
+    lease: str  # id of its lease
     began: float  # monotonic
-    begun: Partial | None = None  # what another generator had of it
-    n_reported: int = 0  # tokens that the head knows of
-    awaits: Awaited | None = None  # what it waits for outside the engine
+    begun: Partial | None = None  # its first tokens, from another generator
+    n_reported: int = 0  # tokens reported to the head
+    awaits: Awaited | None = None  # an event outside the engine
 
 
 class RolloutRunner:
@@ -55,28 +55,28 @@ class RolloutRunner:
         journal: Journal,
         failures: Failures | None = None,
     ) -> None:
-        """`failures` hears where the workflow failed, and that it works."""
+        """`failures` records failures and successes of the workflow."""
         self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
         self._config, self._name, self._journal, self._failures = config, name, journal, failures
-        self._live: dict[Key, LiveGroup] = {}
-        self._begun: dict[Key, Partial] = {}  # of samples whose prompt follows
-        self.term = 0  # stamped on every trajectory when it is complete
+        self._live: dict[Key, LiveSample] = {}
+        self._begun: dict[Key, Partial] = {}  # partial rollouts whose prompt follows
+        self.term = 0  # stamped on every complete trajectory
 
     @property
     def n_live(self) -> int:
         return len(self._live)
 
     def begin(self, prompt: Prompt) -> Iterator[Outcome]:
-        """Start the samples of a group; yields what ended at once (a group that cannot be sampled, once)."""
+        """Start the samples of a group. Yields samples that end at once; a failed group yields one SampleFailed."""
         row = json.loads(prompt.row)
         begun, self._begun = self._begun, {}
         for sample in prompt.samples:
             key = (prompt.evaluation, prompt.uid, prompt.attempt, sample)
-            if key in self._live:  # said twice
+            if key in self._live:  # a repeated prompt
                 continue
             run = self._run(key, row)
             seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
-            live = self._live[key] = LiveGroup(run, row, seed, prompt.lease, time.monotonic(), begun=begun.get(key))
+            live = self._live[key] = LiveSample(run, row, seed, prompt.lease, time.monotonic(), begun=begun.get(key))
             evaluation = {"evaluation": prompt.evaluation} if prompt.evaluation else {}
             outcome = self._advance(key, run.start)
             done = {"n_done": live.n_reported} if live.n_reported else {}
@@ -96,16 +96,16 @@ class RolloutRunner:
     def _temperature(self, key: Key) -> float:
         return self._config.evaluate.temperature if key[0] else self._config.gconfig.temperature
 
-    def go_on_from(self, partial: Partial) -> None:
-        """What there is already of a sample whose prompt follows."""
+    def add_partial(self, partial: Partial) -> None:
+        """Add the first tokens of a sample whose prompt follows."""
         self._begun["", partial.uid, partial.attempt, partial.sample] = partial
 
-    def forget_begun(self) -> None:
-        """No prompt follows after all."""
+    def clear_partials(self) -> None:
+        """Drop the added partial rollouts: their prompt does not follow."""
         self._begun.clear()
 
     def partials(self, *, at_least: int, anew: bool = False) -> Iterator[Partial]:
-        """Training samples in their first turn that have so many tokens more than the head knows of (anew: than 0)."""
+        """Yield training samples in their first turn with at least this many unreported tokens (`anew`: tokens)."""
         for key, live in self._live.items():
             if key[0] or live.run.n_turns != 1:
                 continue
@@ -114,7 +114,7 @@ class RolloutRunner:
                 live.n_reported = len(done.ids)
                 yield self._partial(key, live, done)
 
-    def _partial(self, key: Key, live: LiveGroup, done: Done) -> Partial:
+    def _partial(self, key: Key, live: LiveSample, done: Done) -> Partial:
         given = live.run.ids
         return Partial(
             uid=key[1],
@@ -129,26 +129,26 @@ class RolloutRunner:
         )
 
     def step(self) -> Iterator[Outcome]:
-        """A decode step of the engine, or some on end; yields what ended with it."""
+        """Run one or more decode steps. Yields the samples that end."""
         for completion in self._engine.step():
             key = completion.key[:4]
-            if key in self._live:  # a sibling's failure may have ended it just now
+            if key in self._live:  # a failure in its group may have cancelled it
                 outcome = self._advance(key, partial(self._live[key].run.answer, completion))
                 if outcome is not None:
                     yield outcome
 
     @property
     def is_idle(self) -> bool:
-        """All samples wait for something outside the engine."""
+        """All live samples wait for events outside the engine."""
         return all(live.awaits is not None for live in self._live.values())
 
     @property
     def is_midway(self) -> bool:
-        """A sample has tokens and waits for something outside the engine."""
+        """A live sample has tokens and waits for an event outside the engine."""
         return any(live.awaits is not None and live.run.logps for live in self._live.values())
 
     def go_on(self) -> Iterator[Outcome]:
-        """Let the samples go on whose wait outside the engine is over; yields what ended with it."""
+        """Resume samples whose external event has occurred. Yields the samples that end."""
         for key in [key for key, live in self._live.items() if live.awaits is not None and live.awaits.ready()]:
             if key in self._live:
                 outcome = self._advance(key, self._live[key].run.go_on)
@@ -156,7 +156,7 @@ class RolloutRunner:
                     yield outcome
 
     def cancel(self, evaluation: str, uid: int, attempt: int) -> None:
-        """End every sample of a group; nothing of it is wanted."""
+        """Cancel all samples of a group."""
         for key in [key for key in self._live if key[:3] == (evaluation, uid, attempt)]:
             live = self._live.pop(key)
             if live.run.n_turns:
@@ -164,31 +164,31 @@ class RolloutRunner:
             live.run.close()
 
     def cancel_all(self) -> None:
-        """End every sample of every group."""
+        """Cancel all samples."""
         for group in {key[:3] for key in self._live}:
             self.cancel(*group)
 
     def lost(self, keeps: Callable[[int | None], bool]) -> set[Group]:
-        """Groups of which a sample has tokens of a version that does not count."""
+        """Groups with a sample whose tokens belong to a lost timeline."""
         return {key[:3] for key, live in self._live.items() if not keeps(self._newest(key, live))}
 
-    def _newest(self, key: Key, live: LiveGroup) -> int | None:
-        """Version of the sample's last token (they never decrease, I5); None before the first."""
+    def _newest(self, key: Key, live: LiveSample) -> int | None:
+        """Version of the sample's last token (versions never decrease, I5); None before the first token."""
         asked = self._engine.newest((*key, live.run.n_turns - 1)) if live.run.n_turns else None
         return live.run.spans[-1][0] if asked is None and live.run.spans else asked
 
     def _advance(self, key: Key, resume: Callable[[], Wish]) -> Outcome | None:
-        """Let the episode go on; its trajectory when it has ended, and why not when it cannot."""
+        """Resume the episode. Returns its trajectory when it has ended, or SampleFailed when it cannot continue."""
         live = self._live[key]
         live.awaits = None
         try:
             wish = resume()
             while wish is not None:
                 if isinstance(wish, Asked):
-                    refusal = self._submit(key, live, wish)
-                    if refusal is None:
+                    rejection = self._submit(key, live, wish)
+                    if rejection is None:
                         return None
-                    wish = live.run.refuse(refusal)
+                    wish = live.run.reject(rejection)
                 elif wish.ready():
                     wish = live.run.go_on()
                 else:
@@ -196,15 +196,15 @@ class RolloutRunner:
                     return None
             return self._finish(key)
         except ConfigError:
-            raise  # the whole run is set up wrongly
-        except Exception as error:  # noqa: BLE001  the user's code: the group is refunded with the text (I3)
+            raise  # an invalid config stops the run
+        except Exception as error:  # noqa: BLE001  user code: the group is refunded with the text (I3)
             reason = Refund.PROMPT_TOO_LONG if isinstance(error, PromptTooLong) else Refund.SAMPLING_ERROR
             text = str(error) if reason == Refund.PROMPT_TOO_LONG else self._fail(key, error)
             self.cancel(*key[:3])
             return SampleFailed(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text[:2000])
 
     def _fail(self, key: Key, error: Exception) -> str:
-        """Note where the workflow failed; what to say of it. Raises UserCodeFailed when it never works."""
+        """Record the failure and return its text. Raises UserCodeFailed when the workflow never succeeds."""
         place, trace = place_of(error), ""
         if isinstance(error, WorkflowError):
             place, trace = place or error.place or self._live[key].run.place, error.trace
@@ -216,15 +216,15 @@ class RolloutRunner:
             )
         return text
 
-    def _submit(self, key: Key, live: LiveGroup, asked: Asked) -> EngineError | None:
-        """To the engine, or why it cannot take it."""
+    def _submit(self, key: Key, live: LiveSample, asked: Asked) -> EngineError | None:
+        """Submit a request. Returns the engine's error when it cannot hold the request."""
         try:
             self._engine.submit(self._request(key, live, asked))
         except EngineError as error:
             return error
         return None
 
-    def _request(self, key: Key, live: LiveGroup, asked: Asked) -> Request:
+    def _request(self, key: Key, live: LiveSample, asked: Asked) -> Request:
         gconfig = self._config.gconfig
         max_new_tokens = asked.max_new_tokens or gconfig.max_new_tokens
         done = self._done(live.begun, asked.ids, max_new_tokens) if live.begun is not None else None
@@ -240,7 +240,7 @@ class RolloutRunner:
         )
 
     def _done(self, begun: Partial, ids: list[int], max_new_tokens: int) -> Done | None:
-        """What another generator had of a first turn; None when it cannot be gone on from here."""
+        """The tokens of another generator for a first turn; None when they cannot be continued here."""
         known = np.frombuffer(begun.ids, dtype="<i4").tolist()
         newest, held = begun.spans[-1][0], self._engine.version
         is_same = known[: len(ids)] == ids and begun.segments[0][0] == len(ids)
@@ -253,7 +253,7 @@ class RolloutRunner:
         run, (evaluation, uid, attempt, sample) = live.run, key
         assert run.episode is not None
         if self._failures is not None:
-            self._failures.work()
+            self._failures.note_success()
         self._journal.write(
             Event.COMPLETION,
             uid=uid,
@@ -287,7 +287,7 @@ class RolloutRunner:
 
 
 def evaluation_number(evaluation: str) -> int:
-    """0 for training; another number for each evaluation, so that their seeds never meet."""
+    """0 for training, a different number for each evaluation, so that seeds never collide."""
     if not evaluation:
         return 0
     return 1 + int.from_bytes(hashlib.blake2b(evaluation.encode(), digest_size=7).digest(), "little")

@@ -1,4 +1,4 @@
-"""New weights arrive in a side thread while the engine decodes; knows no engine and no message but PushBegin."""
+"""Receives new weights on a thread while the engine decodes."""
 
 import queue
 import threading
@@ -11,8 +11,8 @@ from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights.receiver import WeightReceiver
 
-END_AGAIN_S = 0.05
-STUCK_S = 5.0  # whoever has not ended so long after it was told to is in a call that knows no deadline
+JOIN_S = 0.05  # interval between cancellations at close
+STUCK_S = 5.0  # a thread that still runs this long after its cancellation is in a call without a deadline
 
 Forms = Mapping[str, tuple[Sequence[int], str]]
 Outcomes = queue.SimpleQueue["ReceivedWeights | BrokenPush | Exception"]
@@ -20,7 +20,7 @@ Outcomes = queue.SimpleQueue["ReceivedWeights | BrokenPush | Exception"]
 
 @dataclass(frozen=True, slots=True)
 class ReceivedWeights:
-    """Verified weights, to be swapped in."""
+    """Verified weights, ready for the swap."""
 
     begin: PushBegin
     tensors: dict[str, Any]
@@ -30,14 +30,14 @@ class ReceivedWeights:
 
 @dataclass(frozen=True, slots=True)
 class BrokenPush:
-    """A push that did not complete here."""
+    """A push that failed on this generator."""
 
     begin: PushBegin
     error: str
 
 
 class WeightUpdates:
-    """One push at a time: a newer one ends the one under way. `wake` is called from the thread when there is news."""
+    """Takes part in one push at a time; a newer push cancels it. `wake` is called from the thread at each outcome."""
 
     def __init__(self, make_member: Callable[[], WeightReceiver], expect: Forms, wake: Callable[[], None]) -> None:
         self._make_member, self._expect, self._wake = make_member, expect, wake
@@ -45,39 +45,39 @@ class WeightUpdates:
         self._outcomes: Outcomes = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._next: PushBegin | None = None
-        self._told: float | None = None  # when the push under way was told to end
-        self._unwanted = False  # what comes of it is nobody's
-        self.spare: Mapping[str, Any] | None = None  # tensors to receive into
+        self._cancelled_at: float | None = None  # of the push in progress
+        self._is_unwanted = False  # the outcome of the push in progress is discarded
+        self.spare: Mapping[str, Any] | None = None  # tensors that receive the next weights
 
     def begin(self, begin: PushBegin) -> None:
-        """Take part in this push, as soon as the one before has ended."""
+        """Take part in this push once the one before has ended."""
         self._next = begin
         if self._thread is None:
             self._start()
         else:
-            self._end()
+            self._cancel()
 
     def drop(self) -> None:
-        """Whoever announced the push under way is gone: it ends, and nobody hears what came of it."""
+        """Cancel the push in progress and discard its outcome: the head that announced it is gone."""
         self._next = None
         if self._thread is not None:
-            self._unwanted = True
-            self._end()
+            self._is_unwanted = True
+            self._cancel()
 
     def take(self) -> ReceivedWeights | BrokenPush | None:
-        """What came of a push since the last call, if anything. Raises what ended the thread otherwise."""
+        """The outcome of a push since the last call, if any. Raises an unexpected error of the thread."""
         try:
             outcome = self._outcomes.get_nowait()
         except queue.Empty:
-            if self._told is not None:
-                self._end()
+            if self._cancelled_at is not None:
+                self._cancel()
             return None
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if isinstance(outcome, Exception):
             raise outcome
-        unwanted = self._unwanted
+        unwanted = self._is_unwanted
         if unwanted and isinstance(outcome, ReceivedWeights):
             self.spare = outcome.tensors
         if self._next is not None:
@@ -85,34 +85,34 @@ class WeightUpdates:
         return None if unwanted else outcome
 
     def close(self) -> None:
-        """End what is under way."""
+        """Cancel the push in progress and close the receiver."""
         self._next = None
         while self._thread is not None and self._thread.is_alive():
             thread = self._thread
-            self._end()
-            thread.join(END_AGAIN_S)
+            self._cancel()
+            thread.join(JOIN_S)
         self._member.close()
 
-    def _end(self) -> None:
-        """Said once more at each `take`, for a thread that has only just begun may not hear it."""
-        self._told = self._told or time.monotonic()
+    def _cancel(self) -> None:
+        """Cancel the push. Repeated at each `take`: a thread that has just started may miss the first one."""
+        self._cancelled_at = self._cancelled_at or time.monotonic()
         self._member.cancel()
-        if time.monotonic() - self._told > STUCK_S:
+        if time.monotonic() - self._cancelled_at > STUCK_S:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Torch waits for ever for a store whose process stands still: that thread keeps what it has, and may end when
-        it likes; another one takes its place.
+        """Replace a stuck thread: torch waits without a deadline for a store whose process is stopped. The old thread
+        keeps its receiver and buffers.
         """
         self._member, self._outcomes = self._make_member(), queue.SimpleQueue()
-        self._thread, self._told = None, None
+        self._thread, self._cancelled_at = None, None
         if self._next is not None:
             self._start()
 
     def _start(self) -> None:
-        self._told, self._unwanted = None, False
+        self._cancelled_at, self._is_unwanted = None, False
         begin, self._next = self._next, None
-        into, self.spare = self.spare, None  # the thread's alone from here on
+        into, self.spare = self.spare, None  # owned by the thread from here on
         arguments = (self._member, self._outcomes, begin, into)
         self._thread = threading.Thread(target=self._receive, args=arguments, name="weights", daemon=True)
         self._thread.start()
@@ -125,7 +125,7 @@ class WeightUpdates:
             outcomes.put(ReceivedWeights(begin, tensors, digest, receive_s))
         except PushFailed as error:
             outcomes.put(BrokenPush(begin, str(error)))
-        except Exception as error:  # noqa: BLE001  raised again in `take`, on the actor's own thread
+        except Exception as error:  # noqa: BLE001  raised again in `take`, on the actor's thread
             outcomes.put(error)
         finally:
             self._wake()

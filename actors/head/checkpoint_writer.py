@@ -1,4 +1,4 @@
-"""Writes the head's frontiers on a thread of its own, in the order of its decisions; knows no decision."""
+"""Writes and deletes head checkpoints (RUN/frontiers) on a thread, in the order in which the head decided."""
 
 import queue
 import threading
@@ -15,48 +15,50 @@ from areal_bus.storage.head_checkpoints import discard, load, mark, path_of, sav
 
 
 class HeadCheckpointWriter:
-    """RUN/frontiers. The head decides while a file is written: frontiers are frozen."""
+    """Writes RUN/frontiers while the head continues: head checkpoints are immutable."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         tidy(folder)
         self._work: queue.SimpleQueue[Save | Discard | threading.Event | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[HeadCheckpoint] = queue.SimpleQueue()
-        self._undiscarded: set[Path] = set()  # the disk did not let them go
+        self._undiscarded: set[Path] = set()  # files that could not be deleted
         self._thread = threading.Thread(target=self._run, name="frontiers", daemon=True)
         self._thread.start()
 
     def load(self) -> dict[int, HeadCheckpoint]:
-        """All that are whole, and the one before the first prompt."""
+        """All complete checkpoints by version, and the initial state."""
         found = {version: load(path_of(self._folder, version)) for version in usable(self._folder)}
         return {**START, **found}
 
     def waypoints(self) -> list[HeadSavepoint]:
-        """What a learner that has outlived the head may be at."""
+        """States from which a learner that outlived the head may continue."""
         return waypoints(self._folder)
 
     def mark(self, waypoint: HeadSavepoint) -> None:
-        """It is written when this returns. One that cannot be sends a learner that outlives the head back.
+        """Write a savepoint to disk before returning. If the write fails, a restarted head goes back to a checkpoint.
 
-        Raises CheckpointError when an older one stays in its place.
+        Raises CheckpointError when an older savepoint still occupies the same slot.
         """
         version = waypoint.frontier.version
         try:
             mark(self._folder, waypoint)
         except OSError as error:
-            logger.warning("should the head die, version {} is lost: {}", version, error)
+            logger.warning("no savepoint of version {}: if the head dies, this version is lost: {}", version, error)
             if any(slot(other) == slot(waypoint) for other in waypoints(self._folder)):
-                raise CheckpointError(f"no batch goes out beside an older waypoint: {version}") from error
+                raise CheckpointError(
+                    f"a savepoint must replace an older one before its batch is sent: that of version {version} was "
+                    f"not written: {error}"
+                ) from error
 
     def do(self, effect: Save | Discard) -> None:
         self._work.put(effect)
 
     def settle(self, timeout_s: float, *, version: int) -> None:
-        """Return when all that was ordered is on disk, and nothing of a later version. Raises CheckpointError when it
-        is not, or the time is over.
+        """Finish all writes and delete checkpoints after `version`. Raises CheckpointError on failure or timeout.
 
-        A term at `version` waits for it: a frontier of a lost timeline, were it one that could not be read, must not
-        lie beside the next checkpoint of its version.
+        A term that begins at `version` waits for this: no checkpoint of the lost timeline may remain beside a new
+        checkpoint of the same version.
         """
         if lost := tuple(other for other in versions(self._folder) if other > version):
             self._work.put(Discard(lost))
@@ -65,16 +67,17 @@ class HeadCheckpointWriter:
         if not done.wait(timeout_s) or self._undiscarded:
             left = ", ".join(path.name for path in sorted(self._undiscarded)) or f"after {timeout_s:g} s some"
             raise CheckpointError(
-                f"a term begins when frontiers of lost ones are gone: {left} in {self._folder} are not"
+                f"a term may begin only when the head checkpoints after version {version} are deleted: {left} in "
+                f"{self._folder} are not; check that the disk is writable"
             )
 
     def saved(self) -> Iterator[HeadCheckpoint]:
-        """Those that came to be on disk since the last call."""
+        """Checkpoints written since the last call."""
         while not self._done.empty():
             yield self._done.get()
 
     def close(self, timeout_s: float) -> None:
-        """Return when everything is on disk, or the time is over."""
+        """Return when everything is on disk, or after the timeout."""
         self._work.put(None)
         self._thread.join(timeout_s)
 
@@ -94,20 +97,20 @@ class HeadCheckpointWriter:
                 discard(path)
                 self._undiscarded.discard(path)
             except OSError as error:
-                logger.warning("the frontier of version {} cannot be removed: {}", version, error)
+                logger.warning("the head checkpoint of version {} cannot be deleted: {}", version, error)
                 self._undiscarded.add(path)
 
     def _save(self, frontier: HeadCheckpoint) -> None:
-        """One that cannot be written makes its checkpoint one that nobody goes back to: the one before stays."""
+        """If the write fails, this version cannot be resumed; the checkpoint before it is kept."""
         try:
             save(path_of(self._folder, frontier.version), frontier)
             self._done.put(frontier)
         except (OSError, CheckpointError) as error:
-            logger.warning("the checkpoint of version {} has no frontier: {}", frontier.version, error)
+            logger.warning("version {} has no head checkpoint: {}", frontier.version, error)
 
 
 def newest_checkpoint(run: Path, version: int) -> str:
-    """Folder of the newest checkpoint, up to `version`, whose frontier is on disk; "" if there is none."""
+    """Folder of the newest model checkpoint, up to `version`, that has a head checkpoint; "" if there is none."""
     found = {int(path.name.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-*")}
-    sound = [v for v in found if v <= version and path_of(run / "frontiers", v).is_file()]
-    return str(found[max(sound)]) if sound else ""
+    usable_versions = [v for v in found if v <= version and path_of(run / "frontiers", v).is_file()]
+    return str(found[max(usable_versions)]) if usable_versions else ""

@@ -1,4 +1,4 @@
-"""What people see of a running job: a line a step and a summary at the end; knows figures, not where they come from."""
+"""Console output of a run: one table row for each step, and a summary at the end."""
 
 import sys
 import time
@@ -14,14 +14,14 @@ COLUMNS = f"  step  version   reward{ACCURACY}  lag mean/max  masked   KL(mism.)
 
 
 class Console:
-    """Prints to one stream; every line stands alone, so that it reads well in a file, too."""
+    """Prints complete lines to one stream, so that the output also reads well in a file."""
 
     def __init__(self, *, total_steps: int, out: TextIO = sys.stdout) -> None:
         self._total = total_steps
         self._out = out
         self._notes: dict[str, tuple[float, str]] = {}
         self._began: float | None = None
-        self._since: int | None = None  # version that training began with
+        self._first_version: int | None = None  # version that training began with
         self._last = time.monotonic()
         self._n_lines = 0
         self._has_accuracy = False
@@ -31,11 +31,11 @@ class Console:
         print(text, file=self._out, flush=True)
 
     def mute(self) -> None:
-        """Show no further progress."""
+        """Print no further progress."""
         self._muted = True
 
     def on(self, kind: str, fields: dict[str, Any]) -> None:
-        """One piece of progress, by its kind (areal_bus.core.effects.Progress)."""
+        """Print one progress event by its kind (areal_bus.core.effects.Progress)."""
         if kind == "late":
             logger.debug("head: {}", fields["text"])
         if self._muted:
@@ -52,10 +52,10 @@ class Console:
             self.say(f"warning: {fields['text']}")
         elif kind == "phase" and fields["phase"] == "training":
             self._began = self._last = time.monotonic()
-            self._since = None
+            self._first_version = None
 
     def _note(self, name: str, text: str) -> None:
-        """Start-up news of an actor: every new text, but counting ones at most every 5 s."""
+        """Print an actor's start-up note when its text changes, and counters at most every 5 s."""
         now = time.monotonic()
         at, before = self._notes.get(name, (-10.0, ""))
         same = before.split(" ")[0] == text.split(" ")[0]
@@ -81,8 +81,8 @@ class Console:
         self._n_lines += 1
         step_s, self._last = now - self._last, now
         elapsed = now - (self._began if self._began is not None else now - step_s)
-        self._since = s["version"] - 1 if self._since is None else self._since
-        left = elapsed / (s["version"] - self._since) * (self._total - s["version"])
+        self._first_version = s["version"] - 1 if self._first_version is None else self._first_version
+        left = elapsed / (s["version"] - self._first_version) * (self._total - s["version"])
         lag = f"{s['lag_mean']:5.2f}/{s['lag_max']:<3.0f}" if "lag_max" in s else "      -  "
         accuracy = f"  {cell(s.get('correct'), '8.3f')}" if self._has_accuracy else ""
         self.say(
@@ -93,7 +93,7 @@ class Console:
 
 
 def cell(value: float | None, form: str) -> str:
-    """A figure, or a dash as wide where the step has none."""
+    """The formatted value, or a dash of the same width when the step has none."""
     return "-".rjust(int(form.split(".")[0])) if value is None else format(value, form)
 
 
@@ -105,7 +105,7 @@ def clock(seconds: float) -> str:
 
 
 def comparison(before: Evaluation, after: Evaluation, n_problems: int = 3) -> list[str]:
-    """Some held-out answers before and after, for people."""
+    """Some held-out answers before and after training."""
     lines = []
     for uid in range(min(n_problems, len(before.rows))):
         first, last = (evaluation.scored.get((uid, 0)) for evaluation in (before, after))

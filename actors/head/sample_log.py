@@ -1,4 +1,4 @@
-"""The samples of a run, kept for people beside the journal; knows only what it is handed."""
+"""Sample log: writes each trained and evaluated sample to RUN/samples."""
 
 import array
 import json
@@ -9,29 +9,29 @@ from typing import Any
 from areal_bus.core.effects import Keep
 from areal_bus.journal import LineFile
 
-MOST_KEPT = 64  # samples that wait for one write
+MAX_BUFFERED = 64  # samples buffered before a write
 compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class SampleLog:
-    """Appends a JSON line a sample to RUN/samples/samples.jsonl, and one to tokens.jsonl (fields: docs/journal.md)."""
+    """Appends one JSON line for each sample to samples.jsonl, and with `tokens` to tokens.jsonl (docs/journal.md)."""
 
     def __init__(self, run_folder: Path, *, tokens: bool = False) -> None:
         folder = run_folder / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         self._file = LineFile(folder / "samples.jsonl")
         self._tokens = LineFile(folder / "tokens.jsonl") if tokens else None
-        self._kept: list[Keep] = []  # not written yet
+        self._buffer: list[Keep] = []  # not written yet
 
     def keep(self, effect: Keep) -> None:
-        """Its lines go to the files with the next `flush`."""
-        self._kept.append(effect)
-        if len(self._kept) >= MOST_KEPT:
+        """Buffer the sample; `flush` writes it."""
+        self._buffer.append(effect)
+        if len(self._buffer) >= MAX_BUFFERED:
             self.flush()
 
     def flush(self) -> None:
-        if self._kept:
-            kept, self._kept = self._kept, []
+        if self._buffer:
+            kept, self._buffer = self._buffer, []
             self._file.append(*[packed(as_line(effect)) for effect in kept])
             if self._tokens is not None:
                 self._tokens.append(*[packed(as_tokens(effect)) for effect in kept])
@@ -44,9 +44,9 @@ class SampleLog:
 
 
 def as_line(effect: Keep) -> dict[str, Any]:
-    """One sample, flat but for its spans."""
+    """The line of samples.jsonl."""
     s = effect.scored
-    has_reward = s.status == "value" or not s.evaluation  # what is trained has one, declared for a verdict without
+    has_reward = s.status == "value" or not s.evaluation  # a trained sample has one: its value, or the configured one
     return {
         "kind": "evaluation" if s.evaluation else "train",
         "evaluation": s.evaluation,
@@ -71,7 +71,7 @@ def as_line(effect: Keep) -> dict[str, Any]:
 
 
 def as_tokens(effect: Keep) -> dict[str, Any]:
-    """The tokens of one sample: all ids, and of the sampled ones log-prob and version."""
+    """The line of tokens.jsonl: all token ids, and log-probs and versions of the sampled tokens."""
     s = effect.scored
     return {
         "evaluation": s.evaluation,

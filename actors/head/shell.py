@@ -1,7 +1,7 @@
-"""The head actor: a bus, a clock, a journal and a terminal around the pure state machine of `areal_bus.core.head`.
+"""The head actor: runs the state machine of `areal_bus.core.head` and carries out its effects.
 
 Consumes scored trajectories and finished updates; waits for messages; produces prompts, batch shards and versions.
-It imports no torch: it answers while the learner computes.
+It imports no torch, so it stays responsive while the learner computes.
 """
 
 import json
@@ -19,12 +19,11 @@ from actors.head.checkpoint_writer import HeadCheckpointWriter, newest_checkpoin
 from actors.head.console import Console, clock, comparison
 from actors.head.sample_log import SampleLog
 from actors.head.stall_monitor import StallMonitor
-from actors.runtime import process as draining
-from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_seldom, dump, note_refusals
+from actors.runtime import process
+from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_seldom, dump, journal_rejections
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
-from areal_bus.core.effects import Discard, Effect, End, Keep, Mark, Record, Save, Send
-from areal_bus.core.effects import Progress as Shown
+from areal_bus.core.effects import Discard, Effect, End, Keep, Mark, Progress, Record, Save, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.staleness import StalenessPolicy
@@ -36,6 +35,7 @@ from areal_bus.transport.bus import Bus
 
 
 def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -> HeadRules:
+    """The head's rules from the config and the topology."""
     return HeadRules(
         batch_size=config.data.batch_size,
         eta=config.rollout.max_head_offpolicyness,
@@ -64,18 +64,18 @@ def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -
 
 
 def declared(policy: float | str) -> float | None:
-    """The reward of a score that failed; None for "refund"."""
+    """The reward that the config declares for a failed score; None for "refund"."""
     return None if isinstance(policy, str) else policy
 
 
 TICK_S = 0.1
-AT_ONCE = 256  # effects, or messages, from which on no further one is looked at before they are carried out
-FRONTIERS_S = 60.0  # at the end, for what is not on disk yet
+MAX_EFFECTS = 256  # effects, or messages, that are decided before they are carried out
+CHECKPOINTS_S = 60.0  # longest wait for pending head checkpoints
 TERM_FILE = "term.json"
 
 
 def run(context: Context) -> None:
-    """Serve until the run has ended. Raises ActorFailed when it ended badly."""
+    """Serve until the run ends. Raises ActorFailed when the run failed."""
     config = context.config()
     journal = context.journal(config)
     shell = Shell(context, config, journal)
@@ -83,7 +83,7 @@ def run(context: Context) -> None:
         "head",
         job=context.job,
         listen=context.head,
-        heartbeat=shell.beat,
+        heartbeat=shell.heartbeat,
         heartbeat_s=config.bus.heartbeat_s,
         inbox_bytes=config.bus.inbox_mib << 20,
         tells_gone=True,
@@ -100,18 +100,20 @@ def run(context: Context) -> None:
 
 
 class Shell:
-    """Carries out what the head decides."""
+    """The head's loop: receives messages, lets the head decide, carries out the effects."""
 
     def __init__(self, context: Context, config: Config, journal: Journal) -> None:
         self.config = config
         self.folder = Path(context.run_folder)
         self.journal = journal
-        self.pulse = HeartbeatState()  # for the supervisor alone: a head that moves on is not dying in a row
-        self.turns = LoopTicker()
+        self.heartbeat_state = (
+            HeartbeatState()
+        )  # for the supervisor: a crash after progress does not count as consecutive
+        self.ticker = LoopTicker()
         self.end: End | None = None
         self.began = time.monotonic()
-        self.samples = SampleLog(self.folder, tokens=config.journal.tokens) if config.journal.samples else None
-        self.progress = Console(total_steps=config.run.total_train_steps)
+        self.sample_log = SampleLog(self.folder, tokens=config.journal.tokens) if config.journal.samples else None
+        self.console = Console(total_steps=config.run.total_train_steps)
         self.alerts = Alerts(config)
         rows = load_rows(config, context.config_folder)
         evaluates = config.evaluate.before or config.evaluate.after
@@ -121,7 +123,7 @@ class Shell:
             len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs
         )
         check_data(config, order)
-        self.frontiers = HeadCheckpointWriter(self.folder / "frontiers")
+        self.checkpoints = HeadCheckpointWriter(self.folder / "frontiers")
         rules = rules_of(context, config, problems)
         self.head = Head(
             rules if rules.lease_secret else replace(rules, lease_secret=secrets.token_bytes(16)),
@@ -129,20 +131,20 @@ class Shell:
             now=time.monotonic(),
             life=context.incarnation,
             term=next_term(self.folder),
-            frontiers=self.frontiers.load(),
-            waypoints=self.frontiers.waypoints(),
+            frontiers=self.checkpoints.load(),
+            waypoints=self.checkpoints.waypoints(),
         )
-        self.watchdog = StallMonitor(config.watchdog, heartbeat_s=config.bus.heartbeat_s)
+        self.stall_monitor = StallMonitor(config.watchdog, heartbeat_s=config.bus.heartbeat_s)
 
-    def beat(self) -> m.HeadHeartbeat:
-        """The published clock, repeated to everybody; called on the bus thread."""
+    def heartbeat(self) -> m.HeadHeartbeat:
+        """The published version, sent to every member. Called on the bus thread."""
         return m.HeadHeartbeat(term=self.head.terms.term, version=self.head.gate.v, life=self.head.life)
 
     def serve(self, bus: Bus) -> None:
-        """Messages in, effects out, until the end."""
+        """Handle messages and ticks until the head ends the run."""
         next_tick = time.monotonic()
         while self.end is None:
-            self.turns.tell()
+            self.ticker.tick()
             self.journal.mark("wait")
             got = bus.receive(max(0.001, next_tick - time.monotonic()))
             self.journal.mark("decide")
@@ -150,93 +152,93 @@ class Shell:
                 self._carry_out(bus, self._decide(bus, got))
             now = time.monotonic()
             if now >= next_tick:
-                note_refusals(bus, self.journal)
-                for frontier in self.frontiers.saved():
-                    self.head.terms.saved(frontier)
+                journal_rejections(bus, self.journal)
+                for checkpoint in self.checkpoints.saved():
+                    self.head.terms.saved(checkpoint)
                 self._carry_out(bus, self.head.tick(now, until=bus.until))
-                self._carry_out(bus, self.watchdog.look(self.head, now))
-                if draining.asked():
+                self._carry_out(bus, self.stall_monitor.look(self.head, now))
+                if process.drain_requested():
                     self._carry_out(bus, self.head.drain(now))
                 next_tick = now + TICK_S
-        self._say_how_it_ended()
+        self._print_report()
 
     def _decide(self, bus: Bus, first: tuple[str, m.Message]) -> list[Effect]:
-        """On `first` and on what else is there, until more is to be done than to write and to tell."""
+        """Decide on `first` and the messages behind it, until an effect needs more than a send or a journal line."""
         effects: list[Effect] = []
         got: tuple[str, m.Message] | None = first
-        n_left = AT_ONCE  # most messages have no effects, and deadlines do not wait until there are no more of them
+        n_left = MAX_EFFECTS  # a bound for messages without effects, too: deadlines must not wait
         while got is not None:
-            follows = self.head.on(*got, time.monotonic())
-            effects += follows
-            n_left -= max(1, len(follows))
-            goes_on = n_left > 0 and all(isinstance(effect, Send | Record | Keep) for effect in follows)
+            decided = self.head.on(*got, time.monotonic())
+            effects += decided
+            n_left -= max(1, len(decided))
+            goes_on = n_left > 0 and all(isinstance(effect, Send | Record | Keep) for effect in decided)
             got = bus.receive(0) if goes_on else None
         return effects
 
     def _carry_out(self, bus: Bus, effects: list[Effect]) -> None:
-        """In order; but all lines are written before what was decided with them is told, with one write, and the end is
-        on disk before anybody is told to stop: a head that dies between the two is over.
+        """Carry out effects in order, except that journal lines are flushed before the messages decided with them are
+        sent, and the summary is on disk before any Stop is sent. A head that dies in between finds the run over.
         """
         ends = any(isinstance(effect, End) for effect in effects)
-        letters: list[Send] = []
-        goodbyes: list[Send] = []
+        pending: list[Send] = []
+        stops: list[Send] = []
         for effect in effects:
             if isinstance(effect, Send):
-                (goodbyes if ends and isinstance(effect.message, m.Stop) else letters).append(effect)
+                (stops if ends and isinstance(effect.message, m.Stop) else pending).append(effect)
             elif isinstance(effect, Save | Discard):
-                self._tell(bus, letters)
-                self.frontiers.do(effect)
+                self._send_pending(bus, pending)
+                self.checkpoints.do(effect)
             elif isinstance(effect, Mark):
-                self._tell(bus, letters)
-                self.frontiers.mark(effect.waypoint)
+                self._send_pending(bus, pending)
+                self.checkpoints.mark(effect.waypoint)
             elif isinstance(effect, Record):
                 if effect.event is Event.TERM:
-                    self._tell(bus, letters)
+                    self._send_pending(bus, pending)
                     self._begin_term(effect.fields["term"], effect.fields["version"])
                 self.journal.keep(effect.event, **effect.fields)
-                self.pulse.progress += effect.event in (Event.SCORED, Event.UPDATE)
-                if effect.event is Event.FAILED:  # the actor names itself; what follows from it is no news
-                    self.progress.mute()
+                self.heartbeat_state.progress += effect.event in (Event.SCORED, Event.UPDATE)
+                if effect.event is Event.FAILED:  # the failed actor prints its own error
+                    self.console.mute()
             elif isinstance(effect, Keep):
                 self.alerts.keep(effect)
-                if self.samples is not None:
-                    self.samples.keep(effect)
-            elif isinstance(effect, Shown):
-                self.progress.on(effect.kind, effect.fields)
+                if self.sample_log is not None:
+                    self.sample_log.keep(effect)
+            elif isinstance(effect, Progress):
+                self.console.on(effect.kind, effect.fields)
                 if effect.kind == "step":
                     self._alert(self.alerts.step(effect.fields))
             else:
                 self.end = effect
-        self._tell(bus, letters)
+        self._send_pending(bus, pending)
         if ends:
-            self.frontiers.close(FRONTIERS_S)
+            self.checkpoints.close(CHECKPOINTS_S)
             self._summarize()
-        for goodbye in goodbyes:
-            bus.send(goodbye.to, goodbye.message)
+        for stop in stops:
+            bus.send(stop.to, stop.message)
 
     def _alert(self, alerts: list[Alert]) -> None:
-        """For people, and the journal."""
+        """Print the alerts and write them to the journal."""
         for alert in alerts:
-            self.progress.on("alert", {"level": alert.level, "text": alert.text})
+            self.console.on("alert", {"level": alert.level, "text": alert.text})
             self.journal.keep(Event.NOTE, level=alert.level, text=alert.text)
 
-    def _tell(self, bus: Bus, letters: list[Send]) -> None:
-        """What is to be told so far, after the lines that were decided with it."""
+    def _send_pending(self, bus: Bus, pending: list[Send]) -> None:
+        """Send the pending messages, after the journal lines decided with them."""
         self.journal.flush()
-        if self.samples is not None:
-            self.samples.flush()
-        if letters:
-            bus.send_all((letter.to, letter.message) for letter in letters)
-        letters.clear()
+        if self.sample_log is not None:
+            self.sample_log.flush()
+        if pending:
+            bus.send_all((send.to, send.message) for send in pending)
+        pending.clear()
 
     def _begin_term(self, term: int, version: int) -> None:
-        """On disk before anybody hears of it: no two heads begin the same term, or go back to what it undoes."""
-        self.frontiers.settle(FRONTIERS_S, version=version)
-        write_whole(self.folder / TERM_FILE, json.dumps({"term": term}) + "\n")
+        """Write the term to disk before it is announced: two heads must never begin the same term."""
+        self.checkpoints.settle(CHECKPOINTS_S, version=version)
+        write_atomic(self.folder / TERM_FILE, json.dumps({"term": term}) + "\n")
         self.journal.term = term
 
     def _save_problems(self, problems: list[dict[str, Any]]) -> None:
-        """The evaluation's problems in their order, so that tools.evaluate can ask the same."""
+        """Save the evaluation's problems in order, so that tools.evaluate can use the same ones."""
         if problems:
             folder = self.folder / "evaluation"
             folder.mkdir(exist_ok=True)
@@ -244,7 +246,7 @@ class Shell:
             (folder / "problems.jsonl").write_text(lines, encoding="utf-8")
 
     def _summarize(self) -> None:
-        """The end, for tools and for supervisors: from now on nobody brings an actor back."""
+        """Write RUN/summary.json for tools and supervisors: no actor is restarted after this."""
         if self.end is None:
             return
         finished = self.head.finished.get(0)
@@ -264,28 +266,28 @@ class Shell:
             "checkpoint": self._checkpoint(),
             "model": finished.model if finished else "",
         }
-        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_atomic(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _checkpoint(self) -> str:
-        """That a later start of a drained run goes on from, by what is on disk; else the last written. "": none."""
+        """The checkpoint from which a drained run resumes, else the last one written; "" if there is none."""
         finished = self.head.finished.get(0)
         if self.end is not None and not self.end.code and (self.head.is_draining or finished is None):
             return newest_checkpoint(self.folder, self.head.version)
         return finished.checkpoint if finished else ""
 
-    def _say_how_it_ended(self) -> None:
-        """For people; a bad end is said by the error that this process ends with."""
-        if self.samples is not None:
-            self.samples.close()
+    def _print_report(self) -> None:
+        """Print the report of a successful run. A failed run ends with this process's error instead."""
+        if self.sample_log is not None:
+            self.sample_log.close()
         if self.end is not None and not self.end.code:
             for line in self._report():
-                self.progress.say(line)
+                self.console.say(line)
 
     def _report(self) -> list[str]:
         head, results, seconds = self.head, self.head.results, time.monotonic() - self.began
         age = f"oldest trained token {head.max_lag} behind" if head.max_lag is not None else "no token was trained"
         what = "drained" if head.is_draining else "done"
-        took = f", {clock(seconds)} since the head came back" if head.life else f" in {clock(seconds)}"
+        took = f", {clock(seconds)} since the head restarted" if head.life else f" in {clock(seconds)}"
         lines = ["", f"{what}: {head.version} versions{took}, {age} (eta {head.gate.eta})"]
         for name in ("before", "after"):
             accuracy = head.figures.get(name, {}).get("accuracy")
@@ -299,17 +301,19 @@ class Shell:
         if head.is_draining:
             if not (found := self._checkpoint()).endswith(f"-{head.version:06d}") and head.version:
                 base = found or "the beginning"
-                lines.append(f"version {head.version} has no frontier or no checkpoint on disk: goes on from {base}")
-            lines.append(f"to go on: the same command line with --resume {self.folder}")
+                lines.append(
+                    f"version {head.version} has no complete checkpoint on disk: a resumed run starts at {base}"
+                )
+            lines.append(f"to resume: the same command line with --resume {self.folder}")
         lines.extend(f"{alert.level}: {alert.text}" for alert in self.alerts.end())
         lines.append(f"run: {self.folder}   (python -m tools.samples {self.folder} shows what the model wrote)")
         return lines
 
 
 def next_term(folder: Path) -> int:
-    """The number of the first term of this head's life: 0, or one more than any that a head of this run began.
+    """The first term of this incarnation of the head: one above the newest term of this run, from 0.
 
-    Raises CheckpointError for a file that does not say it: a guess that is too small would bring a lost term back.
+    Raises CheckpointError for an unreadable file: a guess that is too small would revive a lost term.
     """
     path = folder / TERM_FILE
     try:
@@ -322,24 +326,24 @@ def next_term(folder: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
     raise CheckpointError(
-        f'{path} must say {{"term": N}}, the newest term of this run: {why}; write it anew with the largest "term" in '
-        "the head's journal (head-*.jsonl), or a larger one, and resume"
+        f'{path} must hold {{"term": N}}, the newest term of this run: {why}; write it with the largest "term" of the '
+        "head's journal (head-*.jsonl), or a larger one, and resume"
     )
 
 
-def write_whole(path: Path, text: str) -> None:
-    """The old file or the new one, whatever happens; the new one for good once this returns."""
-    fresh = path.with_name(f".{path.name}.tmp")
-    with fresh.open("w") as file:
+def write_atomic(path: Path, text: str) -> None:
+    """Replace the file atomically and durably (fsync of file and folder)."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    fresh.replace(path)
+    temporary.replace(path)
     sync_folder(path.parent)
 
 
 def check_data(config: Config, order: RowOrder) -> None:
-    """Raises ConfigError when no batch can ever be full, and short ones are not wanted."""
+    """Raises ConfigError when the data cannot fill one batch and data.drop_last drops short ones."""
     data = config.data
     if data.drop_last and order.total is not None and order.total < data.batch_size:
         raise ConfigError(

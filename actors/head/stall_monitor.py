@@ -1,6 +1,6 @@
-"""The watchdog of the head's shell: registers who waits for whom, says so when nothing moves, and acts by config.
+"""Stall monitor: records the wait-for graph, warns when nothing moves, then aborts or requeues as configured.
 
-It looks at the pure head once a second and returns effects like the head's own; it carries out none of them.
+It checks the head's state once a second and returns effects, as the head does. It carries out none of them.
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from areal_bus.core.state import Phase
 from areal_bus.core.wait_graph import StallVerdict, Wait, verdict
 from areal_bus.messages import Role
 
-LOOK_S = 1.0  # between two looks
-REGISTER_S = 5.0  # between two registers of waits in the journal
-REFRESH_S = 60.0  # between two that say the same
-QUIET_BEATS = 3  # heartbeats that may be missed
-NOBODY = Wait("", "", (), 0.0)
+CHECK_S = 1.0  # interval between two checks
+RECORD_S = 5.0  # shortest interval between two wait-for graphs in the journal
+REFRESH_S = 60.0  # interval at which an unchanged graph is recorded again
+MISSED_HEARTBEATS = 3  # a member is silent after this many
+NO_WAIT = Wait("", "", (), 0.0)
 
 
 @dataclass(slots=True)
 class StallAlarm:
-    """Rings when something has lasted `after_s`, then at twice that, and so on; silent again once it moves."""
+    """Due when a stall has lasted `after_s`, then 2, 4, ... times as long. It resets when the stall ends."""
 
     after_s: float
     next_s: float = 0.0
 
-    def rings(self, lasted_s: float) -> bool:
+    def is_due(self, lasted_s: float) -> bool:
         if lasted_s < self.after_s:
             self.next_s = self.after_s
         if lasted_s < max(self.next_s, self.after_s):
@@ -42,42 +42,42 @@ class StallAlarm:
 
 
 class StallMonitor:
-    """One for the ring as a whole, and one for each member that stands still with work in its hands."""
+    """Monitors the ring as a whole and each member that holds work and makes no progress."""
 
     def __init__(self, settings: WatchdogConfig, *, heartbeat_s: float) -> None:
         self.settings = settings
-        self.watch = ProgressTracker(quiet_s=QUIET_BEATS * heartbeat_s, still_s=settings.progress_s)
-        self._looked_s: float | None = None  # by the head's clock
-        self._registered_s: float | None = None
-        self._register: object = None  # what was written last
-        self._tell, self._act = StallAlarm(settings.stall_s), StallAlarm(settings.act_s)
-        self._is_stalled = False  # and said to be
-        self._of_members: dict[str, tuple[StallAlarm, StallAlarm]] = {}  # of those that stand still
+        self.tracker = ProgressTracker(quiet_s=MISSED_HEARTBEATS * heartbeat_s, still_s=settings.progress_s)
+        self._checked_at: float | None = None  # by the head's clock
+        self._recorded_at: float | None = None
+        self._recorded: object = None  # the last graph in the journal
+        self._warn_alarm, self._act_alarm = StallAlarm(settings.stall_s), StallAlarm(settings.act_s)
+        self._is_stalled = False  # a warning was written
+        self._member_alarms: dict[str, tuple[StallAlarm, StallAlarm]] = {}  # (warn, act) of each stuck member
         self._effects = Effects()
 
     def look(self, head: Head, now: float) -> list[Effect]:
-        """Call it at every tick, after the head's own: what is to be written, said and done."""
-        if head.phase is Phase.STOPPING or (self._looked_s is not None and now - self._looked_s < LOOK_S):
+        """Check the ring and return effects. Call it at every tick, after the head's own tick."""
+        if head.phase is Phase.STOPPING or (self._checked_at is not None and now - self._checked_at < CHECK_S):
             return []
-        self._looked_s = now
-        self.watch.look(head, now)
-        self._look_at_waits(head, now)
-        done = self._look_at_ring(head, now)
-        return [*done, *self._effects.take()] if done else [*self._look_at_members(head, now), *self._effects.take()]
+        self._checked_at = now
+        self.tracker.look(head, now)
+        self._record_waits(head, now)
+        done = self._check_ring(head, now)
+        return [*done, *self._effects.take()] if done else [*self._check_members(head, now), *self._effects.take()]
 
-    # the register of waits
+    # the wait-for graph
 
-    def _look_at_waits(self, head: Head, now: float) -> None:
-        """Write down the waits when they have changed, but not too often."""
-        age_s = None if self._registered_s is None else now - self._registered_s
-        if age_s is not None and age_s < REGISTER_S:
+    def _record_waits(self, head: Head, now: float) -> None:
+        """Record the wait-for graph when it has changed, at most every RECORD_S."""
+        age_s = None if self._recorded_at is None else now - self._recorded_at
+        if age_s is not None and age_s < RECORD_S:
             return
-        found = verdict(head, self.watch, now)
-        register = tuple((wait.who, wait.on) for wait in found.waits), found.culprits
-        if register == self._register and age_s is not None and age_s < REFRESH_S:
+        found = verdict(head, self.tracker, now)
+        graph = tuple((wait.who, wait.on) for wait in found.waits), found.culprits
+        if graph == self._recorded and age_s is not None and age_s < REFRESH_S:
             return
-        self._register, self._registered_s = register, now
-        for i, wait in enumerate(found.waits or (NOBODY,)):
+        self._recorded, self._recorded_at = graph, now
+        for i, wait in enumerate(found.waits or (NO_WAIT,)):
             self._effects.record(
                 Event.WAIT,
                 i=i,
@@ -92,18 +92,18 @@ class StallMonitor:
 
     # the ring
 
-    def _look_at_ring(self, head: Head, now: float) -> list[Effect]:
-        """Say the verdict when nothing has moved for long, and take the action later. Returns the action's effects."""
-        stalled_s = self.watch.stalled_s
-        tells, acts = self._tell.rings(stalled_s), self._act.rings(stalled_s)
-        found = verdict(head, self.watch, now) if tells or acts else None
+    def _check_ring(self, head: Head, now: float) -> list[Effect]:
+        """Warn when nothing has moved for `stall_s`, act after `act_s`. Returns the effects of the action."""
+        stalled_s = self.tracker.stalled_s
+        warns, acts = self._warn_alarm.is_due(stalled_s), self._act_alarm.is_due(stalled_s)
+        found = verdict(head, self.tracker, now) if warns or acts else None
         if found is not None and acts and (self.settings.action == "abort" or self._is_hopeless(found)):
             self._is_stalled = True
             self._abort(head, found, stalled_s)
             return []
-        if found is not None and (tells or self.settings.action == "requeue"):
+        if found is not None and (warns or self.settings.action == "requeue"):
             self._is_stalled = True
-            self._say("ring", stalled_s, f"nothing has moved for {stalled_s:.0f} s: {found.sentence}", found.culprits)
+            self._warn("ring", stalled_s, f"nothing has moved for {stalled_s:.0f} s: {found.sentence}", found.culprits)
             requeues = acts and self.settings.action == "requeue"
             names = found.culprits if requeues else ()
             return [effect for name in names for effect in self._requeue(head, name, stalled_s, now)]
@@ -114,57 +114,57 @@ class StallMonitor:
         return []
 
     def _is_hopeless(self, found: StallVerdict) -> bool:
-        """Whether a role of which somebody must work has nobody who does: that does not mend itself."""
+        """Whether a required role has no working member: such a stall does not resolve itself."""
         return bool(found.absent) and self.settings.absent_action == "abort"
 
     def _abort(self, head: Head, found: StallVerdict, stalled_s: float) -> None:
         sentence = f"nothing moved for {stalled_s:.0f} s: {found.sentence}"
-        self._write("ring", stalled_s, sentence, found.culprits, "abort")
+        self._record("ring", stalled_s, sentence, found.culprits, "abort")
         for member in head.members.alive():
             self._effects.send(member.name, m.Stop(sentence))
         self._effects.end(1, sentence)
 
     def _requeue(self, head: Head, name: str, stalled_s: float, now: float) -> list[Effect]:
-        """What one to blame holds goes to others; a learner holds nothing that others could do."""
+        """Lease the work of a culprit to other members. A learner holds no such work."""
         member = head.members.by_name.get(name)
         if member is None or member.role is Role.LEARNER or member.standing is MemberState.DEAD:
             return []
         text = f"the work of {place(name)} goes to others"
-        self._write("member", stalled_s, text, (name,), "requeue")
+        self._record("member", stalled_s, text, (name,), "requeue")
         self._effects.progress("warning", text=text)
         return head.requeue(name, now)
 
     # members
 
-    def _look_at_members(self, head: Head, now: float) -> list[Effect]:
-        """Name those that stand still with work in their hands, whether or not the ring moves."""
+    def _check_members(self, head: Head, now: float) -> list[Effect]:
+        """Warn about members that hold work and make no progress, whether or not the ring moves."""
         done: list[Effect] = []
         stuck = {
-            x.name: (x, s) for x in head.members.by_name.values() if (s := self.watch.stuck_s(head, x)) is not None
+            x.name: (x, s) for x in head.members.by_name.values() if (s := self.tracker.stuck_s(head, x)) is not None
         }
-        for name in self._of_members.keys() - stuck.keys():
-            del self._of_members[name]
+        for name in self._member_alarms.keys() - stuck.keys():
+            del self._member_alarms[name]
         for name, (member, still_s) in stuck.items():
             alarms = (StallAlarm(self.settings.progress_s), StallAlarm(self.settings.act_s))
-            tell, act = self._of_members.setdefault(name, alarms)
-            tells, acts = tell.rings(still_s), act.rings(still_s)
-            if self._is_stalled:  # the verdict on the ring names it
+            warn_alarm, act_alarm = self._member_alarms.setdefault(name, alarms)
+            warns, acts = warn_alarm.is_due(still_s), act_alarm.is_due(still_s)
+            if self._is_stalled:  # the ring's verdict names it already
                 continue
-            if tells:
+            if warns:
                 held = f" and holds {member.load} samples" if member.load else ""
                 note = f" ({member.note})" if member.note else ""
                 text = f"{place(name)} has made no progress for {still_s:.0f} s{held}{note}"
-                self._say("member", still_s, text, (name,))
+                self._warn("member", still_s, text, (name,))
             if acts and self.settings.action == "requeue":
                 done += self._requeue(head, name, still_s, now)
         return done
 
-    # words
+    # output
 
-    def _say(self, scope: str, stalled_s: float, text: str, on: tuple[str, ...]) -> None:
-        self._write(scope, stalled_s, text, on, "warn")
+    def _warn(self, scope: str, stalled_s: float, text: str, on: tuple[str, ...]) -> None:
+        self._record(scope, stalled_s, text, on, "warn")
         self._effects.progress("warning", text=text)
 
-    def _write(self, scope: str, stalled_s: float, text: str, on: tuple[str, ...], action: str) -> None:
+    def _record(self, scope: str, stalled_s: float, text: str, on: tuple[str, ...], action: str) -> None:
         fields = {"scope": scope, "stalled_s": round(stalled_s, 3), "verdict": text, "on": " ".join(on)}
         self._effects.record(Event.STALL, **fields, action=action)

@@ -20,7 +20,7 @@ from actors.learner.rollout import HeadFailover, Rollout
 from actors.learner.startup import load_policy, warm
 from actors.learner.weight_pusher import WeightPusher
 from actors.models.loading import load_tokenizer
-from actors.runtime.context import Context, HeartbeatState, note_refusals, open_bus
+from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
 from actors.runtime.last_fault import Fault, keep_fault
 from actors.runtime.process import leave
 from actors.runtime.user_code import place_of
@@ -60,7 +60,7 @@ class Learner:
         self.context = context
         self.config = config
         self.journal = journal
-        self.pulse = HeartbeatState(tells=False)
+        self.pulse = HeartbeatState(reports=False)
         self.is_root = context.index == 0
         self.root: WeightSender | None = None
         self.endpoint = ""  # of the store at rank 0
@@ -275,11 +275,11 @@ class Learner:
         if is_kept:
             self.keeper.keep(self.actor, self.tokenizer)
         if not self.config.checkpoint.every_steps:  # else only what is kept counts: a crash loses all that came after
-            self.pulse.tell()
+            self.pulse.report_progress()
 
     def _sealed(self, version: int, folder: str) -> None:
         """A checkpoint is whole; on every rank."""
-        self.pulse.tell()
+        self.pulse.report_progress()
         if self.is_root and not self.tie.is_cut:
             self.send(m.Checkpointed(version, folder))
 
@@ -358,4 +358,4 @@ class Learner:
         """What other threads have learnt, into the journal."""
         self.journal.term = self.letterbox.term
         self.pusher.record(self.journal)
-        note_refusals(self.bus, self.journal)
+        journal_rejections(self.bus, self.journal)

@@ -1,6 +1,6 @@
-"""Binds a reward function's parameters by name to what a score has: the prompt, the completion and the data row.
+"""Binds the parameters of a reward function by name to prompt, completion and fields of the data row.
 
-Our names and verl's are known (docs/rewards.md). Pure: no I/O.
+Supports our parameter names and verl's (docs/rewards.md).
 """
 
 import functools
@@ -20,7 +20,7 @@ def data_source(prompt: str, completion: str, row: Row) -> Any:
 
 
 def ground_truth(prompt: str, completion: str, row: Row) -> Any:
-    """Of `reward_model`, as verl's rows have it; else the row's own field; else its answer, which is text."""
+    """`reward_model.ground_truth` as in verl's rows, else the row's `ground_truth`, else its `answer`."""
     model = row.get("reward_model")
     if isinstance(model, Mapping) and "ground_truth" in model:
         return model["ground_truth"]
@@ -28,9 +28,9 @@ def ground_truth(prompt: str, completion: str, row: Row) -> Any:
 
 
 def extra_info(prompt: str, completion: str, row: Row) -> Any:
-    """An empty one where the row has none, as in verl."""
-    found = row.get("extra_info")
-    return {} if found is None else found
+    """The row's `extra_info`, else {}, as in verl."""
+    info = row.get("extra_info")
+    return {} if info is None else info
 
 
 NAMES: dict[str, Fill] = {
@@ -42,17 +42,17 @@ NAMES: dict[str, Fill] = {
     "ground_truth": ground_truth,
     "extra_info": extra_info,
 }
-FROM_ROW = ("data_source",)  # nothing stands in for the row's own field
+FROM_ROW = ("data_source",)  # names without a fallback: the row must have the field
 OURS = ["prompt", "completion", "row"]
 BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def bind(function: Callable[..., Any], name: str, fields: Collection[str] | None = None) -> RewardFunction:
-    """The function as one of (prompt, completion, row). `fields`: those that every row has, where that is known.
+    """Wrap the function as (prompt, completion, row). `fields`: the fields that every row has, if known.
 
-    Raises ConfigError for a parameter that has no default and cannot be bound. A function without a signature (some
-    written in C), or with `*args` alone, takes (prompt, completion, row) by place.
+    Raises ConfigError for a parameter that has no default and cannot be bound. A function without a signature (some C
+    functions), or with `*args` only, is called with (prompt, completion, row) by position.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -68,41 +68,43 @@ def bind(function: Callable[..., Any], name: str, fields: Collection[str] | None
 
 
 def check(named: list[inspect.Parameter], what: str, fields: Collection[str] | None) -> None:
-    """Raises ConfigError for the first parameter that must be given and cannot be."""
+    """Raises ConfigError for the first parameter without a default that cannot be bound."""
     for parameter in named:
         if is_filled(parameter, fields) or parameter.default is not parameter.empty:
             continue
         if parameter.name in NAMES:
             raise ConfigError(
-                f"{what} takes {parameter.name!r}, which is the row's field of that name: not every row of data has "
-                f"it; add the field, or give the parameter a default"
+                f"{what} takes {parameter.name!r}, the row's field of that name, but not every row has this field; add "
+                f"the field, or give the parameter a default"
             )
         raise ConfigError(
-            f"{what} has the parameter {parameter.name!r}, which cannot be bound: its parameters are bound by name, "
-            f"and the names are {', '.join(NAMES)}; rename it, or give it a default"
+            f"{what} has the parameter {parameter.name!r}, which cannot be bound: parameters are bound by name, and "
+            f"the names are {', '.join(NAMES)}; rename it, or give it a default"
         )
     if not any(parameter.name in NAMES for parameter in named):
         raise ConfigError(f"{what} must take at least one of {', '.join(NAMES)}: it takes none")
 
 
 def is_filled(parameter: inspect.Parameter, fields: Collection[str] | None) -> bool:
-    """Whether a score gives it a value."""
+    """Whether the parameter is bound to a value."""
     is_there = parameter.name not in FROM_ROW or fields is None or parameter.name in fields
     return parameter.name in NAMES and is_there
 
 
 def bound(function: Callable[..., Any], filled: list[inspect.Parameter]) -> RewardFunction:
-    """Calls the function with these parameters filled; one whose default stands in for a missing field is left out."""
-    places = [NAMES[p.name] for p in filled if p.kind == inspect.Parameter.POSITIONAL_ONLY]
-    words = {p.name: NAMES[p.name] for p in filled if p.kind != inspect.Parameter.POSITIONAL_ONLY}
+    """Wrap the function. A parameter with a default is left out when the row lacks its field."""
+    positional = [NAMES[p.name] for p in filled if p.kind == inspect.Parameter.POSITIONAL_ONLY]
+    keywords = {p.name: NAMES[p.name] for p in filled if p.kind != inspect.Parameter.POSITIONAL_ONLY}
     optional = {p.name for p in filled if p.name in FROM_ROW and p.default is not p.empty}
 
     @functools.wraps(function)
     def score(prompt: str, completion: str, row: Row, /) -> float | Score:
         given = {
-            name: fill(prompt, completion, row) for name, fill in words.items() if name not in optional or name in row
+            name: fill(prompt, completion, row)
+            for name, fill in keywords.items()
+            if name not in optional or name in row
         }
-        value: float | Score = function(*(fill(prompt, completion, row) for fill in places), **given)
+        value: float | Score = function(*(fill(prompt, completion, row) for fill in positional), **given)
         return value
 
     return score

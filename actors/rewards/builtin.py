@@ -1,7 +1,7 @@
-"""The built-in reward functions: the agent's own, exact match, and those of the tasks "reverse" and "sums".
+"""Built-in reward functions: "agent", "exact", and those of the tasks "reverse" and "sums".
 
-A strict reward alone is 0 for nearly every first answer of a small model and teaches nothing; the first half gives it
-something to climb.
+The two tasks give half of the reward for partly right answers: a strict reward is 0 for nearly every first answer of a
+small model, and a group of equal rewards trains nothing.
 """
 
 from collections.abc import Mapping

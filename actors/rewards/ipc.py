@@ -1,6 +1,6 @@
-"""How the pool and its workers write to each other: a length (4 bytes, little-endian), then one JSON object.
+"""Frames between a pool and its worker processes: a length (4 bytes, little-endian), then one JSON object.
 
-Both sides cap what they send and what they accept; a frame over the cap raises ValueError.
+Both sides limit the size of sent and received frames; a frame over the limit raises ValueError.
 """
 
 import json
@@ -21,7 +21,7 @@ def pack(record: dict[str, Any], *, cap_bytes: int) -> bytes:
 
 
 def unpack(buffer: bytearray, *, cap_bytes: int) -> dict[str, Any] | None:
-    """Take the first frame out of `buffer`; None while it is not whole. Raises ValueError on what is no frame."""
+    """Take the first frame out of `buffer`; None while it is incomplete. Raises ValueError for an invalid frame."""
     if len(buffer) < LENGTH.size:
         return None
     (length,) = LENGTH.unpack_from(buffer)
@@ -35,13 +35,13 @@ def unpack(buffer: bytearray, *, cap_bytes: int) -> dict[str, Any] | None:
 
 
 def check(length: int, *, cap_bytes: int) -> None:
-    """Raises ValueError for a frame that claims to be longer."""
+    """Raises ValueError for a length over the limit."""
     if length > cap_bytes:
         raise ValueError(f"a frame must be at most {cap_bytes} bytes: this one claims {length}")
 
 
 def read(body: bytes) -> dict[str, Any]:
-    """What a frame holds. Raises ValueError when that is no object."""
+    """Decode the body of a frame. Raises ValueError unless it is a JSON object."""
     record = json.loads(body)
     if not isinstance(record, dict):
         raise ValueError(f"a frame must hold one JSON object: this one holds a {type(record).__name__}")

@@ -1,4 +1,4 @@
-"""From the name of a reward function to the function; knows nothing of what it computes."""
+"""Loads a reward function by its configured name."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ from actors.rewards.protocol import RewardFunction
 from actors.runtime.user_code import cause
 from areal_bus.errors import ConfigError
 
-if TYPE_CHECKING:  # workers import this module, and do without the settings
+if TYPE_CHECKING:  # workers import this module without the settings
     from areal_bus.config.sections import Config
 
 BUILT_IN = {
@@ -25,10 +25,10 @@ BUILT_IN = {
 
 
 def load_reward(name: str, folder: str | Path, fields: Collection[str] | None = None) -> RewardFunction:
-    """The reward function of that name: a built-in one, or "module:function" with the module found in `folder` first.
+    """The reward function of that name: a built-in one, or "module:function", with `folder` first on sys.path.
 
-    Its parameters are bound by name; `fields` are those that every row has, where that is known. Raises ConfigError
-    with the module, the attribute and the cause. The user's module runs in this process.
+    Its parameters are bound by name; `fields`: the fields that every row has, if known. Raises ConfigError with the
+    module, the attribute and the cause. The user's module is imported in this process.
     """
     module_name, separator, attribute = BUILT_IN.get(name, name).partition(":")
     if not (separator and module_name and attribute):
@@ -53,9 +53,8 @@ def load_reward(name: str, folder: str | Path, fields: Collection[str] | None = 
 
 
 def check_reward(config: "Config", config_folder: str | Path, fields: Collection[str] | None = None) -> None:
-    """Raises ConfigError when the configured function does not load, or takes what the rows (`fields`) do not have.
-
-    It is tried in a worker process, not in this one.
+    """Load the configured function in a worker process. Raises ConfigError when it does not load, or needs fields that
+    the rows (`fields`) do not have.
     """
     with WorkerPool(
         config.reward.function,

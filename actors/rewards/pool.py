@@ -1,9 +1,9 @@
-"""A pool of worker processes that run a reward function, each with a deadline.
+"""A pool of worker processes that run a reward function, each score with a deadline.
 
-A thread cannot be stopped and a signal does not interrupt C code: at the deadline the worker is killed with all it
-started, and a fresh worker takes its place. Nothing is scored twice but what a worker had that somebody else killed:
-that says nothing of the answer. The pool never waits but in `poll`. Use it from the one thread that made it: its
-workers die with that thread.
+A thread cannot be stopped and a signal does not interrupt C code, so at its deadline a worker is killed with all
+processes it started, and a new worker replaces it. A score is repeated once only when its worker was killed from
+outside, for example by the OOM killer. Only `poll` waits. Use a pool on the thread that created it: its workers die
+with that thread.
 """
 
 import contextlib
@@ -27,27 +27,27 @@ from actors.rewards.ipc import REPLY_BYTES, REQUEST_BYTES, pack, unpack
 from areal_bus.errors import ConfigError
 from areal_bus.messages import VerdictStatus
 
-REAP_S = 5.0  # a killed process is gone by then, or left to init
-EXIT_S = 0.5  # a process that ends closes its pipes this much before it is gone, at most
+REAP_S = 5.0  # longest wait for a killed process; after that it is left to init
+EXIT_S = 0.5  # longest time between the closing of a process's pipes and its end
 READ_BYTES = 64 << 10
-MARK = "AREAL_BUS_REWARD_WORKER"  # environment: inherited by everything that a worker starts
+MARK = "AREAL_BUS_REWARD_WORKER"  # environment variable that all processes started by a worker inherit
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-class ChildLost(Exception):
-    """The process ended, or wrote what is no frame; the text says which."""
+class WorkerLost(Exception):
+    """The worker process ended or wrote an invalid frame; the text has the reason."""
 
     def __init__(self, text: str, *, was_killed: bool = False) -> None:
-        """`was_killed`: by a SIGKILL that was not ours: the kernel's, when memory ran out, or somebody's."""
+        """`was_killed`: by a SIGKILL from outside, for example of the OOM killer."""
         super().__init__(text)
         self.was_killed = was_killed
 
 
-class Child:
-    """A process of a worker's module in a session of its own; its pipes are registered with `selector`."""
+class WorkerProcess:
+    """A worker process in its own session, with its pipes registered in `selector`. Rewards and agents share it."""
 
     def __init__(self, selector: selectors.BaseSelector, data: Any, module: str = "actors.rewards.worker") -> None:
-        """`data` comes back from the selector with every event of this child."""
+        """`data`: attached to every selector event of this process."""
         self._selector = selector
         self._data = data
         self._mark = uuid.uuid4().hex
@@ -57,13 +57,13 @@ class Child:
             stdout=subprocess.PIPE,
             env=environment() | {MARK: self._mark},
             bufsize=0,
-            start_new_session=True,  # a process group of its own, to be killed as one
+            start_new_session=True,  # its own process group, killed as a whole
         )
         if self._process.stdin is None or self._process.stdout is None:
             raise RuntimeError("a process started with pipes must have them")
         self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._outgoing, self._incoming = bytearray(), bytearray()
-        self._writing = False  # registered for what is unsent
+        self._writing = False  # registered for EVENT_WRITE
         os.set_blocking(self._requests, False)
         os.set_blocking(self._replies, False)
         selector.register(self._replies, selectors.EVENT_READ, data)
@@ -74,21 +74,21 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """The process is gone and reaped."""
+        """Whether the process has ended and is reaped."""
         return self._process.poll() is not None
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame and write what the pipe takes; `flush` writes the rest when the selector says so."""
+        """Queue a frame and write as much as the pipe takes. On EVENT_WRITE, `flush` writes the rest."""
         self._outgoing += frame
         self.flush()
 
     def flush(self) -> None:
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # later; or `receive` finds the process ended
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # retried later; `receive` finds an ended process
             del self._outgoing[: os.write(self._requests, self._outgoing)]
         self._register_writing(bool(self._outgoing))
 
     def receive(self) -> list[dict[str, Any]]:
-        """The frames that are there. Raises ChildLost, with every frame before it dropped."""
+        """The complete frames received so far. Raises WorkerLost, which drops frames before it."""
         try:
             data = os.read(self._replies, READ_BYTES)
         except BlockingIOError:
@@ -101,11 +101,11 @@ class Child:
             while (record := unpack(self._incoming, cap_bytes=REPLY_BYTES)) is not None:
                 records.append(record)
         except ValueError as error:
-            raise ChildLost(f"it wrote what is no frame: {error}") from error
+            raise WorkerLost(f"it wrote an invalid frame: {error}") from error
         return records
 
     def kill(self) -> None:
-        """End it, with whatever it started, and let go of the pipes; `ended` comes soon after."""
+        """Kill the process and all it started, and close the pipes. `ended` becomes true soon after."""
         self._kill_group()
         kill_marked(self._mark)
         self._register_writing(False)
@@ -115,8 +115,8 @@ class Child:
                 pipe.close()
 
     def reap(self) -> None:
-        """Wait for the end of a killed process, within reason."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: not ours to wait for
+        """Wait up to REAP_S for the end of a killed process."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
             self._process.wait(REAP_S)
 
     def _register_writing(self, wanted: bool) -> None:
@@ -127,25 +127,25 @@ class Child:
         self._writing = wanted
 
     def _kill_group(self) -> None:
-        if self._process.returncode is None:  # not reaped: its number cannot belong to another process yet
+        if self._process.returncode is None:  # not reaped: its pid cannot be reused yet
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _how_it_ended(self) -> ChildLost:
-        """Its pipes are closed. It is looked at before it is reaped: until then its group can be killed safely."""
+    def _how_it_ended(self) -> WorkerLost:
+        """The reason for closed pipes. Does not reap the process, so that its group can still be killed safely."""
         deadline = time.monotonic() + EXIT_S
         while (end := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
             if time.monotonic() >= deadline:
-                return ChildLost("it closed its pipes")
+                return WorkerLost("it closed its pipes")
             time.sleep(0.002)
         if end.si_code == os.CLD_EXITED:
-            return ChildLost(f"it ended by exit code {end.si_status}")
+            return WorkerLost(f"it ended by exit code {end.si_status}")
         name = signal.Signals(end.si_status).name
-        return ChildLost(f"it ended by signal {name}", was_killed=end.si_status == signal.SIGKILL)
+        return WorkerLost(f"it ended by signal {name}", was_killed=end.si_status == signal.SIGKILL)
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL to all with this mark in their environment: what a worker started and put into another session, too."""
+    """SIGKILL all processes with this mark in their environment, also those in other sessions."""
     wanted = f"{MARK}={mark}".encode()
     killed: set[int] = set()
     while True:
@@ -159,7 +159,7 @@ def kill_marked(mark: str) -> None:
 
 
 def read_environment(pid: int) -> list[bytes]:
-    """What the process began with; nothing for one that is gone or somebody else's."""
+    """The initial environment of a process; empty when it has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -167,7 +167,7 @@ def read_environment(pid: int) -> list[bytes]:
 
 
 def environment() -> dict[str, str]:
-    """The actor's own, with this project importable and one thread a worker."""
+    """The actor's environment, with this project importable and one thread for each worker."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     return {**os.environ, **ONE_THREAD, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
@@ -178,16 +178,16 @@ START_S = 60.0  # for a worker to load the function, imports of the user's modul
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one score. `reward` and `correct` mean something only when status is "value" (I10)."""
+    """The result of one score. `reward` and `correct` are valid only when status is "value" (I10)."""
 
     key: Any  # as submitted
     status: VerdictStatus
     reward: float
     correct: bool | None
-    error: str  # the text of a timeout or error, else ""
+    error: str  # text of a timeout or error, else ""
     score_s: float  # from the request to a worker until its verdict
-    place: str = ""  # of an error in the user's code: FILE:LINE
-    trace: str = ""  # and its traceback
+    place: str = ""  # FILE:LINE of an error in user code
+    trace: str = ""  # its traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,33 +195,33 @@ class ScoreTask:
     """One score to compute."""
 
     key: Hashable
-    id: int  # of its frame: the verdict repeats it
+    id: int  # of its frame; the reply repeats it
     frame: bytes
-    is_second: bool = False  # the worker that had it was killed by somebody else
+    is_second: bool = False  # repeated, because its first worker was killed from outside
 
 
 class Worker:
-    """A child with what it is doing: it starts, then is ready; it is busy while it has a task."""
+    """A worker process and its state: starting, ready, or busy with a task."""
 
     def __init__(self, selector: selectors.BaseSelector, order: bytes) -> None:
-        self.child = Child(selector, self)
+        self.process = WorkerProcess(selector, self)
         self.ready = False
         self.task: ScoreTask | None = None
-        self.since = time.monotonic()  # start of the process, then of the task
-        self.child.send(order)
+        self.since = time.monotonic()  # start of the process or of the task
+        self.process.send(order)
 
     def begin(self, task: ScoreTask) -> None:
         self.task = task
         self.since = time.monotonic()
-        self.child.send(task.frame)
+        self.process.send(task.frame)
 
     @property
-    def under_way(self) -> bool:
+    def is_busy(self) -> bool:
         return not self.ready or self.task is not None
 
 
 class WorkerPool:
-    """Scores in, verdicts out, in the order they end. A context manager: nothing of it outlives the block."""
+    """Scores completions on worker processes; verdicts arrive as scores end. A context manager: its end kills them."""
 
     def __init__(
         self,
@@ -234,9 +234,9 @@ class WorkerPool:
         fields: Collection[str] | None = None,
         prints: Path | None = None,
     ) -> None:
-        """`function`, `folder` and `fields` as in load_reward; `prints` is the file that takes what it prints.
+        """`function`, `folder` and `fields` as in load_reward. `prints`: the file that receives the function's output.
 
-        The workers start at once; `ready` says when they are up.
+        The workers start at once; see `ready`.
         """
         self._ids = itertools.count()
         order = {
@@ -254,7 +254,7 @@ class WorkerPool:
         self._selector = selectors.DefaultSelector()
         self._waiting: deque[ScoreTask] = deque()
         self._verdicts: list[Verdict] = []
-        self._killed: list[Child] = []  # not reaped yet
+        self._killed: list[WorkerProcess] = []  # not reaped yet
         self._workers = [Worker(self._selector, self._order) for _ in range(n_workers)]
 
     def __enter__(self) -> "WorkerPool":
@@ -271,7 +271,7 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers, which are those of their process groups, too."""
-        return [worker.child.pid for worker in self._workers]
+        return [worker.process.pid for worker in self._workers]
 
     @property
     def n_unfinished(self) -> int:
@@ -291,43 +291,44 @@ class WorkerPool:
         self._assign()
 
     def forget(self, keys: Collection[Hashable]) -> list[Hashable]:
-        """Drop what no worker has begun yet; the keys that were dropped. They get no verdict."""
+        """Drop waiting scores with these keys. Returns the dropped keys; they get no verdict."""
         dropped = [task.key for task in self._waiting if task.key in keys]
         self._waiting = deque(task for task in self._waiting if task.key not in keys)
         return dropped
 
     def clear(self) -> None:
-        """Drop every score, those under way with their workers. They get no verdict."""
+        """Drop all scores and kill the workers of those in progress. They get no verdict."""
         self._waiting.clear()
         self._verdicts.clear()
         for worker in [worker for worker in self._workers if worker.task is not None]:
             self._replace(worker)
 
     def poll(self, timeout_s: float) -> list[Verdict]:
-        """Verdicts that are there, waiting at most `timeout_s` for something to happen; perhaps none.
+        """Return new verdicts, possibly none, after waiting at most `timeout_s` for an event.
 
-        Raises ConfigError when workers do not start, several times in a row; RuntimeError when they did before.
+        Raises when workers fail to start several times in a row: ConfigError, or RuntimeError if the function loaded
+        before.
         """
-        for selected, events in self._selector.select(self._patience(timeout_s)):
+        for selected, events in self._selector.select(self._wait_s(timeout_s)):
             worker: Worker = selected.data
-            if worker not in self._workers:  # replaced in this very round
+            if worker not in self._workers:  # replaced in this call
                 continue
             if events & selectors.EVENT_WRITE:
-                worker.child.flush()
+                worker.process.flush()
             if events & selectors.EVENT_READ:
                 self._receive(worker)
         self._keep_deadlines()
         self._assign()
-        self._killed = [child for child in self._killed if not child.ended]
+        self._killed = [process for process in self._killed if not process.ended]
         verdicts, self._verdicts = self._verdicts, []
         return verdicts
 
     def close(self) -> None:
-        """Kill every worker with all it started, and forget what was not scored."""
+        """Kill all workers and all processes they started; drop all scores."""
         for worker in self._workers:
             self._kill(worker)
-        for child in self._killed:
-            child.reap()
+        for process in self._killed:
+            process.reap()
         self._workers, self._killed = [], []
         self._waiting.clear()
         self._selector.close()
@@ -335,24 +336,24 @@ class WorkerPool:
     def _assign(self) -> None:
         """Give waiting tasks to idle workers."""
         for worker in list(self._workers):
-            if self._waiting and not worker.under_way:
-                if worker.child.ended:  # and left somebody behind who holds its pipes open
+            if self._waiting and not worker.is_busy:
+                if worker.process.ended:  # a process it started still holds the pipes open
                     self._replace(worker)
                 else:
                     worker.begin(self._waiting.popleft())
 
     def _receive(self, worker: Worker) -> None:
         try:
-            for record in worker.child.receive():
+            for record in worker.process.receive():
                 if worker.ready:
                     self._take_verdict(worker, record)
                 else:
                     self._take_start(worker, record)
-                    return  # a worker writes nothing else before its first task
-        except ChildLost as lost:
+                    return  # a worker sends nothing more before its first task
+        except WorkerLost as lost:
             self._lose(worker, str(lost), was_killed=lost.was_killed)
         except (ValueError, KeyError, TypeError) as error:
-            self._lose(worker, f"it wrote what is no verdict: {error}")
+            self._lose(worker, f"it wrote an invalid verdict: {error}")
 
     def _take_start(self, worker: Worker, record: dict[str, Any]) -> None:
         if "broken" in record:
@@ -360,11 +361,11 @@ class WorkerPool:
         elif record == {"ready": True}:
             worker.ready, self._failed_starts, self._has_loaded = True, 0, True
         else:
-            raise ValueError("a worker's first frame must say that it is ready or broken")
+            raise ValueError('a worker\'s first frame must hold "ready" or "broken"')
 
     def _take_verdict(self, worker: Worker, record: dict[str, Any]) -> None:
         if worker.task is None or record["id"] != worker.task.id:
-            raise ValueError("nobody asked for it")
+            raise ValueError("its id must be that of the current task")
         status, reward = VerdictStatus(record["status"]), float(record.get("reward", 0.0))
         if not math.isfinite(reward):
             raise ValueError(f"its reward is {reward}")
@@ -380,17 +381,17 @@ class WorkerPool:
         error: str,
         where: tuple[str, str] = ("", ""),
     ) -> None:
-        """`where`: place and traceback of an error."""
+        """Add the verdict of the worker's task. `where`: place and traceback of an error."""
         if worker.task is not None:
             score_s = time.monotonic() - worker.since
             self._verdicts.append(Verdict(worker.task.key, status, reward, correct, error, score_s, *where))
             worker.task = None
 
-    def _patience(self, timeout_s: float) -> float:
-        """How long `poll` may wait: until the next deadline at most."""
+    def _wait_s(self, timeout_s: float) -> float:
+        """How long `poll` may wait: at most until the next deadline."""
         if self._verdicts:
             return 0.0
-        deadlines = [worker.since + self._allowed_s(worker) for worker in self._workers if worker.under_way]
+        deadlines = [worker.since + self._allowed_s(worker) for worker in self._workers if worker.is_busy]
         return max(0.0, min([timeout_s, *(deadline - time.monotonic() for deadline in deadlines)]))
 
     def _allowed_s(self, worker: Worker) -> float:
@@ -398,9 +399,7 @@ class WorkerPool:
 
     def _keep_deadlines(self) -> None:
         now = time.monotonic()
-        late = [
-            worker for worker in self._workers if worker.under_way and now - worker.since >= self._allowed_s(worker)
-        ]
+        late = [worker for worker in self._workers if worker.is_busy and now - worker.since >= self._allowed_s(worker)]
         for worker in late:
             if worker.ready:
                 self._conclude(worker, VerdictStatus.TIMEOUT, 0.0, None, f"no score within {self._timeout_s:g} s")
@@ -411,7 +410,7 @@ class WorkerPool:
                 )
 
     def _lose(self, worker: Worker, reason: str, *, was_killed: bool = False) -> None:
-        """A worker ended by itself, or talks nonsense."""
+        """Replace a worker that ended or wrote invalid frames."""
         if worker.ready:
             if was_killed and worker.task is not None and not worker.task.is_second:
                 self._waiting.appendleft(replace(worker.task, is_second=True))
@@ -434,5 +433,5 @@ class WorkerPool:
         self._workers[self._workers.index(worker)] = Worker(self._selector, self._order)
 
     def _kill(self, worker: Worker) -> None:
-        worker.child.kill()
-        self._killed.append(worker.child)
+        worker.process.kill()
+        self._killed.append(worker.process)

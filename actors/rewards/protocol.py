@@ -1,4 +1,4 @@
-"""What a reward function is; knows nothing of workers, deadlines or the bus."""
+"""The reward function protocol."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward, and whether the task counts the answer as right, where it has such a yes or no."""
+    """A reward, and whether the answer is correct, for tasks that define this."""
 
     reward: float
     correct: bool | None = None
 
 
 class RewardFunction(Protocol):
-    """`score(prompt, completion, row)`: texts and the data row in; a number, or a Score, out.
+    """`score(prompt, completion, row)` returns a number or a Score for two texts and the data row.
 
-    A user's function may take fewer parameters, and verl's: `actors.rewards.binding` makes one of these of it.
+    A user's function may take fewer parameters, or verl's: `actors.rewards.binding` adapts it.
     """
 
     def __call__(self, prompt: str, completion: str, row: Mapping[str, Any], /) -> float | Score: ...

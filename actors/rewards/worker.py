@@ -1,8 +1,7 @@
-"""One worker: the process that a reward function runs in, `python -m actors.rewards.worker PARENT_PID`.
+"""The worker process of a reward function: `python -m actors.rewards.worker PARENT_PID`.
 
-Its first frame names the function, and the file that takes what it prints; it answers {"ready": true} or
-{"broken": why}. Then each frame is one score, and each answer a verdict. The pool kills it when a score takes too long,
-so nothing here keeps time.
+Its first frame names the function and the file for its output; it replies {"ready": true} or {"broken": reason}. Then
+each frame is one score and each reply a verdict. The pool enforces deadlines by killing the process.
 """
 
 import contextlib
@@ -25,10 +24,10 @@ from areal_bus.errors import ConfigError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ERROR_CHARACTERS = 2000
-FILE_BYTES = 1 << 30  # longest file that a score may write
-PRINTED_BYTES = 64 << 20  # of the file that takes what user code prints: no further score is printed into it
-TRACE_BYTES = 30_000  # of a traceback, as JSON: with the error below REPLY_BYTES
-LARGEST = 1e9  # reward, in size: its square must be far from the end of float32
+FILE_BYTES = 1 << 30  # largest file that a score may write
+PRINTED_BYTES = 64 << 20  # largest size of the output file; later output is discarded
+TRACE_BYTES = 30_000  # of a traceback as JSON: with the error text it stays below REPLY_BYTES
+MAX_REWARD = 1e9  # largest absolute reward: its square must fit float32
 
 
 def main(parent: int) -> None:
@@ -51,12 +50,12 @@ def main(parent: int) -> None:
         limit_prints()
         answer = verdict(function, request)
         if os.getpid() != myself:
-            os._exit(1)  # the function forked: its child has no say
+            os._exit(1)  # the function forked: the child must not reply
         reply(replies, {"id": request["id"], **answer})
 
 
 def die_with(parent: int) -> None:
-    """SIGKILL when the thread that started this process ends; at once when it has ended already."""
+    """Get SIGKILL when the thread that started this process ends; exit at once when it has ended already."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
@@ -64,18 +63,17 @@ def die_with(parent: int) -> None:
 
 
 def limit_damage() -> None:
-    """No core files; and when memory runs out, the kernel takes this process before the actors."""
+    """Disable core files, and make the OOM killer prefer this process to the actors."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):  # not on every kernel and container, and only a preference
+    with contextlib.suppress(OSError):  # not available in every container; only a preference
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def take_channel() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes that stdin and stdout were; what the user's function reads or prints now meets /dev/null.
+    """Take the pipes from stdin and stdout, and connect both to /dev/null for user code.
 
-    `keep_prints` gives what it prints a file.
-
-    Processes that it starts do not inherit the pipes. stderr stays the actor's, for people.
+    Processes that user code starts do not inherit the pipes. stderr stays the actor's. `keep_prints` sends standard
+    output to a file.
     """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -85,9 +83,9 @@ def take_channel() -> tuple[BinaryIO, BinaryIO]:
 
 
 def keep_prints(path: str | None) -> None:
-    """Append standard output to this file from now on, line by line; without one it is lost."""
+    """Append standard output to this file, line by line. Without a file, output is discarded."""
     if path is not None and isinstance(sys.stdout, io.TextIOWrapper):
-        with contextlib.suppress(OSError):  # no room, no rights: printing is lost, and nothing else
+        with contextlib.suppress(OSError):  # disk full or no permission: only the output is lost
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             os.dup2(file, 1)
@@ -96,10 +94,10 @@ def keep_prints(path: str | None) -> None:
 
 
 def limit_prints() -> None:
-    """A file of prints that is long enough gets no more of them."""
-    with contextlib.suppress(OSError):  # the user's code has closed it
+    """Discard further output once the file has PRINTED_BYTES."""
+    with contextlib.suppress(OSError):  # user code has closed it
         if os.fstat(1).st_size > PRINTED_BYTES:
-            os.write(1, f"\n(over {PRINTED_BYTES >> 20} MiB: no more is kept)\n".encode())
+            os.write(1, f"\n(over {PRINTED_BYTES >> 20} MiB: later output is discarded)\n".encode())
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
             os.close(nowhere)
@@ -122,40 +120,40 @@ def reply(replies: BinaryIO, record: dict[str, Any]) -> None:
 
 
 def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]:
-    """A number that the function stands for, or what went wrong (I10: never a number in place of it)."""
+    """Run the function: its reward, or its error (I10: an error never becomes a reward)."""
     try:
         value = function(request["prompt"], request["completion"], json.loads(request["row"]))
         return {"status": "value", **read_value(value)}
-    except BaseException as error:  # noqa: BLE001 (whatever the function raises, SystemExit too, is its verdict)
+    except BaseException as error:  # noqa: BLE001 (any exception, SystemExit too, is an error verdict)
         return {"status": "error", **explain(error, function)}
 
 
 def explain(error: BaseException, function: object) -> dict[str, str]:
-    """What went wrong in a function, and of one of the user's where, with the traceback."""
+    """The error of a function; for user code with place and traceback."""
     place = place_of(error) or ("" if is_ours(function) else innermost(error, outside=__file__) or definition(function))
     text = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS].encode(errors="replace").decode()
     if not place:
         return {"error": text}
     trace = trace_of(error)
-    if len(json.dumps(trace)) > TRACE_BYTES:  # of characters that JSON writes with twelve
+    if len(json.dumps(trace)) > TRACE_BYTES:  # JSON may need twelve bytes for a character
         trace = trace[-TRACE_BYTES // 12 :]
     return {"error": f"{text} ({place})", "place": place, "trace": trace}
 
 
 def read_value(value: object) -> dict[str, Any]:
-    """Reward and correctness of what a reward function returned. Raises TypeError or ValueError when it is neither."""
+    """Reward and correctness from a return value. Raises TypeError or ValueError when it is invalid."""
     score = value if isinstance(value, Score) else None
     number: object = score.reward if score else value
     correct: object = score.correct if score else value if isinstance(value, bool) else None
     if not isinstance(correct, bool | None):
         raise TypeError(f"Score.correct must be True, False or None: it is a {type(correct).__name__}")
-    if isinstance(number, str | bytes) or not isinstance(number, (float, int, SupportsFloat)):  # the slow one last
+    if isinstance(number, str | bytes) or not isinstance(number, (float, int, SupportsFloat)):  # the slow check last
         raise TypeError(f"a reward function must return a number or a Score: it returned a {type(number).__name__}")
     reward = float(number)
     if not math.isfinite(reward):
         raise ValueError(f"a reward must be finite: it is {reward}")
-    if abs(reward) > LARGEST:
-        raise ValueError(f"a reward must be at most {LARGEST:g} in size: it is {reward:g}")
+    if abs(reward) > MAX_REWARD:
+        raise ValueError(f"a reward must be at most {MAX_REWARD:g} in absolute value: it is {reward:g}")
     return {"reward": reward, "correct": correct}
 
 

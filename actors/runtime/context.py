@@ -1,4 +1,4 @@
-"""What a process needs to know to be one actor of one job; made by the launcher, read by everything in actors/."""
+"""The context of an actor process: its identity, endpoints, folders and keys; its bus, journal and heartbeat."""
 
 import contextlib
 import gc
@@ -16,35 +16,35 @@ from areal_bus.messages import Heartbeat
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import KeyPair, Keyring
 
-YOUNG = 20_000  # objects made and not freed before the collector looks at them; Python's own number is 700
-PROGRESS_FD = "AREAL_BUS_PROGRESS_FD"  # environment: the pipe on which an actor tells its supervisor of progress
-TURNS_FD = "AREAL_BUS_TURNS_FD"  # environment: the eventfd on which the head tells its supervisor that its loop turns
+GC_THRESHOLD = 20_000  # allocations before a young collection; Python's default is 700
+PROGRESS_FD = "AREAL_BUS_PROGRESS_FD"  # environment: pipe on which an actor reports first progress to its supervisor
+TURNS_FD = "AREAL_BUS_TURNS_FD"  # environment: eventfd on which the head reports each loop iteration to its supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Identity and surroundings of one actor. Serialised as one JSON line on the actor's standard input."""
+    """Identity and environment of one actor. The launcher writes it as one JSON line to the actor's standard input."""
 
     role: str  # Role
     index: int  # 0, 1, 2, ... among its role
     incarnation: int
-    rank: int  # of the supervisor that started it, for people
-    job: str  # id of the job: messages of another are refused
-    head: str  # endpoint of the head's ROUTER; for the head itself: where to listen
-    address: str  # IP address of the named interface, for tcp and for collectives
-    interface: str  # its name, for gloo and NCCL
+    rank: int  # of the supervisor that started it
+    job: str  # id of the job: messages of another job are rejected
+    head: str  # endpoint of the head's ROUTER; the head itself listens on it
+    address: str  # IP address of the network interface, for tcp and collectives
+    interface: str  # name of the network interface, for gloo and NCCL
     device: str  # "cpu" or "cuda"
     n_generators: int
     n_rewards: int
     n_learners: int
     run_folder: str  # holds config.json, the journal, samples, checkpoints
-    config_folder: str  # where the user's own modules and relative data paths are found
+    config_folder: str  # base of user modules and relative data paths
     model_folder: str  # resolved model: a folder, or a Hugging Face id
     public_key: str = ""  # of its rank; "": connections are not encrypted
     secret_key: str = field(default="", repr=False)
-    keys: dict[str, str] = field(default_factory=dict, repr=False)  # of those it talks to: public key by seat
-    lease_secret: str = field(default="", repr=False)  # the head's alone: what it makes ids of leases of
-    is_guest: bool = False  # a generator that joined a running job, and whom nobody ends with it
+    keys: dict[str, str] = field(default_factory=dict, repr=False)  # public keys of its peers
+    lease_secret: str = field(default="", repr=False)  # head only: key from which it derives lease ids
+    is_guest: bool = False  # a generator that joined a running job; no supervisor of the job ends it
 
     @property
     def name(self) -> str:
@@ -70,24 +70,27 @@ class Context:
         return Journal(folder, role=self.role, index=self.index, incarnation=self.incarnation)
 
     def keyring(self) -> Keyring | None:
-        """Its keys, for a Bus; None where connections are not encrypted."""
+        """The keys for the Bus; None when connections are not encrypted."""
         return Keyring(KeyPair(self.public_key, self.secret_key), self.keys) if self.public_key else None
 
     def find_user_modules(self) -> None:
-        """The user's modules are found from the config's folder first."""
+        """Put the config's folder first on sys.path."""
         if self.config_folder not in sys.path:
             sys.path.insert(0, self.config_folder)
 
 
 class HeartbeatState:
-    """What the next heartbeat says; the actor's loop sets it, the bus thread reads it.
+    """Content of the next heartbeat. The actor's loop sets it, the bus thread reads it.
 
-    The first progress of a life is told to the supervisor, too: deaths before and after it are not in a row.
+    The first progress of an incarnation is also reported to the supervisor: crashes before and after it do not count as
+    consecutive.
     """
 
-    def __init__(self, *, tells: bool = True) -> None:
-        """`tells`: any progress is told; else only `tell` does it, for an actor whose progress can be lost with it."""
-        self._tells = tells
+    def __init__(self, *, reports: bool = True) -> None:
+        """`reports`: report any progress to the supervisor. Otherwise the actor calls `report_progress` itself, because
+        its progress is lost when it crashes.
+        """
+        self._reports = reports
         self.version: int | None = None
         self.note = "starting"
         self._progress = 0
@@ -100,46 +103,46 @@ class HeartbeatState:
     @progress.setter
     def progress(self, value: int) -> None:
         self._progress = value
-        if value > 0 and self._tells:
-            self.tell()
+        if value > 0 and self._reports:
+            self.report_progress()
 
-    def tell(self) -> None:
-        """Tell the supervisor, once a life, that it got somewhere."""
+    def report_progress(self) -> None:
+        """Report progress to the supervisor, once in an incarnation."""
         if self._supervisor is not None:
             pipe, self._supervisor = self._supervisor, None
-            with contextlib.suppress(OSError):  # the supervisor is gone, and so are we in a moment
+            with contextlib.suppress(OSError):  # the supervisor is gone; this process ends next
                 os.write(pipe, b"1")
             os.close(pipe)
 
-    def beat(self, *, hears: bool = True) -> Heartbeat:
-        """`hears`: the head was heard of late."""
+    def heartbeat(self, *, hears: bool = True) -> Heartbeat:
+        """The next heartbeat. `hears`: messages of the head arrive."""
         return Heartbeat(progress=self.progress, version=self.version, note=self.note, hears=hears)
 
 
 class LoopTicker:
-    """Tells the supervisor that the main loop turns: the bus thread's heartbeats go on without it."""
+    """Reports to the supervisor that the main loop runs: heartbeats of the bus thread do not prove it."""
 
     def __init__(self) -> None:
         self._supervisor = take_descriptor(TURNS_FD)
 
-    def tell(self) -> None:
-        """Once a turn."""
+    def tick(self) -> None:
+        """Report one iteration of the loop."""
         if self._supervisor is not None:
             os.eventfd_write(self._supervisor, 1)
 
 
 def collect_seldom() -> None:
-    """For a process that handles messages: they are no cycles, so they are freed without the collector.
+    """Run the garbage collector rarely: messages have no reference cycles.
 
-    To be called once it is up: what is there by then is looked at no more.
+    Call it after start-up: all objects of that time are excluded from later collections.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
 
 
 def take_descriptor(name: str) -> int | None:
-    """What leads to the supervisor, once a process and for it alone; None where there is none."""
+    """Take a descriptor to the supervisor from the environment, so that no child inherits it; None without one."""
     number = os.environ.pop(name, "")
     if not number:
         return None
@@ -147,13 +150,13 @@ def take_descriptor(name: str) -> int | None:
     return int(number)
 
 
-def open_bus(context: Context, config: Config, pulse: HeartbeatState, *, listen: str = "") -> Bus:
-    """The bus of an actor other than the head: connected to the head, heartbeats running."""
+def open_bus(context: Context, config: Config, heartbeat: HeartbeatState, *, listen: str = "") -> Bus:
+    """The bus of an actor other than the head, connected to the head, with heartbeats running."""
     bus = Bus(
         context.name,
         job=context.job,
         listen=listen,
-        heartbeat=lambda: pulse.beat(hears=bus.silence_s("head") <= config.bus.silent_s),
+        heartbeat=lambda: heartbeat.heartbeat(hears=bus.silence_s("head") <= config.bus.silent_s),
         heartbeat_to="head",
         heartbeat_s=config.bus.heartbeat_s,
         inbox_bytes=config.bus.inbox_mib << 20,
@@ -163,11 +166,8 @@ def open_bus(context: Context, config: Config, pulse: HeartbeatState, *, listen:
     return bus
 
 
-def note_refusals(bus: Bus, journal: Journal) -> None:
-    """What came in and was no message of this job, or not of the one who said so, as lines of the journal.
-
-    Then what was to go out and did not.
-    """
+def journal_rejections(bus: Bus, journal: Journal) -> None:
+    """Write rejected input and undelivered messages to the journal."""
     for refusal in bus.refusals():
         journal.write(
             Event.REFUSED,
@@ -177,16 +177,16 @@ def note_refusals(bus: Bus, journal: Journal) -> None:
             reason=refusal.reason,
             n=refusal.n,
         )
-    note_voids(bus, journal)
+    journal_undelivered(bus, journal)
 
 
-def note_voids(bus: Bus, journal: Journal) -> None:
-    """What was to go out and did not, as lines of the journal."""
+def journal_undelivered(bus: Bus, journal: Journal) -> None:
+    """Write undelivered messages to the journal."""
     for void in bus.outbox.voids():
         text = f"messages to {void.peer} are void, {void.n} so far: {void.why}"
         journal.write(Event.NOTE, text=text, peer=void.peer, n=void.n)
 
 
 def dump(value: Any) -> str:
-    """Compact JSON with characters as they are."""
+    """Compact JSON, not restricted to ASCII."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

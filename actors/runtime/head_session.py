@@ -19,77 +19,78 @@ HEAD = "head"
 
 
 class HeadSession:
-    """What this actor has said of itself, and when it heard the head last."""
+    """The messages that announce this actor, and the time of the head's last message."""
 
     def __init__(self, bus: Bus, *, silent_s: float) -> None:
-        """`silent_s`: without a word for this long the head counts as silent."""
+        """`silent_s`: the head is silent after this time without a message."""
         self._bus = bus
         self._silent_s = silent_s
-        self._said: list[Join | Ready | LeaveRequest] = []
-        self._n_again = 0
-        self._life: int | None = None  # of the head that was joined; None until it says so
-        self._has_heard = False
-        self._heard = self._looked = self._awake_from = time.monotonic()
+        self._sent: list[Join | Ready | LeaveRequest] = []
+        self._n_rejoins = 0
+        self._head_life: int | None = None  # incarnation of the head; None until it reports it
+        self._has_received = False
+        self._received_at = self._checked_at = self._running_since = time.monotonic()
 
     def join(self, context: Context, endpoint: str = "") -> None:
-        """`endpoint` is where it listens, if it does."""
+        """Join the head. `endpoint`: where this actor listens, if it does."""
         host = socket.gethostname()
-        self.say(
+        self.send(
             Join(context.name, context.role, context.index, context.incarnation, endpoint, pid=os.getpid(), host=host)
         )
 
-    def say(self, message: Join | Ready | LeaveRequest) -> None:
-        self._said.append(message)
+    def send(self, message: Join | Ready | LeaveRequest) -> None:
+        """Send an announcement, which is repeated to a restarted head."""
+        self._sent.append(message)
         self._bus.send(HEAD, message)
 
-    def say_again(self) -> None:
-        """To a head that does not know us: all of it, in order."""
-        self._n_again += 1
-        for message in self._said:
-            self._bus.send(HEAD, replace(message, again=self._n_again) if isinstance(message, Join) else message)
+    def resend(self) -> None:
+        """Repeat all announcements, in order, to a restarted head."""
+        self._n_rejoins += 1
+        for message in self._sent:
+            self._bus.send(HEAD, replace(message, again=self._n_rejoins) if isinstance(message, Join) else message)
 
-    def heard(self, sender: str, message: Message) -> bool:
-        """Any message of the head is a sign of life. Returns whether its sender is to be joined again."""
+    def observe(self, sender: str, message: Message) -> bool:
+        """Note a received message. Returns whether the head has restarted, so that the actor must join again."""
         if sender != HEAD:
             return False
-        self._has_heard = True
-        self._heard = time.monotonic()
+        self._has_received = True
+        self._received_at = time.monotonic()
         if isinstance(message, Rejoin):
-            self._life = None  # it will say which one it is
+            self._head_life = None  # its next HeadHeartbeat or PeerList reports it
             return True
         if isinstance(message, HeadHeartbeat | PeerList):
-            before, self._life = self._life, message.life
+            before, self._head_life = self._head_life, message.life
             return before not in (None, message.life)
         return False
 
     @property
     def is_alone(self) -> bool:
-        """The head has not said a word, or is silent now: nobody to take leave of."""
-        return not self._has_heard or self._bus.silence_s(HEAD) > self._silent_s
+        """No message of the head has arrived, or the head is silent now."""
+        return not self._has_received or self._bus.silence_s(HEAD) > self._silent_s
 
     def give_up_after(self, patience_s: float, endpoint: str) -> None:
-        """To be called at every turn. Raises ActorFailed when the head has been silent for so long.
+        """Raise ActorFailed when the head has been silent for `patience_s`. Call it in every iteration of the loop.
 
-        While this process itself stood still nobody was silent.
+        Time in which this process itself was stopped does not count.
         """
         now = time.monotonic()
-        if now - self._looked > patience_s / 2:
-            self._awake_from = now
-        self._looked = now
-        silence_s = self._bus.silence_s(HEAD) if self._has_heard else now - self._heard
-        if min(silence_s, now - self._awake_from) <= patience_s:
+        if now - self._checked_at > patience_s / 2:
+            self._running_since = now
+        self._checked_at = now
+        silence_s = self._bus.silence_s(HEAD) if self._has_received else now - self._received_at
+        if min(silence_s, now - self._running_since) <= patience_s:
             return
-        if self._has_heard:
+        if self._has_received:
             raise ActorFailed(
-                f"a head may be silent for launch.timeout_s = {patience_s:g}: the one at {endpoint} is gone; if its "
-                "job is resumed, join that"
+                f"a head may be silent for launch.timeout_s = {patience_s:g}: the head at {endpoint} is gone; if its "
+                "job is resumed, join that job"
             )
         raise ActorFailed(
-            f"a guest is answered within launch.timeout_s = {patience_s:g}: at {endpoint} nobody did; either no job "
-            "runs there, or another one than that of the invitation (its RUN/join.json is written anew at each start)"
+            f"a head must answer a guest within launch.timeout_s = {patience_s:g}: {endpoint} did not; either no job "
+            "runs there, or the invitation is outdated (each start of a job writes a new RUN/join.json)"
         )
 
-    def remark(self, note: str) -> str:
-        """`note`, and for how long the head has been silent, if it has."""
-        silence_s = time.monotonic() - self._heard
+    def with_silence(self, note: str) -> str:
+        """`note`, with the time for which the head has been silent, if it is."""
+        silence_s = time.monotonic() - self._received_at
         return f"{note}; head silent for {silence_s:.0f} s" if silence_s > self._silent_s else note

@@ -1,6 +1,6 @@
-"""Where one life of an actor ended in the user's code, and how far it had come: written by it, read by its supervisor.
+"""The last crash in user code: an actor writes place and progress to RUN/logs/NAME.fault.json for its supervisor.
 
-RUN/logs/NAME.fault.json. A life that ends at the place of the one before, and no further, is the last one.
+An incarnation that crashes at the same place as the one before, and made no further progress, is not restarted.
 """
 
 import json
@@ -10,13 +10,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Of one life."""
+    """The crash of one incarnation."""
 
     place: str  # FILE:LINE
     reached: int  # the version that the learner had
 
     def recurs(self, before: "Fault | None") -> bool:
-        """The life before ended here, too, and this one came no further."""
+        """Whether the incarnation before crashed at the same place and this one made no progress since."""
         return before is not None and self.place == before.place and self.reached <= before.reached
 
 
@@ -24,12 +24,12 @@ def keep_fault(logs: Path, name: str, fault: Fault) -> None:
     try:
         logs.mkdir(parents=True, exist_ok=True)
         file_of(logs, name).write_text(json.dumps(asdict(fault)) + "\n")
-    except OSError:  # no room: the supervisor counts its crashes as any others
+    except OSError:  # disk full: the supervisor counts the crash as any other
         return
 
 
 def read_fault(logs: Path, name: str) -> Fault | None:
-    """None where that life left none."""
+    """The crash of the incarnation before; None if there is none."""
     try:
         return Fault(**json.loads(file_of(logs, name).read_text()))
     except (OSError, ValueError, TypeError):

@@ -1,8 +1,7 @@
-"""Entry of one actor process: `python -m actors.runtime.start`, with the Context as one JSON line on standard input.
+"""Entry point of an actor process: `python -m actors.runtime.start`, with the Context as one JSON line on stdin.
 
-No actor outlives its supervisor, however that ended: the kernel kills it then, stopped (SIGSTOP) or not. Standard input
-stays open for as long as the supervisor lives, and its end means the same. actors/runtime/process.py has the exit
-codes.
+No actor outlives its supervisor: when the supervisor ends, the kernel kills the actor, even a stopped one (SIGSTOP).
+The end of standard input means the same. Exit codes: actors/runtime/process.py.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ import time
 import traceback
 from pathlib import Path
 
-from actors.runtime import process as draining
+from actors.runtime import process
 from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, DONE, LEFT, RESTART, code_of, leave
 from actors.runtime.user_code import place_of, shown
@@ -30,29 +29,29 @@ ACTORS = {
     "learner": "actors.learner.actor",
 }
 GRACE_S = 5.0
-SWITCH_S = 1e-4  # how long a thread may keep the interpreter from another (Python has 5 ms: long, for a loop)
+SWITCH_S = 1e-4  # how long a thread may hold the GIL (Python's default of 5 ms is long for an event loop)
 
 
 def main() -> int:
     die_with_parent()
     sys.setswitchinterval(SWITCH_S)
     print_whole_lines()
-    draining.listen()
+    process.listen_for_drain()
     context = Context.from_json(sys.stdin.readline())
     threading.Thread(target=end_with_supervisor, name="supervisor", daemon=True).start()
     context.find_user_modules()
     try:
         importlib.import_module(ACTORS[context.role]).run(context)
-    except SystemExit as error:  # the user's code may call exit(): no actor ends by that
+    except SystemExit as error:  # user code may call exit(): that is a crash
         return report(context, f"it called exit({error.code!r})", code=CRASHED, place=place_of(error))
     except Exception as error:
         code = code_of(error)
         return report(context, sentence(error, code), code=code, place=place_of(error))
-    return LEFT if draining.asked() and context.role != Role.HEAD else DONE
+    return LEFT if process.drain_requested() and context.role != Role.HEAD else DONE
 
 
 def print_whole_lines() -> None:
-    """One write a line on standard output, as standard error has it: lines of several ranks do not mix."""
+    """Line-buffer standard output, as standard error is: lines of several ranks do not mix."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
@@ -67,14 +66,14 @@ def end_with_supervisor() -> None:
 
 
 def sentence(error: Exception, code: int) -> str:
-    """The first line of what is said on purpose; the kind of error before it when it was not."""
+    """The first line of an error text; an unexpected error has its type in front."""
     text = str(error).strip() or "no message"
     expected = code != CRASHED or type(error).__module__ == "areal_bus.errors"
     return (text if expected else f"{type(error).__name__}: {text}").splitlines()[0]
 
 
 def report(context: Context, first: str, *, code: int, place: str = "") -> int:
-    """One line for people, the traceback into the run's folder. `place`: FILE:LINE in the user's code."""
+    """Print one line and write the traceback to RUN/logs. `place`: FILE:LINE in the user's code."""
     at = f" ({place})" if place and place not in first else ""
     lines = [f"rank {context.rank} ({context.role}-{context.index}): {first}{at}"]
     if code != RESTART:
@@ -86,9 +85,9 @@ def report(context: Context, first: str, *, code: int, place: str = "") -> int:
             if place or code == CRASHED:
                 lines.append(f"; full traceback: {shown(file)}")
         except OSError as error:
-            lines.append(f"; no traceback kept: {error}")
+            lines.append(f"; cannot write the traceback: {error}")
     lines.append("\n")
-    with contextlib.suppress(OSError):  # nobody may read any more
+    with contextlib.suppress(OSError):  # the reader is gone
         os.write(2, "".join(lines).encode())  # one write: lines of several ranks do not mix
     return code
 

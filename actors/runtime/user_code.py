@@ -1,6 +1,6 @@
-"""Where user code failed: the file and line of an exception, in the user's own code where there is any.
+"""Finds where an exception was raised in user code, and formats it for logs and error texts.
 
-Imports without loguru: the processes that run user code use it, too.
+Imports without loguru, because worker processes use it.
 """
 
 import inspect
@@ -18,11 +18,11 @@ NOT_THE_USERS = (
     "<",  # "<frozen importlib._bootstrap>", "<string>"
 )
 INSTALLED = ("site-packages", "dist-packages")
-HEAD_CHARACTERS, TAIL_CHARACTERS = 2000, 6000  # of a traceback that is too long to be kept whole
+HEAD_CHARACTERS, TAIL_CHARACTERS = 2000, 6000  # kept of a long traceback
 
 
 def place_of(error: BaseException) -> str:
-    """ "FILE:LINE" of the innermost frame in the user's code; "" when none of it is in there."""
+    """ "FILE:LINE" of the innermost frame in user code; "" without one."""
     if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
         return f"{shown(error.filename)}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
@@ -30,19 +30,19 @@ def place_of(error: BaseException) -> str:
 
 
 def innermost(error: BaseException, *, outside: str) -> str:
-    """ "FILE:LINE" of the last frame, whoever wrote it; "" when that is in the file `outside`."""
+    """ "FILE:LINE" of the last frame, in user code or not; "" when it is in the file `outside`."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{shown(frames[-1].filename)}:{frames[-1].lineno}" if frames and frames[-1].filename != outside else ""
 
 
 def definition(function: object) -> str:
-    """ "FILE:LINE" where a function begins; "" for one that was not written in Python."""
+    """ "FILE:LINE" of a function's definition; "" for one that is not written in Python."""
     code = code_of(function)
     return f"{shown(code.co_filename)}:{code.co_firstlineno}" if code is not None else ""
 
 
 def is_ours(function: object) -> bool:
-    """A part of this project."""
+    """Whether the function belongs to this project."""
     code = code_of(function)
     return code is not None and code.co_filename.startswith(OURS)
 
@@ -57,33 +57,33 @@ def code_of(function: object) -> CodeType | None:
 
 
 def is_users(filename: str) -> bool:
-    """Not of this project, the standard library or an installed package."""
+    """Whether a file is outside this project, the standard library and installed packages."""
     whole = filename if filename.startswith("<") else os.path.abspath(filename)
     return not whole.startswith(NOT_THE_USERS) and not any(name in Path(whole).parts for name in INSTALLED)
 
 
 def shown(path: str | Path) -> str:
-    """A path for people: relative to the working directory where it lies below that."""
+    """A path as printed: relative to the working directory when it is below that."""
     whole, here = os.path.abspath(path), os.getcwd()
     return os.path.relpath(whole, here) if whole.startswith(f"{here}{os.sep}") else str(path)
 
 
 def describe(error: BaseException, place: str = "") -> str:
-    """Kind and text of an error, in a line, and where it happened (`place`, else as `place_of`)."""
+    """Type and text of an error on one line, with its place (`place`, else `place_of`)."""
     text = f"{type(error).__name__}: {error}".strip().rstrip(":")
     at = place or place_of(error)
     return f"{text} ({at})" if at and at not in text else text
 
 
 def cause(error: BaseException) -> str:
-    """`describe`, of an error with several lines the first."""
+    """As `describe`, with the first line of the error only."""
     first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     at = place_of(error)
     return f"{first} ({at})" if at else first
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback as Python prints it; of a long one the beginning and the end. Plain Unicode."""
+    """The traceback as Python prints it, cut in the middle when long. Valid Unicode."""
     text = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
     if len(text) <= HEAD_CHARACTERS + TAIL_CHARACTERS:
         return text

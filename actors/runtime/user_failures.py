@@ -1,7 +1,7 @@
-"""Failures of user code in one actor: full tracebacks in RUN/logs, a line for people, and an end when nothing works.
+"""Reports failures of user code in one actor: full tracebacks in RUN/logs, one log line, and an early end of the job.
 
-The first failure at each place (file and line) is kept and told. Before anything has worked, a second one at the same
-place, of another prompt, ends the job: the rest would fail as well.
+The first failure at each place (file and line) is written and logged. If the code has never succeeded, a second failure
+at the same place with another prompt ends the job: all other prompts would fail as well.
 """
 
 from collections.abc import Hashable
@@ -12,38 +12,38 @@ from loguru import logger
 from actors.runtime.user_code import shown
 from areal_bus.errors import UserCodeFailed
 
-MOST_PLACES = 100  # kept and told
+MAX_PLACES = 100  # places that are written and logged
 
 
 class Failures:
-    """Of one function of the user's. `file` is made with the first failure."""
+    """Failures of one user function. `file` is created with the first failure."""
 
     def __init__(self, logs: Path, name: str, what: str, *, ends: bool = True) -> None:
-        """`name` is the actor's, `what` the setting and its value, for people. `ends`: it cannot have worked before, so
-        a second failure may end the job.
+        """`name`: the actor. `what`: the setting and its value. `ends`: a second failure may end the job, because the
+        function cannot have succeeded in an earlier incarnation.
         """
         self.file = logs / f"{name}.failures.txt"
         self._name, self._what, self._ends = name, what, ends
         self._places: dict[str, Hashable] = {}  # the group that failed there first
-        self._has_worked = False
+        self._has_succeeded = False
 
-    def work(self) -> None:
-        """It did what it is for, once at least."""
-        self._has_worked = True
+    def note_success(self) -> None:
+        """Note a success."""
+        self._has_succeeded = True
 
     def note(self, *, group: Hashable, about: str, place: str, error: str, trace: str) -> None:
-        """It failed at `place`. Raises UserCodeFailed when that is the second time and nothing has worked yet.
+        """Note a failure at `place`. Raises UserCodeFailed for the second one when nothing has succeeded yet.
 
-        `group`: whose failures count as one; `about`: the sample, for people; `error` names the place.
+        `group`: failures of one group count once. `about`: the sample. `error` names the place.
         """
-        is_new = place not in self._places and len(self._places) < MOST_PLACES
+        is_new = place not in self._places and len(self._places) < MAX_PLACES
         first = self._places.setdefault(place, group) if is_new else self._places.get(place, group)
         if is_new:
             self._keep(f"{about}: {error}", trace)
             logger.warning("{}: {} failed: {}; full traceback: {}", self._name, self._what, error, shown(self.file))
-        if self._ends and not self._has_worked and first != group:
+        if self._ends and not self._has_succeeded and first != group:
             raise UserCodeFailed(
-                f"{self._what} failed twice at the same place, and has not worked once: {error}; full traceback: "
+                f"{self._what} failed twice at the same place and has never succeeded: {error}; full traceback: "
                 f"{shown(self.file)}"
             )
 
@@ -53,19 +53,19 @@ class Failures:
             with self.file.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(f"{title}\n{trace.rstrip()}\n\n")
         except OSError as error:
-            logger.warning("{}: no traceback kept: {}", self._name, error)
+            logger.warning("{}: cannot write the traceback: {}", self._name, error)
 
 
 class Prints:
-    """The file that user code's standard output goes to; people are told of it with its first byte."""
+    """The file that receives the standard output of user code. Its path is logged once it is not empty."""
 
     def __init__(self, logs: Path, name: str, what: str) -> None:
         self.file = logs / f"{name}.out.txt"
         self._name, self._what = name, what
-        self._is_told = False
+        self._is_logged = False
 
-    def look(self) -> None:
-        """Tell once that there is something."""
-        if not self._is_told and self.file.exists() and self.file.stat().st_size:
-            self._is_told = True
-            logger.info("{}: what {} prints is in {}", self._name, self._what, shown(self.file))
+    def log_once(self) -> None:
+        """Log the file's path once, when it is not empty."""
+        if not self._is_logged and self.file.exists() and self.file.stat().st_size:
+            self._is_logged = True
+            logger.info("{}: output of {} goes to {}", self._name, self._what, shown(self.file))

@@ -57,7 +57,7 @@ class AgentWorkflow:
                 news = session.news()
                 if isinstance(news, AgentEnded):
                     if self._prints is not None:
-                        self._prints.look()
+                        self._prints.log_once()
                     return dialogue.episode(row, news)
                 await dialogue.take(news)
         finally:

@@ -1,7 +1,7 @@
-"""Runs one episode step by step, without an event loop: the workflow asks, the caller samples and answers.
+"""Runs one episode step by step, without an event loop: the workflow requests completions, the caller supplies them.
 
-Knows nothing of engines, the bus or the ring. It keeps what a trajectory is made of: all tokens in order, and the
-log-probs and version spans of the sampled ones.
+An EpisodeRun records the content of a trajectory: all tokens in order, and log-probs and version spans of the sampled
+tokens.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -17,11 +17,11 @@ from areal_bus.errors import EngineError, WorkflowError
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an episode waits for: a completion of `ids`, of at most `max_new_tokens` (None: as configured)."""
+    """The episode waits for a completion of `ids` with at most `max_new_tokens` tokens (None: as configured)."""
 
     ids: list[int]
     max_new_tokens: int | None
-    anew: bool = False  # what was sampled before is forgotten
+    anew: bool = False  # drop all tokens before this call
 
     def __await__(self) -> Generator["Asked", Turn, Turn]:
         return (yield self)
@@ -29,7 +29,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What an episode waits for that no engine makes: it goes on when `ready` says so."""
+    """The episode waits for an event outside the engine: it resumes when `ready` returns True."""
 
     ready: Callable[[], bool]
 
@@ -52,23 +52,23 @@ class Asker:
 
 
 class EpisodeRun:
-    """One sample on its way: `start`, then `answer` with each completion, until `episode` is there.
+    """One sample in progress: call `start`, then `answer` with each completion, until `episode` is set.
 
-    All three ways on (`go_on` after a wait is the third) say what is asked next, or None when the episode has ended.
-    They raise what the workflow raises, and WorkflowError when it breaks a rule.
+    `start`, `answer` and `go_on` (after an Awaited) return the next request, or None when the episode has ended. They
+    raise the workflow's exceptions, and WorkflowError when the workflow breaks a rule.
     """
 
     def __init__(
         self, workflow: Workflow, row: Row, tokenizer: Any, *, name: str = "", temperature: float = 1.0
     ) -> None:
         self.ids: list[int] = []  # given and sampled
-        self.logps: list[float] = []  # of the sampled
-        self.spans: list[list[int]] = []  # over the sampled
-        self.segments: list[list[int]] = []  # [n_given, n_sampled] a turn
+        self.logps: list[float] = []  # of the sampled tokens
+        self.spans: list[list[int]] = []  # [version, n_tokens] over the sampled tokens
+        self.segments: list[list[int]] = []  # [n_given, n_sampled] of each turn
         self.name = name
-        self.n_forgotten = 0  # sampled tokens of what the workflow began anew
+        self.n_forgotten = 0  # sampled tokens dropped by calls with `anew`
         self.n_begun_anew = 0
-        self._before = self._state  # before what was asked last
+        self._before = self._state  # before the last request
         self.finish = ""
         self.episode: Episode | None = None
         self._tokenizer = tokenizer
@@ -86,16 +86,16 @@ class EpisodeRun:
         return self._send(None)
 
     def go_on(self) -> Wish:
-        """What it waited for is there."""
+        """Resume after an Awaited."""
         return self._send(None)
 
-    def refuse(self, error: EngineError) -> Wish:
-        """The engine cannot take what was asked last: it is as if nobody had, and the workflow hears why."""
+    def reject(self, error: EngineError) -> Wish:
+        """The engine cannot hold the last request: undo it and raise the error in the workflow."""
         self.ids, self.logps, self.spans, self.segments, self.n_forgotten, self.n_begun_anew = self._before
         return self._settle(lambda: self._coroutine.throw(error))
 
     def answer(self, completion: Completion) -> Wish:
-        """Record a completion and go on."""
+        """Record a completion and resume."""
         self.segments[-1][1] = len(completion.ids)
         self.ids.extend(completion.ids)
         self.logps.extend(completion.logps)
@@ -110,7 +110,7 @@ class EpisodeRun:
 
     @property
     def place(self) -> str:
-        """Where in the user's workflow it is, "FILE:LINE"; once it has ended, where its episode begins. "": ours."""
+        """ "FILE:LINE" where the user's workflow waits, or its `episode` once it has ended; "" for a built-in one."""
         coroutine = self._coroutine
         if not isinstance(coroutine, CoroutineType) or not is_users(coroutine.cr_code.co_filename):
             return ""
@@ -118,12 +118,12 @@ class EpisodeRun:
         return f"{shown(code.co_filename)}:{code.co_firstlineno if frame is None else frame.f_lineno}"
 
     def prompt_text(self) -> str:
-        """What the episode said its prompt was, else the decoded first prompt."""
-        said = self.episode.prompt_text if self.episode else ""
-        return said or str(self._tokenizer.decode(self.ids[: self.segments[0][0]]))
+        """The episode's own prompt text, else the decoded first prompt."""
+        text = self.episode.prompt_text if self.episode else ""
+        return text or str(self._tokenizer.decode(self.ids[: self.segments[0][0]]))
 
     def turns(self) -> list[list[str]]:
-        """[given, sampled] of each turn as texts; what was given as the model read it."""
+        """[given, sampled] of each turn as text; the given text with special tokens."""
         texts, at = [], 0
         for n_given, n_sampled in self.segments:
             middle, end = at + n_given, at + n_given + n_sampled
@@ -134,7 +134,7 @@ class EpisodeRun:
         return texts
 
     def close(self) -> None:
-        """Let the workflow's `finally` run; nothing of it is wanted any more."""
+        """Cancel the episode; the workflow's `finally` blocks run."""
         self._coroutine.close()
 
     def _send(self, turn: Turn | None) -> Wish:
@@ -154,7 +154,7 @@ class EpisodeRun:
         return wish
 
     def _take(self, asked: Asked) -> None:
-        """Its tokens become those of the episode."""
+        """Add the given tokens of a request to the episode."""
         self._before = self._state
         if asked.anew:
             self.n_forgotten += len(self.logps)

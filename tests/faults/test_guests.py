@@ -154,7 +154,7 @@ def test_a_guest_ends_with_a_sentence_when_its_job_was_killed_and_cannot_come_ba
         ring.wait(lambda: process.poll() is not None, "the guest ends", may_end=True)
         assert process.wait() == 1
         assert time.monotonic() - began > 30
-        assert f"rank 6 (generator-2): a head may be silent for launch.timeout_s = 45: the one at {head} is gone" in (
+        assert f"rank 6 (generator-2): a head may be silent for launch.timeout_s = 45: the head at {head} is gone" in (
             ring.output
         )
         again = join(ring, "--join", str(ring.run))

@@ -10,8 +10,8 @@ from areal_bus.config.sections import LaunchConfig
 from launch.supervise import Supervisor
 from tests.launch.test_supervise import KILL, READ, WAIT, gone, line, rank
 
-LISTEN = "from actors import draining; draining.listen(); print('up', flush=True)\n"
-UNTIL_ASKED = "while not draining.asked(): time.sleep(0.01)\n"
+LISTEN = "from actors.runtime import process; process.listen_for_drain(); print('up', flush=True)\n"
+UNTIL_ASKED = "while not process.drain_requested(): time.sleep(0.01)\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -54,7 +54,7 @@ def test_an_end_at_once_before_the_first_checkpoint_says_so_and_how_to_go_on(tmp
 
 @pytest.mark.parametrize(("number", "bootstrap"), [(signal.SIGUSR1, "mpi"), (signal.SIGTERM, "env")])
 def test_a_notice_drains_through_the_head_even_before_that_listens(number: signal.Signals, bootstrap: str) -> None:
-    head = READ + f"\nwhile not signal.sigpending(): time.sleep(0.01)\n{LISTEN}assert draining.asked()"
+    head = READ + f"\nwhile not signal.sigpending(): time.sleep(0.01)\n{LISTEN}assert process.drain_requested()"
     with rank(head, role="head", bootstrap=bootstrap) as process:
         line(process)
         process.send_signal(number)

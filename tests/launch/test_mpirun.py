@@ -41,8 +41,8 @@ bootstrap.close()
 """
 READ = "import json, os, signal, sys, time; from pathlib import Path; told = json.loads(sys.stdin.readline())\n"
 HEAD = READ + (
-    "from actors import draining; draining.listen(); run = Path(told['run_folder'])\n"
-    "while not draining.asked(): time.sleep(0.01)\n"
+    "from actors.runtime import process; process.listen_for_drain(); run = Path(told['run_folder'])\n"
+    "while not process.drain_requested(): time.sleep(0.01)\n"
     "(run / 'summary.tmp').write_text('{\"code\": 0}'); (run / 'summary.tmp').rename(run / 'summary.json')\n"
 )
 GENERATOR = (

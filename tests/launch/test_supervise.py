@@ -245,7 +245,7 @@ def test_the_first_progress_of_a_life_is_told_once(monkeypatch: pytest.MonkeyPat
     pulse.progress += 1
     pulse.progress += 1
     assert os.read(read, 10) == b"1"
-    assert (os.read(read, 10), pulse.beat().progress, HeartbeatState().progress) == (b"", 2, 0)
+    assert (os.read(read, 10), pulse.heartbeat().progress, HeartbeatState().progress) == (b"", 2, 0)
     os.close(read)
 
 

@@ -258,7 +258,7 @@ def test_many_calls_wake_the_loop_once_until_it_looks() -> None:
     assert one.has_news()
     other.end(AgentEnded({}))
     assert len(woken) == 2
-    assert [type(other.news()).__name__ for _ in range(2)] == ["Pending", "Ended"]
+    assert [type(other.news()).__name__ for _ in range(2)] == ["Pending", "AgentEnded"]
 
 
 def test_a_client_that_hung_up_gets_the_same_answer_when_it_asks_again(

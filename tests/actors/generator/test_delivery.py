@@ -29,7 +29,7 @@ def test_trajectories_wait_for_a_reward_and_go_round() -> None:
     for uid in range(3):
         delivery.add(trajectory(uid))
     assert due(delivery, 0.0) == []
-    new, gone = delivery.directory(rewards("reward-0.0", "learner-0.0", "reward-1.0"))
+    new, gone = delivery.update_rewards(rewards("reward-0.0", "learner-0.0", "reward-1.0"))
     assert (new, gone) == ({"reward-0.0": "ipc://reward-0.0", "reward-1.0": "ipc://reward-1.0"}, [])
     assert due(delivery, 0.0) == [("reward-0.0", 0, True), ("reward-1.0", 1, True), ("reward-0.0", 2, True)]
     assert due(delivery, 9.9) == []
@@ -37,7 +37,7 @@ def test_trajectories_wait_for_a_reward_and_go_round() -> None:
 
 def test_what_nobody_acknowledges_goes_to_another_reward() -> None:
     delivery = Delivery(resend_s=10)
-    delivery.directory(rewards("reward-0.0", "reward-1.0"))
+    delivery.update_rewards(rewards("reward-0.0", "reward-1.0"))
     delivery.add(trajectory(0))
     delivery.add(trajectory(1))
     due(delivery, 0.0)
@@ -45,50 +45,50 @@ def test_what_nobody_acknowledges_goes_to_another_reward() -> None:
     assert due(delivery, 10.0) == [("reward-1.0", 0, False)]
     assert due(delivery, 20.0) == [("reward-0.0", 0, False)]
     delivery.ack(("", 0, 0, 0))
-    assert delivery.n_kept == 0
+    assert delivery.n_pending == 0
     assert due(delivery, 99.0) == []
 
 
 def test_what_a_dead_reward_had_is_sent_again_at_once() -> None:
     delivery = Delivery(resend_s=10)
-    delivery.directory(rewards("reward-0.0", "reward-1.0"))
+    delivery.update_rewards(rewards("reward-0.0", "reward-1.0"))
     delivery.add(trajectory(0))
     delivery.add(trajectory(1))
     due(delivery, 0.0)
-    new, gone = delivery.directory(rewards("reward-0.1", "reward-1.0"))
+    new, gone = delivery.update_rewards(rewards("reward-0.1", "reward-1.0"))
     assert (list(new), gone) == (["reward-0.1"], ["reward-0.0"])
     assert due(delivery, 0.1) == [("reward-1.0", 0, False)]
 
 
 def test_the_only_reward_comes_back_as_a_new_incarnation_and_gets_everything_again_at_once() -> None:
     delivery = Delivery(resend_s=10)
-    delivery.directory(rewards("reward-0.0"))
+    delivery.update_rewards(rewards("reward-0.0"))
     for uid in range(2):
         delivery.add(trajectory(uid))
     due(delivery, 0.0)
-    assert delivery.directory(rewards()) == ({}, ["reward-0.0"])
+    assert delivery.update_rewards(rewards()) == ({}, ["reward-0.0"])
     delivery.add(trajectory(2))
     assert due(delivery, 0.1) == []
-    delivery.directory(rewards("reward-0.1"))
+    delivery.update_rewards(rewards("reward-0.1"))
     assert due(delivery, 0.2) == [("reward-0.1", 0, False), ("reward-0.1", 1, False), ("reward-0.1", 2, True)]
     assert due(delivery, 0.3) == []
 
 
 def test_a_reward_that_was_silent_and_is_listed_again_has_forgotten_nothing_that_others_got() -> None:
     delivery = Delivery(resend_s=10)
-    delivery.directory(rewards("reward-0.0", "reward-1.0"))
+    delivery.update_rewards(rewards("reward-0.0", "reward-1.0"))
     delivery.add(trajectory(0))
     delivery.add(trajectory(1))
     due(delivery, 0.0)
-    delivery.directory(rewards("reward-1.0"))
+    delivery.update_rewards(rewards("reward-1.0"))
     assert due(delivery, 0.1) == [("reward-1.0", 0, False)]
-    assert delivery.directory(rewards("reward-0.0", "reward-1.0")) == ({"reward-0.0": "ipc://reward-0.0"}, [])
+    assert delivery.update_rewards(rewards("reward-0.0", "reward-1.0")) == ({"reward-0.0": "ipc://reward-0.0"}, [])
     assert due(delivery, 0.2) == []
 
 
 def test_a_reward_that_takes_no_more_gets_no_more_and_what_is_for_it_goes_to_another_or_waits() -> None:
     delivery = Delivery(resend_s=10)
-    delivery.directory(rewards("reward-0.0", "reward-1.0"))
+    delivery.update_rewards(rewards("reward-0.0", "reward-1.0"))
     for uid in range(2):
         delivery.add(trajectory(uid))
     assert due(delivery, 0.0, {"reward-0.0": ROOM_BYTES, "reward-1.0": ROOM_BYTES}) == []
@@ -98,12 +98,12 @@ def test_a_reward_that_takes_no_more_gets_no_more_and_what_is_for_it_goes_to_ano
 
 def test_a_second_copy_does_not_queue_behind_what_a_reward_has_not_taken() -> None:
     delivery = Delivery(resend_s=10)
-    delivery.directory(rewards("reward-0.0", "reward-1.0"))
+    delivery.update_rewards(rewards("reward-0.0", "reward-1.0"))
     delivery.add(trajectory(0))
     assert due(delivery, 0.0) == [("reward-0.0", 0, True)]
     assert due(delivery, 10.0, {"reward-0.0": 1, "reward-1.0": 1}) == []
     assert due(delivery, 11.0, {"reward-1.0": 1}) == [("reward-0.0", 0, False)]
-    delivery.directory(rewards("reward-1.0"))
+    delivery.update_rewards(rewards("reward-1.0"))
     assert due(delivery, 11.1, {"reward-1.0": 1}) == [("reward-1.0", 0, False)]  # the only copy
 
 
@@ -117,13 +117,13 @@ def test_groups_of_which_a_trajectory_has_a_version_that_does_not_count_are_lost
     ]:
         delivery.add(t)
     assert delivery.lost(lambda newest: newest is None or newest <= 5) == {("", 1, 0), ("before", 2, 0)}
-    delivery.forget_all()
-    assert delivery.n_kept == 0
+    delivery.drop_all()
+    assert delivery.n_pending == 0
 
 
 def test_a_refunded_group_is_forgotten_and_an_evaluation_of_its_number_is_not() -> None:
     delivery = Delivery(resend_s=10)
     for t in [trajectory(0), trajectory(0, sample=1), trajectory(0, attempt=1), trajectory(0, evaluation="before")]:
         delivery.add(t)
-    delivery.forget("", 0, 0)
-    assert delivery.n_kept == 2
+    delivery.drop("", 0, 0)
+    assert delivery.n_pending == 2

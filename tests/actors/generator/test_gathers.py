@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.generator import loop as generation
-from actors.generator.delivery import GATHER_S, Delivery
+from actors.generator.delivery import COALESCE_S, Delivery
 from actors.generator.loop import Generator
 from actors.runtime.context import HeartbeatState
 from actors.runtime.head_session import HeadSession
@@ -24,25 +24,25 @@ from tools.simulate.sweep import Split, assumed, schedules
 
 def test_new_ones_wait_until_there_are_enough_or_the_first_has_waited_long() -> None:
     delivery = Delivery(resend_s=10, gather=3)
-    delivery.directory(rewards("reward-0.0"))
-    assert not delivery.gathers(0.0), "there is nothing to wait with"
+    delivery.update_rewards(rewards("reward-0.0"))
+    assert not delivery.should_wait(0.0), "there is nothing to wait with"
     for uid in range(2):
         delivery.add(trajectory(uid))
-        assert delivery.gathers(1.0 + uid * GATHER_S / 2)
-    assert not delivery.gathers(1.0 + GATHER_S)
+        assert delivery.should_wait(1.0 + uid * COALESCE_S / 2)
+    assert not delivery.should_wait(1.0 + COALESCE_S)
     assert due(delivery, 2.0) == [("reward-0.0", 0, True), ("reward-0.0", 1, True)]
     for uid in range(2, 5):  # with no turn between in which there was nothing to wait with
-        assert uid == 2 or delivery.gathers(3.0), "counted from when the first of these came"
+        assert uid == 2 or delivery.should_wait(3.0), "counted from when the first of these came"
         delivery.add(trajectory(uid))
-    assert not delivery.gathers(3.0), "three are enough"
+    assert not delivery.should_wait(3.0), "three are enough"
     due(delivery, 3.0)
-    assert not delivery.gathers(3.0), "what was sent waits for no others"
+    assert not delivery.should_wait(3.0), "what was sent waits for no others"
 
 
 def test_without_a_number_none_waits() -> None:
     delivery = Delivery(resend_s=10)
     delivery.add(trajectory(0))
-    assert not delivery.gathers(0.0)
+    assert not delivery.should_wait(0.0)
 
 
 class Ending:
@@ -76,7 +76,7 @@ class Decoding(Diary):
 def a_generator(folder: Path, mail: Mail, n_live: int, *, drains: bool = False) -> Generator:
     """It has 4 slots, and gathers by 3."""
     engine, delivery = Decoding(), Delivery(10.0, gather=3)
-    delivery.directory(rewards("reward-0.0"))
+    delivery.update_rewards(rewards("reward-0.0"))
     engine.version, engine.live = 0, [("", 0, 0, 0, 0)]
     journal = Journal(folder, role="generator", index=0, incarnation=0)
     presence = HeadSession(mail, silent_s=60.0)  # type: ignore[arg-type]
@@ -110,8 +110,8 @@ def n_sent(generator: Generator, mail: Mail, clock: Clock) -> int:
     ("seconds_a_turn", "expected"),
     [
         (0.001, [0, 0, 3, 0, 0, 3, 1, 1]),
-        (0.6 * GATHER_S, [0, 0, 3, 0, 0, 3, 1, 1]),
-        (1.1 * GATHER_S, [0, 2, 0, 2, 0, 2, 1, 1]),
+        (0.6 * COALESCE_S, [0, 0, 3, 0, 0, 3, 1, 1]),
+        (1.1 * COALESCE_S, [0, 2, 0, 2, 0, 2, 1, 1]),
     ],
 )
 def test_the_generator_lets_them_wait_only_while_samples_wait_for_slots(

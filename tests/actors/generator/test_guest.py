@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.runtime import process as draining
+from actors.runtime import process
 from actors.runtime.head_session import HeadSession
 from areal_bus.errors import ActorFailed
 from areal_bus.messages import HeadHeartbeat, Rejoin
@@ -31,7 +31,7 @@ def test_a_guest_whom_no_head_answers_ends_and_names_the_endpoint(tmp_path: Path
         pass
     (error,) = around.failed
     assert isinstance(error, ActorFailed)
-    assert re.search(rf"within launch.timeout_s = 1.5: at {re.escape(around.context.head)} nobody did", str(error))
+    assert re.search(rf"within launch.timeout_s = 1.5: {re.escape(around.context.head)} did not", str(error))
 
 
 def test_a_guest_whose_head_falls_silent_ends_after_the_time_that_a_head_may_take_to_come_back(tmp_path: Path) -> None:
@@ -44,14 +44,14 @@ def test_a_guest_whose_head_falls_silent_ends_after_the_time_that_a_head_may_tak
         assert around.thread.is_alive()
         silent = time.monotonic()
     assert time.monotonic() - silent > PATIENCE_S - 0.5
-    assert f"the one at {around.context.head} is gone" in str(around.failed[0])
+    assert f"the head at {around.context.head} is gone" in str(around.failed[0])
 
 
 def test_a_guest_that_is_asked_to_leave_with_no_head_there_leaves_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = threading.Event()
-    monkeypatch.setattr(draining, "_asked", asked)
+    monkeypatch.setattr(process, "_drain_requested", asked)
     asked.set()
     with guest(tmp_path, timeout_s=600.0) as around:
         pass
@@ -75,7 +75,7 @@ def test_a_guest_that_stood_still_itself_does_not_blame_the_head(monkeypatch: py
     monkeypatch.setattr(time, "monotonic", lambda: now)
     line = Line()
     presence = HeadSession(line, silent_s=3.0)  # type: ignore[arg-type]
-    presence.heard("head", Rejoin("who are you"))
+    presence.observe("head", Rejoin("who are you"))
     presence.give_up_after(10.0, "here")
     now, line.silent_s = 400.0, 300.0  # SIGSTOP, SIGCONT: heartbeats come in a moment
     presence.give_up_after(10.0, "here")
@@ -83,5 +83,5 @@ def test_a_guest_that_stood_still_itself_does_not_blame_the_head(monkeypatch: py
         now += 2.0
         presence.give_up_after(10.0, "here")
     now += 2.0
-    with pytest.raises(ActorFailed, match="the one at here is gone"):
+    with pytest.raises(ActorFailed, match="the head at here is gone"):
         presence.give_up_after(10.0, "here")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from actors.head.alerts import AGAIN, Alert, Alerts
+from actors.head.alerts import REPEAT_AFTER, Alert, Alerts
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Keep
 from areal_bus.messages import Scored
@@ -68,8 +68,8 @@ def test_a_run_that_has_found_its_signal_ends_without_a_word() -> None:
 
 def test_item_25_shares_that_stay_high_are_said_once_in_a_while_and_at_the_end() -> None:
     those = alerts()
-    said = steps(those, 3 + AGAIN, zero_advantage_share=0.88, truncated_share=0.97)
-    assert [len(of_step) for of_step in said] == [0, 0, 2, *[0] * (AGAIN - 1), 2]
+    said = steps(those, 3 + REPEAT_AFTER, zero_advantage_share=0.88, truncated_share=0.97)
+    assert [len(of_step) for of_step in said] == [0, 0, 2, *[0] * (REPEAT_AFTER - 1), 2]
     signals, cut = said[2]
     assert (signals.level, cut.level) == ("note", "note")
     assert "88% of the groups have no signal" in signals.text
@@ -96,7 +96,7 @@ def test_item_6_an_effective_share_under_a_half_is_a_warning_at_once_that_names_
     assert "set actor.behav_imp_weight_cap (for example 5)" in first[0].text
     assert others == [[], []]
     ((capped,),) = steps(alerts(behav_imp_weight_cap=5.0), 1, ess=0.31)
-    assert "actor.behav_imp_weight_cap = 5 bounds each of them" in capped.text
+    assert "actor.behav_imp_weight_cap = 5 bounds each weight" in capped.text
     assert steps(alerts(), 1, ess=0.5) == [[]]
 
 

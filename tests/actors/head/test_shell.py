@@ -11,13 +11,12 @@ import pytest
 
 from actors.head import shell as of_head
 from actors.head.console import Console
-from actors.head.shell import TERM_FILE, Shell, next_term, write_whole
+from actors.head.shell import TERM_FILE, Shell, next_term, write_atomic
 from actors.runtime.context import Context
 from actors.runtime.process import OVER, code_of
 from areal_bus.config.loader import resolve
 from areal_bus.config.sections import Config
-from areal_bus.core.effects import Effect, End, Mark, Record, Save, Send
-from areal_bus.core.effects import Progress as Shown
+from areal_bus.core.effects import Effect, End, Mark, Progress, Record, Save, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.errors import CheckpointError
@@ -129,38 +128,38 @@ def test_what_is_told_before_a_waypoint_is_told_before_it_is_written(tmp_path: P
     after: list[Effect] = [Record(Event.SCORED, {"uid": 1}), Send("generator-0.0", ack)]
     shell._carry_out(wire, [*before, Mark(waypoint), *after])  # type: ignore[arg-type]
     assert wire.written == [[0], [0, 1]]
-    assert [found.frontier.version for found in shell.frontiers.waypoints()] == [3]
+    assert [found.frontier.version for found in shell.checkpoints.waypoints()] == [3]
 
 
 def test_items_7_and_25_what_a_run_should_know_is_said_journalled_and_said_again_at_the_end(
     tmp_path: Path, shell: Shell
 ) -> None:
-    shell.progress = Console(total_steps=3, out=(out := io.StringIO()))
+    shell.console = Console(total_steps=3, out=(out := io.StringIO()))
     figures = {"reward": 0.0, "zero_advantage_share": 1.0, "truncated_share": 0.0}
     for step in range(3):
         shell._carry_out(
             Wire(tmp_path),  # type: ignore[arg-type]
-            [kept(step, step), Shown("step", {"version": step + 1, "v": step, **figures})],
+            [kept(step, step), Progress("step", {"version": step + 1, "v": step, **figures})],
         )
     assert "\nwarning: no group had a signal in 3 batches in a row" in out.getvalue()
     (note,) = lines(tmp_path / "journal" / "head-0.0.jsonl", "note")
     assert note["level"] == "warning"
     shell._carry_out(Wire(tmp_path), [End(0, "done")])  # type: ignore[arg-type]
     assert json.loads((tmp_path / "summary.json").read_text())["batches_without_signal"] == 3
-    shell._say_how_it_ended()
+    shell._print_report()
     assert "\nwarning: none of 3 batches had a group with a signal" in out.getvalue()
 
 
 def test_terms_go_on_where_the_last_head_was(tmp_path: Path) -> None:
     assert next_term(tmp_path) == 0
-    write_whole(tmp_path / TERM_FILE, json.dumps({"term": 4}))
+    write_atomic(tmp_path / TERM_FILE, json.dumps({"term": 4}))
     assert next_term(tmp_path) == 5
 
 
 @pytest.mark.parametrize("text", ["", '{"ter', "[]", "{}", "7", '{"term": "4"}', '{"term": null}', '{"term": -1}'])
 def test_a_torn_term_file_ends_the_job_with_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / TERM_FILE).write_text(text)
-    with pytest.raises(CheckpointError, match=r"term\.json must say .* write it anew with the largest") as caught:
+    with pytest.raises(CheckpointError, match=r"term\.json must hold .* write it with the largest") as caught:
         next_term(tmp_path)
     assert code_of(caught.value) == OVER
     assert "\n" not in str(caught.value)
@@ -178,7 +177,7 @@ def test_what_is_written_whole_is_there_after_a_crash_of_the_machine(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", watched)
-    write_whole(path, "text")
+    write_atomic(path, "text")
     assert synced == [(str(tmp_path / ".file.tmp"), False), (str(tmp_path), True)]
     assert path.read_text() == "text"
 
@@ -195,7 +194,7 @@ def test_the_end_of_a_drained_run_names_the_checkpoint_that_has_its_frontier(
     stuck = frontiers / f".frontier-000004.{os.getpid()}.tmp"
     if how == "the disk hangs":
         os.mkfifo(stuck)
-        monkeypatch.setattr(of_head, "FRONTIERS_S", 0.2)
+        monkeypatch.setattr(of_head, "CHECKPOINTS_S", 0.2)
     elif how == "the disk does not take it":
         stuck.mkdir()
     shell.head.is_draining = True
@@ -207,9 +206,9 @@ def test_the_end_of_a_drained_run_names_the_checkpoint_that_has_its_frontier(
     version = 4 if how == "it is written" else 2
     folder = str(tmp_path / "checkpoints" / f"step-{version:06d}")
     assert (summary["drained"], summary["versions"], summary["checkpoint"]) == (True, 4, folder)
-    told = [line for line in shell._report() if "goes on from" in line]
+    told = [line for line in shell._report() if "a resumed run starts at" in line]
     assert told == (
-        [] if version == 4 else [f"version 4 has no frontier or no checkpoint on disk: goes on from {folder}"]
+        [] if version == 4 else [f"version 4 has no complete checkpoint on disk: a resumed run starts at {folder}"]
     )
     if how == "the disk hangs":
         os.close(os.open(stuck, os.O_RDONLY))  # its thread goes on

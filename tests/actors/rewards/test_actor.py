@@ -335,7 +335,7 @@ def test_item_15_the_first_failure_is_told_with_its_place_and_a_second_one_befor
         said = ring.process.stderr.read().decode()
     place = f"{folder}/own_actor_rewards.py:9"
     kept = folder / "logs" / "reward-0.0.failures.txt"
-    assert f"failed twice at the same place, and has not worked once: RuntimeError: no ({place})" in sentence
+    assert f"failed twice at the same place and has never succeeded: RuntimeError: no ({place})" in sentence
     assert said.count(f"failed: RuntimeError: no ({place}); full traceback: {kept}") == 1
     assert kept.read_text().count("Traceback (most recent call last)") == 1
 
@@ -349,5 +349,5 @@ def test_item_15_failures_after_a_score_end_nothing_and_what_is_printed_is_named
         assert ring.stop() == 0
         said = ring.process.stderr.read().decode()
     prints = folder / "logs" / "reward-0.0.out.txt"
-    assert f"prints is in {prints}" in said
+    assert f"goes to {prints}" in said
     assert prints.read_text() == "fine\n"

@@ -100,7 +100,7 @@ def test_item_10_what_cannot_be_bound_is_refused_with_the_parameter_and_the_name
     for name, parts in [
         ("other", ["'question'", "prompt, completion, row, data_source, solution_str, ground_truth, extra_info"]),
         ("nothing", ["at least one of prompt"]),
-        ("verl", ["'data_source'", "not every row of data has it"]),
+        ("verl", ["'data_source'", "not every row has this field"]),
     ]:
         config = Config.model_validate({"reward": {"function": f"own_unbound:{name}"}})
         with pytest.raises(ConfigError) as caught:

@@ -200,7 +200,7 @@ def test_a_score_that_hangs_is_a_timeout_and_the_next_one_works(pool, completion
         ("huge", "at most 1e+09"),
         ("astronomic", "OverflowError"),
         ("killed", "SIGKILL"),
-        ("forges", "no verdict"),
+        ("forges", "an invalid verdict"),
         ("none", "NoneType"),
         ("text", "returned a str"),
         ("no_such_name", "KeyError"),

@@ -434,7 +434,7 @@ class Guarded(Bench):
         self.effects: list[Effect] = []
         super().__init__(**changes)
         self.dog = StallMonitor(WatchdogConfig(**settings), heartbeat_s=1.0)
-        self.watch = self.dog.watch
+        self.watch = self.dog.tracker
 
     def wait(self, seconds: float, *, working: tuple[str, ...] = ()) -> "Guarded":
         for _ in range(round(seconds)):

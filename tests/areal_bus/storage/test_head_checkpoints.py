@@ -247,7 +247,7 @@ def test_a_full_disk_is_warned_of_and_leaves_no_waypoint_of_that_version(
     assert [one.frontier.version for one in frontiers.waypoints()] == [6]
     assert [path.name for path in tmp_path.iterdir()] == ["waypoint-0"]
     (warning,) = said
-    assert warning.startswith("WARNING: should the head die, version 7 is lost: ")
+    assert warning.startswith("WARNING: no savepoint of version 7: if the head dies, this version is lost: ")
 
 
 # the head's thread that writes them

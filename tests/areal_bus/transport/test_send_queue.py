@@ -13,7 +13,7 @@ import actors.rewards.actor
 from actors.generator.delivery import Delivery
 from actors.rewards.actor import RewardLoop
 from actors.rewards.pool import WorkerPool
-from actors.runtime.context import HeartbeatState, note_voids
+from actors.runtime.context import HeartbeatState, journal_undelivered
 from actors.runtime.head_session import HeadSession
 from areal_bus.journal import Journal
 from areal_bus.messages import PeerList, Stop
@@ -98,8 +98,8 @@ def test_what_is_sent_again_anyhow_waits_up_to_a_bound_in_bytes_and_what_is_void
         assert deaf.bus.outbox.undelivered[REWARD] == n_void
         assert deaf.n_waiting > 2 << 20
         journal = Journal(tmp_path / "journal", role="generator", index=0, incarnation=0)
-        note_voids(deaf.bus, journal)
-        note_voids(deaf.bus, journal)
+        journal_undelivered(deaf.bus, journal)
+        journal_undelivered(deaf.bus, journal)
     doubled = [1 << k for k in range(n_void.bit_length())]
     why = f"messages to {REWARD} are void, {{}} so far: it takes none, and 1 MiB wait for it"
     assert told == [f"generator-0.0: {why.format(k)}" for k in doubled]
@@ -219,7 +219,7 @@ def test_who_does_not_read_is_sent_no_copies_without_end(tmp_path: Path) -> None
     """Ten trajectories, each due again at every turn: ZeroMQ's queues fill with copies, then no further one is made."""
     delivery = Delivery(resend_s=1.0)
     with deaf_reward(tmp_path) as deaf:
-        delivery.directory(PeerList([REWARD], [deaf.endpoint]))
+        delivery.update_rewards(PeerList([REWARD], [deaf.endpoint]))
         for sample in range(10):
             delivery.add(replace(trajectory(N_BYTES), sample=sample))
         n_sent = sum(turn(delivery, deaf.bus, now=2.0 * k) for k in range(20_000))

@@ -65,7 +65,7 @@ class RingActor:
     def generate(self, n: int, n_bytes: int, window: int, reward: str) -> None:
         """Send n trajectories of `n_bytes` of tokens, at most `window` unacknowledged, until all are acknowledged."""
         delivery, made, acknowledged = Delivery(resend_s=WAIT_S), 0, 0
-        for name, endpoint in delivery.directory(PeerList([REWARD], [reward]))[0].items():
+        for name, endpoint in delivery.update_rewards(PeerList([REWARD], [reward]))[0].items():
             self._bus.connect(name, endpoint)
         ids, logps = tokens(n_bytes)
         while acknowledged < n:
