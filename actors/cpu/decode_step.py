@@ -181,7 +181,7 @@ class DecodeStep:
 
     def _describe(self, layer: _Layer, parts: LayerWeights) -> None:
         weights = self._weights
-        n_width, seen = weights.embedding_VE.shape[1], weights.n_query * weights.head_width
+        n_width, attn = weights.embedding_VE.shape[1], weights.n_query * weights.head_width
         n_gates = weights.layers[0].down.product().n_in
         alike((n_width,), parts.first_E, parts.second_E)
         layer.first, layer.second = addresses(parts.first_E, parts.second_E)
@@ -190,8 +190,8 @@ class DecodeStep:
             layer.query_norm, layer.key_norm = addresses(parts.query_D, parts.key_D)
         for name in ("qkv", "out", "gate_up", "down"):
             setattr(layer, name, getattr(parts, name).product())
-        _fits(layer.qkv, n_width, seen + 2 * weights.n_key * weights.head_width)
-        _fits(layer.out, seen, n_width)
+        _fits(layer.qkv, n_width, attn + 2 * weights.n_key * weights.head_width)
+        _fits(layer.out, attn, n_width)
         _fits(layer.gate_up, n_width, 2 * n_gates)
         _fits(layer.down, n_gates, n_width)
 

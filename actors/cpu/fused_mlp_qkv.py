@@ -2,7 +2,7 @@
 
 Some rows go through all of it before the next, so that little is written to memory and read again. All is contiguous
 float32 on a CPU and goes through one thread. Shapes: N rows, C channels, A of
-queries, keys and values, X of what attention saw, G gates, D width of a head.
+queries, keys and values, X of the attention output, G gates, D width of a head.
 """
 
 import ctypes
@@ -25,17 +25,17 @@ MOST = 4 << 20  # bytes of a layer's largest weight: a larger one comes from far
 _SIZE, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
-class _ProjectedShape(ctypes.Structure):
+class _QkvShape(ctypes.Structure):
     """Of fused_mlp_qkv.c, as those that follow."""
 
-    _fields_ = (*((name, _SIZE) for name in ("n", "width", "n_out", "n_turned", "head_width")), ("epsilon", _FLOAT))
+    _fields_ = (*((name, _SIZE) for name in ("n", "width", "n_out", "n_rope", "head_width")), ("epsilon", _FLOAT))
 
 
-class _FedShape(ctypes.Structure):
-    _fields_ = (*((name, _SIZE) for name in ("n", "width", "n_seen", "n_gates")), ("epsilon", _FLOAT))
+class _MlpShape(ctypes.Structure):
+    _fields_ = (*((name, _SIZE) for name in ("n", "width", "n_attn", "n_gates")), ("epsilon", _FLOAT))
 
 
-class _FedWeights(ctypes.Structure):
+class _MlpWeights(ctypes.Structure):
     _fields_ = tuple((name, _POINTER) for name in ("out", "gate_up", "down", "by_out", "by_gate_up", "by_down"))
 
 
@@ -45,7 +45,7 @@ def _call(name: str, n_pointers: int, *shapes: type) -> Callable[..., None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Angles:
+class RopeAngles:
     """By which the first heads of each row are turned."""
 
     cos_ND: Tensor
@@ -65,47 +65,47 @@ class Angles:
         return addresses(self.cos_ND, self.sin_ND)
 
 
-def projected(
-    x_NC: Tensor, weight_AC: Tensor, scale_C: Tensor, bias_A: Tensor | None, angles: Angles, epsilon: float, /
+def qkv_forward(
+    x_NC: Tensor, weight_AC: Tensor, scale_C: Tensor, bias_A: Tensor | None, angles: RopeAngles, epsilon: float, /
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(N, A) the norm of x by weight and scale, turned; and, for the way back, the norm (N, C) and its rate (N, 1)."""
+    """(N, A) the norm of x by weight and scale, turned; and, for the way back, the norm (N, C) and its rstd (N, 1)."""
     (n, width), n_out = x_NC.shape, len(weight_AC)
     alike((n_out, width), weight_AC)
     if bias_A is not None:
         alike((n_out,), bias_A)
-    out_NA, normed_NC, rate_N1 = x_NC.new_empty(n, n_out), torch.empty_like(x_NC), x_NC.new_empty(n, 1)
-    shape = _ProjectedShape(n, width, n_out, angles.n_heads, angles.width, epsilon)
+    out_NA, normed_NC, rstd_N1 = x_NC.new_empty(n, n_out), torch.empty_like(x_NC), x_NC.new_empty(n, 1)
+    shape = _QkvShape(n, width, n_out, angles.n_heads, angles.width, epsilon)
     ready = panels(weight_AC, scale_C)
-    _call("projected", 8, _ProjectedShape)(
+    _call("qkv_forward", 8, _QkvShape)(
         shape, *addresses(x_NC), *angles.of(n, n_out), *addresses(ready), _of(bias_A),
-        *addresses(normed_NC, rate_N1, out_NA),
+        *addresses(normed_NC, rstd_N1, out_NA),
     )  # fmt: skip
-    return out_NA, normed_NC, rate_N1
+    return out_NA, normed_NC, rstd_N1
 
 
-def projected_back(
-    slope_NA: Tensor, normed_NC: Tensor, rate_N1: Tensor, weight_AC: Tensor, scale_C: Tensor, angles: Angles, /,
+def qkv_backward(
+    grad_NA: Tensor, normed_NC: Tensor, rstd_N1: Tensor, weight_AC: Tensor, scale_C: Tensor, angles: RopeAngles, /,
     *, has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """The slopes by x (N, C), weight (A, C), scale (C) and bias (A); that given is turned back, in place."""
+    """The gradients by x (N, C), weight (A, C), scale (C) and bias (A); that given is turned back, in place."""
     (n, width), n_out = normed_NC.shape, len(weight_AC)
-    alike((n, n_out), slope_NA)
+    alike((n, n_out), grad_NA)
     alike((n_out, width), weight_AC)
-    alike((n, 1), rate_N1)
+    alike((n, 1), rstd_N1)
     by_x_NC, by_weight_AC = torch.empty_like(normed_NC), torch.zeros_like(weight_AC)
-    by_bias_A = slope_NA.new_zeros(n_out) if has_bias else None
-    shape = _ProjectedShape(n, width, n_out, angles.n_heads, angles.width)
+    by_bias_A = grad_NA.new_zeros(n_out) if has_bias else None
+    shape = _QkvShape(n, width, n_out, angles.n_heads, angles.width)
     ready = panels_back(weight_AC, scale_C)
-    _call("projected_back", 9, _ProjectedShape)(
-        shape, *addresses(slope_NA), *angles.of(n, n_out), *addresses(normed_NC, rate_N1, ready, by_x_NC, by_weight_AC),
+    _call("qkv_backward", 9, _QkvShape)(
+        shape, *addresses(grad_NA), *angles.of(n, n_out), *addresses(normed_NC, rstd_N1, ready, by_x_NC, by_weight_AC),
         _of(by_bias_A),
     )  # fmt: skip
     return by_x_NC, by_weight_AC, _scale_back(by_weight_AC, weight_AC, scale_C), by_bias_A
 
 
-def fed(
+def mlp_forward(
     x_NC: Tensor,
-    seen_NX: Tensor,
+    attn_NX: Tensor,
     epsilon: float,
     scale_C: Tensor,
     out_CX: Tensor,
@@ -113,63 +113,63 @@ def fed(
     down_CG: Tensor,
     /,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """(N, C): h = x + seen by `out`, and h plus what the gates let through of its norm; and what the way back needs."""
-    shape = _fed_shape(x_NC, seen_NX, out_CX, gate_up_G2C, down_CG, epsilon)
+    """(N, C): h = x + attn by `out`, and h plus what the gates let through of its norm; and what the way back needs."""
+    shape = _mlp_shape(x_NC, attn_NX, out_CX, gate_up_G2C, down_CG, epsilon)
     n, n_gates = shape.n, shape.n_gates
-    out_NC, normed_NC, rate_N1 = torch.empty_like(x_NC), torch.empty_like(x_NC), x_NC.new_empty(n, 1)
+    out_NC, normed_NC, rstd_N1 = torch.empty_like(x_NC), torch.empty_like(x_NC), x_NC.new_empty(n, 1)
     both_NG2, room = x_NC.new_empty(n, 2 * n_gates), x_NC.new_empty(CHUNK * n_gates)
     ready = (panels(out_CX), panels(gate_up_G2C, scale_C), panels(down_CG))
-    _call("fed", 10, _FedShape)(
-        shape, *addresses(x_NC, seen_NX, *ready, normed_NC, rate_N1, both_NG2, room, out_NC)
+    _call("mlp_forward", 10, _MlpShape)(
+        shape, *addresses(x_NC, attn_NX, *ready, normed_NC, rstd_N1, both_NG2, room, out_NC)
     )  # fmt: skip
-    return out_NC, (normed_NC, rate_N1, both_NG2)
+    return out_NC, (normed_NC, rstd_N1, both_NG2)
 
 
-def fed_back(
-    slope_NC: Tensor, seen_NX: Tensor, kept: tuple[Tensor, Tensor, Tensor], scale_C: Tensor, out_CX: Tensor,
+def mlp_backward(
+    grad_NC: Tensor, attn_NX: Tensor, kept: tuple[Tensor, Tensor, Tensor], scale_C: Tensor, out_CX: Tensor,
     gate_up_G2C: Tensor, down_CG: Tensor, /,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The slopes by x, seen, scale, `out`, gate and up, `down`. What was kept of the gates is used up."""
-    normed_NC, rate_N1, both_NG2 = kept
-    shape = _fed_shape(slope_NC, seen_NX, out_CX, gate_up_G2C, down_CG, 0.0)
+    """The gradients by x, attn, scale, `out`, gate and up, `down`. What was kept of the gates is used up."""
+    normed_NC, rstd_N1, both_NG2 = kept
+    shape = _mlp_shape(grad_NC, attn_NX, out_CX, gate_up_G2C, down_CG, 0.0)
     alike((shape.n, shape.width), normed_NC)
-    alike((shape.n, 1), rate_N1)
+    alike((shape.n, 1), rstd_N1)
     alike((shape.n, 2 * shape.n_gates), both_NG2)
-    by_x_NC, by_seen_NX, room = (
-        torch.empty_like(slope_NC),
-        torch.empty_like(seen_NX),
-        slope_NC.new_empty(CHUNK * shape.n_gates),
+    by_x_NC, by_attn_NX, room = (
+        torch.empty_like(grad_NC),
+        torch.empty_like(attn_NX),
+        grad_NC.new_empty(CHUNK * shape.n_gates),
     )
     by_weights = [torch.zeros_like(weight) for weight in (out_CX, gate_up_G2C, down_CG)]
     ready = (panels_back(out_CX), panels_back(gate_up_G2C, scale_C), panels_back(down_CG))
-    weights = _FedWeights(*addresses(*ready, *by_weights))
-    _call("fed_back", 8, _FedShape, _FedWeights)(
-        shape, weights, *addresses(slope_NC, seen_NX, normed_NC, rate_N1, both_NG2, room, by_x_NC, by_seen_NX)
+    weights = _MlpWeights(*addresses(*ready, *by_weights))
+    _call("mlp_backward", 8, _MlpShape, _MlpWeights)(
+        shape, weights, *addresses(grad_NC, attn_NX, normed_NC, rstd_N1, both_NG2, room, by_x_NC, by_attn_NX)
     )
     increment_version((both_NG2,))  # what was saved for a gradient is used up, and torch is to know
     by_out_CX, by_gate_up_G2C, by_down_CG = by_weights
     by_scale_C = _scale_back(by_gate_up_G2C, gate_up_G2C, scale_C)
-    return by_x_NC, by_seen_NX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG
+    return by_x_NC, by_attn_NX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG
 
 
-def _fed_shape(
-    x_NC: Tensor, seen_NX: Tensor, out_CX: Tensor, gate_up_G2C: Tensor, down_CG: Tensor, epsilon: float
-) -> _FedShape:
+def _mlp_shape(
+    x_NC: Tensor, attn_NX: Tensor, out_CX: Tensor, gate_up_G2C: Tensor, down_CG: Tensor, epsilon: float
+) -> _MlpShape:
     """C knows no shapes."""
-    (n, width), n_seen, n_gates = x_NC.shape, seen_NX.shape[1], down_CG.shape[1]
-    alike((n, n_seen), seen_NX)
-    alike((width, n_seen), out_CX)
+    (n, width), n_attn, n_gates = x_NC.shape, attn_NX.shape[1], down_CG.shape[1]
+    alike((n, n_attn), attn_NX)
+    alike((width, n_attn), out_CX)
     alike((2 * n_gates, width), gate_up_G2C)
     alike((width, n_gates), down_CG)
-    return _FedShape(n, width, n_seen, n_gates, epsilon)
+    return _MlpShape(n, width, n_attn, n_gates, epsilon)
 
 
 def _of(vector: Tensor | None) -> int | None:
     return None if vector is None else addresses(vector)[0]
 
 
-def _scale_back(slope_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
-    return layer_kernels.made().scale_back(slope_NE, weight_NE, scale_E)
+def _scale_back(grad_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
+    return layer_kernels.made().scale_back(grad_NE, weight_NE, scale_E)
 
 
 def applies(*tensors: Tensor, n_bytes: int) -> bool:

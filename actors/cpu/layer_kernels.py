@@ -30,7 +30,7 @@ class _Packed(ctypes.Structure):
 class LayerKernels:
     """What `Between` says, and attention. Raises RuntimeError where there is no library."""
 
-    turns_pairs = False
+    rope_pairs = False
 
     def __init__(self) -> None:
         self._normed = build.function("normed", _SIZE, _SIZE, _FLOAT, *[_POINTER] * 3)
@@ -41,8 +41,8 @@ class LayerKernels:
         self._gate_back = build.function("gate_back", _SIZE, _SIZE, *[_POINTER] * 2)
         self._transpose = build.function("transpose", _SIZE, _SIZE, *[_POINTER] * 2)
         self._scale_back = build.function("scale_back", _SIZE, _SIZE, *[_POINTER] * 4)
-        self._turn = build.function("turn", *[_SIZE] * 4, _FLOAT, *[_POINTER] * 3)
-        self._log_shares = build.function("log_shares", _SIZE, _SIZE, *[_POINTER] * 5)
+        self._rope = build.function("rope", *[_SIZE] * 4, _FLOAT, *[_POINTER] * 3)
+        self._target_logprobs = build.function("target_logprobs", _SIZE, _SIZE, *[_POINTER] * 5)
         lanes = _SIZE()
         build.function("packed_lanes", ctypes.POINTER(_SIZE))(ctypes.byref(lanes))
         self.attends = lanes.value >= LEAST_LANES  # otherwise another's attention is faster
@@ -61,35 +61,35 @@ class LayerKernels:
     def norm(self, x_NE: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """x over its root mean square, and the reciprocal of that: (N, E), (N, 1)."""
         n, width = x_NE.shape
-        normed_NE, rate_N1 = torch.empty_like(x_NE), x_NE.new_empty(n, 1)
-        self._norm(n, width, epsilon, *addresses(x_NE, normed_NE, rate_N1))
-        return normed_NE, rate_N1
+        normed_NE, rstd_N1 = torch.empty_like(x_NE), x_NE.new_empty(n, 1)
+        self._norm(n, width, epsilon, *addresses(x_NE, normed_NE, rstd_N1))
+        return normed_NE, rstd_N1
 
-    def norm_back(self, slope_NE: Tensor, normed_NE: Tensor, rate_N1: Tensor, to_NE: Tensor | None = None) -> Tensor:
-        """The slope by what was normed becomes that by what it was of, in place; `to_NE` is added."""
-        n, width = slope_NE.shape
+    def norm_back(self, grad_NE: Tensor, normed_NE: Tensor, rstd_N1: Tensor, to_NE: Tensor | None = None) -> Tensor:
+        """The grad by what was normed becomes that by what it was of, in place; `to_NE` is added."""
+        n, width = grad_NE.shape
         alike((n, width), normed_NE, *([] if to_NE is None else [to_NE]))
-        alike((n, 1), rate_N1)
+        alike((n, 1), rstd_N1)
         if to_NE is None:
-            self._norm_back(n, width, *addresses(normed_NE, rate_N1, slope_NE))
+            self._norm_back(n, width, *addresses(normed_NE, rstd_N1, grad_NE))
         else:
-            self._norm_back_onto(n, width, *addresses(normed_NE, rate_N1, to_NE, slope_NE))
-        return slope_NE
+            self._norm_back_onto(n, width, *addresses(normed_NE, rstd_N1, to_NE, grad_NE))
+        return grad_NE
 
     def gate(self, both_NE: Tensor) -> Tensor:
         """(N, E / 2): silu of the first half of each row times the second."""
         n, width = both_NE.shape[0], both_NE.shape[1] // 2
         alike((n, 2 * width), both_NE)
-        fed_NG = both_NE.new_empty(n, width)
-        self._gate(n, width, *addresses(both_NE, fed_NG))
-        return fed_NG
+        gated_NG = both_NE.new_empty(n, width)
+        self._gate(n, width, *addresses(both_NE, gated_NG))
+        return gated_NG
 
-    def gate_back(self, both_NE: Tensor, slope_NG: Tensor) -> None:
-        """In place: the slopes of both halves, and in place of the slope what was fed."""
-        n, width = slope_NG.shape
+    def gate_back(self, both_NE: Tensor, grad_NG: Tensor) -> None:
+        """In place: the gradients of both halves, and in place of the grad what was gated."""
+        n, width = grad_NG.shape
         alike((n, 2 * width), both_NE)
-        self._gate_back(n, width, *addresses(both_NE, slope_NG))
-        increment_version((both_NE, slope_NG))  # what was saved for a gradient is used up, and torch is to know
+        self._gate_back(n, width, *addresses(both_NE, grad_NG))
+        increment_version((both_NE, grad_NG))  # what was saved for a gradient is used up, and torch is to know
 
     def transposed(self, x_NE: Tensor) -> Tensor:
         """(E, N), contiguous."""
@@ -98,16 +98,16 @@ class LayerKernels:
         self._transpose(n, width, *addresses(x_NE, out_EN))
         return out_EN
 
-    def scale_back(self, slope_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
-        """(E): the scale's slope by that of weight times scale, which becomes the weight's, in place."""
-        n, width = slope_NE.shape
+    def scale_back(self, grad_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
+        """(E): the scale's grad by that of weight times scale, which becomes the weight's, in place."""
+        n, width = grad_NE.shape
         alike((n, width), weight_NE)
         alike((width,), scale_E)
         by_scale_E = torch.empty_like(scale_E)
-        self._scale_back(n, width, *addresses(weight_NE, scale_E, slope_NE, by_scale_E))
+        self._scale_back(n, width, *addresses(weight_NE, scale_E, grad_NE, by_scale_E))
         return by_scale_E
 
-    def turn(
+    def rope(
         self, qkv_NA: Tensor, cos_ND: Tensor, sin_ND: Tensor, *, n_heads: int, width: int, back: bool = False
     ) -> None:
         """In place: the first heads of each row, in halves of a head, by its angles."""
@@ -115,9 +115,9 @@ class LayerKernels:
         alike((n, width), cos_ND, sin_ND)
         if width % 2 or n_heads * width > stride:
             raise ValueError(f"heads of even width turn, within a row: {n_heads} of {width} in {stride}")
-        self._turn(n, stride, n_heads, width, -1.0 if back else 1.0, *addresses(cos_ND, sin_ND, qkv_NA))
+        self._rope(n, stride, n_heads, width, -1.0 if back else 1.0, *addresses(cos_ND, sin_ND, qkv_NA))
 
-    def log_shares(self, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def target_logprobs(self, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs of the targets (N), entropies (N), all probabilities (N, V). Raises IndexError beyond the words."""
         n, words = logits_NV.shape
         alike((n,), targets_N)
@@ -126,7 +126,9 @@ class LayerKernels:
         if n and not 0 <= int(targets_N.min()) <= int(targets_N.max()) < words:
             raise IndexError(f"a target is one of {words} words")
         logp_N, entropy_N, share_NV = logits_NV.new_empty(n), logits_NV.new_empty(n), torch.empty_like(logits_NV)
-        self._log_shares(n, words, *addresses(logits_NV), targets_N.data_ptr(), *addresses(logp_N, entropy_N, share_NV))
+        self._target_logprobs(
+            n, words, *addresses(logits_NV), targets_N.data_ptr(), *addresses(logp_N, entropy_N, share_NV)
+        )
         return logp_N, entropy_N, share_NV
 
     def attention(
@@ -142,18 +144,18 @@ class LayerKernels:
         return out_NX, total_NH
 
     def attention_back(
-        self, slope_NX: Tensor, qkv_NA: Tensor, out_NX: Tensor, total_NH: Tensor, where: Sequences, *, n_key: int,
+        self, grad_NX: Tensor, qkv_NA: Tensor, out_NX: Tensor, total_NH: Tensor, where: Sequences, *, n_key: int,
         scale: float,
     ) -> Tensor:  # fmt: skip
-        """(N, A): the slope of all heads, by that of what was seen."""
+        """(N, A): the grad of all heads, by that of what was attn."""
         n_query = total_NH.shape[1]
         width = out_NX.shape[1] // n_query
         alike((where.n_rows, (n_query + 2 * n_key) * width), qkv_NA)
-        alike((where.n_rows, n_query * width), slope_NX, out_NX)
+        alike((where.n_rows, n_query * width), grad_NX, out_NX)
         alike((where.n_rows, n_query), total_NH)
         by_qkv_NA, room = torch.empty_like(qkv_NA), qkv_NA.new_empty(_room(where, width, back=True))
         packed = _packed(where, n_query, n_key, width, scale)
-        self._attention_back(ctypes.byref(packed), *addresses(qkv_NA, out_NX, total_NH, slope_NX, room, by_qkv_NA))
+        self._attention_back(ctypes.byref(packed), *addresses(qkv_NA, out_NX, total_NH, grad_NX, room, by_qkv_NA))
         return by_qkv_NA
 
 

@@ -2,7 +2,7 @@
 
 `actors.cpu.fused_mlp_qkv` does the same for small weights in one pass. Products are oneDNN's or torch's; what is
 between them is done by C kernels or by torch (see `between`). Shapes: S rows, C channels, A of queries, keys and
-values, X of what attention saw, G gates, D width of a head, N rows of a weight's product, E and F its sides.
+values, X of the attention output, G gates, D width of a head, N rows of a weight's product, E and F its sides.
 """
 
 from dataclasses import dataclass
@@ -11,106 +11,113 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from actors.cpu.fused_mlp_qkv import Angles
+from actors.cpu.fused_mlp_qkv import RopeAngles
 from actors.cpu.layer_ops_torch import LayerOps
 from actors.cpu.linear import outer
 from actors.models.matmul import added, multiplied
 
-Kept = tuple[Tensor, Tensor, Tensor]  # the norm (S, C), its rate (S, 1), gates and what they let through (S, 2 G)
+Kept = tuple[Tensor, Tensor, Tensor]  # the norm (S, C), its rstd (S, 1), gates and what they let through (S, 2 G)
 
 
 class LayerPath(Protocol):
-    """Slopes are gradients on their way back. What is kept, and the slope by what was turned, may be used once only; so
+    """A grad is the gradient of an output. What is kept, and the grad by what was turned, may be used once only; so
     may a weight that was joined of several.
     """
 
-    def projected(
-        self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, angles: Angles, epsilon: float, /
+    def qkv_forward(
+        self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, angles: RopeAngles, epsilon: float, /
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(S, A) the norm of x by weight (A, C) and scale (C), its first heads turned; the norm (S, C), its rate."""
+        """(S, A) the norm of x by weight (A, C) and scale (C), its first heads turned; the norm (S, C), its rstd."""
         ...
 
-    def projected_back(
-        self, slope: Tensor, normed: Tensor, rate: Tensor, weight: Tensor, scale: Tensor, angles: Angles, /, *,
+    def qkv_backward(
+        self, grad: Tensor, normed: Tensor, rstd: Tensor, weight: Tensor, scale: Tensor, angles: RopeAngles, /, *,
         has_bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """The slopes by x, weight, scale and bias."""
+        """The gradients by x, weight, scale and bias."""
         ...
 
-    def fed(
-        self, x: Tensor, seen: Tensor, epsilon: float, scale: Tensor, out: Tensor, gate_up: Tensor, down: Tensor, /
+    def mlp_forward(
+        self, x: Tensor, attn: Tensor, epsilon: float, scale: Tensor, out: Tensor, gate_up: Tensor, down: Tensor, /
     ) -> tuple[Tensor, Kept]:
-        """(S, C): h = x + seen (S, X) by `out` (C, X), and h plus what the gates let through of its norm."""
+        """(S, C): h = x + attn (S, X) by `out` (C, X), and h plus what the gates let through of its norm."""
         ...
 
-    def fed_back(
-        self, slope: Tensor, seen: Tensor, kept: Kept, scale: Tensor, out: Tensor, gate_up: Tensor, down: Tensor, /
+    def mlp_backward(
+        self, grad: Tensor, attn: Tensor, kept: Kept, scale: Tensor, out: Tensor, gate_up: Tensor, down: Tensor, /
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The slopes by x, seen, scale, `out`, gate_up (2 G, C) and down (C, G)."""
+        """The gradients by x, attn, scale, `out`, gate_up (2 G, C) and down (C, G)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class UnfusedOps:
     """What is between products is done in one way forward and back: a head's channels may stand in another order.
 
     A score of queries and keys does not depend on that.
     """
 
-    between: LayerOps
+    ops: LayerOps
 
-    def projected(
-        self, x_SC: Tensor, weight_AC: Tensor, scale_C: Tensor, bias_A: Tensor | None, angles: Angles, epsilon: float, /
+    def qkv_forward(
+        self,
+        x_SC: Tensor,
+        weight_AC: Tensor,
+        scale_C: Tensor,
+        bias_A: Tensor | None,
+        angles: RopeAngles,
+        epsilon: float,
+        /,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        normed_SC, rate_S1 = self.between.norm(x_SC, epsilon)
+        normed_SC, rstd_S1 = self.ops.norm(x_SC, epsilon)
         order_A = self._order(angles, len(weight_AC))
         if order_A is not None:
             weight_AC, bias_A = weight_AC[order_A], None if bias_A is None else bias_A[order_A]
         qkv_SA = multiplied(normed_SC, weight_AC.mul_(scale_C), bias_A)
-        self.between.turn(qkv_SA, angles.cos_ND, angles.sin_ND, n_heads=angles.n_heads, width=angles.width)
-        return qkv_SA, normed_SC, rate_S1
+        self.ops.rope(qkv_SA, angles.cos_ND, angles.sin_ND, n_heads=angles.n_heads, width=angles.width)
+        return qkv_SA, normed_SC, rstd_S1
 
-    def projected_back(
-        self, slope_SA: Tensor, normed_SC: Tensor, rate_S1: Tensor, weight_AC: Tensor, scale_C: Tensor,
-        angles: Angles, /, *, has_bias: bool,
+    def qkv_backward(
+        self, grad_SA: Tensor, normed_SC: Tensor, rstd_S1: Tensor, weight_AC: Tensor, scale_C: Tensor,
+        angles: RopeAngles, /, *, has_bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-        turn = self.between.turn
-        turn(slope_SA, angles.cos_ND, angles.sin_ND, n_heads=angles.n_heads, width=angles.width, back=True)
+        rope = self.ops.rope
+        rope(grad_SA, angles.cos_ND, angles.sin_ND, n_heads=angles.n_heads, width=angles.width, back=True)
         order_A = self._order(angles, len(weight_AC))
-        by_weight_AC = _back_in_order(outer(self.between, slope_SA, normed_SC), order_A)
-        by_bias_A = _back_in_order(slope_SA.sum(0), order_A) if has_bias else None
-        by_scale_C = self.between.scale_back(by_weight_AC, weight_AC, scale_C)
+        by_weight_AC = _back_in_order(outer(self.ops, grad_SA, normed_SC), order_A)
+        by_bias_A = _back_in_order(grad_SA.sum(0), order_A) if has_bias else None
+        by_scale_C = self.ops.scale_back(by_weight_AC, weight_AC, scale_C)
         weight_AC = weight_AC if order_A is None else weight_AC[order_A]
-        by_normed_SC = multiplied(slope_SA, weight_AC.mul_(scale_C).t())
-        return self.between.norm_back(by_normed_SC, normed_SC, rate_S1), by_weight_AC, by_scale_C, by_bias_A
+        by_normed_SC = multiplied(grad_SA, weight_AC.mul_(scale_C).t())
+        return self.ops.norm_back(by_normed_SC, normed_SC, rstd_S1), by_weight_AC, by_scale_C, by_bias_A
 
-    def fed(
-        self, x_SC: Tensor, seen_SX: Tensor, epsilon: float, scale_C: Tensor, out_CX: Tensor, gate_up_G2C: Tensor,
+    def mlp_forward(
+        self, x_SC: Tensor, attn_SX: Tensor, epsilon: float, scale_C: Tensor, out_CX: Tensor, gate_up_G2C: Tensor,
         down_CG: Tensor, /,
     ) -> tuple[Tensor, Kept]:  # fmt: skip
-        h_SC = added(seen_SX, out_CX, x_SC)
-        normed_SC, rate_S1 = self.between.norm(h_SC, epsilon)
+        h_SC = added(attn_SX, out_CX, x_SC)
+        normed_SC, rstd_S1 = self.ops.norm(h_SC, epsilon)
         both_SG2 = multiplied(normed_SC, gate_up_G2C.mul_(scale_C))
-        return added(self.between.gate(both_SG2), down_CG, h_SC), (normed_SC, rate_S1, both_SG2)
+        return added(self.ops.gate(both_SG2), down_CG, h_SC), (normed_SC, rstd_S1, both_SG2)
 
-    def fed_back(
-        self, slope_SC: Tensor, seen_SX: Tensor, kept: Kept, scale_C: Tensor, out_CX: Tensor, gate_up_G2C: Tensor,
+    def mlp_backward(
+        self, grad_SC: Tensor, attn_SX: Tensor, kept: Kept, scale_C: Tensor, out_CX: Tensor, gate_up_G2C: Tensor,
         down_CG: Tensor, /,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        normed_SC, rate_S1, both_SG2 = kept
-        fed_SG = multiplied(slope_SC, down_CG.t())  # at first its slope
-        self.between.gate_back(both_SG2, fed_SG)
-        by_down_CG = outer(self.between, slope_SC, fed_SG)
-        by_gate_up_G2C = outer(self.between, both_SG2, normed_SC)
-        by_scale_C = self.between.scale_back(by_gate_up_G2C, gate_up_G2C, scale_C)
+        normed_SC, rstd_S1, both_SG2 = kept
+        gated_SG = multiplied(grad_SC, down_CG.t())  # at first its grad
+        self.ops.gate_back(both_SG2, gated_SG)
+        by_down_CG = outer(self.ops, grad_SC, gated_SG)
+        by_gate_up_G2C = outer(self.ops, both_SG2, normed_SC)
+        by_scale_C = self.ops.scale_back(by_gate_up_G2C, gate_up_G2C, scale_C)
         by_normed_SC = multiplied(both_SG2, gate_up_G2C.mul_(scale_C).t())
-        by_x_SC = self.between.norm_back(by_normed_SC, normed_SC, rate_S1, slope_SC)
-        by_out_CX, by_seen_SX = outer(self.between, by_x_SC, seen_SX), multiplied(by_x_SC, out_CX.t())
-        return by_x_SC, by_seen_SX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG
+        by_x_SC = self.ops.norm_back(by_normed_SC, normed_SC, rstd_S1, grad_SC)
+        by_out_CX, by_attn_SX = outer(self.ops, by_x_SC, attn_SX), multiplied(by_x_SC, out_CX.t())
+        return by_x_SC, by_attn_SX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG
 
-    def _order(self, angles: Angles, n_out: int) -> Tensor | None:
+    def _order(self, angles: RopeAngles, n_out: int) -> Tensor | None:
         """(A): rows of the weight, each turned pair side by side, where what turns wants it so."""
-        if not self.between.turns_pairs:
+        if not self.ops.rope_pairs:
             return None
         device, width = angles.cos_ND.device, angles.width
         order_D = torch.arange(width, device=device).view(2, -1).t().flatten()

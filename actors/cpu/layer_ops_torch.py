@@ -29,33 +29,33 @@ class Heads:
     scale: float
 
     @property
-    def n_turned(self) -> int:
+    def n_rope(self) -> int:
         """Queries' and keys' heads, which come first."""
         return self.n_query + self.n_key
 
 
 class LayerOps(Protocol):
-    """Slopes are gradients on their way back; all that is said to be in place may be used once only."""
+    """A grad is the gradient of an output; all that is said to be in place may be used once only."""
 
-    turns_pairs: bool  # of channels side by side, or one from each half of a head
+    rope_pairs: bool  # of channels side by side, or one from each half of a head
 
     def norm(self, x_SC: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """x over its root mean square, and the reciprocal of that: (S, C), (S, 1)."""
         ...
 
-    def norm_back(self, slope_SC: Tensor, normed_SC: Tensor, rate_S1: Tensor, to_SC: Tensor | None = None) -> Tensor:
-        """The slope by x, rate (slope - normed mean(slope normed)), added to what there is; in the slope's memory."""
+    def norm_back(self, grad_SC: Tensor, normed_SC: Tensor, rstd_S1: Tensor, to_SC: Tensor | None = None) -> Tensor:
+        """The grad by x, rstd (grad - normed mean(grad normed)), added to what there is; in the grad's memory."""
         ...
 
     def gate(self, both_SG2: Tensor) -> Tensor:
         """(S, G): silu of the first half of each row times the second."""
         ...
 
-    def gate_back(self, both_SG2: Tensor, slope_SG: Tensor) -> None:
-        """In place: the slopes of both halves, and in place of the slope what was fed."""
+    def gate_back(self, both_SG2: Tensor, grad_SG: Tensor) -> None:
+        """In place: the gradients of both halves, and in place of the grad what was gated."""
         ...
 
-    def turn(
+    def rope(
         self, qkv_SA: Tensor, cos_SD: Tensor, sin_SD: Tensor, *, n_heads: int, width: int, back: bool = False
     ) -> None:
         """In place: the first heads of each row, by the token's angles."""
@@ -65,57 +65,57 @@ class LayerOps(Protocol):
         """(E, N)."""
         ...
 
-    def scale_back(self, slope_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
-        """(E): the scale's slope by that of weight times scale, which becomes the weight's, in place."""
+    def scale_back(self, grad_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
+        """(E): the scale's grad by that of weight times scale, which becomes the weight's, in place."""
         ...
 
 
 class TorchLayerOps:
     """By torch. A turn is one complex product."""
 
-    turns_pairs = True
+    rope_pairs = True
 
     def norm(self, x_SC: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         power_S1 = torch.linalg.vector_norm(x_SC, dim=-1, keepdim=True).square_().div_(x_SC.shape[-1])
-        rate_S1 = power_S1.add_(epsilon).rsqrt_()
-        return x_SC * rate_S1, rate_S1
+        rstd_S1 = power_S1.add_(epsilon).rsqrt_()
+        return x_SC * rstd_S1, rstd_S1
 
-    def norm_back(self, slope_SC: Tensor, normed_SC: Tensor, rate_S1: Tensor, to_SC: Tensor | None = None) -> Tensor:
-        less_S1 = (slope_SC * normed_SC).mean(-1, keepdim=True).mul_(rate_S1)
-        slope_SC.mul_(rate_S1).addcmul_(normed_SC, less_S1, value=-1.0)
-        return slope_SC if to_SC is None else slope_SC.add_(to_SC)
+    def norm_back(self, grad_SC: Tensor, normed_SC: Tensor, rstd_S1: Tensor, to_SC: Tensor | None = None) -> Tensor:
+        less_S1 = (grad_SC * normed_SC).mean(-1, keepdim=True).mul_(rstd_S1)
+        grad_SC.mul_(rstd_S1).addcmul_(normed_SC, less_S1, value=-1.0)
+        return grad_SC if to_SC is None else grad_SC.add_(to_SC)
 
     def gate(self, both_SG2: Tensor) -> Tensor:
         gate_SG, up_SG = both_SG2.chunk(2, dim=1)
         return F.silu(gate_SG).mul_(up_SG)
 
-    def gate_back(self, both_SG2: Tensor, slope_SG: Tensor) -> None:
+    def gate_back(self, both_SG2: Tensor, grad_SG: Tensor) -> None:
         gate_SG, up_SG = both_SG2.chunk(2, dim=1)
         open_SG = F.silu(gate_SG)
-        fed_SG = open_SG * up_SG
-        torch.ops.aten.silu_backward.grad_input(up_SG.mul_(slope_SG), gate_SG, grad_input=gate_SG)
-        torch.mul(slope_SG, open_SG, out=up_SG)
-        slope_SG.copy_(fed_SG)
+        gated_SG = open_SG * up_SG
+        torch.ops.aten.silu_backward.grad_input(up_SG.mul_(grad_SG), gate_SG, grad_input=gate_SG)
+        torch.mul(grad_SG, open_SG, out=up_SG)
+        grad_SG.copy_(gated_SG)
 
-    def turn(
+    def rope(
         self, qkv_SA: Tensor, cos_SD: Tensor, sin_SD: Tensor, *, n_heads: int, width: int, back: bool = False
     ) -> None:
         half = width // 2
-        turn_S1P = torch.complex(cos_SD[:, :half], sin_SD[:, :half]).unsqueeze(1)
+        angle_S1P = torch.complex(cos_SD[:, :half], sin_SD[:, :half]).unsqueeze(1)
         pairs_SNP = torch.view_as_complex(qkv_SA[:, : n_heads * width].view(len(qkv_SA), n_heads, half, 2))
-        pairs_SNP.mul_(turn_S1P.conj() if back else turn_S1P)
+        pairs_SNP.mul_(angle_S1P.conj() if back else angle_S1P)
 
     def transposed(self, x_NE: Tensor) -> Tensor:
         return x_NE.t()
 
-    def scale_back(self, slope_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
-        by_scale_E = (slope_NE * weight_NE).sum(0)
-        slope_NE.mul_(scale_E)
+    def scale_back(self, grad_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
+        by_scale_E = (grad_NE * weight_NE).sum(0)
+        grad_NE.mul_(scale_E)
         return by_scale_E
 
 
-def seen(qkv_SA: Tensor, packing: PackedAttention, heads: Heads) -> tuple[Tensor, list[Tensor]]:
-    """(S, X): causal attention of each sequence to itself; and what `seen_back` needs.
+def attention(qkv_SA: Tensor, packing: PackedAttention, heads: Heads) -> tuple[Tensor, list[Tensor]]:
+    """(S, X): causal attention of each sequence to itself; and what `attention_back` needs.
 
     Sequences of one length go through one call.
     """
@@ -125,25 +125,25 @@ def seen(qkv_SA: Tensor, packing: PackedAttention, heads: Heads) -> tuple[Tensor
         q, k, v = _split(whole.view(n, length, -1, heads.width).transpose(1, 2), heads)
         kept += _attention(q, _spread(k, heads), _spread(v, heads), 0.0, True, scale=heads.scale)
     parts = [part.transpose(1, 2).reshape(-1, heads.n_query * heads.width) for part in kept[::2]]
-    seen_EX = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return seen_EX if packing.keep_S is None else seen_EX.index_select(0, packing.keep_S), [qkv_EA, *kept]
+    attn_EX = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return attn_EX if packing.keep_S is None else attn_EX.index_select(0, packing.keep_S), [qkv_EA, *kept]
 
 
-def seen_back(slope_SX: Tensor, kept: tuple[Tensor, ...], packing: PackedAttention, heads: Heads) -> Tensor:
+def attention_back(grad_SX: Tensor, kept: tuple[Tensor, ...], packing: PackedAttention, heads: Heads) -> Tensor:
     """(S, A)."""
     qkv_EA, *of_runs = kept
-    slope_EX = slope_SX
+    grad_EX = grad_SX
     if packing.keep_S is not None:
-        slope_EX = slope_SX.new_zeros(len(qkv_EA), slope_SX.shape[1]).index_copy_(0, packing.keep_S, slope_SX)
+        grad_EX = grad_SX.new_zeros(len(qkv_EA), grad_SX.shape[1]).index_copy_(0, packing.keep_S, grad_SX)
     by_qkv_EA = torch.empty_like(qkv_EA)
     pairs = zip(of_runs[::2], of_runs[1::2], strict=True)
-    for ((n, length), whole, slope, out), (seen, total) in zip(
-        _runs(packing, qkv_EA, slope_EX, by_qkv_EA), pairs, strict=True
+    for ((n, length), whole, grad, out), (attn, total) in zip(
+        _runs(packing, qkv_EA, grad_EX, by_qkv_EA), pairs, strict=True
     ):
         shape = (n, length, -1, heads.width)
         q, k, v = _split(whole.view(shape).transpose(1, 2), heads)
         found = _attention_backward(
-            slope.view(shape).transpose(1, 2), q, _spread(k, heads), _spread(v, heads), seen, total, 0.0, True,
+            grad.view(shape).transpose(1, 2), q, _spread(k, heads), _spread(v, heads), attn, total, 0.0, True,
             scale=heads.scale,
         )  # fmt: skip
         for part, by_part in zip(_split(out.view(shape).transpose(1, 2), heads), found, strict=True):

@@ -38,20 +38,20 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x_NE, weight_FE = ctx.saved_tensors
-        slope_NF = gradients[0]
+        grad_NF = gradients[0]
         by_x, by_weight, by_bias = ctx.needs_input_grad
         return (
-            product(slope_NF, weight_FE.t()) if by_x else None,
-            outer(found(slope_NF, x_NE) or _PLAIN, slope_NF, x_NE) if by_weight else None,
-            slope_NF.sum(0) if by_bias else None,
+            product(grad_NF, weight_FE.t()) if by_x else None,
+            outer(found(grad_NF, x_NE) or _PLAIN, grad_NF, x_NE) if by_weight else None,
+            grad_NF.sum(0) if by_bias else None,
         )
 
 
-def outer(between: LayerOps, slope_NF: Tensor, x_NE: Tensor) -> Tensor:
-    """(F, E): slope^T x. The narrower is transposed, and oneDNN is faster with the longer side first."""
-    if slope_NF.shape[1] > x_NE.shape[1]:
-        return between.transposed(multiplied(between.transposed(x_NE), slope_NF.t()))
-    return multiplied(between.transposed(slope_NF), x_NE.t())
+def outer(ops: LayerOps, grad_NF: Tensor, x_NE: Tensor) -> Tensor:
+    """(F, E): grad^T x. The narrower is transposed, and oneDNN is faster with the longer side first."""
+    if grad_NF.shape[1] > x_NE.shape[1]:
+        return ops.transposed(multiplied(ops.transposed(x_NE), grad_NF.t()))
+    return multiplied(ops.transposed(grad_NF), x_NE.t())
 
 
 def replace(model: nn.Module) -> None:

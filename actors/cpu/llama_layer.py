@@ -19,10 +19,10 @@ from transformers.activations import SiLUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from actors.cpu import fused_mlp_qkv
-from actors.cpu.fused_mlp_qkv import Angles
+from actors.cpu.fused_mlp_qkv import RopeAngles
 from actors.cpu.layer_kernels import found
-from actors.cpu.layer_ops import LayerPath, Rows
-from actors.cpu.layer_ops_torch import Heads, TorchLayerOps, seen, seen_back
+from actors.cpu.layer_ops import LayerPath, UnfusedOps
+from actors.cpu.layer_ops_torch import Heads, TorchLayerOps, attention, attention_back
 from actors.cpu.rmsnorm import Norm
 from actors.models.packed_attention import PackedAttention
 
@@ -61,24 +61,24 @@ class LlamaLayer(GradientCheckpointingLayer):
             attention.head_dim,
             attention.scaling,
         )
-        qkv_SA = _Projected.apply(  # type: ignore[no-untyped-call]
+        qkv_SA = _Qkv.apply(  # type: ignore[no-untyped-call]
             h_SC, *(part[0] for part in position_embeddings), heads, self.input_layernorm.variance_epsilon,
             self.input_layernorm.weight, *(part.weight for part in parts), *(part.bias for part in parts),
         )  # fmt: skip
-        seen_SX = _AttentionInput.apply(qkv_SA, packing, heads)  # type: ignore[no-untyped-call]
+        attn_SX = _AttentionInput.apply(qkv_SA, packing, heads)  # type: ignore[no-untyped-call]
         out_SC = _Mlp.apply(  # type: ignore[no-untyped-call]
-            h_SC, seen_SX, self.post_attention_layernorm.variance_epsilon, self.post_attention_layernorm.weight,
+            h_SC, attn_SX, self.post_attention_layernorm.variance_epsilon, self.post_attention_layernorm.weight,
             attention.o_proj.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight,
         )  # fmt: skip
         return out_SC.unsqueeze(0)  # type: ignore[no-any-return]
 
 
-def _way(n_bytes: int, *tensors: Tensor) -> LayerPath:
+def _path(n_bytes: int, *tensors: Tensor) -> LayerPath:
     """How rows are computed, by the bytes of the largest weight."""
-    return fused_mlp_qkv if fused_mlp_qkv.applies(*tensors, n_bytes=n_bytes) else Rows(found(*tensors) or _PLAIN)
+    return fused_mlp_qkv if fused_mlp_qkv.applies(*tensors, n_bytes=n_bytes) else UnfusedOps(found(*tensors) or _PLAIN)
 
 
-class _Projected(torch.autograd.Function):
+class _Qkv(torch.autograd.Function):
     """Norm, product with the weights of queries, keys and values, rotation: (S, C) -> (S, A)."""
 
     @staticmethod
@@ -88,22 +88,22 @@ class _Projected(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         weights, biases = parts[:3], parts[3:]
         weight_AC, bias_A = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
-        ctx.way = _way(weight_AC.nbytes, x_SC, cos_SD, sin_SD)
-        ctx.n_turned, ctx.has_bias = heads.n_turned, bias_A is not None
-        angles = Angles(cos_SD, sin_SD, heads.n_turned)
-        qkv_SA, normed_SC, rate_S1 = ctx.way.projected(x_SC, weight_AC, scale_C, bias_A, angles, epsilon)
-        ctx.save_for_backward(normed_SC, rate_S1, cos_SD, sin_SD, scale_C, *weights)
+        ctx.path = _path(weight_AC.nbytes, x_SC, cos_SD, sin_SD)
+        ctx.n_rope, ctx.has_bias = heads.n_rope, bias_A is not None
+        angles = RopeAngles(cos_SD, sin_SD, heads.n_rope)
+        qkv_SA, normed_SC, rstd_S1 = ctx.path.qkv_forward(x_SC, weight_AC, scale_C, bias_A, angles, epsilon)
+        ctx.save_for_backward(normed_SC, rstd_S1, cos_SD, sin_SD, scale_C, *weights)
         out_SA: Tensor = qkv_SA
         return out_SA
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_SA: Tensor) -> tuple[Tensor | None, ...]:
-        """The slope's memory is `_AttentionInput`'s own and is turned in place: once only."""
-        normed_SC, rate_S1, cos_SD, sin_SD, scale_C, *weights = ctx.saved_tensors
-        angles = Angles(cos_SD, sin_SD, ctx.n_turned)
-        by_x_SC, by_weight_AC, by_scale_C, by_bias_A = ctx.way.projected_back(
-            slope_SA, normed_SC, rate_S1, torch.cat(weights), scale_C, angles, has_bias=ctx.has_bias
+    def backward(ctx: Any, grad_SA: Tensor) -> tuple[Tensor | None, ...]:
+        """The grad's memory is `_AttentionInput`'s own and is turned in place: once only."""
+        normed_SC, rstd_S1, cos_SD, sin_SD, scale_C, *weights = ctx.saved_tensors
+        angles = RopeAngles(cos_SD, sin_SD, ctx.n_rope)
+        by_x_SC, by_weight_AC, by_scale_C, by_bias_A = ctx.path.qkv_backward(
+            grad_SA, normed_SC, rstd_S1, torch.cat(weights), scale_C, angles, has_bias=ctx.has_bias
         )
         sizes = [len(weight) for weight in weights]
         by_biases = (None, None, None) if by_bias_A is None else torch.split(by_bias_A, sizes)
@@ -119,54 +119,54 @@ class _AttentionInput(torch.autograd.Function):
         ctx.packing, ctx.heads = packing, heads
         if kernels is None or packing.sequences is None or not kernels.attends:
             ctx.kernels = None
-            seen_SX, kept = seen(qkv_SA, packing, heads)
+            attn_SX, kept = attention(qkv_SA, packing, heads)
             ctx.save_for_backward(*kept)
-            return seen_SX
-        seen_SX, total_SH = kernels.attention(
+            return attn_SX
+        attn_SX, total_SH = kernels.attention(
             qkv_SA, packing.sequences, n_query=heads.n_query, n_key=heads.n_key, scale=heads.scale
         )
         ctx.kernels = kernels
-        ctx.save_for_backward(qkv_SA, seen_SX, total_SH)
-        return seen_SX
+        ctx.save_for_backward(qkv_SA, attn_SX, total_SH)
+        return attn_SX
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_SX: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_SX: Tensor) -> tuple[Tensor, None, None]:
         packing, heads, kernels = ctx.packing, ctx.heads, ctx.kernels
         if kernels is None:
-            return seen_back(slope_SX, ctx.saved_tensors, packing, heads), None, None
+            return attention_back(grad_SX, ctx.saved_tensors, packing, heads), None, None
         by_qkv_SA = kernels.attention_back(
-            slope_SX.contiguous(), *ctx.saved_tensors, packing.sequences, n_key=heads.n_key, scale=heads.scale
+            grad_SX.contiguous(), *ctx.saved_tensors, packing.sequences, n_key=heads.n_key, scale=heads.scale
         )
         return by_qkv_SA, None, None
 
 
 class _Mlp(torch.autograd.Function):
-    """What attention saw, projected and added to the row, and the feed-forward of that: (S, C), (S, X) -> (S, C)."""
+    """Output projection, residual and MLP of a layer: (S, C), (S, X) -> (S, C)."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_SC: Tensor, seen_SX: Tensor, epsilon: float, scale_C: Tensor, out_CX: Tensor, gate_GC: Tensor,
+        ctx: Any, x_SC: Tensor, attn_SX: Tensor, epsilon: float, scale_C: Tensor, out_CX: Tensor, gate_GC: Tensor,
         up_GC: Tensor, down_CG: Tensor,
     ) -> Tensor:  # fmt: skip
         gate_up_G2C = torch.cat([gate_GC, up_GC])
-        ctx.way = _way(gate_up_G2C.nbytes, x_SC, seen_SX)
+        ctx.path = _path(gate_up_G2C.nbytes, x_SC, attn_SX)
         out_SC: Tensor
-        out_SC, kept = ctx.way.fed(x_SC, seen_SX, epsilon, scale_C, out_CX, gate_up_G2C, down_CG)
-        ctx.save_for_backward(seen_SX, *kept, scale_C, out_CX, gate_GC, up_GC, down_CG)
+        out_SC, kept = ctx.path.mlp_forward(x_SC, attn_SX, epsilon, scale_C, out_CX, gate_up_G2C, down_CG)
+        ctx.save_for_backward(attn_SX, *kept, scale_C, out_CX, gate_GC, up_GC, down_CG)
         return out_SC
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_SC: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_SC: Tensor) -> tuple[Tensor | None, ...]:
         """What is saved of gates is used up: once only."""
-        seen_SX, normed_SC, rate_S1, both_SG2, scale_C, out_CX, gate_GC, up_GC, down_CG = ctx.saved_tensors
-        by_x_SC, by_seen_SX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG = ctx.way.fed_back(
-            slope_SC.contiguous(), seen_SX, (normed_SC, rate_S1, both_SG2), scale_C, out_CX,
+        attn_SX, normed_SC, rstd_S1, both_SG2, scale_C, out_CX, gate_GC, up_GC, down_CG = ctx.saved_tensors
+        by_x_SC, by_attn_SX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG = ctx.path.mlp_backward(
+            grad_SC.contiguous(), attn_SX, (normed_SC, rstd_S1, both_SG2), scale_C, out_CX,
             torch.cat([gate_GC, up_GC]), down_CG,
         )  # fmt: skip
         by_gate_GC, by_up_GC = by_gate_up_G2C.chunk(2)
-        return by_x_SC, by_seen_SX, None, by_scale_C, by_out_CX, by_gate_GC, by_up_GC, by_down_CG
+        return by_x_SC, by_attn_SX, None, by_scale_C, by_out_CX, by_gate_GC, by_up_GC, by_down_CG
 
 
 NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm"}

@@ -21,11 +21,11 @@ def _call(name: str, n_pointers: int, n_numbers: int = 0) -> Callable[..., None]
     return build.function(name, _SIZE, *[_FLOAT] * n_numbers, *[_POINTER] * n_pointers)
 
 
-def apart(prox_N: Tensor, behav_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def log_ratio(prox_N: Tensor, behav_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """exp(d), d = prox - behav (N); the sum of exp(d) - 1 - d and the largest |d|, both ()."""
     alike(prox_N.shape, behav_N)
     weight_N, sums_2 = torch.empty_like(prox_N), prox_N.new_empty(2)
-    _call("apart", 4)(prox_N.numel(), *addresses(prox_N, behav_N, weight_N, sums_2))
+    _call("log_ratio", 4)(prox_N.numel(), *addresses(prox_N, behav_N, weight_N, sums_2))
     kl, largest = sums_2.unbind()
     return weight_N, kl, largest
 
@@ -33,23 +33,23 @@ def apart(prox_N: Tensor, behav_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def clipped(
     theta_N: Tensor, anchor_N: Tensor, advantage_N: Tensor, weight_N: Tensor | None, *, low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """-sum(min(u A, clamp(u, low, high) A)) with u = exp(theta - anchor), A = advantage (times weight), and its slope.
+    """-sum(min(u A, clamp(u, low, high) A)) with u = exp(theta - anchor), A = advantage (times weight), and its grad.
 
-    That sum (), how many tokens have the clamped branch as the smaller one (), u (N), and the sum's slope by theta (N).
+    That sum (), how many tokens have the clamped branch as the smaller one (), u (N), and the sum's grad by theta (N).
     """
     given = [theta_N, anchor_N, advantage_N, *([] if weight_N is None else [weight_N])]
     alike(theta_N.shape, *given)
-    ratio_N, slope_N, sums_2 = torch.empty_like(anchor_N), torch.empty_like(anchor_N), anchor_N.new_empty(2)
-    pointers = [*addresses(*given), *[None] * (4 - len(given)), *addresses(ratio_N, slope_N, sums_2)]
+    ratio_N, grad_N, sums_2 = torch.empty_like(anchor_N), torch.empty_like(anchor_N), anchor_N.new_empty(2)
+    pointers = [*addresses(*given), *[None] * (4 - len(given)), *addresses(ratio_N, grad_N, sums_2)]
     _call("clipped", 7, 2)(theta_N.numel(), low, high, *pointers)
     loss, n_clipped = sums_2.unbind()
-    return loss, n_clipped, ratio_N, slope_N
+    return loss, n_clipped, ratio_N, grad_N
 
 
-def spread(weight_N: Tensor) -> tuple[float, float]:
+def weight_sums(weight_N: Tensor) -> tuple[float, float]:
     """The sum of weights and that of their squares, in float64."""
     sums = (ctypes.c_double * 2)()
-    _call("spread", 2)(weight_N.numel(), *addresses(weight_N), sums)
+    _call("weight_sums", 2)(weight_N.numel(), *addresses(weight_N), sums)
     return sums[0], sums[1]
 
 

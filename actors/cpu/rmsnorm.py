@@ -34,18 +34,18 @@ class _Normed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_SC: Tensor, epsilon: float, scale_C: Tensor) -> Tensor:
-        between = ctx.between = found(x_SC) or _PLAIN
-        normed_SC, rate_S1 = between.norm(x_SC, epsilon)
-        ctx.save_for_backward(normed_SC, rate_S1, scale_C)
+        ops = ctx.ops = found(x_SC) or _PLAIN
+        normed_SC, rstd_S1 = ops.norm(x_SC, epsilon)
+        ctx.save_for_backward(normed_SC, rstd_S1, scale_C)
         return normed_SC * scale_C
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_SC: Tensor) -> tuple[Tensor, None, Tensor]:
-        """A copy of the slope becomes that by what was normed: the slope's own memory may be another's, too."""
-        normed_SC, rate_S1, scale_C = ctx.saved_tensors
-        between: LayerOps = ctx.between
-        by_x_SC = slope_SC.clone(memory_format=torch.contiguous_format)
-        by_scale_C = between.scale_back(by_x_SC, normed_SC, scale_C)
-        by_x_SC = between.norm_back(by_x_SC, normed_SC, rate_S1)
+    def backward(ctx: Any, grad_SC: Tensor) -> tuple[Tensor, None, Tensor]:
+        """A copy of the grad becomes that by what was normed: the grad's own memory may be another's, too."""
+        normed_SC, rstd_S1, scale_C = ctx.saved_tensors
+        ops: LayerOps = ctx.ops
+        by_x_SC = grad_SC.clone(memory_format=torch.contiguous_format)
+        by_scale_C = ops.scale_back(by_x_SC, normed_SC, scale_C)
+        by_x_SC = ops.norm_back(by_x_SC, normed_SC, rstd_S1)
         return by_x_SC, None, by_scale_C

@@ -26,12 +26,12 @@ class LogRatio:
 
 def gap(prox_N: Tensor, behav_N: Tensor) -> LogRatio:
     """In the precision of its inputs: close log-probs subtract exactly, and what of k3 is tiny is kept."""
-    apart = kernels.apart if kernels.applies(prox_N, behav_N) else _apart
+    apart = kernels.log_ratio if kernels.applies(prox_N, behav_N) else _log_ratio
     return LogRatio(*apart(prox_N, behav_N))
 
 
 @torch.no_grad()
-def _apart(prox_N: Tensor, behav_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _log_ratio(prox_N: Tensor, behav_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """As the kernel of that name."""
     d_N = prox_N - behav_N
     if d_N.numel() == 0:
@@ -61,8 +61,8 @@ def ppo(
     low, high = 1 - eps_clip, 1 + eps_clip
     weights = () if weight_N is None else (weight_N,)
     clipped = kernels.clipped if kernels.applies(theta_N, anchor_N, advantage_N, *weights) else _clipped
-    loss, n_clipped, ratio_N, slope_N = clipped(theta_N, anchor_N, advantage_N, weight_N, low=low, high=high)
-    return LossTerms(_sloped(theta_N, loss, slope_N), n_clipped, ratio_N)
+    loss, n_clipped, ratio_N, grad_N = clipped(theta_N, anchor_N, advantage_N, weight_N, low=low, high=high)
+    return LossTerms(attach_grad(theta_N, loss, grad_N), n_clipped, ratio_N)
 
 
 @torch.no_grad()
@@ -70,10 +70,10 @@ def _clipped(
     theta_N: Tensor, anchor_N: Tensor, advantage_N: Tensor, weight_N: Tensor | None, *, low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As the kernel of that name."""
-    worth_N = advantage_N if weight_N is None else weight_N * advantage_N
+    weighted_advantage_N = advantage_N if weight_N is None else weight_N * advantage_N
     ratio_N = torch.sub(theta_N, anchor_N).exp_()
-    gain_N = ratio_N * worth_N
-    bounded_N = ratio_N.clamp(low, high).mul_(worth_N)
+    gain_N = ratio_N * weighted_advantage_N
+    bounded_N = ratio_N.clamp(low, high).mul_(weighted_advantage_N)
     free_N = torch.le(gain_N, bounded_N, out=torch.empty_like(gain_N))  # 1 or 0; faster than from bool
     n_clipped = free_N.numel() - free_N.sum()
     loss = -torch.minimum(gain_N, bounded_N, out=bounded_N).sum()
@@ -92,12 +92,12 @@ def decoupled_ppo(
     return ppo(theta_N, prox_N, advantage_N, eps_clip=eps_clip, weight_N=weight_N)
 
 
-def _sloped(theta_N: Tensor, loss: Tensor, slope_N: Tensor) -> Tensor:
+def attach_grad(theta_N: Tensor, loss: Tensor, grad_N: Tensor) -> Tensor:
     """The loss, with the gradient that is known: a dot product has it, and its value, which nothing needs, is replaced.
 
     An autograd.Function in Python takes 30 us more.
     """
-    carrier = torch.dot(theta_N, slope_N)
+    carrier = torch.dot(theta_N, grad_N)
     carrier.detach().copy_(loss)
     return carrier
 
@@ -116,7 +116,7 @@ class Mismatch:
 def mismatch(importance_N: Tensor, gap: LogRatio) -> Mismatch:
     """Statistics of one micro-batch; importance = exp(theta - behav). One transfer from the device."""
     if kernels.applies(importance_N):
-        weight, weight_squared = kernels.spread(importance_N)
+        weight, weight_squared = kernels.weight_sums(importance_N)
         return Mismatch(importance_N.numel(), float(gap.kl), float(gap.largest), weight, weight_squared)
     exact_N = importance_N.double()  # so that the effective share is never above 1
     sums = torch.stack([gap.kl.double(), gap.largest.double(), exact_N.sum(), torch.dot(exact_N, exact_N)])

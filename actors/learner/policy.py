@@ -133,7 +133,7 @@ class Policy:
         logits_NV = output.logits.flatten(0, 1).float()  # the gradient of [0] would be filled and copied
         if self.temperature != 1.0:
             logits_NV = logits_NV / self.temperature
-        logp_N, entropy_N = _taken(logits_NV, row.targets_N.to(self.device), entropy=entropy)
+        logp_N, entropy_N = _selected(logits_NV, row.targets_N.to(self.device), entropy=entropy)
         return logp_N[:n], None if entropy_N is None else entropy_N[:n]
 
     def idle_pass(self) -> None:
@@ -144,12 +144,12 @@ class Policy:
             (logp_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
 
 
-def _taken(logits_NV: Tensor, targets_N: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    logp_N, entropy_N = _Taken.apply(logits_NV, targets_N, entropy)  # type: ignore[no-untyped-call]
+def _selected(logits_NV: Tensor, targets_N: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    logp_N, entropy_N = _SelectedLogProbs.apply(logits_NV, targets_N, entropy)  # type: ignore[no-untyped-call]
     return logp_N, entropy_N if entropy else None
 
 
-class _Taken(torch.autograd.Function):
+class _SelectedLogProbs(torch.autograd.Function):
     """Log-probs of the targets, and entropies without a gradient; the logits' gradient is written down: N V numbers
     are read and written once.
     """
@@ -158,7 +158,7 @@ class _Taken(torch.autograd.Function):
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         kernels = kernels_of_layer.found(logits_NV)
         if kernels is not None:
-            logp_N, entropy_N, share_NV = kernels.log_shares(logits_NV, targets_N)
+            logp_N, entropy_N, share_NV = kernels.target_logprobs(logits_NV, targets_N)
             ctx.save_for_backward(share_NV, targets_N)
             ctx.mark_non_differentiable(entropy_N)
             return logp_N, entropy_N
@@ -176,9 +176,9 @@ class _Taken(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """By a logit: [it is the target's] - its share. The shares' memory is the gradient's: once only."""
         share_NV, targets_N = ctx.saved_tensors
-        slope_N1 = gradients[0].unsqueeze(1)
-        slope_NV = share_NV.mul_(-slope_N1).scatter_add_(1, targets_N.unsqueeze(1), slope_N1)
-        return slope_NV, None, None
+        grad_N1 = gradients[0].unsqueeze(1)
+        grad_NV = share_NV.mul_(-grad_N1).scatter_add_(1, targets_N.unsqueeze(1), grad_N1)
+        return grad_NV, None, None
 
 
 def shard(model: Any, dtype: torch.dtype, device: torch.device) -> None:

@@ -83,7 +83,7 @@ class _Minibatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _OptimizerStep:
     """One optimizer step."""
 
     norm: float  # of the gradient, before it is clipped
@@ -164,7 +164,7 @@ class PPOActor:
         )
 
     def ppo_update(self, batch: Batch) -> dict[str, float]:
-        """One training step: an optimizer step for each minibatch that has a token to train; returns its figures.
+        """One training step: an optimizer step for each minibatch that has a token to train; returns its metrics.
 
         Raises ImpossibleEvent for a batch of another version (each batch is trained once, I4) and NonFinite, with the
         batch saved, when a loss or gradient is not finite: that minibatch is not applied and nothing is published. The
@@ -176,17 +176,17 @@ class PPOActor:
                 f"a batch is trained once, at the version it was taken at: clock {batch.clock}, version {self.version}"
             )
         began = time.monotonic()
-        figures = count(batch)
-        rate = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
+        metrics = count(batch)
+        lr = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        taken = [step for part in self._minibatches(batch) if (step := self._step(batch, part, figures)) is not None]
-        figures.reduce(self._ranks)
-        self._watch.look(batch, figures, eta=self._config.rollout.max_head_offpolicyness)
-        stats = figures.flat() | {"lr": rate, "n_optimizer_steps": float(len(taken))}
-        if taken:
-            stats["grad_norm"] = sum(step.norm for step in taken) / len(taken)
-            stats["loss_denominator"] = sum(step.denominator for step in taken) / len(taken)
+            group["lr"] = lr
+        steps = [step for part in self._minibatches(batch) if (step := self._step(batch, part, metrics)) is not None]
+        metrics.reduce(self._ranks)
+        self._watch.look(batch, metrics, eta=self._config.rollout.max_head_offpolicyness)
+        stats = metrics.flat() | {"lr": lr, "n_optimizer_steps": float(len(steps))}
+        if steps:
+            stats["grad_norm"] = sum(step.norm for step in steps) / len(steps)
+            stats["loss_denominator"] = sum(step.denominator for step in steps) / len(steps)
         stats["update_s"] = time.monotonic() - began
         self._n_applied = 0
         self.version += 1
@@ -216,7 +216,7 @@ class PPOActor:
                 part.n_signal_tokens += item.n_trained
         return parts
 
-    def _step(self, batch: Batch, part: "_Minibatch", figures: StepMetrics) -> "_Taken | None":
+    def _step(self, batch: Batch, part: "_Minibatch", metrics: StepMetrics) -> "_OptimizerStep | None":
         """Gradient and optimizer step of one minibatch; None without a token to train."""
         n_tokens, n_signal_tokens = self._ranks.sum([float(part.n_tokens), float(part.n_signal_tokens)])
         if not n_signal_tokens:
@@ -227,7 +227,7 @@ class PPOActor:
             self.optimizer.zero_grad()
             loss = 0.0
             for indices in self._micro_batches(batch, part.members):
-                loss += self._backward(batch, indices, denominator, figures)
+                loss += self._backward(batch, indices, denominator, metrics)
                 self._beat()
         with self._journal.span("optimizer"):
             grads = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
@@ -235,14 +235,14 @@ class PPOActor:
             norm = float(norm_tensor)
             (total,) = self._ranks.sum([loss])
             if not (math.isfinite(norm) and math.isfinite(total)):
-                self._refuse(batch, loss=total, norm=norm)
+                self._raise_nonfinite(batch, loss=total, norm=norm)
             if norm + CLIP_EPSILON > self._settings.max_grad_norm:  # else it would be all gradients times 1
                 clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
             self._n_applied += 1
             self.optimizer.step()
-        return _Taken(norm, denominator)
+        return _OptimizerStep(norm, denominator)
 
-    def _backward(self, batch: Batch, indices: list[int], denominator: float, figures: StepMetrics) -> float:
+    def _backward(self, batch: Batch, indices: list[int], denominator: float, metrics: StepMetrics) -> float:
         """Add one micro-batch's gradient of (sum of token losses) / denominator; that share of the loss is returned."""
         if not indices:
             self.policy.idle_pass()
@@ -255,30 +255,30 @@ class PPOActor:
         known = all(i in batch.prox for i in indices)
         prox_N = torch.cat([batch.prox[i] for i in indices]).to(device) if known else theta_N.detach()
         advantages = self._advantages(batch, indices).to(device)
-        apart = gap(prox_N, behav_N)
-        terms, importance_N = self._objective(theta_N, prox_N, behav_N, apart, advantages)
+        log_ratio = gap(prox_N, behav_N)
+        terms, importance_N = self._objective(theta_N, prox_N, behav_N, log_ratio, advantages)
         loss = terms.loss / denominator
         loss.backward()  # type: ignore[no-untyped-call]
         if known or not self._n_applied:  # else theta has gone from the sampler by this update's own steps as well
-            figures.add(mismatch(importance_N, apart))
-        sums = figures.sums
+            metrics.add(mismatch(importance_N, log_ratio))
+        sums = metrics.sums
         sums.entropy += float(entropy_N.sum()) if entropy_N is not None else 0.0
         sums.clipped += float(terms.clipped)
         sums.loss += float(loss.detach()) * denominator
         return float(loss.detach())
 
     def _objective(
-        self, theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, apart: LogRatio, advantage_N: Tensor
+        self, theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, log_ratio: LogRatio, advantage_N: Tensor
     ) -> tuple[LossTerms, Tensor]:
         """The configured objective, and exp(theta - behav) for the statistics."""
         settings = self._settings
         if settings.use_decoupled_loss:
             cap = settings.behav_imp_weight_cap
-            terms = decoupled_ppo(theta_N, prox_N, apart.weight_N, advantage_N, eps_clip=settings.eps_clip, cap=cap)
-            return terms, terms.ratio_N * apart.weight_N
+            terms = decoupled_ppo(theta_N, prox_N, log_ratio.weight_N, advantage_N, eps_clip=settings.eps_clip, cap=cap)
+            return terms, terms.ratio_N * log_ratio.weight_N
         if settings.recompute_logprobs:
             terms = ppo(theta_N, prox_N, advantage_N, eps_clip=settings.eps_clip)
-            return terms, terms.ratio_N * apart.weight_N
+            return terms, terms.ratio_N * log_ratio.weight_N
         terms = ppo(theta_N, behav_N, advantage_N, eps_clip=settings.eps_clip)
         return terms, terms.ratio_N
 
@@ -325,7 +325,7 @@ class PPOActor:
         self._pulse.progress += 1
         self._tick()
 
-    def _refuse(self, batch: Batch, *, loss: float, norm: float) -> NoReturn:
+    def _raise_nonfinite(self, batch: Batch, *, loss: float, norm: float) -> NoReturn:
         sentence = f"loss and gradient must be finite: loss {loss}, gradient norm {norm} at version {self.version}"
         folder = self._folder / "nonfinite" / f"step-{batch.step:06d}" / f"rank-{self._ranks.index}"
         try:

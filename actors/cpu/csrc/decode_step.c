@@ -81,8 +81,8 @@ void decoded(int64_t n, const Model *model, const Cache *cache, const int64_t *i
     const int64_t width = model->width, head = model->head_width, n_query = cache->n_query, n_key = cache->n_key;
     const int64_t stride = (n_query + 2 * n_key) * head;
     float *h = room, *x = h + n * width, *cos = x + n * width, *sin = cos + n * head, *qkv = sin + n * head;
-    float *seen = qkv + n * stride, *both = seen + n * n_query * head, *fed = both + 2 * n * model->n_gates;
-    float *score = fed + n * model->n_gates;
+    float *attn = qkv + n * stride, *both = attn + n * n_query * head, *gated = both + 2 * n * model->n_gates;
+    float *score = gated + n * model->n_gates;
     angles(n, head, cache->at, cosine, cos);
     angles(n, head, cache->at, sine, sin);
     for (int64_t row = 0; row < n; row++)
@@ -96,12 +96,12 @@ void decoded(int64_t n, const Model *model, const Cache *cache, const int64_t *i
         product(&layer->qkv, n, x, qkv, 1);
         if (layer->query_norm) heads_normed(n, stride, n_query, head, model->epsilon, layer->query_norm, qkv);
         if (layer->key_norm) heads_normed(n, stride, n_key, head, model->epsilon, layer->key_norm, qkv + n_query * head);
-        attended(n, head, &here, qkv, cos, sin, score, seen);
-        product(&layer->out, n, seen, h, 0);
+        attended(n, head, &here, qkv, cos, sin, score, attn);
+        product(&layer->out, n, attn, h, 0);
         normed(n, width, model->epsilon, h, layer->second, x);
         product(&layer->gate_up, n, x, both, 1);
-        gate(n, model->n_gates, both, fed);
-        product(&layer->down, n, fed, h, 0);
+        gate(n, model->n_gates, both, gated);
+        product(&layer->down, n, gated, h, 0);
     }
     normed(n, width, model->epsilon, h, model->norm, x);
     product(&model->head, n, x, logits, 1);

@@ -4,13 +4,13 @@
 #include "gemm.h"
 
 void norm(int64_t n, int64_t width, float epsilon, const float *restrict x, float *restrict normed,
-          float *restrict rate);
-void norm_back(int64_t n, int64_t width, const float *restrict normed, const float *restrict rate,
-               float *restrict slope);
-void norm_back_onto(int64_t n, int64_t width, const float *restrict normed, const float *restrict rate,
-                    const float *restrict there, float *restrict slope);
-void gate_back(int64_t n, int64_t width, float *restrict both, float *restrict slope);
-void turn(int64_t n, int64_t stride, int64_t n_heads, int64_t width, float sign, const float *cosine, const float *sine,
+          float *restrict rstd);
+void norm_back(int64_t n, int64_t width, const float *restrict normed, const float *restrict rstd,
+               float *restrict grad);
+void norm_back_onto(int64_t n, int64_t width, const float *restrict normed, const float *restrict rstd,
+                    const float *restrict there, float *restrict grad);
+void gate_back(int64_t n, int64_t width, float *restrict both, float *restrict grad);
+void rope(int64_t n, int64_t stride, int64_t n_heads, int64_t width, float sign, const float *cosine, const float *sine,
           float *x);
 
 enum { SOME = 8 * TALL }; /* columns that are copied together */
@@ -73,84 +73,84 @@ void panelled_back(int64_t n_in, int64_t n_out, const float *restrict weight, co
 }
 
 typedef struct {
-    int64_t n, width, n_out, n_turned, head_width; /* rows; channels of them, and of queries, keys and values */
+    int64_t n, width, n_out, n_rope, head_width; /* rows; channels of them, and of queries, keys and values */
     float epsilon;
-} ProjectedShape;
+} QkvShape;
 
 /* x (n, width), its norm by a weight, then turned: out (n, n_out). */
-void projected(const ProjectedShape *s, const float *x, const float *cosine, const float *sine, const float *panels,
-               const float *bias, float *normed, float *rate, float *out) {
+void qkv_forward(const QkvShape *s, const float *x, const float *cosine, const float *sine, const float *panels,
+               const float *bias, float *normed, float *rstd, float *out) {
     const int64_t width = s->width, n_out = s->n_out, head = s->head_width;
     for (int64_t at = 0; at < s->n; at += CHUNK) {
         const int64_t left = s->n - at, n = left < CHUNK ? left : CHUNK;
         const float *from = x + at * width;
         float *here = normed + at * width, *to = out + at * n_out;
-        norm(n, width, s->epsilon, from, here, rate + at);
+        norm(n, width, s->epsilon, from, here, rstd + at);
         for (int64_t row = 0; bias && row < n; row++) memcpy(to + row * n_out, bias, n_out * sizeof(float));
         multiplied(n, width, n_out, here, panels, to, bias == 0, behind(from, n, width, left));
-        turn(n, n_out, s->n_turned, head, 1.0f, cosine + at * head, sine + at * head, to);
+        rope(n, n_out, s->n_rope, head, 1.0f, cosine + at * head, sine + at * head, to);
     }
 }
 
-/* slope (n, n_out) by what was turned; it is turned back in place. by_x (n, width); added to by_weight (n_out, width) and,
+/* grad (n, n_out) by what was turned; it is turned back in place. by_x (n, width); added to by_weight (n_out, width) and,
    where there is one, by_bias (n_out). */
-void projected_back(const ProjectedShape *s, float *slope, const float *cosine, const float *sine, const float *normed,
-                    const float *rate, const float *panels, float *by_x, float *by_weight, float *by_bias) {
+void qkv_backward(const QkvShape *s, float *grad, const float *cosine, const float *sine, const float *normed,
+                    const float *rstd, const float *panels, float *by_x, float *by_weight, float *by_bias) {
     const int64_t width = s->width, n_out = s->n_out, head = s->head_width;
     for (int64_t at = 0; at < s->n; at += CHUNK) {
         const int64_t left = s->n - at, n = left < CHUNK ? left : CHUNK;
         const float *z = normed + at * width;
-        float *here = slope + at * n_out, *to = by_x + at * width;
-        turn(n, n_out, s->n_turned, head, -1.0f, cosine + at * head, sine + at * head, here);
+        float *here = grad + at * n_out, *to = by_x + at * width;
+        rope(n, n_out, s->n_rope, head, -1.0f, cosine + at * head, sine + at * head, here);
         for (int64_t row = 0; by_bias && row < n; row++) added(n_out, here + row * n_out, by_bias);
         grown(n, n_out, width, here, z, by_weight, behind(z, n, width, left));
         multiplied(n, n_out, width, here, panels, to, 1, behind(here, n, n_out, left));
-        norm_back(n, width, z, rate + at, to);
+        norm_back(n, width, z, rstd + at, to);
     }
 }
 
 typedef struct {
-    int64_t n, width, n_seen, n_gates; /* rows; channels of them, of what attention saw */
+    int64_t n, width, n_attn, n_gates; /* rows; channels of them, of the attention output */
     float epsilon;
-} FedShape;
+} MlpShape;
 
-/* out (n, width) = h + down of what the gates let through of norm(h), where h = x + out of seen. `room` (CHUNK, n_gates). */
-void fed(const FedShape *s, const float *x, const float *seen, const float *out_panels, const float *gate_up_panels,
-         const float *down_panels, float *normed, float *rate, float *both, float *room, float *out) {
-    const int64_t width = s->width, n_gates = s->n_gates, n_seen = s->n_seen;
+/* out (n, width) = h + down of what the gates let through of norm(h), where h = x + out of attn. `room` (CHUNK, n_gates). */
+void mlp_forward(const MlpShape *s, const float *x, const float *attn, const float *out_panels, const float *gate_up_panels,
+         const float *down_panels, float *normed, float *rstd, float *both, float *room, float *out) {
+    const int64_t width = s->width, n_gates = s->n_gates, n_attn = s->n_attn;
     for (int64_t at = 0; at < s->n; at += CHUNK) {
         const int64_t left = s->n - at, n = left < CHUNK ? left : CHUNK;
-        const float *from = x + at * width, *saw = seen + at * n_seen;
+        const float *from = x + at * width, *here_attn = attn + at * n_attn;
         float *h = out + at * width, *z = normed + at * width, *here = both + at * 2 * n_gates;
         memcpy(h, from, n * width * sizeof(float));
-        multiplied(n, n_seen, width, saw, out_panels, h, 0, NONE);
-        norm(n, width, s->epsilon, h, z, rate + at);
+        multiplied(n, n_attn, width, here_attn, out_panels, h, 0, NONE);
+        norm(n, width, s->epsilon, h, z, rstd + at);
         multiplied(n, width, 2 * n_gates, z, gate_up_panels, here, 1, behind(from, n, width, left));
         gate(n, n_gates, here, room);
-        multiplied(n, n_gates, width, room, down_panels, h, 0, behind(saw, n, n_seen, left));
+        multiplied(n, n_gates, width, room, down_panels, h, 0, behind(here_attn, n, n_attn, left));
     }
 }
 
 typedef struct {
     const float *out, *gate_up, *down;  /* panels of the transposes */
-    float *by_out, *by_gate_up, *by_down; /* (width, n_seen), (2 n_gates, width), (width, n_gates): added to */
-} FedWeights;
+    float *by_out, *by_gate_up, *by_down; /* (width, n_attn), (2 n_gates, width), (width, n_gates): added to */
+} MlpWeights;
 
-/* slope (n, width) by `out`; both is used up. by_x (n, width), by_seen (n, n_seen). */
-void fed_back(const FedShape *s, const FedWeights *weights, const float *slope, const float *seen, const float *normed,
-              const float *rate, float *both, float *room, float *by_x, float *by_seen) {
-    const int64_t width = s->width, n_gates = s->n_gates, n_seen = s->n_seen;
+/* grad (n, width) by `out`; both is used up. by_x (n, width), by_attn (n, n_attn). */
+void mlp_backward(const MlpShape *s, const MlpWeights *weights, const float *grad, const float *attn, const float *normed,
+              const float *rstd, float *both, float *room, float *by_x, float *by_attn) {
+    const int64_t width = s->width, n_gates = s->n_gates, n_attn = s->n_attn;
     for (int64_t at = 0; at < s->n; at += CHUNK) {
         const int64_t left = s->n - at, n = left < CHUNK ? left : CHUNK;
-        const float *from = slope + at * width, *z = normed + at * width, *saw = seen + at * n_seen;
+        const float *from = grad + at * width, *z = normed + at * width, *here_attn = attn + at * n_attn;
         float *here = both + at * 2 * n_gates, *h = by_x + at * width;
         multiplied(n, width, n_gates, from, weights->down, room, 1, rows_of(here, n, 2 * n_gates));
         gate_back(n, n_gates, here, room);
         grown(n, width, n_gates, from, room, weights->by_down, rows_of(z, n, width));
-        grown(n, 2 * n_gates, width, here, z, weights->by_gate_up, rows_of(saw, n, n_seen));
+        grown(n, 2 * n_gates, width, here, z, weights->by_gate_up, rows_of(here_attn, n, n_attn));
         multiplied(n, 2 * n_gates, width, here, weights->gate_up, h, 1, NONE);
-        norm_back_onto(n, width, z, rate + at, from, h);
-        grown(n, width, n_seen, h, saw, weights->by_out, behind(from, n, width, left));
-        multiplied(n, width, n_seen, h, weights->out, by_seen + at * n_seen, 1, NONE);
+        norm_back_onto(n, width, z, rstd + at, from, h);
+        grown(n, width, n_attn, h, here_attn, weights->by_out, behind(from, n, width, left));
+        multiplied(n, width, n_attn, h, weights->out, by_attn + at * n_attn, 1, NONE);
     }
 }

@@ -1,4 +1,4 @@
-/* Products of rows with a weight that lies in panels, and what rows add to a weight's slope.
+/* Products of rows with a weight that lies in panels, and what rows add to a weight's grad.
 
    Sums stay in registers: TALL rows by up to WIDE vectors at once. A panel is PANEL of the weight's outputs, input by
    input: (inputs, PANEL); the last one is filled up. */

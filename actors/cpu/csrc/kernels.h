@@ -21,7 +21,7 @@ void attended(int64_t n, int64_t width, const Cache *cache, float *qkv, const fl
               float *score, float *out);
 void normed(int64_t n, int64_t width, float epsilon, const float *restrict x, const float *restrict scale,
             float *restrict out);
-void gate(int64_t n, int64_t width, const float *restrict both, float *restrict fed);
+void gate(int64_t n, int64_t width, const float *restrict both, float *restrict gated);
 void sampled(int64_t n, int64_t width, const float *restrict logits, const float *restrict rate,
              const double *restrict uniform, float *restrict weight, float *restrict part, int64_t *restrict token,
              float *restrict logp);

@@ -9,42 +9,42 @@ void normed(int64_t n, int64_t width, float epsilon, const float *restrict x, co
     for (int64_t row = 0; row < n; row++, x += width, out += width) {
         float power = 0.0f;
         for (int64_t i = 0; i < width; i++) power += x[i] * x[i];
-        const float rate = 1.0f / sqrtf(power / (float)width + epsilon);
-        for (int64_t i = 0; i < width; i++) out[i] = x[i] * rate * scale[i];
+        const float rstd = 1.0f / sqrtf(power / (float)width + epsilon);
+        for (int64_t i = 0; i < width; i++) out[i] = x[i] * rstd * scale[i];
     }
 }
 
-/* normed (n, width) = x over its root mean square; rate (n) is the reciprocal of that. */
+/* normed (n, width) = x over its root mean square; rstd (n) is the reciprocal of that. */
 void norm(int64_t n, int64_t width, float epsilon, const float *restrict x, float *restrict normed,
-          float *restrict rate) {
+          float *restrict rstd) {
     for (int64_t row = 0; row < n; row++, x += width, normed += width) {
         float power = 0.0f;
         for (int64_t i = 0; i < width; i++) power += x[i] * x[i];
         const float by = 1.0f / sqrtf(power / (float)width + epsilon);
         for (int64_t i = 0; i < width; i++) normed[i] = x[i] * by;
-        rate[row] = by;
+        rstd[row] = by;
     }
 }
 
-/* slope (n, width) by what was normed becomes the slope by x: rate (slope - normed mean(slope normed)). */
-void norm_back(int64_t n, int64_t width, const float *restrict normed, const float *restrict rate,
-               float *restrict slope) {
-    for (int64_t row = 0; row < n; row++, slope += width, normed += width) {
+/* grad (n, width) by what was normed becomes the grad by x: rstd (grad - normed mean(grad normed)). */
+void norm_back(int64_t n, int64_t width, const float *restrict normed, const float *restrict rstd,
+               float *restrict grad) {
+    for (int64_t row = 0; row < n; row++, grad += width, normed += width) {
         float sum = 0.0f;
-        for (int64_t i = 0; i < width; i++) sum += slope[i] * normed[i];
-        const float by = rate[row], mean = sum / (float)width;
-        for (int64_t i = 0; i < width; i++) slope[i] = by * (slope[i] - mean * normed[i]);
+        for (int64_t i = 0; i < width; i++) sum += grad[i] * normed[i];
+        const float by = rstd[row], mean = sum / (float)width;
+        for (int64_t i = 0; i < width; i++) grad[i] = by * (grad[i] - mean * normed[i]);
     }
 }
 
 /* The same, and what there is (n, width) is added. */
-void norm_back_onto(int64_t n, int64_t width, const float *restrict normed, const float *restrict rate,
-                    const float *restrict there, float *restrict slope) {
-    for (int64_t row = 0; row < n; row++, slope += width, normed += width, there += width) {
+void norm_back_onto(int64_t n, int64_t width, const float *restrict normed, const float *restrict rstd,
+                    const float *restrict there, float *restrict grad) {
+    for (int64_t row = 0; row < n; row++, grad += width, normed += width, there += width) {
         float sum = 0.0f;
-        for (int64_t i = 0; i < width; i++) sum += slope[i] * normed[i];
-        const float by = rate[row], mean = sum / (float)width;
-        for (int64_t i = 0; i < width; i++) slope[i] = there[i] + by * (slope[i] - mean * normed[i]);
+        for (int64_t i = 0; i < width; i++) sum += grad[i] * normed[i];
+        const float by = rstd[row], mean = sum / (float)width;
+        for (int64_t i = 0; i < width; i++) grad[i] = there[i] + by * (grad[i] - mean * normed[i]);
     }
 }
 
@@ -58,28 +58,28 @@ INLINE int64_t opened(int64_t left, const float *restrict x, float *restrict sha
     return n;
 }
 
-/* fed (n, width) = silu(gate) * up, where a row of both (n, 2 width) is its gates, then what they let through. */
-void gate(int64_t n, int64_t width, const float *restrict both, float *restrict fed) {
+/* gated (n, width) = silu(gate) * up, where a row of both (n, 2 width) is its gates, then what they let through. */
+void gate(int64_t n, int64_t width, const float *restrict both, float *restrict gated) {
     float share[PIECE];
-    for (int64_t row = 0; row < n; row++, both += 2 * width, fed += width)
+    for (int64_t row = 0; row < n; row++, both += 2 * width, gated += width)
         for (int64_t at = 0; at < width; at += PIECE) {
             const int64_t here = opened(width - at, both + at, share);
-            for (int64_t i = 0; i < here; i++) fed[at + i] = both[at + i] * share[i] * both[width + at + i];
+            for (int64_t i = 0; i < here; i++) gated[at + i] = both[at + i] * share[i] * both[width + at + i];
         }
 }
 
-/* In place: both become their slopes, and the slope (n, width) of what was fed becomes that itself. */
-void gate_back(int64_t n, int64_t width, float *restrict both, float *restrict slope) {
+/* In place: both become their gradients, and the grad (n, width) of what was gated becomes that itself. */
+void gate_back(int64_t n, int64_t width, float *restrict both, float *restrict grad) {
     float share[PIECE];
-    for (int64_t row = 0; row < n; row++, both += 2 * width, slope += width)
+    for (int64_t row = 0; row < n; row++, both += 2 * width, grad += width)
         for (int64_t at = 0; at < width; at += PIECE) {
             const int64_t here = opened(width - at, both + at, share);
-            float *restrict gates = both + at, *restrict up = both + width + at, *restrict fed = slope + at;
+            float *restrict gates = both + at, *restrict up = both + width + at, *restrict gated = grad + at;
             for (int64_t i = 0; i < here; i++) {
-                const float open = gates[i] * share[i], through = up[i], by = fed[i];
+                const float open = gates[i] * share[i], through = up[i], by = gated[i];
                 gates[i] = by * through * (share[i] + open * (1.0f - share[i]));
                 up[i] = by * open;
-                fed[i] = open * through;
+                gated[i] = open * through;
             }
         }
 }
@@ -93,18 +93,18 @@ void transpose(int64_t n, int64_t width, const float *from, float *to) {
         for (int64_t d = i < rows ? columns : 0; d < width; d++) to[d * n + i] = from[i * width + d];
 }
 
-/* A weight times scale (width), back: slope (n, width) of that product becomes the weight's; by_scale (width). */
+/* A weight times scale (width), back: grad (n, width) of that product becomes the weight's; by_scale (width). */
 void scale_back(int64_t n, int64_t width, const float *restrict weight, const float *restrict scale,
-                float *restrict slope, float *restrict by_scale) {
+                float *restrict grad, float *restrict by_scale) {
     memset(by_scale, 0, width * sizeof(float));
-    for (int64_t row = 0; row < n; row++, weight += width, slope += width)
+    for (int64_t row = 0; row < n; row++, weight += width, grad += width)
         for (int64_t i = 0; i < width; i++) {
-            by_scale[i] += slope[i] * weight[i];
-            slope[i] *= scale[i];
+            by_scale[i] += grad[i] * weight[i];
+            grad[i] *= scale[i];
         }
 }
 
-INLINE void turn_heads(int64_t n_heads, float sign, const float *restrict cosine, const float *restrict sine,
+INLINE void rope_heads(int64_t n_heads, float sign, const float *restrict cosine, const float *restrict sine,
                        float *x, int64_t half) {
     for (int64_t head = 0; head < n_heads; head++) {
         float *restrict first = x + head * 2 * half, *restrict second = first + half;
@@ -118,20 +118,20 @@ INLINE void turn_heads(int64_t n_heads, float sign, const float *restrict cosine
 
 /* The first heads of each row of x (n, stride) are turned in place, in halves of a head, by the row's cosine and sine
    (n, width), whose halves are alike; sign -1 turns them back. */
-void turn(int64_t n, int64_t stride, int64_t n_heads, int64_t width, float sign, const float *cosine, const float *sine,
+void rope(int64_t n, int64_t stride, int64_t n_heads, int64_t width, float sign, const float *cosine, const float *sine,
           float *x) {
     for (int64_t row = 0; row < n; row++, x += stride, cosine += width, sine += width)
         switch (width) {
-        case 32: turn_heads(n_heads, sign, cosine, sine, x, 16); break;
-        case 64: turn_heads(n_heads, sign, cosine, sine, x, 32); break;
-        case 128: turn_heads(n_heads, sign, cosine, sine, x, 64); break;
-        default: turn_heads(n_heads, sign, cosine, sine, x, width / 2);
+        case 32: rope_heads(n_heads, sign, cosine, sine, x, 16); break;
+        case 64: rope_heads(n_heads, sign, cosine, sine, x, 32); break;
+        case 128: rope_heads(n_heads, sign, cosine, sine, x, 64); break;
+        default: rope_heads(n_heads, sign, cosine, sine, x, width / 2);
         }
 }
 
 /* Of rows of scores (n, words): the logarithm of the share of each row's target (n), their entropies (n), and all the
    shares (n, words). */
-void log_shares(int64_t n, int64_t words, const float *restrict score, const int64_t *restrict target,
+void target_logprobs(int64_t n, int64_t words, const float *restrict score, const int64_t *restrict target,
                 float *restrict logp, float *restrict entropy, float *restrict share) {
     for (int64_t row = 0; row < n; row++, score += words, share += words) {
         const float top = highest(words, score);
@@ -143,9 +143,9 @@ void log_shares(int64_t n, int64_t words, const float *restrict score, const int
             for (int64_t i = first; i < end; i++) mean += share[i] * (score[i] - top);
             weighed += (double)mean;
         }
-        const float mean = (float)weighed, rate = (float)(1.0 / all), log_total = (float)log(all);
-        for (int64_t i = 0; i < words; i++) share[i] *= rate;
+        const float mean = (float)weighed, scale = (float)(1.0 / all), log_total = (float)log(all);
+        for (int64_t i = 0; i < words; i++) share[i] *= scale;
         logp[row] = score[target[row]] - top - log_total;
-        entropy[row] = log_total - mean * rate;
+        entropy[row] = log_total - mean * scale;
     }
 }

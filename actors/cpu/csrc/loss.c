@@ -36,7 +36,7 @@ INLINE float exponential(float x) {
 INLINE int64_t shorter(int64_t n, int64_t most) { return n < most ? n : most; }
 
 /* weight (n) = e^d with d = prox - behav; sums: of e^d - 1 - d, and the largest |d|. */
-void apart(int64_t n, const float *restrict prox, const float *restrict behav, float *restrict weight,
+void log_ratio(int64_t n, const float *restrict prox, const float *restrict behav, float *restrict weight,
            float *restrict sums) {
     double kl = 0.0;
     int32_t most = 0; /* as bits: of numbers above 0 they are in order, and NaN's are the highest */
@@ -62,7 +62,7 @@ void apart(int64_t n, const float *restrict prox, const float *restrict behav, f
 
 INLINE void clipped_by(int64_t n, float low, float high, const float *restrict theta, const float *restrict anchor,
                        const float *restrict advantage, const float *restrict weight, float *restrict ratio,
-                       float *restrict slope, float *restrict sums) {
+                       float *restrict grad, float *restrict sums) {
     double loss = 0.0, n_free = 0.0;
     for (int64_t first = 0; first < n; first += SPAN) {
         const int64_t end = first + shorter(n - first, SPAN);
@@ -77,7 +77,7 @@ INLINE void clipped_by(int64_t n, float low, float high, const float *restrict t
             lost -= bounded < gain ? bounded : gain;
             freed += gain <= bounded ? 1.0f : 0.0f;
             ratio[i] = u;
-            slope[i] = held - gain; /* not gain times 0 or 1, which gcc takes for 0 where gain is NaN */
+            grad[i] = held - gain; /* not gain times 0 or 1, which gcc takes for 0 where gain is NaN */
         }
         loss += (double)lost;
         n_free += (double)freed;
@@ -87,15 +87,15 @@ INLINE void clipped_by(int64_t n, float low, float high, const float *restrict t
 }
 
 /* ratio (n) = e^(theta - anchor), worth = advantage, times weight (n) where there is one; sums: of the loss
-   -min(ratio worth, bounded ratio worth), and the tokens whose bounded branch is smaller; slope (n) = the loss's. */
+   -min(ratio worth, bounded ratio worth), and the tokens whose bounded branch is smaller; grad (n) = the loss's. */
 void clipped(int64_t n, float low, float high, const float *theta, const float *anchor, const float *advantage,
-             const float *weight, float *ratio, float *slope, float *sums) {
-    if (weight) clipped_by(n, low, high, theta, anchor, advantage, weight, ratio, slope, sums);
-    else clipped_by(n, low, high, theta, anchor, advantage, NULL, ratio, slope, sums);
+             const float *weight, float *ratio, float *grad, float *sums) {
+    if (weight) clipped_by(n, low, high, theta, anchor, advantage, weight, ratio, grad, sums);
+    else clipped_by(n, low, high, theta, anchor, advantage, NULL, ratio, grad, sums);
 }
 
 /* sums: of weight (n), and of its squares. */
-void spread(int64_t n, const float *restrict weight, double *restrict sums) {
+void weight_sums(int64_t n, const float *restrict weight, double *restrict sums) {
     double all = 0.0, squares = 0.0;
     for (int64_t i = 0; i < n; i++) {
         const double exact = (double)weight[i];

@@ -11,7 +11,7 @@ enum {
 };
 
 /* A head in its halves, by angles whose halves are alike. */
-INLINE void turn(float *restrict x, const float *restrict cosine, const float *restrict sine, int64_t width) {
+INLINE void rope(float *restrict x, const float *restrict cosine, const float *restrict sine, int64_t width) {
     const int64_t half = width / 2;
     for (int64_t d = 0; d < half; d++) {
         const float a = x[d], b = x[d + half];
@@ -98,7 +98,7 @@ INLINE void attend(int64_t n, const Cache *c, float *restrict qkv, const float *
     const int64_t ahead = AHEAD / (n_key * one) > 1 ? AHEAD / (n_key * one) : 1;
     for (int64_t row = 0; row < n; row++) {
         float *head = qkv + row * (n_query + 2 * n_key) * width, *sums = out + row * n_query * width;
-        for (int64_t h = 0; h < n_query + n_key; h++) turn(head + h * width, cosine + row * width, sine + row * width, width);
+        for (int64_t h = 0; h < n_query + n_key; h++) rope(head + h * width, cosine + row * width, sine + row * width, width);
         const int64_t at = c->at[row], length = at + 1, n_blocks = (length + P - 1) / P;
         const int64_t cell = c->blocks[row * c->most + at / P] * n_key * P + at % P;
         for (int64_t k = 0; k < n_key; k++) {

@@ -31,7 +31,7 @@ typedef struct {
     int64_t n, first, n_next, filled; /* tokens, of the next one, too; filled up to SPAN */
     const int64_t *rows;              /* of its tokens; then of the next one's */
     int64_t width, wide;              /* of a head; filled up to SPAN */
-    int64_t stride, seen;             /* of a row of qkv; of all its query heads */
+    int64_t stride, out_stride;             /* of a row of qkv; of all its query heads */
 } One;
 
 static inline int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -41,7 +41,7 @@ INLINE One one(const Packed *p, int64_t s, const int64_t *rows, const int64_t wi
     return (One){
         .n = n, .first = p->firsts[s], .n_next = n_next, .filled = up_to(n, SPAN), .rows = rows,
         .width = width, .wide = up_to(width, SPAN),
-        .stride = (p->n_query + 2 * p->n_key) * width, .seen = p->n_query * width,
+        .stride = (p->n_query + 2 * p->n_key) * width, .out_stride = p->n_query * width,
     };
 }
 
@@ -100,7 +100,7 @@ INLINE void collect(const One *o, int64_t at, int64_t n, int64_t room, float by,
 }
 
 /* (filled, wide) -> (wide, filled) */
-INLINE void turn_over(const One *o, const float *from, float *to) {
+INLINE void transpose_head(const One *o, const float *from, float *to) {
     for (int64_t i = 0; i < o->filled; i += SPAN)
         for (int64_t d = 0; d < o->wide; d += SPAN)
             transpose_square(from + i * o->wide + d, o->wide, to + d * o->filled + i, o->filled);
@@ -137,8 +137,8 @@ INLINE float along(int64_t width, const float *a, const float *b) {
     return sum;
 }
 
-/* One query head. turned (wide, filled) are its keys, values (filled, wide). */
-INLINE void forward(const Packed *p, const One *o, int64_t head, const float *qkv, const float *turned,
+/* One query head. keys_t (wide, filled) are its keys, values (filled, wide). */
+INLINE void forward(const Packed *p, const One *o, int64_t head, const float *qkv, const float *keys_t,
                     const float *values, float *room, float *out, float *total) {
     const int64_t wide = o->wide, filled = o->filled;
     float *query = room, *sums = query + ROWS * wide, *score = sums + ROWS * wide;
@@ -146,7 +146,7 @@ INLINE void forward(const Packed *p, const One *o, int64_t head, const float *qk
         const int64_t here = o->n - at < ROWS ? o->n - at : ROWS, all = up_to(at + here, SPAN);
         ask(o, at, head, p->n_query, o->stride, qkv);
         collect(o, at, here, ROWS, p->scale, o->stride, qkv + head * o->width, query);
-        product(all, wide, query, wide, 1, turned, filled, score, filled, 0);
+        product(all, wide, query, wide, 1, keys_t, filled, score, filled, 0);
         float most[ROWS] = {0}, sum[ROWS];
         for (int64_t r = 0; r < ROWS; r++) sum[r] = 1.0f;
         for (int64_t r = 0; r < here; r++) {
@@ -159,7 +159,7 @@ INLINE void forward(const Packed *p, const One *o, int64_t head, const float *qk
         for (int64_t r = 0; r < ROWS; r++) most[r] += logarithm(sum[r]);
         for (int64_t r = 0; r < here; r++) {
             const int64_t row = o->rows[at + r];
-            copy(o->width, 0, 1.0f / sum[r], sums + r * wide, out + row * o->seen + head * o->width);
+            copy(o->width, 0, 1.0f / sum[r], sums + r * wide, out + row * o->out_stride + head * o->width);
             total[row * p->n_query + head] = most[r];
         }
     }
@@ -172,14 +172,14 @@ INLINE void attend(const Packed *p, const int64_t width, const float *qkv, float
     const int64_t *rows = p->rows, group = p->n_query / p->n_key;
     for (int64_t s = 0; s < p->n_sequences; rows += p->lengths[s++]) {
         const One o = one(p, s, rows, width);
-        float *values = room, *turned = values + o.filled * o.wide, *rest = turned + o.filled * o.wide;
+        float *values = room, *keys_t = values + o.filled * o.wide, *rest = keys_t + o.filled * o.wide;
         for (int64_t k = 0; k < p->n_key; k++) {
             const float *key = qkv + (p->n_query + k) * width, *value = key + p->n_key * width;
             collect(&o, 0, o.n, o.filled, 1.0f, o.stride, key, values);
-            turn_over(&o, values, turned);
+            transpose_head(&o, values, keys_t);
             collect(&o, 0, o.n, o.filled, 1.0f, o.stride, value, values);
             for (int64_t g = k * group; g < (k + 1) * group; g++)
-                forward(p, &o, g, qkv, turned, values, rest, out, total);
+                forward(p, &o, g, qkv, keys_t, values, rest, out, total);
         }
     }
 }
@@ -194,31 +194,31 @@ void packed_attention(const Packed *p, const float *qkv, float *room, float *out
 }
 
 typedef struct {
-    const float *qkv, *out, *total, *slope;
-    float *keys, *turned_keys, *turned_values; /* (filled, wide), twice (wide, filled) */
+    const float *qkv, *out, *total, *grad;
+    float *keys, *keys_transposed, *values_transposed; /* (filled, wide), twice (wide, filled) */
     float *by_keys, *by_values;                /* (filled, wide), zeros at first */
-    float *query, *by_seen, *by_query;         /* (QUERIES, wide) twice, (ROWS, wide) */
+    float *query, *grad_out, *by_query;         /* (QUERIES, wide) twice, (ROWS, wide) */
     float *share, *by_score;                   /* (QUERIES, filled) */
     float *by_qkv;
 } Back;
 
 INLINE void lay_out(const One *o, float *room, Back *b) {
     const int64_t size = o->filled * o->wide;
-    b->keys = room, b->turned_keys = b->keys + size, b->turned_values = b->turned_keys + size;
-    b->by_keys = b->turned_values + size, b->by_values = b->by_keys + size, b->query = b->by_values + size;
-    b->by_seen = b->query + QUERIES * o->wide, b->by_query = b->by_seen + QUERIES * o->wide;
+    b->keys = room, b->keys_transposed = b->keys + size, b->values_transposed = b->keys_transposed + size;
+    b->by_keys = b->values_transposed + size, b->by_values = b->by_keys + size, b->query = b->by_values + size;
+    b->grad_out = b->query + QUERIES * o->wide, b->by_query = b->grad_out + QUERIES * o->wide;
     b->share = b->by_query + ROWS * o->wide, b->by_score = b->share + QUERIES * o->filled;
 }
 
-/* Of one query that sees n: score becomes its share, e^(score - total), by_share its score's slope,
+/* Of one query that sees n: score becomes its share, e^(score - total), by_share its score's grad,
    share (by_share - mean); then zeros until `all`. */
 INLINE void share_back(int64_t n, int64_t all, float total, float mean, float *score, float *by_share) {
 #if defined(__AVX512F__)
     for (int64_t k = 0; k < all; k += 16) {
-        const __mmask16 seen = first_lanes(n - k < 16 ? n > k ? n - k : 0 : 16);
-        const __m512 share = _mm512_maskz_mov_ps(seen, exponentials(_mm512_loadu_ps(score + k) - total));
+        const __mmask16 visible = first_lanes(n - k < 16 ? n > k ? n - k : 0 : 16);
+        const __m512 share = _mm512_maskz_mov_ps(visible, exponentials(_mm512_loadu_ps(score + k) - total));
         _mm512_storeu_ps(score + k, share);
-        _mm512_storeu_ps(by_share + k, _mm512_maskz_mul_ps(seen, share, _mm512_loadu_ps(by_share + k) - mean));
+        _mm512_storeu_ps(by_share + k, _mm512_maskz_mul_ps(visible, share, _mm512_loadu_ps(by_share + k) - mean));
     }
 #elif defined(__AVX2__) && defined(__FMA__)
     int64_t k = 0;
@@ -228,10 +228,10 @@ INLINE void share_back(int64_t n, int64_t all, float total, float mean, float *s
         _mm256_storeu_ps(by_share + k, share * (_mm256_loadu_ps(by_share + k) - mean));
     }
     for (; k < all; k += 8) {
-        const __m256 seen = _mm256_castsi256_ps(first_lanes(n > k ? n - k : 0));
-        const __m256 share = _mm256_and_ps(seen, exponentials(_mm256_loadu_ps(score + k) - total));
+        const __m256 visible = _mm256_castsi256_ps(first_lanes(n > k ? n - k : 0));
+        const __m256 share = _mm256_and_ps(visible, exponentials(_mm256_loadu_ps(score + k) - total));
         _mm256_storeu_ps(score + k, share);
-        _mm256_storeu_ps(by_share + k, _mm256_and_ps(seen, share * (_mm256_loadu_ps(by_share + k) - mean)));
+        _mm256_storeu_ps(by_share + k, _mm256_and_ps(visible, share * (_mm256_loadu_ps(by_share + k) - mean)));
     }
 #else
     raised(n, 1.0f, total, score, score);
@@ -242,26 +242,26 @@ INLINE void share_back(int64_t n, int64_t all, float total, float mean, float *s
 #endif
 }
 
-/* ROWS queries of one head, from row `to` of the room on: their slopes, their shares and the slopes of their scores. */
+/* ROWS queries of one head, from row `to` of the room on: their gradients, their shares and the gradients of their scores. */
 INLINE void back_of_rows(const Packed *p, const One *o, int64_t head, const Back *b, int64_t at, int64_t to) {
     const int64_t wide = o->wide, filled = o->filled, left = o->n - at, here = left < ROWS ? left : ROWS;
     const int64_t most = up_to(at + ROWS, SPAN), all = most < filled ? most : filled, column = head * o->width;
     const int64_t key = (p->n_query + head * p->n_key / p->n_query) * o->width;
-    float *query = b->query + to * wide, *by_seen = b->by_seen + to * wide;
+    float *query = b->query + to * wide, *grad_out = b->grad_out + to * wide;
     float *share = b->share + to * filled, *by_score = b->by_score + to * filled;
     ask(o, at, head, p->n_query, o->stride, b->qkv);
     collect(o, at, here, ROWS, p->scale, o->stride, b->qkv + column, query);
-    collect(o, at, here, ROWS, 1.0f, o->seen, b->slope + column, by_seen);
-    product(all, wide, query, wide, 1, b->turned_keys, filled, share, filled, 0);
-    ask(o, at, head, p->n_query, o->seen, b->out); /* between products: as many at once would wait for one another */
-    ask(o, at, head, p->n_query, o->seen, b->slope);
-    product(all, wide, by_seen, wide, 1, b->turned_values, filled, by_score, filled, 0);
+    collect(o, at, here, ROWS, 1.0f, o->out_stride, b->grad + column, grad_out);
+    product(all, wide, query, wide, 1, b->keys_transposed, filled, share, filled, 0);
+    ask(o, at, head, p->n_query, o->out_stride, b->out); /* between products: as many at once would wait for one another */
+    ask(o, at, head, p->n_query, o->out_stride, b->grad);
+    product(all, wide, grad_out, wide, 1, b->values_transposed, filled, by_score, filled, 0);
     ask_to_write(o, at, column, b->by_qkv);
     ask_to_write(o, at, key, b->by_qkv);
     ask_to_write(o, at, key + p->n_key * o->width, b->by_qkv);
     for (int64_t r = 0; r < here; r++) {
-        const float *out = b->out + o->rows[at + r] * o->seen + column;
-        const float mean = along(o->width, out, by_seen + r * wide);
+        const float *out = b->out + o->rows[at + r] * o->out_stride + column;
+        const float mean = along(o->width, out, grad_out + r * wide);
         const float total = b->total[o->rows[at + r] * p->n_query + head];
         share_back(at + r + 1, all, total, mean, share + r * filled, by_score + r * filled);
     }
@@ -274,7 +274,7 @@ INLINE void back_of_rows(const Packed *p, const One *o, int64_t head, const Back
         copy(o->width, 0, p->scale, b->by_query + r * wide, b->by_qkv + o->rows[at + r] * o->stride + column);
 }
 
-/* One query head: the slopes of its queries are written, those of keys and values added up in the room. */
+/* One query head: the gradients of its queries are written, those of keys and values added up in the room. */
 INLINE void backward(const Packed *p, const One *o, int64_t head, const Back *b) {
     const int64_t wide = o->wide, filled = o->filled;
     for (int64_t start = o->first; start < o->n; start += QUERIES) {
@@ -285,13 +285,13 @@ INLINE void backward(const Packed *p, const One *o, int64_t head, const Back *b)
             const int64_t depth = padded - blind, from = blind * filled + k;
             product(wide, depth, b->by_score + from, 1, filled, b->query + blind * wide, wide, b->by_keys + k * wide,
                     wide, 1);
-            product(wide, depth, b->share + from, 1, filled, b->by_seen + blind * wide, wide, b->by_values + k * wide,
+            product(wide, depth, b->share + from, 1, filled, b->grad_out + blind * wide, wide, b->by_values + k * wide,
                     wide, 1);
         }
     }
 }
 
-/* The slopes of a head of keys or values go to their rows; those of shared rows are added to what is there. */
+/* The gradients of a head of keys or values go to their rows; those of shared rows are added to what is there. */
 INLINE void distribute(const One *o, const float *restrict from, float *restrict to) {
     for (int64_t i = 0; i < o->first; i++)
         for (int64_t d = 0; d < o->width; d++) to[o->rows[i] * o->stride + d] += from[i * o->wide + d];
@@ -306,9 +306,9 @@ INLINE void attend_back(const Packed *p, const int64_t width, float *room, Back 
         for (int64_t k = 0; k < p->n_key; k++) {
             const int64_t key = (p->n_query + k) * width, value = key + p->n_key * width;
             collect(&o, 0, o.n, o.filled, 1.0f, o.stride, b.qkv + value, b.keys);
-            turn_over(&o, b.keys, b.turned_values);
+            transpose_head(&o, b.keys, b.values_transposed);
             collect(&o, 0, o.n, o.filled, 1.0f, o.stride, b.qkv + key, b.keys);
-            turn_over(&o, b.keys, b.turned_keys);
+            transpose_head(&o, b.keys, b.keys_transposed);
             memset(b.by_keys, 0, 2 * o.filled * o.wide * sizeof(float));
             for (int64_t g = k * group; g < (k + 1) * group; g++) backward(p, &o, g, &b);
             distribute(&o, b.by_keys, b.by_qkv + key);
@@ -317,10 +317,10 @@ INLINE void attend_back(const Packed *p, const int64_t width, float *room, Back 
     }
 }
 
-/* by_qkv (rows, all heads, width) from slope, of what forward gave. */
-void packed_attention_back(const Packed *p, const float *qkv, const float *out, const float *total, const float *slope,
+/* by_qkv (rows, all heads, width) from grad, of what forward gave. */
+void packed_attention_back(const Packed *p, const float *qkv, const float *out, const float *total, const float *grad,
                            float *room, float *by_qkv) {
-    const Back b = {.qkv = qkv, .out = out, .total = total, .slope = slope, .by_qkv = by_qkv};
+    const Back b = {.qkv = qkv, .out = out, .total = total, .grad = grad, .by_qkv = by_qkv};
     switch (p->width) {
     case 32: attend_back(p, 32, room, b); break;
     case 64: attend_back(p, 64, room, b); break;

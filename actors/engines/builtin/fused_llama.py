@@ -173,7 +173,7 @@ class FusedLayer:
         """A packed forward's attention by kernels."""
         n_query, n_both, kernels = self._n_query, self._n_query + self._n_key, self._operations.kernels
         qkv_TA = qkv_1THD.view(qkv_1THD.shape[1], -1)
-        kernels.turn(qkv_TA, call.cos[0, :, 0], call.sin[0, :, 0], n_heads=n_both, width=self._width)
+        kernels.rope(qkv_TA, call.cos[0, :, 0], call.sin[0, :, 0], n_heads=n_both, width=self._width)
         qkv_1HTD = qkv_1THD.transpose(1, 2)
         view.update(qkv_1HTD[:, n_query:n_both], qkv_1HTD[:, n_both:], self._index)
         return kernels.attention(qkv_TA, where, n_query=n_query, n_key=self._n_key, scale=self._scale)[0]

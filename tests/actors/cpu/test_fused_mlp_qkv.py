@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actors.cpu import build, fused_mlp_qkv
-from actors.cpu.fused_mlp_qkv import CHUNK, MOST, Angles
+from actors.cpu.fused_mlp_qkv import CHUNK, MOST, RopeAngles
 from actors.cpu.layer_kernels import LayerKernels
-from actors.cpu.layer_ops import LayerPath, Rows
+from actors.cpu.layer_ops import LayerPath, UnfusedOps
 from actors.cpu.layer_ops_torch import TorchLayerOps
-from actors.cpu.llama_layer import _way
+from actors.cpu.llama_layer import _path
 from actors.cpu.packed_weights import panel, panels, panels_back, sizes
 from actors.cpu.paged_attention import WIDEST, P
 
@@ -26,10 +26,10 @@ pytestmark = [
 
 EPSILON = 1e-5
 COUNTS = st.sampled_from([1, 5, 7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 13])
-WAYS: dict[str, Callable[[], LayerPath]] = {
+PATHS: dict[str, Callable[[], LayerPath]] = {
     "dense": lambda: fused_mlp_qkv,
-    "kernels": lambda: Rows(LayerKernels()),
-    "torch": lambda: Rows(TorchLayerOps()),
+    "kernels": lambda: UnfusedOps(LayerKernels()),
+    "torch": lambda: UnfusedOps(TorchLayerOps()),
 }
 
 
@@ -43,7 +43,7 @@ def doubled(*tensors: Tensor) -> list[Tensor]:
 
 
 def in_pairs(n_heads: int, width: int, n_out: int) -> Tensor:
-    """Where torch's way has each channel: a head's halves in turns."""
+    """Where torch's path has each channel: a head's halves in turns."""
     pairs = [
         head * width + at + half * (width // 2)
         for head in range(n_heads)
@@ -53,65 +53,65 @@ def in_pairs(n_heads: int, width: int, n_out: int) -> Tensor:
     return torch.tensor([*pairs, *range(n_heads * width, n_out)])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("path", PATHS)
 @given(
     n=COUNTS, width=st.sampled_from([5, 16, 49, 64, 72]), heads=st.sampled_from([(1, 1), (4, 2), (5, 5)]),
     head_width=st.sampled_from([2, 6, 32]), has_bias=st.booleans(), seed=st.integers(0, 9),
 )  # fmt: skip
 def test_projections(
-    way: str, n: int, width: int, heads: tuple[int, int], head_width: int, has_bias: bool, seed: int
+    path: str, n: int, width: int, heads: tuple[int, int], head_width: int, has_bias: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    n_turned, n_out = sum(heads), (heads[0] + 2 * heads[1]) * head_width
+    n_rope, n_out = sum(heads), (heads[0] + 2 * heads[1]) * head_width
     x, weight, scale = torch.randn(n, width), torch.randn(n_out, width), 1 + torch.rand(width)
     bias = torch.randn(n_out) if has_bias else None
     half = torch.randn(n, head_width // 2)
-    angles = Angles(torch.cos(half).repeat(1, 2), torch.sin(half).repeat(1, 2), n_turned)
-    out, normed, rate = WAYS[way]().projected(x, weight.clone(), scale, bias, angles, EPSILON)
+    angles = RopeAngles(torch.cos(half).repeat(1, 2), torch.sin(half).repeat(1, 2), n_rope)
+    out, normed, rstd = PATHS[path]().qkv_forward(x, weight.clone(), scale, bias, angles, EPSILON)
 
     x_, weight_, scale_, bias_ = doubled(x, weight, scale, torch.zeros(n_out) if bias is None else bias)
     straight = F.rms_norm(x_, (width,), scale_, EPSILON) @ weight_.t() + bias_
-    turned, values = straight.split([n_turned * head_width, n_out - n_turned * head_width], dim=1)
-    a, b = turned.view(n, n_turned, head_width).chunk(2, dim=-1)
+    turned, values = straight.split([n_rope * head_width, n_out - n_rope * head_width], dim=1)
+    a, b = turned.view(n, n_rope, head_width).chunk(2, dim=-1)
     cos, sin = torch.cos(half).double()[:, None], torch.sin(half).double()[:, None]
     exact = torch.cat([torch.cat([a * cos - b * sin, b * cos + a * sin], -1).flatten(1), values], dim=1)
-    order = in_pairs(n_turned, head_width, n_out) if way == "torch" else torch.arange(n_out)
+    order = in_pairs(n_rope, head_width, n_out) if path == "torch" else torch.arange(n_out)
     near(out, exact.detach()[:, order])
 
-    slope = torch.randn(n, n_out)
-    expected = torch.autograd.grad(exact[:, order], (x_, weight_, scale_, bias_), slope.double())
-    found = WAYS[way]().projected_back(slope, normed, rate, weight.clone(), scale, angles, has_bias=has_bias)
+    grad = torch.randn(n, n_out)
+    expected = torch.autograd.grad(exact[:, order], (x_, weight_, scale_, bias_), grad.double())
+    found = PATHS[path]().qkv_backward(grad, normed, rstd, weight.clone(), scale, angles, has_bias=has_bias)
     assert (found[3] is not None) == has_bias
     for of_what, exactly in zip(found, expected, strict=True):
         if of_what is not None:
             near(of_what, exactly)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("path", PATHS)
 @given(
-    n=COUNTS, width=st.sampled_from([5, 16, 49, 64, 72]), n_seen=st.sampled_from([2, 65]),
+    n=COUNTS, width=st.sampled_from([5, 16, 49, 64, 72]), n_attn=st.sampled_from([2, 65]),
     n_gates=st.sampled_from([1, 24, 70, 128]), seed=st.integers(0, 9),
 )  # fmt: skip
-def test_the_feed_forward(way: str, n: int, width: int, n_seen: int, n_gates: int, seed: int) -> None:
+def test_the_feed_forward(path: str, n: int, width: int, n_attn: int, n_gates: int, seed: int) -> None:
     torch.manual_seed(seed)
-    x, seen, scale = torch.randn(n, width), torch.randn(n, n_seen), 1 + torch.rand(width)
+    x, attn, scale = torch.randn(n, width), torch.randn(n, n_attn), 1 + torch.rand(width)
     out_weight, gate_up, down = (
-        torch.randn(*shape) / shape[1] ** 0.5 for shape in ((width, n_seen), (2 * n_gates, width), (width, n_gates))
+        torch.randn(*shape) / shape[1] ** 0.5 for shape in ((width, n_attn), (2 * n_gates, width), (width, n_gates))
     )
-    out, kept = WAYS[way]().fed(x, seen, EPSILON, scale, out_weight, gate_up.clone(), down)
+    out, kept = PATHS[path]().mlp_forward(x, attn, EPSILON, scale, out_weight, gate_up.clone(), down)
 
-    given_ = doubled(x, seen, scale, out_weight, gate_up, down)
+    given_ = doubled(x, attn, scale, out_weight, gate_up, down)
     x_, seen_, scale_, out_, gate_up_, down_ = given_
     h_ = x_ + seen_ @ out_.t()
     gate, up = (F.rms_norm(h_, (width,), scale_, EPSILON) @ gate_up_.t()).chunk(2, dim=1)
     exact = h_ + (F.silu(gate) * up) @ down_.t()
     near(out, exact.detach())
 
-    slope = torch.randn(n, width)
-    expected = torch.autograd.grad(exact, given_, slope.double())
-    before = slope.clone()
-    found = WAYS[way]().fed_back(slope, seen, kept, scale, out_weight, gate_up.clone(), down)
-    assert torch.equal(slope, before)  # another may use it, too
+    grad = torch.randn(n, width)
+    expected = torch.autograd.grad(exact, given_, grad.double())
+    before = grad.clone()
+    found = PATHS[path]().mlp_backward(grad, attn, kept, scale, out_weight, gate_up.clone(), down)
+    assert torch.equal(grad, before)  # another may use it, too
     for of_what, exactly in zip(found, expected, strict=True):
         near(of_what, exactly)
 
@@ -128,10 +128,10 @@ def test_panels_of_a_weight_and_of_its_transpose(n_in: int, n_out: int, is_scale
 
 
 def test_what_is_no_number_is_not_hidden() -> None:
-    x, seen = torch.randn(CHUNK + 2, 8), torch.randn(CHUNK + 2, 8)
+    x, attn = torch.randn(CHUNK + 2, 8), torch.randn(CHUNK + 2, 8)
     x[CHUNK] = torch.nan
-    out, _ = fused_mlp_qkv.fed(
-        x, seen, EPSILON, torch.ones(8), torch.randn(8, 8), torch.randn(12, 8), torch.randn(8, 6)
+    out, _ = fused_mlp_qkv.mlp_forward(
+        x, attn, EPSILON, torch.ones(8), torch.randn(8, 8), torch.randn(12, 8), torch.randn(8, 6)
     )
     assert out[CHUNK].isnan().all()
     assert out[CHUNK + 1].isfinite().all()
@@ -146,14 +146,14 @@ def test_sizes_are_those_of_c() -> None:
 def test_the_way_back_is_that_of_the_way_there(n_bytes: int) -> None:
     """Whatever else would be chosen meanwhile: another number of threads, or rows that are contiguous now."""
     x, weight, scale, angles = torch.randn(5, 8), torch.randn(16, 8), 1 + torch.rand(8), angles_of(5)
-    slope = torch.randn(5, 16)
+    grad = torch.randn(5, 16)
     found = []
     for n_threads in (1, 2):
         torch.set_num_threads(1)
-        way = _way(n_bytes, x)
-        _, normed, rate = way.projected(x, weight.clone(), scale, None, angles, EPSILON)
+        path = _path(n_bytes, x)
+        _, normed, rstd = path.qkv_forward(x, weight.clone(), scale, None, angles, EPSILON)
         torch.set_num_threads(n_threads)
-        found.append(way.projected_back(slope.clone(), normed, rate, weight.clone(), scale, angles, has_bias=False))
+        found.append(path.qkv_backward(grad.clone(), normed, rstd, weight.clone(), scale, angles, has_bias=False))
     for one, other in zip(*found, strict=True):
         assert (one is None and other is None) or torch.allclose(one, other, atol=1e-5)
 
@@ -168,8 +168,8 @@ def test_what_applies() -> None:
     assert not fused_mlp_qkv.applies(x, n_bytes=1)
 
 
-def angles_of(n: int, width: int = 4, n_heads: int = 3) -> Angles:
-    return Angles(torch.ones(n, width), torch.zeros(n, width), n_heads)
+def angles_of(n: int, width: int = 4, n_heads: int = 3) -> RopeAngles:
+    return RopeAngles(torch.ones(n, width), torch.zeros(n, width), n_heads)
 
 
 @pytest.mark.parametrize(
@@ -190,15 +190,15 @@ def test_other_shapes_of_a_projection_are_refused(changed: dict[str, Any]) -> No
         "x": torch.ones(5, 8), "weight": torch.ones(16, 8), "scale": torch.ones(8), "bias": torch.ones(16),
         "angles": angles_of(5),
     }  # fmt: skip
-    fused_mlp_qkv.projected(*right.values(), EPSILON)
+    fused_mlp_qkv.qkv_forward(*right.values(), EPSILON)
     with pytest.raises(ValueError, match=r"one shape|contiguous float32|heads of even width"):
-        fused_mlp_qkv.projected(*(right | changed).values(), EPSILON)
+        fused_mlp_qkv.qkv_forward(*(right | changed).values(), EPSILON)
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"seen": torch.ones(4, 6)},
+        {"attn": torch.ones(4, 6)},
         {"scale": torch.ones(7)},
         {"out": torch.ones(8, 7)},
         {"gate_up": torch.ones(21, 8)},
@@ -208,13 +208,13 @@ def test_other_shapes_of_a_projection_are_refused(changed: dict[str, Any]) -> No
 )
 def test_other_shapes_of_a_feed_forward_are_refused(changed: dict[str, Any]) -> None:
     right: dict[str, Any] = {
-        "x": torch.ones(5, 8), "seen": torch.ones(5, 6), "epsilon": EPSILON, "scale": torch.ones(8),
+        "x": torch.ones(5, 8), "attn": torch.ones(5, 6), "epsilon": EPSILON, "scale": torch.ones(8),
         "out": torch.ones(8, 6), "gate_up": torch.ones(20, 8), "down": torch.ones(8, 10),
     }  # fmt: skip
-    _, kept = fused_mlp_qkv.fed(*right.values())
+    _, kept = fused_mlp_qkv.mlp_forward(*right.values())
     with pytest.raises(ValueError, match=r"one shape|contiguous float32"):
-        fused_mlp_qkv.fed(*(right | changed).values())
+        fused_mlp_qkv.mlp_forward(*(right | changed).values())
     rest = [right[name] for name in ("scale", "out", "gate_up", "down")]
-    for slope, of_gates in ((torch.ones(4, 8), kept[2]), (torch.ones(5, 8), kept[2][:, :10].contiguous())):
+    for grad, of_gates in ((torch.ones(4, 8), kept[2]), (torch.ones(5, 8), kept[2][:, :10].contiguous())):
         with pytest.raises(ValueError, match="one shape"):
-            fused_mlp_qkv.fed_back(slope, right["seen"], (kept[0], kept[1], of_gates), *rest)
+            fused_mlp_qkv.mlp_backward(grad, right["attn"], (kept[0], kept[1], of_gates), *rest)

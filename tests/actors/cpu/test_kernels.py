@@ -76,10 +76,10 @@ def test_decode_is_rotation_and_attention(
         before[:, own[row][-1], :, at % P] = new.float()
         blocks = torch.cat([far[:, : n_common[row]], before[:, own[row]]], dim=1).double()
         keys, values = blocks.transpose(1, 2).reshape(2, n_key, -1, width)[:, :, : at + 1]
-        seen = F.scaled_dot_product_attention(
+        attn = F.scaled_dot_product_attention(
             turned[row, None, :n_query, None], keys[None], values[None], scale=scale, enable_gqa=True
         )
-        torch.testing.assert_close(out[row].double(), seen.flatten(), rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(out[row].double(), attn.flatten(), rtol=1e-4, atol=2e-5)
     torch.testing.assert_close(near, before)  # its own cells, and no other
 
 

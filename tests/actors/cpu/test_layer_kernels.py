@@ -62,36 +62,36 @@ def rows_of(drawn_families: list[tuple[int, list[int]]], *, share: bool = True) 
 def attention(qkv_SA: Tensor, where: Sequences, n_query: int, n_key: int, scale: float) -> Tensor:
     """Each sequence on its own, by its definition."""
     heads_SAD = qkv_SA.view(len(qkv_SA), n_query + 2 * n_key, -1)
-    seen = torch.zeros(len(qkv_SA), n_query, heads_SAD.shape[-1], dtype=qkv_SA.dtype)
+    attn = torch.zeros(len(qkv_SA), n_query, heads_SAD.shape[-1], dtype=qkv_SA.dtype)
     for rows, first in zip(where.rows.split(where.lengths.tolist()), where.firsts.tolist(), strict=True):
         query, key, value = heads_SAD[rows].transpose(0, 1).split([n_query, n_key, n_key])
         key, value = (part.repeat_interleave(n_query // n_key, 0) for part in (key, value))
         later = torch.ones(len(rows), len(rows), dtype=torch.bool).triu(1)
         share = (scale * query @ key.transpose(1, 2)).masked_fill(later, -torch.inf).softmax(-1)
-        seen = seen.index_copy(0, rows[first:], (share @ value).transpose(0, 1)[first:])
-    return seen.flatten(1)
+        attn = attn.index_copy(0, rows[first:], (share @ value).transpose(0, 1)[first:])
+    return attn.flatten(1)
 
 
 @settings(max_examples=60)
 @given(lengths=families, heads=grouped, width=widths, share=st.booleans(), size=st.sampled_from([0.3, 1.0, 3.0]))
-def test_packed_attention_and_its_slopes(
+def test_packed_attention_and_its_gradients(
     lengths: list[tuple[int, list[int]]], heads: tuple[int, int], width: int, share: bool, size: float
 ) -> None:
     kernels, where, (n_query, n_key) = LayerKernels(), rows_of(lengths, share=share), heads
-    qkv, slope = size * drawn(where.n_rows, (n_query + 2 * n_key) * width), drawn(where.n_rows, n_query * width)
+    qkv, grad = size * drawn(where.n_rows, (n_query + 2 * n_key) * width), drawn(where.n_rows, n_query * width)
     scale = width**-0.5
-    seen, total = kernels.attention(qkv, where, n_query=n_query, n_key=n_key, scale=scale)
-    back = kernels.attention_back(slope, qkv, seen, total, where, n_key=n_key, scale=scale)
+    attn, total = kernels.attention(qkv, where, n_query=n_query, n_key=n_key, scale=scale)
+    back = kernels.attention_back(grad, qkv, attn, total, where, n_key=n_key, scale=scale)
     exact = qkv.double().requires_grad_()
     expected = attention(exact, where, n_query, n_key, scale)
-    expected.backward(slope.double())  # type: ignore[no-untyped-call]
+    expected.backward(grad.double())  # type: ignore[no-untyped-call]
     assert exact.grad is not None
     rounding = max(1.0, size * size)  # of scores, which grow with the square
-    assert is_near(seen, expected.detach(), times=rounding)
+    assert is_near(attn, expected.detach(), times=rounding)
     assert is_near(back, exact.grad, least=rounding, times=rounding)
     again, _ = kernels.attention(qkv, where, n_query=n_query, n_key=n_key, scale=scale)
-    assert torch.equal(again, seen)
-    assert torch.equal(kernels.attention_back(slope, qkv, seen, total, where, n_key=n_key, scale=scale), back)
+    assert torch.equal(again, attn)
+    assert torch.equal(kernels.attention_back(grad, qkv, attn, total, where, n_key=n_key, scale=scale), back)
 
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 12.0])
@@ -109,14 +109,14 @@ def test_the_logarithm_of_the_scores_sums(kernels: LayerKernels, size: float) ->
 def test_a_long_sequence_and_large_scores(kernels: LayerKernels) -> None:
     where = Sequences.of((700,), None, None)
     assert where is not None
-    qkv, slope = 20.0 * drawn(700, 3 * 64), drawn(700, 64)
-    seen, total = kernels.attention(qkv, where, n_query=1, n_key=1, scale=0.125)
-    back = kernels.attention_back(slope, qkv, seen, total, where, n_key=1, scale=0.125)
+    qkv, grad = 20.0 * drawn(700, 3 * 64), drawn(700, 64)
+    attn, total = kernels.attention(qkv, where, n_query=1, n_key=1, scale=0.125)
+    back = kernels.attention_back(grad, qkv, attn, total, where, n_key=1, scale=0.125)
     query, key, value = (part.unsqueeze(0).requires_grad_() for part in qkv.double().split(64, dim=1))
     expected = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.125)
-    expected.backward(slope.double().unsqueeze(0))  # type: ignore[no-untyped-call]
+    expected.backward(grad.double().unsqueeze(0))  # type: ignore[no-untyped-call]
     exact = torch.cat([part.grad[0] for part in (query, key, value) if part.grad is not None], 1)
-    assert is_near(seen, expected[0].detach(), times=250.0)  # scores of some thousands, whose rounding shows
+    assert is_near(attn, expected[0].detach(), times=250.0)  # scores of some thousands, whose rounding shows
     assert is_near(back, exact, times=250.0)
 
 
@@ -126,12 +126,12 @@ def test_what_is_no_number_stays_in_its_sequence(kernels: LayerKernels, bad: flo
     n = where.lengths.tolist()
     qkv = drawn(where.n_rows, 3 * 32)
     qkv[n[0] + 5] = bad
-    seen, total = kernels.attention(qkv, where, n_query=1, n_key=1, scale=0.2)
-    back = kernels.attention_back(torch.ones_like(seen), qkv, seen, total, where, n_key=1, scale=0.2)
-    for parts in (seen.split(n), back.split(n)):
+    attn, total = kernels.attention(qkv, where, n_query=1, n_key=1, scale=0.2)
+    back = kernels.attention_back(torch.ones_like(attn), qkv, attn, total, where, n_key=1, scale=0.2)
+    for parts in (attn.split(n), back.split(n)):
         assert parts[0].isfinite().all()
         assert parts[2].isfinite().all()
-    assert seen[n[0] + 5 : n[0] + n[1]].isnan().all()
+    assert attn[n[0] + 5 : n[0] + n[1]].isnan().all()
     assert back[n[0] + 5 : n[0] + n[1]].isnan().any(1).all()
 
 
@@ -141,9 +141,9 @@ def test_attention_writes_only_what_is_its_own(kernels: LayerKernels) -> None:
     around = torch.full((where.n_rows + 4, 4 * 24), torch.nan)
     qkv = around[2:-2]
     qkv.copy_(drawn(where.n_rows, 4 * 24))
-    seen, total = kernels.attention(qkv, where, n_query=2, n_key=1, scale=0.2)
-    back = kernels.attention_back(drawn(where.n_rows, 48), qkv, seen, total, where, n_key=1, scale=0.2)
-    assert seen.isfinite().all()
+    attn, total = kernels.attention(qkv, where, n_query=2, n_key=1, scale=0.2)
+    back = kernels.attention_back(drawn(where.n_rows, 48), qkv, attn, total, where, n_key=1, scale=0.2)
+    assert attn.isfinite().all()
     assert back.isfinite().all()
     assert around[:2].isnan().all()
     assert around[-2:].isnan().all()
@@ -173,63 +173,63 @@ def test_sequences_beyond_their_rows_are_none() -> None:
 
 
 @given(n=counts, width=counts, onto=st.booleans())
-def test_norms_and_their_slopes(n: int, width: int, onto: bool) -> None:
-    kernels, x, slope = LayerKernels(), 3.0 * drawn(n, width), drawn(n, width, seed=1)
+def test_norms_and_their_gradients(n: int, width: int, onto: bool) -> None:
+    kernels, x, grad = LayerKernels(), 3.0 * drawn(n, width), drawn(n, width, seed=1)
     there = drawn(n, width, seed=2) if onto else None
     exact = x.double().requires_grad_()
-    rate = (exact.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-    (exact * rate).backward(slope.double())  # type: ignore[no-untyped-call]
-    normed, got_rate = kernels.norm(x, 1e-5)
-    assert is_near(normed, (exact * rate).detach())
-    assert is_near(got_rate, rate.detach())
+    rstd = (exact.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    (exact * rstd).backward(grad.double())  # type: ignore[no-untyped-call]
+    normed, got_rstd = kernels.norm(x, 1e-5)
+    assert is_near(normed, (exact * rstd).detach())
+    assert is_near(got_rstd, rstd.detach())
     assert exact.grad is not None
     expected = exact.grad if there is None else exact.grad + there
-    scale = float((slope * rate.detach()).abs().max())  # of what is subtracted from each other
-    back = kernels.norm_back(slope, normed, got_rate, there)
-    assert back is slope
+    scale = float((grad * rstd.detach()).abs().max())  # of what is subtracted from each other
+    back = kernels.norm_back(grad, normed, got_rstd, there)
+    assert back is grad
     assert (back - expected).abs().max() <= NEAR * max(scale, 1.0)
 
 
 @given(n=counts, width=st.sampled_from([1, 15, 16, 17, 70, 512, 513, 1100]), size=st.sampled_from([1.0, 30.0, 300.0]))
-def test_gates_and_their_slopes(n: int, width: int, size: float) -> None:
-    kernels, both, slope = LayerKernels(), size * drawn(n, 2 * width), drawn(n, width)
+def test_gates_and_their_gradients(n: int, width: int, size: float) -> None:
+    kernels, both, grad = LayerKernels(), size * drawn(n, 2 * width), drawn(n, width)
     exact = both.double().requires_grad_()
     gate, up = exact.chunk(2, dim=1)
-    fed = F.silu(gate) * up
-    fed.backward(slope.double())  # type: ignore[no-untyped-call]
-    assert is_near(kernels.gate(both), fed.detach())
-    kernels.gate_back(both, slope)
+    gated = F.silu(gate) * up
+    gated.backward(grad.double())  # type: ignore[no-untyped-call]
+    assert is_near(kernels.gate(both), gated.detach())
+    kernels.gate_back(both, grad)
     assert exact.grad is not None
     assert is_near(both, exact.grad)
-    assert is_near(slope, fed.detach())
+    assert is_near(grad, gated.detach())
 
 
 def test_gates_without_a_number_give_none(kernels: LayerKernels) -> None:
     both = torch.ones(6, 8)
     both[:3, 1], both[3:, 5] = torch.nan, torch.nan
     both[0, 0], both[0, 2] = torch.inf, -100.0
-    fed = kernels.gate(both)
-    assert torch.equal(fed.isnan(), torch.tensor([False, True, False, False]).expand(6, 4))
-    assert fed[0, 0] == torch.inf
-    assert abs(float(fed[0, 2])) < 1e-30
-    slope = torch.ones(6, 4)
-    kernels.gate_back(both, slope)
+    gated = kernels.gate(both)
+    assert torch.equal(gated.isnan(), torch.tensor([False, True, False, False]).expand(6, 4))
+    assert gated[0, 0] == torch.inf
+    assert abs(float(gated[0, 2])) < 1e-30
+    grad = torch.ones(6, 4)
+    kernels.gate_back(both, grad)
     assert both[:, [1, 5]].isnan().any(1).all()
     assert both[1:, [0, 2, 3, 4, 6, 7]].isfinite().all()
 
 
 @given(n=counts, heads=grouped, width=widths)
 def test_turns_and_back(n: int, heads: tuple[int, int], width: int) -> None:
-    kernels, n_turned = LayerKernels(), sum(heads)
-    qkv, angles = drawn(n, (n_turned + 1) * width), drawn(n, width // 2).repeat(1, 2)
+    kernels, n_rope = LayerKernels(), sum(heads)
+    qkv, angles = drawn(n, (n_rope + 1) * width), drawn(n, width // 2).repeat(1, 2)
     exact = qkv.double().view(n, -1, width)
     first, second = exact.chunk(2, dim=-1)
     turned = exact * angles.double().cos()[:, None] + torch.cat([-second, first], -1) * angles.double().sin()[:, None]
     got, cos, sin = qkv.clone(), angles.cos(), angles.sin()
-    kernels.turn(got, cos, sin, n_heads=n_turned, width=width)
-    assert is_near(got.view(n, -1, width)[:, :n_turned], turned[:, :n_turned])
-    assert torch.equal(got[:, n_turned * width :], qkv[:, n_turned * width :])
-    kernels.turn(got, cos, sin, n_heads=n_turned, width=width, back=True)
+    kernels.rope(got, cos, sin, n_heads=n_rope, width=width)
+    assert is_near(got.view(n, -1, width)[:, :n_rope], turned[:, :n_rope])
+    assert torch.equal(got[:, n_rope * width :], qkv[:, n_rope * width :])
+    kernels.rope(got, cos, sin, n_heads=n_rope, width=width, back=True)
     assert is_near(got, qkv)
 
 
@@ -238,8 +238,8 @@ def test_transposed_and_scaled_back(n: int, width: int) -> None:
     kernels, x, weight, scale = LayerKernels(), drawn(n, width), drawn(n, width, seed=1), drawn(width)
     assert torch.equal(kernels.transposed(x), x.t())
     assert kernels.transposed(x).is_contiguous()
-    by_scale = kernels.scale_back(slope := x.clone(), weight, scale)
-    assert torch.equal(slope, x * scale)
+    by_scale = kernels.scale_back(grad := x.clone(), weight, scale)
+    assert torch.equal(grad, x * scale)
     size = float((x * weight).abs().sum(0).max())
     assert (by_scale - (x.double() * weight.double()).sum(0)).abs().max() <= NEAR * size
 
@@ -247,7 +247,7 @@ def test_transposed_and_scaled_back(n: int, width: int) -> None:
 @given(n=counts, words=st.sampled_from([1, 2, 15, 16, 17, 33, 512, 1003]), size=st.sampled_from([0.1, 3.0, 40.0]))
 def test_log_probs_entropies_and_probabilities(n: int, words: int, size: float) -> None:
     kernels, logits, targets = LayerKernels(), size * drawn(n, words), torch.arange(n) * 7 % words
-    logp, entropy, share = kernels.log_shares(logits, targets)
+    logp, entropy, share = kernels.target_logprobs(logits, targets)
     exact = logits.double().log_softmax(-1)
     assert is_near(logp, exact.gather(1, targets[:, None])[:, 0], least=1.0)
     assert is_near(entropy, -(exact.exp() * exact).sum(-1), least=1.0)
@@ -258,7 +258,7 @@ def test_log_probs_of_what_is_no_number_are_none(kernels: LayerKernels) -> None:
     logits = torch.zeros(5, 20)
     logits[0, 3], logits[1, 19], logits[2, 0] = torch.nan, torch.nan, torch.inf
     logits[3, 1] = -torch.inf
-    logp, _, share = kernels.log_shares(logits, torch.full((5,), 7))
+    logp, _, share = kernels.target_logprobs(logits, torch.full((5,), 7))
     assert logp.isfinite().tolist() == [False, False, False, True, True]
     assert share.isfinite().all(1).tolist() == [False, False, False, True, True]
     assert torch.allclose(share[3:].sum(1), torch.ones(2))
@@ -278,24 +278,24 @@ def test_other_shapes_and_types_are_refused(kernels: LayerKernels) -> None:
         lambda: kernels.norm_back(ones, ones, torch.ones(4)),
         lambda: kernels.gate(torch.ones(4, 5)),
         lambda: kernels.gate_back(ones, ones),
-        lambda: kernels.turn(ones, ones, ones, n_heads=2, width=6),
-        lambda: kernels.turn(ones, ones[:, :3].contiguous(), ones[:, :3].contiguous(), n_heads=2, width=3),
-        lambda: kernels.turn(ones, ones[:3], ones, n_heads=1, width=6),
+        lambda: kernels.rope(ones, ones, ones, n_heads=2, width=6),
+        lambda: kernels.rope(ones, ones[:, :3].contiguous(), ones[:, :3].contiguous(), n_heads=2, width=3),
+        lambda: kernels.rope(ones, ones[:3], ones, n_heads=1, width=6),
         lambda: kernels.transposed(ones.int()),
         lambda: kernels.scale_back(ones, ones, torch.ones(5)),
-        lambda: kernels.log_shares(ones, torch.zeros(3, dtype=torch.int64)),
-        lambda: kernels.log_shares(ones, torch.zeros(4)),
+        lambda: kernels.target_logprobs(ones, torch.zeros(3, dtype=torch.int64)),
+        lambda: kernels.target_logprobs(ones, torch.zeros(4)),
     ):
         with pytest.raises(ValueError, match=r"kernel|turn|query heads|halves"):
             call()
     for beyond in (-1, 6):
         with pytest.raises(IndexError, match="6 words"):
-            kernels.log_shares(ones, torch.full((4,), beyond))
+            kernels.target_logprobs(ones, torch.full((4,), beyond))
 
 
 def test_what_is_used_up_cannot_be_used_again(kernels: LayerKernels) -> None:
     """torch refuses a second backward by the version of what was saved."""
-    both, slope = drawn(3, 8), drawn(3, 4)
+    both, grad = drawn(3, 8), drawn(3, 4)
     before = both._version
-    kernels.gate_back(both, slope)
+    kernels.gate_back(both, grad)
     assert both._version > before

@@ -31,12 +31,12 @@ def test_values_and_gradients_are_those_of_torch(
     other.load_state_dict(plain.state_dict())
     linear.replace(other)
     assert type(other) is linear.Linear
-    x, slope = torch.randn(2, 37, n_in), torch.randn(2, 37, n_out)
+    x, grad = torch.randn(2, 37, n_in), torch.randn(2, 37, n_out)
     found = []
     for layer in (plain, other):
         given = x.clone().requires_grad_()
         out = layer(given)
-        out.backward(slope)
+        out.backward(grad)
         found.append([out, given.grad, *(parameter.grad for parameter in layer.parameters())])
     torch.testing.assert_close(found[1], found[0])
     assert all(p.grad is not None and p.grad.is_contiguous() for p in other.parameters())

@@ -140,7 +140,7 @@ class Told(NamedTuple):
     loss: Tensor
     clipped: Tensor
     ratio: Tensor
-    slope: Tensor
+    grad: Tensor
     spread: Tensor  # sums of the importance and of its square
 
 
@@ -225,7 +225,7 @@ def test_nan_in_one_token_is_seen_in_the_loss_and_in_that_tokens_gradient(way: W
     tokens[which][place] = NAN
     found = way(*tokens)
     assert found.loss.isnan()
-    assert found.slope.isnan().nonzero().tolist() == [[place]]
+    assert found.grad.isnan().nonzero().tolist() == [[place]]
     assert [bool(found.kl.isnan()), bool(found.largest.isnan())] == [which in (1, 2)] * 2
     assert found.spread.isnan().tolist() == [which != 3] * 2
 
@@ -291,7 +291,7 @@ def test_a_branch_that_ties_is_free(way: Way) -> None:
     for eps_clip in (0.0, EPS):
         found = way(same, same, same, advantage, eps_clip=eps_clip)
         assert float(found.clipped) == 0
-        assert torch.equal(found.slope, -advantage)
+        assert torch.equal(found.grad, -advantage)
     found = way(same + 1, same, same, torch.zeros(300))  # without an advantage both branches are 0
     assert (float(found.clipped), float(found.loss)) == (0, 0)
 
@@ -302,11 +302,11 @@ def test_a_branch_that_ties_is_free(way: Way) -> None:
 def test_c_without_a_weight_is_c_with_weights_of_1(nasty: list[float]) -> None:
     theta, anchor, _, advantage = stepped(3, 300, nasty)
     plain = ppo(theta.requires_grad_(), anchor, advantage, eps_clip=EPS)
-    (slope,) = torch.autograd.grad(plain.loss, theta)
+    (grad,) = torch.autograd.grad(plain.loss, theta)
     weighted = decoupled_ppo(theta, anchor, torch.ones(300), advantage, eps_clip=EPS, cap=None)
     (same,) = torch.autograd.grad(weighted.loss, theta)
     assert 10 < float(plain.clipped) == float(weighted.clipped)
-    for one, other in [(plain.loss, weighted.loss), (plain.ratio_N, weighted.ratio_N), (slope, same)]:
+    for one, other in [(plain.loss, weighted.loss), (plain.ratio_N, weighted.ratio_N), (grad, same)]:
         assert torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
@@ -322,11 +322,11 @@ def test_what_c_does_not_take_goes_by_torch() -> None:
     alike(told(*one), told(*tokens[:3], torch.full((400,), 1.5)), within=1e-5)
     assert not kernels.applies(tokens[0], tokens[1].double())
     with pytest.raises(ValueError, match="one shape"):
-        kernels.apart(tokens[0], tokens[1][1:])
+        kernels.log_ratio(tokens[0], tokens[1][1:])
     with pytest.raises(ValueError, match="one shape"):
         kernels.clipped(*tokens[:3], tokens[3][1:], low=0.8, high=1.2)
     with pytest.raises(ValueError, match="contiguous float32"):
-        kernels.spread(tokens[0].double())
+        kernels.weight_sums(tokens[0].double())
 
 
 @pytest.mark.usefixtures("as_kernels_run")

@@ -165,12 +165,12 @@ def test_rows_that_are_filled_up_change_nothing(
         assert entropy is not None
         logp.square().sum().backward()
         found.append((logp, entropy, [p.grad for p in policy.parameters().values()]))
-    (logp, entropy, slopes), *others = found
+    (logp, entropy, gradients), *others = found
     assert len(logp) == sum(len(piece.places_K) for piece in given()) == len(entropy)
-    for other, other_entropy, other_slopes in others:
+    for other, other_entropy, other_grads in others:
         torch.testing.assert_close(other, logp, atol=1e-5, rtol=0)
         torch.testing.assert_close(other_entropy, entropy, atol=1e-5, rtol=0)
-        for ours, theirs in zip(other_slopes, slopes, strict=True):
+        for ours, theirs in zip(other_grads, gradients, strict=True):
             assert ours is not None
             assert theirs is not None
             assert torch.allclose(ours, theirs, atol=1e-5 * float(theirs.abs().max()), rtol=1e-4)

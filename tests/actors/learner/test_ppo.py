@@ -155,7 +155,7 @@ def test_a_masked_trajectory_stays_in_its_groups_baseline(tmp_path: Path) -> Non
 
 def test_a_separate_proximal_forward_gives_the_same_update(tmp_path: Path) -> None:
     shard = random_shard(6)
-    fused, apart = (tiny_actor(tmp_path / name, settings(actor=rloo())) for name in ("fused", "apart"))
+    fused, apart = (tiny_actor(tmp_path / name, settings(actor=rloo())) for name in ("fused", "log_ratio"))
     stats = update(fused, batch_of(shard))
     batch = apart.compute_advantages_and_returns(batch_of(shard))
     apart._compute_prox(batch)

@@ -82,8 +82,8 @@ def max_error(work: LossWork) -> float:
     errors = [abs(work.figures[name] - float(value)) for name, value in exact.items()]
     if work.theta_N.grad is None or theta.grad is None:
         raise RuntimeError("a backward pass leaves a gradient")
-    slopes = (work.theta_N.grad.double() * work.n - theta.grad).abs().max()
-    return max(abs(work.loss - float(total.detach()) / work.n), float(slopes), *errors)
+    gradients = (work.theta_N.grad.double() * work.n - theta.grad).abs().max()
+    return max(abs(work.loss - float(total.detach()) / work.n), float(gradients), *errors)
 
 
 torch.set_num_threads(1)
