@@ -1,4 +1,4 @@
-"""The C sources in `csrc` as one library (areal_bus/native); knows none of its functions."""
+"""Compiles the C sources in `csrc` into one library (areal_bus/native)."""
 
 import ctypes
 from collections.abc import Callable

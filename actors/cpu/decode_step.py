@@ -1,4 +1,4 @@
-"""Decode steps of a whole model by C: what a step costs of a small one is its arithmetic, not its calls.
+"""Decode steps of a whole model in one C call, which removes the call overhead that dominates small models.
 
 The weights are kept a second time, in the order in which they are read, or read as they lie; knows no requests and no
 versions.

@@ -1,7 +1,7 @@
-"""What a decoder layer does to each row by itself, forward and backward, by C: products and what is between them.
+"""Fused QKV projection and MLP of a decoder layer in C, forward and backward, for small weights.
 
-Some rows go through all of it before the next, so that little is written to memory and read again. All is contiguous
-float32 on a CPU and goes through one thread. Shapes: N rows, C channels, A of
+A chunk of rows passes all operations before the next chunk, so that it stays in the cache. Tensors are contiguous
+float32 on a CPU; one thread. Shapes: N rows, C channels, A of
 queries, keys and values, X of the attention output, G gates, D width of a head.
 """
 
@@ -20,7 +20,7 @@ from actors.cpu.packed_weights import panels, panels_back
 from actors.cpu.tensors import addresses, alike
 
 CHUNK = 96  # as in gemm.h
-MOST = 4 << 20  # bytes of a layer's largest weight: a larger one comes from far memory anew for each chunk of rows
+MOST = 4 << 20  # bytes of the largest weight: a larger one leaves the cache between two chunks of rows
 
 _SIZE, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
@@ -46,7 +46,7 @@ def _call(name: str, n_pointers: int, *shapes: type) -> Callable[..., None]:
 
 @dataclass(frozen=True, slots=True)
 class RopeAngles:
-    """By which the first heads of each row are turned."""
+    """RoPE angles of each row, for its first `n_heads` heads."""
 
     cos_ND: Tensor
     sin_ND: Tensor
@@ -68,7 +68,9 @@ class RopeAngles:
 def qkv_forward(
     x_NC: Tensor, weight_AC: Tensor, scale_C: Tensor, bias_A: Tensor | None, angles: RopeAngles, epsilon: float, /
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(N, A) the norm of x by weight and scale, turned; and, for the way back, the norm (N, C) and its rstd (N, 1)."""
+    """(N, A): QKV projection of RMSNorm(x) with RoPE; and, for the backward pass, the norm (N, C) and its rstd (N,
+    1).
+    """
     (n, width), n_out = x_NC.shape, len(weight_AC)
     alike((n_out, width), weight_AC)
     if bias_A is not None:
@@ -87,7 +89,7 @@ def qkv_backward(
     grad_NA: Tensor, normed_NC: Tensor, rstd_N1: Tensor, weight_AC: Tensor, scale_C: Tensor, angles: RopeAngles, /,
     *, has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """The gradients by x (N, C), weight (A, C), scale (C) and bias (A); that given is turned back, in place."""
+    """Gradients of x (N, C), weight (A, C), scale (C) and bias (A). RoPE of `grad_NA` is undone in place."""
     (n, width), n_out = normed_NC.shape, len(weight_AC)
     alike((n, n_out), grad_NA)
     alike((n_out, width), weight_AC)
@@ -113,7 +115,7 @@ def mlp_forward(
     down_CG: Tensor,
     /,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """(N, C): h = x + attn by `out`, and h plus what the gates let through of its norm; and what the way back needs."""
+    """(N, C): h = x + attn @ out.T, then h + MLP(RMSNorm(h)); and the tensors that the backward pass needs."""
     shape = _mlp_shape(x_NC, attn_NX, out_CX, gate_up_G2C, down_CG, epsilon)
     n, n_gates = shape.n, shape.n_gates
     out_NC, normed_NC, rstd_N1 = torch.empty_like(x_NC), torch.empty_like(x_NC), x_NC.new_empty(n, 1)
@@ -129,7 +131,7 @@ def mlp_backward(
     grad_NC: Tensor, attn_NX: Tensor, kept: tuple[Tensor, Tensor, Tensor], scale_C: Tensor, out_CX: Tensor,
     gate_up_G2C: Tensor, down_CG: Tensor, /,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients by x, attn, scale, `out`, gate and up, `down`. What was kept of the gates is used up."""
+    """Gradients of x, attn, scale, out, gate_up and down. Overwrites the kept gates."""
     normed_NC, rstd_N1, both_NG2 = kept
     shape = _mlp_shape(grad_NC, attn_NX, out_CX, gate_up_G2C, down_CG, 0.0)
     alike((shape.n, shape.width), normed_NC)
@@ -146,7 +148,7 @@ def mlp_backward(
     _call("mlp_backward", 8, _MlpShape, _MlpWeights)(
         shape, weights, *addresses(grad_NC, attn_NX, normed_NC, rstd_N1, both_NG2, room, by_x_NC, by_attn_NX)
     )
-    increment_version((both_NG2,))  # what was saved for a gradient is used up, and torch is to know
+    increment_version((both_NG2,))  # a saved tensor was overwritten: autograd must detect a second use
     by_out_CX, by_gate_up_G2C, by_down_CG = by_weights
     by_scale_C = _scale_back(by_gate_up_G2C, gate_up_G2C, scale_C)
     return by_x_NC, by_attn_NX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG
@@ -155,7 +157,7 @@ def mlp_backward(
 def _mlp_shape(
     x_NC: Tensor, attn_NX: Tensor, out_CX: Tensor, gate_up_G2C: Tensor, down_CG: Tensor, epsilon: float
 ) -> _MlpShape:
-    """C knows no shapes."""
+    """Check the shapes, which C cannot."""
     (n, width), n_attn, n_gates = x_NC.shape, attn_NX.shape[1], down_CG.shape[1]
     alike((n, n_attn), attn_NX)
     alike((width, n_attn), out_CX)
@@ -173,6 +175,6 @@ def _scale_back(grad_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
 
 
 def applies(*tensors: Tensor, n_bytes: int) -> bool:
-    """Whether C does it: with vectors that are long enough, for one thread, such tensors, and no weight over MOST."""
+    """Whether the C kernels apply: long enough vectors, one thread, plain tensors, no weight over MOST."""
     kernels = layer_kernels.found(*tensors)
     return kernels is not None and kernels.attends and n_bytes <= MOST

@@ -1,6 +1,6 @@
-"""A layer's norms, rotations, gates and attention, forward and backward, by C kernels; knows no model.
+"""C kernels of a decoder layer: RMSNorm, RoPE, SwiGLU and attention, forward and backward.
 
-All is contiguous float32 on a CPU and goes through one thread. Shapes: N rows,
+Tensors are contiguous float32 on a CPU; one thread. Shapes: N rows,
 E width, A channels of a row of queries, keys and values, H query heads, D width of a head.
 """
 
@@ -28,7 +28,7 @@ class _Packed(ctypes.Structure):
 
 
 class LayerKernels:
-    """What `Between` says, and attention. Raises RuntimeError where there is no library."""
+    """`LayerOps` in C, and attention. Raises RuntimeError if the library is missing."""
 
     rope_pairs = False
 
@@ -45,13 +45,13 @@ class LayerKernels:
         self._target_logprobs = build.function("target_logprobs", _SIZE, _SIZE, *[_POINTER] * 5)
         lanes = _SIZE()
         build.function("packed_lanes", ctypes.POINTER(_SIZE))(ctypes.byref(lanes))
-        self.attends = lanes.value >= LEAST_LANES  # otherwise another's attention is faster
+        self.attends = lanes.value >= LEAST_LANES  # otherwise the attention of torch is faster
         packed = ctypes.POINTER(_Packed)
         self._attention = build.function("packed_attention", packed, *[_POINTER] * 4)
         self._attention_back = build.function("packed_attention_back", packed, *[_POINTER] * 6)
 
     def normed(self, x_NE: Tensor, scale_E: Tensor, epsilon: float) -> Tensor:
-        """(N, E): x over its root mean square, times the scale; what a forward alone needs."""
+        """(N, E): RMSNorm, for a forward pass alone."""
         n, width = x_NE.shape
         alike((width,), scale_E)
         out_NE = torch.empty_like(x_NE)
@@ -59,14 +59,14 @@ class LayerKernels:
         return out_NE
 
     def norm(self, x_NE: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """x over its root mean square, and the reciprocal of that: (N, E), (N, 1)."""
+        """x / rms(x) and rstd = 1 / rms(x): (N, E), (N, 1)."""
         n, width = x_NE.shape
         normed_NE, rstd_N1 = torch.empty_like(x_NE), x_NE.new_empty(n, 1)
         self._norm(n, width, epsilon, *addresses(x_NE, normed_NE, rstd_N1))
         return normed_NE, rstd_N1
 
     def norm_back(self, grad_NE: Tensor, normed_NE: Tensor, rstd_N1: Tensor, to_NE: Tensor | None = None) -> Tensor:
-        """The grad by what was normed becomes that by what it was of, in place; `to_NE` is added."""
+        """Gradient of x from the gradient of the norm, in place; adds `to_NE`."""
         n, width = grad_NE.shape
         alike((n, width), normed_NE, *([] if to_NE is None else [to_NE]))
         alike((n, 1), rstd_N1)
@@ -85,11 +85,11 @@ class LayerKernels:
         return gated_NG
 
     def gate_back(self, both_NE: Tensor, grad_NG: Tensor) -> None:
-        """In place: the gradients of both halves, and in place of the grad what was gated."""
+        """In place: `both` becomes its gradient and `grad` becomes the gated values."""
         n, width = grad_NG.shape
         alike((n, 2 * width), both_NE)
         self._gate_back(n, width, *addresses(both_NE, grad_NG))
-        increment_version((both_NE, grad_NG))  # what was saved for a gradient is used up, and torch is to know
+        increment_version((both_NE, grad_NG))  # saved tensors were overwritten: autograd must detect a second use
 
     def transposed(self, x_NE: Tensor) -> Tensor:
         """(E, N), contiguous."""
@@ -99,7 +99,7 @@ class LayerKernels:
         return out_EN
 
     def scale_back(self, grad_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
-        """(E): the scale's grad by that of weight times scale, which becomes the weight's, in place."""
+        """(E): gradient of the scale. The gradient of weight * scale becomes that of the weight, in place."""
         n, width = grad_NE.shape
         alike((n, width), weight_NE)
         alike((width,), scale_E)
@@ -110,7 +110,7 @@ class LayerKernels:
     def rope(
         self, qkv_NA: Tensor, cos_ND: Tensor, sin_ND: Tensor, *, n_heads: int, width: int, back: bool = False
     ) -> None:
-        """In place: the first heads of each row, in halves of a head, by its angles."""
+        """RoPE of the first heads of each row, in place, half against half; `back` undoes it."""
         n, stride = qkv_NA.shape
         alike((n, width), cos_ND, sin_ND)
         if width % 2 or n_heads * width > stride:
@@ -118,7 +118,7 @@ class LayerKernels:
         self._rope(n, stride, n_heads, width, -1.0 if back else 1.0, *addresses(cos_ND, sin_ND, qkv_NA))
 
     def target_logprobs(self, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs of the targets (N), entropies (N), all probabilities (N, V). Raises IndexError beyond the words."""
+        """Log-probs of the targets (N), entropies (N), all probabilities (N, V). Raises IndexError for a bad target."""
         n, words = logits_NV.shape
         alike((n,), targets_N)
         if targets_N.dtype is not torch.int64 or not targets_N.is_contiguous():
@@ -134,7 +134,7 @@ class LayerKernels:
     def attention(
         self, qkv_NA: Tensor, where: Sequences, *, n_query: int, n_key: int, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """(N, H D) what each token sees of its sequence up to it, and (N, H) the logarithms of its scores' sums."""
+        """(N, H D) causal attention output and (N, H) log-sum-exp of the scores."""
         width = qkv_NA.shape[1] // (n_query + 2 * n_key)
         alike((where.n_rows, (n_query + 2 * n_key) * width), qkv_NA)
         room = qkv_NA.new_empty(_room(where, width, back=False))
@@ -147,7 +147,7 @@ class LayerKernels:
         self, grad_NX: Tensor, qkv_NA: Tensor, out_NX: Tensor, total_NH: Tensor, where: Sequences, *, n_key: int,
         scale: float,
     ) -> Tensor:  # fmt: skip
-        """(N, A): the grad of all heads, by that of what was attn."""
+        """(N, A): gradient of queries, keys and values from the gradient of the attention output."""
         n_query = total_NH.shape[1]
         width = out_NX.shape[1] // n_query
         alike((where.n_rows, (n_query + 2 * n_key) * width), qkv_NA)
@@ -167,7 +167,7 @@ def _packed(where: Sequences, n_query: int, n_key: int, width: int, scale: float
 
 
 def _room(where: Sequences, width: int, *, back: bool) -> int:
-    """Floats that C has for what it copies of one sequence's head (see varlen_attention.c)."""
+    """Size of the scratch buffer of one head of a sequence, in floats (see varlen_attention.c)."""
     wide, filled = _up_to(width), _up_to(max(where.lengths.tolist(), default=0))
     if back:
         return 5 * filled * wide + 72 * wide + 64 * filled
@@ -180,12 +180,12 @@ def _up_to(n: int) -> int:
 
 @cache
 def made() -> LayerKernels:
-    """Those of this process. Raises RuntimeError where there is no library."""
+    """The kernels of this process. Raises RuntimeError if the library is missing."""
     return LayerKernels()
 
 
 def found(*tensors: Tensor) -> LayerKernels | None:
-    """The kernels, where there are some, for one thread and such tensors."""
+    """The kernels if they apply to these tensors (one thread, plain tensors), else None."""
     if build.library() is None or torch.get_num_threads() != 1 or not all(map(is_plain, tensors)):
         return None
     return made()

@@ -1,7 +1,7 @@
-"""What a decoder layer does to each row by itself, forward and backward, product by product; knows no layer.
+"""QKV projection and MLP of a decoder layer, forward and backward, one matrix product after another.
 
-`actors.cpu.fused_mlp_qkv` does the same for small weights in one pass. Products are oneDNN's or torch's; what is
-between them is done by C kernels or by torch (see `between`). Shapes: S rows, C channels, A of queries, keys and
+`actors.cpu.fused_mlp_qkv` does the same for small weights in one pass. Matrix products use oneDNN or torch; the
+operations between them use C kernels or torch (`LayerOps`). Shapes: S rows, C channels, A of queries, keys and
 values, X of the attention output, G gates, D width of a head, N rows of a weight's product, E and F its sides.
 """
 
@@ -16,45 +16,44 @@ from actors.cpu.layer_ops_torch import LayerOps
 from actors.cpu.linear import outer
 from actors.models.matmul import added, multiplied
 
-Kept = tuple[Tensor, Tensor, Tensor]  # the norm (S, C), its rstd (S, 1), gates and what they let through (S, 2 G)
+Kept = tuple[Tensor, Tensor, Tensor]  # the norm (S, C), its rstd (S, 1), gate and up (S, 2 G)
 
 
 class LayerPath(Protocol):
-    """A grad is the gradient of an output. What is kept, and the grad by what was turned, may be used once only; so
-    may a weight that was joined of several.
+    """QKV projection and MLP of a layer. Kept tensors, the gradient given to `qkv_backward` and merged weights are
+    overwritten: each may be used once.
     """
 
     def qkv_forward(
         self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, angles: RopeAngles, epsilon: float, /
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(S, A) the norm of x by weight (A, C) and scale (C), its first heads turned; the norm (S, C), its rstd."""
+        """(S, A): RMSNorm, QKV projection by weight (A, C), RoPE; then the norm (S, C) and its rstd."""
         ...
 
     def qkv_backward(
         self, grad: Tensor, normed: Tensor, rstd: Tensor, weight: Tensor, scale: Tensor, angles: RopeAngles, /, *,
         has_bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """The gradients by x, weight, scale and bias."""
+        """Gradients of x, weight, scale and bias."""
         ...
 
     def mlp_forward(
         self, x: Tensor, attn: Tensor, epsilon: float, scale: Tensor, out: Tensor, gate_up: Tensor, down: Tensor, /
     ) -> tuple[Tensor, Kept]:
-        """(S, C): h = x + attn (S, X) by `out` (C, X), and h plus what the gates let through of its norm."""
+        """(S, C): h = x + attn (S, X) @ out (C, X).T, then h + MLP(RMSNorm(h))."""
         ...
 
     def mlp_backward(
         self, grad: Tensor, attn: Tensor, kept: Kept, scale: Tensor, out: Tensor, gate_up: Tensor, down: Tensor, /
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The gradients by x, attn, scale, `out`, gate_up (2 G, C) and down (C, G)."""
+        """Gradients of x, attn, scale, out, gate_up (2 G, C) and down (C, G)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class UnfusedOps:
-    """What is between products is done in one way forward and back: a head's channels may stand in another order.
-
-    A score of queries and keys does not depend on that.
+    """The same `ops` serve forward and backward. They may order the channels of a head differently, which does not
+    change the scores of queries and keys.
     """
 
     ops: LayerOps
@@ -105,7 +104,7 @@ class UnfusedOps:
         down_CG: Tensor, /,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         normed_SC, rstd_S1, both_SG2 = kept
-        gated_SG = multiplied(grad_SC, down_CG.t())  # at first its grad
+        gated_SG = multiplied(grad_SC, down_CG.t())  # holds its gradient first
         self.ops.gate_back(both_SG2, gated_SG)
         by_down_CG = outer(self.ops, grad_SC, gated_SG)
         by_gate_up_G2C = outer(self.ops, both_SG2, normed_SC)
@@ -116,7 +115,7 @@ class UnfusedOps:
         return by_x_SC, by_attn_SX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG
 
     def _order(self, angles: RopeAngles, n_out: int) -> Tensor | None:
-        """(A): rows of the weight, each turned pair side by side, where what turns wants it so."""
+        """(A): order of the rows of the weight that puts RoPE pairs side by side, if `ops` needs it."""
         if not self.ops.rope_pairs:
             return None
         device, width = angles.cos_ND.device, angles.width

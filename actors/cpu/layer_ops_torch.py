@@ -1,4 +1,4 @@
-"""Operations of a fused layer between its matrix products, by torch: for no C kernels, or for several threads.
+"""Operations between the matrix products of a fused layer, in torch: used without C kernels or with several threads.
 
 `actors.cpu.layer_kernels` does the same in C. Shapes: S tokens of the row, E tokens of all sequences end to end
 (see `PackedAttention`), C channels, H query heads, K key heads, D head width, A = (H + 2 K) D, X = H D, G gates,
@@ -30,21 +30,21 @@ class Heads:
 
     @property
     def n_rope(self) -> int:
-        """Queries' and keys' heads, which come first."""
+        """Number of query and key heads, which come first."""
         return self.n_query + self.n_key
 
 
 class LayerOps(Protocol):
-    """A grad is the gradient of an output; all that is said to be in place may be used once only."""
+    """Operations between matrix products. Tensors that are changed in place may be used once only."""
 
-    rope_pairs: bool  # of channels side by side, or one from each half of a head
+    rope_pairs: bool  # RoPE pairs adjacent channels; else one channel of each half of a head
 
     def norm(self, x_SC: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """x over its root mean square, and the reciprocal of that: (S, C), (S, 1)."""
+        """x / rms(x) and rstd = 1 / rms(x): (S, C), (S, 1)."""
         ...
 
     def norm_back(self, grad_SC: Tensor, normed_SC: Tensor, rstd_S1: Tensor, to_SC: Tensor | None = None) -> Tensor:
-        """The grad by x, rstd (grad - normed mean(grad normed)), added to what there is; in the grad's memory."""
+        """Gradient of x, rstd (grad - normed mean(grad normed)), plus `to`; in place of `grad`."""
         ...
 
     def gate(self, both_SG2: Tensor) -> Tensor:
@@ -52,13 +52,13 @@ class LayerOps(Protocol):
         ...
 
     def gate_back(self, both_SG2: Tensor, grad_SG: Tensor) -> None:
-        """In place: the gradients of both halves, and in place of the grad what was gated."""
+        """In place: `both` becomes its gradient and `grad` becomes the gated values."""
         ...
 
     def rope(
         self, qkv_SA: Tensor, cos_SD: Tensor, sin_SD: Tensor, *, n_heads: int, width: int, back: bool = False
     ) -> None:
-        """In place: the first heads of each row, by the token's angles."""
+        """RoPE of the first heads of each row, in place; `back` undoes it."""
         ...
 
     def transposed(self, x_NE: Tensor) -> Tensor:
@@ -66,12 +66,12 @@ class LayerOps(Protocol):
         ...
 
     def scale_back(self, grad_NE: Tensor, weight_NE: Tensor, scale_E: Tensor) -> Tensor:
-        """(E): the scale's grad by that of weight times scale, which becomes the weight's, in place."""
+        """(E): gradient of the scale. The gradient of weight * scale becomes that of the weight, in place."""
         ...
 
 
 class TorchLayerOps:
-    """By torch. A turn is one complex product."""
+    """`LayerOps` in torch. RoPE is one complex product."""
 
     rope_pairs = True
 
@@ -115,7 +115,7 @@ class TorchLayerOps:
 
 
 def attention(qkv_SA: Tensor, packing: PackedAttention, heads: Heads) -> tuple[Tensor, list[Tensor]]:
-    """(S, X): causal attention of each sequence to itself; and what `attention_back` needs.
+    """(S, X): causal attention of each sequence to itself; and the tensors for `attention_back`.
 
     Sequences of one length go through one call.
     """
@@ -157,7 +157,7 @@ def attention_back(grad_SX: Tensor, kept: tuple[Tensor, ...], packing: PackedAtt
 
 
 def _runs(packing: PackedAttention, *wholes: Tensor) -> Any:
-    """How many sequences, their length, and the part of each tensor (E, ..) that is theirs, by runs of one length."""
+    """((number of sequences, length), slices of the tensors (E, ..)) for each run of equal lengths."""
     runs = [(len(list(run)), length) for length, run in groupby(packing.lengths)]
     sizes = [n * length for n, length in runs]
     return zip(runs, *(torch.split(whole, sizes) for whole in wholes), strict=True)
@@ -169,10 +169,10 @@ def _split(whole: Tensor, heads: Heads) -> tuple[Tensor, ...]:
 
 
 def _spread(part: Tensor, heads: Heads) -> Tensor:
-    """A key head for each query head."""
+    """Repeat key heads, one per query head."""
     return part if heads.n_key == heads.n_query else part.repeat_interleave(heads.n_query // heads.n_key, dim=1)
 
 
 def _gather(by_heads: Tensor, out: Tensor) -> None:
-    """The gradients of a key head's query heads, added up."""
+    """Sum the gradients of the query heads of each key head."""
     torch.sum(by_heads.view(len(out), out.shape[1], -1, *out.shape[2:]), dim=2, out=out)

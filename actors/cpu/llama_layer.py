@@ -1,8 +1,8 @@
 """Llama decoder layers by fused operations, forward and backward, and the check that decides where a model uses them.
 
-It computes what transformers' layer computes over a packed row, in another order of sums, for one learner in float32 on
-a CPU. The scales of both norms are multiplied into the weights behind them. What is between the products is done by C
-kernels or by torch (see `between`). Knows no tokens and no loss.
+It computes what the layer of transformers computes over a packed row, in another order of sums, for one learner in
+float32 on a CPU. The scales of both norms are multiplied into the weights that follow. C kernels or torch compute the
+operations between the matrix products (`LayerOps`).
 
 Shapes: S tokens of the row, C channels of it, H query heads, K key heads, D head width, A = (H + 2 K) D, X = H D,
 G gates.
@@ -30,9 +30,9 @@ _PLAIN = TorchLayerOps()
 
 
 class LlamaLayer(GradientCheckpointingLayer):
-    """What a decoder layer becomes: it keeps its modules and parameters."""
+    """A fused decoder layer: replaces the class of a layer, keeps its modules and parameters."""
 
-    plain: Any  # the class that it was of
+    plain: Any  # its original class
     self_attn: Any
     mlp: Any
     input_layernorm: Any
@@ -46,14 +46,14 @@ class LlamaLayer(GradientCheckpointingLayer):
         packing: PackedAttention | None = None,
         **more: Any,
     ) -> Tensor:
-        """(1, S, C) -> (1, S, C); what is no packed row goes the plain way."""
+        """(1, S, C) -> (1, S, C). Without `packing` the original forward runs."""
         if packing is None:
             out: Tensor = self.plain.forward(
                 self, hidden_states, *others, position_embeddings=position_embeddings, **more
             )
             return out
         attention, mlp = self.self_attn, self.mlp
-        h_SC = hidden_states.flatten(0, 1)  # as a view, whose gradient is one: that of [0] would be filled and copied
+        h_SC = hidden_states.flatten(0, 1)  # a view: the gradient of [0] would be copied
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         heads = Heads(
             attention.q_proj.out_features // attention.head_dim,
@@ -74,12 +74,12 @@ class LlamaLayer(GradientCheckpointingLayer):
 
 
 def _path(n_bytes: int, *tensors: Tensor) -> LayerPath:
-    """How rows are computed, by the bytes of the largest weight."""
+    """The implementation for these tensors, by the bytes of the largest weight."""
     return fused_mlp_qkv if fused_mlp_qkv.applies(*tensors, n_bytes=n_bytes) else UnfusedOps(found(*tensors) or _PLAIN)
 
 
 class _Qkv(torch.autograd.Function):
-    """Norm, product with the weights of queries, keys and values, rotation: (S, C) -> (S, A)."""
+    """RMSNorm, QKV projection and RoPE: (S, C) -> (S, A)."""
 
     @staticmethod
     def forward(
@@ -99,7 +99,7 @@ class _Qkv(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_SA: Tensor) -> tuple[Tensor | None, ...]:
-        """The grad's memory is `_AttentionInput`'s own and is turned in place: once only."""
+        """Undoes RoPE in the memory of the gradient, which `_AttentionInput` owns: once only."""
         normed_SC, rstd_S1, cos_SD, sin_SD, scale_C, *weights = ctx.saved_tensors
         angles = RopeAngles(cos_SD, sin_SD, ctx.n_rope)
         by_x_SC, by_weight_AC, by_scale_C, by_bias_A = ctx.path.qkv_backward(
@@ -159,7 +159,7 @@ class _Mlp(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_SC: Tensor) -> tuple[Tensor | None, ...]:
-        """What is saved of gates is used up: once only."""
+        """Overwrites the saved gates: once only."""
         attn_SX, normed_SC, rstd_S1, both_SG2, scale_C, out_CX, gate_GC, up_GC, down_CG = ctx.saved_tensors
         by_x_SC, by_attn_SX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG = ctx.path.mlp_backward(
             grad_SC.contiguous(), attn_SX, (normed_SC, rstd_S1, both_SG2), scale_C, out_CX,
@@ -172,11 +172,11 @@ class _Mlp(torch.autograd.Function):
 NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm"}
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
 TOLERANCE = 1e-4  # of the largest gradient of each parameter
-TINY = 1e-6  # a gradient below is rounding
+TINY = 1e-6  # a smaller gradient is rounding error
 
 
 def applies(model: Any) -> bool:
-    """Whether all decoder layers of a model are such as these."""
+    """Whether `LlamaLayer` computes all decoder layers of the model."""
     layers = _layers(model)
     return bool(layers) and all(
         layer.mlp.act_fn.__class__ in (nn.SiLU, SiLUActivation)
@@ -188,7 +188,7 @@ def applies(model: Any) -> bool:
 
 
 def disagreement(model: Any, loss: Callable[[], Tensor]) -> str | None:
-    """Put these layers in the place of a model's own; why not, where loss or gradients differ, and they are not."""
+    """Replace the layers of a model. If loss or gradients differ, undo it and return the reason."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     plain = loss()
     plain.backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What a policy loss and its statistics are sums of, token by token, by a C kernel; knows no objective.
+"""Per-token policy loss, gradient and statistics in C.
 
 All is contiguous float32 on a CPU. Shapes: N tokens.
 """

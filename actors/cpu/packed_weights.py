@@ -1,4 +1,4 @@
-"""A weight in the order in which C multiplies with it; knows no layer.
+"""Packs weights into panels, the layout of the C matrix products.
 
 Shapes: F outputs, E inputs.
 """

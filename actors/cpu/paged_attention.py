@@ -1,4 +1,4 @@
-"""Attention of one new token a row to keys and values in blocks, by a C kernel; knows no pool and no order of blocks.
+"""Paged decode attention in C: one new token per row against KV blocks.
 
 Shapes: n rows, J blocks of a row at most, C blocks of a pool, H query heads, K key heads, S = H + 2 K, P positions of a
 block, D head width.
@@ -90,7 +90,7 @@ class Decode:
     def attended(
         self, qkv_nSD: Tensor, cos_nD: Tensor, sin_nD: Tensor, near: Tensor, far: Tensor | None, scale: float
     ) -> Tensor:
-        """(n, H D). Queries and keys are turned in place, keys and values go to a layer's pools."""
+        """(n, H D). Applies RoPE to queries and keys in place and writes keys and values to the pools of the layer."""
         cache, (n, _, width) = self.cache, qkv_nSD.shape
         if width > WIDEST or width % 2:
             raise ValueError(f"a head's width is even, and {WIDEST} at most: {width}")

@@ -1,4 +1,4 @@
-"""The norm behind the last decoder layer of the Llama family, forward and backward written down; knows no layer.
+"""The final RMSNorm of the Llama family, with an analytic backward pass.
 
 It computes what transformers' norm does, in one or two passes over a row each way. Shapes: S tokens, C channels.
 """
@@ -16,9 +16,9 @@ _PLAIN = TorchLayerOps()
 
 
 class Norm(nn.Module):
-    """What a norm becomes: it keeps its parameter."""
+    """A fused RMSNorm: replaces the class of a norm, keeps its parameter."""
 
-    plain: Any  # the class that it was of
+    plain: Any  # its original class
     weight: Tensor
     variance_epsilon: float
 
@@ -42,7 +42,7 @@ class _Normed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_SC: Tensor) -> tuple[Tensor, None, Tensor]:
-        """A copy of the grad becomes that by what was normed: the grad's own memory may be another's, too."""
+        """Works on a copy: other nodes may share the memory of the gradient."""
         normed_SC, rstd_S1, scale_C = ctx.saved_tensors
         ops: LayerOps = ctx.ops
         by_x_SC = grad_SC.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""A token for each row of logits, by a C kernel; float32 on a CPU, knows no request.
+"""Samples one token per row of logits in C; float32 on a CPU.
 
 Shapes: n rows, V vocabulary.
 """

@@ -1,18 +1,18 @@
-"""Tensors as C takes them: contiguous float32 on a CPU, of shapes that C does not know; knows no kernel."""
+"""Checks and addresses of tensors for C kernels: contiguous float32 on a CPU."""
 
 import torch
 from torch import Tensor
 
 
 def alike(shape: tuple[int, ...], *tensors: Tensor) -> None:
-    """C knows no shapes."""
+    """Check the shapes, which C cannot."""
     for tensor in tensors:
         if tensor.shape != shape:
             raise ValueError(f"a kernel's tensors have one shape: {tuple(shape)}, not {tuple(tensor.shape)}")
 
 
 def addresses(*tensors: Tensor) -> list[int]:
-    """Where each begins; C knows no types or strides either."""
+    """Addresses of contiguous float32 CPU tensors, checked because C cannot."""
     for tensor in tensors:
         if not is_plain(tensor):
             raise ValueError(f"a kernel takes contiguous float32 on a CPU: not {tensor.dtype}, {tensor.stride()}")

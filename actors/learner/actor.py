@@ -1,7 +1,7 @@
-"""The learner actor: batches in, versions out; knows no rule of the ring, only what the head tells it.
+"""The learner actor: trains batches from the head and publishes versions.
 
-Consumes its share of each batch; waits for that share; is unblocked by the head; produces an update, and on rank 0 the
-snapshot that a side thread pushes while the next update is computed.
+Consumes its share of each batch; waits for that share; unblocked by the head; produces an update and, on rank 0, the
+snapshot that the push thread sends during the next update.
 """
 
 import os
@@ -36,8 +36,8 @@ from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.shared_memory import refusal
 from areal_bus.weights.snapshot import Snapshot, take_snapshot
 
-COLLECTIVE_TIMEOUT_S = 1800.0  # ranks wait for each other at most so long, a checkpoint of rank 0 included
-ORDER_S = 1.0  # a rank that ends by order breaks the others' collectives: their own order is on its way
+COLLECTIVE_TIMEOUT_S = 1800.0  # limit of a collective; a checkpoint of rank 0 fits in
+ORDER_S = 1.0  # an ordered stop of one rank breaks the collectives of the others; their order arrives within this time
 
 
 def run(context: Context) -> None:
@@ -47,14 +47,14 @@ def run(context: Context) -> None:
     learner = Learner(context, config, journal)
     try:
         learner.run()
-    except Exception as error:  # noqa: BLE001 (`fail` raises it, unless it is the end that the head ordered)
+    except Exception as error:  # noqa: BLE001 (`fail` raises it unless the head ordered the stop)
         learner.fail(error)
     finally:
         learner.close()
 
 
 class Learner:
-    """Holds what lives as long as the process; `run` is its life in order."""
+    """State of a learner process; `run` goes through its phases in order."""
 
     def __init__(self, context: Context, config: Config, journal: Journal) -> None:
         self.context = context
@@ -64,19 +64,19 @@ class Learner:
         self.is_root = context.index == 0
         self.root: WeightSender | None = None
         self.endpoint = ""  # of the store at rank 0
-        self.has_met = False  # it computes with other ranks
+        self.has_met = False  # it is in a process group with other ranks
         self.digest = ""  # of the newest version; rank 0 only
-        self.max_lag: int | None = None  # of the tokens trained in this life; None while there are none
-        self.began_at = 0  # the version that this life began with
+        self.max_lag: int | None = None  # of the tokens trained by this process; None before the first
+        self.began_at = 0  # the version at the start of this process
         if self.is_root:
             store, self.endpoint = serve_store(context.address)
             self.root = WeightSender(
                 store, interface=context.interface, address=context.address, route=config.weights.route
             )
         self.bus = open_bus(context, config, self.pulse)
-        self.pusher = WeightPusher(self._push, send=self.send, failed=lambda error: self.letterbox.fail(error))
-        self.letterbox = LearnerInbox(self.bus, push_begun=self.pusher.begin, push_broken=self._call_off, overdue=leave)
-        self.keeper = CheckpointManager(
+        self.pusher = WeightPusher(self._push, send=self.send, failed=lambda error: self.inbox.fail(error))
+        self.inbox = LearnerInbox(self.bus, push_begun=self.pusher.begin, push_broken=self._call_off, overdue=leave)
+        self.checkpoints = CheckpointManager(
             context.folder,
             config.checkpoint,
             journal=journal,
@@ -89,16 +89,16 @@ class Learner:
         self.bus.send("head", message)
 
     def run(self) -> None:
-        """Raises StopRun when the head says Stop, which is how every orderly life ends."""
+        """Raises StopRun when the head sends Stop, the normal end."""
         loop = find_loop(self.config.learner.loop)
-        ranks, beginning = self._meet()
-        self._load(ranks, beginning)
-        self.tie = HeadFailover(self.letterbox, most=ranks.max, begin=self._begin, look=self._record)
+        ranks, start = self._meet()
+        self._load(ranks, start)
+        self.failover = HeadFailover(self.inbox, most=ranks.max, begin=self._begin, look=self._record)
         self._announce()
         rollout = Rollout(
             self.send,
-            self.letterbox,
-            self.tie,
+            self.inbox,
+            self.failover,
             journal=self.journal,
             pulse=self.pulse,
             eta=self.config.rollout.max_head_offpolicyness,
@@ -116,7 +116,7 @@ class Learner:
         self._serve(rollout)
 
     def fail(self, error: Exception) -> None:
-        """The life ends by this error. Raises what it means here; nothing when it is the end that the head ordered."""
+        """Report the error and raise its meaning; return if the head ordered the stop."""
         meaning = self._meaning(error)
         self._note_place(error)
         if isinstance(meaning, StopRun):
@@ -132,18 +132,18 @@ class Learner:
         raise meaning from error
 
     def _note_place(self, error: Exception) -> None:
-        """Where the user's loop failed, for the supervisor: a life that fails there again is the last one."""
+        """Record where user code failed: the supervisor gives up if a restart fails at the same place."""
         place = place_of(error)
         if place and not isinstance(error, StopRun | Restart):
             reached = self.actor.version if hasattr(self, "actor") else 0
             keep_fault(self.context.folder / "logs", self.context.name, Fault(place, reached))
 
     def _meaning(self, error: Exception) -> Exception:
-        """A collective breaks when another rank ends: by an order that is for all ranks, or by an error of its own."""
+        """The cause of an error. A broken collective means that another rank stopped, by order or by its own error."""
         if not (self.has_met and lost_peer(error)):
             return error
         try:
-            self.letterbox.await_order(ORDER_S)
+            self.inbox.await_order(ORDER_S)
         except (StopRun, Restart) as order:
             return order
         return Restart(
@@ -152,12 +152,12 @@ class Learner:
         )
 
     def close(self) -> None:
-        """End the threads; the journal's last line is written."""
+        """Stop the threads and close the journal."""
         if self.root is not None:
             self.root.cancel()
         self.pusher.close(timeout_s=1.0)
         self.pusher.record(self.journal)
-        self.letterbox.close()
+        self.inbox.close()
         self.bus.close()
         self.journal.close()
         part()
@@ -175,27 +175,27 @@ class Learner:
         )
 
     def _meet(self) -> tuple[LearnerRanks, StartPoint]:
-        """One learner needs nobody; several build their process group at the store of rank 0, and it says where to go
-        on.
+        """Build the process group of the learner ranks and choose the start point. Rank 0 hosts the store and chooses;
+        a single learner needs no group.
         """
         context = self.context
         with self.journal.span("load"):
             if context.n_learners == 1:
-                self.letterbox.bind()
-                return LearnerRanks(), self.keeper.choose()
+                self.inbox.bind()
+                return LearnerRanks(), self.checkpoints.choose()
             self.pulse.note = "waits for the other learners"
             meeting = Rendezvous(
-                self.letterbox,
+                self.inbox,
                 name=context.name,
                 join_again=lambda: self.send(self._join()),
                 look=lambda: self.journal.mark("load"),
             )
             if self.is_root:
-                beginning = self.keeper.choose()
-                store = meeting.host(self.endpoint, asdict(beginning), size=context.n_learners)
+                start = self.checkpoints.choose()
+                store = meeting.host(self.endpoint, asdict(start), size=context.n_learners)
             else:
                 store, word = meeting.visit(context.index)
-                beginning = StartPoint(**word)
+                start = StartPoint(**word)
             ranks = meet(
                 store,
                 index=context.index,
@@ -205,16 +205,16 @@ class Learner:
                 timeout_s=COLLECTIVE_TIMEOUT_S,
             )
             self.has_met = True
-            return ranks, beginning
+            return ranks, start
 
-    def _load(self, ranks: LearnerRanks, beginning: StartPoint) -> None:
-        """Tokenizer and model; afterwards the actor holds the version of the beginning."""
+    def _load(self, ranks: LearnerRanks, start: StartPoint) -> None:
+        """Load tokenizer and model; afterwards the actor holds the start version."""
         config, context = self.config, self.context
         with self.journal.span("load"):
             self.pulse.note = "loads the model"
             self.tokenizer = load_tokenizer(context.model_folder)
-            self.policy = load_policy(config, context, beginning, ranks)
-        if config.learner.warmup.steps and not beginning.folder:
+            self.policy = load_policy(config, context, start, ranks)
+        if config.learner.warmup.steps and not start.folder:
             with self.journal.span("warmup"):
                 warm(
                     self.policy,
@@ -223,7 +223,7 @@ class Learner:
                     tokenizer=self.tokenizer,
                     journal=self.journal,
                     pulse=self.pulse,
-                    tick=self.letterbox.check,
+                    tick=self.inbox.check,
                 )
         self.actor = PPOActor(
             self.policy,
@@ -232,24 +232,24 @@ class Learner:
             pulse=self.pulse,
             folder=context.folder,
             publish=self._publish,
-            tick=self.letterbox.check,
+            tick=self.inbox.check,
         )
-        if beginning.folder:
+        if start.folder:
             with self.journal.span("load"):
-                self.keeper.restore(self.actor, beginning)
+                self.checkpoints.restore(self.actor, start)
 
     def _announce(self) -> None:
-        """The version that everything begins with is here."""
+        """Snapshot and report the start version."""
         self.began_at = self.actor.version
         self.shared_on = self._shared_on()
         self.digest = self._snapshot(self.began_at)
-        self.letterbox.live_on(lambda life: self.send(replace(self._join(), again=life)))
-        self.tie.confirm(False)
-        if self.keeper.is_due(self.actor):
-            self.keeper.keep(self.actor, self.tokenizer)
+        self.inbox.live_on(lambda life: self.send(replace(self._join(), again=life)))
+        self.failover.confirm(False)
+        if self.checkpoints.is_due(self.actor):
+            self.checkpoints.keep(self.actor, self.tokenizer)
 
     def _begin(self, life: int, lives_on: bool) -> None:
-        """A head of this life is told where this rank is."""
+        """Report the version of this rank to a head of this incarnation."""
         version = self.actor.version
         if lives_on:
             self.journal.write(Event.NOTE, text=f"has outlived a head: goes on at version {version} with the next one")
@@ -258,44 +258,46 @@ class Learner:
                     self.root.cancel(push)
         self.send(m.Ready(capacity=0))
         if self.is_root:
-            has_more = lives_on and version > self.began_at  # than any learner that comes up has
-            self.send(m.BeginTerm(version, self.digest, life, has_more, self.keeper.sealed(), self.max_lag))
+            has_more = lives_on and version > self.began_at  # than a restarted learner would have
+            self.send(m.BeginTerm(version, self.digest, life, has_more, self.checkpoints.sealed(), self.max_lag))
 
     def _publish(self, version: int, stats: dict[str, float]) -> None:
-        """Called by the actor at the end of every update, on every rank."""
+        """Runs at the end of every update, on every rank."""
         self.digest = self._snapshot(version)
         self._record()
-        is_kept = self.keeper.is_due(self.actor)
+        is_kept = self.checkpoints.is_due(self.actor)
         if self.is_root:
-            if not self.tie.is_cut:  # else the next head will hear where this is
+            if not self.failover.has_new_head:  # else the next head receives the version in BeginTerm
                 self.send(m.UpdateDone(version=version, stats=stats, digest=self.digest, kept=is_kept))
             self.journal.write(Event.STEP, version=version, digest=self.digest, **stats)
             if "lag_max" in stats:
                 self.max_lag = max(self.max_lag or 0, int(stats["lag_max"]))
         if is_kept:
-            self.keeper.keep(self.actor, self.tokenizer)
-        if not self.config.checkpoint.every_steps:  # else only what is kept counts: a crash loses all that came after
+            self.checkpoints.keep(self.actor, self.tokenizer)
+        if not self.config.checkpoint.every_steps:  # else only checkpoints count as progress
             self.pulse.report_progress()
 
     def _sealed(self, version: int, folder: str) -> None:
-        """A checkpoint is whole; on every rank."""
+        """Runs on every rank when a checkpoint is complete."""
         self.pulse.report_progress()
-        if self.is_root and not self.tie.is_cut:
+        if self.is_root and not self.failover.has_new_head:
             self.send(m.Checkpointed(version, folder))
 
     def _call_off(self, message: m.PushBroken) -> None:
-        """A member of this push is dead: the others need not wait for it."""
+        """Cancel a push whose member died."""
         if self.root is not None:
             self.root.cancel(message.push)
 
     def _push(self, snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
-        """Runs on the push thread. Only rank 0 is ever asked."""
+        """Runs on the push thread of rank 0."""
         if self.root is None:
             raise PushFailed(f"learner 0 is the root of every push; {self.context.name} was asked for {begin.push}")
         return self.root.push(snapshot, begin)
 
     def _shared_on(self) -> torch.device | None:
-        """Where snapshots lie that others are to open. Raises ConfigError when they must be and cannot."""
+        """The device of snapshots that other processes open. Raises ConfigError if sharing is required and
+        impossible.
+        """
         at = self.policy.shared_on(home(self.config, on_gpu=self.policy.device.type == "cuda"))
         refused = refusal(self._n_bytes()) if at is not None and at.type == "cpu" and self.is_root else ""
         if not refused:
@@ -306,11 +308,11 @@ class Learner:
         return None
 
     def _n_bytes(self) -> int:
-        """Of the weights in the type that they leave in."""
+        """Size of the weights in the dtype of a push."""
         return sum(tensor.numel() for tensor in self.policy.parameters().values()) * self.policy.dtype.itemsize
 
     def _snapshot(self, version: int) -> str:
-        """Copy the weights, on this thread, before the next optimizer step; a collective when sharded."""
+        """Copy the weights before the next optimizer step; a collective when sharded."""
         self.actor.check_whole()
         with self.journal.span("snapshot"):
             snapshot = take_snapshot(
@@ -329,25 +331,25 @@ class Learner:
         return snapshot.digest
 
     def _finish(self, *, drained: bool) -> None:
-        """The last checkpoint and, unless the run goes on later, the exported model."""
+        """Write the last checkpoint and, unless the run drained, export the model."""
         model = ""
         at_end = self.config.checkpoint.at_end
         if at_end or drained:
             self.pulse.note = "writes the last checkpoint"
-            self.keeper.finish(self.actor, self.tokenizer)
+            self.checkpoints.finish(self.actor, self.tokenizer)
         if at_end and not drained:
-            model = self.keeper.export()
-        self._finished = m.Finished(checkpoint=self.keeper.folder, model=model)
+            model = self.checkpoints.export()
+        self._finished = m.Finished(checkpoint=self.checkpoints.folder, model=model)
         self.send(self._finished)
 
     def _serve(self, rollout: Rollout) -> None:
-        """Only pushes are left to do, on their thread, and to tell a head that comes back how it ended."""
+        """Serve pushes until the head sends Stop; report the end again to a restarted head."""
         self.pulse.note = "serves pushes"
         self.journal.mark("serve")
         while True:
-            self.letterbox.take(look=self._look)
-            if self.tie.is_cut:
-                rollout.outlive()
+            self.inbox.take(look=self._look)
+            if self.failover.has_new_head:
+                rollout.report_end_again()
                 self.send(self._finished)
 
     def _look(self) -> None:
@@ -355,7 +357,7 @@ class Learner:
         self.journal.mark("serve")
 
     def _record(self) -> None:
-        """What other threads have learnt, into the journal."""
-        self.journal.term = self.letterbox.term
+        """Write the events of other threads to the journal."""
+        self.journal.term = self.inbox.term
         self.pusher.record(self.journal)
         journal_rejections(self.bus, self.journal)

@@ -1,4 +1,4 @@
-"""Rewards of groups into advantages; pure, knows nothing of tokens' log-probs or ranks.
+"""Computes advantages from the rewards of a group. Pure: no I/O.
 
 Shapes: N trajectories, G groups. A trajectory whose tokens are all masked still counts in its group's baseline.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 EPS = 1e-6
-ROUNDING = 1e-9  # a deviation that is a smaller share of the mean is the mean's own rounding
+ROUNDING = 1e-9  # a standard deviation below this share of the mean is rounding error
 
 
 def group_advantages(
@@ -17,7 +17,7 @@ def group_advantages(
 ) -> tuple[Tensor, Tensor]:
     """(advantages_N float32, signal_N bool): signal is False where all rewards of the group are equal.
 
-    "none": r, in groups without signal, too (the paper: no baseline but that of the batch, see `normalize`).
+    "none": r, also in groups without signal (the paper: the only baseline is that of the batch, see `normalize`).
 
     "grpo": (r - mean) / (std + eps) over the group (DeepSeekMath, eq. 3); `unbiased`: the variance by n - 1, else by n.
     "rloo": r - mean of the others (Ahmadian et al. 2024). Without signal the advantage is exactly 0.
@@ -57,10 +57,10 @@ def normalize(
     unbiased: bool = True,
     eps: float = EPS,
 ) -> Tensor:
-    """Advantages with mean 0 and deviation 1 over all trained tokens of the global batch.
+    """Advantages with mean 0 and standard deviation 1 over all trained tokens of the global batch.
 
-    `weights_N` are the trained tokens of each trajectory, so that masked tokens enter no statistic (I2). Trajectories
-    that are not counted (bool) take no part and get 0, as all do where all values are equal. `total`: sums over ranks.
+    `weights_N`: trained tokens of each trajectory, so that masked tokens enter no statistic (I2). `counted_N`:
+    trajectories that take part; the others get 0. If all values are equal, all get 0. `total` sums over the ranks.
     """
     weights = weights_N.double() * counted_N
     values = advantages_N.double()

@@ -1,4 +1,4 @@
-"""A rank's share of a batch as tensors, with the staleness mask applied; knows nothing of models or messages' way.
+"""Builds the tensors of one rank's share of a batch and applies the staleness mask.
 
 Shapes: T tokens of a trajectory (given and sampled), K of them sampled.
 """
@@ -23,7 +23,7 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One trajectory. A sampled token that is not trained stays as context only (I2)."""
+    """One trajectory. A masked token stays as context and enters no loss (I2)."""
 
     uid: int
     sample: int
@@ -31,11 +31,11 @@ class Item:
     reward: float
     correct: bool | None
     finish: str
-    text: str  # for people
+    text: str  # decoded, for the sample log
     ids_T: Tensor  # int64
-    places_K: Tensor  # int64: where in ids_T the sampled tokens lie
+    places_K: Tensor  # int64: positions of the sampled tokens in ids_T
     behav_K: Tensor  # float32: log-probs under the version stamped on each
-    trained_K: Tensor  # bool: young enough
+    trained_K: Tensor  # bool: not masked
     lags_K: Tensor  # int64: clock - version
     n_trained: int  # of trained_K
 
@@ -45,13 +45,13 @@ class Item:
 
     @property
     def trained_places(self) -> Tensor:
-        """(n_trained,) where in ids_T they lie."""
+        """(n_trained,) positions of the trained tokens in ids_T."""
         return self.places_K if self.n_trained == self.n_sampled else self.places_K[self.trained_K]
 
 
 @dataclass(slots=True)
 class Batch:
-    """A rank's share: whole groups. Advantages and proximal log-probs are there once they are computed."""
+    """One rank's share: whole groups. Advantages and proximal log-probs are filled in later."""
 
     step: int
     clock: int  # c: updates finished when the batch was taken
@@ -59,7 +59,7 @@ class Batch:
     items: list[Item]
     advantages: Tensor | None = None  # (n_items,) float32
     signal: Tensor | None = (
-        None  # (n_items,) bool: False where nothing is learned, as where all rewards of a group are equal
+        None  # (n_items,) bool: False where the gradient is 0, e.g. all rewards of the group are equal
     )
     prox: dict[int, Tensor] = field(default_factory=dict)  # item index -> (n_trained,) log-probs, detached
 

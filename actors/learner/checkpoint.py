@@ -1,11 +1,11 @@
-"""What a learner goes on from, on disk and without pickle; knows nothing of steps' figures, pushes or the head.
+"""Writes and reads learner checkpoints, without pickle.
 
 RUN/checkpoints/step-000010/
     model/                 a plain transformers folder: weights as they are pushed (in model.dtype), config, tokenizer
     optimizer.safetensors  AdamW's state by parameter name, float32 parameters where the model's are rounded, RNG state
     state.json             version, configuration of the optimizer
     manifest.json          size and SHA-256 of every other file
-`shelf` makes such a folder whole or not at all.
+`areal_bus/storage/versioned_dirs.py` writes such a folder atomically.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from areal_bus.storage.versioned_dirs import SCHEMA, verify
 __all__ = ["TrainingState", "gather", "link", "load", "read", "restore", "save", "verify", "version_of", "write_model"]
 
 MASTER = "master"
-OS_ERROR = "(os error "  # how Rust's errors name the operating system's
+OS_ERROR = "(os error "  # prefix of operating system errors in Rust libraries
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What a checkpoint holds beside the weights, on the host and whole."""
+    """State of a checkpoint besides the weights; full tensors on the host."""
 
     version: int
     tensors: Mapping[str, Tensor]  # "KIND/PARAMETER": the optimizer's, or of kind "master"; and "rng"
@@ -67,7 +67,7 @@ def save(
         tensors["rng"] = torch.get_rng_state()
         broken = _write(final, policy, weights, tensors, version=version, tokenizer=tokenizer)
         if broken is None:
-            with contextlib.suppress(OSError):  # an old one that cannot be removed is no reason to stop: later, then
+            with contextlib.suppress(OSError):  # a failed removal is retried with the next checkpoint
                 versioned_dirs.prune(folder, keep, newest=final, counts=counts)
     (n_broken,) = policy.ranks.sum([float(broken is not None)])
     if n_broken:
@@ -85,7 +85,7 @@ def _write(
     version: int,
     tokenizer: Any,
 ) -> Exception | None:
-    """Returns what the disk had against it: then nothing of it is left there."""
+    """Returns the disk error, or None. After an error nothing remains on disk."""
     try:
         building = versioned_dirs.building(final)
         write_model(building / "model", policy, weights, tokenizer)
@@ -101,12 +101,12 @@ def _write(
 
 
 def _is_of_the_disk(error: Exception) -> bool:
-    """Whether it is the disk that failed: libraries written in Rust have no class of their own for that."""
+    """Whether it is a disk error. Rust libraries have no class of their own for it."""
     return isinstance(error, OSError | SafetensorError) or OS_ERROR in str(error)
 
 
 def gather(policy: Policy) -> dict[str, Tensor]:
-    """The model's whole state on the host of rank 0 (empty elsewhere), tied weights once; a collective when sharded."""
+    """The full state of the model on rank 0 (empty elsewhere); tied weights once; a collective when sharded."""
     state: dict[str, Tensor] = {}
     tied = {name for name, _ in policy.model.named_parameters(remove_duplicate=False)} - set(policy.parameters())
     for name, tensor in policy.model.state_dict().items():
@@ -119,11 +119,11 @@ def gather(policy: Policy) -> dict[str, Tensor]:
 
 
 def write_model(folder: Path, policy: Policy, weights: Mapping[str, Tensor], tokenizer: Any) -> None:
-    """A folder that plain transformers loads, the parameters in the policy's dtype."""
+    """Write a transformers folder with the parameters in the dtype of the policy."""
     rounded = {name: weights[name].to(policy.dtype) for name in policy.parameters()}
     policy.model.save_pretrained(folder, state_dict={**weights, **rounded})
     tokenizer.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())  # transformers names the type of the live parameters
+    config = json.loads((folder / "config.json").read_text())  # transformers writes the dtype of the live parameters
     config["dtype"] = str(policy.dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
@@ -135,12 +135,12 @@ def load(folder: Path) -> TrainingState:
 
 
 def read(folder: Path) -> TrainingState:
-    """The state beside the weights; the weights are the transformers folder `folder / "model"`."""
+    """Read the state besides the weights, which are in `folder / "model"`."""
     return TrainingState(version=version_of(folder), tensors=load_file(str(folder / "optimizer.safetensors")))
 
 
 def version_of(folder: Path) -> int:
-    """The version whose state it holds. Raises CheckpointError when it has another name, or another schema."""
+    """The version of the checkpoint. Raises CheckpointError if its name or schema differs."""
     about = json.loads((folder / "state.json").read_text())
     if about.get("schema") != SCHEMA:
         raise CheckpointError(f"a checkpoint has schema {SCHEMA}: {folder} has {about.get('schema')}")
@@ -151,7 +151,7 @@ def version_of(folder: Path) -> int:
 
 
 def restore(state: TrainingState, *, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Put the optimizer's, the generator's and any rounded parameters' state back, sharded as the parameters are.
+    """Restore optimizer, RNG and rounded parameters, sharded as the parameters are.
 
     Raises CheckpointError when the state belongs to other parameters.
     """
@@ -178,7 +178,7 @@ def restore(state: TrainingState, *, policy: Policy, optimizer: torch.optim.Opti
 
 
 def link(path: Path, target: Path) -> None:
-    """Make `path` a symbolic link to `target`, in one step even when it exists."""
+    """Make `path` a symbolic link to `target`, atomically."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(os.path.relpath(target, path.parent))

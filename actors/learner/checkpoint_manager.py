@@ -19,14 +19,15 @@ from areal_bus.storage import head_checkpoints, versioned_dirs
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """A version, and the checkpoint that holds it; "" for version 0 as the model's own folder has it."""
+    """A version and its checkpoint folder; "" for version 0 from the model folder."""
 
     version: int
     folder: str
 
 
 def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> StartPoint:
-    """The newest version whose checkpoint and whose frontier verify; `warn` hears of each that does not, and why.
+    """The newest version whose checkpoint and head checkpoint verify; `warn` receives the reason for each that does
+    not.
 
     Version 0 needs neither. A whole checkpoint without a frontier is one that was never finished: when it is the first
     of a run (not above `every_steps`; without those, the only one of a run without any frontier), the run begins at
@@ -53,24 +54,24 @@ def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> Start
 
 
 def _is_first(run: Path, sealed: list[int], every_steps: int) -> bool:
-    """Whether these checkpoints are at most the first one of a run, of which the head has written nothing."""
+    """Whether the only checkpoint is the first of a run and the head has written none yet."""
     if every_steps:
         return not any(version > every_steps or has_frontier(run, version) for version in sealed)
     return not sealed or (len(sealed) == 1 and not any(head_checkpoints.versions(run / "frontiers")))
 
 
 def forget_newer(run: Path, version: int) -> list[Path]:
-    """Remove the checkpoints above `version`: the timeline they belong to is lost. Returns which they were."""
+    """Remove checkpoints above `version`, whose training was rolled back. Returns their versions."""
     return versioned_dirs.discard_above(run / "checkpoints", version)
 
 
 def has_frontier(run: Path, version: int) -> bool:
-    """Whether the head has written what belongs to a checkpoint of this version, too."""
+    """Whether a head checkpoint of this version exists."""
     return head_checkpoints.path_of(run / "frontiers", version).is_file()
 
 
 def _check(run: Path, version: int, path: Path) -> None:
-    """Raises CheckpointError unless this version can be gone back to."""
+    """Raises CheckpointError unless a run can resume from this version."""
     checkpoint.verify(path)
     checkpoint.version_of(path)
     if version:
@@ -79,11 +80,13 @@ def _check(run: Path, version: int, path: Path) -> None:
             raise CheckpointError(f"a frontier has the name of its version: that of {version} is of {frontier.version}")
 
 
-LEAST_TIMES = 20  # a checkpoint by time waits so many times as long as the last one took: a twentieth of the time
+LEAST_TIMES = (
+    20  # a checkpoint by time waits this many times its duration: at most 1/20 of the time goes to checkpoints
+)
 
 
 class CheckpointManager:
-    """RUN/checkpoints as one rank sees them: only rank 0 (`is_root`) chooses, writes and speaks."""
+    """When this rank checkpoints and where it resumes; only rank 0 (`is_root`) chooses and writes."""
 
     def __init__(
         self,
@@ -95,27 +98,27 @@ class CheckpointManager:
         sealed: Callable[[int, str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sealed(version, folder)` is called for each checkpoint that is whole; `now` is a clock in seconds."""
-        self.folder = ""  # of the newest checkpoint that this life knows; "" if none
-        self._version: int | None = None  # which it is of
+        """`sealed(version, folder)` runs for each complete checkpoint; `now` is a clock in seconds."""
+        self.folder = ""  # of the newest known checkpoint; "" if none
+        self._version: int | None = None  # its version
         self._run = run
         self._settings = settings
         self._journal = journal
         self._is_root = is_root
         self._sealed = sealed
         self._now = now
-        self._tried = now()  # when the last checkpoint was there, or refused; at first: when this life began
-        self._took_s = 0.0  # the last one
+        self._tried = now()  # time of the last checkpoint or failure; at first the start of the process
+        self._took_s = 0.0  # duration of the last checkpoint
 
     def choose(self) -> StartPoint:
-        """The version that this life begins with; the run holds nothing newer afterwards. Raises CheckpointError."""
+        """Choose the start version and remove newer checkpoints. Raises CheckpointError."""
         beginning = choose(self._run, every_steps=self._settings.every_steps, warn=self._warn)
         for path in forget_newer(self._run, beginning.version):
             self._warn(f"{path.name} is removed: this term begins at version {beginning.version}, before it")
         return beginning
 
     def restore(self, actor: PPOActor, beginning: StartPoint) -> None:
-        """Optimizer, RNG, version and rounded parameters, into an actor with the checkpoint's model."""
+        """Restore optimizer, RNG, version and rounded parameters into an actor that has the weights."""
         folder = Path(beginning.folder)
         state = checkpoint.read(folder)
         checkpoint.restore(state, policy=actor.policy, optimizer=actor.optimizer)
@@ -127,7 +130,7 @@ class CheckpointManager:
             self._journal.write(Event.NOTE, text=sentence)
 
     def is_due(self, actor: PPOActor) -> bool:
-        """Whether the actor's version is to be kept: by its number, or by rank 0's clock. A collective when sharded."""
+        """Whether a checkpoint is due, by version or by the clock of rank 0. A collective when sharded."""
         every, version = self._settings.every_steps, actor.version
         if every and version % every == 0:
             return version > 0 or every == 1
@@ -138,7 +141,7 @@ class CheckpointManager:
         return bool(actor.policy.ranks.max([float(is_late)])[0])
 
     def keep(self, actor: PPOActor, tokenizer: Any) -> None:
-        """Checkpoint a version that is due. One that the disk does not take is left out, with a warning.
+        """Write a checkpoint that is due. A disk error skips it with a warning.
 
         A collective when sharded, as `finish`.
         """
@@ -151,7 +154,7 @@ class CheckpointManager:
             self._tried = self._now()
 
     def finish(self, actor: PPOActor, tokenizer: Any) -> None:
-        """Checkpoint the version that there is, unless it is. Raises CheckpointError when the disk does not take it."""
+        """Checkpoint the current version unless that is done. Raises CheckpointError on a disk error."""
         version = actor.version
         if version == self._version:
             return
@@ -174,11 +177,11 @@ class CheckpointManager:
         self._sealed(version, str(folder))
 
     def sealed(self) -> list[int]:
-        """Versions whose checkpoints are on disk."""
+        """Versions with a checkpoint on disk."""
         return sorted(versioned_dirs.versions(self._run / "checkpoints"))
 
     def export(self) -> str:
-        """RUN/model, a link to the transformers folder of the newest checkpoint."""
+        """Link RUN/model to the transformers folder of the newest checkpoint."""
         model = self._run / "model"
         if self._is_root:
             checkpoint.link(model, Path(self.folder) / "model")

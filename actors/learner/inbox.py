@@ -1,7 +1,7 @@
-"""What reaches a learner, sorted as it comes: pushes to their thread, the rest to the loop; knows no tensors.
+"""Receives the messages of a learner: pushes go to the push thread, all others to the training loop.
 
-One thread reads the bus, so that a push begins while the loop computes, and so that an order to end is obeyed even
-while the loop is stuck in a collective whose other side is gone.
+A thread reads the bus. So a push can begin during an update, and an order to stop takes effect even if the loop is
+stuck in a collective whose other side is gone.
 """
 
 import queue
@@ -25,17 +25,17 @@ from areal_bus.messages import (
 )
 from areal_bus.transport.bus import Bus
 
-LOOK_S = 1.0  # how often a wait looks around
-REJOIN_GRACE_S = 2.0  # the loop has so long to notice a Rejoin ...
+LOOK_S = 1.0  # interval of `look` during a wait
+REJOIN_GRACE_S = 2.0  # the loop must handle a Rejoin within this time ...
 STOP_GRACE_S = 60.0  # ... or a Stop: it may write a checkpoint just then
 
 
 class StopRun(Exception):
-    """The head said Stop: end cleanly, now."""
+    """The head sent Stop: end cleanly, now."""
 
 
 class LearnerInbox:
-    """Messages for the learner's loop; `push_begun` and `push_broken` are called on the reading thread."""
+    """Messages for the training loop. `push_begun` and `push_broken` run on the reader thread."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class LearnerInbox:
         overdue: Callable[[int], None],
         rejoin_grace_s: float = REJOIN_GRACE_S,
     ) -> None:
-        """`overdue(code)` ends the process: called when the loop has not ended it a grace time after an order to."""
-        self.term = 0  # as far as the head has said; once pushes have come: theirs, whatever term follows
-        self.life: int | None = None  # of the head that was joined, by its Directory
+        """`overdue(code)` ends the process if the loop has not done so within the grace time after an order."""
+        self.term = 0  # the latest term from the head; after the first push the term of the pushes
+        self.life: int | None = None  # incarnation of the joined head, from its PeerList
         self._bus = bus
         self._push_begun = push_begun
         self._push_broken = push_broken
@@ -57,7 +57,7 @@ class LearnerInbox:
         self._letters: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._stop: Stop | None = None
         self._rejoin: Rejoin | None = None
-        self._join: Callable[[int], None] | None = None  # for a learner that outlives its head
+        self._join: Callable[[int], None] | None = None  # set if the learner can continue with a restarted head
         self._is_bound = False
         self._has_pushed = False
         self._is_ending = False
@@ -65,11 +65,11 @@ class LearnerInbox:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._changed = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="letterbox", daemon=True)
+        self._thread = threading.Thread(target=self._read, name="inbox", daemon=True)
         self._thread.start()
 
     def take(self, *, look: Callable[[], None] = lambda: None) -> Message:
-        """The next message of the loop; waits, calling `look` every second. Raises as `check` does.
+        """Wait for the next message of the loop; `look` runs every second. Raises as `check` does.
 
         An item of a share may be taken as late as the next other message, or a second after it came.
         """
@@ -82,14 +82,14 @@ class LearnerInbox:
             self.wait(LOOK_S)
 
     def take_now(self) -> Message | None:
-        """The next message of the loop, if one is there."""
+        """The next message of the loop, or None."""
         try:
             return self._letters.get_nowait()
         except queue.Empty:
             return None
 
     def wait(self, timeout_s: float) -> None:
-        """Return when something has come, `timeout_s` later at most."""
+        """Wait up to `timeout_s` for a message."""
         self._changed.wait(timeout_s)
         self._changed.clear()
 
@@ -105,7 +105,7 @@ class LearnerInbox:
             raise Restart(f"a learner of which the head knows nothing begins anew: {self._rejoin.reason}")
 
     def await_order(self, timeout_s: float) -> None:
-        """Return after `timeout_s` unless the head says Stop or Rejoin before: then raises as `check`."""
+        """Wait `timeout_s` for an order. Raises as `check` when the head sends Stop or Rejoin."""
         deadline = time.monotonic() + timeout_s
         self.check()
         while (left_s := deadline - time.monotonic()) > 0:
@@ -113,25 +113,25 @@ class LearnerInbox:
             self.check()
 
     def bind(self) -> None:
-        """From now on this life is bound to what it holds: it cannot join anew, and a Rejoin ends it."""
+        """From now on a Rejoin ends this process, because its state cannot join again."""
         with self._lock:
             self._is_bound = True
             if self._rejoin is not None:
                 self._end_soon(codes.RESTART, self._rejoin_grace_s)
 
     def live_on(self, join: Callable[[int], None]) -> None:
-        """From now on this life outlives its head: `join(life)`, on the reading thread, joins the next one."""
+        """From now on this process continues with a restarted head; `join(life)` joins it, on the reader thread."""
         with self._lock:
             self._join = join
 
     def asked_to_rejoin(self) -> bool:
-        """Whether the head has said Rejoin since the last call. For a learner that is not bound."""
+        """Whether the head sent Rejoin since the last call. For a learner that is not bound."""
         with self._lock:
             asked, self._rejoin = self._rejoin is not None, None
             return asked
 
     def fail(self, error: BaseException) -> None:
-        """Another thread cannot go on: the loop raises its error."""
+        """Let the loop raise the error of another thread."""
         self._error = error
         self._changed.set()
 
@@ -146,7 +146,7 @@ class LearnerInbox:
                 received = self._bus.receive(LOOK_S)
                 if received is not None:
                     self._sort(received[1])
-        except Exception as error:  # noqa: BLE001 (handed to the loop, which raises it)
+        except Exception as error:  # noqa: BLE001 (the loop raises it)
             self.fail(error)
 
     def _sort(self, message: Message) -> None:
@@ -158,7 +158,7 @@ class LearnerInbox:
                 self._push_broken(message)
                 return
             case HeadHeartbeat():
-                if not self._has_pushed:  # else a later term is that of whoever has taken our place
+                if not self._has_pushed:  # else a later term belongs to a successor of this process
                     self.term = max(self.term, message.term)
                 return
             case Stop():
@@ -171,15 +171,17 @@ class LearnerInbox:
                 self._letters.put(message)
             case ShardItem():
                 self._letters.put(message)
-                return  # the loop is woken by the end of the share: nothing is done with a part of one
+                return  # the end of the share wakes the loop
             case ShardEnd() | NoBatch():
                 self._letters.put(message)
             case _:
-                return  # what is not for a learner
+                return  # not for a learner
         self._changed.set()
 
     def _join_or_end(self, message: Rejoin) -> None:
-        """A head of another life is joined by whoever can outlive one; the same head has lost what nobody repeats."""
+        """Join a restarted head if this learner can continue with it. Else, or if the same head lost this learner, let
+        the loop raise Restart.
+        """
         with self._lock:
             join = None if message.anew or message.life == self.life else self._join
             if join is None:
@@ -190,7 +192,7 @@ class LearnerInbox:
             join(message.life)
 
     def _end_soon(self, code: int, grace_s: float) -> None:
-        """The loop ends by itself within the grace time, or the process is ended."""
+        """End the process if the loop has not ended within the grace time."""
         if self._is_ending:
             return
         self._is_ending = True

@@ -1,4 +1,4 @@
-"""The training loop: ours, or the user's with the same signature; knows nothing of what its two arguments do."""
+"""The training loop, and how a user's own loop of the same signature is found."""
 
 import importlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Loop = Callable[[Rollout, PPOActor], Any]
 
 
 def train(rollout: Rollout, actor: PPOActor) -> None:
-    """PPO, asynchronous or synchronous (eta = 0) alike: one update a batch until there are no more."""
+    """PPO: one update per batch until there are no more. The same loop serves eta = 0 and eta > 0."""
     while (batch := rollout.prepare_batch()) is not None:
         batch = actor.compute_advantages_and_returns(batch)
         actor.ppo_update(batch)

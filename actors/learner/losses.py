@@ -1,10 +1,9 @@
-"""Policy objectives over trained tokens and their statistics; knows nothing of models, batches or denominators.
+"""PPO and decoupled PPO losses over trained tokens, and the statistics of their log-ratios.
 
-The gradient of a loss by its log-probs is written down, not traced: everything is computed once, without autograd, and
-the loss carries the finished gradient to its one input that has any.
+The gradient with respect to the log-probs is computed analytically, without autograd, and attached to the loss.
 
-Shapes: N trained tokens. `theta` = log-probs being trained, `prox` = those of the parameters just before the update,
-`behav` = those the sampler stamped.
+Shapes: N trained tokens. `theta` = log-probs of the current parameters, `prox` = log-probs of the parameters just
+before the update, `behav` = log-probs that the sampler recorded.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from actors.cpu import loss as kernels
 
 @dataclass(frozen=True, slots=True)
 class LogRatio:
-    """How far the learner, before its update, is from the sampler. Detached."""
+    """Log-ratio of the learner before its update to the sampler. Detached."""
 
     weight_N: Tensor  # exp(prox - behav)
     kl: Tensor  # (): sum of k3 = exp(d) - 1 - d with d = prox - behav: an estimate of KL(behav || prox)
@@ -25,14 +24,14 @@ class LogRatio:
 
 
 def gap(prox_N: Tensor, behav_N: Tensor) -> LogRatio:
-    """In the precision of its inputs: close log-probs subtract exactly, and what of k3 is tiny is kept."""
+    """Importance weights and KL estimate, in the precision of the inputs. `expm1` keeps small values of k3."""
     apart = kernels.log_ratio if kernels.applies(prox_N, behav_N) else _log_ratio
     return LogRatio(*apart(prox_N, behav_N))
 
 
 @torch.no_grad()
 def _log_ratio(prox_N: Tensor, behav_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As the kernel of that name."""
+    """The torch version of the C kernel."""
     d_N = prox_N - behav_N
     if d_N.numel() == 0:
         return d_N, d_N.sum(), d_N.sum()
@@ -43,11 +42,11 @@ def _log_ratio(prox_N: Tensor, behav_N: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """What the tokens of one micro-batch contribute."""
+    """Loss terms of the tokens of one micro-batch."""
 
     loss: Tensor  # (): sum over tokens, to be divided by the number of trained tokens of the whole minibatch
-    clipped: Tensor  # (): tokens whose clipped branch was the smaller one: they have no gradient
-    ratio_N: Tensor  # theta over what the objective is anchored at, detached
+    clipped: Tensor  # (): number of tokens whose clipped branch is smaller; their gradient is 0
+    ratio_N: Tensor  # exp(theta - anchor), detached
 
 
 def ppo(
@@ -55,8 +54,8 @@ def ppo(
 ) -> LossTerms:
     """-weight * min(u A, clip(u, 1 - eps, 1 + eps) A) with u = theta / anchor (PPO; weighted: paper, eq. 5).
 
-    By theta, as du = u dtheta: -weight * u A where the plain branch is the smaller one, else 0. The weight, which is
-    never negative, goes into A at once.
+    Gradient with respect to theta (du = u dtheta): -weight * u A where the unclipped branch is smaller, else 0. The
+    weight is never negative, so it is multiplied into A first.
     """
     low, high = 1 - eps_clip, 1 + eps_clip
     weights = () if weight_N is None else (weight_N,)
@@ -69,7 +68,7 @@ def ppo(
 def _clipped(
     theta_N: Tensor, anchor_N: Tensor, advantage_N: Tensor, weight_N: Tensor | None, *, low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the kernel of that name."""
+    """The torch version of the C kernel."""
     weighted_advantage_N = advantage_N if weight_N is None else weight_N * advantage_N
     ratio_N = torch.sub(theta_N, anchor_N).exp_()
     gain_N = ratio_N * weighted_advantage_N
@@ -85,7 +84,7 @@ def decoupled_ppo(
 ) -> LossTerms:
     """Decoupled PPO (paper, eq. 5): -(prox/behav) * min(u A, clip(u) A), u = theta / prox.
 
-    The weight prox/behav (see `gap`) is a constant that is always there; `cap` clamps it from above.
+    The weight prox/behav (see `gap`) carries no gradient; `cap` clamps it from above.
     """
     if cap is not None:
         weight_N = weight_N.clamp(max=cap)
@@ -93,9 +92,9 @@ def decoupled_ppo(
 
 
 def attach_grad(theta_N: Tensor, loss: Tensor, grad_N: Tensor) -> Tensor:
-    """The loss, with the gradient that is known: a dot product has it, and its value, which nothing needs, is replaced.
+    """The loss with a known gradient: a dot product with theta has that gradient; its value is replaced by the loss.
 
-    An autograd.Function in Python takes 30 us more.
+    An autograd.Function in Python would take 30 us more.
     """
     carrier = torch.dot(theta_N, grad_N)
     carrier.detach().copy_(loss)
@@ -104,10 +103,10 @@ def attach_grad(theta_N: Tensor, loss: Tensor, grad_N: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Sums over tokens that describe how far the learner is from the sampler; they add up over micro-batches."""
+    """Sums over tokens that measure the mismatch of learner and sampler; they add up over micro-batches."""
 
     n: int  # tokens
-    kl: float  # as in Gap
+    kl: float  # as in LogRatio
     largest: float  # max |d|: a maximum, not a sum
     weight: float  # sum of exp(theta - behav)
     weight_squared: float
@@ -118,12 +117,14 @@ def mismatch(importance_N: Tensor, gap: LogRatio) -> Mismatch:
     if kernels.applies(importance_N):
         weight, weight_squared = kernels.weight_sums(importance_N)
         return Mismatch(importance_N.numel(), float(gap.kl), float(gap.largest), weight, weight_squared)
-    exact_N = importance_N.double()  # so that the effective share is never above 1
+    exact_N = importance_N.double()  # float64: the effective share stays at most 1
     sums = torch.stack([gap.kl.double(), gap.largest.double(), exact_N.sum(), torch.dot(exact_N, exact_N)])
     kl, largest, weight, weight_squared = sums.tolist()
     return Mismatch(importance_N.numel(), kl, largest, weight, weight_squared)
 
 
 def effective_share(weight: float, weight_squared: float, n: int) -> float:
-    """Effective sample size over n: (sum w)^2 / (n sum w^2), 1 when all weights are equal; never more, by rounding."""
+    """Effective sample size over n: (sum w)^2 / (n sum w^2). It is 1 when all weights are equal; rounding never
+    exceeds 1.
+    """
     return min(weight * weight / (n * weight_squared), 1.0) if weight_squared > 0 else 0.0  # NaN stays

@@ -1,6 +1,6 @@
 """Metrics of a training step: collected, reduced over ranks, and watched for values that need a warning.
 
-A figure that has no value (an entropy when no token was trained) is left out, never written as a number.
+A metric without a value (an entropy when no token was trained) is left out.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from areal_bus.messages import Finish
 
 @dataclass(slots=True)
 class MetricSums:
-    """What adds up over items, micro-batches and ranks."""
+    """Sums over items, micro-batches and ranks."""
 
     items: float = 0
     reward: float = 0
@@ -26,10 +26,10 @@ class MetricSums:
     groups: float = 0
     zero_groups: float = 0
     tokens: float = 0
-    masked: float = 0  # too old to be trained, whatever their advantage
-    skipped: float = 0  # young enough, but their group has no signal
+    masked: float = 0  # too old, with or without signal
+    skipped: float = 0  # not too old, but their group has no signal
     trained: float = 0
-    measured: float = 0  # trained tokens whose mismatch is known: not those first read after a step of this update
+    measured: float = 0  # trained tokens with a known mismatch: those read before the first optimizer step
     lag: float = 0  # over trained tokens
     kl: float = 0
     weight: float = 0
@@ -41,19 +41,19 @@ class MetricSums:
 
 @dataclass(slots=True)
 class StepMetrics:
-    """Collects one step on one rank; `reduce` makes it that of all ranks."""
+    """Collects the metrics of one step on one rank; `reduce` combines the ranks."""
 
     sums: MetricSums
     lag_max: float = 0
     mismatch_max: float = 0
 
-    def add(self, seen: Mismatch) -> None:
-        """What one micro-batch says on learner and sampler."""
-        self.mismatch_max = max(self.mismatch_max, seen.largest)
-        self.sums.measured += seen.n
-        self.sums.kl += seen.kl
-        self.sums.weight += seen.weight
-        self.sums.weight_squared += seen.weight_squared
+    def add(self, mismatch: Mismatch) -> None:
+        """Add the mismatch of one micro-batch."""
+        self.mismatch_max = max(self.mismatch_max, mismatch.largest)
+        self.sums.measured += mismatch.n
+        self.sums.kl += mismatch.kl
+        self.sums.weight += mismatch.weight
+        self.sums.weight_squared += mismatch.weight_squared
 
     def reduce(self, ranks: LearnerRanks) -> None:
         """Sums and maxima over the ranks, in place (a collective)."""
@@ -62,7 +62,7 @@ class StepMetrics:
         self.lag_max, self.mismatch_max = ranks.max([self.lag_max, self.mismatch_max])
 
     def flat(self) -> dict[str, float]:
-        """The figures by the names of docs/journal.md. I12: n_tokens = trained + masked + skipped."""
+        """The metrics by their names in docs/journal.md. I12: n_tokens = trained + masked + skipped."""
         s = self.sums
         stats = {
             "n_tokens": s.tokens,
@@ -92,11 +92,11 @@ class StepMetrics:
 
 
 def count(batch: Batch) -> StepMetrics:
-    """What a batch with advantages says before any forward: rewards, shares and token counts of this rank."""
+    """Rewards, shares and token counts of this rank, which need no forward pass."""
     if batch.signal is None:
         raise ValueError("a batch has advantages before it is counted: call compute_advantages_and_returns first")
-    figures = StepMetrics(MetricSums())
-    s = figures.sums
+    metrics = StepMetrics(MetricSums())
+    s = metrics.sums
     with_signal: list[Item] = []
     for item, has_signal in zip(batch.items, batch.signal.tolist(), strict=True):
         s.items += 1
@@ -113,27 +113,27 @@ def count(batch: Batch) -> StepMetrics:
             with_signal.append(item)
     if s.trained:
         lags_N = torch.cat([item.lags_K for item in with_signal])[torch.cat([item.trained_K for item in with_signal])]
-        s.lag, figures.lag_max = float(lags_N.sum()), float(lags_N.max())
+        s.lag, metrics.lag_max = float(lags_N.sum()), float(lags_N.max())
     s.groups = len(batch.groups)
     s.zero_groups = s.groups - len({item.group for item in with_signal})
-    return figures
+    return metrics
 
 
 MASKED_SHARE = 0.1
 
 
 class SignalWarnings:
-    """Warns once, when more than a tenth of the sampled tokens are masked."""
+    """Warns once if more than a tenth of the sampled tokens are masked."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self._said_masked = False
+        self._warned = False
 
-    def look(self, batch: Batch, figures: StepMetrics, *, eta: int) -> None:
-        """One step: `figures` are those of all ranks, `batch` this rank's share."""
-        sums = figures.sums
-        if sums.tokens and sums.masked / sums.tokens > MASKED_SHARE and not self._said_masked:
-            self._said_masked = True
+    def look(self, batch: Batch, metrics: StepMetrics, *, eta: int) -> None:
+        """Check one step: `metrics` are reduced over the ranks, `batch` is this rank's share."""
+        sums = metrics.sums
+        if sums.tokens and sums.masked / sums.tokens > MASKED_SHARE and not self._warned:
+            self._warned = True
             self._warn(
                 f"{sums.masked / sums.tokens:.0%} of the sampled tokens are older than eta = {eta} versions and train "
                 f"nothing: rollout.max_head_offpolicyness = {mending_eta(batch)} would keep that below "

@@ -1,4 +1,4 @@
-"""Sequences into micro-batches under a token budget; knows only lengths."""
+"""Packs sequences into micro-batches under a token budget."""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The policy as log-probs: a packed forward of a Hugging Face causal LM; knows nothing of advantages or steps.
+"""The policy: a Hugging Face causal LM that returns log-probs of packed sequences; FSDP2 over several ranks.
 
 Shapes: S tokens of a packed row, N wanted tokens of it, V words.
 """
@@ -15,8 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from actors.cpu import layer_kernels as kernels_of_layer
-from actors.cpu import linear, llama_layer
+from actors.cpu import layer_kernels, linear, llama_layer
 from actors.learner.rendezvous import LearnerRanks
 from actors.models import packed_attention
 from actors.models.attention import choose
@@ -25,14 +24,14 @@ from actors.models.packed_row import SequencePiece, lay_out
 from areal_bus.errors import ConfigError
 from areal_bus.weights.route import Home
 
-PROBE = 12  # tokens by which fused layers are compared
+PROBE = 12  # tokens of the check that compares fused layers with the original ones
 
 
 class Policy:
     """A causal LM on one device, sharded by FSDP2 when there is more than one learner rank.
 
-    Parameters, gradients and optimizer state are float32: most updates are smaller than half a step of bfloat16, which
-    would lose them. `dtype` is the type of compute, and of the weights that others get (pushes, exports).
+    Parameters, gradients and optimizer state are float32, because most updates are smaller than half a step of
+    bfloat16. `dtype` is the type of compute and of the weights that are pushed and exported.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Policy:
         dtype: str = "float32",
         gradient_checkpointing: bool = False,
     ) -> None:
-        """Raises ValueError for a model that is not in float32."""
+        """Raises ValueError if the model is not in float32."""
         found = {parameter.dtype for parameter in model.parameters()}
         if found != {torch.float32}:
             raise ValueError(f"a policy keeps its parameters in float32: the model has {sorted(map(str, found))}")
@@ -54,7 +53,7 @@ class Policy:
         self.device = torch.device(device)
         self.temperature = temperature
         choose(self.device)
-        self.model = model if ranks.size > 1 else model.to(self.device)  # sharding moves it, a layer at a time
+        self.model = model if ranks.size > 1 else model.to(self.device)  # sharding moves it layer by layer
         self.packed = packed_attention.supports(model.config) and model.config._attn_implementation == "sdpa"
         if self.packed:
             self.model.set_attn_implementation(packed_attention.NAME)
@@ -69,7 +68,7 @@ class Policy:
         self._parameters = dict(self.model.named_parameters())
 
     def _fuse(self) -> None:
-        """The layers of a model that is known become faster ones where these compute the same; on a CPU."""
+        """Replace the layers of a Llama-like model by fused ones on CPU, if they compute the same."""
         is_plain = self.device.type == "cpu" and self.dtype is torch.float32 and self.packed
         if is_plain and llama_layer.applies(self.model):
             why = llama_layer.disagreement(self.model, self._probe)
@@ -77,7 +76,7 @@ class Policy:
                 logger.warning("the model's own layers are trained, which is slower: the fused ones' {}", why)
 
     def _probe(self) -> Tensor:
-        """A loss of two sequences that share their beginning."""
+        """A loss over two sequences with a common prefix."""
         ids_T = torch.arange(PROBE) * 7919 % self.model.config.vocab_size
         other_T = torch.cat([ids_T[: PROBE // 2], ids_T[PROBE // 2 - 2 :].flip(0)])
         pieces = [SequencePiece(ids, torch.arange(1, len(ids)), family=0) for ids in (ids_T, other_T)]
@@ -99,45 +98,47 @@ class Policy:
         self.model.activation_checkpointing_enable({"use_reentrant": False})
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Name -> live parameter, tied ones once; DTensors when sharded."""
+        """Name -> live parameter; tied parameters once; DTensors when sharded."""
         return self._parameters
 
     def shared_on(self, home: Home) -> torch.device | None:
-        """Where a snapshot lies that others are to open."""
+        """The device of snapshots that other processes open; None if private."""
         return {"private": None, "host": torch.device("cpu"), "device": self.device}[home]
 
     def _compute(self) -> AbstractContextManager[object]:
-        """Where a forward is of type `dtype`: FSDP2 casts by its own policy, a single rank by autocast."""
+        """Context in which a forward pass computes in `dtype`: FSDP2 casts by its own policy, a single rank by
+        autocast.
+        """
         if self.ranks.size > 1 or self.dtype is torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def logprobs(self, pieces: Sequence[SequencePiece], *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """(logp_N, entropy_N) of the wanted tokens of all pieces in order, float32, at the policy's temperature.
+        """(logp_N, entropy_N) of the wanted tokens of all pieces, in order, float32, at the policy's temperature.
 
-        The pieces are packed into one row; each is read as if alone, but a family's prompt only once where the model
-        allows it (`packed`). The entropy carries no gradient.
+        The pieces are packed into one row without attention across pieces. If the model allows it (`packed`), the
+        shared prompt of a family is computed once. The entropy carries no gradient.
         """
         row = lay_out(pieces, share=self.packed)
         n = len(row.targets_N)
-        if self.packed:  # others would get a mask for a sequence that needs none
+        if self.packed:  # other models would need a mask for the filling
             row = row.filled(stepped(len(row.ids_S), self.device), stepped(n, self.device))
         with self._compute():
             output = self.model(
                 input_ids=row.ids_S.unsqueeze(0).to(self.device),
                 position_ids=row.positions_S.unsqueeze(0).to(self.device),
-                use_cache=False,  # with a cache transformers would not see that the row is packed
+                use_cache=False,  # with a cache transformers would not detect packing
                 logits_to_keep=row.wanted_N.to(self.device),
                 **({"packing": packed_attention.PackedAttention.of(row, self.device)} if self.packed else {}),
             )
-        logits_NV = output.logits.flatten(0, 1).float()  # the gradient of [0] would be filled and copied
+        logits_NV = output.logits.flatten(0, 1).float()  # a view: the gradient of [0] would be copied
         if self.temperature != 1.0:
             logits_NV = logits_NV / self.temperature
         logp_N, entropy_N = _selected(logits_NV, row.targets_N.to(self.device), entropy=entropy)
         return logp_N[:n], None if entropy_N is None else entropy_N[:n]
 
     def idle_pass(self) -> None:
-        """A forward and backward pass with no effect, so that this rank takes part in the others' collectives."""
+        """A forward and backward pass without effect, so that this rank joins the collectives of the others."""
         piece = SequencePiece(ids_T=torch.zeros(2, dtype=torch.int64), places_K=torch.ones(1, dtype=torch.int64))
         logp_N, _ = self.logprobs([piece])
         if torch.is_grad_enabled():
@@ -150,49 +151,51 @@ def _selected(logits_NV: Tensor, targets_N: Tensor, *, entropy: bool) -> tuple[T
 
 
 class _SelectedLogProbs(torch.autograd.Function):
-    """Log-probs of the targets, and entropies without a gradient; the logits' gradient is written down: N V numbers
-    are read and written once.
+    """Log-probs of the targets, and entropies without a gradient. The gradient of the logits is analytic, in one pass
+    over N V numbers.
     """
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        kernels = kernels_of_layer.found(logits_NV)
+        kernels = layer_kernels.found(logits_NV)
         if kernels is not None:
-            logp_N, entropy_N, share_NV = kernels.target_logprobs(logits_NV, targets_N)
-            ctx.save_for_backward(share_NV, targets_N)
+            logp_N, entropy_N, prob_NV = kernels.target_logprobs(logits_NV, targets_N)
+            ctx.save_for_backward(prob_NV, targets_N)
             ctx.mark_non_differentiable(entropy_N)
             return logp_N, entropy_N
         total_N = torch.logsumexp(logits_NV, dim=-1)
         logp_N = logits_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1) - total_N
         if not (entropy or ctx.needs_input_grad[0]):
             return logp_N, logp_N.new_empty(0)
-        share_NV = torch.sub(logits_NV, total_N.unsqueeze(1)).exp_()
-        entropy_N = total_N - torch.einsum("nv,nv->n", share_NV, logits_NV) if entropy else logp_N.new_empty(0)
-        ctx.save_for_backward(share_NV, targets_N)
+        prob_NV = torch.sub(logits_NV, total_N.unsqueeze(1)).exp_()
+        entropy_N = total_N - torch.einsum("nv,nv->n", prob_NV, logits_NV) if entropy else logp_N.new_empty(0)
+        ctx.save_for_backward(prob_NV, targets_N)
         ctx.mark_non_differentiable(entropy_N)
         return logp_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """By a logit: [it is the target's] - its share. The shares' memory is the gradient's: once only."""
-        share_NV, targets_N = ctx.saved_tensors
+        """Gradient of a logit: (1 if target else 0) - probability, written into the memory of the probabilities: once
+        only.
+        """
+        prob_NV, targets_N = ctx.saved_tensors
         grad_N1 = gradients[0].unsqueeze(1)
-        grad_NV = share_NV.mul_(-grad_N1).scatter_add_(1, targets_N.unsqueeze(1), grad_N1)
+        grad_NV = prob_NV.mul_(-grad_N1).scatter_add_(1, targets_N.unsqueeze(1), grad_N1)
         return grad_NV, None, None
 
 
 def shard(model: Any, dtype: torch.dtype, device: torch.device) -> None:
-    """FSDP2 over the default process group: a unit a decoder layer, the rest (with tied embeddings) in the root.
+    """FSDP2 over the default process group: one unit per decoder layer, the rest (with tied embeddings) in the root.
 
-    Shards are float32, gathered ones of `dtype`. Gradients are summed over the ranks in float32, not averaged: a loss
-    is divided by the global number of tokens beforehand.
+    Shards are float32, gathered parameters are `dtype`. Gradients are summed over the ranks in float32, not averaged,
+    because the loss is already divided by the global number of tokens.
     """
     mixed = MixedPrecisionPolicy() if dtype is torch.float32 else MixedPrecisionPolicy(dtype, torch.float32)
     layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
     if not layers:
         raise ConfigError(f"several learners need a model made of decoder layers: {type(model).__name__} has none")
     if device.type == "cuda":
-        torch.cuda.set_device(device if device.index is not None else 0)  # a mesh would guess it from the rank
+        torch.cuda.set_device(device if device.index is not None else 0)  # else the mesh derives it from the rank
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
@@ -200,7 +203,7 @@ def shard(model: Any, dtype: torch.dtype, device: torch.device) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""One PPO update: learning rate, loss, backward, clipping and the optimizer step; keeps a batch whose step is not
-finite.
+"""One PPO update: learning rate, loss, backward pass, gradient clipping and optimizer step. Saves a batch whose loss or
+gradient is not finite.
 """
 
 import json
@@ -32,7 +32,7 @@ from areal_bus.journal import Journal
 
 
 def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
-    """Write a rank's share as batch.safetensors (tensors by item) and batch.json (all else); the folder is returned."""
+    """Write a rank's share as batch.safetensors (tensors by item) and batch.json (the rest); returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     records = []
@@ -56,7 +56,9 @@ def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
 
 
 def learning_rate(actor: ActorConfig, *, step: int, total: int) -> float:
-    """Rate of training step `step` (0, 1, ...) of `total`: linear warm-up, then constant, or down to 0 at `total`."""
+    """Learning rate of training step `step` (0, 1, ...) of `total`: linear warm-up, then constant, or down to 0 at
+    `total`.
+    """
     if step < actor.lr_warmup_steps:
         return actor.lr * (step + 1) / actor.lr_warmup_steps
     after = max(total - actor.lr_warmup_steps, 1)
@@ -68,17 +70,17 @@ def learning_rate(actor: ActorConfig, *, step: int, total: int) -> float:
     return actor.lr
 
 
-CLIP_EPSILON = 1e-6  # torch adds it to a norm
+CLIP_EPSILON = 1e-6  # clip_grads_with_norm_ adds it to the norm
 
 Publish = Callable[[int, dict[str, float]], None]
 
 
 @dataclass(slots=True)
 class _Minibatch:
-    """A rank's share of what one optimizer step trains."""
+    """A rank's share of the data of one optimizer step."""
 
-    members: list[int] = field(default_factory=list)  # item indices to compute
-    n_tokens: int = 0  # young enough to be trained, groups without a signal included
+    members: list[int] = field(default_factory=list)  # indices of the items to compute
+    n_tokens: int = 0  # not masked, with or without signal
     n_signal_tokens: int = 0  # of those, in items that have a signal
 
 
@@ -87,11 +89,11 @@ class _OptimizerStep:
     """One optimizer step."""
 
     norm: float  # of the gradient, before it is clipped
-    denominator: float  # that the sum of the tokens' losses was divided by
+    denominator: float  # divides the sum of the token losses
 
 
 class PPOActor:
-    """The policy, its optimizer and its clock: `version` = updates finished."""
+    """Policy, optimizer and version: `version` = number of finished updates."""
 
     def __init__(
         self,
@@ -104,8 +106,8 @@ class PPOActor:
         publish: Publish = lambda version, stats: None,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """`publish(version, stats)` is called at the end of every update, `tick()` between micro-batches; what either
-        raises ends the step. `folder` is the run's.
+        """`publish(version, stats)` runs at the end of every update, `tick()` between micro-batches. An exception of
+        either ends the step. `folder` is the folder of the run.
         """
         self.policy = policy
         self.version = 0
@@ -118,21 +120,21 @@ class PPOActor:
         self._publish = publish
         self._tick = tick
         self._watch = SignalWarnings(self._warn)
-        self._n_applied = 0  # optimizer steps of the update under way
+        self._n_applied = 0  # optimizer steps of the current update
         self.optimizer = torch.optim.AdamW(
             list(policy.parameters().values()),
             lr=config.actor.lr,
             betas=(config.actor.adam_beta1, config.actor.adam_beta2),
             eps=config.actor.adam_eps,
             weight_decay=config.actor.weight_decay,
-            fused=True if policy.ranks.size == 1 and policy.device.type == "cpu" else None,  # None: as torch chooses
+            fused=True if policy.ranks.size == 1 and policy.device.type == "cpu" else None,  # None: torch chooses
         )
 
     def compute_advantages_and_returns(self, batch: Batch) -> Batch:
-        """Fill in advantages and signals and, where needed, the proximal log-probs; returns the same batch.
+        """Fill in advantages, signals and, if needed, proximal log-probs; returns the same batch.
 
-        The proximal log-probs are those of the parameters just before the update. With one minibatch the update's own
-        forward has exactly those parameters, so it gives them and no forward is spent here.
+        Proximal log-probs belong to the parameters just before the update. With one minibatch the forward pass of the
+        update has these parameters, so no extra forward pass runs here.
         """
         with self._journal.span("prox"):
             settings = self._settings
@@ -153,7 +155,7 @@ class PPOActor:
         return batch
 
     def _normalized(self, batch: Batch, advantages: Tensor, signal: Tensor) -> Tensor:
-        """Over the global batch. A group without signal that counts is trained by what the mean leaves it."""
+        """Normalise over the global batch. With `normalize_batch_over = "all"`, groups without signal count, too."""
         return normalize(
             advantages,
             torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64),
@@ -166,9 +168,10 @@ class PPOActor:
     def ppo_update(self, batch: Batch) -> dict[str, float]:
         """One training step: an optimizer step for each minibatch that has a token to train; returns its metrics.
 
-        Raises ImpossibleEvent for a batch of another version (each batch is trained once, I4) and NonFinite, with the
-        batch saved, when a loss or gradient is not finite: that minibatch is not applied and nothing is published. The
-        minibatches before it are applied and stay so: afterwards the weights are no version (`check_whole`).
+        Raises ImpossibleEvent for a batch of another version (each batch is trained once, I4). Raises NonFinite and
+        saves the batch if a loss or gradient is not finite: that minibatch is not applied and nothing is published.
+        Earlier
+        minibatches stay applied, so the weights belong to no version afterwards (`check_whole`).
         """
         self.check_whole()
         if batch.clock != self.version:
@@ -194,7 +197,7 @@ class PPOActor:
         return stats
 
     def check_whole(self) -> None:
-        """Raises ImpossibleEvent once an update broke off with a part of it applied: such weights are no version."""
+        """Raises ImpossibleEvent after an update that failed half-way: its weights belong to no version."""
         if self._n_applied:
             raise ImpossibleEvent(
                 f"only whole updates are trained on, pushed and kept: the one of version {self.version} broke off "
@@ -202,14 +205,14 @@ class PPOActor:
             )
 
     def _minibatches(self, batch: Batch) -> list["_Minibatch"]:
-        """Whole groups dealt in turn; items that train nothing are not computed."""
+        """Whole groups, dealt round-robin. Items without a trained token or signal are skipped."""
         if batch.advantages is None or batch.signal is None:
             raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
         n = self._settings.ppo_n_minibatches
-        turn = {group: (i + self._ranks.index) % n for i, group in enumerate(batch.groups)}
+        minibatch_of = {group: (i + self._ranks.index) % n for i, group in enumerate(batch.groups)}
         parts = [_Minibatch() for _ in range(n)]
         for index, (item, has_signal) in enumerate(zip(batch.items, batch.signal.tolist(), strict=True)):
-            part = parts[turn[item.group]]
+            part = parts[minibatch_of[item.group]]
             part.n_tokens += item.n_trained
             if has_signal and item.n_trained:
                 part.members.append(index)
@@ -217,7 +220,7 @@ class PPOActor:
         return parts
 
     def _step(self, batch: Batch, part: "_Minibatch", metrics: StepMetrics) -> "_OptimizerStep | None":
-        """Gradient and optimizer step of one minibatch; None without a token to train."""
+        """Gradient and optimizer step of one minibatch; None if it has no token to train."""
         n_tokens, n_signal_tokens = self._ranks.sum([float(part.n_tokens), float(part.n_signal_tokens)])
         if not n_signal_tokens:
             return None
@@ -236,14 +239,14 @@ class PPOActor:
             (total,) = self._ranks.sum([loss])
             if not (math.isfinite(norm) and math.isfinite(total)):
                 self._raise_nonfinite(batch, loss=total, norm=norm)
-            if norm + CLIP_EPSILON > self._settings.max_grad_norm:  # else it would be all gradients times 1
+            if norm + CLIP_EPSILON > self._settings.max_grad_norm:  # else every gradient would be multiplied by 1
                 clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
             self._n_applied += 1
             self.optimizer.step()
         return _OptimizerStep(norm, denominator)
 
     def _backward(self, batch: Batch, indices: list[int], denominator: float, metrics: StepMetrics) -> float:
-        """Add one micro-batch's gradient of (sum of token losses) / denominator; that share of the loss is returned."""
+        """Accumulate the gradient of one micro-batch; returns (sum of token losses) / denominator."""
         if not indices:
             self.policy.idle_pass()
             return 0.0
@@ -259,7 +262,7 @@ class PPOActor:
         terms, importance_N = self._objective(theta_N, prox_N, behav_N, log_ratio, advantages)
         loss = terms.loss / denominator
         loss.backward()  # type: ignore[no-untyped-call]
-        if known or not self._n_applied:  # else theta has gone from the sampler by this update's own steps as well
+        if known or not self._n_applied:  # later minibatches also differ by the steps of this update
             metrics.add(mismatch(importance_N, log_ratio))
         sums = metrics.sums
         sums.entropy += float(entropy_N.sum()) if entropy_N is not None else 0.0
@@ -270,7 +273,7 @@ class PPOActor:
     def _objective(
         self, theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, log_ratio: LogRatio, advantage_N: Tensor
     ) -> tuple[LossTerms, Tensor]:
-        """The configured objective, and exp(theta - behav) for the statistics."""
+        """The configured loss, and exp(theta - behav) for the statistics."""
         settings = self._settings
         if settings.use_decoupled_loss:
             cap = settings.behav_imp_weight_cap
@@ -301,9 +304,9 @@ class PPOActor:
                 self._beat()
 
     def _micro_batches(self, batch: Batch, members: list[int]) -> list[list[int]]:
-        """Item indices by micro-batch, as many on every rank: an empty one is an idle pass.
+        """Item indices by micro-batch, equally many on every rank; an empty one is an idle pass.
 
-        A group stays together, so that its prompt is read once, unless it is over the budget.
+        A group stays together, so that its prompt is computed once, unless it exceeds the token budget.
         """
         capacity = self._config.learner.max_tokens_per_mb
         units: list[tuple[list[int], int]] = []  # (items, tokens)
@@ -331,7 +334,7 @@ class PPOActor:
         try:
             save_batch(folder, batch, reason=sentence)
             evidence = f"the batch is in {folder}"
-        except (OSError, SafetensorError) as error:  # the disk's fault must not hide the sentence
+        except (OSError, SafetensorError) as error:  # a full disk must not hide the first error
             evidence = f"the batch could not be saved ({error})"
         applied = (
             f"{self._n_applied} of {self._settings.ppo_n_minibatches} minibatches were applied before it, so these "
@@ -353,5 +356,5 @@ def _pieces(batch: Batch, indices: Sequence[int]) -> list[SequencePiece]:
 
 
 def _longest_first(batch: Batch) -> Callable[[int], int]:
-    """Equal lengths side by side: attention takes them in one call."""
+    """Sort key: equal lengths are adjacent, so attention processes them in one call."""
     return lambda i: -len(batch.items[i].ids_T)

@@ -1,6 +1,6 @@
 """Learner ranks meet at the store of rank 0 and reduce values over all ranks.
 
-Each may die and come back until rank 0 has seen all of them; from then on they are bound to each other.
+A rank may die and restart until rank 0 has met all of them. From then on they depend on each other.
   here/K   the name of rank K, set as soon as it has found the store
   begun    rank 0's word: whom it met, and what they begin with. Who is not named waits for rank 0's next life
 
@@ -31,40 +31,40 @@ BEGUN = "begun"
 
 @dataclass(frozen=True, slots=True)
 class RankHost:
-    """One life of rank 0, and where its store is."""
+    """An incarnation of rank 0 and the address of its store."""
 
     name: str
     endpoint: str
 
 
 class Rendezvous:
-    """One rank's way to the others. A Rejoin meanwhile is answered with `join_again`: nothing is lost yet."""
+    """How one rank meets the others. A Rejoin in the meantime calls `join_again`: nothing is lost yet."""
 
     def __init__(
-        self, letterbox: LearnerInbox, *, name: str, join_again: Callable[[], None], look: Callable[[], None]
+        self, inbox: LearnerInbox, *, name: str, join_again: Callable[[], None], look: Callable[[], None]
     ) -> None:
-        """`look` is called at every look around."""
-        self._letterbox = letterbox
+        """`look` runs at every poll."""
+        self._inbox = inbox
         self._name = name
         self._join_again = join_again
         self._look = look
-        self._host: RankHost | None = None  # rank 0 by the latest word of the head
+        self._host: RankHost | None = None  # rank 0 by the latest PeerList
 
     def host(self, endpoint: str, word: Mapping[str, Any], *, size: int) -> Store:
-        """Rank 0: wait for all others at its store and tell them `word`. Raises as `LearnerInbox.check`."""
+        """Rank 0: wait for all others at its store and publish `word`. Raises as `LearnerInbox.check`."""
         store = join_store(endpoint, CONNECT_S)
         ours = PrefixStore("meeting", store)
         keys = [_here(index) for index in range(1, size)]
         while not ours.check(keys):
             self._pause(POLL_S)
         names = [ours.get(key).decode() for key in keys]
-        self._letterbox.bind()
+        self._inbox.bind()
         ours.set(BEGUN, json.dumps({"names": names, "word": word}))
         return store
 
     def visit(self, index: int) -> tuple[Store, dict[str, Any]]:
-        """Any other rank: the store of the life of rank 0 that it belongs to, and the word. Raises as `host`."""
-        closed: RankHost | None = None  # it has begun without this rank
+        """Any other rank: find the store of rank 0 and read the word. Raises as `host`."""
+        closed: RankHost | None = None  # began without this rank
         while True:
             self._listen()
             host = self._host
@@ -72,17 +72,17 @@ class Rendezvous:
                 try:
                     store = join_store(host.endpoint, CONNECT_S)
                     begun = self._wait_at(store, host, index)
-                except (PushFailed, RuntimeError):  # that life is over, or not reached yet
+                except (PushFailed, RuntimeError):  # that incarnation is gone or not reachable yet
                     self._pause(RETRY_S)
                     continue
                 if begun is not None and self._name in begun["names"]:
-                    self._letterbox.bind()
+                    self._inbox.bind()
                     return store, begun["word"]
                 closed = host
             self._pause(POLL_S)
 
     def _wait_at(self, store: Store, host: RankHost, index: int) -> dict[str, Any] | None:
-        """Say who is here, and wait for the word; None when rank 0 is another by then."""
+        """Register at the store and wait for the word; None if rank 0 restarted meanwhile."""
         ours = PrefixStore("meeting", store)
         if not ours.check([BEGUN]):
             ours.set(_here(index), self._name)
@@ -95,18 +95,18 @@ class Rendezvous:
         return begun
 
     def _listen(self) -> None:
-        while (message := self._letterbox.take_now()) is not None:
+        while (message := self._inbox.take_now()) is not None:
             if isinstance(message, PeerList):
                 for name, endpoint in zip(message.names, message.endpoints, strict=True):
                     if name.startswith("learner-0."):
                         self._host = RankHost(name, endpoint)
 
     def _pause(self, timeout_s: float) -> None:
-        self._letterbox.check()
-        if self._letterbox.asked_to_rejoin():
+        self._inbox.check()
+        if self._inbox.asked_to_rejoin():
             self._join_again()
         self._look()
-        self._letterbox.wait(timeout_s)
+        self._inbox.wait(timeout_s)
 
 
 def _here(index: int) -> str:
@@ -115,21 +115,21 @@ def _here(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LearnerRanks:
-    """This rank's place among the learners. Every method is a collective: all ranks call it in the same order."""
+    """Index of this rank and reductions over all ranks. Every method is a collective, called in the same order."""
 
     index: int = 0
     size: int = 1
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Each value added up over the ranks, in float64."""
+        """Sum of each value over the ranks, in float64."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Sequence[float]) -> list[float]:
-        """The largest of each value over the ranks."""
+        """Maximum of each value over the ranks."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def wait(self) -> None:
-        """Return when all ranks are here."""
+        """Barrier over all ranks."""
         self.sum([0.0])
 
     def _reduce(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
@@ -160,7 +160,7 @@ def meet(store: Store, *, index: int, size: int, interface: str, device: str, ti
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether a collective broke, which it does when another rank ends. gloo's errors have no class of their own."""
+    """Whether a collective broke because another rank ended. gloo has no error class of its own."""
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 

@@ -1,8 +1,8 @@
 """Batches from the head for the learner, also while the head fails over to a new incarnation.
 
-A head may die while some ranks have their share of a batch and others do not. So before a batch is trained the ranks
-say whether they have theirs: then it is trained by all, else by none, and all go on with the head that the last of them
-has joined. With one rank the agreement costs nothing, with more it is one small collective a batch.
+A head may die while some ranks have their share of a batch and others do not. So the ranks agree before they train a
+batch: if all have their share, all train it; else none does, and all follow the newest head that any of them has
+joined. With one rank the agreement costs nothing. With more it is one small collective per batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,67 +15,72 @@ from areal_bus.errors import ConfigError, ImpossibleEvent, Restart
 from areal_bus.journal import Journal
 from areal_bus.messages import BatchRequest, Message, NoBatch, PeerList, ShardEnd, ShardItem
 
-NOBODY = -1  # the life of a head that has not been joined
+NOBODY = -1  # stands for the incarnation of the head before the first one is joined
 
 
 class HeadFailover:
-    """Every method that says so is a collective: all ranks call it in the same order."""
+    """Ranks agree on the incarnation of the head that they follow. `confirm` is a collective: all ranks call it in
+    order.
+    """
 
     def __init__(
         self,
-        letterbox: LearnerInbox,
+        inbox: LearnerInbox,
         *,
         most: Callable[[Sequence[float]], list[float]],
         begin: Callable[[int, bool], None],
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        """`most` is the largest of each value over the ranks. `begin(life, lives_on)` tells the head of this life where
-        this rank is; `lives_on`: another one was told before. `look` is called every second of a wait.
+        """`most` is the maximum of each value over the ranks. `begin(life, lives_on)` reports the version of this rank
+        to the head of that incarnation; `lives_on`: an earlier head received it before. `look` runs every second of a
+        wait.
         """
-        self.life = NOBODY  # of the head that all ranks ask
-        self._letterbox = letterbox
+        self.life = NOBODY  # incarnation of the head that all ranks follow
+        self._inbox = inbox
         self._most = most
         self._begin = begin
         self._look = look
         self._has_begun = False
 
     @property
-    def is_cut(self) -> bool:
-        """This rank has joined another head than the one that is asked."""
-        return self._letterbox.life != self.life
+    def has_new_head(self) -> bool:
+        """This rank has joined a newer head than the one that all ranks follow."""
+        return self._inbox.life != self.life
 
     def confirm(self, has: bool) -> bool:
-        """Whether all ranks have what they asked for; else all ask another head from now on. A collective."""
+        """Whether all ranks have their answer. Else all follow a newer head from now on. A collective."""
         while True:
-            joined = NOBODY if self._letterbox.life is None else self._letterbox.life
+            joined = NOBODY if self._inbox.life is None else self._inbox.life
             missing, newest = self._most([0.0 if has else 1.0, float(joined)])
             if not missing:
                 return True
             self.life = max(int(newest), 0)
             self._await(self.life)
-            if not self.is_cut:
+            if not self.has_new_head:
                 lives_on, self._has_begun = self._has_begun, True
                 self._begin(self.life, lives_on)
                 return False
-            has = False  # a head that is newer still
+            has = False  # an even newer head appeared
 
     def _await(self, life: int) -> None:
-        """Return once this rank has joined a head of this life, or a later one. No letter of it can be lost here."""
-        while self._letterbox.life is None or self._letterbox.life < life:
-            self._letterbox.take(look=self._look)
+        """Wait until this rank has joined a head of this incarnation or a later one. No message of it can be lost
+        here.
+        """
+        while self._inbox.life is None or self._inbox.life < life:
+            self._inbox.take(look=self._look)
 
 
 Answer = tuple[ShardEnd | NoBatch, list[ShardItem]]
 
 
 class Rollout:
-    """Batches of one run, in order. Asynchronous or not is the gate's matter (eta), not the loop's."""
+    """Batches of one run, in order. The gate (eta) decides how asynchronous they are."""
 
     def __init__(
         self,
         send: Callable[[Message], None],
-        letterbox: LearnerInbox,
-        tie: HeadFailover,
+        inbox: LearnerInbox,
+        failover: HeadFailover,
         *,
         journal: Journal,
         pulse: HeartbeatState,
@@ -87,12 +92,12 @@ class Rollout:
         first: int = 0,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        """`send` reaches the head; `version` counts updates finished; `first` is the step of the first batch; `look` is
-        called every second of a wait.
+        """`send` sends to the head. `version` returns the number of finished updates. `first` is the step of the first
+        batch. `look` runs every second of a wait.
         """
         self._send = send
-        self._letterbox = letterbox
-        self._tie = tie
+        self._inbox = inbox
+        self._failover = failover
         self._journal = journal
         self._pulse = pulse
         self._eta = eta
@@ -102,8 +107,8 @@ class Rollout:
         self._policy = policy
         self._look = look
         self._step = first
-        self.ended = False  # there will be no further batch
-        self.drained = False  # in this run; a later one goes on
+        self.ended = False  # no further batch follows
+        self.drained = False  # the run stopped early; a later run continues it
 
     def __iter__(self) -> Iterator[Batch]:
         """Every batch until the run or its data ends."""
@@ -111,9 +116,9 @@ class Rollout:
             yield batch
 
     def prepare_batch(self) -> Batch | None:
-        """Ask for the next batch and wait for it; None when there will be none.
+        """Request the next batch and wait for it; None when there are no more.
 
-        Raises StopRun, ImpossibleEvent, and ConfigError while the last batch is not trained.
+        Raises StopRun, ImpossibleEvent, and ConfigError if the last batch has not been trained.
         """
         self.check_trained()
         if self.ended:
@@ -140,7 +145,7 @@ class Rollout:
         return batch
 
     def check_trained(self) -> None:
-        """Raises ConfigError when a batch was taken and not trained: the head counts on an update for each."""
+        """Raises ConfigError if a batch was taken and not trained: the head expects one update per batch."""
         if self._version() < self._step:
             raise ConfigError(
                 "each batch is trained by actor.ppo_update before the next is asked for, and none can be skipped: the "
@@ -156,34 +161,34 @@ class Rollout:
                 "while the run goes on"
             )
 
-    def outlive(self) -> None:
-        """After the end: another head is there, and hears once more that there is nothing left to do.
+    def report_end_again(self) -> None:
+        """Report the end of the run to a restarted head.
 
-        Raises Restart where it may know better: what a drained run had is on disk, and so is whatever else ended.
+        Raises Restart if the run drained or the head has another batch: then the checkpoint on disk decides.
         """
         if self.drained or not isinstance(self._next()[0], NoBatch):
             raise Restart(f"the next head goes on from what is on disk: the run had ended at step {self._step}")
 
     def _next(self) -> Answer:
-        """What the head that all ranks ask has for them, whichever that is in the end."""
+        """The answer of the head, after all ranks have received theirs from the same incarnation."""
         while True:
             answer = self._ask()
-            if self._tie.confirm(answer is not None) and answer is not None:
+            if self._failover.confirm(answer is not None) and answer is not None:
                 return answer
 
     def _ask(self) -> Answer | None:
-        """The answer for this rank; None when that head is no more."""
-        if self._tie.is_cut:
+        """The answer for this rank; None if that head is gone."""
+        if self._failover.has_new_head:
             return None
-        self._send(BatchRequest(self._step, self._tie.life))
+        self._send(BatchRequest(self._step, self._failover.life))
         return self._collect()
 
     def _collect(self) -> Answer | None:
         items: list[ShardItem] = []
         while True:
-            message = self._letterbox.take(look=self._look_around)
-            if isinstance(message, PeerList) and message.life > self._tie.life:
-                return None  # nothing of the head before comes after this; an older word is left over from a step
+            message = self._inbox.take(look=self._on_wait)
+            if isinstance(message, PeerList) and message.life > self._failover.life:
+                return None  # no message of the former head follows; an older PeerList is stale
             if not isinstance(message, ShardItem | ShardEnd | NoBatch):
                 continue
             if message.step != self._step:
@@ -199,6 +204,6 @@ class Rollout:
                 )
             return message, items
 
-    def _look_around(self) -> None:
+    def _on_wait(self) -> None:
         self._journal.mark("wait_batch")
         self._look()

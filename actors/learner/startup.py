@@ -1,4 +1,4 @@
-"""A learner before its first step: model, tokenizer and optimizer, and the supervised warm-up."""
+"""Start of a learner: loads the policy and runs the supervised warm-up."""
 
 import math
 import random
@@ -29,7 +29,7 @@ MAX_GRAD_NORM = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A prompt's tokens and the completion to imitate, its end-of-text token included."""
+    """Token ids of a prompt and of the completion to imitate, with its end-of-text token."""
 
     prompt: Sequence[int]
     completion: Sequence[int]
@@ -40,7 +40,7 @@ class Demonstration:
 
 
 def demonstrate(rows: Sequence[Row], tokenizer: Any, data: DataConfig) -> list[Demonstration]:
-    """What the rows demonstrate: the prompt as a workflow of one turn asks it, the answer, the end-of-text token."""
+    """The demonstrations of the rows: the single-turn prompt, the answer and the end-of-text token."""
     return [
         Demonstration(
             prompt=prompt_ids(prompt_of(row, data), data, tokenizer),
@@ -97,7 +97,7 @@ def warm_up(
 
 
 def _gradient(policy: Policy, pieces: list[SequencePiece], *, capacity: int) -> float:
-    """Add the gradient of the mean token loss over all ranks' pieces; that loss is returned."""
+    """Accumulate the gradient of the mean token loss over all ranks; returns that loss."""
     (n_tokens,) = policy.ranks.sum([float(sum(len(piece.places_K) for piece in pieces))])
     parts = pack([piece.n_read for piece in pieces], capacity=capacity)
     (most,) = policy.ranks.max([float(len(parts))])
@@ -120,7 +120,7 @@ def load_policy(config: Config, context: Context, beginning: StartPoint, ranks: 
         load_model(
             f"{beginning.folder}/model" if beginning.folder else context.model_folder,
             "float32",
-            context.device if ranks.size == 1 else "cpu",  # sharding moves it, a layer at a time
+            context.device if ranks.size == 1 else "cpu",  # sharding moves it layer by layer
             random_seed=None if beginning.folder else scratch_seed,
         ),
         ranks=ranks,
@@ -141,7 +141,7 @@ def warm(
     pulse: HeartbeatState,
     tick: Callable[[], None],
 ) -> None:
-    """The supervised steps that the config asks for before version 0."""
+    """Run the configured supervised steps before version 0."""
     rows = load_rows(config, context.config_folder)
     warm_up(
         policy,

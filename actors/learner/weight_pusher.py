@@ -1,4 +1,4 @@
-"""The learner's side of pushes: a thread that sends kept snapshots while the loop computes; knows no gate.
+"""The push thread of a learner: sends snapshots during the next update.
 
 A push needs a snapshot, never the live parameters, so it overlaps the next update.
 """
@@ -14,16 +14,16 @@ from areal_bus.journal import Journal
 from areal_bus.messages import Message, PushBegin, PushBroken, PushDone
 from areal_bus.weights.snapshot import Snapshot
 
-KEPT = 2  # snapshots: the newest, and the one before it, which may still be asked for
+KEPT = 2  # snapshots: the newest and the previous one, which a push may still need
 
 
 def is_on_gpu(snapshot: Snapshot) -> bool:
-    """Whether it lies in a GPU's memory that others can open."""
+    """Whether it is in GPU memory that other processes can open."""
     return snapshot.shared is not None and snapshot.shared.device.type == "cuda"
 
 
 class WeightPusher:
-    """Executes pushes in the order they were begun. `push` sends one snapshot and blocks until it is over."""
+    """Executes pushes in order. `push` sends one snapshot and blocks until it ends."""
 
     def __init__(
         self,
@@ -32,22 +32,22 @@ class WeightPusher:
         send: Callable[[Message], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`push` raises PushFailed when it breaks; `send` reaches the head; `failed` hears of anything else raised."""
+        """`push` raises PushFailed if it breaks; `send` sends to the head; `failed` receives any other exception."""
         self._push = push
         self._send = send
         self._failed = failed
         self._begun: queue.SimpleQueue[PushBegin | None] = queue.SimpleQueue()
         self._kept: dict[int, Snapshot] = {}
         self._sending: Snapshot | None = None
-        self._put_by: list[Snapshot] = []  # forgotten while they were sent, and not to be let go
-        self._asked: set[int] = set()  # pushes that have not ended
+        self._put_by: list[Snapshot] = []  # replaced while being sent; not reused until the push ends
+        self._asked: set[int] = set()  # requested pushes that have not ended
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[PushDone | PushBroken] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pusher", daemon=True)
         self._thread.start()
 
     def keep(self, snapshot: Snapshot) -> None:
-        """The newest version; the oldest kept is forgotten."""
+        """Keep the snapshot of the newest version and drop the oldest."""
         with self._lock:
             self._kept[snapshot.version] = snapshot
             for version in sorted(self._kept)[:-KEPT]:
@@ -74,7 +74,7 @@ class WeightPusher:
         self._begun.put(begin)
 
     def drop(self) -> list[int]:
-        """Forget the pushes that have not begun: whoever asked for them is no more. Returns which have not ended."""
+        """Drop queued pushes of a head that is gone. Returns the pushes that have not ended."""
         with self._lock:
             with suppress(queue.Empty):
                 while (begin := self._begun.get_nowait()) is not None:
@@ -82,7 +82,7 @@ class WeightPusher:
             return sorted(self._asked)
 
     def record(self, journal: Journal) -> None:
-        """Journal the pushes that ended since the last call; called on the thread that owns the journal."""
+        """Journal the pushes that ended since the last call. Runs on the thread that owns the journal."""
         while True:
             try:
                 result = self._results.get_nowait()
@@ -101,7 +101,7 @@ class WeightPusher:
                 journal.write(Event.PUSH_BROKEN, push=result.push, version=result.version, error=result.error)
 
     def close(self, timeout_s: float) -> None:
-        """Take no further push; a push in flight gets `timeout_s` to end."""
+        """Stop the thread; a push in flight gets `timeout_s` to end."""
         self._begun.put(None)
         self._thread.join(timeout_s)
 
@@ -113,7 +113,7 @@ class WeightPusher:
                     self._asked.discard(begin.push)
                 self._results.put(result)
                 self._send(result)
-        except BaseException as error:  # noqa: BLE001 (handed to the loop, which raises it)
+        except BaseException as error:  # noqa: BLE001 (the loop raises it)
             self._failed(error)
 
     def _one(self, begin: PushBegin) -> PushDone | PushBroken:

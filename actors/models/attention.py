@@ -1,4 +1,4 @@
-"""Attention by torch, where it is not by kernels of ours: by which of torch's own, and in which form."""
+"""Attention in torch: chooses the kernel and the layout."""
 
 import torch
 import torch.nn.functional as F

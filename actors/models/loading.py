@@ -1,4 +1,4 @@
-"""From a model's name to its tokenizer and weights; knows nothing of versions, engines or training.
+"""Finds and loads the tokenizer and weights of a model.
 
 `check_model_path` is for the launcher and needs no torch, so this module imports torch and transformers by use only.
 """

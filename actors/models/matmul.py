@@ -1,4 +1,4 @@
-"""Matrix products with a weight, by oneDNN where that is faster; knows no model and no gradient.
+"""Matrix products with a weight, by oneDNN where it is faster than torch.
 
 torch multiplies float32 on a CPU by MKL, which leaves AVX-512 unused on processors that are not its maker's: oneDNN
 uses it on all. Sums come in another order, so results differ by their rounding. oneDNN compiles a product anew for each

@@ -1,4 +1,4 @@
-"""Causal attention over packed sequences without the square of their sum; knows nothing of tokens or models' layers.
+"""Causal attention over packed sequences, at the cost of each sequence alone.
 
 transformers' own packed mask is dense: S x S for all sequences together. Here each sequence attends to itself only, so
 the cost is that of the sequences alone. Runs of equal lengths go through one call.

@@ -1,4 +1,4 @@
-"""Sequences laid out as one packed row, with the prompt that several of them share read once; knows no model.
+"""Packs sequences into one row; a prompt that several sequences share is stored once.
 
 Samples of one prompt differ after it only, and a causal model's hidden states of the prompt do not depend on what
 follows. So the row holds the prompt once and each completion after it, and only attention sees whole sequences.

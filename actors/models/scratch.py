@@ -1,4 +1,4 @@
-"""A small character model as a plain transformers folder, without weights; torch-free, knows no process.
+"""Writes a small character-level model as a transformers folder without weights. Imports no torch.
 
 The folder holds what `AutoConfig` and `AutoTokenizer` need. Weights are random by the run's seed
 (`loading.load_model`), so there is nothing to store; SCRATCH_FILE says that this is meant.

@@ -1,4 +1,4 @@
-/* A vector as it is, where compilers would do otherwise. */
+/* Barriers that keep the compiler from changing how a vector is loaded or rounded. */
 #ifndef AREAL_BUS_HELD_H
 #define AREAL_BUS_HELD_H
 

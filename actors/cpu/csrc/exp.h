@@ -1,4 +1,4 @@
-/* What every e^x here is made of: x = n ln 2 + r, and the polynomial of Cephes' expf for e^r. */
+/* The e^x of all kernels: x = n ln 2 + r, and the polynomial of Cephes' expf for e^r. */
 #ifndef AREAL_BUS_EXPONENT_H
 #define AREAL_BUS_EXPONENT_H
 

@@ -1,5 +1,5 @@
-/* What a decoder layer of the Llama family does to each row by itself, forward and backward: its products with weights and
-   what is between them. CHUNK rows go through all of it before the next, so that they stay in a cache. All is float32. */
+/* QKV projection and MLP of a Llama decoder layer, forward and backward. A chunk of rows passes all operations before the
+   next one, so that it stays in the cache. All is float32. */
 #include "kernels.h"
 #include "gemm.h"
 
@@ -77,7 +77,7 @@ typedef struct {
     float epsilon;
 } QkvShape;
 
-/* x (n, width), its norm by a weight, then turned: out (n, n_out). */
+/* out (n, n_out) = RoPE(RMSNorm(x) W^T + bias), x (n, width). */
 void qkv_forward(const QkvShape *s, const float *x, const float *cosine, const float *sine, const float *panels,
                const float *bias, float *normed, float *rstd, float *out) {
     const int64_t width = s->width, n_out = s->n_out, head = s->head_width;
@@ -92,8 +92,8 @@ void qkv_forward(const QkvShape *s, const float *x, const float *cosine, const f
     }
 }
 
-/* grad (n, n_out) by what was turned; it is turned back in place. by_x (n, width); added to by_weight (n_out, width) and,
-   where there is one, by_bias (n_out). */
+/* Backward: RoPE of grad (n, n_out) is undone in place. Writes by_x (n, width); adds to by_weight (n_out, width) and, if
+   not 0, by_bias (n_out). */
 void qkv_backward(const QkvShape *s, float *grad, const float *cosine, const float *sine, const float *normed,
                     const float *rstd, const float *panels, float *by_x, float *by_weight, float *by_bias) {
     const int64_t width = s->width, n_out = s->n_out, head = s->head_width;

@@ -1,4 +1,4 @@
-/* Products of rows with a weight that lies in panels, and what rows add to a weight's grad.
+/* Matrix products of rows with a weight packed in panels, and the accumulation of weight gradients.
 
    Sums stay in registers: TALL rows by up to WIDE vectors at once. A panel is PANEL of the weight's outputs, input by
    input: (inputs, PANEL); the last one is filled up. */

@@ -1,4 +1,4 @@
-/* What one source of this library uses of another. */
+/* Functions and types that several sources of this library share. */
 #ifndef AREAL_BUS_PARTS_H
 #define AREAL_BUS_PARTS_H
 

@@ -1,4 +1,4 @@
-/* A layer's norms, rotations and gates, forward and backward, each in one pass, and log-probs. All is float32. */
+/* RMSNorm, RoPE and SwiGLU, forward and backward, each in one pass, and log-probs. All is float32. */
 #include "kernels.h"
 #include "transpose.h"
 #include "simd.h"

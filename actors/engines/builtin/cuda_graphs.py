@@ -1,4 +1,4 @@
-"""Decode steps recorded once and replayed, on CUDA: a step then costs its kernels and no launch of each from Python.
+"""CUDA graphs of decode steps: recorded once and replayed without launching each kernel from Python.
 
 A recording has fixed addresses and sizes. So a step takes its tokens and positions from buffers of its own, the rows
 are rounded up to a width that was recorded (rows behind the live ones compute what nobody reads, at position 0), and

@@ -1,4 +1,4 @@
-"""Keys and values of the live sequences, a row each; knows layers and positions, not requests or weights.
+"""Dense KV cache: one row per live sequence, all rows of one length.
 
 Shapes: S slots, H key-value heads, C capacity (positions), D head width. Rows 0 .. n-1 are the live ones. The two views
 are what a transformers model gets as `past_key_values`: one writes whole packed sequences, the other one token a row.
@@ -31,11 +31,11 @@ class DenseCache:
     def __init__(self, n_slots: int) -> None:
         self.n_slots = n_slots
         self.capacity = STEP
-        self.n_made = 0  # tensors so far: while it stays the same, all are where they were
+        self.n_made = 0  # number of allocations: unchanged means that no tensor moved
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def reserve(self, lengths: Sequence[int], n_live: int) -> None:
-        """Room for so many positions, what the first `n_live` rows hold kept; trimmed when four times too large."""
+        """Allocate capacity, keeping the first `n_live` rows; shrink if four times too large."""
         length = max(lengths)
         if length <= self.capacity < 4 * max(length, STEP):
             return
@@ -44,30 +44,30 @@ class DenseCache:
             self._layers[index] = (self._resized(keys, n_live), self._resized(values, n_live))
 
     def layer(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer; made like those given (.., H, T, D) when first asked for."""
+        """Keys and values of a layer; allocated on first use like the given ones (.., H, T, D)."""
         if index not in self._layers:
             self._layers[index] = (self._new(keys), self._new(values))
         return self._layers[index]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` positions of one row to another."""
+        """Copy the first `length` positions of a row to another."""
         for keys, values in self._layers.values():
             keys[target, :, :length] = keys[source, :, :length]
             values[target, :, :length] = values[source, :, :length]
 
     def drop(self, row: int, last: int, length: int) -> None:
-        """A row ends, and the last one takes its place, with so many positions."""
+        """Free a row; the last row, with `length` positions, takes its index."""
         if row != last and length:
             self.copy(last, row, length)
 
     def filling(self, pieces: Sequence[CachePiece]) -> "FillView":
-        """Where the pieces of one packed forward go."""
+        """A view that writes the pieces of one packed prefill."""
         return FillView(self, pieces)
 
     def decoding(
         self, positions: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> "tuple[DecodeView, Tensor | None]":
-        """Where the next token of rows 0 .. n-1 goes; and what each does not see, if they differ in that."""
+        """A view that writes the next token of rows 0 .. n-1, and the mask if their lengths differ."""
         position_n, longest = torch.tensor(positions, device=device), max(positions) + 1
         mask = None
         if min(positions) + 1 < longest:
@@ -77,7 +77,7 @@ class DenseCache:
         return DecodeView(self, position_n, longest), mask
 
     def _new(self, like: Tensor) -> Tensor:
-        # zeros, for a masked cell still enters a product with weight 0, and 0 * NaN is NaN
+        # zeros: a masked cell enters a product with weight 0, and 0 * NaN is NaN
         self.n_made += 1
         return like.new_zeros(self.n_slots, like.shape[1], self.capacity, like.shape[3])
 
@@ -92,7 +92,7 @@ def _round(length: int) -> int:
 
 
 class FillView(Cache):
-    """Writes the pieces of one packed forward into their rows; attention sees the packed sequence itself."""
+    """Writes the pieces of one packed prefill into their rows; attention reads the packed sequence itself."""
 
     def __init__(self, slots: DenseCache, pieces: Sequence[CachePiece]) -> None:
         super().__init__(layers=[])
@@ -110,7 +110,7 @@ class FillView(Cache):
 
 
 class DecodeView(Cache):
-    """Writes one token of rows 0 .. n-1 at its position; attention sees the rows up to the longest."""
+    """Writes one token of rows 0 .. n-1 at its position; attention reads the rows up to the longest."""
 
     def __init__(self, slots: DenseCache, position_n: Tensor, longest: int) -> None:
         super().__init__(layers=[])

@@ -1,8 +1,9 @@
-"""Continuous batching over a Hugging Face causal LM, in the caller's thread; knows requests and weights, no bus.
+"""The built-in engine: continuous batching over a Hugging Face causal LM, in the caller's thread.
 
-Every live request has a row of the key-value cache (`slots`). A step gives each one token, or some: rows that are
-cached decode their last token, the others (new ones, and after `recompute` all) are computed whole (`prefill`). Cached
-rows come first. The version is stamped where the token is made (I5).
+Every live request has a row of the KV cache. A step samples one or several tokens per row: cached rows decode their
+last token, the others (new ones and, after `recompute`, all) are prefilled. Cached rows come first. A token gets its
+version
+where it is sampled (I5).
 """
 
 import math
@@ -23,7 +24,7 @@ from actors.engines.builtin.fused_llama import TOLERANCE, disagreement, fused
 from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.builtin.prefill import PrefillPack, plan
 from actors.engines.builtin.sampler import sample
-from actors.engines.builtin.sequence import Sequence, live
+from actors.engines.builtin.sequence import Sequence, new_sequence
 from actors.engines.protocol import Completion, Done, Request
 from actors.models.attention import choose
 from actors.models.matmul import stepped
@@ -31,12 +32,12 @@ from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 
 Key = tuple[str, int, int, int, int]
-AHEAD_S = 0.02  # of steps on end, in a generator, about: messages and weights wait for so long
-MOST_AHEAD = 16  # steps on end
+AHEAD_S = 0.02  # a generator decodes for about this long before it handles messages and weights
+MOST_AHEAD = 16  # decode steps in one call, at most
 
 
 class BuiltinEngine:
-    """An `Engine` over a model in this process; `version` is that of the weights it already has, None for none."""
+    """An `Engine` over a model in this process. `version` belongs to its weights; None: it has no weights yet."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class BuiltinEngine:
         recorder: Recorder | None = None,
         ahead_s: float = 0.0,
     ) -> None:
-        """`recorder` is for decode steps: CUDA graphs, on CUDA. For `ahead_s` seconds `step` may decode some times on
-        end, where one C call can, until a row ends. Raises EngineError for a model that it cannot run.
+        """`recorder` records decode steps (CUDA graphs on CUDA). One `step` may decode several tokens per row for up to
+        `ahead_s` seconds if one C call can, until a row ends. Raises EngineError for an unsupported model.
         """
         limits.check_supported(model.config)
         self._limits = limits.Limits.of(model)
@@ -60,26 +61,26 @@ class BuiltinEngine:
         first = next(iter(self._parameters.values()))
         self._device, self._dtype = first.device, first.dtype
         choose(self._device)
-        self._fused = fused(model, by_kernel=recorder is None)  # what is recorded is torch's operations
-        self._is_checked = False  # the faster forward, with weights that mean something
+        self._fused = fused(model, by_kernel=recorder is None)  # a recording holds torch operations
+        self._is_checked = False  # the fused forward has been compared with the model
         self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)
         self._stop_ids, self._on_update = stop_ids, on_update
         self._n_slots = n_slots
-        self._slots: DenseCache | PagedCache = DenseCache(n_slots)
-        self._graphs: CudaGraphs | None = None  # recorded decode steps
+        self._cache: DenseCache | PagedCache = DenseCache(n_slots)
+        self._graphs: CudaGraphs | None = None  # recorded decode steps, on CUDA
         self._recorder = recorder
-        self._where = 0  # stands for the memory that the weights are in
+        self._weights_hash = 0  # hash of the addresses of the weights
         self._rows: list[Sequence] = []
         self._waiting: deque[Request] = deque()
-        self._keys: set[Key] = set()  # of both
+        self._keys: set[Key] = set()  # of rows and waiting requests
         self._version = version
-        self._term = 0  # that the version belongs to
-        self._holds = False  # no further request is begun before the next update
-        self._rests = False  # nothing is decoded before the next update
+        self._term = 0  # term of the version
+        self._holds = False  # start no new request before the next update
+        self._paused = False  # decode nothing before the next update
         self._n_tokens = 0
         self._ahead_s = ahead_s
-        self._step_s = math.inf  # that the latest step took which only decoded
-        self._n_decoded = 0  # rows of it
+        self._step_s = math.inf  # duration of the latest step without prefill
+        self._n_decoded = 0  # rows of that step
         if version is not None:
             self._check_forward()
 
@@ -96,7 +97,7 @@ class BuiltinEngine:
         return self._n_tokens
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
+        """Queue a request. Raises EngineError if it does not fit the model or its key is not unique."""
         rules = limits.rules(request, self._limits)
         if request.key in self._keys:
             raise EngineError(f"keys are unique among live requests: {request.key}")
@@ -108,8 +109,8 @@ class BuiltinEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """One token for every row, or some; what ended with it. Nothing without weights."""
-        if self._version is None or self._rests:
+        """Sample one or several tokens per row; returns the finished rows. Does nothing without weights."""
+        if self._version is None or self._paused:
             return []
         self._admit(self._version)
         if not self._rows:
@@ -117,7 +118,7 @@ class BuiltinEngine:
         began, only_decodes, n_tokens = time.perf_counter(), all(row.cached for row in self._rows), self._n_tokens
         n_steps = self._n_ahead() if only_decodes else 1
         if n_steps > 1:
-            tokens, logps = self._decode_on(n_steps)
+            tokens, logps = self._decode_several(n_steps)
         else:
             tokens, logps = self._sample(self._version)
         for row, new, of_new in zip(self._rows, tokens, logps, strict=True):
@@ -130,12 +131,12 @@ class BuiltinEngine:
 
     @torch.inference_mode()
     def abort(self, key: Key) -> Completion | None:
-        """Forget a request; what it had so far, or None when it is not live."""
+        """Remove a request; returns its tokens so far, or None if it is not live."""
         for request in self._waiting:
             if request.key == key:
                 self._waiting.remove(request)
                 self._keys.remove(key)
-                return live(request, version=0).completion(Finish.ABORT)
+                return new_sequence(request, version=0).completion(Finish.ABORT)
         for index, row in enumerate(self._rows):
             if row.request.key == key:
                 self._free(index)
@@ -143,11 +144,11 @@ class BuiltinEngine:
         return None
 
     def newest(self, key: Key) -> int | None:
-        """Version that sampled the latest token of a request; None when it has none, or is not live."""
+        """Version of the latest token of a request; None if it has none or is not live."""
         return done.spans[-1][0] if (done := self.so_far(key)) is not None else None
 
     def so_far(self, key: Key) -> Done | None:
-        """What a live request has, as a copy; None when it has no token, or is not live."""
+        """A copy of the tokens of a live request; None if it has none or is not live."""
         for row in self._rows:
             if row.request.key == key and row.sampled:
                 return Done(list(row.sampled), list(row.logps), [list(span) for span in row.spans])
@@ -158,10 +159,10 @@ class BuiltinEngine:
         return {name: parameter.data for name, parameter in self._parameters.items()}
 
     def update(self, version: int, tensors: Mapping[str, Tensor], *, term: int = 0) -> Mapping[str, Tensor]:
-        """Swap in all weights: by pointer when they are on the model's device, else by copy.
+        """Replace all weights: by pointer if they are on the device of the model, else by copy.
 
-        Returns tensors free to be received into. Raises EngineError, with nothing changed, when names or shapes differ
-        or (term, version) is older than what is held.
+        Returns tensors that the next push may overwrite. Raises EngineError and changes nothing if names or shapes
+        differ or (term, version) is older than the current one.
         """
         if self._version is not None and (term, version) < (self._term, self._version):  # I6
             raise EngineError(
@@ -177,33 +178,33 @@ class BuiltinEngine:
             else:
                 parameter.data.copy_(new)
                 free[name] = new
-        if self._on_update != "keep" or term > self._term:  # of lost weights no key is kept
+        if self._on_update != "keep" or term > self._term:  # never keep a KV cache of lost weights
             for row in self._rows:
                 row.cached = False
-        self._term, self._version, self._holds, self._rests = term, version, False, False
+        self._term, self._version, self._holds, self._paused = term, version, False, False
         if self._fused is not None:
             self._fused.bind()
             self._check_forward()
-        self._where = self._place()
+        self._weights_hash = self._hash_weights()
         return free
 
     def hold(self) -> bool:
-        """Begin no episode before the next update; whether one is under way."""
+        """Start no episode before the next update; returns whether one is in flight."""
         self._holds = True
         return bool(self._rows) or any(request.key[4] for request in self._waiting)
 
     def pause(self) -> None:
         """Decode nothing before the next update."""
-        self._rests = True
+        self._paused = True
 
     def check(self) -> None:
-        """Nothing that it needs is in another process."""
+        """Health check: no other process is involved."""
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Nothing to stop."""
 
     def _check_forward(self) -> None:
-        """The faster forward is used when it computes what the model does."""
+        """Use the fused forward if it computes what the model computes."""
         if self._fused is None or self._is_checked:
             return
         self._is_checked = True
@@ -212,18 +213,18 @@ class BuiltinEngine:
             logger.warning("the model's own forward is used, which is slower: the fused one's {}", why)
             self._fused = None
         elif self._recorder is None and self._device.type == "cpu" and self._dtype in TOLERANCE:
-            self._slots = PagedCache(*self._fused.heads, by_kernel=self._fused.by_kernel)
-        elif isinstance(self._slots, DenseCache) and (self._recorder or self._device.type == "cuda"):
+            self._cache = PagedCache(*self._fused.heads, by_kernel=self._fused.by_kernel)
+        elif isinstance(self._cache, DenseCache) and (self._recorder or self._device.type == "cuda"):
             recorder = self._recorder or CudaRecorder()
-            self._graphs = CudaGraphs(self._fused, self._slots, dtype=self._dtype, recorder=recorder)
+            self._graphs = CudaGraphs(self._fused, self._cache, dtype=self._dtype, recorder=recorder)
 
-    def _place(self) -> int:
-        """Where the weights are, as one number."""
+    def _hash_weights(self) -> int:
+        """Hash of the addresses of the weights."""
         return hash(tuple(parameter.data_ptr() for parameter in self._parameters.values()))
 
     def _admit(self, version: int) -> None:
-        """Waiting requests take the free rows; one whose prompt a row holds, by these weights, copies it."""
-        new = [live(request, version=version) for request in self._take()]
+        """Move waiting requests to free rows. A prompt that another row has cached with these weights is copied."""
+        new = [new_sequence(request, version=version) for request in self._take()]
         if not new:
             return
         holders = {row.prompt: at for at, row in enumerate(self._rows) if row.cached and row.filled == version}
@@ -232,11 +233,11 @@ class BuiltinEngine:
         new.sort(key=lambda row: not row.cached)  # cached rows come first
         for row in new:
             if row.cached:
-                self._slots.copy(holders[row.prompt], len(self._rows), row.length - 1)
+                self._cache.copy(holders[row.prompt], len(self._rows), row.length - 1)
             self._rows.append(row)
 
     def _take(self) -> list[Request]:
-        """Requests for the free rows, first those that go on with an episode; while it holds, only those."""
+        """Requests for the free rows: later turns of an episode first; only those while the engine holds."""
         n_free = self._n_slots - len(self._rows)
         if not n_free:
             return []
@@ -247,14 +248,14 @@ class BuiltinEngine:
         return taken
 
     def _logits(self, version: int, lengths: list[int]) -> Tensor:
-        """(n, V) for the next token of every row."""
+        """(n, V) logits of the next token of every row."""
         n_cached = sum(row.cached for row in self._rows)
-        self._slots.reserve(lengths, n_cached)
+        self._cache.reserve(lengths, n_cached)
         parts = [self._decode([length - 1 for length in lengths[:n_cached]])] if n_cached else []
         order = list(range(n_cached))
         fresh = self._rows[n_cached:]
         for pack in plan(((n_cached + i, row.prompt, row.sampled) for i, row in enumerate(fresh)), self._budget):
-            parts.append(self._fill(pack))
+            parts.append(self._prefill(pack))
             order.extend(pack.rows)
         for row in fresh:
             row.cached, row.filled = True, version
@@ -276,48 +277,48 @@ class BuiltinEngine:
         return [[token] for token in tokens], [[logp] for logp in logps]
 
     def _n_ahead(self) -> int:
-        """Steps that there is time for on end and no row's budget ends before."""
+        """Number of decode steps in one call: within `ahead_s` and the budget of every row."""
         n = min(MOST_AHEAD, int(self._ahead_s / self._step_s))
         if (
             n < 2
             or len(self._rows) > self._n_decoded
             or self._fused is None
-            or not (self._fused.by_kernel and isinstance(self._slots, PagedCache))
+            or not (self._fused.by_kernel and isinstance(self._cache, PagedCache))
         ):
             return 1
         is_cut = any(row.request.top_p < 1 for row in self._rows)
         return 1 if is_cut or not self._fused.steps_on(len(self._rows)) else min(n, *(row.n_left for row in self._rows))
 
-    def _decode_on(self, n_steps: int) -> tuple[list[list[int]], list[list[float]]]:
-        """The next tokens of every row and their log-probs: so many, or fewer when a row ends."""
-        if self._fused is None or not isinstance(self._slots, PagedCache):
+    def _decode_several(self, n_steps: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The next `n_steps` tokens and log-probs of every row; fewer if a row ends."""
+        if self._fused is None or not isinstance(self._cache, PagedCache):
             raise RuntimeError("several steps on end are for the fused forward, in blocks")
         rows = self._rows
         lengths = [row.length for row in rows]
         positions = [length - 1 for length in lengths]
-        self._slots.reserve([length + n_steps - 1 for length in lengths], len(rows))
+        self._cache.reserve([length + n_steps - 1 for length in lengths], len(rows))
         uniforms = zip(
             *(row.uniforms.run(length, n_steps) for row, length in zip(rows, lengths, strict=True)), strict=True
         )
         draws = Draws([row.request.temperature for row in rows], list(uniforms), self._stop_ids)
-        view = self._slots.by_kernel(positions, n_steps=n_steps)
+        view = self._cache.by_kernel(positions, n_steps=n_steps)
         return self._fused.decoded_on([row.last for row in rows], view, draws)
 
     def _decode(self, positions: list[int]) -> Tensor:
-        """(n, V) for the rows that come first, whose last tokens are at these positions."""
+        """(n, V) logits of the cached rows, whose last tokens are at these positions."""
         rows = self._rows[: len(positions)]
         if self._graphs is not None:
-            recorded = self._graphs.decode([row.last for row in rows], positions, self._where)
+            recorded = self._graphs.decode([row.last for row in rows], positions, self._weights_hash)
             if recorded is not None:
                 return recorded
-        view, mask = self._slots.decoding(positions, self._dtype, self._device)
+        view, mask = self._cache.decoding(positions, self._dtype, self._device)
         if self._fused is not None:
             return self._fused.decoded([row.last for row in rows], positions, view, mask)
         position_n1 = torch.tensor(positions, device=self._device)[:, None]
         ids_n1 = torch.tensor([[row.last] for row in rows], device=self._device)
         return self._forward(ids_n1, position_n1, mask, view, 1)[:, 0]
 
-    def _fill(self, pack: PrefillPack) -> Tensor:
+    def _prefill(self, pack: PrefillPack) -> Tensor:
         where = None
         if self._fused is not None and self._fused.packs_by_kernel:
             pack = pack.filled(stepped(len(pack.ids), self._device))
@@ -326,13 +327,13 @@ class BuiltinEngine:
         ids_1T = torch.tensor([pack.ids], device=self._device)
         position_1T = torch.tensor([pack.positions], device=self._device)
         last = torch.tensor(pack.last, device=self._device)
-        view = self._slots.filling(pack.pieces)
+        view = self._cache.filling(pack.pieces)
         if self._fused is not None:
             return self._fused(ids_1T, position_1T, max(pack.positions) + 1, mask, view, last, where)
         return self._forward(ids_1T, position_1T, mask, view, last)[0]
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, view: Any, keep: Any) -> Tensor:
-        """The model's own."""
+        """The forward pass of the original model."""
         logits: Tensor = self._model(
             input_ids=ids,
             attention_mask=mask,
@@ -344,7 +345,7 @@ class BuiltinEngine:
         return logits
 
     def _collect(self) -> list[Completion]:
-        """Take out the rows that ended, in the order of the rows."""
+        """Remove and return the finished rows, in row order."""
         done = []
         for index in reversed(range(len(self._rows))):
             row = self._rows[index]
@@ -358,9 +359,9 @@ class BuiltinEngine:
         return done[::-1]
 
     def _free(self, index: int) -> None:
-        """The last row moves into the place of one that ended, so that live rows stay together."""
+        """Free a row; the last row takes its index, so that live rows stay contiguous."""
         last = len(self._rows) - 1
         self._keys.remove(self._rows[index].request.key)
-        self._slots.drop(index, last, self._rows[last].length - 1 if self._rows[last].cached else 0)
+        self._cache.drop(index, last, self._rows[last].length - 1 if self._rows[last].cached else 0)
         self._rows[index] = self._rows[last]
         self._rows.pop()

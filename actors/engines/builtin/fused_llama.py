@@ -32,7 +32,7 @@ from actors.models.packed_row import Sequences
 
 
 class MergedLinear:
-    """Linear layers with one input as one product."""
+    """Linear layers with the same input, merged into one product."""
 
     def __init__(self, parts: Sequence[nn.Linear], *, packs: bool) -> None:
         self._parts, self._packs = parts, packs
@@ -40,7 +40,7 @@ class MergedLinear:
         self.bind()
 
     def bind(self) -> None:
-        """Look where the weights are now, and put them together."""
+        """Merge the current weights."""
         biases = [part.bias for part in self._parts if part.bias is not None]
         self._weight_FE = together([part.weight for part in self._parts])
         self._bias_F = together(biases) if biases else None
@@ -50,11 +50,11 @@ class MergedLinear:
         return self._weight(x)
 
     def added(self, x: Tensor, to: Tensor) -> Tensor:
-        """The product added to what there is."""
+        """The product plus `to`."""
         return self._weight.added(x, to)
 
     def panels(self) -> PackedWeights:
-        """As it is now, for C; in the memory that was taken for it at first."""
+        """The current weight in panels for C; the memory is reused."""
         if self._panels is None:
             self._panels = PackedWeights(self._weight_FE, self._bias_F)
         else:
@@ -62,12 +62,12 @@ class MergedLinear:
         return self._panels
 
     def plain(self) -> PlainWeights:
-        """As it lies now, for C."""
+        """The current weight, unpacked, for C."""
         return PlainWeights(self._weight_FE, self._bias_F)
 
 
 def together(parameters: Sequence[Tensor]) -> Tensor:
-    """The rows of all as one tensor that shares their memory; moves them when they lie apart."""
+    """All rows as one tensor that shares their memory; moves them if they are not contiguous."""
     first, expected = parameters[0].data, parameters[0].data_ptr()
     for parameter in parameters:
         is_next = parameter.data_ptr() == expected and parameter.data.is_contiguous()
@@ -88,21 +88,21 @@ def _moved(parameters: Sequence[Tensor]) -> Tensor:
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}  # of the largest logit
-ROUGH = 0.03  # for narrower types, whose own rounding differs with the order of sums
+ROUGH = 0.03  # for bfloat16 and float16, whose rounding depends on the order of sums
 FIRST = 10.0  # times as much for a text's first token: many models give it activations so large that rounding shows
 PROBE = 12  # tokens of the comparison
 MANY = 32  # rows of a decode step: from some 48 on oneDNN's products, which round otherwise, are as fast as those of C
 
 
 class CacheView(Protocol):
-    """Where keys and values go, and which of them attention sees."""
+    """A view of the KV cache: where keys and values are written, and which ones attention reads."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardCall:
-    """What all layers of one forward share."""
+    """Arguments that all layers of one forward pass share."""
 
     shape: tuple[int, int]  # B, T
     cos: Tensor  # (B, T, 1, D)
@@ -113,7 +113,7 @@ class ForwardCall:
 
 
 class FusedLayer:
-    """Attention and feed-forward of one layer."""
+    """Attention and MLP of one layer."""
 
     def __init__(
         self, layer: Any, index: int, n_query: int, n_key: int, width: int, operations: "Operations", *, packs: bool
@@ -135,11 +135,11 @@ class FusedLayer:
 
     @property
     def scale(self) -> float:
-        """Of scores."""
+        """Scale of the attention scores."""
         return float(self._scale)
 
     def weights(self, *, copied: bool) -> LayerWeights:
-        """For steps by C."""
+        """The weights of this layer for decode steps in C."""
         query, key = (norm.weight.data for norm in self._of_heads) if self._of_heads is not None else (None, None)
         products = (of_step(joined, copied) for joined in (self._qkv, self._out, self._gate_up, self._down))
         return LayerWeights(self._first.weight.data, self._second.weight.data, query, key, *products)
@@ -170,7 +170,7 @@ class FusedLayer:
         return seen_BHTD.transpose(1, 2).reshape(len(x_NE), -1)
 
     def _packed(self, qkv_1THD: Tensor, call: ForwardCall, view: CacheView, where: Sequences) -> Tensor:
-        """A packed forward's attention by kernels."""
+        """Attention of a packed prefill by the C kernels."""
         n_query, n_both, kernels = self._n_query, self._n_query + self._n_key, self._operations.kernels
         qkv_TA = qkv_1THD.view(qkv_1THD.shape[1], -1)
         kernels.rope(qkv_TA, call.cos[0, :, 0], call.sin[0, :, 0], n_heads=n_both, width=self._width)
@@ -180,18 +180,18 @@ class FusedLayer:
 
 
 def norm(module: Any, x: Tensor) -> Tensor:
-    """Root mean square norm."""
+    """RMSNorm."""
     return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
 def gated(both_N2F: Tensor) -> Tensor:
-    """What gates, the first half of each row, let through of the second."""
+    """SwiGLU: silu of the first half of each row times the second half."""
     gate_NF, up_NF = both_N2F.chunk(2, dim=-1)
     return F.silu(gate_NF).mul_(up_NF)
 
 
 class Operations:
-    """What is between products: by C kernels where they apply."""
+    """Operations between matrix products: C kernels if they apply, else torch."""
 
     def __init__(self, weight: Tensor, *, by_kernel: bool) -> None:
         self._kernels = LayerKernels() if by_kernel and applies(weight.dtype, weight.device) else None
@@ -202,7 +202,7 @@ class Operations:
 
     @property
     def kernels(self) -> LayerKernels:
-        """Raises RuntimeError where they do not apply."""
+        """The C kernels. Raises RuntimeError if they do not apply."""
         if self._kernels is None:
             raise RuntimeError("a forward is by kernels only where these apply")
         return self._kernels
@@ -217,7 +217,7 @@ class Operations:
 
 
 class FusedLlama:
-    """The forward of a whole model. `bind` is called after its weights were swapped."""
+    """The forward pass of a whole model. Call `bind` after each change of its weights."""
 
     def __init__(self, model: Any, *, by_kernel: bool = True) -> None:
         config, inner = model.config, model.model
@@ -238,34 +238,34 @@ class FusedLlama:
 
     @property
     def by_kernel(self) -> bool:
-        """Whether C kernels do what is between its products."""
+        """Whether C kernels compute the operations between matrix products."""
         return self._operations.by_kernel
 
     @property
     def packs_by_kernel(self) -> bool:
-        """Whether C kernels do the attention of packed forwards, too."""
+        """Whether C kernels compute the attention of packed prefills."""
         return self.by_kernel and self._operations.kernels.attends
 
     @property
     def has_two_ways(self) -> bool:
-        """Whether steps of few rows go by one call and those of many by products."""
+        """Whether decode steps of few rows use one C call, and those of many rows matrix products."""
         return self._step is not None and not self._is_small
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the weights."""
         device: torch.device = self._embedding.weight.device
         return device
 
     def bind(self) -> None:
-        """The weights lie elsewhere now."""
+        """Use the current weights of the model."""
         for layer in self._layers:
             layer.bind()
         self._head.bind()
         self._step = self._made_step()
 
     def _made_step(self) -> DecodeStep | None:
-        """Decode steps by C with the weights of now; None where no kernel applies."""
+        """Decode steps in C with the current weights; None if no kernel applies."""
         if not self._has_steps:
             return None
         n_query, n_key = self.heads
@@ -300,14 +300,14 @@ class FusedLlama:
         return self(ids_n1, position_n1, length, mask, view)
 
     def steps_on(self, n: int) -> bool:
-        """Whether `decoded_on` is for so many rows."""
+        """Whether `decoded_on` serves n rows."""
         step = self._step_for(n)
         return step is not None and step.goes_on
 
     def decoded_on(
         self, ids: Sequence[int], view: KernelBlocks, draws: Draws
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Each row's next tokens and log-probs, one step after the other until one ends a row (`DecodeStep.on`)."""
+        """Next tokens and log-probs of each row, step by step until a row ends (`DecodeStep.on`)."""
         step = self._step_for(len(ids))
         if step is None:
             raise ValueError(f"steps of {len(ids)} rows are one at a time here")
@@ -315,7 +315,7 @@ class FusedLlama:
         return view.decoded_on(step, ids, self._cos_LD, self._sin_LD, draws)
 
     def _step_for(self, n: int) -> DecodeStep | None:
-        """Of so many rows."""
+        """The C decode step for n rows, or None."""
         return self._step if self._is_small or n <= MANY else None
 
     def __call__(
@@ -344,7 +344,7 @@ class FusedLlama:
         return self._head(self._operations.norm(self._norm, h_NE if keep is None else h_NE[keep]))
 
     def reserve(self, length: int) -> int:
-        """Rotations of so many positions, or more, how many is returned; these do not depend on weights."""
+        """Compute RoPE angles of at least this many positions; returns the number."""
         if len(self._cos_LD) >= length:
             return len(self._cos_LD)
         at_1L = torch.arange(2 * length, device=self.device)[None]
@@ -354,24 +354,24 @@ class FusedLlama:
 
 
 def of_step(joined: MergedLinear, copied: bool) -> PackedWeights | PlainWeights:
-    """A weight as a step reads it."""
+    """A weight in the layout of a decode step."""
     return joined.panels() if copied else joined.plain()
 
 
 def epsilons(model: Any) -> list[float]:
-    """Of its norms."""
+    """The epsilons of the norms."""
     return [module.variance_epsilon for module in model.modules() if hasattr(module, "variance_epsilon")]
 
 
 class NoCache:
-    """Attention sees what the forward itself computes."""
+    """A cache view for a forward pass without a cache."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
 
 def fused(model: Any, *, by_kernel: bool = True) -> FusedLlama | None:
-    """The faster forward of a model, if it is of the family; with C kernels where these apply, unless told not to."""
+    """The fused forward of a Llama-like model, else None. `by_kernel`: use C kernels if they apply."""
     if type(model).__name__ not in FAMILY or model.config.hidden_act not in ("silu", "swish"):
         return None
     return FusedLlama(model, by_kernel=by_kernel)
@@ -379,7 +379,7 @@ def fused(model: Any, *, by_kernel: bool = True) -> FusedLlama | None:
 
 @torch.inference_mode()
 def disagreement(model: Any, forward: FusedLlama) -> str | None:
-    """How the two forwards differ with the model's weights as they are; None when they do not."""
+    """How the fused forward differs from that of the model; None if it does not."""
     vocabulary, device = model.config.vocab_size, model.lm_head.weight.device
     ids_1T = (torch.arange(PROBE, device=device) * 7919 % vocabulary)[None]
     plain_TV = model(input_ids=ids_1T, use_cache=False).logits[0]

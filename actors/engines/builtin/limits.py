@@ -1,4 +1,4 @@
-"""What the builtin engine can run and how long a sequence may be; knows a model's configuration and forms only."""
+"""Checks which models and requests the built-in engine supports, and how long a sequence may be."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,9 +1,8 @@
-"""Keys and values in blocks of a few positions, and attention of one token a row over whole blocks; for a CPU.
+"""Paged KV cache for CPU, and decode attention over its blocks.
 
-A row has as many blocks as its tokens need, wherever they lie, and the blocks in use lie behind one another: reading
-them is one run through memory, as fast as it gets, and short rows cost nothing for the long ones beside them. Rows with
-the same prompt have its full blocks in common. A C kernel goes row by row; without one torch reads what is in common
-once for all its rows, and puts the scores into the order of the rows between the two products, for the softmax.
+A row has as many blocks as its tokens need. The blocks in use are contiguous, so attention reads memory in one pass and
+short rows do not pay for long ones. Rows with the same prompt share its full blocks. A C kernel goes row by row.
+Without it, torch reads shared blocks once for all their rows and reorders the scores by row for the softmax.
 
 Shapes: n rows, X = blocks times key heads, M rows that have a block in common, P positions of a block, H query heads, K
 key heads, G = H / K, S = H + 2 K, D head width, J blocks of the longest row, L = J P, T tokens of a packed forward; U
@@ -25,23 +24,23 @@ Cells = tuple[int, int, int, int]  # block, first position in it, how many, the 
 
 
 class PagedCache:
-    """Rows are those of the engine. What a row has in common with others comes first, then its own blocks.
+    """Rows are those of the engine. The shared blocks of a row come first, then its own.
 
-    `by_kernel`: attention of one token a row is the C kernel's, which needs no order of blocks.
+    `by_kernel`: decode attention runs in the C kernel, which needs no block index.
     """
 
     def __init__(self, n_query: int, n_key: int, *, by_kernel: bool = False) -> None:
         self._n_query, self._n_key, self._by_kernel = n_query, n_key, by_kernel
         self.own, self.common = BlockPool(n_key), BlockPool(n_key)
-        self._order: BlockIndex | Tables | None = None  # until something changes
+        self._order: BlockIndex | Tables | None = None  # valid until a block table changes
 
     @property
     def capacity(self) -> int:
-        """Positions that there is room for, over all rows."""
+        """Capacity in positions, over all rows."""
         return self.own.capacity + self.common.capacity
 
     def reserve(self, lengths: Sequence[int], n_cached: int) -> None:
-        """Room for so many positions of each of the first `n_cached` rows; what is there is kept."""
+        """Allocate `lengths` positions for each of the first `n_cached` rows; keeps their content."""
         self._begin(len(lengths))
         tables = zip(self.own.tables, self.common.tables, lengths[:n_cached], strict=False)
         for row, (own, common, length) in enumerate(tables):
@@ -53,7 +52,7 @@ class PagedCache:
             self._order = None
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` positions of one row to another: full blocks are common to both from now on."""
+        """Copy the first `length` positions of a row to another. Full blocks are shared, not copied."""
         n_full = length // P
         while len(self.common.tables[source]) < n_full:
             self._publish(source)
@@ -71,13 +70,13 @@ class PagedCache:
                 self.own.layer(index, layer)[:, rest] = layer[:, blocks[n_full]]
 
     def drop(self, row: int, last: int, length: int) -> None:
-        """A row ends, and the last one takes its place. What its blocks leave is filled or closed by `reserve`."""
+        """Free a row; the last row takes its index. `reserve` fills or closes the holes."""
         self.own.drop(row, last)
         self.common.drop(row, last)
         self._order = None
 
     def filling(self, pieces: Sequence[CachePiece]) -> "FillBlocks":
-        """Where the pieces of one packed forward go."""
+        """A view that writes the pieces of one packed prefill."""
         for piece in pieces:
             n = piece.end - piece.begin
             is_new = not any(self.own.tables[row] or self.common.tables[row] for row in piece.rows)
@@ -94,25 +93,25 @@ class PagedCache:
     def decoding(
         self, positions: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> tuple["DecodeBlocks | KernelBlocks", None]:
-        """Where the next token of rows 0 .. n-1 goes, and all that it sees."""
+        """A view that writes the next token of rows 0 .. n-1 and attends to their cache."""
         if self._by_kernel:
             return self.by_kernel(positions), None
         return DecodeBlocks(self, positions, dtype, self._ordered(len(positions))), None
 
     def by_kernel(self, positions: Sequence[int], *, n_steps: int = 1) -> "KernelBlocks":
-        """The same where that is the C kernel's, for some steps on end."""
+        """The same for the C kernel, for one or several steps."""
         n = len(positions)
         if not isinstance(self._order, Tables) or len(self._order) != n:
             self._order = Tables(self.common.tables[:n], self.own.tables[:n])
         return KernelBlocks(self, Decode(self._order, positions, self._n_query, self._n_key, n_steps=n_steps))
 
     def nexts(self, positions: Sequence[int]) -> list[tuple[int, int]]:
-        """Own block, and position in it, of one position of each of rows 0 .. n-1."""
+        """(own block, position in it) of the given position of each of rows 0 .. n-1."""
         tables = zip(positions, self.own.tables, self.common.tables, strict=False)
         return [(own[at // P - len(common)], at % P) for at, own, common in tables]
 
     def _begin(self, n_rows: int) -> None:
-        """Tables of so many rows."""
+        """Add block tables up to `n_rows`."""
         for pool in (self.own, self.common):
             pool.tables += [[] for _ in range(n_rows - len(pool.tables))]
 
@@ -124,7 +123,7 @@ class PagedCache:
                 self.own.add([row])
 
     def _publish(self, row: int) -> None:
-        """A row's first block of its own is one that others may have in common."""
+        """Move the first own block of a row to the shared pool."""
         block = self.common.add([row])
         self.common.grow()
         mine = self.own.take_first(row)
@@ -139,10 +138,10 @@ class PagedCache:
 
 
 class FillBlocks:
-    """Writes the pieces of one packed forward into their rows; attention sees the packed sequence itself."""
+    """Writes the pieces of one packed prefill into their rows; attention reads the packed sequence itself."""
 
     def __init__(self, blocks: PagedCache, pieces: Sequence[CachePiece]) -> None:
-        cells: tuple[list[Cells], list[Cells]] = ([], [])  # of own blocks, of those in common
+        cells: tuple[list[Cells], list[Cells]] = ([], [])  # of own blocks, of shared blocks
         written = set[tuple[int, int]]()
         for piece in pieces:
             end = piece.start + piece.end - piece.begin
@@ -184,41 +183,41 @@ def _tables(layer: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 class KernelBlocks:
-    """Writes a token, or some, of rows 0 .. n-1 and attends to all that they have, in one pass."""
+    """Writes one or several tokens of rows 0 .. n-1 and attends to their cache, in one C call."""
 
     def __init__(self, blocks: PagedCache, decode: Decode) -> None:
         self._blocks, self._decode = blocks, decode
 
     @property
     def n_positions(self) -> int:
-        """That rotations are needed of."""
+        """Number of positions whose RoPE angles are needed."""
         return self._decode.n_positions
 
     def attended(self, qkv_nSD: Tensor, cos_nD: Tensor, sin_nD: Tensor, index: int, scale: float) -> Tensor:
-        """(n, H D): attention of this layer; of each token all heads are given, not yet turned."""
+        """(n, H D): attention of this layer, from all heads of each token before RoPE."""
         return self._decode.attended(qkv_nSD, cos_nD, sin_nD, *self._pools(index, qkv_nSD), scale)
 
     def decoded(self, step: DecodeStep, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor) -> Tensor:
-        """(n, V) logits after these tokens, by one call for all layers."""
+        """(n, V) logits after these tokens, in one call for all layers."""
         return step(ids, self._decode, cos_LD, sin_LD, self._all_pools(step, cos_LD))
 
     def decoded_on(
         self, step: DecodeStep, ids: Sequence[int], cos_LD: Tensor, sin_LD: Tensor, draws: Draws
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Each row's next tokens and log-probs, by one call for all steps."""
+        """Next tokens and log-probs of each row, in one call for all steps."""
         return step.on(ids, self._decode, cos_LD, sin_LD, self._all_pools(step, cos_LD), draws)
 
     def _all_pools(self, step: DecodeStep, like: Tensor) -> list[tuple[Tensor, Tensor | None]]:
         return [self._pools(index, like) for index in range(len(step))]
 
     def _pools(self, index: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Of a layer: the rows' own, and the common one."""
+        """Own and shared blocks of a layer."""
         own, common = self._blocks.own, self._blocks.common
         return own.layer(index, like), common.layer(index, like) if common.users else None
 
 
 class DecodeBlocks:
-    """Writes one token of rows 0 .. n-1 and attends to all that they have."""
+    """Writes one token of rows 0 .. n-1 and attends to their cache, with torch."""
 
     def __init__(self, blocks: PagedCache, positions: Sequence[int], dtype: torch.dtype, order: BlockIndex) -> None:
         self._blocks, self._order = blocks, order
@@ -229,7 +228,7 @@ class DecodeBlocks:
         self._mask_n1L = mask_nL.masked_fill_(unseen_nL, torch.finfo(dtype).min)[:, None]
 
     def attended(self, qkv_nSD: Tensor, n_query: int, n_key: int, index: int, scale: float) -> Tensor:
-        """(n, H D): attention of this layer; of each token its queries', keys' and values' heads are given."""
+        """(n, H D): attention of this layer, from the query, key and value heads of each token."""
         layer, order, width = self._blocks.own.layer(index, qkv_nSD), self._order, qkv_nSD.shape[-1]
         if not index:
             self._cells = self._cells_of(layer.shape[1], n_key)
@@ -253,13 +252,13 @@ class DecodeBlocks:
         return torch.embedding_bag(part_UD, order.part_X, order.first, False, 0)[0].view(len(qkv_nSD), -1)
 
     def _shares(self, score_UP: Tensor, n_query: int, scale: float) -> Tensor:
-        """What each position adds, by units, of its score."""
+        """Softmax over the positions of each row, in the order of the units."""
         order = self._order
         score_nHL = score_UP.index_select(0, order.unit_X).view(order.n_rows, n_query, -1)
         share_nHL = torch.softmax(torch.add(self._mask_n1L, score_nHL, alpha=scale), dim=-1)
         return share_nHL.view(-1, P).index_select(0, order.share_U)
 
     def _cells_of(self, room: int, n_key: int) -> Tensor:
-        """(n, 2 K): where keys and values of the new tokens are in a layer that is a table of vectors."""
+        """(n, 2 K): indices of the new keys and values in a layer viewed as a table of vectors."""
         layer_S = torch.arange(2).repeat_interleave(n_key) * room * n_key + torch.arange(n_key).repeat(2)
         return (self._block_n1 * n_key + layer_S) * P + self._position_n1

@@ -1,4 +1,4 @@
-"""Which sequences are computed together before they decode, and how they share; knows no weights and no sampling.
+"""Plans prefill: which sequences go into one packed forward pass, and which prompts they share.
 
 Sequences are packed behind one another without padding. Those with the same prompt form a tree: the prompt once, then
 the sampled part of each, which attends to the prompt and to itself. A new group is such a tree without branches' tails.

@@ -1,7 +1,7 @@
-"""Sampling: uniforms of a counter-based generator, and the inverse of the distribution.
+"""Samples tokens by inverting the distribution at a uniform number of a counter-based generator.
 
-A token depends on its logits, its seed and its position, and on nothing else: not on who is in the batch, not on the
-process. Shapes: n rows, V vocabulary, W tokens of a part of it, G parts.
+A token depends on its logits, its seed and its position only, not on the other rows of the batch or the process.
+Shapes: n rows, V vocabulary, W tokens of a part of it, G parts.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from actors.cpu.build import applies
 from actors.cpu.sampler import sampled
 
 W = 64
-FEW = 1024  # tokens of a vocabulary that is one part
+FEW = 1024  # a vocabulary of at most this size is one part
 
 
 def sample(
@@ -30,7 +30,7 @@ def sample(
         return _by_torch(logits_nV, temperatures, top_ps, uniforms)
     tokens, logps = sampled(logits_nV, temperatures, uniforms)
     cut = [row for row, top_p in enumerate(top_ps) if top_p < 1 and temperatures[row] > 0]
-    if cut:  # these alone: what a row gets does not depend on the rows beside it
+    if cut:  # only these rows: a row does not depend on its neighbours
         heats, nuclei, at = ([of[row] for row in cut] for of in (temperatures, top_ps, uniforms))
         for row, token, logp in zip(cut, *_by_torch(logits_nV[cut], heats, nuclei, at), strict=True):
             tokens[row], logps[row] = token, logp
@@ -50,7 +50,7 @@ def _by_torch(
     greedy = [row for row, temperature in enumerate(temperatures) if temperature == 0]
     if greedy:
         token_n[greedy] = logits_nV[greedy].argmax(-1)
-    chosen_n = weight_nV.gather(-1, token_n[:, None])[:, 0].log()  # what is chosen keeps its weight in a nucleus
+    chosen_n = weight_nV.gather(-1, token_n[:, None])[:, 0].log()  # top-p keeps the weight of the chosen token
     return token_n.tolist(), chosen_n.tolist()
 
 
@@ -62,7 +62,7 @@ def _tempered(logits_nV: Tensor, temperatures: Sequence[float]) -> Tensor:
 
 
 def nucleus(weight_nV: Tensor, top_p_n: Tensor) -> Tensor:
-    """The weights with all but the smallest set of likeliest tokens that reaches top_p set to 0."""
+    """Top-p: keep the smallest set of likeliest tokens whose weights reach top_p; set the others to 0."""
     sorted_nV, order_nV = weight_nV.sort(dim=-1, descending=True)
     before_nV = sorted_nV.cumsum(-1, dtype=torch.float64) - sorted_nV
     sorted_nV = sorted_nV.masked_fill(before_nV >= top_p_n[:, None], 0.0)
@@ -70,9 +70,10 @@ def nucleus(weight_nV: Tensor, top_p_n: Tensor) -> Tensor:
 
 
 def invert(weight_nV: Tensor, uniform_n: Tensor) -> Tensor:
-    """Index of the token in whose share of the total weight the uniform falls; never one of weight 0.
+    """Inverse transform sampling: index of the token whose share of the total weight holds the uniform. Never a token
+    of weight 0.
 
-    In a large vocabulary first the part, then the token in it: running sums over whole rows take most of the time.
+    A large vocabulary is searched by part, then by token: running sums over whole rows would take most of the time.
     """
     if weight_nV.shape[-1] <= FEW:
         cdf_nV = weight_nV.cumsum(-1, dtype=torch.float64)
@@ -89,23 +90,23 @@ def invert(weight_nV: Tensor, uniform_n: Tensor) -> Tensor:
 
 
 def _passing(cdf_nC: Tensor, target_n1: Tensor) -> Tensor:
-    """Where each row's running sum first is over the target, or over the number just below all."""
+    """First index of each row whose running sum exceeds the target (clamped just below the total)."""
     total_n1 = cdf_nC[:, -1:]
     inside_n1 = torch.minimum(target_n1, torch.nextafter(total_n1, torch.zeros_like(total_n1)))
     return torch.searchsorted(cdf_nC, inside_n1, right=True)
 
 
-N = 8  # numbers of one digest
+N = 8  # uniforms per digest
 
 
 class Uniforms:
-    """The uniform numbers in [0, 1) of one seed, one for each position."""
+    """Uniform numbers in [0, 1) of one seed, one per position."""
 
     __slots__ = ("_at", "_numbers", "_seeded")
 
     def __init__(self, seed: tuple[int, ...]) -> None:
         self._seeded = hashlib.blake2b(",".join(map(str, seed)).encode(), digest_size=8 * N)
-        self._at: int | None = None  # the last digest that was made, as one comes after the other
+        self._at: int | None = None  # index of the cached digest: positions are read in order
         self._numbers: tuple[float, ...] = ()
 
     def at(self, position: int) -> float:
@@ -113,7 +114,7 @@ class Uniforms:
         return self._of(which)[place]
 
     def run(self, first: int, n: int) -> list[float]:
-        """Those of n positions."""
+        """The numbers of n positions."""
         found: list[float] = []
         while len(found) < n:
             which, place = divmod(first + len(found), N)

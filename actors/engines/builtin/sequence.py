@@ -1,4 +1,4 @@
-"""One request under way: what it was given, what was sampled so far, and by which versions; knows no model."""
+"""A live request: its prompt, the tokens sampled so far and the version of each span."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ class Sequence:
     request: Request
     prompt: tuple[int, ...]
     uniforms: Uniforms
-    filled: int  # version that computed the keys and values of its prompt
+    filled: int  # version that computed the KV cache of its prompt
     cached: bool = False  # all but its last token are in the cache
     sampled: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Sequence:
 
     @property
     def n_left(self) -> int:
-        """Tokens that it may still get."""
+        """Tokens left of its budget."""
         return self.request.max_new_tokens - len(self.sampled)
 
     def add(self, tokens: list[int], logps: list[float], version: int) -> None:
@@ -45,8 +45,8 @@ class Sequence:
         return Completion(self.request.key, self.sampled, self.logps, self.spans, str(finish))
 
 
-def live(request: Request, *, version: int) -> Sequence:
-    """The request as it begins at this version; what is done of it is sampled, and not in the cache."""
+def new_sequence(request: Request, *, version: int) -> Sequence:
+    """The sequence of a request. Tokens of a partial rollout count as sampled; they are not in the cache."""
     row = Sequence(request, tuple(request.ids), Uniforms(request.seed), filled=version)
     if (done := request.done) is not None:
         row.sampled, row.logps, row.spans = list(done.ids), list(done.logps), [list(x) for x in done.spans]

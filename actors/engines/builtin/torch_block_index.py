@@ -1,4 +1,4 @@
-"""Which block of keys and values is where, as indices for one decode step; knows no layer and no keys.
+"""Block index of one decode step in torch: maps KV blocks to rows.
 
 Shapes: n rows, B blocks of one row's own, A blocks that rows have in common, M rows of the latter at most, H query
 heads, K key heads, G = H / K, S = H + 2 K, J blocks of the longest row. A unit is one block for one query head of one

@@ -1,4 +1,4 @@
-"""An engine that makes its tokens up: it costs nearly no CPU and keeps the protocol; knows no bus and no model.
+"""The simulated engine: makes up tokens at configured speeds and follows the engine protocol.
 
 Lengths come from a law and the request's seed, speeds from another law and the clock, tokens from `keyed`. What it
 holds of the weights is their key. Versions, spans and log-probs are as true as a real engine's, of a distribution that
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from actors.engines.builtin.sequence import Sequence, live
+from actors.engines.builtin.sequence import Sequence, new_sequence
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.simulated.token_law import RankLaw, ReadTokens, key_of
 from areal_bus.errors import ConfigError, EngineError
@@ -114,7 +114,7 @@ class SimulatedEngine:
     def abort(self, key: Key) -> Completion | None:
         """Forget a request; what it had so far, or None when it is not live."""
         if (request := self._waiting.pop(key, None)) is not None:
-            return live(request, version=0).completion(Finish.ABORT)
+            return new_sequence(request, version=0).completion(Finish.ABORT)
         text = self._texts.pop(key, None)
         return None if text is None else text.row.completion(Finish.ABORT)
 
@@ -201,7 +201,7 @@ class SimulatedEngine:
             self._due += self._speeds.step_s(len(self._texts))
 
     def _text(self, request: Request, version: int) -> Text:
-        row = live(request, version=version)
+        row = new_sequence(request, version=version)
         ranks = _ranks(len(self._tokens), request.temperature, request.top_p)
         quantile = row.uniforms.at(-len(row.prompt))  # no token has this position
         return Text(row, ReadTokens(), ranks, self._lengths.draw(quantile, beyond=len(row.sampled)))

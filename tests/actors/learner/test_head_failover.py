@@ -63,9 +63,9 @@ class Rank:
 
     name: str
     bus: Bus
-    letterbox: LearnerInbox
+    inbox: LearnerInbox
     rollout: Rollout
-    tie: HeadFailover
+    failover: HeadFailover
     version: list[int]  # of its actor
     said: list[tuple[int, bool]] = field(default_factory=list)  # life of the head; whether another was told before
     ended: list[int] = field(default_factory=list)  # exit codes with which the process would have been ended
@@ -90,12 +90,12 @@ class Crew:
         """A head of this life is there, for one rank or for all; returns when they have heard."""
         self.tell(m.PeerList([], [], life), to=of)
         for rank in self.ranks if of is None else [self.ranks[of]]:
-            until(lambda rank=rank: rank.letterbox.life == life)  # type: ignore[misc]
+            until(lambda rank=rank: rank.inbox.life == life)  # type: ignore[misc]
 
     def begin(self) -> None:
         """With the head of life 0."""
         self.is_joined(0)
-        assert not any(self.all(lambda rank: rank.tie.confirm(False)))
+        assert not any(self.all(lambda rank: rank.failover.confirm(False)))
         assert self.said == [[(0, False)]] * len(self.ranks)
 
     @property
@@ -142,7 +142,7 @@ def crew(tmp_path: Path, size: int) -> Iterator[Crew]:
         agreement.end()
         pool.shutdown()
         for rank in ranks:
-            rank.letterbox.close()
+            rank.inbox.close()
             rank.bus.close()
     head.close()
 
@@ -156,23 +156,23 @@ def rank_of(folder: Path, head: Bus, index: int, agreement: Agreement) -> Rank:
     said: list[tuple[int, bool]] = []
     ended: list[int] = []
     version = [0]
-    letterbox = LearnerInbox(bus, push_begun=lambda _: None, overdue=ended.append, rejoin_grace_s=0.05)
-    tie = HeadFailover(
-        letterbox,
+    inbox = LearnerInbox(bus, push_begun=lambda _: None, overdue=ended.append, rejoin_grace_s=0.05)
+    failover = HeadFailover(
+        inbox,
         most=lambda values: agreement.most(index, values),
         begin=lambda life, lives_on: said.append((life, lives_on)),
     )
     rollout = Rollout(
         lambda message: bus.send("head", message),
-        letterbox,
-        tie,
+        inbox,
+        failover,
         journal=Journal(folder, role="learner", index=index, incarnation=0),
         pulse=HeartbeatState(),
         eta=1,
         n_samples=4,
         version=lambda: version[0],
     )
-    return Rank(name, bus, letterbox, rollout, tie, version, said, ended)
+    return Rank(name, bus, inbox, rollout, failover, version, said, ended)
 
 
 def taken(batches: "Sequence[Future[Batch | None]]") -> list[list[list[int]]]:
@@ -212,7 +212,7 @@ def test_a_batch_that_all_have_is_trained_and_the_next_head_hears_where_they_are
     crew.tell(*crew.share(0, seed=1))
     crew.is_joined(1)
     assert taken(taking) == [dealt(0, seed=1)] * len(crew.ranks)
-    assert all(rank.tie.is_cut for rank in crew.ranks)
+    assert all(rank.failover.has_new_head for rank in crew.ranks)
     assert crew.said == [[(0, False)]] * len(crew.ranks)  # in the middle of a step there is nothing to say
     crew.train()
     taking = crew.take_batches()
@@ -330,7 +330,7 @@ def test_ranks_that_have_joined_different_heads_agree_on_the_newest(crew: Crew) 
     crew.is_joined(1, of=0)
     for index in range(1, len(crew.ranks)):
         crew.is_joined(2, of=index)
-    until(lambda: crew.ranks[0].tie.life == 2)  # it is told of no batch before it has joined that one, too
+    until(lambda: crew.ranks[0].failover.life == 2)  # it is told of no batch before it has joined that one, too
     until(lambda: crew.said == [[(0, False)], *[[(0, False), (2, True)]] * (len(crew.ranks) - 1)])
     names = [rank.name for rank in crew.ranks[1:]]
     heard = [crew.head.receive(WAIT_S) for _ in names]
@@ -369,8 +369,8 @@ def test_after_the_end_another_head_hears_that_nothing_is_left_to_do(crew: Crew)
     come_to_the_end(crew)
     for life in (1, 2):
         crew.is_joined(life)
-        assert all(rank.tie.is_cut for rank in crew.ranks)
-        outliving = crew.start(lambda rank: rank.rollout.outlive())
+        assert all(rank.failover.has_new_head for rank in crew.ranks)
+        outliving = crew.start(lambda rank: rank.rollout.report_end_again())
         crew.asked(0, life)
         crew.tell(m.NoBatch(0, False))
         assert [done.result(WAIT_S) for done in outliving] == [None] * len(crew.ranks)
@@ -381,7 +381,7 @@ def test_after_the_end_another_head_hears_that_nothing_is_left_to_do(crew: Crew)
 def test_after_the_end_a_head_that_has_another_batch_sends_all_ranks_back(crew: Crew) -> None:
     come_to_the_end(crew)
     crew.is_joined(1)
-    outliving = crew.start(lambda rank: rank.rollout.outlive())
+    outliving = crew.start(lambda rank: rank.rollout.report_end_again())
     crew.asked(0, 1)
     crew.tell(*crew.share(0, seed=1))
     for back in outliving:
@@ -393,7 +393,7 @@ def test_after_the_end_a_head_that_has_another_batch_sends_all_ranks_back(crew: 
 def test_a_drained_run_goes_on_from_what_is_on_disk(crew: Crew) -> None:
     come_to_the_end(crew, drained=True)
     crew.is_joined(1)
-    for back in crew.start(lambda rank: rank.rollout.outlive()):
+    for back in crew.start(lambda rank: rank.rollout.report_end_again()):
         with pytest.raises(Restart, match="goes on from what is on disk"):
             back.result(WAIT_S)
     crew.is_quiet()
@@ -407,9 +407,9 @@ def bound(crew: Crew, *, lives_on: bool) -> Iterator[tuple[Rank, list[int]]]:
     """A learner that holds weights; lives of heads that it joins."""
     (rank,) = crew.ranks
     joined: list[int] = []
-    rank.letterbox.bind()
+    rank.inbox.bind()
     if lives_on:
-        rank.letterbox.live_on(joined.append)
+        rank.inbox.live_on(joined.append)
     crew.is_joined(0)
     yield rank, joined
 
@@ -420,7 +420,7 @@ def test_a_head_of_another_life_is_joined_while_nobody_takes_letters(crew: Crew)
         crew.tell(m.Rejoin("only a member may speak", life=1), m.Rejoin("only a member may speak", life=1))
         until(lambda: joined == [1, 1])  # the same Join twice is one
         crew.is_joined(1)
-        rank.letterbox.check()
+        rank.inbox.check()
         assert not rank.ended
 
 
@@ -441,7 +441,7 @@ def test_a_learner_goes_back_to_its_checkpoint(crew: Crew, said: m.Rejoin, lives
         until(lambda: rank.ended == [codes.RESTART])
         assert joined == []
         with pytest.raises(Restart, match=said.reason):
-            rank.letterbox.check()
+            rank.inbox.check()
 
 
 @pytest.mark.parametrize("size", [1])
@@ -453,7 +453,7 @@ def test_a_learner_that_has_outlived_a_head_can_still_be_sent_back(crew: Crew) -
         crew.tell(m.Rejoin("no waypoint on disk says what it had", life=1, anew=True))
         until(lambda: rank.ended == [codes.RESTART])
         with pytest.raises(Restart, match="no waypoint"):
-            rank.letterbox.take()
+            rank.inbox.take()
 
 
 # real processes, over gloo

@@ -26,13 +26,13 @@ class Rank:
 
     name: str
     bus: Bus
-    letterbox: LearnerInbox
+    inbox: LearnerInbox
     meeting: Rendezvous
     joined: list[str]  # again, because the head asked
     looked: threading.Event
 
     def close(self) -> None:
-        self.letterbox.close()
+        self.inbox.close()
         self.bus.close()
 
 
@@ -50,11 +50,11 @@ class Place:
         bus.connect("head", self.head.endpoint)
         bus.send("head", m.Ready(0))
         assert self.head.receive(10.0) is not None  # it can answer now
-        letterbox = LearnerInbox(bus, push_begun=lambda _: None, overdue=lambda _: None)
+        inbox = LearnerInbox(bus, push_begun=lambda _: None, overdue=lambda _: None)
         joined: list[str] = []
         looked = threading.Event()
-        meeting = Rendezvous(letterbox, name=name, join_again=lambda: joined.append(name), look=looked.set)
-        self.ranks.append(Rank(name, bus, letterbox, meeting, joined, looked))
+        meeting = Rendezvous(inbox, name=name, join_again=lambda: joined.append(name), look=looked.set)
+        self.ranks.append(Rank(name, bus, inbox, meeting, joined, looked))
         return self.ranks[-1]
 
     def store(self) -> str:
@@ -138,7 +138,7 @@ def test_a_rank_that_waits_joins_again_when_asked_and_one_that_has_met_comes_bac
     hosting.result(10.0)
     place.head.send(root.name, m.Rejoin("learner-1.1 begins anew"))
     with pytest.raises(Restart, match=r"learner-1\.1 begins anew"):
-        root.letterbox.take()
+        root.inbox.take()
     assert root.joined == [root.name]
 
 

@@ -1,4 +1,4 @@
-"""Batches as they come over the bus, the letterbox and the push thread, within one process."""
+"""Batches as they come over the bus, the inbox and the push thread, within one process."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ class Line:
     """A learner's end and the head's end of one connection."""
 
     head: Bus
-    letterbox: LearnerInbox
+    inbox: LearnerInbox
     rollout: Rollout
     begun: list[m.PushBegin]
     version: list[int]  # of the actor
@@ -59,25 +59,25 @@ def line(tmp_path: Path) -> Iterator[Line]:
     assert head.receive(10.0) is not None  # the head has heard it, so it can answer
     begun: list[m.PushBegin] = []
     ended: list[int] = []
-    letterbox = LearnerInbox(bus, push_begun=begun.append, overdue=ended.append, rejoin_grace_s=0.05)
+    inbox = LearnerInbox(bus, push_begun=begun.append, overdue=ended.append, rejoin_grace_s=0.05)
     journal = Journal(tmp_path, role="learner", index=0, incarnation=0)
     version = [0]
     head.send("learner-0.0", m.PeerList([], []))
     said: list[tuple[int, bool]] = []
-    tie = HeadFailover(letterbox, most=list, begin=lambda life, lives_on: said.append((life, lives_on)))
-    assert not tie.confirm(False)
+    failover = HeadFailover(inbox, most=list, begin=lambda life, lives_on: said.append((life, lives_on)))
+    assert not failover.confirm(False)
     rollout = Rollout(
         lambda message: bus.send("head", message),
-        letterbox,
-        tie,
+        inbox,
+        failover,
         journal=journal,
         pulse=HeartbeatState(),
         eta=1,
         n_samples=4,
         version=lambda: version[0],
     )
-    yield Line(head, letterbox, rollout, begun, version, said, ended)
-    letterbox.close()
+    yield Line(head, inbox, rollout, begun, version, said, ended)
+    inbox.close()
     bus.close()
     head.close()
     journal.close()
@@ -119,15 +119,15 @@ def test_a_batch_that_is_not_trained_is_the_last_one_asked_for(line: Line, last:
 def test_the_end_of_a_share_wakes_the_loop_and_its_items_do_not(line: Line) -> None:
     *items, end = [*random_shard(0, clock=0), m.ShardEnd(0, 0, 12, 3, False)]
     line.tell(m.HeadHeartbeat(term=1, version=0))
-    until(lambda: line.letterbox.term == 1)  # what came before it is sorted
-    line.letterbox.take_now()  # the directory, where it was known to the tie before it lay there
-    line.letterbox.wait(0)
+    until(lambda: line.inbox.term == 1)  # what came before it is sorted
+    line.inbox.take_now()  # the directory, where it was known to the failover before it lay there
+    line.inbox.wait(0)
     line.tell(*items, m.HeadHeartbeat(term=2, version=0))
-    until(lambda: line.letterbox.term == 2)
-    assert not line.letterbox._changed.is_set()
+    until(lambda: line.inbox.term == 2)
+    assert not line.inbox._changed.is_set()
     line.tell(end)
-    until(line.letterbox._changed.is_set)
-    assert [line.letterbox.take() for _ in range(13)] == [*items, end]
+    until(line.inbox._changed.is_set)
+    assert [line.inbox.take() for _ in range(13)] == [*items, end]
 
 
 def test_a_share_that_is_not_whole_is_refused(line: Line) -> None:
@@ -147,7 +147,7 @@ def test_stop_ends_a_wait(line: Line) -> None:
     with pytest.raises(StopRun, match="enough"):
         line.rollout.prepare_batch()
     with pytest.raises(StopRun):
-        line.letterbox.check()
+        line.inbox.check()
 
 
 def test_a_drained_run_ends_the_loop_and_says_so(line: Line) -> None:
@@ -157,7 +157,7 @@ def test_a_drained_run_ends_the_loop_and_says_so(line: Line) -> None:
 
 
 def test_a_rejoin_ends_the_life_of_a_learner_that_is_bound_even_when_its_loop_is_stuck(line: Line) -> None:
-    line.letterbox.bind()
+    line.inbox.bind()
     line.tell(m.Rejoin("only a member may speak"))
     until(lambda: line.ended == [codes.RESTART])
     with pytest.raises(Restart, match="only a member may speak"):
@@ -166,10 +166,10 @@ def test_a_rejoin_ends_the_life_of_a_learner_that_is_bound_even_when_its_loop_is
 
 def test_a_rejoin_before_that_only_asks_for_another_join(line: Line) -> None:
     line.tell(m.Rejoin("only a member may speak"))
-    until(line.letterbox.asked_to_rejoin)
-    assert not line.letterbox.asked_to_rejoin()
-    line.letterbox.bind()
-    line.letterbox.check()
+    until(line.inbox.asked_to_rejoin)
+    assert not line.inbox.asked_to_rejoin()
+    line.inbox.bind()
+    line.inbox.check()
     assert not line.ended
 
 
@@ -182,13 +182,13 @@ def test_the_term_is_that_of_the_pushes_and_not_of_whoever_comes_later(line: Lin
         m.NoBatch(0, False),
     )
     assert line.rollout.prepare_batch() is None
-    assert line.letterbox.term == 4
+    assert line.inbox.term == 4
 
 
 def test_before_its_first_push_a_learner_takes_the_term_from_heartbeats(line: Line) -> None:
     line.tell(m.HeadHeartbeat(3, 10), m.HeadHeartbeat(4, 10), m.NoBatch(0, False))
     assert line.rollout.prepare_batch() is None
-    assert line.letterbox.term == 4
+    assert line.inbox.term == 4
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -206,9 +206,9 @@ def test_a_push_is_begun_while_nobody_takes_letters(line: Line) -> None:
 
 
 def test_what_another_thread_failed_with_is_raised_by_the_loop(line: Line) -> None:
-    line.letterbox.fail(OSError("disk is gone"))
+    line.inbox.fail(OSError("disk is gone"))
     with pytest.raises(OSError, match="disk is gone"):
-        line.letterbox.take()
+        line.inbox.take()
 
 
 def snapshot_of(version: int) -> Snapshot:

@@ -119,7 +119,7 @@ def rollout(module: Any) -> None:
 
     def prepare_batch(self: Any) -> Any:
         while (version := told("hold")) and self._step >= int(version):
-            self._letterbox.check()
+            self._inbox.check()
             time.sleep(LOOK_S)
         batch = real(self)
         strike("consumed")
@@ -139,7 +139,7 @@ def learner(module: Any) -> None:
 
 
 def keeping(module: Any) -> None:
-    before(module.Keeper, "keep", "announced")
+    before(module.CheckpointManager, "keep", "announced")
 
 
 def shelf(module: Any) -> None:

@@ -292,7 +292,7 @@ def test_steps_have_room_and_numbers_for_all_rows() -> None:
     for uid in range(2):
         running.submit(request(uid, n_given=5))
     running.step()
-    slots, forward = running._slots, running._fused
+    slots, forward = running._cache, running._fused
     assert isinstance(slots, PagedCache)
     assert forward is not None
     slots.reserve([6, 6], 2)

@@ -371,11 +371,11 @@ def test_the_cache_follows_the_live_sequences(monkeypatch: pytest.MonkeyPatch) -
         running.submit(one)
     most = 0
     while not (ended := running.step()):
-        most = running._slots.capacity
+        most = running._cache.capacity
     assert [c.key for c in ended] == [one.key for one in long]
     assert most >= 11 * 239
     done = run_all(running)
-    assert running._slots.capacity <= 1024
+    assert running._cache.capacity <= 1024
     assert_logps([short], done, {0: llama(0)})
 
 
