@@ -13,7 +13,7 @@ void gate_back(int64_t n, int64_t width, float *restrict both, float *restrict g
 void rope(int64_t n, int64_t stride, int64_t n_heads, int64_t width, float sign, const float *cosine, const float *sine,
           float *x);
 
-enum { SOME = 8 * TALL }; /* columns that are copied together */
+enum { SOME = 8 * TALL }; /* columns copied together */
 
 /* out (n_left, n_right) += left (n, n_left)^T right (n, n_right), for n up to CHUNK. Some columns of left at a time are copied
    side by side, since rows that are a power of two apart drive each other out of the nearest cache. What a tile is added to
@@ -114,7 +114,7 @@ typedef struct {
     float epsilon;
 } MlpShape;
 
-/* out (n, width) = h + down of what the gates let through of norm(h), where h = x + out of attn. `room` (CHUNK, n_gates). */
+/* out (n, width) = h + MLP(RMSNorm(h)), h = x + attn W_out^T. `room` is scratch (CHUNK, n_gates). */
 void mlp_forward(const MlpShape *s, const float *x, const float *attn, const float *out_panels, const float *gate_up_panels,
          const float *down_panels, float *normed, float *rstd, float *both, float *room, float *out) {
     const int64_t width = s->width, n_gates = s->n_gates, n_attn = s->n_attn;
@@ -136,7 +136,7 @@ typedef struct {
     float *by_out, *by_gate_up, *by_down; /* (width, n_attn), (2 n_gates, width), (width, n_gates): added to */
 } MlpWeights;
 
-/* grad (n, width) by `out`; both is used up. by_x (n, width), by_attn (n, n_attn). */
+/* Backward from grad (n, width) of out; overwrites both. Writes by_x (n, width), by_attn (n, n_attn). */
 void mlp_backward(const MlpShape *s, const MlpWeights *weights, const float *grad, const float *attn, const float *normed,
               const float *rstd, float *both, float *room, float *by_x, float *by_attn) {
     const int64_t width = s->width, n_gates = s->n_gates, n_attn = s->n_attn;

@@ -17,8 +17,8 @@ enum { LANES = 8, WIDE = 2 };
 #else
 enum { LANES = 4, WIDE = 4 };
 #endif
-enum { TALL = 6, PANEL = LANES * WIDE, CHUNK = 96 }; /* rows that are passed through all products, and stay in a cache */
-enum { LINE = 64 }; /* bytes that memory gives at once */
+enum { TALL = 6, PANEL = LANES * WIDE, CHUNK = 96 }; /* CHUNK rows stay in the cache through all products */
+enum { LINE = 64 }; /* bytes of a cache line */
 
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 
@@ -36,10 +36,10 @@ typedef struct {
     int64_t right_step;
     const char *ahead, *soon;
     int64_t ahead_step, soon_step;
-    int is_new; /* what is there is not added */
+    int is_new; /* out is overwritten, not accumulated */
 } Sum;
 
-/* out (rows, vectors), of which a row is `stride` long. */
+/* out (rows, vectors) with row length `stride`. */
 ALWAYS void tile(const int rows, const int vectors, const Sum of, float *restrict out, int64_t stride) {
     const float *restrict left = of.left, *restrict right = of.right;
     const char *ahead = of.ahead, *soon = of.soon;
@@ -57,7 +57,7 @@ ALWAYS void tile(const int rows, const int vectors, const Sum of, float *restric
             const float one = left[r * of.beside];
             UNROLLED for (int v = 0; v < vectors; v++) sum[r][v] += by[v] * one;
         }
-        if (rows * vectors == 1) HELD(sum[0][0]); /* else a row alone would be rounded otherwise than beside others */
+        if (rows * vectors == 1) HELD(sum[0][0]); /* else a single row would round differently from a row among others */
     }
     UNROLLED for (int r = 0; r < rows; r++)
         UNROLLED for (int v = 0; v < vectors; v++) *(Lanes *)(out + r * stride + v * LANES) = sum[r][v];
@@ -78,7 +78,7 @@ ALWAYS void tiled(int64_t rows, int64_t columns, const Sum of, float *out, int64
     float part[TALL * PANEL];
     float *const whole = out;
     const int64_t whole_stride = stride, vectors = (columns + LANES - 1) / LANES;
-    const int is_torn = columns % LANES != 0; /* the last vector is not all its row's */
+    const int is_torn = columns % LANES != 0; /* the last vector exceeds the row */
     if (is_torn) {
         memset(part, 0, sizeof part);
         for (int64_t r = 0; !of.is_new && r < rows; r++)
@@ -97,7 +97,7 @@ ALWAYS void tiled(int64_t rows, int64_t columns, const Sum of, float *out, int64
         memcpy(whole + r * whole_stride, part + r * PANEL, columns * sizeof(float));
 }
 
-/* Memory that is used after a product: asked for while it is computed, as much in each step of its sums. */
+/* Memory to prefetch during a product, evenly over its steps. */
 typedef struct {
     const void *from;
     int64_t bytes;

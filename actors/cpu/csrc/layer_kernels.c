@@ -14,7 +14,7 @@ void normed(int64_t n, int64_t width, float epsilon, const float *restrict x, co
     }
 }
 
-/* normed (n, width) = x over its root mean square; rstd (n) is the reciprocal of that. */
+/* normed (n, width) = x / rms(x); rstd (n) = 1 / rms(x). */
 void norm(int64_t n, int64_t width, float epsilon, const float *restrict x, float *restrict normed,
           float *restrict rstd) {
     for (int64_t row = 0; row < n; row++, x += width, normed += width) {
@@ -26,7 +26,7 @@ void norm(int64_t n, int64_t width, float epsilon, const float *restrict x, floa
     }
 }
 
-/* grad (n, width) by what was normed becomes the grad by x: rstd (grad - normed mean(grad normed)). */
+/* grad (n, width) of the norm becomes the gradient of x: rstd (grad - normed mean(grad normed)). */
 void norm_back(int64_t n, int64_t width, const float *restrict normed, const float *restrict rstd,
                float *restrict grad) {
     for (int64_t row = 0; row < n; row++, grad += width, normed += width) {
@@ -37,7 +37,7 @@ void norm_back(int64_t n, int64_t width, const float *restrict normed, const flo
     }
 }
 
-/* The same, and what there is (n, width) is added. */
+/* The same plus there (n, width). */
 void norm_back_onto(int64_t n, int64_t width, const float *restrict normed, const float *restrict rstd,
                     const float *restrict there, float *restrict grad) {
     for (int64_t row = 0; row < n; row++, grad += width, normed += width, there += width) {
@@ -58,7 +58,7 @@ INLINE int64_t opened(int64_t left, const float *restrict x, float *restrict sha
     return n;
 }
 
-/* gated (n, width) = silu(gate) * up, where a row of both (n, 2 width) is its gates, then what they let through. */
+/* gated (n, width) = silu(gate) * up, where a row of both (n, 2 width) is gate, then up. */
 void gate(int64_t n, int64_t width, const float *restrict both, float *restrict gated) {
     float share[PIECE];
     for (int64_t row = 0; row < n; row++, both += 2 * width, gated += width)
@@ -68,7 +68,7 @@ void gate(int64_t n, int64_t width, const float *restrict both, float *restrict 
         }
 }
 
-/* In place: both become their gradients, and the grad (n, width) of what was gated becomes that itself. */
+/* In place: both becomes its gradient and grad (n, width) becomes the gated values. */
 void gate_back(int64_t n, int64_t width, float *restrict both, float *restrict grad) {
     float share[PIECE];
     for (int64_t row = 0; row < n; row++, both += 2 * width, grad += width)
@@ -93,7 +93,7 @@ void transpose(int64_t n, int64_t width, const float *from, float *to) {
         for (int64_t d = i < rows ? columns : 0; d < width; d++) to[d * n + i] = from[i * width + d];
 }
 
-/* A weight times scale (width), back: grad (n, width) of that product becomes the weight's; by_scale (width). */
+/* Backward of weight * scale (width): grad (n, width) becomes the gradient of the weight; by_scale (width). */
 void scale_back(int64_t n, int64_t width, const float *restrict weight, const float *restrict scale,
                 float *restrict grad, float *restrict by_scale) {
     memset(by_scale, 0, width * sizeof(float));

@@ -10,7 +10,7 @@ enum {
     AHEAD = 4096, /* floats: so far before they are read keys are asked for, and values */
 };
 
-/* A head in its halves, by angles whose halves are alike. */
+/* RoPE of one head, half against half. */
 INLINE void rope(float *restrict x, const float *restrict cosine, const float *restrict sine, int64_t width) {
     const int64_t half = width / 2;
     for (int64_t d = 0; d < half; d++) {
@@ -42,7 +42,7 @@ INLINE void scored(int64_t n, const float *restrict query, const float *restrict
     }
 }
 
-/* Scores to shares, which add up to 1. */
+/* Softmax. */
 INLINE void shared(int64_t n, float scale, float *restrict score) {
     const float most = highest(n, score);
     float total = 0.0f;
@@ -128,7 +128,7 @@ INLINE void attend(int64_t n, const Cache *c, float *restrict qkv, const float *
     }
 }
 
-/* qkv (n, queries + keys + values, width): queries and keys are turned in place, keys and values of the new tokens go to
+/* qkv (n, queries + keys + values, width): RoPE is applied to queries and keys in place, keys and values of the new tokens go to
    their cells, which are in blocks of the row's own; cosine and sine (n, width) of the rows' positions; score
    (queries, most P) is room; out (n, queries, width). */
 void attended(int64_t n, int64_t width, const Cache *cache, float *qkv, const float *cosine, const float *sine,

@@ -1,4 +1,4 @@
-/* From logits and a uniform number to a token: where the running sum of the weights passes the uniform's share of all. */
+/* Inverse transform sampling: the token where the running sum of the weights passes uniform * total. */
 #include "kernels.h"
 #include "simd.h"
 
@@ -22,7 +22,7 @@ static double weighed(int64_t width, float rate, float most, const float *restri
     return total;
 }
 
-/* The token in whose share the target falls, or the last that has a share; never one of weight 0. */
+/* The token whose interval holds the target, else the last of weight above 0; never one of weight 0. */
 static int64_t passed(int64_t width, double target, const float *restrict weight, const float *restrict part) {
     const int64_t n_parts = (width + PART - 1) / PART;
     double upto = 0.0, before = 0.0;

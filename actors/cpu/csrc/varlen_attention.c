@@ -31,7 +31,7 @@ typedef struct {
     int64_t n, first, n_next, filled; /* tokens, of the next one, too; filled up to SPAN */
     const int64_t *rows;              /* of its tokens; then of the next one's */
     int64_t width, wide;              /* of a head; filled up to SPAN */
-    int64_t stride, out_stride;             /* of a row of qkv; of all its query heads */
+    int64_t stride, out_stride;       /* of a row of qkv; of all its query heads */
 } One;
 
 static inline int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -106,7 +106,7 @@ INLINE void transpose_head(const One *o, const float *from, float *to) {
             transpose_square(from + i * o->wide + d, o->wide, to + d * o->filled + i, o->filled);
 }
 
-/* Of the sequence that comes next the rows [at, at + ROWS), a head's share of each: one head at a time its rows would
+/* Prefetch, of the next sequence, the rows [at, at + ROWS), a head's share of each: one head at a time its rows would
    come from far memory one by one, and what is asked for this early is here by then. */
 INLINE void ask(const One *o, int64_t at, int64_t head, int64_t n_heads, int64_t stride, const float *from) {
     const int64_t begin = head * stride / n_heads, end = (head + 1) * stride / n_heads;
@@ -126,7 +126,7 @@ INLINE void clear(int64_t n, int64_t all, float *x) {
     for (; n < all; n += LANES) *(Lanes *)(x + n) = (Lanes){0};
 }
 
-/* The sum of a head's products. */
+/* Dot product of two heads. */
 INLINE float along(int64_t width, const float *a, const float *b) {
     Lanes lanes = {0};
     float sum = 0.0f;
@@ -137,7 +137,7 @@ INLINE float along(int64_t width, const float *a, const float *b) {
     return sum;
 }
 
-/* One query head. keys_t (wide, filled) are its keys, values (filled, wide). */
+/* Forward pass of one query head: keys_t (wide, filled), values (filled, wide). */
 INLINE void forward(const Packed *p, const One *o, int64_t head, const float *qkv, const float *keys_t,
                     const float *values, float *room, float *out, float *total) {
     const int64_t wide = o->wide, filled = o->filled;
@@ -165,7 +165,7 @@ INLINE void forward(const Packed *p, const One *o, int64_t head, const float *qk
     }
 }
 
-/* How many numbers go together. With 4 torch's attention is faster. */
+/* Vector length. With 4 lanes the attention of torch is faster. */
 void packed_lanes(int64_t *lanes) { *lanes = LANES; }
 
 INLINE void attend(const Packed *p, const int64_t width, const float *qkv, float *room, float *out, float *total) {
@@ -184,9 +184,9 @@ INLINE void attend(const Packed *p, const int64_t width, const float *qkv, float
     }
 }
 
-/* out (rows, query heads, width); total (rows, query heads): the logarithm of the sum of e^score. */
+/* out (rows, query heads, width); total (rows, query heads): log-sum-exp of the scores. */
 void packed_attention(const Packed *p, const float *qkv, float *room, float *out, float *total) {
-    switch (p->width) { /* constants: a head's copies are a few instructions each */
+    switch (p->width) { /* constant widths: copies of a head compile to a few instructions */
     case 32: attend(p, 32, qkv, room, out, total); break;
     case 64: attend(p, 64, qkv, room, out, total); break;
     default: attend(p, p->width, qkv, room, out, total);
@@ -274,7 +274,7 @@ INLINE void back_of_rows(const Packed *p, const One *o, int64_t head, const Back
         copy(o->width, 0, p->scale, b->by_query + r * wide, b->by_qkv + o->rows[at + r] * o->stride + column);
 }
 
-/* One query head: the gradients of its queries are written, those of keys and values added up in the room. */
+/* Backward pass of one query head: writes gradients of queries, accumulates those of keys and values in scratch. */
 INLINE void backward(const Packed *p, const One *o, int64_t head, const Back *b) {
     const int64_t wide = o->wide, filled = o->filled;
     for (int64_t start = o->first; start < o->n; start += QUERIES) {
@@ -291,7 +291,7 @@ INLINE void backward(const Packed *p, const One *o, int64_t head, const Back *b)
     }
 }
 
-/* The gradients of a head of keys or values go to their rows; those of shared rows are added to what is there. */
+/* Write the gradients of a key or value head to their rows; rows of a shared prefix are accumulated. */
 INLINE void distribute(const One *o, const float *restrict from, float *restrict to) {
     for (int64_t i = 0; i < o->first; i++)
         for (int64_t d = 0; d < o->width; d++) to[o->rows[i] * o->stride + d] += from[i * o->wide + d];
@@ -317,7 +317,7 @@ INLINE void attend_back(const Packed *p, const int64_t width, float *room, Back 
     }
 }
 
-/* by_qkv (rows, all heads, width) from grad, of what forward gave. */
+/* by_qkv (rows, all heads, width): gradient of qkv from grad, the gradient of out. */
 void packed_attention_back(const Packed *p, const float *qkv, const float *out, const float *total, const float *grad,
                            float *room, float *by_qkv) {
     const Back b = {.qkv = qkv, .out = out, .total = total, .grad = grad, .by_qkv = by_qkv};
