@@ -14,7 +14,7 @@ NAME = re.compile(r"(generator|reward|learner)-(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9
 
 _HEAD, _GENERATOR, _REWARD, _LEARNER = frozenset({Role.HEAD}), *(frozenset({role}) for role in list(Role)[1:])
 _ANY = _GENERATOR | _REWARD | _LEARNER
-_PUSHED = _GENERATOR | _LEARNER  # who takes part in weight pushes
+_PUSHED = _GENERATOR | _LEARNER  # members and root of weight pushes
 
 SENDERS: dict[type, dict[Role, frozenset[Role]]] = {  # message type -> receiver -> roles that may send it there
     # reports of members to the head
@@ -37,7 +37,7 @@ SENDERS: dict[type, dict[Role, frozenset[Role]]] = {  # message type -> receiver
     m.PushBroken: {Role.HEAD: _PUSHED, Role.LEARNER: _HEAD},
     # from a generator to a reward
     m.Trajectory: {Role.REWARD: _GENERATOR},
-    # commands and news of the head
+    # commands and reports of the head
     m.HeadHeartbeat: dict.fromkeys(_ANY, _HEAD),
     m.Rejoin: dict.fromkeys(_ANY, _HEAD),
     m.PeerList: dict.fromkeys(_ANY, _HEAD),
@@ -55,7 +55,7 @@ SENDERS: dict[type, dict[Role, frozenset[Role]]] = {  # message type -> receiver
 
 
 def role_of(name: str) -> Role | None:
-    """The role of the actor of that name ("head", "generator-3.1"); None when it is no actor's name."""
+    """Role of the actor of that name ("head", "generator-3.1"); None if it is not the name of an actor."""
     if name == Role.HEAD:
         return Role.HEAD
     found = NAME.fullmatch(name)
@@ -63,23 +63,25 @@ def role_of(name: str) -> Role | None:
 
 
 def may_send(sender: Role | None, receiver: Role | None, kind: type) -> bool:
-    """Whether that role may send messages of this kind to that one. Who has no role sends and receives nothing."""
+    """Whether `sender` may send this message type to `receiver`. None, no role, is never allowed."""
     return sender is not None and receiver is not None and sender in SENDERS.get(kind, {}).get(receiver, ())
 
 
 def authorise(receiver: Role | None, sender: str, message: m.Message) -> None:
     """Raises WireError unless `sender`, the name of an authenticated connection, may send this message there.
 
-    Who makes a sample sends it: a trajectory in another's name is refused here, before it is scored.
+    A trajectory must come from the generator that it names. Others are rejected here, before scoring.
     """
     if not may_send(role_of(sender), receiver, type(message)):
         to = receiver or "an actor without a role"
-        raise WireError(f"{sender} may not send {type(message).__name__} to {to}: docs/wire.md lists who may", "role")
+        raise WireError(
+            f"{sender} may not send {type(message).__name__} to {to}: docs/wire.md lists the senders", "role"
+        )
     if isinstance(message, m.Trajectory) and message.generator != sender:
         raise WireError(f"a generator sends its own samples; {sender} sends one of {message.generator[:40]!r}", "maker")
 
 
 def check_sender(role: Role, message: m.Message) -> None:
-    """For the head's core. Raises ImpossibleEvent when a member of this role may not send that to the head."""
+    """Check in the core of the head. Raises ImpossibleEvent when this role may not send the message to the head."""
     if not may_send(role, Role.HEAD, type(message)):
         raise ImpossibleEvent(f"a {role} may not send {type(message).__name__} to the head")

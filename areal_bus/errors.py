@@ -1,28 +1,28 @@
-"""Errors by what a caller can do about them: the rule comes first in every text, the values after it."""
+"""Exception classes, one for each possible reaction of a caller. Texts give the rule first, then the values."""
 
 
 class ArealBusError(Exception):
-    """Everything this project raises on purpose."""
+    """Base class of all errors that this project raises."""
 
 
 class ConfigError(ArealBusError):
-    """The user's input cannot run as it stands; the text says what to change. Exit code 2."""
+    """Invalid user input; the text says what to change. Exit code 2."""
 
 
 class GateShut(ArealBusError):
-    """No credit is left: ask again after a publish or a refund."""
+    """The gate has no credit left: try again after a publish or a refund."""
 
 
 class ImpossibleEvent(ArealBusError):
-    """An event that the rules exclude (a result nobody was asked for, a clock going back): refuse and journal it."""
+    """An event that the rules exclude (an unrequested result, a clock that goes back): reject and journal it."""
 
 
 class LateEvent(ImpossibleEvent):
-    """One that was right when it was sent: its prompt has left since. To be journalled, and nothing for people."""
+    """A result of a prompt that has left the ring since it was sent: journal it without a log line."""
 
 
 class WireError(ArealBusError):
-    """Bytes that are no message of this job: drop, count by reason (one word) and name the peer once."""
+    """Bytes that are not a message of this job: drop them, count them by reason, log the peer once."""
 
     def __init__(self, sentence: str, reason: str = "format") -> None:
         super().__init__(sentence)
@@ -30,15 +30,15 @@ class WireError(ArealBusError):
 
 
 class PushFailed(ArealBusError):
-    """A weight push did not complete: fence the member and let the clock go on."""
+    """A weight push did not complete: fence the member; the clock continues."""
 
 
 class Evicted(ArealBusError):
-    """The head parts with this process, which completes no push: its next incarnation may do better."""
+    """The head evicts this generator after repeated failed pushes; the supervisor restarts it."""
 
 
 class NonFinite(ArealBusError):
-    """A loss or gradient is not finite: nothing is pushed or kept of it; the batch is saved and the run stops."""
+    """A loss or gradient is not finite: discard the update, save the batch and stop the run."""
 
 
 class EngineError(ArealBusError):
@@ -46,33 +46,33 @@ class EngineError(ArealBusError):
 
 
 class EngineLost(ArealBusError):
-    """The server that samples is gone, wrong or silent: this process ends, and comes back with a new one."""
+    """The inference server ended, is wrong or is silent: this process exits and restarts with a new server."""
 
 
 class PromptTooLong(EngineError):
-    """A prompt is over data.max_prompt_tokens: refund it, never cut it."""
+    """A prompt exceeds data.max_prompt_tokens: refund it. Prompts are never truncated."""
 
 
 class WorkflowError(ArealBusError):
-    """A workflow broke a rule of its protocol, or its agent failed: refund the group and show the sentence."""
+    """A workflow violated its protocol, or its agent failed: refund the group and log the text."""
 
     def __init__(self, sentence: str, *, place: str = "", trace: str = "") -> None:
-        """`place` is FILE:LINE in the user's code and `trace` the traceback, of an agent in another process."""
+        """`place` is FILE:LINE in the user's code; `trace` is the traceback of an agent in another process."""
         super().__init__(sentence)
         self.place, self.trace = place, trace
 
 
 class UserCodeFailed(ArealBusError):
-    """Code of the user's failed again where it had failed before, without progress in between: the job ends."""
+    """User code failed again at the same place, without progress in between: end the job."""
 
 
 class CheckpointError(ArealBusError):
-    """A checkpoint is missing, torn or not what its manifest says."""
+    """A checkpoint is missing, incomplete or does not match its manifest."""
 
 
 class ActorFailed(ArealBusError):
-    """An actor of this job ended with an error: the job ends and names it."""
+    """An actor ended with an error: end the job and name the actor."""
 
 
 class Restart(ArealBusError):
-    """This process must come back and go on from the checkpoint; that is no failure of its own. Exit code 75."""
+    """This process must restart from the checkpoint, without a failure of its own. Exit code 75."""

@@ -1,7 +1,6 @@
-"""The journal: one flat JSON line an event, one file a process, append-only.
+"""The journal: one flat JSON line per event, one append-only file per process.
 
-Lines are written to a file opened for appending, whole ones with one write, so that what was written survives kill -9
-of the process. The schema is in docs/journal.md.
+Each write appends whole lines, so written events survive kill -9 of the process. docs/journal.md has the schema.
 """
 
 import json
@@ -17,18 +16,17 @@ from areal_bus.core.events import Event
 
 
 class LineFile:
-    """One write for all lines of an `append`. One that the disk does not take is lost, and the run goes on; people hear
-    of it once."""
+    """Appends lines to a file, one write per `append`. Unwritable lines are lost; the first loss is reported."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.n_lost = 0
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         size = os.fstat(self._file).st_size
-        self._is_torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"  # the last line was written in part
+        self._is_torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"  # the last line is incomplete
 
     def append(self, *lines: bytes) -> None:
-        """Lines without their ends. After half a line the next one begins on a line of its own."""
+        """Append lines, given without newlines. After an incomplete line they start on a new line."""
         data = b"\n".join((b"", *lines, b"") if self._is_torn else (*lines, b""))
         try:
             n_written = os.write(self._file, data)
@@ -38,7 +36,7 @@ class LineFile:
         n_ends = data.count(b"\n", n_written)
         self._is_torn = n_ends > 0 and data[n_written - 1 : n_written] != b"\n"
         if n_ends:
-            self._lose(n_ends, "no space is left for them")
+            self._lose(n_ends, "no space is left on the device")
 
     def close(self) -> None:
         os.close(self._file)
@@ -50,12 +48,12 @@ class LineFile:
 
 
 SCHEMA = 1
-MOST_KEPT = 256  # lines that wait for one write
+MAX_BUFFERED = 256  # lines that are written together
 compact = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
 
 
 class Journal:
-    """Appends events of one process. Not thread-safe: each process writes from one thread."""
+    """Appends the events of one process. Not thread-safe: each process writes from one thread."""
 
     def __init__(self, folder: Path, *, role: str, index: int, incarnation: int, term: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,23 +61,23 @@ class Journal:
         self.term = term
         self._who = {"role": role, "rank": index, "inc": incarnation}
         self._seq = 0
-        self._kept: list[bytes] = []
+        self._buffered: list[bytes] = []
         self._file = LineFile(self.path)
-        self._began = self._marked = self._flushed = time.monotonic()
+        self._started = self._marked = self._flushed = time.monotonic()
         self._label = "start"
         self._spans: dict[str, float] = {}
         self.write(Event.START, schema=SCHEMA, pid=os.getpid())
 
     def write(self, event: Event, **fields: Any) -> None:
-        """One line, after those that were kept; `fields` are flat: numbers, strings, or short lists of numbers.
+        """Write one line, after the buffered ones. `fields` are flat: numbers, strings or short lists of numbers.
 
-        One that the disk does not take is lost, and the run goes on: readers see the gap in `seq`.
+        A line that cannot be written is lost and the run continues: readers see the gap in `seq`.
         """
         self.keep(event, **fields)
         self.flush()
 
     def keep(self, event: Event, **fields: Any) -> None:
-        """One line that goes to the file with the next `write` or `flush`: before anybody hears what it says."""
+        """Buffer one line until the next `write` or `flush`. Call one of them before you send its consequences."""
         line = {
             "t": round(time.monotonic(), 6),
             "wall": round(time.time(), 6),
@@ -90,23 +88,23 @@ class Journal:
             **fields,
         }
         self._seq += 1
-        self._kept.append(compact(line).encode())
-        if len(self._kept) >= MOST_KEPT:
+        self._buffered.append(compact(line).encode())
+        if len(self._buffered) >= MAX_BUFFERED:
             self.flush()
 
     def flush(self) -> None:
-        """What was kept is in the file, as far as the disk takes it, when this returns."""
-        if self._kept:
-            lines, self._kept = self._kept, []
+        """Write the buffered lines."""
+        if self._buffered:
+            lines, self._buffered = self._buffered, []
             self._file.append(*lines)
 
     @property
     def n_lost(self) -> int:
-        """Lines that the disk did not take."""
+        """Number of lines that could not be written."""
         return self._file.n_lost
 
     def mark(self, label: str) -> None:
-        """From now on time is spent on `label`. Every second of a process has exactly one label (I12)."""
+        """Time from now on counts as `label`. Every second of a process has exactly one label (I12)."""
         now = time.monotonic()
         self._spans[self._label] = self._spans.get(self._label, 0.0) + now - self._marked
         self._marked, self._label = now, label
@@ -115,7 +113,7 @@ class Journal:
 
     @contextmanager
     def span(self, label: str) -> Iterator[None]:
-        """Time inside is `label`; afterwards it is what it was before."""
+        """Time in this block counts as `label`; afterwards the previous label continues."""
         before = self._label
         self.mark(label)
         try:
@@ -124,10 +122,10 @@ class Journal:
             self.mark(before)
 
     def close(self, **fields: Any) -> None:
-        """The last spans and the END line."""
+        """Write the last spans and the END line."""
         self.mark("end")
         self._write_spans(time.monotonic())
-        self.write(Event.END, wall_s=round(time.monotonic() - self._began, 6), **fields)
+        self.write(Event.END, wall_s=round(time.monotonic() - self._started, 6), **fields)
         self._file.close()
 
     def _write_spans(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Entry: `mpirun -np 4 python -m areal_bus.launch CONFIG.toml`. The one import of this package that points up."""
+"""Entry point: `mpirun -np 4 python -m areal_bus.launch CONFIG.toml`. Imports `launch`, the only upward import."""
 
 import importlib
 import signal
@@ -10,8 +10,8 @@ from areal_bus import parent_death
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def strangers() -> list[str]:
-    """A line for each of our common names that is found somewhere else than beside this package."""
+def shadowed_packages() -> list[str]:
+    """An error line for each of our packages that Python finds in another place."""
     found = []
     for name in ("actors", "launch", "tools"):
         path = Path(importlib.import_module(name).__file__ or ".").resolve().parent
@@ -23,9 +23,9 @@ def strangers() -> list[str]:
 
 
 def main() -> int:
-    parent_death.die_with_starter()  # first of all
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # a request to drain waits until somebody listens
-    if wrong := strangers():
+    parent_death.die_with_starter()  # must be the first call
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # a drain request stays pending until it is handled
+    if wrong := shadowed_packages():
         print("\n".join(wrong), file=sys.stderr)
         return 2
     return int(importlib.import_module("launch.main").main())

@@ -1,7 +1,7 @@
-"""Every record that crosses a process; knows nothing of sockets, encodings or clocks.
+"""All messages: the records that processes send to each other.
 
-Arrays travel as raw little-endian bytes: token ids are int32, log-probs float32. A field marked `frame()` goes on the
-wire as a frame of its own; all others go into the small header.
+Arrays are raw little-endian bytes: token ids are int32, log-probs float32. A field marked `frame()` is sent as its own
+frame; all other fields are sent in the small header.
 """
 
 import dataclasses
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
-PROTOCOL = 12  # raised with every change of a record here, of how they travel, or of a checksum
+PROTOCOL = 12  # incremented with every change of a record, of the wire format or of a checksum
 
-ATTEMPTS = 1000  # attempts that a prompt has in one term, so that no two terms' results are ever mixed up
+ATTEMPTS = 1000  # attempts of a prompt in one term; separates the results of different terms
 
 Kind = TypeVar("Kind")
 
 
 def frame(kind: str, *, default: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field that travels as a raw frame; kind is "int32", "float32" or "text" (UTF-8)."""
+    """A dataclass field that is sent as a raw frame; kind is "int32", "float32" or "text" (UTF-8)."""
     return dataclasses.field(default=default, metadata={"frame": kind})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, frame))
 def record(kind: type[Kind]) -> type[Kind]:
-    """A slotted dataclass, compared and hashed by its values, whose fields nobody may assign: mypy refuses it.
+    """A slotted dataclass, compared and hashed by value. Its fields are read-only: mypy rejects assignments.
 
-    At run time nothing does. `dataclass(frozen=True)` would, and stores each field by a call of `object.__setattr__`:
+    There is no check at run time. `dataclass(frozen=True)` has one, but calls `object.__setattr__` for each field:
     a record of 15 fields takes 2.1 us to build instead of 0.2, and every message is built twice.
     """
     return dataclass(slots=True, unsafe_hash=True)(kind)
@@ -47,7 +47,7 @@ class Finish(StrEnum):
 
 
 class VerdictStatus(StrEnum):
-    """I10: a timeout or an error stays one, also where `reward.on_timeout` or `on_error` declares a reward for it."""
+    """I10: a timeout or error keeps its status, even if `reward.on_timeout` or `on_error` gives it a reward."""
 
     VALUE = "value"
     TIMEOUT = "timeout"
@@ -61,57 +61,57 @@ class Refund(StrEnum):
     REWARD_ERROR = "reward_error"
     SAMPLING_ERROR = "sampling_error"
     PROMPT_TOO_LONG = "prompt_too_long"
-    LOST_TIMELINE = "lost_timeline"  # the learner went back to a checkpoint from before; its row is issued again
-    POISON = "poison"  # three generators died with it, the last one alone with it
-    TOO_OLD = "too_old"  # policy `drop`: over eta versions old when it would have been trained
+    LOST_TIMELINE = "lost_timeline"  # the learner resumed from an earlier checkpoint; the row is issued again
+    POISON = "poison"  # three generators died while they sampled it; the last one sampled nothing else
+    TOO_OLD = "too_old"  # policy `drop`: more than eta versions old at training time
     END_OF_DATA = "end_of_data"
     END_OF_RUN = "end_of_run"
 
 
 @record
 class Join:
-    """An actor is up and asks to belong to the ring."""
+    """An actor has started and asks to join the ring."""
 
     name: str  # "generator-0.1": role, index among its role, incarnation
     role: str  # Role
     index: int  # 0, 1, 2, ... among its role
     incarnation: int  # 0 at first, +1 with every restart
-    endpoint: str  # where it listens: a reward's ROUTER, a learner's TCPStore "host:port"; "" for a generator
+    endpoint: str  # its address: ROUTER of a reward, TCPStore "host:port" of a learner; "" for a generator
     pid: int
     host: str
-    again: int = 0  # grows with each time it was told to rejoin: the same Join twice is one
+    again: int = 0  # incremented with each Rejoin received; a duplicate Join has the same number
 
 
 @record
 class Ready:
     """A generator can receive weights, a reward can score, a learner holds version 0."""
 
-    capacity: int  # samples it asks for at once, those that wait there included; 0 for a learner
+    capacity: int  # samples that it accepts at once, queued ones included; 0 for a learner
 
 
 @record
 class Heartbeat:
-    """I am alive; `progress` moves when I do."""
+    """A sign of life of an actor. `progress` increases while it works."""
 
     progress: int  # tokens, scores or micro-batches so far
-    version: int | None  # weights held; None before the first push (always None for a reward)
-    note: str  # what it does or waits for, for people
-    hears: bool = True  # False: alive, but the head has been silent here for bus.silent_s (one way is shut)
+    version: int | None  # version held; None before the first push, and for a reward
+    note: str  # current activity, for people
+    hears: bool = True  # False: nothing received from the head for bus.silent_s (the connection works one way)
 
 
 @record
 class Disconnected:
-    """Not on the wire: our own bus, in the name of a peer whose connection ended, after all that it had said.
+    """The connection of a peer has ended. Local: the own bus produces it, after the last message of the peer.
 
-    What was under way to it and from it is lost. The peer may be dead, or connect again.
+    Messages in flight in both directions are lost. The peer may be dead, or reconnect.
     """
 
 
 @record
 class HeadHeartbeat:
-    """The head's own heartbeat: the published clock, repeated.
+    """Heartbeat of the head, with the published version.
 
-    Who has joined another life of the head than this one does what Rejoin says.
+    An actor that joined another incarnation of the head acts as on Rejoin.
     """
 
     term: int
@@ -121,10 +121,10 @@ class HeadHeartbeat:
 
 @record
 class Term:
-    """A new term begins at `version`: what later versions of older terms made is void.
+    """A new term begins at `version`: tokens of later versions of older terms are void.
 
-    A generator ends what has such tokens (and sends SampleFailed(lost_timeline) for it), and decodes no further with
-    weights of such a version.
+    A generator ends samples with such tokens, reports SampleFailed(lost_timeline), and stops decoding with weights of
+    such a version.
     """
 
     term: int
@@ -133,79 +133,79 @@ class Term:
 
 @record
 class Rejoin:
-    """The head does not know you: forget what you hold of its work, and say Join and Ready again.
+    """The head does not know the receiver: discard all work of the head, then send Join and Ready again.
 
-    A learner cannot forget. To a head of another life it says where it is (Begin); else, and whenever `anew` is set, it
-    ends, and comes back from its checkpoint as a new incarnation.
+    A learner cannot discard its state. It reports its version to a new incarnation of the head (BeginTerm). Otherwise,
+    and whenever `anew` is set, it exits and restarts from its checkpoint as a new incarnation.
     """
 
     reason: str
-    life: int = 0  # of the head, as in HeadHeartbeat
+    life: int = 0  # incarnation of the head
     anew: bool = False
 
 
 @record
 class LeaveRequest:
-    """A generator wants no further work: it ends what it has, and the head says Stop then."""
+    """A generator asks to leave: it finishes its samples and gets no new ones. The head then sends Stop."""
 
 
 @record
 class PeerList:
-    """Where those who listen do so now. Comes after every Join, so that each knows whom it has joined."""
+    """Current endpoints of listening peers. Sent after every Join; names the incarnation of the head."""
 
     names: list[str]
     endpoints: list[str]
-    life: int = 0  # of the head, as in HeadHeartbeat
+    life: int = 0  # incarnation of the head
 
 
 @record
 class Prompt:
-    """Leave to sample one group. Only the gate issues it."""
+    """Permission to sample one group. Only the gate issues it."""
 
-    uid: int  # 0, 1, 2, ... in order of admission; evaluation prompts count on their own
-    attempt: int  # 0 at first, +1 each time it is leased again; a term's own begin at term * ATTEMPTS
-    born: int  # version the head last knew its generator to hold when it leased the prompt first
-    samples: list[int]  # which of the group's n samples to make
-    evaluation: str  # "" for training; else the name of the evaluation, whose samples are never trained
+    uid: int  # 0, 1, 2, ... in order of admission; evaluation prompts have their own numbers
+    attempt: int  # 0 at first, +1 with each new lease; those of a term begin at term * ATTEMPTS
+    born: int  # version that its generator last reported when the prompt was first leased
+    samples: list[int]  # indices within the group to sample
+    evaluation: str  # "" for training, otherwise the name of the evaluation; its samples are never trained
     row: str = frame("text")  # JSON object: one row of the data
-    more: bool = False  # eta = 0: further prompts of the same share follow at once; decode when the last one is here
-    lease: str = ""  # id of this lease: results show it (lease_ids.py)
+    more: bool = False  # eta = 0: more prompts of this batch follow; start to decode after the last one
+    lease: str = ""  # id of this lease; results repeat it
 
 
 @record
 class Trajectory:
-    """One sample: all its tokens, and for the sampled ones their log-probs and versions."""
+    """One sample: all tokens, with log-prob and version of each sampled one."""
 
     uid: int
     sample: int
     attempt: int
     evaluation: str
-    generator: str  # name of the member that made it
+    generator: str  # name of the generator that sampled it
     finish: str  # Finish of the last completion
     segments: list[list[int]]  # [[n_given, n_sampled], ...] in order; one pair for a single turn
     spans: list[list[int]]  # [[version, n_tokens], ...] over the sampled tokens, in order
     seconds: float  # from submission to the last token
-    term: int  # its generator's term when it was complete
+    term: int  # term of its generator at completion
     ids: bytes = frame("int32")  # (T,) given and sampled tokens
-    logps: bytes = frame("float32")  # (n_sampled,) log-prob of each sampled token under the version stamped on it
+    logps: bytes = frame("float32")  # (n_sampled,) log-prob of each sampled token under its own version
     prompt_text: str = frame("text")
-    text: str = frame("text")  # what the reward reads: the completion (all turns)
-    row: str = frame("text")  # JSON object: the data row, so that a reward needs no state
-    turns: str = frame("text", default="")  # of several turns: JSON [[given, sampled], ...], their texts for people
+    text: str = frame("text")  # the completion (all turns), read by the reward
+    row: str = frame("text")  # JSON object: the data row, so that rewards are stateless
+    turns: str = frame("text", default="")  # several turns: JSON [[given, sampled], ...], texts for people
     lease: str = ""  # as in its Prompt
 
 
 @record
 class Scored:
-    """A trajectory with its verdict. `correct` means something only when status is "value".
+    """A trajectory with its verdict. `correct` and `reward` are valid only for the status "value".
 
-    So does `reward`, from a reward actor. In the head's ledger that of a timeout or error is the declared one, if any.
+    In the head's ledger the reward of a timeout or error is the configured one, if any.
     """
 
     status: str  # VerdictStatus
     reward: float
-    correct: bool | None  # the task's own yes or no, where it has one
-    error: str  # the text of a timeout or error, else ""
+    correct: bool | None  # correctness, for tasks that define it
+    error: str  # text of a timeout or error, otherwise ""
     score_s: float
     uid: int
     sample: int
@@ -231,7 +231,7 @@ class Scored:
 
 @record
 class Sampled:
-    """A sample left its generator for a reward: its slot is free again."""
+    """A generator has sent a sample to a reward: its slot is free."""
 
     uid: int
     sample: int
@@ -242,21 +242,21 @@ class Sampled:
 
 @record
 class Partial:
-    """What a generator has of one training sample at a weight swap, all of it so far; to the head.
+    """All tokens so far of one unfinished training sample.
 
-    After a Rejoin once more, of what it held until then: of the last lease of a prompt that waits for the next one.
-    From the head, just before the Prompt that leases the sample again (of the same attempt): what there is already.
+    A generator sends it to the head at a weight update, and again after a Rejoin for all samples that it held. The head
+    sends it to a generator just before the Prompt that leases the sample again (same attempt).
     """
 
     uid: int
     sample: int
     attempt: int
-    term: int  # the sender's, as in Trajectory
-    segments: list[list[int]]  # [[n_given, n_sampled]]: of the first turn
+    term: int  # term of the sender
+    segments: list[list[int]]  # [[n_given, n_sampled]] of the first turn
     spans: list[list[int]]
     ids: bytes = frame("int32")
     logps: bytes = frame("float32")
-    lease: str = ""  # as in its Prompt, where it comes from a generator
+    lease: str = ""  # as in its Prompt, if sent by a generator
 
     @property
     def n_sampled(self) -> int:
@@ -265,7 +265,7 @@ class Partial:
 
 @record
 class SampleFailed:
-    """A generator cannot make this group (a workflow raised, a prompt is over the limit)."""
+    """A generator cannot sample this group (the workflow raised, or the prompt is too long)."""
 
     uid: int
     attempt: int
@@ -276,7 +276,7 @@ class SampleFailed:
 
 @record
 class Ack:
-    """The head has the scored form: the generator may forget the trajectory."""
+    """The head has the scored trajectory: the generator may delete its copy."""
 
     uid: int
     sample: int
@@ -286,7 +286,7 @@ class Ack:
 
 @record
 class Cancel:
-    """Stop sampling this attempt; nothing of it is wanted any more."""
+    """Stop sampling this attempt and discard it."""
 
     uid: int
     attempt: int
@@ -295,21 +295,21 @@ class Cancel:
 
 @record
 class BeginTerm:
-    """Learner rank 0 begins a term with these weights: the model's (version 0), those of a checkpoint or, where it has
-    outlived a head and trained before (`lives_on`), its own.
+    """Learner rank 0 begins a term with these weights: the initial model (version 0), those of a checkpoint, or its
+    current ones after the head has restarted (`lives_on`).
     """
 
     version: int
     digest: str
-    life: int = 0  # of the head that it has joined
+    life: int = 0  # incarnation of the head that it has joined
     lives_on: bool = False
-    sealed: list[int] = dataclasses.field(default_factory=list)  # versions whose checkpoints are whole on disk
-    max_lag: int | None = None  # of the tokens that it has trained in this life
+    sealed: list[int] = dataclasses.field(default_factory=list)  # versions with complete checkpoints on disk
+    max_lag: int | None = None  # of the tokens trained by this incarnation
 
 
 @record
 class Checkpointed:
-    """The checkpoint of `version` is whole and on disk. Rank 0 only."""
+    """The checkpoint of `version` is complete on disk. Rank 0 only."""
 
     version: int
     folder: str
@@ -320,12 +320,12 @@ class BatchRequest:
     """A learner rank is ready for the batch of this step (0, 1, 2, ...)."""
 
     step: int
-    life: int = 0  # of the head that it asks
+    life: int = 0  # incarnation of the head that it asks
 
 
 @record
 class ShardItem:
-    """One trajectory of a rank's share of a batch. `clock` is c: updates finished when the batch was taken."""
+    """One trajectory of a rank's shard. `clock` is c: updates finished when the batch was taken."""
 
     step: int
     clock: int
@@ -345,29 +345,29 @@ class ShardItem:
 
 @record
 class ShardEnd:
-    """The rank has its whole share. n_items = 0 is a share, too: the rank still takes part in the step."""
+    """The shard is complete. n_items may be 0: the rank still takes part in the step."""
 
     step: int
     clock: int
     n_items: int
     n_groups: int
-    last: bool  # no further batch will come
+    last: bool  # no further batch follows
 
 
 @record
 class NoBatch:
-    """There will be no batch for this step: the run or its data has ended, or the job drains."""
+    """No batch for this step: the run or its data has ended, or the job drains."""
 
     step: int
-    drained: bool  # the run goes on later: write a checkpoint whatever the settings say
+    drained: bool  # the run continues later: write a checkpoint regardless of the settings
 
 
 @record
 class UpdateDone:
-    """An update is finished and its weights are snapshot: version = updates finished so far. Rank 0 only."""
+    """An update is finished and its snapshot taken. version = updates finished so far. Rank 0 only."""
 
     version: int
-    stats: dict[str, float]  # the step's figures, flat
+    stats: dict[str, float]  # metrics of the step
     digest: str  # of the snapshot
     kept: bool = False  # a checkpoint of this version is being written
 
@@ -378,28 +378,28 @@ class PushBegin:
 
     push: int  # 0, 1, 2, ...
     version: int
-    view: int  # membership view: the same number means the same group, kept from last time
+    view: int  # membership view: the same number means the same process group
     members: list[str]
     store: str  # "host:port" of the TCPStore at learner rank 0
     timeout_s: float
     term: int = 0
-    base: int = 0  # version that the term began with: a member that missed Term learns it here
+    base: int = 0  # version at which the term began, for members that missed Term
 
 
 @record
 class PushDone:
-    """This member (or the root) completed its part: weights verified and, for a member, swapped in."""
+    """This member (or the root) completed the push: weights verified and, on a member, swapped in."""
 
     push: int
     version: int
-    digest: str  # of what it holds now
+    digest: str  # of the weights held now
     receive_s: float
-    stall_s: float  # decoding stood still for so long at the swap
+    stall_s: float  # pause of decoding at the swap
 
 
 @record
 class PushBroken:
-    """This member (or the root) could not complete its part."""
+    """This member (or the root) could not complete the push."""
 
     push: int
     version: int
@@ -408,7 +408,7 @@ class PushBroken:
 
 @record
 class Finished:
-    """A learner rank has ended its loop and written what it had to write."""
+    """A learner rank has ended its loop and written its output."""
 
     checkpoint: str  # folder of the last checkpoint, "" if none
     model: str  # folder of the exported model, "" if none
@@ -416,21 +416,21 @@ class Finished:
 
 @record
 class Failure:
-    """An actor is about to end with an error."""
+    """An actor is about to exit with an error."""
 
     error: str
 
 
 @record
 class Stop:
-    """End now, cleanly."""
+    """Exit now, cleanly."""
 
     reason: str
 
 
 @record
 class Evict:
-    """End now, as failed: a generator that completes no push. Its next incarnation may."""
+    """Exit now as failed: the generator completes no push. Its supervisor restarts it."""
 
     reason: str
 

@@ -1,7 +1,7 @@
-"""A rank ends with the process that started it: by the kernel's parent-death signal, from its first instruction on.
+"""Ends a rank when the process that started it ends, with the kernel's parent-death signal.
 
-MPI_Init and MPI_Finalize run in C and handle no Python signal: when mpirun is killed meanwhile, only the kernel ends
-the rank. While the supervisor looks after its actors it notices the end by itself, and ends them in order.
+MPI_Init and MPI_Finalize run in C and handle no Python signals. If mpirun is killed meanwhile, only the kernel can end
+the rank. While the supervisor runs its actors, it detects the end itself and stops them in order.
 """
 
 import contextlib
@@ -10,37 +10,37 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 
-PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent ends
-# starters that start ranks from a thread that lives as long as they do: the kernel counts the end of that thread
+PR_SET_PDEATHSIG = 1  # Linux: signal to a process when its parent ends
+# launchers that start ranks from a thread that lives as long as they do: the kernel reacts to the end of that thread
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
-_pid = 0  # of the process that started this rank; 0: `die_with_starter` was not called, or it was no starter of ranks
+_pid = 0  # process id of the launcher; 0 before `die_with_starter`, or without a launcher
 
 
 def die_with_parent(parent: int | None = None) -> int:
-    """From now on SIGKILL comes when our parent ends; at once if that is not `parent`. Returns its process id."""
+    """Request SIGKILL when the parent ends; immediate if the parent is not `parent`. Returns the parent's id."""
     parent = os.getppid() if parent is None else parent
     _signal_at_parents_end(signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the kernel knew: nothing would come
+    if os.getppid() != parent:  # it ended before the request: no signal would come
         os.kill(os.getpid(), signal.SIGKILL)
     return parent
 
 
 def die_with_starter(environ: Mapping[str, str] = os.environ) -> None:
-    """To be called first of all in a rank. Does nothing where no starter of ranks has set the environment."""
+    """Call this first in a rank. Does nothing if no launcher has set the environment."""
     global _pid
     if any(name in environ for name in RANKS):
         _pid = die_with_parent()
 
 
 def pid() -> int:
-    """Our starter's process id; by now another process may be our parent."""
+    """Process id of the launcher. The current parent may be another process."""
     return _pid or os.getppid()
 
 
 @contextlib.contextmanager
 def end_is_noticed() -> Iterator[None]:
-    """In this block our starter's end kills nobody: the block itself compares `pid()` with `os.getppid()`."""
+    """Suspend the signal in this block. The block itself compares `pid()` with `os.getppid()`."""
     if _pid:
         _signal_at_parents_end(0)
     try:

@@ -1,10 +1,10 @@
-"""Laws of a workload: lengths of completions and speeds of actors.
+"""Workload model: distribution of completion lengths, and speeds of a generator. Pure: no I/O.
 
-`survives(n)` is the probability that an answer is longer than n tokens. Everything else follows from it, so the hazard
-by which a sampler ends a text, and the lengths that a planner draws, are of one law.
+`survives(n)` is the probability that a completion is longer than n tokens. Hazard and drawn lengths both follow from
+it, so the simulated engine and the planner use the same distribution.
 
-A decode step reads all the weights once, whoever is live, and then costs a bit for each sample: its time is affine in
-their number, and the tokens a second rise to a limit. Longer contexts cost no more here, and prefills stop decoding.
+A decode step reads all weights once and has a small cost for each live sample. Its time is affine in their number, and
+throughput approaches a limit. Context length has no cost in this model, and prefills pause decoding.
 """
 
 import math
@@ -16,13 +16,13 @@ NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class LengthLaw:
-    """ln(length) is normal around ln(median) with deviation sigma; sigma 0: all answers have the median, rounded."""
+    """Log-normal lengths with this median; sigma = 0: every completion has the rounded median."""
 
     median: float  # tokens, 1 or more
     sigma: float
 
     def survives(self, n: int) -> float:
-        """P(an answer has more than n tokens)."""
+        """P(length > n)."""
         if n < 1:
             return 1.0
         if not self.sigma:
@@ -30,15 +30,12 @@ class LengthLaw:
         return 0.5 * math.erfc(math.log(n / self.median) / (self.sigma * math.sqrt(2)))
 
     def hazard(self, n: int) -> float:
-        """P(token n, from 1, is the last | there is one)."""
+        """P(length = n | length >= n), for n from 1."""
         alive = self.survives(n - 1)
         return (alive - self.survives(n)) / alive if alive else 1.0
 
     def draw(self, uniform: float, *, beyond: int = 0) -> int:
-        """The length at this quantile, uniform in [0, 1), of the answers that are longer than `beyond` tokens.
-
-        A length that it gives has a hazard above 0.
-        """
+        """Length at this quantile in [0, 1), given that it is above `beyond` tokens. Its hazard is above 0."""
         alive = self.survives(beyond)
         if not alive:
             return beyond + 1
@@ -51,11 +48,11 @@ class LengthLaw:
         return n
 
     def mean(self, most: int) -> float:
-        """Of answers that are cut at `most` tokens."""
+        """Mean length of completions truncated at `most` tokens."""
         return math.fsum(self.survives(n) for n in range(most))
 
     def _near(self, target: float) -> int:
-        """About the length that this share survives."""
+        """Approximate length n with survives(n) = target."""
         if not 0.0 < target < 1.0:
             return 1
         return max(1, math.ceil(self.median * math.exp(-self.sigma * NORMAL.inv_cdf(target))))
@@ -63,20 +60,20 @@ class LengthLaw:
 
 @dataclass(frozen=True, slots=True)
 class SpeedLaw:
-    """Of one generator."""
+    """Speeds of one generator."""
 
-    decode_tokens_per_s: float  # of all live samples together, at the limit of many
-    half_slots: float  # live samples that reach half of it; 0: one reaches all of it
+    decode_tokens_per_s: float  # limit, over all live samples
+    half_slots: float  # live samples that reach half of it; 0: one sample reaches all
     prefill_tokens_per_s: float
-    update_s: float  # it stands still so long when it swaps in weights
+    update_s: float  # pause at each weight update
 
     def step_s(self, n_live: int) -> float:
-        """One token for each live sample."""
+        """Time of one decode step: one token for each live sample."""
         return (n_live + self.half_slots) / self.decode_tokens_per_s
 
     def prefill_s(self, n_tokens: int) -> float:
         return n_tokens / self.prefill_tokens_per_s
 
     def tokens_per_s(self, n_live: int) -> float:
-        """Of all live samples together."""
+        """Decode throughput over all live samples."""
         return n_live / self.step_s(n_live) if n_live else 0.0

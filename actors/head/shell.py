@@ -86,7 +86,7 @@ def run(context: Context) -> None:
         heartbeat=shell.heartbeat,
         heartbeat_s=config.bus.heartbeat_s,
         inbox_bytes=config.bus.inbox_mib << 20,
-        tells_gone=True,
+        reports_disconnects=True,
         keys=context.keyring(),
     )
     collect_seldom()

@@ -168,7 +168,7 @@ def open_bus(context: Context, config: Config, heartbeat: HeartbeatState, *, lis
 
 def journal_rejections(bus: Bus, journal: Journal) -> None:
     """Write rejected input and undelivered messages to the journal."""
-    for refusal in bus.refusals():
+    for refusal in bus.rejections():
         journal.write(
             Event.REFUSED,
             what="bytes",
@@ -182,8 +182,8 @@ def journal_rejections(bus: Bus, journal: Journal) -> None:
 
 def journal_undelivered(bus: Bus, journal: Journal) -> None:
     """Write undelivered messages to the journal."""
-    for void in bus.outbox.voids():
-        text = f"messages to {void.peer} are void, {void.n} so far: {void.why}"
+    for void in bus.send_queues.take_undelivered():
+        text = f"messages to {void.peer} were dropped, {void.n} so far: {void.why}"
         journal.write(Event.NOTE, text=text, peer=void.peer, n=void.n)
 
 

@@ -1,4 +1,4 @@
-"""Typed settings: sections, loading and merging, rules between keys.
+"""Typed settings: sections, loading and merging, rules across keys.
 
 Imports `errors` only; no torch. Begin with `sections.py`.
 """

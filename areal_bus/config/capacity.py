@@ -1,37 +1,37 @@
-"""How many samples a generator is leased at once, and how many trajectories go together; by the settings alone."""
+"""Numbers of samples and trajectories per generator that follow from the settings. Pure: no I/O."""
 
 from areal_bus.config.sections import Config
 
 
 def slots(config: Config) -> int:
-    """Samples that a generator has under way at once.
+    """Concurrent samples of a generator.
 
-    Agents take a process each, and those that would wait for one may find it at another generator.
+    Each agent needs a process: waiting conversations would block, while another generator may have a free process.
     """
     n_slots, workflow = config.rollout.max_concurrent_rollouts, config.workflow
     return min(n_slots, workflow.agent.workers) if workflow.function == "agent" else n_slots
 
 
 def groups_waiting(config: Config) -> int:
-    """Groups that a generator asks for beside its slots.
+    """Groups that a generator queues in addition to its slots.
 
-    Leases are whole groups: without one that waits, slots stay empty until there are enough of them for the next. With
-    two, a group's worth of trajectories may go together while others still wait. One of agents, which may find a
-    process at another generator, and of servers, whose own queue knows no episodes.
+    Leases are whole groups. Without a queued group, free slots stay empty until there are enough for the next group.
+    With two, a whole group of trajectories can be sent together while another group waits. One for agents, because
+    another generator may have a free process, and for servers, which have their own queue.
     """
     queues_here = config.rollout.engine in ("builtin", "simulated")
     return 2 if queues_here and config.workflow.function != "agent" else 1
 
 
 def capacity(config: Config) -> int:
-    """Samples that a generator asks the head for: those in its slots and those that wait for one to be free."""
+    """Samples that a generator requests from the head: its slots and its queued groups."""
     return slots(config) + groups_waiting(config) * config.gconfig.n_samples
 
 
 def together(config: Config) -> int:
-    """Trajectories that go together while all slots are taken: so many that a group can be leased for them.
+    """Trajectories that are sent together while all slots are busy: enough to lease the next group.
 
-    Where one group waits, half of it: the other half is there until the head has leased the next.
+    With one queued group, half of a group: the other half keeps the slots busy until the next lease arrives.
     """
     n_samples = config.gconfig.n_samples
     return n_samples if groups_waiting(config) > 1 else n_samples // 2

@@ -1,4 +1,4 @@
-"""Memory of GPUs by the name of the card, as nvidia-smi reports it. Pure."""
+"""Memory of GPUs by card name, as nvidia-smi reports it. Pure: no I/O."""
 
 import difflib
 import re
@@ -28,7 +28,7 @@ MIB_OF_CARD = {
 
 
 def gib_of(card: float | str) -> float | None:
-    """GiB of a card by its name, or of a number (also as text); None for an unknown name and for 0 or less."""
+    """GiB of a card by name, or a number as given (also as text). None for an unknown name or a number <= 0."""
     if isinstance(card, str):
         by_key = {key(name): mib for name, mib in MIB_OF_CARD.items()}
         if (mib := by_key.get(key(card))) is not None:
@@ -39,13 +39,13 @@ def gib_of(card: float | str) -> float | None:
 
 
 def key(name: str) -> str:
-    """Case, blanks, dashes, the maker and the B of GB make no difference: "NVIDIA A100 80GB" is "A100-80G"."""
+    """Canonical name: ignores case, spaces, dashes, vendor and the B of GB. "NVIDIA A100 80GB" is "A100-80G"."""
     plain = re.sub(r"nvidia|geforce|sxm\d?|hbm\d?e?|pcie|[^a-z0-9]", "", name.lower())
     return plain.replace("gb", "g").replace("h10080g", "h100")
 
 
 def nearest(card: str) -> str:
-    """For an error: what may be meant, or all names."""
+    """Suggestion for an error text: similar names, or all names."""
     names = {key(name): name for name in MIB_OF_CARD}
     near = [one for one in names if key(card) and one.startswith(key(card))]
     found = [names[one] for one in near or difflib.get_close_matches(key(card), names, 2, 0.6)]

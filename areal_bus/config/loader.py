@@ -1,4 +1,4 @@
-"""From a TOML file, the environment and --set to one checked Config; knows nothing of processes or of what keys mean.
+"""Loads settings from a TOML file, the environment and --set into one checked Config.
 
 Precedence, lowest first: the file named by `extends` (one level), the file, AREAL_BUS_SECTION__KEY, --set section.key.
 """
@@ -28,18 +28,18 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
         "its threads shortened an update by a tenth, only for very small models, and sums differed from run to run",
     ),
 }
-NEARER = 0.9  # a slip of the pen, not a name of another system
+NEARER = 0.9  # similarity of a typo; below it, names of other systems are tried first
 
 
 def load(path: Path | str, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
-    """The checked settings. Raises ConfigError, in a sentence, for whatever is wrong with them."""
+    """The checked settings. Raises ConfigError with one sentence for any fault."""
     return resolve(read_file(Path(path)), str(path), overrides, environ)
 
 
 def resolve(
     tree: dict[str, Any], path: str, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ
 ) -> Config:
-    """`load` for tables that were read already, from the file at `path`."""
+    """`load` for tables that were already read from the file at `path`."""
     source = dict.fromkeys(leaves(tree), path)
     for origin, key, raw in [*from_environment(environ), *from_options(overrides)]:
         put(tree, key, plain_value(key, raw, origin), origin)
@@ -49,7 +49,7 @@ def resolve(
     if isinstance(model, dict) and not model.get("path") and "scratch" not in model and (over := extending(Path(path))):
         raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")
     try:
-        # JSON, since its strict mode takes a string for a path but none for a number
+        # JSON: its strict mode accepts a string as a path, but not as a number
         config = Config.model_validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
         raise ConfigError(sentence(error, source, path)) from None
@@ -58,7 +58,7 @@ def resolve(
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The file's tables, over those of the file that it extends."""
+    """Tables of the file, merged over those of the file that it extends."""
     tree = read_toml(path)
     if "extends" not in tree:
         return tree
@@ -72,7 +72,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def extending(path: Path) -> list[str]:
-    """The files beside it that extend this one."""
+    """Files in the same folder that extend this one."""
     found = []
     for other in sorted(path.parent.glob("*.toml")) if path.is_file() else []:
         with suppress(ConfigError):
@@ -99,7 +99,7 @@ def similar(path: Path) -> str:
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` wins key by key; tables merge."""
+    """Merge tables; values of `above` win."""
     both = dict(below)
     for key, value in above.items():
         old = both.get(key)
@@ -116,7 +116,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def from_environment(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(origin, dotted key, raw value) of each AREAL_BUS_SECTION__KEY. Raises ConfigError for one underscore of two."""
+    """(origin, dotted key, raw value) of each AREAL_BUS_SECTION__KEY. Raises ConfigError for a single underscore."""
     meant = {f"{PREFIX}{key.replace('.', '_').upper()}": key for key in fields()}
     for name in sorted(meant.keys() & environ.keys()):
         proper = f"{PREFIX}{meant[name].replace('.', '__').upper()}"
@@ -146,7 +146,7 @@ def drop_removed(tree: dict[str, Any], source: Mapping[str, str]) -> None:
 
 
 def plain_value(key: str, raw: str, origin: str) -> Any:
-    """A TOML value; where the key takes text, a bare word is that text."""
+    """Parse a TOML value. For keys of type string, a bare word is the string itself."""
     field = fields().get(key)
     if field is None and key not in REMOVED:
         raise ConfigError(unknown(key, origin))
@@ -168,13 +168,13 @@ def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type itself; bare, without what is annotated."""
+    """Members of a union, or the type itself, without annotations."""
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members)
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section class in an annotation, optional or not."""
+    """The section class of an annotation, which may be optional."""
     for one in alternatives(annotation):
         if isinstance(one, type) and issubclass(one, BaseModel):
             return one
@@ -182,7 +182,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, FieldInfo]:
-    """Every key by its dotted name, in order; sections are not among them."""
+    """All keys by dotted name, in order, without the sections themselves."""
     found: dict[str, FieldInfo] = {}
     for name, field in section.model_fields.items():
         inner = section_of(field.annotation)
@@ -191,7 +191,7 @@ def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Fie
 
 
 def unknown(key: str, origin: str) -> str:
-    """The sentence for a key that is none, with the nearest that is one."""
+    """Error text for an unknown key, with the nearest known key."""
     return f"unknown key {key} ({origin}){nearest(key)}"
 
 
@@ -201,7 +201,7 @@ def nearest(key: str) -> str:
         return meaning
     sections = sorted({part for k in keys for part in [k.rpartition(".")[0]]})
     near = difflib.get_close_matches(key, keys + sections, 1, 0.7)
-    if not near:  # the right name in the wrong section, or a name with a slip in it
+    if not near:  # the right name in the wrong section, or a typo
         last = {k.rpartition(".")[2]: k for k in reversed(keys)}
         near = [last[n] for n in difflib.get_close_matches(key.rpartition(".")[2], last, 1, 0.7)]
     if not near:
@@ -210,7 +210,7 @@ def nearest(key: str) -> str:
 
 
 def sentence(error: ValidationError, source: Mapping[str, str], path: str) -> str:
-    """The first fault, as rule, value and where it was set; how many more there are."""
+    """Error text of the first fault: rule, value and origin, and the number of further faults."""
     faults = error.errors(include_url=False)
     fault = faults[0]
     key = key_at(fault["loc"])
@@ -223,14 +223,14 @@ def sentence(error: ValidationError, source: Mapping[str, str], path: str) -> st
 
 
 def key_at(place: Sequence[int | str]) -> str:
-    """The dotted name of where a fault is, without the member of a union that pydantic adds."""
+    """Dotted key of a fault, without the union member that pydantic appends."""
     names = [str(part) for part in place]
     shortened = (".".join(names[:n]) for n in range(len(names), 0, -1))
     return next((name for name in shortened if name in fields()), ".".join(names))
 
 
 def rule(key: str, fault: Any) -> str:
-    """What the value has to be."""
+    """The rule for a value, in words."""
     field = fields().get(key)
     if field is None:
         return "a section" if fault["type"] == "model_type" else str(fault["msg"])
@@ -251,7 +251,7 @@ def kind(annotation: Any) -> str:
 
 
 def bounds(field: FieldInfo) -> str:
-    """The field's limits in words; empty when it has none."""
+    """Limits of the field in words; empty if it has none."""
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "of length at least"}
     items = [*field.metadata, *(item for one in get_args(field.annotation) for item in _annotated(one))]
     found = [f"{text} {value}" for item in items for name, text in words.items() if (value := limit(item, name))]
@@ -260,7 +260,7 @@ def bounds(field: FieldInfo) -> str:
 
 
 def _annotated(member: Any) -> list[Any]:
-    """The limits of a union's annotated member."""
+    """Limits of an annotated union member."""
     infos = [item for item in get_args(member)[1:] if get_origin(member) is Annotated]
     return [limit for info in infos for limit in (info.metadata if isinstance(info, FieldInfo) else [info])]
 

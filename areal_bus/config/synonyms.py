@@ -1,4 +1,4 @@
-"""Names that settings have in other systems (verl, TRL, OpenRLHF, prime-rl, AReaL, ...) and our keys for them."""
+"""Maps setting names of other systems (verl, TRL, OpenRLHF, prime-rl, AReaL, ...) to our keys."""
 
 import difflib
 
@@ -41,7 +41,7 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "topology.ranks": "nnodes num_nodes n_nodes world_size",
     "topology.tensor_parallel": "tensor_model_parallel_size tensor_parallel_size tp tp_size",
 }
-NOT_HERE: dict[str, str] = {  # what we have no key for -> names of other systems
+NOT_HERE: dict[str, str] = {  # explanation for settings that we do not have -> names of other systems
     "there is no KL penalty here: actor.eps_clip and rollout.max_head_offpolicyness bound the policy's steps": (
         "kl_coef kl_loss_coef init_kl_coef kl_beta beta use_kl_loss kl_ctl kl_penalty"
     ),
@@ -56,9 +56,9 @@ NEAR = 0.85
 
 
 def by_meaning(key: str, known: "frozenset[str] | set[str]") -> str:
-    """What a key of another system is here, as the end of a sentence; "" when its name is none of these.
+    """Our key for a setting of another system, as the end of an error text; "" if its name is unknown.
 
-    Our keys outside `known` are not suggested.
+    Suggests keys in `known` only.
     """
     names = {
         their: f": here it is {our}"

@@ -1,4 +1,4 @@
-"""Rules over several settings, which no field can say by itself, each with a sentence that says what to change."""
+"""Rules across several settings, each with an error text that states what to change."""
 
 import re
 
@@ -6,21 +6,21 @@ from areal_bus.config.gpu_memory import gib_of, nearest
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.errors import ConfigError
 
-Rule = tuple[bool, str]  # (whether it is broken, what to change)
+Rule = tuple[bool, str]  # (whether it is violated, error text)
 
 SERVER_URL = re.compile(r"https?://[^\s/]+(:[0-9]{1,5})?/?")
 RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc://\S.*")
 
 
 def check(config: Config) -> None:
-    """All rules that span two keys, or that a pattern cannot say. Raises ConfigError with what to change."""
-    for broken, sentence in [*_sources(config), *_training(config), *_engine(config), *_ring(config)]:
-        if broken:
+    """Check all rules that span several keys. Raises ConfigError with the text of the first violation."""
+    for is_violated, sentence in [*_sources(config), *_training(config), *_engine(config), *_ring(config)]:
+        if is_violated:
             raise ConfigError(sentence)
 
 
 def _sources(c: Config) -> list[Rule]:
-    """Of model, data and prompts."""
+    """Rules for model, data and prompts."""
     builds_prompts = c.workflow.function == WorkflowConfig().function or c.learner.warmup.steps > 0
     return [
         (not c.model.path and c.model.scratch is None, "a model is needed: set model.path, or add [model.scratch]"),
@@ -57,7 +57,7 @@ def _sources(c: Config) -> list[Rule]:
 
 
 def _training(c: Config) -> list[Rule]:
-    """Of groups, batches and the loss."""
+    """Rules for groups, batches and the loss."""
     return [
         (
             c.actor.use_decoupled_loss and not c.actor.recompute_logprobs,
@@ -84,12 +84,12 @@ def _training(c: Config) -> list[Rule]:
 
 
 def _counts_signals(c: Config) -> bool:
-    """Whether the normalisation asks of each group if its rewards differ."""
+    """Whether the normalisation depends on which groups have differing rewards."""
     return c.actor.normalize_batch and c.actor.normalize_batch_over == "signal"
 
 
 def _verdicts(c: Config) -> list[Rule]:
-    """Of scores that fail."""
+    """Rules for failed scores."""
     declared = {"on_timeout": c.reward.on_timeout, "on_error": c.reward.on_error}
     large = [f"reward.{key} is {value:g}" for key, value in declared.items() if value != "refund" and abs(value) > 1e9]
     return [
@@ -108,21 +108,21 @@ def _verdicts(c: Config) -> list[Rule]:
 
 
 def _engine(c: Config) -> list[Rule]:
-    """Of inference servers."""
-    said = sorted(c.engine.model_dump(exclude_defaults=True, exclude={"simulated"}))
+    """Rules for inference servers."""
+    server_keys = sorted(c.engine.model_dump(exclude_defaults=True, exclude={"simulated"}))
     name, is_served = c.rollout.engine, c.rollout.engine in ("sglang", "vllm")
     wrong = [url for url in c.engine.urls if not SERVER_URL.fullmatch(url)]
     n = c.topology.generators
     return [
         (
-            not is_served and bool(said),
-            f"the {name} engine has no server: remove engine.{said[0] if said else ''}, or set rollout.engine = "
-            '"sglang" or "vllm"',
+            not is_served and bool(server_keys),
+            f"the {name} engine has no server: remove engine.{server_keys[0] if server_keys else ''}, or set "
+            'rollout.engine = "sglang" or "vllm"',
         ),
         (
             name == "simulated" and (c.evaluate.before or c.evaluate.after),
-            "the simulated engine makes its tokens up, and a score of them says nothing of the model: set "
-            "evaluate.before and evaluate.after to false",
+            "the simulated engine does not use the model, so its evaluation is meaningless: set evaluate.before and "
+            "evaluate.after to false",
         ),
         (bool(wrong), f'engine.urls are like "http://127.0.0.1:30000": {wrong[0] if wrong else ""!r} is not'),
         (
@@ -146,7 +146,7 @@ def _engine(c: Config) -> list[Rule]:
 
 
 def _ring(c: Config) -> list[Rule]:
-    """Of how processes meet, and of what they leave behind."""
+    """Rules for bootstrap, bus, watchdog and journal."""
     meet = c.launch.rendezvous
     port = int(meet.rpartition(":")[2]) if RENDEZVOUS.fullmatch(meet) and meet.startswith("tcp") else 1
     return [
@@ -181,7 +181,7 @@ def _ring(c: Config) -> list[Rule]:
         ),
         (
             c.watchdog.act_s < c.watchdog.stall_s,
-            f"watchdog.act_s ({c.watchdog.act_s:g}) comes after the first word: set it to watchdog.stall_s "
+            f"watchdog.act_s ({c.watchdog.act_s:g}) must follow the first warning: set it to watchdog.stall_s "
             f"({c.watchdog.stall_s:g}) or more, or lower that",
         ),
         (

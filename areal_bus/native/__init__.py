@@ -1,7 +1,7 @@
-"""The C sources of a folder as one shared library, compiled once a machine; knows none of its functions.
+"""Compiles the C sources of a folder into one shared library and loads it.
 
-It is kept by sources, flags, compiler and processor in a cache folder of the user, so later processes only load it.
-Without a compiler there is none, and torch's operations do the same, more slowly.
+The library is cached in the user's cache folder by sources, flags, compiler and processor. Without a compiler there is
+no library, and torch operations are used, which are slower.
 """
 
 import ctypes
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from loguru import logger
 
-# Sums in any order, as a vector needs; NaN and infinities stay what they are. Not -ffast-math: a library linked with it
-# makes its whole process flush small numbers to 0.
+# Allows reordered sums, which vectorisation needs; NaN and infinities keep their meaning. Not -ffast-math: linking with
+# it makes the whole process flush denormals to 0.
 FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
          "-ffp-contract=fast", "-fPIC", "-shared")  # fmt: skip
 WIDE = ("-march=native", "-mprefer-vector-width=512")
@@ -28,13 +28,13 @@ TIMEOUT_S = 120.0
 
 @cache
 def library(sources_in: Path) -> ctypes.CDLL | None:
-    """The functions, or None where they cannot be compiled; says why once."""
+    """The library, or None if it cannot be compiled; the reason is logged once."""
     compiler = _compiler()
     if compiler is None:
-        _say_there_is_none()
+        _log_no_compiler()
         return None
-    with tempfile.TemporaryDirectory(prefix="areal-bus-") as passing:  # a library that is loaded may be gone
-        folder, refused = _folder() or Path(passing), ""
+    with tempfile.TemporaryDirectory(prefix="areal-bus-") as temporary:  # a loaded library may be deleted
+        folder, refused = _folder() or Path(temporary), ""
         for flags in ((*FLAGS, *WIDE), (*FLAGS, "-march=native"), (*FLAGS, "-mcpu=native"), FLAGS):
             try:
                 found = ctypes.CDLL(str(_compiled(sources(sources_in), compiler, flags, folder)))
@@ -45,36 +45,38 @@ def library(sources_in: Path) -> ctypes.CDLL | None:
                 refused = str(error)
                 break
             if refused:
-                logger.info("C of {} was compiled with {} only: {}", sources_in.name, " ".join(flags), refused)
+                logger.info(
+                    "the C sources of {} were compiled with {} only: {}", sources_in.name, " ".join(flags), refused
+                )
             return found
     logger.warning(
-        "C of {} was not compiled, torch's operations are used, which are slower: {}", sources_in.name, refused
+        "the C sources of {} could not be compiled; slower torch operations are used: {}", sources_in.name, refused
     )
     return None
 
 
 def function(sources_in: Path, name: str, *kinds: type) -> Callable[..., None]:
-    """One of the library's, which there must be, by the types of its arguments."""
+    """A function of the library, with these argument types. The library must exist."""
     found = library(sources_in)
     if found is None:
-        raise RuntimeError("a C function is asked for only where the library was compiled")
+        raise RuntimeError("a C function needs a compiled library")
     call = found[name]
     call.argtypes, call.restype = kinds, None
     return call
 
 
 def sources(sources_in: Path) -> list[Path]:
-    """Headers first."""
+    """C sources of the folder, headers first."""
     return [*sorted(sources_in.glob("*.h")), *sorted(sources_in.glob("*.c"))]
 
 
 @cache
-def _say_there_is_none() -> None:
-    logger.info("no C compiler was found (cc, gcc, clang or $CC): torch's operations are used, which are slower")
+def _log_no_compiler() -> None:
+    logger.info("no C compiler was found (cc, gcc, clang or $CC): slower torch operations are used")
 
 
 def _compiler() -> list[str] | None:
-    """As words of a command."""
+    """The compiler as a command line."""
     if chosen := os.environ.get("CC"):
         return shlex.split(chosen)
     found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -82,12 +84,12 @@ def _compiler() -> list[str] | None:
 
 
 def _compiled(files: list[Path], compiler: list[str], flags: tuple[str, ...], folder: Path) -> Path:
-    """Where the library is, whole; compiled if it was not. Raises OSError or SubprocessError."""
+    """Path of the library; compiles it if needed. Raises OSError or SubprocessError."""
     key = _key(files, compiler, flags)
     for path in folder.glob(f"kernels-{key}-*.so"):
         if path.stem.endswith(_digest(path)):
             return path
-        path.unlink(missing_ok=True)  # what was cut short would end this process when it is loaded
+        path.unlink(missing_ok=True)  # loading an incomplete library would crash this process
     handle, name = tempfile.mkstemp(dir=folder, suffix=".so")
     try:
         given = [str(file) for file in files if file.suffix == ".c"]
@@ -96,7 +98,7 @@ def _compiled(files: list[Path], compiler: list[str], flags: tuple[str, ...], fo
             check=True, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
         )  # fmt: skip
         path = folder / f"kernels-{key}-{_digest(Path(name))}.so"
-        os.replace(name, path)  # whoever is first; others put the same there
+        os.replace(name, path)  # concurrent processes write the same file
         return path
     finally:
         os.close(handle)
@@ -108,14 +110,14 @@ def _digest(path: Path) -> str:
 
 
 def _key(files: list[Path], compiler: list[str], flags: tuple[str, ...]) -> str:
-    """Of all that the library depends on: a home directory may be shared by unlike machines."""
-    said = [*compiler, *flags, platform.machine(), _processor()]
-    parts = [text.encode() for text in said] + [file.read_bytes() for file in files]
+    """Cache key. Includes the processor, because different machines may share a home directory."""
+    inputs = [*compiler, *flags, platform.machine(), _processor()]
+    parts = [text.encode() for text in inputs] + [file.read_bytes() for file in files]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
 def _processor() -> str:
-    """What it is and can."""
+    """Model and features of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -125,7 +127,7 @@ def _processor() -> str:
 
 
 def _folder() -> Path | None:
-    """Of this user alone, for others could put code there; None where there is none that stays."""
+    """Cache folder. Only this user may write to it, because its code is loaded. None if there is none."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         path = base / "areal-bus"

@@ -1,4 +1,4 @@
-/* Bytes brought to another place and summed up on the way, in one pass (areal_bus/weights/checksum.py says what the sum is). */
+/* Copies bytes and computes their checksum in one pass. areal_bus/weights/checksum.py defines the checksum. */
 #include <stdint.h>
 #include <string.h>
 #if defined(__AVX512F__) || defined(__AVX2__)
@@ -8,11 +8,11 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    CHUNK = 2048, /* words: what was just written is read from the nearest cache */
-    ROWS = 4      /* streamed at once: a lane is read and written once for all of them */
+    CHUNK = 2048, /* words: the copy is read again from the nearest cache */
+    ROWS = 4      /* rows streamed at once: each lane is loaded and stored once for all of them */
 };
 
-/* Each word to its lane: lane * factor + word, from lane `first` on, round and round. */
+/* Add words to lanes: lane * factor + word, from lane `first` on, cyclically. */
 static void fold(int64_t n, const uint32_t *restrict words, int64_t first, int64_t n_lanes, uint32_t factor,
                  uint32_t *restrict lanes) {
     while (n > 0) {
@@ -27,9 +27,9 @@ static void fold(int64_t n, const uint32_t *restrict words, int64_t first, int64
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 enum {
-    LINE = 16,   /* words of a cache's line */
-    AHEAD = 512, /* how far ahead numbers are asked for */
-    PAGE = 4096  /* bytes, of what addresses are compared by */
+    LINE = 16,   /* words per cache line */
+    AHEAD = 512, /* prefetch distance */
+    PAGE = 4096  /* bytes */
 };
 
 #ifdef __AVX512F__
@@ -38,29 +38,29 @@ enum { WIDE = 16 };
 enum { WIDE = 8 };
 #endif
 typedef uint32_t Words __attribute__((vector_size(WIDE * sizeof(uint32_t))));
-typedef Words Anywhere __attribute__((aligned(sizeof(uint32_t)), may_alias));
+typedef Words UnalignedWords __attribute__((aligned(sizeof(uint32_t)), may_alias));
 
-INLINE Words loaded(const uint32_t *from) { return *(const Anywhere *)from; }
+INLINE Words load(const uint32_t *from) { return *(const UnalignedWords *)from; }
 
-/* WIDE float32 numbers, by their bits, rounded to bfloat16: to the nearest, of two to the even one; NaN stays NaN. */
-INLINE Words near(const uint32_t *from) {
-    const Words bits = loaded(from), sum = bits + 0x7fff + (bits >> 16 & 1);
+/* WIDE float32 numbers rounded to bfloat16: to nearest, ties to even; NaN stays NaN. */
+INLINE Words round_bf16(const uint32_t *from) {
+    const Words bits = load(from), sum = bits + 0x7fff + (bits >> 16 & 1);
     const Words is_nan = (Words)((bits & 0x7fffffff) > 0x7f800000);
     return (sum >> 16 & ~is_nan) | (is_nan & 0x7fc0);
 }
 
 /* 2 WIDE numbers, rounded. */
-INLINE Words rounded(const uint32_t *from) {
-    const Words first = near(from), second = near(from + WIDE);
+INLINE Words round_pair(const uint32_t *from) {
+    const Words first = round_bf16(from), second = round_bf16(from + WIDE);
 #ifdef __AVX512F__
     const __m512i low = _mm512_castsi256_si512(_mm512_cvtepi32_epi16((__m512i)first));
     return (Words)_mm512_inserti64x4(low, _mm512_cvtepi32_epi16((__m512i)second), 1);
-#else /* by halves of a vector, whose quarters are then put in order */
+#else /* packs within halves of a vector, then reorders its quarters */
     return (Words)_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)first, (__m256i)second), 0xd8);
 #endif
 }
 
-INLINE void past_caches(uint32_t *to, Words words) {
+INLINE void store_streaming(uint32_t *to, Words words) {
 #ifdef __AVX512F__
     _mm512_stream_si512((void *)to, (__m512i)words);
 #else
@@ -68,14 +68,14 @@ INLINE void past_caches(uint32_t *to, Words words) {
 #endif
 }
 
-/* `here` lanes of so many rows, to an aligned target and past the caches: nobody reads them soon, and what is written
-   whole need not be read before. What is stored and what is summed up was read once.
+/* Copy `here` lanes of n_rows rows to an aligned target with streaming stores, which bypass the caches and need no read
+   of the target line. Stored and summed values come from the same load.
 
-   A processor takes a load for one of what was just stored where both lie equally far into their pages, and waits until
-   that has left for memory: ten times as long. So all rows, which lie equally far, are read before one is written, and
-   the target is followed away from the source: towards lower addresses where it lies shortly ahead in its pages. Numbers
-   that are rounded are read twice as fast as they are written, so meet that seldom whichever way. */
-INLINE void rows(const int64_t n_rows, int64_t here, int64_t n_lanes, const uint32_t *source, uint32_t *target,
+   4K aliasing: a load whose page offset equals that of a recent store waits until the store has left for memory, ten
+   times as long. So all rows, which have equal page offsets, are loaded before one is stored. If the target is shortly
+   ahead of the source in page offset, the loop runs towards lower addresses. Rounded numbers are read twice as fast as
+   they are written, so the direction does not matter for them. */
+INLINE void stream_rows(const int64_t n_rows, int64_t here, int64_t n_lanes, const uint32_t *source, uint32_t *target,
                  uint32_t factor, uint32_t *lanes, int is_rounded) {
     const uintptr_t ahead = ((uintptr_t)target - (uintptr_t)source) % PAGE;
     const int is_down = !is_rounded && ahead < PAGE / 2;
@@ -88,53 +88,53 @@ INLINE void rows(const int64_t n_rows, int64_t here, int64_t n_lanes, const uint
             const uint32_t *const from = source + (is_rounded ? 2 * at : at);
             if (is_rounded)
                 for (int64_t j = 0; j < 2 * WIDE; j += LINE) _mm_prefetch((const char *)(from + AHEAD + j), _MM_HINT_T0);
-            words[r] = is_rounded ? rounded(from) : loaded(from);
+            words[r] = is_rounded ? round_pair(from) : load(from);
         }
-        __asm__ volatile("" ::: "memory"); /* not read again or later: somebody may change the source meanwhile */
-        Words lane = loaded(lanes + i);
+        __asm__ volatile("" ::: "memory"); /* load once, before the stores: another process may change the source */
+        Words lane = load(lanes + i);
         for (int64_t r = 0; r < n_rows; r++) {
-            past_caches(target + r * n_lanes + i, words[r]);
+            store_streaming(target + r * n_lanes + i, words[r]);
             lane = lane * factor + words[r];
         }
-        *(Anywhere *)(lanes + i) = lane;
+        *(UnalignedWords *)(lanes + i) = lane;
     }
 }
 
-/* All whole rows, ROWS at a time, and of the last one whole vectors; the words of them. */
-INLINE int64_t streamed(int64_t n, const uint32_t *source, uint32_t *target, int64_t n_lanes, uint32_t factor,
+/* Stream whole rows, ROWS at a time, and whole vectors of the last row. Returns the number of words. */
+INLINE int64_t stream(int64_t n, const uint32_t *source, uint32_t *target, int64_t n_lanes, uint32_t factor,
                         uint32_t *lanes, int is_rounded) {
     if (n < WIDE || n_lanes % WIDE || (uintptr_t)target % sizeof(Words)) return 0;
     const int64_t of_source = 1 + is_rounded, part = n % n_lanes / WIDE * WIDE;
     int64_t done = 0, left = n / n_lanes;
     for (; left >= ROWS; left -= ROWS, done += ROWS * n_lanes)
-        rows(ROWS, n_lanes, n_lanes, source + done * of_source, target + done, factor, lanes, is_rounded);
+        stream_rows(ROWS, n_lanes, n_lanes, source + done * of_source, target + done, factor, lanes, is_rounded);
     for (; left > 0; left--, done += n_lanes)
-        rows(1, n_lanes, n_lanes, source + done * of_source, target + done, factor, lanes, is_rounded);
-    rows(1, part, n_lanes, source + done * of_source, target + done, factor, lanes, is_rounded);
-    _mm_sfence(); /* from now on others may read it */
+        stream_rows(1, n_lanes, n_lanes, source + done * of_source, target + done, factor, lanes, is_rounded);
+    stream_rows(1, part, n_lanes, source + done * of_source, target + done, factor, lanes, is_rounded);
+    _mm_sfence(); /* make the stores visible to others */
     return done + part;
 }
 #else
-INLINE int64_t streamed(int64_t n, const uint32_t *source, uint32_t *target, int64_t n_lanes, uint32_t factor,
+INLINE int64_t stream(int64_t n, const uint32_t *source, uint32_t *target, int64_t n_lanes, uint32_t factor,
                         uint32_t *lanes, int is_rounded) {
     (void)n, (void)source, (void)target, (void)n_lanes, (void)factor, (void)lanes, (void)is_rounded;
     return 0;
 }
 #endif
 
-/* n words by the caches. */
-static void copied(int64_t n, const uint32_t *source, uint32_t *target, int64_t first, int64_t n_lanes, uint32_t factor,
-                   uint32_t *lanes) {
+/* Copy n words through the caches. */
+static void copy_cached(int64_t n, const uint32_t *source, uint32_t *target, int64_t first, int64_t n_lanes,
+                        uint32_t factor, uint32_t *lanes) {
     for (int64_t at = 0; at < n; at += CHUNK) {
         const int64_t here = n - at < CHUNK ? n - at : CHUNK;
         memcpy(target + at, source + at, (size_t)here * sizeof *source);
-        __asm__ volatile("" ::: "memory"); /* what came is summed up, not the source, which somebody may change */
+        __asm__ volatile("" ::: "memory"); /* sum the copy: another process may change the source */
         fold(here, target + at, (first + at) % n_lanes, n_lanes, factor, lanes);
     }
 }
 
-/* The same of n words that are 2 n float32 numbers, rounded to bfloat16 as above. */
-static void copied_rounded(int64_t n, const uint32_t *restrict source, uint16_t *restrict target, int64_t first,
+/* The same for 2 n float32 numbers, rounded to n words of two bfloat16 numbers. */
+static void copy_cached_rounded(int64_t n, const uint32_t *restrict source, uint16_t *restrict target, int64_t first,
                            int64_t n_lanes, uint32_t factor, uint32_t *lanes) {
     uint32_t words[CHUNK];
     for (int64_t at = 0; at < n; at += CHUNK) {
@@ -151,21 +151,21 @@ static void copied_rounded(int64_t n, const uint32_t *restrict source, uint16_t 
     }
 }
 
-/* n words of 4 bytes as they are: to the end of the row that has begun, then rows that are streamed, then the rest. */
-void brought(int64_t n, const uint32_t *source, uint32_t *target, int64_t first, int64_t n_lanes, uint32_t factor,
-             uint32_t *lanes) {
+/* Copy n words: to the end of the current row, then streamed rows, then the rest. */
+void copy_and_sum(int64_t n, const uint32_t *source, uint32_t *target, int64_t first, int64_t n_lanes, uint32_t factor,
+                  uint32_t *lanes) {
     const int64_t head = first ? (n < n_lanes - first ? n : n_lanes - first) : 0;
-    copied(head, source, target, first, n_lanes, factor, lanes);
-    const int64_t rest = head + streamed(n - head, source + head, target + head, n_lanes, factor, lanes, 0);
-    copied(n - rest, source + rest, target + rest, (first + rest) % n_lanes, n_lanes, factor, lanes);
+    copy_cached(head, source, target, first, n_lanes, factor, lanes);
+    const int64_t rest = head + stream(n - head, source + head, target + head, n_lanes, factor, lanes, 0);
+    copy_cached(n - rest, source + rest, target + rest, (first + rest) % n_lanes, n_lanes, factor, lanes);
 }
 
-/* 2 n float32 numbers, by their bits, rounded to n words of two bfloat16 numbers. */
-void brought_rounded(int64_t n, const uint32_t *source, uint32_t *target, int64_t first, int64_t n_lanes,
+/* Copy 2 n float32 numbers, rounded to n words of two bfloat16 numbers. */
+void copy_and_sum_rounded(int64_t n, const uint32_t *source, uint32_t *target, int64_t first, int64_t n_lanes,
                      uint32_t factor, uint32_t *lanes) {
     const int64_t head = first ? (n < n_lanes - first ? n : n_lanes - first) : 0;
-    copied_rounded(head, source, (uint16_t *)target, first, n_lanes, factor, lanes);
-    const int64_t rest = head + streamed(n - head, source + 2 * head, target + head, n_lanes, factor, lanes, 1);
+    copy_cached_rounded(head, source, (uint16_t *)target, first, n_lanes, factor, lanes);
+    const int64_t rest = head + stream(n - head, source + 2 * head, target + head, n_lanes, factor, lanes, 1);
     uint16_t *const halves = (uint16_t *)(target + rest);
-    copied_rounded(n - rest, source + 2 * rest, halves, (first + rest) % n_lanes, n_lanes, factor, lanes);
+    copy_cached_rounded(n - rest, source + 2 * rest, halves, (first + rest) % n_lanes, n_lanes, factor, lanes);
 }

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: versioned folders and the head's checkpoints.
+"""Atomic storage: versioned folders and the checkpoints of the head.
 
 Imports `core`, `wire`, `messages` and `errors`. Begin with `versioned_dirs.py`.
 """

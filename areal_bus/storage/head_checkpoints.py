@@ -1,9 +1,9 @@
-"""Frontiers on disk, whole or not at all, without pickle; knows nothing of who writes them when.
+"""Writes and reads head checkpoints and savepoints on disk, atomically and without pickle.
 
-RUN/frontiers/frontier-000010 is one JSON line {"schema", "bytes", "sha256"} about the rest, then one JSON line with the
-frontier, then its verdicts, each as a message of the wire: for each frame four bytes of length and the frame itself.
-RUN/frontiers/waypoint-0 and -1 are the two newest waypoints, of the same form. They need not outlast the machine, since
-the learner that they are of does not: they are not synced.
+RUN/frontiers/frontier-000010 has a JSON line {"schema", "bytes", "sha256"} about the rest, a JSON line with the
+checkpoint, and its scored trajectories as wire messages (each frame preceded by its length in four bytes).
+RUN/frontiers/waypoint-0 and -1 are the two newest savepoints in the same format. They are not synced: a savepoint
+belongs to a running learner, which does not survive a crash of the machine either.
 """
 
 import hashlib
@@ -30,24 +30,24 @@ WAYPOINT = "waypoint-"
 WAYPOINTS = f"{WAYPOINT}[01]"
 JOB = "frontier"
 LENGTH = struct.Struct("<I")
-DAMAGE = (OSError, ValueError, KeyError, TypeError, struct.error, WireError)  # what reading a damaged file raises
+DAMAGE = (OSError, ValueError, KeyError, TypeError, struct.error, WireError)  # raised by reading a damaged file
 
 
 def path_of(folder: Path, version: int) -> Path:
-    """Where the frontier of `version` lies; `folder` is RUN/frontiers."""
+    """Path of the checkpoint of `version`; `folder` is RUN/frontiers."""
     return folder / f"{PREFIX}{version:06d}"
 
 
-def save(path: Path, frontier: HeadCheckpoint) -> None:
-    """Write it under a temporary name, sync, rename. Raises OSError; what was at `path` is untouched then."""
-    _write(path, frontier, {}, syncs=True)
+def save(path: Path, checkpoint: HeadCheckpoint) -> None:
+    """Write under a temporary name, sync, rename. Raises OSError, and then leaves `path` untouched."""
+    _write(path, checkpoint, {}, syncs=True)
     sync_folder(path.parent)
 
 
 def mark(folder: Path, waypoint: HeadSavepoint) -> None:
-    """Write it in its place, whole or not at all, but for a crash of the machine. Raises OSError.
+    """Write a savepoint atomically, except for a crash of the machine. Raises OSError.
 
-    Nothing is in its place then: an older one of this version would be of a batch that was never trained.
+    After an error the old file is deleted: it would be the savepoint of a batch that was never trained.
     """
     path = folder / f"{WAYPOINT}{slot(waypoint)}"
     try:
@@ -58,7 +58,7 @@ def mark(folder: Path, waypoint: HeadSavepoint) -> None:
 
 
 def waypoints(folder: Path) -> list[HeadSavepoint]:
-    """Those that are whole."""
+    """All complete savepoints."""
     found = []
     for path in sorted(folder.glob(WAYPOINTS)):
         try:
@@ -69,9 +69,9 @@ def waypoints(folder: Path) -> list[HeadSavepoint]:
     return found
 
 
-def _write(path: Path, frontier: HeadCheckpoint, further: dict[str, str], *, syncs: bool) -> None:
+def _write(path: Path, checkpoint: HeadCheckpoint, further: dict[str, str], *, syncs: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = b"".join(_pack(frontier))
+    body = b"".join(_pack(checkpoint))
     about = {"schema": SCHEMA, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest(), **further}
     building = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -87,22 +87,22 @@ def _write(path: Path, frontier: HeadCheckpoint, further: dict[str, str], *, syn
 
 
 def discard(path: Path) -> None:
-    """It is gone for good, if it was there. Raises OSError."""
+    """Delete it if it exists, and sync. Raises OSError."""
     if path.exists():
         path.unlink()
         sync_folder(path.parent)
 
 
 def load(path: Path) -> HeadCheckpoint:
-    """Raises CheckpointError when it is missing, torn or not what it says of itself."""
+    """Raises CheckpointError when the file is missing, incomplete or damaged."""
     try:
         return _unpack(_read(path)[1])
     except DAMAGE as error:
-        raise CheckpointError(f"a frontier is whole: {path}: {error}") from error
+        raise CheckpointError(f"a head checkpoint must be complete: {path}: {error}") from error
 
 
 def usable(folder: Path) -> list[int]:
-    """Versions whose frontier in RUN/frontiers is whole, newest first."""
+    """Versions with a complete checkpoint in RUN/frontiers, newest first."""
     found = []
     for path in sorted(folder.glob(NAMES), reverse=True):
         try:
@@ -114,19 +114,19 @@ def usable(folder: Path) -> list[int]:
 
 
 def versions(folder: Path) -> list[int]:
-    """Of all frontiers that lie there, whole or not."""
+    """Versions of all checkpoint files, complete or not."""
     names = (path.name.removeprefix(PREFIX) for path in folder.glob(NAMES))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a head that was killed had begun to write."""
+    """Remove temporary files of a head that was killed."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """What was renamed or removed in it stays so."""
+    """Make renames and deletions in this folder durable."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -135,29 +135,29 @@ def sync_folder(folder: Path) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
-    """The first line, and the rest as that has it."""
+    """The first line and the rest, after checking size and SHA-256."""
     with path.open("rb") as file:
         about = json.loads(file.readline(1 << 12))
         if about["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {about['schema']}, {SCHEMA} is read here")
+            raise ValueError(f"its schema must be {SCHEMA}; got {about['schema']}")
         body = file.read()
     if len(body) != about["bytes"] or hashlib.sha256(body).hexdigest() != about["sha256"]:
-        raise ValueError("it differs in size or SHA-256 from what its first line says")
+        raise ValueError("its size or SHA-256 differs from its first line")
     return about, body
 
 
-def _pack(frontier: HeadCheckpoint) -> Iterator[bytes]:
+def _pack(checkpoint: HeadCheckpoint) -> Iterator[bytes]:
     about = {
-        "version": frontier.version,
-        "next_uid": frontier.next_uid,
-        "position": frontier.position,
-        "again": [asdict(issue) for issue in frontier.again],
-        "results": frontier.results,
-        "max_lag": frontier.max_lag,
-        "open": [_about(prompt) for prompt in frontier.open],
+        "version": checkpoint.version,
+        "next_uid": checkpoint.next_uid,
+        "position": checkpoint.position,
+        "again": [asdict(issue) for issue in checkpoint.again],
+        "results": checkpoint.results,
+        "max_lag": checkpoint.max_lag,
+        "open": [_about(prompt) for prompt in checkpoint.open],
     }
     yield json.dumps(about).encode() + b"\n"
-    for prompt in frontier.open:
+    for prompt in checkpoint.open:
         for scored in prompt.scored:
             frames = codec.encode(scored, job=JOB)
             yield LENGTH.pack(len(frames))
@@ -181,11 +181,11 @@ def _about(prompt: OpenPrompt) -> dict[str, Any]:
 def _unpack(body: bytes) -> HeadCheckpoint:
     end = body.index(b"\n") + 1
     about = json.loads(body[:end])
-    verdicts = _verdicts(memoryview(body)[end:])
+    scored = _scored(memoryview(body)[end:])
     prompts = []
     for found in about["open"]:
         n_scored, issue = found.pop("n_scored"), _issue(found.pop("issue"))
-        prompts.append(OpenPrompt(**found, issue=issue, scored=tuple(next(verdicts) for _ in range(n_scored))))
+        prompts.append(OpenPrompt(**found, issue=issue, scored=tuple(next(scored) for _ in range(n_scored))))
     again = tuple(_issue(issue) for issue in about["again"])
     version, next_uid, position = about["version"], about["next_uid"], about["position"]
     return HeadCheckpoint(version, next_uid, position, again, tuple(prompts), about["results"], about.get("max_lag"))
@@ -195,7 +195,7 @@ def _issue(found: dict[str, Any]) -> IssuedRow:
     return IssuedRow(Row(**found["drawn"]), found["n_before"])
 
 
-def _verdicts(data: memoryview) -> Iterator[Scored]:
+def _scored(data: memoryview) -> Iterator[Scored]:
     position = 0
 
     def number() -> int:
@@ -212,5 +212,5 @@ def _verdicts(data: memoryview) -> Iterator[Scored]:
             position += n
         message = codec.decode(frames, job=JOB)
         if not isinstance(message, Scored):
-            raise ValueError(f"it holds verdicts; got a {type(message).__name__}")
+            raise ValueError(f"it must contain scored trajectories; got a {type(message).__name__}")
         yield message

@@ -1,8 +1,8 @@
-"""Folders that are whole or not there at all, by version; knows nothing of what is in them.
+"""Atomic folders by version, with a manifest of their files.
 
-A folder is written under a temporary name, synced, then renamed, and renamed again before it is removed: what has its
-final name, step-000010, is complete. Names that begin with a dot are on their way: ".tmp" is removed by the next
-writer, ".old" stands aside while another takes its name and is put back if that did not happen. A shelf has one writer.
+A folder is written under a temporary name, synced and renamed. It is renamed again before it is deleted. So a folder
+with a final name, step-000010, is complete. The next writer deletes ".tmp" folders. An ".old" folder was replaced by a
+new one of the same name; it is restored if the replacement did not complete. Each parent folder has one writer.
 """
 
 import contextlib
@@ -23,124 +23,124 @@ BLOCK = 1 << 20
 NAME = re.compile(r"step-(\d{6,})")
 
 
-def place(shelf: Path, version: int) -> Path:
-    """Where the folder of a version is, or would be."""
-    return shelf / f"step-{version:06d}"
+def place(parent: Path, version: int) -> Path:
+    """Path of the folder of a version."""
+    return parent / f"step-{version:06d}"
 
 
-def versions(shelf: Path) -> dict[int, Path]:
-    """The folders that have their final name, the newest first."""
-    found = {int(match[1]): path for path in shelf.glob("step-*") if (match := NAME.fullmatch(path.name))}
+def versions(parent: Path) -> dict[int, Path]:
+    """Complete folders by version, newest first."""
+    found = {int(match[1]): path for path in parent.glob("step-*") if (match := NAME.fullmatch(path.name))}
     return dict(sorted(found.items(), reverse=True))
 
 
 def building(final: Path) -> Path:
-    """An empty folder to write in what `seal` will give its name; what dead writers left is put right first."""
+    """A new temporary folder, for `seal`. Cleans up after dead writers first."""
     tidy(final.parent)
-    fresh = _temporary(final)
-    fresh.mkdir(parents=True)
-    return fresh
+    temporary = _temporary(final)
+    temporary.mkdir(parents=True)
+    return temporary
 
 
-def seal(fresh: Path, final: Path) -> None:
-    """Manifest, sync, rename: after it `final` is complete, before it is not there (or is what it was)."""
-    paths = sorted(path for path in fresh.rglob("*") if path.is_file())
-    files = {str(path.relative_to(fresh)): {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths}
-    (fresh / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1) + "\n")
-    folders = [path for path in fresh.rglob("*") if path.is_dir()]
-    for path in [*paths, fresh / MANIFEST, *folders, fresh]:
+def seal(temporary: Path, final: Path) -> None:
+    """Write the manifest, sync and rename. Until the rename `final` is absent or has its old content."""
+    paths = sorted(path for path in temporary.rglob("*") if path.is_file())
+    files = {
+        str(path.relative_to(temporary)): {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths
+    }
+    (temporary / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1) + "\n")
+    folders = [path for path in temporary.rglob("*") if path.is_dir()]
+    for path in [*paths, temporary / MANIFEST, *folders, temporary]:
         _sync(path)
-    aside = final.with_name(f".{final.name}.old")
+    old = final.with_name(f".{final.name}.old")
     if final.exists():
-        final.rename(aside)
-    fresh.rename(final)
+        final.rename(old)
+    temporary.rename(final)
     _sync(final.parent)
-    if aside.exists():
-        shutil.rmtree(aside)
+    if old.exists():
+        shutil.rmtree(old)
 
 
 def verify(folder: Path) -> None:
-    """Raises CheckpointError unless every file of the manifest is there with its size and hash."""
+    """Raises CheckpointError unless all files of the manifest exist with their size and hash."""
     try:
         files: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())["files"]
         wanted = {name: (entry["bytes"], entry["sha256"]) for name, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"a checkpoint has a readable {MANIFEST}: {folder}: {error}") from error
     if not wanted:
-        raise CheckpointError(f"a checkpoint holds files: the manifest of {folder} names none")
-    for name, is_so in wanted.items():
+        raise CheckpointError(f"a checkpoint contains files: the manifest of {folder} names none")
+    for name, expected in wanted.items():
         path = folder / name
         try:
-            same = (path.stat().st_size, _sha256(path)) == is_so
+            matches = (path.stat().st_size, _sha256(path)) == expected
         except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"every file of the manifest can be read: {path} is missing or not: {error}"
-            ) from error
-        if not same:
-            raise CheckpointError(f"every file is what the manifest says: {path} differs in size or SHA-256")
+            raise CheckpointError(f"every file of the manifest must be readable: {path}: {error}") from error
+        if not matches:
+            raise CheckpointError(f"every file must match the manifest: {path} differs in size or SHA-256")
 
 
-def prune(shelf: Path, keep: int, *, newest: Path, counts: Callable[[int], bool]) -> None:
-    """Remove all but the newest `keep`, and but the newest `keep` of those that count.
+def prune(parent: Path, keep: int, *, newest: Path, counts: Callable[[int], bool]) -> None:
+    """Delete folders, except the newest `keep` and the newest `keep` for which `counts` holds.
 
-    `newest` is what was just written, whatever its version: a run that was set back may have higher ones.
+    `newest` is the folder that was just written. It counts as newest even if a rolled-back run has higher versions.
     """
-    there = versions(shelf)
-    ordered = sorted(there, key=lambda version: there[version] != newest)  # stable: it first, then newest first
+    there = versions(parent)
+    ordered = sorted(there, key=lambda version: there[version] != newest)  # stable: `newest` first, then by version
     kept = {*ordered[:keep], *[version for version in ordered if counts(version)][:keep]}
     for version in ordered:
         if version not in kept:
             discard(there[version])
 
 
-def discard_above(shelf: Path, version: int) -> list[Path]:
-    """Remove what is newer than `version`; what was there is returned."""
-    newer = [path for other, path in versions(shelf).items() if other > version]
+def discard_above(parent: Path, version: int) -> list[Path]:
+    """Delete folders newer than `version` and return their paths."""
+    newer = [path for other, path in versions(parent).items() if other > version]
     for path in newer:
         discard(path)
     return newer
 
 
 def discard(path: Path) -> None:
-    """Remove a folder: it has lost its final name before the first of its files is gone."""
+    """Delete a folder. It is renamed before its files are deleted."""
     leaving = _temporary(path)
     path.rename(leaving)
     shutil.rmtree(leaving)
 
 
 def give_up(final: Path) -> None:
-    """Leave no trace of a folder that could not be written, as far as the disk allows."""
+    """Delete the temporary folder of a failed write, as far as possible."""
     shutil.rmtree(_temporary(final), ignore_errors=True)
     with contextlib.suppress(OSError):  # the next writer tries again
         tidy(final.parent)
 
 
-def tidy(shelf: Path) -> None:
-    """Put right what a writer that died has left."""
-    for aside in shelf.glob(".step-*.old"):
-        final = shelf / aside.name.removeprefix(".").removesuffix(".old")
+def tidy(parent: Path) -> None:
+    """Clean up after a dead writer: restore replaced folders, delete temporary ones."""
+    for old in parent.glob(".step-*.old"):
+        final = parent / old.name.removeprefix(".").removesuffix(".old")
         if final.exists():
-            shutil.rmtree(aside)
+            shutil.rmtree(old)
         else:
-            aside.rename(final)
-    for left in shelf.glob(".step-*.tmp"):
-        if not _is_another(left.name.split(".")[-2]):
-            shutil.rmtree(left)
+            old.rename(final)
+    for temporary in parent.glob(".step-*.tmp"):
+        if not _is_other_live_process(temporary.name.split(".")[-2]):
+            shutil.rmtree(temporary)
 
 
 def _temporary(final: Path) -> Path:
     return final.with_name(f".{final.name}.{os.getpid()}.tmp")
 
 
-def _is_another(pid: str) -> bool:
-    """Whether this is a process beside this one that lives."""
+def _is_other_live_process(pid: str) -> bool:
+    """Whether this is the id of another live process."""
     if not pid.isdecimal() or int(pid) == os.getpid():
         return False
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it lives, as somebody else's
+    except PermissionError:  # alive, of another user
         return True
     return True
 

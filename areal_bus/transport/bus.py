@@ -1,9 +1,9 @@
-"""ZeroMQ behind one small object with a thread of its own; knows messages only as what `wire` and `intake` let pass.
+"""Sends and receives messages over ZeroMQ. All sockets belong to one thread.
 
-One thread owns every socket: at most one ROUTER that listens, and a DEALER for each peer it connected to. The actor's
-loop talks to it through two queues, so heartbeats go out while the loop computes. What there is for a peer at a time
-leaves as one ZeroMQ message (`bundle`), in order. Nothing is dropped in silence: what a socket does not take waits in
-the outbox; what cannot be delivered or is refused is counted and named once.
+The thread owns at most one listening ROUTER and one DEALER for each peer that this process connects to. The actor's
+loop uses two queues, so heartbeats go out while the loop computes. Messages to a peer keep their order; those that wait
+together leave as one ZeroMQ message (`wire/bundle.py`). Messages that a socket does not accept yet wait in the send
+queue. Undeliverable and rejected messages are counted and logged once for each peer.
 """
 
 import os
@@ -21,24 +21,24 @@ from areal_bus.authorization import role_of
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.messages import Disconnected, Message, Scored, Trajectory
 from areal_bus.transport.curve import Keyring
-from areal_bus.transport.listener import LINGER_MS, Listener, Socket, knock, limit
+from areal_bus.transport.listener import LINGER_MS, Listener, Socket, connect_curve, set_limits
 from areal_bus.transport.receive_queue import ReceiveQueue
 from areal_bus.transport.receiver import Authorise, Received, Receiver
 from areal_bus.transport.rejections import Rejection, Rejections
 from areal_bus.transport.send_queue import SendQueues
 from areal_bus.wire import codec
 
-RETRY_S = 0.05  # a ROUTER's full peer is tried again after this
-TURN_S = 0.005  # longest time that one socket is read while what was read, heartbeats and sending wait
-DENSE_S = 0.002  # turns that follow each other faster are dense; the first LONE of them are taken as they come
-LONE = 3
-GATHER_S = 0.001  # pause before each further one: what comes or goes meanwhile costs one turn, not one each
+RETRY_S = 0.05  # interval of retries for peers of the ROUTER whose queue is full
+TURN_S = 0.005  # maximum time to read one socket before heartbeats and sending get their turn
+DENSE_S = 0.002  # iterations of the loop closer together than this are dense
+MAX_DENSE = 3  # dense iterations without a pause
+PAUSE_S = 0.001  # pause before each further dense iteration, so that it handles several messages
 MAX_SOCKETS = 4096
-SENT_AGAIN = (Trajectory, Scored)  # by the generator, until the head has acknowledged it
+RESENT = (Trajectory, Scored)  # the generator sends these again until the head acknowledges them
 
 
 class Bus:
-    """Send and receive messages by the peers' names. All methods may be called from any thread but `receive`: one."""
+    """Sends and receives messages by peer name. Thread-safe, except `receive`: one thread calls it."""
 
     def __init__(
         self,
@@ -51,158 +51,157 @@ class Bus:
         heartbeat_s: float = 1.0,
         inbox_bytes: int = 256 << 20,
         keys: Keyring | None = None,
-        tells_gone: bool = False,
+        reports_disconnects: bool = False,
         authorise: Authorise | None = None,
     ) -> None:
         """`listen` is an endpoint ("ipc://...", "tcp://ADDRESS:PORT", port 0 for a free one) or "" for none.
 
-        `heartbeat` is called on the bus thread every `heartbeat_s` and its message sent to `heartbeat_to`, or to every
-        peer heard on the ROUTER when that is None. With `keys` all connections are CURVE's, and a key speaks as its own
-        seats only. `tells_gone`: `receive` says Gone for a peer of the ROUTER whose connection has ended, in its turn.
-        `authorise` decides which peer may send what; by default `areal_bus.authorization`, by the role in `name`.
-        Raises ConfigError when the endpoint cannot be bound.
+        The bus thread calls `heartbeat` every `heartbeat_s` and sends its message to `heartbeat_to`; None means all
+        peers of the ROUTER. With `keys` all connections use CURVE, and a key authenticates its own identities only.
+        With `reports_disconnects`, `receive` returns Disconnected for a peer of the ROUTER after its last message.
+        `authorise` decides which peer may send which message; the default is `areal_bus.authorization`, by the role in
+        `name`. Raises ConfigError when the endpoint cannot be bound.
         """
         self.name = name
         self.job = job
         self._keys = keys
-        self._identity = f"{name}/{secrets.token_hex(8)}".encode()  # nobody can guess it, and so take its place
+        self._identity = f"{name}/{secrets.token_hex(8)}".encode()  # unguessable, so no other connection can replace it
         self._heartbeat = heartbeat
         self._heartbeat_to = heartbeat_to
         self._heartbeat_s = heartbeat_s
-        self.inbox = ReceiveQueue(inbox_bytes)
-        self._tells_gone = tells_gone
-        self._last_heard: dict[str, float] = {}  # of those it connected to: monotonic seconds
-        self._read: dict[str, float] = {}  # of these: all that came before this moment is read
+        self.receive_queue = ReceiveQueue(inbox_bytes)
+        self._reports_disconnects = reports_disconnects
+        self._last_heard: dict[str, float] = {}  # time of the last message, by peer of a DEALER
+        self._read: dict[str, float] = {}  # by peer of a DEALER: everything received before this time has been read
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._orders: deque[Callable[[], None]] = deque()
-        self._is_kicked = False  # and has not begun to look at its orders since
+        self._is_kicked = False  # woken, and not yet processing its orders
         self._dealers: dict[str, Socket] = {}
         self._dealer_at: dict[str, str] = {}
         self._closing: float | None = None
         self._error: BaseException | None = None
-        self._refusals = Rejections(name)
-        self._door: Listener | None = None
+        self._rejections = Rejections(name)
+        self._listener: Listener | None = None
         self._router = self._listen(listen) if listen else None
-        self._intake = Receiver(
-            job, keys, self._door, self._refusals, authorise=authorise or partial(authorise_role, role_of(name))
+        self._receiver = Receiver(
+            job, keys, self._listener, self._rejections, authorise=authorise or partial(authorise_role, role_of(name))
         )
-        self.outbox = SendQueues(name, self._router, self._dealers, self._intake.heard)
+        self.send_queues = SendQueues(name, self._router, self._dealers, self._receiver.heard)
         self._thread = threading.Thread(target=self._run, name=f"bus {name}", daemon=True)
         self._thread.start()
 
     @property
     def endpoint(self) -> str:
-        """Where it listens in truth (with the port chosen); "" when it does not."""
+        """The bound endpoint, with its port; "" when this bus does not listen."""
         return self._endpoint if self._router is not None else ""
 
     @property
     def refused(self) -> Counter[tuple[str, str]]:
-        """How often something was refused, by peer and reason."""
-        return self._refusals.counts
+        """Counts of rejected messages and connections, by peer and reason."""
+        return self._rejections.counts
 
     def n_waiting(self, peer: str) -> int:
-        """Bytes that were sent to it and that ZeroMQ has not taken. From ROOM_BYTES on, who can wait sends no more."""
-        return self.outbox.n_bytes(peer)
+        """Bytes in the send queue of this peer. A sender that can wait stops at ROOM_BYTES."""
+        return self.send_queues.n_bytes(peer)
 
-    def refusals(self) -> list[Rejection]:
-        """What there is to report of that since the last call, for a journal."""
-        return self._refusals.take()
+    def rejections(self) -> list[Rejection]:
+        """New rejections since the last call, for the journal."""
+        return self._rejections.take()
 
-    def allow(self, seat: str, public_key: str) -> None:
-        """From now on that key speaks as that seat ("generator-7"). Raises ConfigError when it is no key."""
+    def allow(self, identity: str, public_key: str) -> None:
+        """Let this key authenticate that identity ("generator-7"). Raises ConfigError when it is not a key."""
         if self._keys is None:
-            raise ConfigError('a key is allowed where keys are asked for: here bus.curve is "off"')
-        self._keys.allow(seat, public_key)
+            raise ConfigError('a key can be allowed only where connections use keys: here bus.curve is "off"')
+        self._keys.allow(identity, public_key)
 
     def silence_s(self, peer: str) -> float:
-        """How long nothing has come from one that it connected to; 0 before its first word, and with a full inbox.
+        """Seconds since the last message of a peer of a DEALER; 0 before its first message and while the queue is full.
 
-        Up to the last look at its socket: what waited there while this process was not scheduled is no silence.
+        Measured up to the last read of its socket: time in which this process was not scheduled does not count.
         """
         heard = self._last_heard.get(peer)
-        return 0.0 if heard is None or self.inbox.is_full else max(0.0, self._read.get(peer, heard) - heard)
+        return 0.0 if heard is None or self.receive_queue.is_full else max(0.0, self._read.get(peer, heard) - heard)
 
     @property
     def until(self) -> float:
-        """All that came in before this moment has been received. For the thread that receives."""
-        return self.inbox.until
+        """Everything that arrived before this time has been returned by `receive`. For the receiving thread."""
+        return self.receive_queue.until
 
     def connect(self, peer: str, endpoint: str) -> None:
-        """A DEALER to `peer`; connecting again to another endpoint replaces it."""
+        """Connect a DEALER to `peer`. Another endpoint replaces the connection."""
         self._order(lambda: self._connect(peer, endpoint))
 
     def disconnect(self, peer: str) -> None:
-        """Close the DEALER; what its socket does not take any more is dropped."""
+        """Close the DEALER. Messages that its socket does not accept are dropped."""
         self._order(lambda: self._disconnect(peer))
 
     def send(self, to: str, message: Message) -> None:
-        """By the DEALER of that name, else by the ROUTER to who is heard under it. Never blocks. Raises WireError."""
+        """Send by the DEALER of that name, otherwise by the ROUTER. Never blocks. Raises WireError."""
         frames = codec.encode(message, job=self.job)
-        self._order(self.outbox.letter(to, frames, is_kept=isinstance(message, SENT_AGAIN)))
+        self._order(self.send_queues.enqueue(to, frames, is_resent=isinstance(message, RESENT)))
 
-    def send_all(self, letters: Iterable[tuple[str, Message]]) -> None:
-        """As `send` of each in turn; but they leave together, so that who gets them is woken once, not for each. Each
-        peer's come in their order.
+    def send_all(self, messages: Iterable[tuple[str, Message]]) -> None:
+        """Send several messages with one wake-up of the receiver. Each peer receives its messages in order.
 
-        Raises WireError when those before the wrong one are sent.
+        Raises WireError for an invalid message, after the messages before it were sent.
         """
         orders: list[Callable[[], None]] = []
         try:
-            for to, message in letters:
+            for to, message in messages:
                 frames = codec.encode(message, job=self.job)
-                orders.append(self.outbox.letter(to, frames, is_kept=isinstance(message, SENT_AGAIN)))
+                orders.append(self.send_queues.enqueue(to, frames, is_resent=isinstance(message, RESENT)))
         finally:
             self._orders.extend(orders)
             if orders:
                 self._kick()
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
-        """Next message and its sender's name; None after `timeout_s` (0: only what is there; None: wait)."""
-        received = self.inbox.take(timeout_s)
+        """Next sender and message; None after `timeout_s` (0: do not wait; None: wait without limit)."""
+        received = self.receive_queue.take(timeout_s)
         if self._error is not None:
             raise self._error
         if received is None:
             return None
-        if self.inbox.consume(received[2]):
+        if self.receive_queue.consume(received[2]):
             self._kick()
         return received[:2]
 
     def wake(self) -> None:
-        """Let a `receive` that waits return None at once; callable from any thread."""
-        self.inbox.wake()
+        """Make a waiting `receive` return None. Callable from any thread."""
+        self.receive_queue.wake()
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Send what is queued for at most `linger_s`, then end the thread."""
+        """Send queued messages for at most `linger_s`, then end the thread."""
         if self._thread.is_alive():
             deadline = time.monotonic() + linger_s
             self._order(lambda: setattr(self, "_closing", deadline))
             self._thread.join()
             os.close(self._wake_fd)
 
-    # from here on: the bus thread only (but _order, _kick)
+    # bus thread only from here on, except _order and _kick
 
     def _order(self, act: Callable[[], None]) -> None:
         self._orders.append(act)
         self._kick()
 
     def _kick(self) -> None:
-        """Once until it looks: a write for each order is a turn for each."""
+        """Wake the bus thread, once until it runs: each write would cost an iteration."""
         if not self._is_kicked and self._thread.is_alive():
             self._is_kicked = True
             os.eventfd_write(self._wake_fd, 1)
 
     def _listen(self, endpoint: str) -> Socket:
         router = self._context.socket(zmq.ROUTER)
-        limit(router)
+        set_limits(router)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who connects again is not shut out by its old connection
-        self._door = Listener(self._context, router, self._keys, self._refusals)
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects replaces its old connection
+        self._listener = Listener(self._context, router, self._keys, self._rejections)
         try:
-            self._endpoint = self._door.open(endpoint)
+            self._endpoint = self._listener.open(endpoint)
         except zmq.ZMQError as error:
-            self._door.close()
+            self._listener.close()
             router.close()
             self._context.term()
             os.close(self._wake_fd)
@@ -215,15 +214,15 @@ class Bus:
             return
         self._disconnect(peer)
         dealer = self._context.socket(zmq.DEALER)
-        limit(dealer)
+        set_limits(dealer)
         dealer.setsockopt(zmq.IDENTITY, self._identity)
         try:
             if self._keys is not None:
-                knock(dealer, self._keys, peer)
+                connect_curve(dealer, self._keys, peer)
             dealer.connect(endpoint)
-        except (WireError, zmq.ZMQError) as error:  # somebody else has told us of it
+        except (WireError, zmq.ZMQError) as error:  # the endpoint came from another process
             dealer.close()
-            self._refusals.add(peer, "endpoint", f"it cannot be reached at {endpoint[:80]!r}: {error}")
+            self._rejections.add(peer, "endpoint", f"its endpoint {endpoint[:80]!r} cannot be reached: {error}")
             return
         self._dealers[peer] = dealer
         self._dealer_at[peer] = endpoint
@@ -231,105 +230,107 @@ class Bus:
     def _disconnect(self, peer: str) -> None:
         dealer = self._dealers.get(peer)
         if dealer is not None:
-            self.outbox.let_go(peer)
+            self.send_queues.drop_peer(peer)
             del self._dealers[peer], self._dealer_at[peer]
-            self._intake.forget(dealer)
+            self._receiver.forget(dealer)
             dealer.close(LINGER_MS)
 
     def _run(self) -> None:
-        """The thread: what ends it in error is raised in the next `receive`."""
+        """The thread. Its error is raised by the next `receive`."""
         try:
             self._serve()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where it is heard
+        except BaseException as error:  # noqa: BLE001 - raised again in `receive`
             self._error = error
             self.wake()
         finally:
-            if self._door is not None:
-                self._door.close()
+            if self._listener is not None:
+                self._listener.close()
             for socket in [*self._dealers.values(), *([self._router] if self._router else [])]:
                 socket.close(LINGER_MS)
             self._context.term()
 
     def _serve(self) -> None:
-        next_beat = ended = time.monotonic()
+        next_heartbeat = ended = time.monotonic()
         n_dense = 0
         while not self._is_done():
-            if self._heartbeat is not None and time.monotonic() >= next_beat:
-                self._beat(self._heartbeat)
-                next_beat = time.monotonic() + self._heartbeat_s
-            if n_dense > LONE and self._closing is None:
-                time.sleep(GATHER_S)
-            self._poll(max(0.0, next_beat - time.monotonic()) if self._heartbeat is not None else 1.0)
-            for _ in range(len(self._orders)):  # not those that come meanwhile: what is posted is to leave
+            if self._heartbeat is not None and time.monotonic() >= next_heartbeat:
+                self._send_heartbeats(self._heartbeat)
+                next_heartbeat = time.monotonic() + self._heartbeat_s
+            if n_dense > MAX_DENSE and self._closing is None:
+                time.sleep(PAUSE_S)
+            self._poll(max(0.0, next_heartbeat - time.monotonic()) if self._heartbeat is not None else 1.0)
+            for _ in range(len(self._orders)):  # not the ones added meanwhile: posted messages must be flushed
                 self._orders.popleft()()
-            self.outbox.flush()
+            self.send_queues.flush()
             before, ended = ended, time.monotonic()
             n_dense = n_dense + 1 if ended - before < DENSE_S else 0
 
     def _is_done(self) -> bool:
-        is_sent = not (self.outbox.waiting or self._orders)
+        is_sent = not (self.send_queues.waiting or self._orders)
         return self._closing is not None and (is_sent or time.monotonic() >= self._closing)
 
-    def _beat(self, heartbeat: Callable[[], Message]) -> None:
+    def _send_heartbeats(self, heartbeat: Callable[[], Message]) -> None:
         if self._heartbeat_to is None:
-            peers = sorted(self._intake.heard)
+            peers = sorted(self._receiver.heard)
         else:
             peers = [self._heartbeat_to] if self._heartbeat_to in self._dealers else []
-        peers = [peer for peer in peers if peer not in self.outbox.waiting]  # no pile of heartbeats
+        peers = [peer for peer in peers if peer not in self.send_queues.waiting]  # heartbeats do not accumulate
         if peers:
             frames = codec.encode(heartbeat(), job=self.job)
             for peer in peers:
-                self.outbox.letter(peer, frames)()
-            self.outbox.flush()
+                self.send_queues.enqueue(peer, frames)()
+            self.send_queues.flush()
 
     def _poll(self, timeout_s: float) -> None:
         poller = zmq.Poller()
         poller.register(self._wake_fd, zmq.POLLIN)
-        reading = 0 if self.inbox.is_full else zmq.POLLIN  # I9
+        reading = 0 if self.receive_queue.is_full else zmq.POLLIN  # I9
         dealers = {dealer: peer for peer, dealer in self._dealers.items()}
         for dealer, peer in dealers.items():
-            events = reading | (zmq.POLLOUT if peer in self.outbox.waiting else 0)
+            events = reading | (zmq.POLLOUT if peer in self.send_queues.waiting else 0)
             if events:
                 poller.register(dealer, events)
         if self._router is not None and reading:
             poller.register(self._router, zmq.POLLIN)
-        for socket in self._door.sockets if self._door is not None else ():
+        for socket in self._listener.sockets if self._listener is not None else ():
             poller.register(socket, zmq.POLLIN)
-        if any(peer not in self._dealers for peer in self.outbox.waiting):
+        if any(peer not in self._dealers for peer in self.send_queues.waiting):
             timeout_s = min(timeout_s, RETRY_S)
         ready = dict(poller.poll(round(timeout_s * 1000 + 0.5)))
         moment = time.monotonic()
         if ready.get(self._wake_fd):
             os.eventfd_read(self._wake_fd)
-            self._is_kicked = False  # before orders are looked at: none comes in between unseen
-        if self._door is not None:
-            self._door.look()
+            self._is_kicked = False  # before the orders are read, so that none is missed
+        if self._listener is not None:
+            self._listener.poll_events()
         for dealer, peer in dealers.items():
             if reading and (not ready.get(dealer, 0) & zmq.POLLIN or self._drain(dealer, peer)):
                 self._read[peer] = moment
-        if self._router is not None and reading and self._drain(self._router, None) and self._door is not None:
-            self._intake.end(self._door.nothing_is_left_to_read())
-            self.inbox.put(self._gone())
-            self.inbox.is_whole(moment)
+        if self._router is not None and reading and self._drain(self._router, None) and self._listener is not None:
+            self._receiver.end_connections(self._listener.take_ended())
+            self.receive_queue.put(self._disconnected())
+            self.receive_queue.mark_complete(moment)
 
     def _drain(self, socket: Socket, peer: str | None) -> bool:
-        """Take what is there, up to the inbox's cap and for one turn's time; whether that was all."""
-        some: list[Received] = []
+        """Read a socket until it is empty, the queue is full or TURN_S is over. Returns whether it is empty."""
+        batch: list[Received] = []
         is_all, until = False, time.monotonic() + TURN_S
-        while not (is_all or self.inbox.is_full) and time.monotonic() < until:
+        while not (is_all or self.receive_queue.is_full) and time.monotonic() < until:
             try:
-                received = self._intake.from_client(socket) if peer is None else self._intake.from_server(socket, peer)
-                some += self._gone()
-                self.inbox.count(sum(n_bytes for _, _, n_bytes in received))
-                some += received
+                received = (
+                    self._receiver.from_client(socket) if peer is None else self._receiver.from_server(socket, peer)
+                )
+                batch += self._disconnected()
+                self.receive_queue.count(sum(n_bytes for _, _, n_bytes in received))
+                batch += received
                 if peer is not None:
                     self._last_heard[peer] = time.monotonic()
             except zmq.Again:
                 is_all = True
-        self.inbox.put(some)
+        self.receive_queue.put(batch)
         return is_all
 
-    def _gone(self) -> list[Received]:
-        """Whoever has gone, after all that they had said."""
-        names, self._intake.gone = self._intake.gone, []
-        return [(name, Disconnected(), 0) for name in names] if self._tells_gone else []
+    def _disconnected(self) -> list[Received]:
+        """Disconnected for each ended connection, after its last message."""
+        names, self._receiver.disconnected = self._receiver.disconnected, []
+        return [(name, Disconnected(), 0) for name in names] if self._reports_disconnects else []

@@ -1,6 +1,6 @@
-"""CURVE keys of ranks, and the allow-list: which public key may speak as which actor; knows nothing of sockets.
+"""CURVE keys of ranks, and the allow-list: which public key authenticates which actor.
 
-A rank makes one key pair at its start; its actors and their later incarnations use it. A key is 40 characters of Z85.
+A rank makes one key pair at its start; its actors use it in all incarnations. A key is 40 characters of Z85.
 """
 
 import re
@@ -16,7 +16,7 @@ Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A rank's own. The secret half goes to its actors through their standard input, and nowhere else."""
+    """Keys of one rank. Its actors receive the secret key through standard input only."""
 
     public: str
     secret: str = field(repr=False)
@@ -27,50 +27,50 @@ def new_pair() -> KeyPair:
     return KeyPair(public.decode(), secret.decode())
 
 
-def seat_of(name: str) -> str:
-    """Role and index of an actor's name, without its incarnation: "generator-3.1" -> "generator-3"."""
-    return name.rpartition(".")[0] or f"{name}-0"  # the head is "head" to all
+def identity_of(name: str) -> str:
+    """Role and index of an actor, without its incarnation: "generator-3.1" -> "generator-3"."""
+    return name.rpartition(".")[0] or f"{name}-0"  # the head has no index in its name
 
 
 class Keyring:
-    """What one process knows: its own pair, and whose key is whose."""
+    """The key pair of this process and the public keys of its peers."""
 
-    def __init__(self, own: KeyPair, seats: Mapping[str, str]) -> None:
-        """`seats`: public key by seat ("generator-3"). "generator-*": all of that role that are not named."""
+    def __init__(self, own: KeyPair, identities: Mapping[str, str]) -> None:
+        """`identities`: public key by identity ("generator-3"). "generator-*": all others of that role."""
         self.own = own
-        for seat, public in seats.items():
-            check(seat, public)
-        self._key_of = dict(seats)
+        for identity, public in identities.items():
+            check(identity, public)
+        self._key_of = dict(identities)
 
-    def allow(self, seat: str, public: str) -> None:
-        """From now on this key, and no other, speaks as that seat. Raises ConfigError when it is no key."""
-        check(seat, public)
-        self._key_of = {**self._key_of, seat: public}  # a new one: another thread may be reading
+    def allow(self, identity: str, public: str) -> None:
+        """Let this key, and no other, authenticate that identity. Raises ConfigError when it is not a key."""
+        check(identity, public)
+        self._key_of = {**self._key_of, identity: public}  # a new dict: another thread may be reading the old one
 
     def knows(self, public: str) -> bool:
-        """Whether this key may speak at all."""
+        """Whether this key is on the allow-list."""
         return public in self._key_of.values()
 
-    def may_speak(self, public: str, name: str) -> bool:
-        """Whether this key may speak as the actor of that name, whatever its incarnation."""
-        return bool(public) and self._find(seat_of(name)) == public
+    def authenticates(self, public: str, name: str) -> bool:
+        """Whether this key authenticates the actor of that name, in any incarnation."""
+        return bool(public) and self._find(identity_of(name)) == public
 
     def is_shared(self, name: str) -> bool:
-        """Whether its key is one that several seats have in common: guests'."""
-        return seat_of(name) not in self._key_of
+        """Whether several identities share its key, as guests do."""
+        return identity_of(name) not in self._key_of
 
     def key_of(self, name: str) -> str:
-        """The key that an actor must have. Raises WireError when there is none."""
-        public = self._find(seat_of(name))
+        """The public key of an actor. Raises WireError when there is none."""
+        public = self._find(identity_of(name))
         if public is None:
-            raise WireError(f"only actors with a known key are spoken to: {name!r} has none", "key")
+            raise WireError(f"a connection needs the public key of its peer: {name!r} has none", "key")
         return public
 
-    def _find(self, seat: str) -> str | None:
-        return self._key_of.get(seat) or self._key_of.get(f"{seat.rpartition('-')[0]}-*")
+    def _find(self, identity: str) -> str | None:
+        return self._key_of.get(identity) or self._key_of.get(f"{identity.rpartition('-')[0]}-*")
 
 
-def check(seat: str, public: str) -> None:
-    """Raises ConfigError for what is no public key."""
+def check(identity: str, public: str) -> None:
+    """Raises ConfigError when this is not a public key."""
     if not Z85.fullmatch(public):
-        raise ConfigError(f"a public key is 40 characters of Z85: that of {seat} is {public[:40]!r}")
+        raise ConfigError(f"a public key is 40 characters of Z85: that of {identity} is {public[:40]!r}")

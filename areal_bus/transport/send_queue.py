@@ -1,8 +1,8 @@
-"""What waits to go out: to each peer in order, until there is no more to go with it and its socket takes it.
+"""Per-peer send queues: ordered, bounded in bytes, flushed in bundles when the socket is writable.
 
-What ZeroMQ does not take of the messages to a peer waits here, within bounds (I9): whoever keeps what it sends looks at
-`n_bytes` before it sends more. What is beyond the bounds all the same, or for a peer that is gone, is void: it is
-counted, and said and journalled when the count has doubled.
+Messages that ZeroMQ does not accept yet wait here, within limits (I9). A sender that can wait checks `n_bytes` first.
+Messages beyond the limits, or to a disconnected peer, are dropped and counted; each doubling of the count is logged and
+journalled.
 """
 
 import threading
@@ -17,88 +17,88 @@ from areal_bus.transport.listener import Socket
 from areal_bus.transport.rejections import NAMED, OTHERS
 from areal_bus.wire.bundle import MAX_BYTES, MAX_MESSAGES, Frames, join
 
-OUTBOX = 1 << 18  # messages that wait here for one peer
-OUTBOX_BYTES = 256 << 20  # of those that wait for one peer, when a message comes that its owner sends again
-ROOM_BYTES = 64 << 20  # who can wait sends a peer nothing more while so much waits for it
+OUTBOX = 1 << 18  # maximum queued messages for one peer
+OUTBOX_BYTES = 256 << 20  # maximum queued bytes for one peer when a resendable message is added
+ROOM_BYTES = 64 << 20  # a sender that can wait pauses while this many bytes are queued for a peer
 
 MORE, LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
 
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """Messages to one peer that do not go out."""
+    """Messages to one peer that were dropped."""
 
     peer: str
-    why: str  # of the last one
-    n: int  # so far; said at 1, 2, 4, 8, ...
+    why: str  # of the last message
+    n: int  # count so far; reported at 1, 2, 4, 8, ...
 
 
 class SendQueues:
-    """Of one Bus. `dealers` and `heard` are those of the moment: peers it connected to, and peers of its ROUTER.
+    """Send queues of one Bus. `dealers` and `heard` are its current peers: of DEALER sockets and of the ROUTER.
 
-    `letter`, `n_bytes` and `voids` may be called from any thread, the rest from the bus's own.
+    `enqueue`, `n_bytes` and `take_undelivered` are thread-safe; the bus thread calls the others.
     """
 
     def __init__(self, name: str, router: Socket | None, dealers: dict[str, Socket], heard: dict[str, bytes]) -> None:
-        self.undelivered: Counter[str] = Counter()  # void messages by peer
-        self.waiting: dict[str, deque[Frames]] = {}  # no peer is here without a message
+        self.undelivered: Counter[str] = Counter()  # dropped messages by peer
+        self.waiting: dict[str, deque[Frames]] = {}  # no empty queues
         self._name, self._router, self._dealers, self._heard = name, router, dealers, heard
-        self._n_bytes: Counter[str] = Counter()  # by peer, from `letter` to the socket; no zeros
-        self._n_here: Counter[str] = Counter()  # of those, what is in `waiting`; no zeros
-        self._next: dict[str, tuple[Frames, int]] = {}  # by peer: the first of those as they go, and how many
-        self._news: dict[str, Undelivered] = {}
+        self._n_bytes: Counter[str] = Counter()  # by peer, from `enqueue` to the socket; no zeros
+        self._n_here: Counter[str] = Counter()  # the part of them in `waiting`; no zeros
+        self._next: dict[str, tuple[Frames, int]] = {}  # by peer: next frames to send, and their number of messages
+        self._pending: dict[str, Undelivered] = {}
         self._lock = threading.Lock()
 
-    def letter(self, peer: str, frames: Frames, *, is_kept: bool = False) -> Callable[[], None]:
-        """What posts this, for `flush`; it counts as waiting from now on. `is_kept`: its owner sends it again."""
+    def enqueue(self, peer: str, frames: Frames, *, is_resent: bool = False) -> Callable[[], None]:
+        """A call that queues this message. It counts at once. `is_resent`: the sender resends it if it is lost."""
         n_bytes = size(frames)
         with self._lock:
             self._n_bytes[peer] += n_bytes
-        return lambda: self._post(peer, frames, n_bytes, is_kept=is_kept)
+        return lambda: self._post(peer, frames, n_bytes, is_resent=is_resent)
 
     def n_bytes(self, peer: str) -> int:
-        """That wait for it."""
+        """Bytes queued for this peer."""
         return self._n_bytes.get(peer, 0)
 
-    def voids(self) -> list[Undelivered]:
-        """What there is to report since the last call: at most one a peer."""
+    def take_undelivered(self) -> list[Undelivered]:
+        """New drops since the last call: at most one entry for each peer."""
         with self._lock:
-            news, self._news = self._news, {}
-        return list(news.values())
+            pending, self._pending = self._pending, {}
+        return list(pending.values())
 
     def flush(self) -> None:
-        """Give every peer's socket what it takes."""
+        """Send to each peer as much as its socket accepts."""
         for peer in list(self.waiting):
             self._flush(peer)
 
-    def let_go(self, peer: str) -> None:
-        """Of what waits its socket is given what it takes, and nothing any more."""
+    def drop_peer(self, peer: str) -> None:
+        """Send what the socket accepts and drop the rest of this peer's queue."""
         if peer in self.waiting:
             self._flush(peer)
         self._forget(peer)
 
     def _forget(self, peer: str) -> None:
         for frames in self.waiting.pop(peer, ()):
-            self._gone(peer, size(frames))
+            self._uncount(peer, size(frames))
         self._n_here.pop(peer, None)
         self._next.pop(peer, None)
 
-    def _post(self, peer: str, frames: Frames, n_bytes: int, *, is_kept: bool) -> None:
-        """Behind what waits; it goes with that at once where there is enough of it for a bundle."""
+    def _post(self, peer: str, frames: Frames, n_bytes: int, *, is_resent: bool) -> None:
+        """Append to the queue; flush it when it fills a bundle."""
         waiting = self.waiting.setdefault(peer, deque())
         if len(waiting) >= OUTBOX:
-            self._refuse(peer, n_bytes, f"it takes none, and {OUTBOX} wait for it")
-        elif is_kept and self._n_here[peer] + n_bytes > OUTBOX_BYTES:
-            self._refuse(peer, n_bytes, f"it takes none, and {OUTBOX_BYTES >> 20} MiB wait for it")
+            self._drop(peer, n_bytes, f"its socket is full and {OUTBOX} messages are queued")
+        elif is_resent and self._n_here[peer] + n_bytes > OUTBOX_BYTES:
+            self._drop(peer, n_bytes, f"its socket is full and {OUTBOX_BYTES >> 20} MiB are queued")
         else:
             waiting.append(frames)
             self._n_here[peer] += n_bytes
         if len(waiting) >= MAX_MESSAGES or self._n_here[peer] >= MAX_BYTES:
             self._flush(peer)
 
-    def _refuse(self, peer: str, n_bytes: int, why: str) -> None:
-        self._gone(peer, n_bytes)
-        self._void(peer, 1, why, level="WARNING")
+    def _drop(self, peer: str, n_bytes: int, why: str) -> None:
+        self._uncount(peer, n_bytes)
+        self._count_dropped(peer, 1, why, level="WARNING")
 
     def _flush(self, peer: str) -> None:
         waiting = self.waiting[peer]
@@ -111,47 +111,47 @@ class SendQueues:
                 del self._next[peer]
                 n_bytes = sum(size(waiting.popleft()) for _ in range(n_messages))
                 self._n_here[peer] -= n_bytes
-                self._gone(peer, n_bytes)
+                self._uncount(peer, n_bytes)
         except zmq.Again:
             return
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._heard.pop(peer, None)
-        n_void = len(waiting)
+        n_dropped = len(waiting)
         self._forget(peer)
-        if n_void:
-            self._void(peer, n_void, "it is not connected", level="DEBUG")  # its going is told by others
+        if n_dropped:
+            self._count_dropped(peer, n_dropped, "it is not connected", level="DEBUG")  # the disconnect is reported too
 
     def _send(self, peer: str, frames: Frames) -> None:
         dealer = self._dealers.get(peer)
         if dealer is not None:
-            give(dealer, frames)
+            send_frames(dealer, frames)
         elif self._router is not None and peer in self._heard:
-            give(self._router, [self._heard[peer], *frames])
+            send_frames(self._router, [self._heard[peer], *frames])
         else:
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
 
-    def _gone(self, peer: str, n_bytes: int) -> None:
-        """They wait no more, wherever they went."""
+    def _uncount(self, peer: str, n_bytes: int) -> None:
+        """These bytes are no longer queued."""
         with self._lock:
             self._n_bytes[peer] -= n_bytes
             if not self._n_bytes[peer]:
                 del self._n_bytes[peer]
 
-    def _void(self, peer: str, n_messages: int, why: str, *, level: str) -> None:
+    def _count_dropped(self, peer: str, n_messages: int, why: str, *, level: str) -> None:
         if peer not in self.undelivered and len(self.undelivered) >= NAMED:
             peer = OTHERS
         before = self.undelivered[peer]
         self.undelivered[peer] = n = before + n_messages
         if n.bit_length() > before.bit_length():
-            logger.log(level, "{}: messages to {} are void, {} so far: {}", self._name, peer, n, why)
+            logger.log(level, "{}: messages to {} were dropped, {} so far: {}", self._name, peer, n, why)
             with self._lock:
-                self._news[peer] = Undelivered(peer, why, n)
+                self._pending[peer] = Undelivered(peer, why, n)
 
 
-def give(socket: Socket, frames: Frames) -> None:
-    """All of a message or nothing, which zmq.Again says. (send_multipart takes twice as long, for numbers as enums.)"""
+def send_frames(socket: Socket, frames: Frames) -> None:
+    """Send all frames or raise zmq.Again. (send_multipart takes twice as long, because it converts enums.)"""
     for frame in frames[:-1]:
         socket.send(frame, MORE)
     socket.send(frames[-1], LAST)

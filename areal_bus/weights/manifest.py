@@ -1,8 +1,8 @@
-"""What a push brings: names, shapes, dtypes, a checksum a tensor, and where each lies in one flat buffer. No tensors.
+"""Manifest of a push: names, shapes, dtypes and checksums of the tensors, and their places in one flat buffer.
 
-All lie at a multiple of 64 bytes, in the order of the mapping they came from. The layout follows from names, shapes and
-dtypes alone, so a member computes it for itself. The digest is a hash over names, shapes, dtypes and checksums in the
-order of names, so it depends neither on the layout nor on the size of buckets.
+Tensors start at multiples of 64 bytes, in the order of the source mapping. The layout follows from names, shapes and
+dtypes, so each member computes it itself. The digest is a hash over names, shapes, dtypes and checksums sorted by name.
+It does not depend on layout or bucket size.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from areal_bus.errors import PushFailed
 
-ALIGN = 64  # bytes: every dtype can view its slice, and copies start on a cache line
+ALIGN = 64  # bytes: aligned for every dtype and for cache lines
 
 Form = tuple[tuple[int, ...], str]  # (shape, dtype as "float32")
 
@@ -44,7 +44,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a push brings: enough to allocate, to refuse a wrong model and to verify every byte."""
+    """Description of a push: enough to allocate, to reject a wrong model and to verify every byte."""
 
     version: int
     entries: tuple[TensorEntry, ...]
@@ -58,7 +58,7 @@ class Manifest:
         return digest(forms, {entry.name: sum_ for entry, sum_ in zip(self.entries, self.checksums, strict=True)})
 
     def buckets(self) -> list[tuple[int, int]]:
-        """(start, stop) of each broadcast, in order; boundaries may cut a tensor."""
+        """(start, stop) of each broadcast, in order. A tensor may span several buckets."""
         starts = range(0, self.n_bytes, self.bucket_bytes)
         return [(start, min(start + self.bucket_bytes, self.n_bytes)) for start in starts]
 
@@ -77,7 +77,7 @@ class Manifest:
 
     @staticmethod
     def decode(text: str) -> "Manifest":
-        """Raises PushFailed for what is no manifest, or when its digest or size do not follow from the rest."""
+        """Raises PushFailed for invalid text, or when digest or size disagree with the rest."""
         try:
             value = json.loads(text)
             forms = {str(name): (tuple(map(int, shape)), str(dtype)) for name, shape, dtype, _ in value["tensors"]}
@@ -102,13 +102,13 @@ def digest(forms: Mapping[str, Form], checksums: Mapping[str, int]) -> str:
 
 
 def lay_out(forms: Mapping[str, Form]) -> tuple[tuple[TensorEntry, ...], int]:
-    """Where each tensor lies in the flat buffer, and how long that is."""
-    return _laid_out(tuple(forms.items()))
+    """Place of each tensor in the flat buffer, and the size of the buffer."""
+    return _cached_layout(tuple(forms.items()))
 
 
 @lru_cache(maxsize=4)
-def _laid_out(forms: tuple[tuple[str, Form], ...]) -> tuple[tuple[TensorEntry, ...], int]:
-    """Kept, as all pushes of a run bring the same."""
+def _cached_layout(forms: tuple[tuple[str, Form], ...]) -> tuple[tuple[TensorEntry, ...], int]:
+    """Cached: all pushes of a run have the same layout."""
     entries, end = [], 0
     for name, (shape, dtype) in forms:
         n_bytes = prod(shape) * dtype_of(dtype).itemsize
@@ -118,22 +118,22 @@ def _laid_out(forms: tuple[tuple[str, Form], ...]) -> tuple[tuple[TensorEntry, .
 
 
 def first_difference(held: Mapping[str, tuple[Sequence[int], str]], manifest: Manifest) -> str | None:
-    """A sentence on the first thing in which the manifest is another model than `held`; None when it is the same."""
-    brought = {entry.name: (entry.shape, entry.dtype) for entry in manifest.entries}
+    """Text on the first difference between the manifest and the model `held`; None if they agree."""
+    pushed = {entry.name: (entry.shape, entry.dtype) for entry in manifest.entries}
     for name, (shape, dtype) in held.items():
-        if name not in brought:
+        if name not in pushed:
             return f"{name} is held and not in the push"
-        if (tuple(shape), dtype) != brought[name]:
-            return f"{name} is {dtype} {list(shape)} here and {brought[name][1]} {list(brought[name][0])} in the push"
-    for name in brought:
+        if (tuple(shape), dtype) != pushed[name]:
+            return f"{name} is {dtype} {list(shape)} here and {pushed[name][1]} {list(pushed[name][0])} in the push"
+    for name in pushed:
         if name not in held:
             return f"{name} is in the push and not held"
     return None
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Raises PushFailed for a name that is no dtype of torch."""
+    """Raises PushFailed when torch has no dtype of that name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise PushFailed(f"a manifest names dtypes of torch; {name!r} is none")
+        raise PushFailed(f"a manifest contains dtypes of torch; {name!r} is not one")
     return dtype

@@ -1,8 +1,8 @@
-"""torch.distributed as a push needs it: a store on one address, groups without a default world, waits that end.
+"""torch.distributed for pushes: a store on one address, groups without a default world, and bounded waits.
 
-Knows nothing of weights. Gloo tells of a dead peer only sometimes: an operation that was half sent when the peer died
-is stuck until its own time limit (seen with torch 2.13), while another one fails at once. So nobody blocks on one:
-`PushWaits` polls all of them, the store and the deadline, and a group that failed is retired with what is stuck in it.
+Gloo does not always detect a dead peer: an operation that was half sent when the peer died is stuck until its own time
+limit (seen with torch 2.13). So no thread blocks on an operation. `PushWaits` polls operations, store and deadline, and
+a failed group is retired together with its stuck operations.
 """
 
 import atexit
@@ -25,17 +25,17 @@ from torch.distributed import BroadcastOptions, GatherOptions, PrefixStore, Proc
 
 from areal_bus.errors import ConfigError, PushFailed
 
-WINDOW = 2  # broadcasts under way at once: one is verified and copied while the next one arrives
-MAX_GROUPS = 4  # kept at once: the ring's view and a few catch-ups
-STORE_TIMEOUT_S = 30.0  # one request to the store
-OVER_S = 1.0  # that an operation of gloo may outlast its push
-ALARM_S = 0.05  # how often a wait looks for the other side's alarm
+WINDOW = 2  # concurrent broadcasts: one is verified and copied while the next arrives
+MAX_GROUPS = 4  # for the view of the ring and a few catch-up pushes
+STORE_TIMEOUT_S = 30.0  # time limit of one store request
+OVER_S = 1.0  # an operation of gloo may outlast its push by this
+ALARM_S = 0.05  # interval of checks for the other side's alarm
 
 
 def serve_store(address: str) -> tuple[TCPStore, str]:
-    """A TCPStore that listens on `address` only, and its "host:port". Raises ConfigError for what is no such address.
+    """A TCPStore that listens on `address` only, and its "host:port". Raises ConfigError for an invalid address.
 
-    TCPStore by itself listens on every interface; given a socket that is bound already, it stays there.
+    TCPStore alone listens on every interface, so it is given a socket that is already bound.
     """
     ip = _numeric(address)
     listener = socket.socket(socket.AF_INET6 if ip.version == 6 else socket.AF_INET)
@@ -58,10 +58,10 @@ def serve_store(address: str) -> tuple[TCPStore, str]:
 
 
 def join_store(endpoint: str, timeout_s: float) -> TCPStore:
-    """A client of the store at "host:port". Raises PushFailed when nothing answers there within `timeout_s`."""
+    """A client of the store at "host:port". Raises PushFailed when it does not answer within `timeout_s`."""
     host, _, port = endpoint.rpartition(":")
     host = host.strip("[]")
-    try:  # a plain connection first: TCPStore's own failure takes long and prints a page
+    try:  # plain connection first: TCPStore itself fails slowly, with a long log
         socket.create_connection((host, int(port)), timeout=timeout_s).close()
         limit = timedelta(seconds=max(timeout_s, 1.0))
         return TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
@@ -70,10 +70,10 @@ def join_store(endpoint: str, timeout_s: float) -> TCPStore:
 
 
 class StoreListener:
-    """Where gloo listens: the address when there is one, else the interface's first. Never all of them."""
+    """Gloo device on one address, or on the first address of an interface. Never on all interfaces."""
 
     def __init__(self, address: str, interface: str) -> None:
-        """Raises ConfigError when that is none."""
+        """Raises ConfigError when neither is given."""
         self._address = str(_numeric(address)) if address else ""
         self._interface = interface
         if not address and not interface:
@@ -81,17 +81,17 @@ class StoreListener:
 
     @cached_property
     def device(self) -> Any:
-        """Opened at the first use: its thread wakes a hundred times a second from then on, whatever there is to do."""
+        """Opened at first use, because its thread wakes up a hundred times a second from then on."""
         if self._address:
             return ProcessGroupGloo.create_device(hostname=self._address)
         return ProcessGroupGloo.create_device(interface=self._interface)
 
 
 class PushGroup:
-    """Root (rank 0) and members of one view: `broadcast` carries bytes, `report` one status byte a member.
+    """Root (rank 0) and members of one view. `broadcast` sends bytes; `report` sends one status byte for each member.
 
-    The two are gloo groups of their own, so that the root can wait for the reports from the start: that wait fails at
-    once when a member dies, whatever the broadcasts do.
+    They use two gloo groups, so that the root can wait for the reports from the start. That wait fails at once when a
+    member dies, independent of the broadcasts.
     """
 
     def __init__(self, name: str, store: TCPStore, *, rank: int, size: int, device: Any, timeout_s: float) -> None:
@@ -100,12 +100,12 @@ class PushGroup:
         self._rank = rank
         self._data = gloo(PrefixStore(f"{name}/data", store), rank, size, device, timeout_s)
         self._control = gloo(PrefixStore(f"{name}/control", store), rank, size, device, timeout_s)
-        self._works: list[Any] = []  # under way
+        self._works: list[Any] = []  # in flight
         self._staging: list[Tensor] = []
         _alive.add(self)
 
     def staging(self, n_bytes: int, *, pin: bool) -> list[Tensor]:
-        """Buffers to receive into. They belong to the group: what arrives late in a retired one hurts nobody."""
+        """Receive buffers of the group. Late data of a retired group is written here, never into weights."""
         if not self._staging or self._staging[0].numel() < n_bytes:
             self._staging = [torch.empty(n_bytes, dtype=torch.uint8, pin_memory=pin) for _ in range(WINDOW)]
         return [buffer[:n_bytes] for buffer in self._staging]
@@ -117,7 +117,7 @@ class PushGroup:
         return self._started(self._data.broadcast([bucket], options))
 
     def report(self, status: int, timeout_s: float) -> tuple[Any, list[Tensor]]:
-        """Send `status` (0 to 255) to the root; the root gets one (1,) uint8 tensor a rank, its own first."""
+        """Send `status` (0 to 255) to the root, which receives a (1,) uint8 tensor from each rank, itself first."""
         options = GatherOptions()
         options.rootRank = 0
         options.timeout = timedelta(seconds=timeout_s)
@@ -126,7 +126,7 @@ class PushGroup:
         return self._started(self._control.gather([all_] if all_ else [], [mine], options)), all_
 
     def check(self) -> None:
-        """Raises RuntimeError when an operation under way has failed."""
+        """Raises RuntimeError when an operation in flight has failed."""
         for work in [work for work in self._works if work.is_completed()]:
             self._works.remove(work)
             work.wait()
@@ -140,24 +140,24 @@ class PushGroup:
         return work
 
 
-def meet(name: str, store: TCPStore, watch: "PushWaits", *, rank: int, size: int, listener: StoreListener) -> PushGroup:
-    """The group of that name, as soon as all have come. Raises PushFailed and RuntimeError as `PushWaits.until` does.
+def meet(name: str, store: TCPStore, waits: "PushWaits", *, rank: int, size: int, listener: StoreListener) -> PushGroup:
+    """Build the group of that name with all its members. Raises PushFailed and RuntimeError like `PushWaits.until`.
 
-    Gloo's own meeting ends by its time limit alone, whoever has died meanwhile. So it is held on a thread, which is
-    left to it when the push is over before; by a connection of its own, as a wait shuts a store's connection to others.
+    Gloo's rendezvous ends only at its time limit, even if a member has died. So it runs on its own thread, which is
+    abandoned if the push ends first. It uses its own store connection, because a wait blocks a connection.
     """
     outcome: queue.SimpleQueue[PushGroup | Exception] = queue.SimpleQueue()
-    left_s = watch.left_s
+    left_s = waits.left_s
 
     def build() -> None:
         try:
             own = store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
             outcome.put(PushGroup(name, own, rank=rank, size=size, device=listener.device, timeout_s=left_s))
-        except Exception as error:  # noqa: BLE001  raised again below, if anybody still waits
+        except Exception as error:  # noqa: BLE001  raised again below
             outcome.put(error)
 
     threading.Thread(target=build, name=f"meets {name}", daemon=True).start()
-    watch.until(lambda: not outcome.empty(), lambda: "the members to meet")
+    waits.until(lambda: not outcome.empty(), lambda: "the members to build a group")
     found = outcome.get()
     if isinstance(found, Exception):
         raise found
@@ -165,7 +165,7 @@ def meet(name: str, store: TCPStore, watch: "PushWaits", *, rank: int, size: int
 
 
 class PushGroups:
-    """The groups of the last few views."""
+    """Groups of the most recent views."""
 
     def __init__(self) -> None:
         self._by_view: dict[int, PushGroup] = {}
@@ -189,55 +189,55 @@ class PushGroups:
 
 
 class PushWaits:
-    """The waits of one push on one side: they end by success, the deadline, `cancel`, or the other side's alarm."""
+    """Waits of one push on one side. They end by success, deadline, `cancel` or the other side's alarm."""
 
     def __init__(self, what: str, store: TCPStore, *, alarm: str, timeout_s: float, cancelled: threading.Event) -> None:
         self._what = what
         self._store = store
-        self._alarm = alarm  # a key that the other side sets, with its reason, when it gives up
+        self._alarm = alarm  # key that the other side sets, with its reason, when it aborts
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._cancelled = cancelled
-        self._looked = 0.0
+        self._checked = 0.0
 
     @property
     def left_s(self) -> float:
-        """Never 0, which torch takes for "no limit"."""
+        """Seconds to the deadline. Never 0, which means "no limit" to torch."""
         return max(self._deadline - time.monotonic(), 0.05)
 
     @property
     def limit_s(self) -> float:
-        """Of an operation: it outlasts the deadline, whose own sentence says more."""
+        """Time limit of an operation: beyond the deadline, whose error text is clearer."""
         return self.left_s + OVER_S
 
     def until(self, done: Callable[[], bool], waits_for: Callable[[], str], group: PushGroup | None = None) -> None:
         """Poll until `done`. Raises PushFailed, or RuntimeError when an operation of `group` or the store fails."""
         pause = 0.0002
         while True:
-            finished = done()  # asked before the check, which then sees whatever ended it
+            finished = done()  # evaluated before the check, which then sees its error
             if group is not None:
                 group.check()
             if finished:
                 return
-            self.look(waits_for)
+            self.check(waits_for)
             self._cancelled.wait(pause)
             pause = min(pause * 1.5, 0.01)
 
-    def look(self, waits_for: Callable[[], str], *, at_once: bool = False) -> None:
-        """Raises PushFailed when the push is over: cancelled here, given up at the other side, or overdue.
+    def check(self, waits_for: Callable[[], str], *, at_once: bool = False) -> None:
+        """Raises PushFailed when the push was cancelled here, was aborted by the other side, or is overdue.
 
-        For the other side's alarm it looks only now and then, unless `at_once`.
+        Checks the alarm every ALARM_S only, unless `at_once`.
         """
         now = time.monotonic()
         if self._cancelled.is_set():
             raise PushFailed(f"{self._what} was cancelled here; it waited for {waits_for()}")
-        if at_once or now - self._looked >= ALARM_S:
-            self._looked = now
+        if at_once or now - self._checked >= ALARM_S:
+            self._checked = now
             if self._store.check([self._alarm]):
-                raise PushFailed(f"{self._what} was given up: {self._store.get(self._alarm).decode()}")
+                raise PushFailed(f"{self._what} was aborted: {self._store.get(self._alarm).decode()}")
         if now >= self._deadline:
             raise PushFailed(
-                f"{self._what} must be complete {self._timeout_s:g} s after its begin; it waits for {waits_for()}"
+                f"{self._what} must be complete {self._timeout_s:g} s after its start; it waits for {waits_for()}"
             )
 
 
@@ -246,28 +246,28 @@ _retired: list[PushGroup] = []
 
 
 def retire(group: PushGroup) -> None:
-    """Let go of a group. One with stuck operations is kept until they end: its destructor would wait for them."""
+    """Drop a group. One with stuck operations is kept until they end, because its destructor would wait for them."""
     _retired[:] = [old for old in _retired if old.busy]
     if group.busy:
         _retired.append(group)
 
 
 def brief(error: BaseException) -> str:
-    """The first sentence of an error of torch or gloo, without the place in their source."""
+    """First sentence of an error of torch or gloo, without source locations."""
     text = re.sub(r"\[[^\]]*\.(?:cc|h|cpp):\d+\] *", "", str(error)).split("\n")[0]
     return text.split(". ")[0].strip() or type(error).__name__
 
 
 @atexit.register
 def _abandon() -> None:
-    """At exit, groups with stuck operations are left to the operating system, or the exit would wait for a deadline."""
+    """At exit, leak groups with stuck operations; otherwise the exit waits for their deadline."""
     for group in list(_alive):
         if group.busy:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def gloo(store: PrefixStore, rank: int, size: int, device: Any, timeout_s: float) -> Any:
-    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # as torch.distributed itself makes them
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # as in torch.distributed
     options._timeout = timedelta(seconds=timeout_s)
     options._devices = [device]
     options._threads = WINDOW
@@ -278,7 +278,7 @@ def _numeric(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         ip = ipaddress.ip_address(address)
     except ValueError as error:
-        raise ConfigError(f"the weight push needs a numeric address of one interface: {address!r} is none") from error
+        raise ConfigError(f"the weight push needs a numeric address of one interface: got {address!r}") from error
     if ip.is_unspecified:
         raise ConfigError(f"the weight push listens on one named interface: {address!r} means all of them")
     return ip

@@ -1,6 +1,7 @@
-"""The protocol of a push: keys and values in the store, and the reports of members that complete it.
+"""The protocol of a push: keys and values in the store, and the completion reports of members.
 
-They share the root's process numbers (`MemoryPlace`), so the kernel says when one of them has ended, however it did.
+Members that copy from shared memory are in the root's PID namespace (`MemoryPlace`), so the root can waits their
+processes with pidfd.
 """
 
 import json
@@ -19,12 +20,12 @@ from areal_bus.messages import PushBegin
 from areal_bus.weights.process_group import PushWaits, brief
 from areal_bus.weights.shared_memory import Handle, MemoryPlace
 
-HELD, WRONG = 1, 2  # a member's report by its group
+HELD, WRONG = 1, 2  # report of a member in its group
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOffer:
-    """The root's snapshot lies in memory that others may be able to open."""
+    """Place and handle of the root's snapshot memory, which members may be able to open."""
 
     place: MemoryPlace
     handle: Handle
@@ -38,16 +39,16 @@ class SnapshotOffer:
         try:
             return SnapshotOffer(MemoryPlace(**value["place"]), dict(value["handle"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise PushFailed(f"the root says where its memory is, and its handle: {text[:200]!r}") from error
+            raise PushFailed(f"an offer of the root has a place and a handle: {text[:200]!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class MemberReady:
-    """A member has room for the model that was announced."""
+    """Report of a member that has buffers for the announced model."""
 
-    group: str  # that it still holds of this view; "" for none
-    place: MemoryPlace  # where it receives; if that is the root's, it has opened the root's memory
-    pid: int  # of its process, as that place numbers them
+    group: str  # process group of this view that it still holds; "" for none
+    place: MemoryPlace  # where it receives; equal to the root's place if it has opened the root's memory
+    pid: int  # in the PID namespace of `place`
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -58,19 +59,19 @@ class MemberReady:
         try:
             return MemberReady(str(value["group"]), MemoryPlace(**value["place"]), pid_of(value["pid"]))
         except (KeyError, TypeError, ValueError) as error:
-            said = repr(text[:200])
-            raise PushFailed(f"a member says with which group it is ready, where and as which pid: {said}") from error
+            shown = repr(text[:200])
+            raise PushFailed(f"a ready report has a group, a place and a pid: {shown}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class PushGo:
-    """All are ready: how it goes on."""
+    """All members are ready: the group to use."""
 
-    group: str  # buckets are broadcast in it; to be built by whoever does not hold it. "": members copy
+    group: str  # members without it build it; buckets are broadcast in it. "": members copy
 
     @property
     def copies(self) -> bool:
-        """Each member out of the root's memory, without a group."""
+        """Whether members copy from the root's memory, without a group."""
         return not self.group
 
     def encode(self) -> str:
@@ -80,7 +81,7 @@ class PushGo:
     def decode(text: str) -> "PushGo":
         group = decoded(text).get("group")
         if not isinstance(group, str):
-            raise PushFailed(f"the root names a group, or none: {text[:200]!r}")
+            raise PushFailed(f"a go message has a group, possibly empty: {text[:200]!r}")
         return PushGo(group)
 
 
@@ -88,22 +89,22 @@ def decoded(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise PushFailed(f"a word of a push is JSON: {text[:200]!r}") from error
+        raise PushFailed(f"a value of a push is JSON: {text[:200]!r}") from error
     if not isinstance(value, dict):
-        raise PushFailed(f"a word of a push is an object: {text[:200]!r}")
+        raise PushFailed(f"a value of a push is a JSON object: {text[:200]!r}")
     return value
 
 
 def pid_of(value: object) -> int:
     if type(value) is not int or not 0 < value < 1 << 31:
-        raise ValueError(f"{value!r} numbers no process")
+        raise ValueError(f"{value!r} is not a process id")
     return value
 
 
-def read(store: TCPStore, begin: PushBegin, name: str, watch: PushWaits) -> str:
-    """What the root sets under this name, as soon as it is there."""
+def read(store: TCPStore, begin: PushBegin, name: str, waits: PushWaits) -> str:
+    """Wait for the value that the root sets under this name."""
     at = key(begin, name)
-    watch.until(lambda: store.check([at]), lambda: f"the root's {name}")
+    waits.until(lambda: store.check([at]), lambda: f"the root's {name}")
     return str(store.get(at).decode())
 
 
@@ -124,23 +125,23 @@ def reason(error: Exception) -> str:
 
 
 def report(store: TCPStore, begin: PushBegin, name: str) -> None:
-    """A member's, to the root: it has copied, and looked at every byte. Whether all were right it tells the head.
+    """Report to the root that this member has copied and checked every byte. The head receives the outcome.
 
-    Raises RuntimeError where the root's store is gone.
+    Raises RuntimeError when the root's store is gone.
     """
     store.set(_key(begin, name), "done")
-    store.check([_key(begin, name)])  # answered after the one before, which is not
+    store.check([_key(begin, name)])  # waits for an answer, so the value above has arrived
 
 
 class CompletionReports:
-    """What the root waits for. A context, which watches the members' processes."""
+    """Completion reports of the members. As a context manager it watches their processes."""
 
     def __init__(self, store: TCPStore, begin: PushBegin, pids: Mapping[str, int]) -> None:
         self._store = store
         self._begin = begin
         self._keys = {name: _key(begin, name) for name in sorted(pids)}
         self._pids = pids
-        self._processes: dict[int, str] = {}  # descriptors, readable when the process has ended
+        self._processes: dict[int, str] = {}  # pidfds, readable when the process has ended
         self._poll = select.poll()
         self._ended: set[str] = set()
 
@@ -150,7 +151,7 @@ class CompletionReports:
                 descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
                 self._ended.add(name)
-            except (OSError, AttributeError):  # no such thing, or a policy forbids it: the head's word ends the push
+            except (OSError, AttributeError):  # no pidfd support, or forbidden: the head ends the push
                 continue
             else:
                 self._processes[descriptor] = name
@@ -163,9 +164,9 @@ class CompletionReports:
                 os.close(descriptor)
 
     def are_there(self) -> bool:
-        """All of them. Raises PushFailed when a member has ended without one."""
+        """Whether all reports are there. Raises PushFailed when a member has ended without one."""
         self._ended.update(self._processes[descriptor] for descriptor, _ in self._poll.poll(0))
-        if self._store.check(list(self._keys.values())):  # asked after the ends: what they have told is there by now
+        if self._store.check(list(self._keys.values())):  # checked after the ends: their reports have arrived by now
             return True
         silent = [name for name in sorted(self._ended) if not self._store.check([self._keys[name]])]
         if silent:
@@ -174,7 +175,7 @@ class CompletionReports:
 
     def waits_for(self) -> str:
         missing = [name for name, at in self._keys.items() if not self._store.check([at])]
-        return "the members' reports: " + (", ".join(missing) or "they have just come")
+        return "the members' reports: " + (", ".join(missing) or "all have just arrived")
 
 
 def _key(begin: PushBegin, name: str) -> str:

@@ -1,7 +1,7 @@
-"""Which way the bytes of a push take: broadcast to the members, or copied by each out of the root's memory. No torch.
+"""Route of a push: "gloo" broadcasts the bytes; "shared" lets each member copy from the root's memory. No torch.
 
-The first is "gloo", the second "shared". Where a snapshot lies is settled when it is taken, by the settings; which way
-a push takes is settled when all its members have said where they are.
+The settings decide where a snapshot is stored. The route of a push is decided when all members have reported their
+places.
 """
 
 from collections.abc import Mapping
@@ -14,18 +14,19 @@ Route = Literal["auto", "gloo", "shared"]
 Home = Literal["private", "host", "device"]
 
 
-class Somewhere(Protocol):
-    """Where memory can be opened: equal for processes that can open each other's."""
+class Place(Protocol):
+    """Location of memory. Processes with equal places can open each other's memory."""
 
     @property
     def device(self) -> str: ...
 
 
 def home(config: Config, *, on_gpu: bool) -> Home:
-    """Where the learner keeps snapshots: memory of its own, or such as others on its host or its GPU can open.
+    """Where the learner stores snapshots: private memory, or memory that others on its host or GPU can open.
 
-    On the GPU it takes room there, so only where generators receive there, too; by "auto" only where the topology
-    leaves all of them no other GPU. From a GPU to memory of its own, which is pinned, unless "shared" is asked for.
+    A snapshot on the GPU uses GPU memory. So it is stored there only if generators receive there as well; with "auto"
+    only if the topology has a single GPU. Otherwise a learner on a GPU uses private pinned memory, unless the route is
+    "shared".
     """
     topology, weights = config.topology, config.weights
     received_there = on_gpu and config.rollout.engine == "builtin" and weights.staging != "host"
@@ -38,18 +39,18 @@ def home(config: Config, *, on_gpu: bool) -> Home:
     return "host"
 
 
-def is_shared(route: Route, root: Somewhere | None, members: Mapping[str, Somewhere]) -> bool:
-    """Whether this push is copied out of the root's memory; `root` is None when nobody else can open that.
+def is_shared(route: Route, root: Place | None, members: Mapping[str, Place]) -> bool:
+    """Whether members copy from the root's memory. `root` is None when no other process can open it.
 
-    Raises PushFailed when it has to be and cannot.
+    Raises PushFailed when the route is "shared" and that is impossible.
     """
     if route == "gloo" or (route == "auto" and root is None):
         return False
-    apart = {name: place for name, place in members.items() if place != root}
-    if route == "shared" and (root is None or apart):
-        where = ", ".join(f"{name} ({place})" for name, place in apart.items())
+    elsewhere = {name: place for name, place in members.items() if place != root}
+    if route == "shared" and (root is None or elsewhere):
+        where = ", ".join(f"{name} ({place})" for name, place in elsewhere.items())
         raise PushFailed(
             f'weights.route = "shared" needs the snapshot where all members receive, on one host or one GPU: it is on '
-            f'{root or "no memory to be shared"}, and {where} elsewhere; set weights.route = "auto"'
+            f'{root or "private memory"}, and {where} elsewhere; set weights.route = "auto"'
         )
-    return not apart
+    return not elsewhere

@@ -1,8 +1,8 @@
-"""Memory of this process that others can open: on the same host, or on the same CUDA device; knows no weights.
+"""Memory that other processes can open, on the same host or the same CUDA device.
 
-On the host it is memory without a name (memfd): whoever may look into this process's descriptors, which is the same
-user, opens it by `/proc/PID/fd/N`. Nothing is left of it when the last process that maps it has ended, however it
-ended, and it can neither shrink nor grow. On a device it is torch's CUDA IPC. A handle is plain JSON, no pickle.
+On the host it is anonymous memory (memfd). Processes of the same user open it by `/proc/PID/fd/N`. The kernel frees it
+when the last process that maps it has ended, and its size is sealed. On a device it is torch's CUDA IPC. A handle is
+plain JSON, no pickle.
 """
 
 import base64
@@ -23,20 +23,20 @@ from torch import Tensor
 from areal_bus.errors import PushFailed
 from areal_bus.weights.process_group import brief
 
-Handle = dict[str, Any]  # of JSON's types
+Handle = dict[str, Any]  # JSON types only
 
 MODE = 0o600
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody who maps it can lose a page
-CUDA_HANDLE_BYTES = range(64, 4097)  # cudaIpcMemHandle_t, with what torch puts before it
-COUNTER = re.compile(r"/torch_[0-9_]{1,80}")  # the file of torch's reference counters, as torch names it
-N_COUNTERS = 10_000  # in such a file
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # its size cannot change while others map it
+CUDA_HANDLE_BYTES = range(64, 4097)  # cudaIpcMemHandle_t with the prefix of torch
+COUNTER = re.compile(r"/torch_[0-9_]{1,80}")  # name of torch's file of reference counters
+N_COUNTERS = 10_000  # counters in such a file
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
-    """Where memory can be opened: by processes that say the same."""
+    """Location of memory: processes with equal places can open each other's memory."""
 
-    realm: str  # one kernel's life, its process numbers and the user
+    realm: str  # boot id, PID namespace and user
     device: str  # "cpu", or the UUID of a CUDA device
     host: str = field(compare=False)  # for people
 
@@ -45,7 +45,7 @@ class MemoryPlace:
 
 
 def place_of(device: torch.device) -> MemoryPlace:
-    """Of this process's memory there."""
+    """Place of this process's memory on that device."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     realm = f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     name = "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
@@ -53,7 +53,7 @@ def place_of(device: torch.device) -> MemoryPlace:
 
 
 def refusal(n_bytes: int) -> str:
-    """Why there is no such memory of this process on the host, of this size; "" when there is. It takes no room."""
+    """Why this process cannot allocate shared host memory of this size; "" if it can. Uses no memory."""
     try:
         SharedMemory(n_bytes, torch.device("cpu"))
     except (OSError, RuntimeError, AttributeError) as error:  # a Python may be built without memfd
@@ -62,19 +62,19 @@ def refusal(n_bytes: int) -> str:
 
 
 class SharedMemory:
-    """`data` is (n_bytes,) uint8, zeros at first; `handle` is what another process opens it by."""
+    """Shareable memory. `data` is (n_bytes,) uint8, initially zero; other processes open it by `handle`."""
 
     data: Tensor
     handle: Handle
 
     def __init__(self, n_bytes: int, device: torch.device) -> None:
         self.device = device
-        size = max(n_bytes, 1)  # none at all cannot be mapped
+        size = max(n_bytes, 1)  # an empty mapping is impossible
         if device.type == "cpu":
             self.data, self.handle = self._on_host(size)
         else:
             self.data = torch.zeros(size, dtype=torch.uint8, device=device)
-            # once for all its openers: each further call would hold an event and a counter until the memory is freed
+            # shared once: each further call would hold an event and a counter until the memory is freed
             self.handle = cuda_handle(self.data.untyped_storage()._share_cuda_())  # type: ignore[no-untyped-call]
         self.data = self.data[:n_bytes]
 
@@ -91,7 +91,7 @@ class SharedMemory:
 
 
 def cuda_handle(shared: tuple[Any, ...]) -> Handle:
-    """From what torch's `_share_cuda_` gives. Its event is left out: whoever publishes a handle has synchronised."""
+    """Handle from the result of `_share_cuda_`. Omits the event: the sender synchronises before it publishes."""
     _, memory, size, offset, counter, counter_offset, _, _ = shared
     return {
         "kind": "cuda",
@@ -105,30 +105,30 @@ def cuda_handle(shared: tuple[Any, ...]) -> Handle:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Memory of another process: what is written to it here is undefined, and never seen there on the host.
+    """Opened memory of another process. Read-only by convention; host memory is mapped privately.
 
-    It is the other one's to change: only a copy can be verified.
+    The other process may change it at any time: verify a copy.
     """
 
     data: Tensor  # (n_bytes,) uint8
-    _view: mmap.mmap | None  # that it lies in; None on a device
+    _view: mmap.mmap | None  # its mapping; None on a device
 
-    def let_go(self, start: int, stop: int) -> None:
-        """These bytes were read: they count no more as memory that this process takes."""
+    def release(self, start: int, stop: int) -> None:
+        """Release pages that were read, so that they no longer count as memory of this process."""
         first, last = start // mmap.PAGESIZE * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
         if self._view is not None and first < last:
-            with suppress(OSError):  # of pages that are locked
+            with suppress(OSError):  # locked pages
                 self._view.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def open_memory(handle: Handle, n_bytes: int, device: torch.device) -> Opened:
-    """The first `n_bytes` of what `handle` is of. Raises PushFailed when it cannot be opened."""
+    """Open the first `n_bytes` of the memory of `handle`. Raises PushFailed on failure."""
     try:
         kind: Literal["host", "cuda"] = handle["kind"]
         view = _open_host(handle) if kind == "host" else None
         opened = _open_cuda(handle, device) if view is None else torch.frombuffer(view, dtype=torch.uint8)
     except (KeyError, TypeError, ValueError) as error:
-        raise PushFailed(f"a handle of shared memory has its numbers and names: {str(handle)[:300]}") from error
+        raise PushFailed(f"a handle of shared memory has all its fields: {str(handle)[:300]}") from error
     except (OSError, RuntimeError) as error:
         raise PushFailed(f"a member must be able to open the root's memory: {handle}: {brief(error)}") from error
     if len(opened) < n_bytes:
@@ -142,18 +142,18 @@ def _open_host(handle: Handle) -> mmap.mmap:
     try:
         found = os.fstat(descriptor)
         if [found.st_dev, found.st_ino] != handle["inode"] or found.st_size < size:
-            raise OSError(f"descriptor {number} of process {pid} is something else by now")
-        return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE)  # a write here would be to a page of our own
+            raise OSError(f"descriptor {number} of process {pid} is a different file now")
+        return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE)  # a write would go to a private page
     finally:
         os.close(descriptor)
 
 
 def _open_cuda(handle: Handle, device: torch.device) -> Tensor:
-    """torch closes the handle, and counts it as given back, when the last tensor of the memory is gone here."""
+    """torch closes the handle and decrements its counter when the last local tensor of the memory is freed."""
     memory, counter = base64.b64decode(handle["memory"], validate=True), str(handle["counter"])
     size, offset, at = _count(handle["size"]), _count(handle["offset"]), _count(handle["counter_offset"])
     if handle["kind"] != "cuda" or len(memory) not in CUDA_HANDLE_BYTES or not COUNTER.fullmatch(counter):
-        raise ValueError("no handle of torch's CUDA IPC")
+        raise ValueError("not a CUDA IPC handle of torch")
     if at >= N_COUNTERS or device.type != "cuda":
         raise ValueError("no such counter, or no CUDA device to open it on")
     torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -164,5 +164,5 @@ def _open_cuda(handle: Handle, device: torch.device) -> Tensor:
 
 def _count(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value

@@ -1,7 +1,4 @@
-"""One version of the weights as it is sent, its manifest and its digest; knows nothing of groups, stores or peers.
-
-All tensors lie in one flat buffer, as its manifest says; a checksum is of one tensor's bytes (`checksum`).
-"""
+"""Snapshots: a copy of one version of the weights in one flat buffer, with its manifest and digest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,15 +15,17 @@ from areal_bus.weights.shared_memory import MemoryPlace, SharedMemory, place_of
 
 @dataclass(slots=True)
 class Snapshot:
-    """One version at the root. Immutable until `take_snapshot` is given it as `previous`."""
+    """One version at the root. Immutable until it is passed to `take_snapshot` as `previous`."""
 
     layout: Manifest
     digest: str
-    data: Tensor = field(repr=False)  # (n_bytes,) uint8; empty once another snapshot has taken its memory
-    places: tuple[Tensor, ...] = field(repr=False)  # of each entry (n,), in `data`; none once that is taken
-    n_users: int = 0  # pushes that send it now
-    shared: SharedMemory | None = None  # that `data` lies in, if others can open it
-    _on_host: Tensor | None = field(default=None, repr=False)  # a copy of `data`, for who cannot take it from a device
+    data: Tensor = field(repr=False)  # (n_bytes,) uint8; empty after another snapshot has reused its memory
+    places: tuple[Tensor, ...] = field(repr=False)  # (n,) view of each entry in `data`; empty after reuse
+    n_users: int = 0  # pushes that currently send it
+    shared: SharedMemory | None = None  # memory of `data`, if other processes can open it
+    _on_host: Tensor | None = field(
+        default=None, repr=False
+    )  # host copy of `data`, for members without access to the device
 
     @property
     def version(self) -> int:
@@ -42,11 +41,11 @@ class Snapshot:
 
     @property
     def place(self) -> MemoryPlace | None:
-        """Where others can open it; None where nobody can."""
+        """Place where others can open it; None for private memory."""
         return None if self.shared is None else place_of(self.shared.device)
 
     def host_data(self) -> Tensor:
-        """`data` in host memory: itself, or a copy that is made once."""
+        """`data` in host memory: itself, or a cached copy."""
         if self.data.device.type == "cpu":
             return self.data
         if self._on_host is None:
@@ -68,16 +67,16 @@ def take_snapshot(
     dtype: torch.dtype | None = None,
     shared_on: torch.device | None = None,
 ) -> Snapshot | None:
-    """Copy the weights, tensor by tensor; every rank calls it, only the root gets a snapshot.
+    """Copy the weights, tensor by tensor. Every rank calls this; only the root gets a snapshot.
 
-    It lies in host memory of this process alone, or on `shared_on` where other processes can open it.
+    The snapshot is in private host memory, or on `shared_on`, where other processes can open it.
 
-    With a `dtype` numbers that are not whole are rounded to it, each shard before it is gathered; layout and digest are
-    those of the rounded ones, which members receive.
+    With a `dtype`, floating-point tensors are rounded to it, each shard before it is gathered. Layout and digest are
+    those of the rounded tensors, which members receive.
 
-    A DTensor is gathered whole on all ranks (a collective of its own mesh), so at most one whole tensor is held beside
-    the shards. Names that are one tensor (tied weights) are kept under the first of them. `previous` is a snapshot that
-    nobody needs any more: its memory is reused when the layout is the same, and it is empty afterwards.
+    A DTensor is gathered on all ranks (a collective of its mesh), so at most one whole tensor is in memory beside the
+    shards. Tied weights are stored once, under their first name. `previous` is a snapshot that is no longer needed: its
+    memory is reused if the layout is the same, and it is empty afterwards.
     """
     if bucket_bytes < 1:
         raise ValueError(f"a bucket holds at least one byte: bucket_bytes is {bucket_bytes}")
@@ -89,23 +88,23 @@ def take_snapshot(
     entries, n_bytes = lay_out(forms_of(unique, dtype))
     pin = any(tensor.is_cuda for tensor in unique.values())
     memory = _memory(entries, n_bytes, previous, pin=pin, shared_on=shared_on)
-    found = Checksum(memory.data.device)
+    running = Checksum(memory.data.device)
     checksums = [
-        _copy(unique[entry.name], entry, place, found) for entry, place in zip(entries, memory.places, strict=True)
+        _copy(unique[entry.name], entry, place, running) for entry, place in zip(entries, memory.places, strict=True)
     ]
     layout = Manifest(version, entries, tuple(checksums), bucket_bytes, n_bytes)
     return Snapshot(layout, layout.digest, memory.data, memory.places, shared=memory.shared)
 
 
 def digest_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
-    """The digest that a snapshot of these tensors would have; a collective when there are DTensors among them."""
+    """Digest of a snapshot of these tensors. A collective if DTensors are among them."""
     unique = untied(parameters)
     checksums = {name: checksum(_bytes(whole(_rounded(t, dtype)).cpu())) for name, t in unique.items()}
     return digest(forms_of(unique, dtype), checksums)
 
 
 def forms_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Form]:
-    """Name -> (shape, dtype), of whole tensors where they are sharded: what `Member.receive` takes as `expect`."""
+    """Name -> (shape, dtype) of the unsharded tensors, as `WeightReceiver.receive` expects."""
     return {
         name: (tuple(tensor.shape), str(_rounded_to(tensor, dtype)).removeprefix("torch."))
         for name, tensor in parameters.items()
@@ -115,8 +114,8 @@ def forms_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None)
 def untied(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each tensor once, under its first name.
 
-    Plain tensors are one when they have the same memory and form. Sharded ones only when they are the same object:
-    a shard may be empty on one rank and not on another, and all ranks must come to the same list.
+    Plain tensors are identical if they have the same memory and form. DTensors are identical only if they are the same
+    object: a shard may be empty on some ranks, and all ranks must compute the same list.
     """
     kept: dict[object, str] = {}
     for name, tensor in parameters.items():
@@ -127,7 +126,7 @@ def untied(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or all of a DTensor (a collective: every rank of its mesh must come)."""
+    """The tensor itself, or the full tensor of a DTensor (a collective of its mesh)."""
     gather = getattr(tensor, "full_tensor", None)
     full: Tensor = tensor if gather is None else gather()
     return full.detach()
@@ -138,22 +137,22 @@ def _rounded_to(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Detached: the tensor itself, or a copy of another type."""
+    """The detached tensor, or a copy of another type."""
     return tensor.detach().to(_rounded_to(tensor, dtype))
 
 
-def _copy(tensor: Tensor, entry: TensorEntry, place: Tensor, found: Checksum) -> int:
-    """Bring the tensor to its place, (n,) of the entry's type; the checksum of what is there, by `found`."""
-    found.restart()
+def _copy(tensor: Tensor, entry: TensorEntry, place: Tensor, running: Checksum) -> int:
+    """Copy the tensor to `place`, (n,) of the entry's type. Returns the checksum of the copy."""
+    running.restart()
     source = tensor.detach()
-    if hasattr(tensor, "full_tensor"):  # rounded before it is gathered
+    if hasattr(tensor, "full_tensor"):  # round before gathering
         source = whole(source.to(place.dtype))
     if source.is_contiguous():
-        found.bring(source.view(-1), place)
+        running.copy(source.view(-1), place)
     else:
         place.view(entry.shape).copy_(source)
-        found.add(place.view(torch.uint8))
-    return found.value()
+        running.add(place.view(torch.uint8))
+    return running.value()
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -163,7 +162,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Of a snapshot, and where each entry lies in it."""
+    """Memory of a snapshot, with a view for each entry."""
 
     data: Tensor
     shared: SharedMemory | None
@@ -178,9 +177,9 @@ def _memory(
     pin: bool,
     shared_on: torch.device | None,
 ) -> _Memory:
-    """That of the snapshot before where it fits, else fresh memory."""
+    """Memory of the previous snapshot if it fits, otherwise new memory."""
     if previous is not None and previous.n_users:
-        raise ImpossibleEvent(f"a snapshot in use is not overwritten: version {previous.version} is being pushed")
+        raise ImpossibleEvent(f"a snapshot in use must not be overwritten: version {previous.version} is being pushed")
     if previous is not None and _fits(previous, entries, n_bytes, shared_on):
         taken = _Memory(previous.data, previous.shared, previous.places)
         previous.data, previous.shared, previous.places = torch.empty(0, dtype=torch.uint8), None, ()
@@ -191,6 +190,6 @@ def _memory(
 
 
 def _fits(previous: Snapshot, entries: tuple[TensorEntry, ...], n_bytes: int, shared_on: torch.device | None) -> bool:
-    lies_on = previous.shared.device if previous.shared else None
-    here = (previous.layout.entries, len(previous.places), previous.data.numel(), lies_on)
+    device = previous.shared.device if previous.shared else None
+    here = (previous.layout.entries, len(previous.places), previous.data.numel(), device)
     return here == (entries, len(entries), n_bytes, shared_on)

@@ -1,8 +1,8 @@
-"""Several messages as one ZeroMQ message, and apart again: bytes alone, what they say is for `areal_bus.wire.codec`.
+"""Bundles: several small messages as one ZeroMQ message. Handles bytes only; `codec.py` decodes the messages.
 
-A bundle has four frames: a mark, the number of frames of each message (a byte each), the bytes of each frame
-(little-endian, 4 bytes each), and all of these frames joined. It is cut only once these numbers agree and are within
-the limits; each message in it is whole, and is judged as one that comes alone.
+A bundle has four frames: a mark, the number of frames of each message (one byte each), the length of each frame
+(little-endian, 4 bytes each), and all frames joined. It is split after these numbers have been checked against each
+other and the limits. Each message in it is complete and is validated like a single one.
 """
 
 import struct
@@ -17,17 +17,19 @@ from areal_bus.wire.codec import MAX_FRAMES
 
 MAX_MESSAGES = 256
 MAX_BYTES = 64 << 10  # of all frames
-MAX_HEADERS_BYTES = 16 << 10  # of their headers: what becomes 35 times as large in memory, and is read value by value
-ALONE_BYTES = 16 << 10  # a larger message goes alone: joining would cost more than the frames that it saves
+MAX_HEADERS_BYTES = 16 << 10  # of all headers, which unpack to 35 times their size
+ALONE_BYTES = 16 << 10  # a larger message is sent alone: joining it costs more than it saves
 
-MARK: bytes = msgpack.packb({"p": PROTOCOL, "bundle": True})  # to another protocol it says that it is one, too
+MARK: bytes = msgpack.packb(
+    {"p": PROTOCOL, "bundle": True}
+)  # names the protocol, so that a peer of another one can tell
 N_FRAMES = 4
 
 Frames = list[bytes]
 
 
 def join(messages: Iterable[Frames]) -> tuple[Frames, int]:
-    """The first of these, of which there is one, and those after it that may go with it; how many they are."""
+    """Frames of the first message together with those that fit in its bundle, and how many messages that is."""
     together = _together(messages)
     if len(together) == 1:
         return together[0], 1
@@ -37,7 +39,7 @@ def join(messages: Iterable[Frames]) -> tuple[Frames, int]:
 
 
 def split(frames: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """The messages of a bundle, in order; what is no bundle is one message. Raises WireError."""
+    """The messages of a bundle, in order. Anything else is one message. Raises WireError."""
     if not frames or frames[0] != MARK:
         return [frames]
     if len(frames) != N_FRAMES:
@@ -63,19 +65,23 @@ def _together(messages: Iterable[Frames]) -> list[Frames]:
 
 
 def _sizes(counts: bytes, lengths: bytes, joined: bytes) -> tuple[int, ...]:
-    """Bytes of each frame. Raises WireError before anything is cut that is over a limit or does not add up."""
+    """Length of each frame. Raises WireError when a limit is exceeded or the numbers disagree."""
     if not 2 <= len(counts) <= MAX_MESSAGES:
         raise WireError(f"a bundle has 2 to {MAX_MESSAGES} messages; this one has {len(counts)}", "size")
     if len(joined) > MAX_BYTES:
         raise WireError(f"the messages of a bundle have at most {MAX_BYTES} bytes; these have {len(joined)}", "size")
     if not 1 <= min(counts) <= max(counts) <= MAX_FRAMES:
-        raise WireError(f"each message of a bundle has 1 to {MAX_FRAMES} frames; one has not", "frames")
+        raise WireError(
+            f"each message of a bundle has 1 to {MAX_FRAMES} frames; got {min(counts)} to {max(counts)}", "frames"
+        )
     n_frames = sum(counts)
     if len(lengths) != 4 * n_frames:
-        raise WireError(f"a bundle of {n_frames} frames has as many lengths; {len(lengths)} bytes came", "frames")
+        raise WireError(
+            f"a bundle of {n_frames} frames has {4 * n_frames} bytes of lengths; got {len(lengths)}", "frames"
+        )
     sizes = struct.unpack(f"<{n_frames}I", lengths)
     if sum(sizes) != len(joined):
-        raise WireError(f"a bundle declares {sum(sizes)} bytes of messages; {len(joined)} came", "frames")
+        raise WireError(f"a bundle must contain the bytes that it declares: {sum(sizes)}; got {len(joined)}", "frames")
     n_headers = sum(sizes[end - n] for n, end in zip(counts, accumulate(counts), strict=True))
     if n_headers > MAX_HEADERS_BYTES:
         raise WireError(f"a bundle has at most {MAX_HEADERS_BYTES} bytes of headers; this one has {n_headers}", "size")

@@ -1,9 +1,8 @@
-"""Messages to bytes and back: a small msgpack header and raw frames; knows nothing of sockets or of the ring's rules.
+"""Encodes and decodes messages: a small msgpack header and raw frames. Pure: no I/O.
 
-Layout: frame 0 is a msgpack map {"p": protocol, "j": job, "k": kind, "f": {field: value}, "n": [bytes of each frame]},
-frames 1.. are the raw fields of the record in their declared order. Everything that arrives is checked against the
-record's own types and everything that leaves against the same limits; docs/wire.md lists them. What breaks one is a
-WireError.
+Layout: frame 0 is a msgpack map {"p": protocol, "j": job, "k": kind, "f": {field: value}, "n": [bytes of each frame]};
+frames 1.. are the raw fields of the record in their declared order. Incoming messages are checked against the types of
+the record, outgoing ones against the same limits (docs/wire.md). A violation raises WireError.
 """
 
 import reprlib
@@ -15,24 +14,24 @@ import msgpack
 
 from areal_bus.errors import WireError
 from areal_bus.messages import PROTOCOL, Message
-from areal_bus.wire.header import MAX_HEADER_BYTES, NO_MSGPACK, pack_header, unpack_weighed, weigh
+from areal_bus.wire.header import MAX_HEADER_BYTES, UNPACK_ERRORS, check_cost, pack_header, unpack_checked
 from areal_bus.wire.schema import KINDS, Schema, schema_of
 
 MAX_ARRAY_BYTES = 16 << 20  # 4 million tokens
-MAX_TEXT_BYTES = 8 << 20  # all text frames of a message together: as Python's characters they may take four times that
+MAX_TEXT_BYTES = 8 << 20  # of all text frames together; decoded strings may take four times that
 MAX_FRAME_BYTES = max(MAX_HEADER_BYTES, MAX_ARRAY_BYTES, MAX_TEXT_BYTES)
 MAX_FRAMES = 1 + max(len(schema_of(kind).framed) for kind in KINDS.values())
 
 PARTS = {"p", "j", "k", "f", "n"}
-GLANCE_BYTES = 4096  # of a header that is judged at a glance, which reads a copy: nearly all are shorter by far
-MAP16 = b"\xde"  # msgpack's first byte of a map with 16 entries or more; their number follows, in two bytes
-UINT64 = 0xCF  # msgpack's first byte of each number from 2^63 on, and of others
+FAST_BYTES = 4096  # maximum header for the fast path, which copies it; nearly all are much shorter
+MAP16 = b"\xde"  # msgpack's first byte of a map with 16 entries or more; a two-byte count follows
+UINT64 = 0xCF  # msgpack's first byte of unsigned 64-bit integers
 
-Read = tuple[Schema, dict[str, Any]]  # of a header: its kind, and its fields in their declared order
+Read = tuple[Schema, dict[str, Any]]  # schema and fields, in their declared order
 
 
 def encode(message: Message, *, job: str) -> list[bytes]:
-    """Header and frames. Raises WireError for what the other side would refuse: over a cap, not finite, torn."""
+    """Header and frames. Raises WireError for a message that the receiver would reject."""
     kind: type = type(message)
     schema = schema_of(kind)
     fields = schema.plain_of(message)
@@ -48,13 +47,13 @@ def encode(message: Message, *, job: str) -> list[bytes]:
 
 
 def decode(frames: Sequence[bytes], *, job: str) -> Message:
-    """The message, complete and typed. Raises WireError with the rule that the bytes break."""
+    """The decoded message. Raises WireError with the violated rule."""
     if not frames:
-        raise WireError("a message has a header frame; this one has no frame", "frames")
+        raise WireError("a message has a header frame; got no frame", "frames")
     header, *raw = frames
-    n_containers = weigh(header)
+    n_containers = check_cost(header)
     lengths = list(map(len, raw))
-    schema, fields = _glance(header, job, lengths) or _read(unpack_weighed(header, n_containers), job, lengths)
+    schema, fields = _read_fast(header, job, lengths) or _read(unpack_checked(header, n_containers), job, lengths)
     values = list(fields.values())
     if raw:
         _check_frames(schema, fields, raw, lengths)
@@ -68,13 +67,13 @@ def decode(frames: Sequence[bytes], *, job: str) -> Message:
     return message
 
 
-def _glance(packed: bytes, job: str, lengths: list[int]) -> Read | None:
-    """What `_read` finds in a header that is as `encode` makes them; None for any other, whatever is wrong with it.
+def _read_fast(packed: bytes, job: str, lengths: list[int]) -> Read | None:
+    """Fast path of `_read` for headers as `encode` writes them; None for every other header, valid or not.
 
-    The bytes before the fields say what they are and how many, so that none can come twice unseen. The rest is read
-    as a list: fields, an "n" and the lengths.
+    The bytes before the fields determine the kind and the number of fields, so duplicates are detected. The rest is
+    unpacked as a list: fields, "n" and the lengths.
     """
-    if len(packed) > GLANCE_BYTES:
+    if len(packed) > FAST_BYTES:
         return None
     start = packed.find(b"\xa1f") + 2
     schema = _by_opening(job).get(packed[: start + (3 if packed[start : start + 1] == MAP16 else 1)])
@@ -82,11 +81,11 @@ def _glance(packed: bytes, job: str, lengths: list[int]) -> Read | None:
         return None
     try:
         fields, key, declared = msgpack.unpackb(b"\x93" + packed[start:])
-    except NO_MSGPACK:
+    except UNPACK_ERRORS:
         return None
     if key != "n" or declared != lengths or len(schema.framed) != len(lengths):
         return None
-    return (schema, fields) if schema.fits_at_a_glance(fields, are_small=UINT64 not in packed) else None
+    return (schema, fields) if schema.fits_fast(fields, are_small=UINT64 not in packed) else None
 
 
 @cache
@@ -95,15 +94,15 @@ def _by_opening(job: str) -> dict[bytes, Schema]:
 
 
 def _opening(schema: Schema, job: str) -> bytes:
-    """How a header of that kind begins: all before its fields, and how many they are."""
-    addressed: bytes = msgpack.packb({"p": PROTOCOL, "j": job, "k": schema.kind.__name__})
+    """First bytes of a header of that kind: everything before its fields, and their number."""
+    envelope: bytes = msgpack.packb({"p": PROTOCOL, "j": job, "k": schema.kind.__name__})
     n = len(schema.names)
-    return b"\x85" + addressed[1:] + b"\xa1f" + (bytes([0x80 + n]) if n < 16 else MAP16 + n.to_bytes(2, "big"))
+    return b"\x85" + envelope[1:] + b"\xa1f" + (bytes([0x80 + n]) if n < 16 else MAP16 + n.to_bytes(2, "big"))
 
 
 def _read(header: dict[str, Any], job: str, lengths: list[int]) -> Read:
-    """Its fields, each looked at. Raises WireError."""
-    kind, fields, declared = _addressed(header, job)
+    """Validate all fields. Raises WireError."""
+    kind, fields, declared = _check_envelope(header, job)
     schema = schema_of(kind)
     if fields.keys() != schema.plain.keys():
         raise WireError(f"{kind.__name__} has the fields {list(schema.plain)}; got {_show(list(fields))}", "fields")
@@ -111,61 +110,64 @@ def _read(header: dict[str, Any], job: str, lengths: list[int]) -> Read:
         if not fits(fields[name]):
             raise WireError(f"{kind.__name__}.{name} may not be {_show(fields[name])}", "fields")
     if declared != lengths or len(schema.framed) != len(lengths):
-        raise WireError(f"{kind.__name__} declares frames of {_show(declared)} bytes; other ones came", "frames")
+        raise WireError(
+            f"{kind.__name__} must contain the frames that it declares: {_show(declared)} bytes; got {_show(lengths)}",
+            "frames",
+        )
     return schema, {name: fields[name] for name in schema.names}
 
 
-def _addressed(header: dict[str, Any], job: str) -> tuple[type, dict[str, Any], Any]:
-    """Kind, fields and frame lengths of a header that is in our protocol and of our job."""
+def _check_envelope(header: dict[str, Any], job: str) -> tuple[type, dict[str, Any], Any]:
+    """Kind, fields and frame lengths of a header. Raises WireError for another protocol or job."""
     if type(header.get("p")) is not int:
         raise WireError("a header's p is the number of its protocol", "header")
-    if header["p"] != PROTOCOL:  # first of all: another protocol may have another header
-        raise WireError(f"protocol {PROTOCOL} is spoken here; the peer speaks {_show(header['p'])}", "protocol")
+    if header["p"] != PROTOCOL:  # checked first: another protocol may have another header
+        raise WireError(f"both sides must use protocol {PROTOCOL}; the peer uses {_show(header['p'])}", "protocol")
     if header.keys() != PARTS or type(header["f"]) is not dict:
         raise WireError("a header is a map of p, j, k, f and n", "header")
     if not (type(header["j"]) is str and type(header["k"]) is str):
         raise WireError("a header's j and k are strings", "header")
     if header["j"] != job:
-        raise WireError(f"only messages of job {job!r} are taken; this one is of {_show(header['j'])}", "job")
+        raise WireError(f"only messages of job {job!r} are accepted; this one is of {_show(header['j'])}", "job")
     kind = KINDS.get(header["k"])
     if kind is None:
-        raise WireError(f"unknown kind of message {_show(header['k'])}", "kind")
+        raise WireError(f"unknown kind of message: {_show(header['k'])}", "kind")
     return kind, header["f"], header["n"]
 
 
 def _check_frames(schema: Schema, fields: Mapping[str, Any], frames: Sequence[bytes], lengths: Sequence[int]) -> None:
-    """Raises WireError for arrays and texts over their caps, numbers that none can be, and lengths that disagree.
+    """Raises WireError for oversize arrays and texts, invalid numbers, and lengths that disagree.
 
-    Arrays are little-endian: the highest byte of each number tells whether an id is negative, a log-prob not finite.
+    Arrays are little-endian: the highest byte of each number shows a negative id or a non-finite log-prob.
     """
     n_text = sum(lengths)
     if schema.has_tokens:
         n_ids, n_logps = lengths[0], lengths[1]
         n_text -= n_ids + n_logps
         if n_ids > MAX_ARRAY_BYTES or n_ids % 4:
-            raise _misshapen(n_ids)
+            raise _bad_array(n_ids)
         if not frames[0][3::4].isascii():
-            raise WireError("an int32 frame has numbers from 0 on; one of these is negative", "numbers")
+            raise WireError("an int32 frame has numbers of at least 0; one is negative", "numbers")
         if n_logps > MAX_ARRAY_BYTES or n_logps % 4:
-            raise _misshapen(n_logps)
+            raise _bad_array(n_logps)
         highest = frames[1][3::4]
         if 0x7F in highest or 0xFF in highest:
-            raise WireError("a float32 frame has finite numbers under 1.7e38; one of these is none", "numbers")
+            raise WireError("a float32 frame has finite numbers below 1.7e38; one is not", "numbers")
     if n_text > MAX_TEXT_BYTES:
         raise WireError(f"the text of a message is at most {MAX_TEXT_BYTES} bytes; this one has {n_text}", "size")
     if schema.has_tokens:
         _check_lengths(fields, lengths)
 
 
-def _misshapen(n: int) -> WireError:
-    """Of an array of so many bytes."""
+def _bad_array(n: int) -> WireError:
+    """The error for an array of n bytes."""
     if n > MAX_ARRAY_BYTES:
         return WireError(f"an array frame is at most {MAX_ARRAY_BYTES} bytes; this one has {n}", "size")
     return WireError(f"an array frame has whole 4-byte numbers; this one has {n} bytes", "frames")
 
 
 def _check_lengths(fields: Mapping[str, Any], lengths: Sequence[int]) -> None:
-    """One id a token given or sampled, one log-prob and one stamped version a token sampled. Ids come first."""
+    """Each token has one id; each sampled token has one log-prob and one version."""
     n_given = n_sampled = n_stamped = 0
     for given, sampled in fields["segments"]:
         n_given += given
@@ -185,5 +187,5 @@ _shown.maxstring = _shown.maxother = _shown.maxlong = 60
 
 
 def _show(value: Any) -> str:
-    """For people; short whatever it is, and made without making much."""
+    """Short text of any value, built in bounded memory."""
     return _shown.repr(value)

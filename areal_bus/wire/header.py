@@ -1,7 +1,7 @@
-"""The header of a message: one small msgpack map, read without ever making much more of it than it is.
+"""Packs and unpacks message headers: one small msgpack map, with bounded memory for hostile input.
 
-msgpack by itself makes 70 MiB of objects of a megabyte of empty lists, takes 1,000 levels, keys that come twice and
-NaN. Knows nothing of records: what the map must hold is for `areal_bus.wire.codec`.
+msgpack itself builds 70 MiB of objects from one MiB of empty lists and accepts 1,000 levels, duplicate keys and NaN.
+This module rejects such input before unpacking. `codec.py` checks the content of the map.
 """
 
 from typing import Any
@@ -12,34 +12,39 @@ from areal_bus.errors import WireError
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_DEPTH = 8
-MAX_OBJECT_BYTES = 2 * MAX_HEADER_BYTES  # of the objects that a header becomes
-PACKER_BYTES = 1024  # to begin with, it grows: the default of 256 KiB costs 1 us each time
+MAX_OBJECT_BYTES = 2 * MAX_HEADER_BYTES  # of the unpacked objects
+PACKER_BYTES = 1024  # initial size; it grows. The default of 256 KiB costs 1 us for each message
 
-# what unpacking takes at most, in bytes
-MAP, ENTRY = 256, 208  # a dict, and each entry of it (with the pair that it comes from), without its key and value
+# upper bounds of the unpacked size, in bytes
+MAP, ENTRY = 256, 208  # a dict and each of its entries (with its temporary pair), without key and value
 LIST, ITEM = 88, 8
 NUMBER = 32
 STRING = 80
 CONTAINERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])  # first bytes of maps and arrays
 EXT = {*range(0xC7, 0xCA), *range(0xD4, 0xD9)}  # first bytes of ext types
-WIDTHS = {  # first byte -> bytes that follow: of a number itself, else of the length
+WIDTHS = {  # first byte -> bytes of the number or of the length that follow
     0xC4: 1, 0xC5: 2, 0xC6: 4, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4,
     0xD3: 8, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4,
 }  # fmt: skip
-NO_MSGPACK = (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException)  # what unpacking raises
+UNPACK_ERRORS = (
+    ValueError,
+    TypeError,
+    RecursionError,
+    msgpack.exceptions.UnpackException,
+)  # raised for invalid msgpack
 
 
 def pack_header(header: dict[str, Any], kind: str) -> bytes:
-    """Raises WireError for what the other side would refuse: nothing oversize is ever sent."""
+    """Raises WireError for a header that the receiver would reject, so nothing oversize is sent."""
     packed: bytes = msgpack.Packer(buf_size=PACKER_BYTES).pack(header)
-    weigh(packed, kind)
+    check_cost(packed, kind)
     return packed
 
 
-def unpack_weighed(packed: bytes, n_containers: int) -> dict[str, Any]:
-    """The map, of bytes that have been weighed and may have so many containers.
+def unpack_checked(packed: bytes, n_containers: int) -> dict[str, Any]:
+    """Unpack bytes that `check_cost` has accepted; `n_containers` is its result.
 
-    Raises WireError with the rule that they break, before much is made of them.
+    Raises WireError with the violated rule.
     """
     try:
         header = msgpack.unpackb(
@@ -53,7 +58,7 @@ def unpack_weighed(packed: bytes, n_containers: int) -> dict[str, Any]:
         )
     except WireError:
         raise
-    except NO_MSGPACK as error:
+    except UNPACK_ERRORS as error:
         raise WireError(f"a header is one msgpack map: {type(error).__name__}", "header") from None
     if type(header) is not dict:
         raise WireError("a header is one msgpack map", "header")
@@ -62,11 +67,12 @@ def unpack_weighed(packed: bytes, n_containers: int) -> dict[str, Any]:
     return header
 
 
-def weigh(packed: bytes, kind: str = "one") -> int:
-    """Containers that there are at most. Raises WireError when a header, of a message of this `kind`, is too large or
-    unpacking would make more than MAX_OBJECT_BYTES of it, judged from the bytes alone.
+def check_cost(packed: bytes, kind: str = "one") -> int:
+    """Check the size of a header and of its unpacked objects, from the bytes alone. Returns the maximum number of
+    containers in it.
 
-    Most headers are short, and their length and the bytes that might begin a container bound what they can become.
+    For short headers the length and the number of possible container bytes are a sufficient bound. Raises WireError
+    when the header or its objects (MAX_OBJECT_BYTES) are too large; `kind` is for the error text.
     """
     n_bytes = len(packed)
     if n_bytes > MAX_HEADER_BYTES:
@@ -78,26 +84,28 @@ def weigh(packed: bytes, kind: str = "one") -> int:
 
 
 def _walk(packed: bytes) -> None:
-    """As `weigh`, value by value; ends early where the bytes are no msgpack, which unpacking will say."""
+    """Exact check, value by value. Stops at invalid msgpack, which unpacking rejects."""
     cost, at = 0, 0
-    still: list[int] = []  # values to come in each open container
+    remaining: list[int] = []  # remaining values of each open container
     while at < len(packed):
-        while still and not still[-1]:
-            still.pop()
-        if still:
-            still[-1] -= 1
-        n_values, n_bytes, price = _value(packed, at)
-        cost, at = cost + price, at + n_bytes
+        while remaining and not remaining[-1]:
+            remaining.pop()
+        if remaining:
+            remaining[-1] -= 1
+        n_values, n_bytes, bytes_of_value = _value(packed, at)
+        cost, at = cost + bytes_of_value, at + n_bytes
         if cost > MAX_OBJECT_BYTES:
-            raise WireError(f"a header becomes at most {MAX_OBJECT_BYTES} bytes of objects; this one is larger", "size")
+            raise WireError(
+                f"a header unpacks to at most {MAX_OBJECT_BYTES} bytes of objects; this one is larger", "size"
+            )
         if n_values:
-            still.append(n_values)
-            if len(still) > MAX_DEPTH:
+            remaining.append(n_values)
+            if len(remaining) > MAX_DEPTH:
                 raise WireError(f"a header is nested at most {MAX_DEPTH} deep", "depth")
 
 
 def _value(packed: bytes, at: int) -> tuple[int, int, int]:
-    """What begins at `at`: values inside it, bytes of its own, bytes of objects."""
+    """The value at `at`: number of values inside it, its own bytes, bytes of its objects."""
     first = packed[at]
     if first < 0x80 or first >= 0xE0:
         return 0, 1, NUMBER
@@ -111,7 +119,7 @@ def _value(packed: bytes, at: int) -> tuple[int, int, int]:
         raise WireError(f"a header has no ext types; this one has 0x{first:02x}", "ext")
     width = WIDTHS.get(first, 0)
     if not width:
-        return 0, 1, 0  # nil, false, true; 0xC1 is none
+        return 0, 1, 0  # nil, false, true, and the invalid 0xC1
     if first not in (0xC4, 0xC5, 0xC6) and first < 0xD9:
         return 0, 1 + width, NUMBER
     n = int.from_bytes(packed[at + 1 : at + 1 + width], "big")
@@ -125,7 +133,7 @@ def _container(n: int, n_bytes: int, *, is_map: bool) -> tuple[int, int, int]:
 
 
 def _string(packed: bytes, start: int, n: int, n_bytes: int) -> tuple[int, int, int]:
-    """A character takes 1, 2 or 4 bytes by the widest one of its string; UTF-8 leads them with 0xC4 and 0xF0 on."""
+    """Python stores 1, 2 or 4 bytes for each character, by the widest one; UTF-8 lead bytes 0xC4 and 0xF0 show it."""
     text = packed[start : start + n]
     widest = 0 if text.isascii() else max(text)
     return 0, n_bytes + n, STRING + n * (4 if widest >= 0xF0 else 2 if widest >= 0xC4 else 1)
@@ -134,7 +142,7 @@ def _string(packed: bytes, start: int, n: int, n_bytes: int) -> tuple[int, int, 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise WireError("a header has no key twice", "header")
+        raise WireError("a header has no duplicate keys", "header")
     return made
 
 
@@ -143,7 +151,7 @@ def _no_ext(code: int, _data: bytes) -> Any:
 
 
 def _is_deeper(container: dict[str, Any] | list[Any], levels: int) -> bool:
-    """Whether containers are nested in this one, itself the first level, more than so many levels deep."""
+    """Whether containers are nested more than `levels` deep, this one being the first level."""
     if levels == 0:
         return True
     for value in container.values() if type(container) is dict else container:

@@ -149,10 +149,10 @@ def test_kept_lines_are_written_in_order_before_the_next_one_and_when_they_are_m
     book.keep(Event.NOTE, k=4)
     book.flush()
     assert [line["k"] for line in run.lines(book.path, "note")] == [0, 1, 2, 3, 4]
-    for k in range(5, 5 + journal.MOST_KEPT):
+    for k in range(5, 5 + journal.MAX_BUFFERED):
         book.keep(Event.NOTE, k=k)
-    assert [line["k"] for line in run.lines(book.path, "note")] == list(range(5 + journal.MOST_KEPT))
-    assert [line["seq"] for line in run.lines(book.path)] == list(range(6 + journal.MOST_KEPT))
+    assert [line["k"] for line in run.lines(book.path, "note")] == list(range(5 + journal.MAX_BUFFERED))
+    assert [line["seq"] for line in run.lines(book.path)] == list(range(6 + journal.MAX_BUFFERED))
 
 
 def test_a_later_life_begins_on_a_line_of_its_own_after_half_a_line(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_row_20_a_slow_link_holds_up_its_member_and_nobody_else() -> None:
         ring.survive()
         assert ring.head.gate.u == 10
         assert ring.witness.n_checks["I9"] >= len(lines(ring, Event.LEASE)) > 0
-        assert ring.world.buses["head"].outbox.undelivered.total() == 0
+        assert ring.world.buses["head"].send_queues.undelivered.total() == 0
 
 
 READER = """

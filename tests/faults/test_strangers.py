@@ -93,13 +93,16 @@ def test_the_besieged_run_is_whole(siege: Siege) -> None:
 def test_row_27_a_stolen_name_is_refused_by_its_key(siege: Siege) -> None:
     assert siege.refused("key", "generator-0.0")
     assert siege.refused("key", "learner-0.0")
-    assert "a key speaks as the actors of its own rank; this one is not that of generator-0.0" in siege.ring.output
+    assert (
+        "a key authenticates the actors of its own rank only; this key does not authenticate generator-0.0"
+        in siege.ring.output
+    )
 
 
 def test_row_28_who_has_no_key_or_talks_garbage_is_dropped_and_counted(siege: Siege) -> None:
     assert siege.refused("handshake")
     assert siege.refused("key", "127.0.0.1")
-    assert siege.ring.output.count("head: refused what '127.0.0.1' sent") == 1
+    assert siege.ring.output.count("head: rejected input of '127.0.0.1'") == 1
 
 
 def test_32_19_20_the_guests_key_orders_nothing_and_forges_nothing(siege: Siege) -> None:

@@ -70,7 +70,7 @@ class Wires(World):
     def _bus(self, name: str) -> Bus:
         if name not in self.buses:
             listens = name == HEAD or name.startswith("reward-")
-            self.buses[name] = Bus(name, job=JOB, listen=ANY if listens else "", tells_gone=name == HEAD)
+            self.buses[name] = Bus(name, job=JOB, listen=ANY if listens else "", reports_disconnects=name == HEAD)
         return self.buses[name]
 
     def crash(self, name: str) -> None:

@@ -14,7 +14,7 @@ import zmq
 from areal_bus.messages import Message, Partial
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import Keyring
-from areal_bus.transport.listener import LINGER_MS, knock
+from areal_bus.transport.listener import LINGER_MS, connect_curve
 
 JOB = "job"
 PATIENCE_S = 20.0
@@ -74,7 +74,7 @@ class Dealer:
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.IDENTITY, identity)
         if keys is not None:
-            knock(self.socket, keys, "head")
+            connect_curve(self.socket, keys, "head")
         self.socket.connect(endpoint)
 
     def send(self, *frames: bytes) -> None:

@@ -561,7 +561,7 @@ def test_a_member_that_stands_still_is_named_though_the_others_move() -> None:
 def test_an_action_before_the_first_word_is_refused() -> None:
     base = {"model": {"path": "m"}, "data": {"task": "sums"}}
     check(Config(**base, watchdog={"stall_s": 30, "act_s": 30}))
-    with pytest.raises(ConfigError, match=r"watchdog\.act_s \(20\) comes after the first word: set it to .* \(30\)"):
+    with pytest.raises(ConfigError, match=r"watchdog\.act_s \(20\) must follow the first warning: set it to .* \(30\)"):
         check(Config(**base, watchdog={"stall_s": 30, "act_s": 20}))
 
 

@@ -99,7 +99,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for n in range(len(whole)):
         path.write_bytes(whole[:n])
-        with pytest.raises(CheckpointError, match="a frontier is whole"):
+        with pytest.raises(CheckpointError, match="a head checkpoint must be complete"):
             load(path)
     path.write_bytes(whole + b"x")
     with pytest.raises(CheckpointError):

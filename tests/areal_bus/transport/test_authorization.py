@@ -46,8 +46,8 @@ def example(kind: type, sender: str) -> Message:
     hints = typing.get_type_hints(kind)
     plain: dict[object, object] = {int: 0, float: 0.0, str: sender, bool: False, list[str]: [], list[int]: []}
     values = {
-        f.name: str(next(iter(schema.WORDS[f"{kind.__name__}.{f.name}"])))
-        if f"{kind.__name__}.{f.name}" in schema.WORDS
+        f.name: str(next(iter(schema.ENUMS[f"{kind.__name__}.{f.name}"])))
+        if f"{kind.__name__}.{f.name}" in schema.ENUMS
         else plain.get(hints[f.name])
         for f in dataclasses.fields(kind)
     }

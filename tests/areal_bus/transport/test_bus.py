@@ -99,8 +99,8 @@ def test_an_inbox_counts_of_each_message_its_own_bytes(tmp_path: Path) -> None:
     actor.send_all(("head", message) for message in together)
     for n in range(3):
         next_of(head)
-        assert head.inbox.n_consumed == sum(size(codec.encode(one, job=JOB)) for one in together[: n + 1])
-    assert head.inbox.n_received == head.inbox.n_consumed
+        assert head.receive_queue.n_consumed == sum(size(codec.encode(one, job=JOB)) for one in together[: n + 1])
+    assert head.receive_queue.n_received == head.receive_queue.n_consumed
     for bus in (actor, head):
         bus.close()
 
@@ -112,7 +112,7 @@ def test_what_was_sent_before_a_connection_is_let_go_still_goes(tmp_path: Path) 
     actor.connect("head", head.endpoint)
     actor.send("head", ack(0))
     next_of(head)
-    letters = [actor.outbox.letter("head", codec.encode(ack(n), job=JOB)) for n in (1, 2)]
+    letters = [actor.send_queues.enqueue("head", codec.encode(ack(n), job=JOB)) for n in (1, 2)]
     actor._order(lambda: actor._orders.extend([*letters, lambda: actor._disconnect("head")]))
     assert [next_of(head)[1] for _ in range(2)] == [ack(1), ack(2)]
     for bus in (actor, head):
@@ -138,7 +138,7 @@ def test_a_full_inbox_stops_reading_and_loses_nothing(tmp_path: Path) -> None:
         actor.send("head", trajectory(400_000))
     actor.send("head", Stop("last"))
     got = [next_of(head)[1] for _ in range(101)]
-    assert head.inbox.n_received <= 100 * 400_000 + (1 << 20)
+    assert head.receive_queue.n_received <= 100 * 400_000 + (1 << 20)
     assert got[-1] == Stop("last")
     assert all(m == trajectory(400_000) for m in got[:-1])
     actor.close()
@@ -154,7 +154,7 @@ def test_an_unread_inbox_stays_under_its_cap(tmp_path: Path) -> None:
         actor.send("head", trajectory(400_000))
     next_of(head)
     probe.connect("head", head.endpoint)
-    assert head.inbox.n_received - head.inbox.n_consumed <= (1 << 20) + 400_000 + 1000
+    assert head.receive_queue.n_received - head.receive_queue.n_consumed <= (1 << 20) + 400_000 + 1000
     for bus in (actor, probe, head):
         bus.close(0)
 
@@ -233,7 +233,7 @@ def test_a_message_to_nobody_is_counted(tmp_path: Path) -> None:
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
     head.send("nobody", ack(1))
     head.close()
-    assert head.outbox.undelivered == {"nobody": 1}
+    assert head.send_queues.undelivered == {"nobody": 1}
 
 
 def test_a_taken_port_says_which_key_to_change() -> None:

@@ -21,9 +21,9 @@ NAME = "generator-0.0"
 
 
 @contextlib.contextmanager
-def pair(*, tells_gone: bool = True) -> Iterator[tuple[Bus, Bus, Proxy]]:
+def pair(*, reports_disconnects: bool = True) -> Iterator[tuple[Bus, Bus, Proxy]]:
     """A head, and an actor that is connected to it through a proxy and was heard."""
-    head = Bus("head", job=JOB, listen="tcp://127.0.0.1:0", tells_gone=tells_gone)
+    head = Bus("head", job=JOB, listen="tcp://127.0.0.1:0", reports_disconnects=reports_disconnects)
     proxy = Proxy(head.endpoint)
     actor = Bus(NAME, job=JOB)
     actor.connect("head", proxy.endpoint)
@@ -41,7 +41,7 @@ def pair(*, tells_gone: bool = True) -> Iterator[tuple[Bus, Bus, Proxy]]:
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_the_end_of_a_connection_is_told_after_all_that_came_by_it(tmp_path: Path, transport: str) -> None:
     listen = f"ipc://{tmp_path}/s" if transport == "ipc" else "tcp://127.0.0.1:0"
-    head = Bus("head", job=JOB, listen=listen, tells_gone=True)
+    head = Bus("head", job=JOB, listen=listen, reports_disconnects=True)
     actor = Bus(NAME, job=JOB)
     actor.connect("head", head.endpoint)
     for number in range(100):
@@ -65,7 +65,7 @@ def test_who_connects_again_is_first_said_to_be_gone(silently: bool) -> None:
 
 
 def test_nobody_is_gone_where_nobody_asked() -> None:
-    with pair(tells_gone=False) as (head, actor, proxy):
+    with pair(reports_disconnects=False) as (head, actor, proxy):
         proxy.cut()
         until(lambda: proxy.n_connections == 1, "it connects again")
         actor.send("head", word(1))
@@ -81,7 +81,7 @@ def test_silence_begins_with_the_first_word_and_is_not_counted_while_nothing_is_
         head.send(NAME, word(2))
         assert next_of(actor) == ("head", word(2))
         assert actor.silence_s("head") < 10.0
-        actor.inbox.cap_bytes = 0  # a full inbox: nothing is read, so nobody is silent
+        actor.receive_queue.cap_bytes = 0  # a full inbox: nothing is read, so nobody is silent
         head.send(NAME, word(3))
         until(lambda: actor.silence_s("head") == 0.0, "its inbox is full")
 

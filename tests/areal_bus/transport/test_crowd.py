@@ -67,7 +67,7 @@ def crowd(n_processes: int, n_each: int, *, listen: str, keys: bool) -> float:
             head.send(got[0], Stop("welcome"))
         assert [answer(process) for process in processes] == [str(n_each)] * n_processes
         assert not head.refused
-        assert not head.outbox.undelivered
+        assert not head.send_queues.undelivered
         return time.monotonic() - began
     finally:
         for process in processes:

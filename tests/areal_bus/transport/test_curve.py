@@ -15,7 +15,7 @@ from areal_bus.config.sections import BusConfig, TopologyConfig
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.messages import Role, Stop
 from areal_bus.transport.bus import Bus
-from areal_bus.transport.curve import KeyPair, Keyring, new_pair, seat_of
+from areal_bus.transport.curve import KeyPair, Keyring, identity_of, new_pair
 from areal_bus.transport.listener import GONE
 from launch.network import HostFacts, keys_for, wants_curve
 from launch.topology import ActorId, plan
@@ -45,27 +45,27 @@ def actor_at(head: Bus, name: str, own: KeyPair | None, server: str = HEAD.publi
 
 def test_a_key_speaks_as_its_own_seat_in_every_incarnation_and_as_no_other() -> None:
     keys = Keyring(HEAD, SEATS)
-    assert keys.may_speak(FIRST.public, "generator-0.0")
-    assert keys.may_speak(FIRST.public, "generator-0.7")
-    assert not keys.may_speak(FIRST.public, "generator-1.0")
-    assert not keys.may_speak(FIRST.public, "generator-00.0")
-    assert not keys.may_speak(FIRST.public, "head")
-    assert not keys.may_speak("", "generator-0.0")
-    assert not keys.may_speak(new_pair().public, "generator-9.0")
+    assert keys.authenticates(FIRST.public, "generator-0.0")
+    assert keys.authenticates(FIRST.public, "generator-0.7")
+    assert not keys.authenticates(FIRST.public, "generator-1.0")
+    assert not keys.authenticates(FIRST.public, "generator-00.0")
+    assert not keys.authenticates(FIRST.public, "head")
+    assert not keys.authenticates("", "generator-0.0")
+    assert not keys.authenticates(new_pair().public, "generator-9.0")
 
 
 def test_one_key_may_have_several_seats() -> None:
     keys = Keyring(HEAD, SEATS | {"learner-0": HEAD.public})
-    assert keys.may_speak(HEAD.public, "learner-0.0")
+    assert keys.authenticates(HEAD.public, "learner-0.0")
     assert keys.key_of("head") == keys.key_of("learner-0.3") == HEAD.public
 
 
 def test_a_star_stands_for_the_seats_that_nobody_has() -> None:
     late = new_pair()
     keys = Keyring(HEAD, SEATS | {"generator-*": late.public})
-    assert keys.may_speak(late.public, "generator-2.0")
-    assert not keys.may_speak(late.public, "generator-1.0")
-    assert not keys.may_speak(late.public, "reward-0.0")
+    assert keys.authenticates(late.public, "generator-2.0")
+    assert not keys.authenticates(late.public, "generator-1.0")
+    assert not keys.authenticates(late.public, "reward-0.0")
 
 
 def test_who_has_no_key_is_not_spoken_to() -> None:
@@ -115,7 +115,7 @@ def test_a_context_carries_its_keys_and_prints_no_secret() -> None:
 
 @pytest.mark.parametrize(("name", "seat"), [("generator-3.1", "generator-3"), ("head", "head-0"), ("g", "g-0")])
 def test_a_seat_is_a_name_without_its_incarnation(name: str, seat: str) -> None:
-    assert seat_of(name) == seat
+    assert identity_of(name) == seat
 
 
 @pytest.mark.parametrize(

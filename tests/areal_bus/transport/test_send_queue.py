@@ -89,19 +89,19 @@ def test_what_is_sent_again_anyhow_waits_up_to_a_bound_in_bytes_and_what_is_void
     with warnings() as told, deaf_reward(tmp_path) as deaf:
         for _ in range(4 * CLIENT_AHEAD):
             deaf.bus.send(REWARD, trajectory(N_BYTES))
-        until(lambda: not deaf.bus._orders and deaf.bus.outbox.undelivered[REWARD], "what is beyond it is void")
-        n_void = deaf.bus.outbox.undelivered[REWARD]
+        until(lambda: not deaf.bus._orders and deaf.bus.send_queues.undelivered[REWARD], "what is beyond it is void")
+        n_void = deaf.bus.send_queues.undelivered[REWARD]
         assert deaf.n_waiting <= 1 << 20
         for _ in range(100):
             deaf.bus.send(REWARD, Stop("x" * 60_000))
         until(lambda: not deaf.bus._orders, "they wait")
-        assert deaf.bus.outbox.undelivered[REWARD] == n_void
+        assert deaf.bus.send_queues.undelivered[REWARD] == n_void
         assert deaf.n_waiting > 2 << 20
         journal = Journal(tmp_path / "journal", role="generator", index=0, incarnation=0)
         journal_undelivered(deaf.bus, journal)
         journal_undelivered(deaf.bus, journal)
     doubled = [1 << k for k in range(n_void.bit_length())]
-    why = f"messages to {REWARD} are void, {{}} so far: it takes none, and 1 MiB wait for it"
+    why = f"messages to {REWARD} were dropped, {{}} so far: its socket is full and 1 MiB are queued"
     assert told == [f"generator-0.0: {why.format(k)}" for k in doubled]
     (note,) = run.lines(journal.path, "note")
     assert (note["peer"], note["n"], note["text"]) == (REWARD, doubled[-1], why.format(doubled[-1]))
@@ -125,10 +125,10 @@ def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
         until(lambda: not bus._orders, "they wait")
         deaf.bus.connect(REWARD, bus.endpoint)
         deaf.bus.send(REWARD, trajectory(400))
-        until(lambda: bus.inbox.n_received > 0, "it has come in")
+        until(lambda: bus.receive_queue.n_received > 0, "it has come in")
         for _ in range(20):
             loop.turn()
-        assert bus.inbox.n_consumed == 0
+        assert bus.receive_queue.n_consumed == 0
         deaf.hear_all()
         until(lambda: (loop.turn(), run_has_score(journal))[1], "it is scored")
 
@@ -148,9 +148,9 @@ def test_bytes_wait_from_the_call_of_send_until_they_go_or_their_peer_is_let_go(
         deaf.bus.disconnect(REWARD)
         deaf.bus.send(REWARD, trajectory(N_BYTES))
         until(lambda: deaf.n_waiting == 0, "nothing waits for nobody")
-        until(lambda: deaf.bus.outbox.undelivered[REWARD] == 1, "what comes for nobody is void")
+        until(lambda: deaf.bus.send_queues.undelivered[REWARD] == 1, "what comes for nobody is void")
         deaf.bus.send("nobody", Stop("now"))
-        until(lambda: deaf.bus.outbox.undelivered["nobody"] == 1, "it is void, too")
+        until(lambda: deaf.bus.send_queues.undelivered["nobody"] == 1, "it is void, too")
         assert deaf.bus.n_waiting("nobody") == 0
 
 
@@ -159,7 +159,7 @@ def test_what_is_said_to_be_void_waits_no_more() -> None:
     waiting: list[int] = []
     sink = logger.add(lambda _: waiting.append(box.n_bytes("nobody")), level="DEBUG")
     try:
-        box.letter("nobody", [b"four"])()
+        box.enqueue("nobody", [b"four"])()
         box.flush()
     finally:
         logger.remove(sink)
@@ -169,10 +169,10 @@ def test_what_is_said_to_be_void_waits_no_more() -> None:
 def test_a_bundle_that_is_void_counts_as_so_many_messages() -> None:
     box = send_queue.SendQueues("a bus", None, {}, {})
     for _ in range(40):
-        box.letter("nobody", [b"four"])()
+        box.enqueue("nobody", [b"four"])()
     box.flush()
     assert box.undelivered == {"nobody": 40}
-    assert [(void.peer, void.n) for void in box.voids()] == [("nobody", 40)]
+    assert [(void.peer, void.n) for void in box.take_undelivered()] == [("nobody", 40)]
     assert box.n_bytes("nobody") == 0
 
 
@@ -187,7 +187,7 @@ def test_a_burst_goes_as_it_is_posted_and_is_not_held_against_the_bounds(
         dealer.connect(f"ipc://{tmp_path}/burst")
         box = send_queue.SendQueues("a bus", None, {REWARD: dealer}, {})
         for frames in [*[[b"few", b"bytes"]] * 1000, *[[b"many", bytes(50_000)]] * 100]:
-            box.letter(REWARD, frames, is_kept=True)()
+            box.enqueue(REWARD, frames, is_resent=True)()
         box.flush()
         assert not box.undelivered
 
@@ -200,7 +200,7 @@ def test_what_is_sent_again_is_void_beyond_its_bound_and_all_else_goes_with_what
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer, context.socket(zmq.ROUTER) as reward:
         box = send_queue.SendQueues("a bus", None, {REWARD: dealer}, {})
         for n in range(20):
-            box.letter(REWARD, [b"%02d" % n, bytes(98)], is_kept=n % 2 == 0)()
+            box.enqueue(REWARD, [b"%02d" % n, bytes(98)], is_resent=n % 2 == 0)()
             box.flush()  # it takes none: it is not connected
         assert box.undelivered == {REWARD: 5}
         assert box.n_bytes(REWARD) == 1500

@@ -49,7 +49,7 @@ def test_what_is_brought_and_its_sum_are_those_of_copying_and_adding(
     ends = sorted({*(min(cut, n) for cut in cuts), n})
     running = Checksum()
     for start, stop in zip([0, *ends], ends, strict=False):
-        running.bring(source[start:stop], found[start:stop])
+        running.copy(source[start:stop], found[start:stop])
     assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
     assert running.value() == sum_of_all
 
@@ -60,7 +60,7 @@ def test_a_sum_that_is_restarted_is_as_a_new_one(before: int, n: int, seed: int,
     for size in (before, n):
         running.restart()
         raw = numbers(size, torch.uint8, seed + size)
-        running.bring(raw, torch.empty_like(raw))
+        running.copy(raw, torch.empty_like(raw))
         assert running.value() == checksum.checksum(raw)
 
 
@@ -73,11 +73,11 @@ def test_numbers_are_rounded_as_torch_rounds_them() -> None:
     for n_times in (1, 10_000):  # in one row, and in several at once
         many = source.repeat(n_times)
         target = torch.empty(len(many), dtype=torch.bfloat16)
-        Checksum().bring(many, target)
+        Checksum().copy(many, target)
         assert torch.equal(target.view(torch.int16), many.bfloat16().view(torch.int16))
         nan = torch.tensor([torch.nan, 1.0, -torch.nan, 2.0]).repeat(9 * n_times)
         target = torch.empty(len(nan), dtype=torch.bfloat16)
-        Checksum().bring(nan, target)
+        Checksum().copy(nan, target)
         assert target.isnan().tolist() == [True, False, True, False] * 9 * n_times
 
 
@@ -90,7 +90,7 @@ def test_of_all_that_is_no_number_one_is_made(n_times: int) -> None:
     source = torch.tensor(NOT_NUMBERS * n_times, dtype=torch.uint32).view(torch.float32)
     target = torch.empty(len(source), dtype=torch.bfloat16)
     running, expected = Checksum(), Checksum()
-    running.bring(source, target)
+    running.copy(source, target)
     expected.add(target.view(torch.uint8))
     assert target.isnan().all()
     if checksum._one_pass(source, target):
@@ -109,7 +109,7 @@ def test_it_does_not_matter_where_in_a_cache_line_the_bytes_lie(to: torch.dtype,
     source, target = raw[skipped[0] : skipped[0] + n], torch.empty(n + skipped[1], dtype=to)[skipped[1] :]
     expected = torch.empty(n, dtype=to)
     sum_of_all, running = plainly(source, expected), Checksum()
-    running.bring(source, target)
+    running.copy(source, target)
     assert torch.equal(target.view(torch.int16), expected.view(torch.int16))
     assert running.value() == sum_of_all
 
@@ -128,7 +128,7 @@ def test_on_a_lesser_processor_it_is_the_same(
         path = native._compiled(native.sources(folder), compiler, (*native.FLAGS, *native.WIDE, *flags), tmp_path)
         monkeypatch.setattr(native, "library", {folder: CDLL(str(path))}.get)
         running, target = Checksum(), torch.empty(len(source), dtype=to)
-        running.bring(source, target)
+        running.copy(source, target)
         found.append((running.value(), target))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
@@ -154,7 +154,7 @@ def test_without_a_compiler_torch_does_the_same(monkeypatch: pytest.MonkeyPatch)
         if by_torch:
             monkeypatch.setattr(checksum, "_function", lambda name: None)
         running, target = Checksum(), torch.empty(300_001, dtype=torch.bfloat16)
-        running.bring(source, target)
+        running.copy(source, target)
         sums.append(running.value())
         targets.append(target)
     assert sums[0] == sums[1]
@@ -165,7 +165,7 @@ def test_what_lies_askew_is_brought_by_torch() -> None:
     raw = torch.arange(64, dtype=torch.uint8)
     target = torch.zeros(20, dtype=torch.uint8)
     running = Checksum()
-    running.bring(raw[1:21], target)
+    running.copy(raw[1:21], target)
     expected = Checksum()
     expected.add(raw[1:21].clone())
     assert (target.tolist(), running.value()) == (raw[1:21].tolist(), expected.value())

@@ -99,11 +99,11 @@ def test_who_reports_to_a_store_that_is_gone_hears_of_it() -> None:
 @pytest.mark.parametrize("pid", [0, -1, 2**31, "12", 1.5, True, None])
 def test_a_member_names_a_process(pid: object) -> None:
     words = {"group": "", "place": {"realm": "r", "device": "cpu", "host": "h"}, "pid": pid}
-    with pytest.raises(PushFailed, match="a member says with which group it is ready, where and as which pid"):
+    with pytest.raises(PushFailed, match="a ready report has a group, a place and a pid"):
         MemberReady.decode(json.dumps(words))
     assert MemberReady.decode(json.dumps(words | {"pid": 12})).pid == 12
     del words["pid"]
-    with pytest.raises(PushFailed, match="a member says"):
+    with pytest.raises(PushFailed, match="a ready report"):
         MemberReady.decode(json.dumps(words))
 
 

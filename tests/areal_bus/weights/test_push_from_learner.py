@@ -93,7 +93,7 @@ def test_a_push_that_was_called_off_does_not_begin() -> None:
     snapshot = take_snapshot(1, {"w": torch.ones(4)}, bucket_bytes=1 << 20)
     assert snapshot is not None
     root.cancel(1)
-    with pytest.raises(PushFailed, match="push 1 was called off"):
+    with pytest.raises(PushFailed, match="push 1 was cancelled"):
         root.push(snapshot, begin(1, endpoint, "generator-0.0"))
     root.push(take_snapshot(2, {"w": torch.ones(4)}, bucket_bytes=1 << 20) or snapshot, begin(2, endpoint))
     root.close()

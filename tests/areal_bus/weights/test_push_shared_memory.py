@@ -165,7 +165,7 @@ def test_a_push_that_is_given_up_while_the_last_bytes_are_copied_is_not_reported
     thread.join(30)
     assert "was cancelled here" in outcome[0]
     peer.process.send_signal(signal.SIGCONT)
-    assert "version 35 was given up" in peer.answer()["error"]
+    assert "version 35 was aborted" in peer.answer()["error"]
     assert not ring.store.check([f"push/{order.push}/report/{peer.name}"])
 
 
@@ -319,7 +319,7 @@ def test_a_member_that_stands_still_costs_a_push_and_the_memory_serves_the_next_
     thread, outcome = push_in_thread(ring, sent, order)
     wait_until_stopped(still)
     thread.join(30)
-    assert "must be complete 3 s after its begin; it waits for the members' reports: generator-1.0" in outcome[0]
+    assert "must be complete 3 s after its start; it waits for the members' reports: generator-1.0" in outcome[0]
 
     where = sent.data.data_ptr()
     following = large(11, previous=sent)

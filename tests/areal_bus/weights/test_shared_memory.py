@@ -54,7 +54,7 @@ def test_what_was_read_and_let_go_is_no_memory_of_the_reader() -> None:
     opened, before = open_memory(memory.handle, 64 << 20, CPU), resident()
     assert int(opened.data.sum()) == 3 * (64 << 20)
     assert resident() - before > 60 << 20
-    opened.let_go(5, (64 << 20) - 5)
+    opened.release(5, (64 << 20) - 5)
     assert resident() - before < 4 << 20
     assert opened.data[100].item() == 3, "it is still there"
 
@@ -94,11 +94,11 @@ def test_a_descriptor_that_is_something_else_by_now_is_refused(tmp_path: Path) -
     with (tmp_path / "file").open("w+b") as file:
         file.write(b"abc")
         file.flush()
-        with pytest.raises(PushFailed, match="is something else by now"):
+        with pytest.raises(PushFailed, match="is a different file now"):
             open_memory(memory.handle | {"fd": file.fileno()}, 3, CPU)
     with pytest.raises(PushFailed, match="must hold the manifest's 4 bytes: it has 3"):
         open_memory(memory.handle, 4, CPU)
-    with pytest.raises(PushFailed, match="is something else by now"):
+    with pytest.raises(PushFailed, match="is a different file now"):
         open_memory(memory.handle | {"size": 4}, 4, CPU)
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_handle_is_refused(handle: Handle) -> None:
     ],
 )
 def test_a_cuda_handle_is_checked_before_torch_sees_it(change: dict[str, Any]) -> None:
-    with pytest.raises(PushFailed, match="has its numbers and names"):
+    with pytest.raises(PushFailed, match="has all its fields"):
         open_memory(CUDA | change, 1, CPU)
 
 

@@ -23,11 +23,11 @@ def snapshot(parameters: dict[str, torch.Tensor], **more: object) -> Snapshot:
 
 
 def land(sent: Snapshot, into: dict[str, torch.Tensor] | None = None) -> ReceiveBuffers:
-    landing = ReceiveBuffers(sent.layout, into, CPU)
+    buffers = ReceiveBuffers(sent.layout, into, CPU)
     for start, stop in sent.layout.buckets():
-        landing.land(start, sent.data[start:stop])
-    landing.finish()
-    return landing
+        buffers.write(start, sent.data[start:stop])
+    buffers.finish()
+    return buffers
 
 
 @settings(deadline=None)
@@ -44,14 +44,14 @@ def test_any_tensors_come_down_bit_equal_in_buckets_of_any_size(
     torch.manual_seed(seed)
     parameters = {str(i): (torch.randn(shape) * 9).to(dtype) for i, (shape, dtype) in enumerate(shapes)}
     sent = snapshot(parameters, bucket_bytes=bucket_bytes)
-    landing = land(sent)
-    assert landing.wrong == []
-    assert list(landing.tensors) == list(parameters)
+    buffers = land(sent)
+    assert buffers.wrong == []
+    assert list(buffers.tensors) == list(parameters)
     for name, tensor in parameters.items():
-        assert landing.tensors[name].dtype == tensor.dtype
-        assert landing.tensors[name].shape == tensor.shape
-        assert torch.equal(landing.tensors[name], tensor)
-    assert digest_of(landing.tensors) == sent.digest == landing.digest
+        assert buffers.tensors[name].dtype == tensor.dtype
+        assert buffers.tensors[name].shape == tensor.shape
+        assert torch.equal(buffers.tensors[name], tensor)
+    assert digest_of(buffers.tensors) == sent.digest == buffers.digest
 
 
 def test_the_digest_is_of_names_shapes_dtypes_and_bytes_only() -> None:
@@ -107,17 +107,17 @@ def test_a_discarded_snapshot_gives_its_memory_to_the_next() -> None:
 def test_memory_to_receive_into_is_used_when_it_fits() -> None:
     sent = snapshot({"w": torch.randn(30), "b": torch.tensor(2.0)})
     spare = {"w": torch.empty(30), "b": torch.empty(()), "buffer": torch.empty(1)}
-    landing = land(sent, spare)
-    assert landing.tensors["w"] is spare["w"]
+    buffers = land(sent, spare)
+    assert buffers.tensors["w"] is spare["w"]
     assert torch.equal(spare["w"], sent.tensors()["w"])
     for unfit in (
         {"w": torch.empty(30), "b": torch.empty((), dtype=torch.bfloat16)},
         {"w": torch.empty(60)[::2], "b": torch.empty(())},
         {"b": torch.empty(())},
     ):
-        landing = land(sent, unfit)
-        assert landing.tensors["b"] is not unfit["b"]
-        assert torch.equal(landing.tensors["w"], sent.tensors()["w"])
+        buffers = land(sent, unfit)
+        assert buffers.tensors["b"] is not unfit["b"]
+        assert torch.equal(buffers.tensors["w"], sent.tensors()["w"])
 
 
 def test_every_tensor_with_a_wrong_bit_is_named() -> None:
@@ -129,10 +129,10 @@ def test_every_tensor_with_a_wrong_bit_is_named() -> None:
 
 def test_a_push_that_ends_early_is_no_model() -> None:
     sent = snapshot({"a": torch.randn(40), "b": torch.randn(40)})
-    landing = ReceiveBuffers(sent.layout, None, CPU)
-    landing.land(0, sent.data[:100])
+    buffers = ReceiveBuffers(sent.layout, None, CPU)
+    buffers.write(0, sent.data[:100])
     with pytest.raises(PushFailed, match="a is incomplete"):
-        landing.finish()
+        buffers.finish()
 
 
 def test_a_manifest_survives_the_wire_and_a_changed_one_is_refused() -> None:

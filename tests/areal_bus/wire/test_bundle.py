@@ -106,7 +106,7 @@ def test_one_message_goes_as_it_is() -> None:
 
 def test_a_bundle_of_another_protocol_says_so() -> None:
     theirs = [msgpack.packb(msgpack.unpackb(MARK) | {"p": 99}), *by_hand([ACK, ACK])[1:]]
-    with pytest.raises(WireError, match=f"protocol {messages.PROTOCOL} is spoken here; the peer speaks 99"):
+    with pytest.raises(WireError, match=f"protocol {messages.PROTOCOL}; the peer uses 99"):
         decoded(theirs)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from areal_bus import messages
 from areal_bus.errors import WireError
 from areal_bus.wire import codec, schema
-from areal_bus.wire.header import MAX_OBJECT_BYTES, unpack_weighed, weigh
+from areal_bus.wire.header import MAX_OBJECT_BYTES, check_cost, unpack_checked
 
 JOB = "job"
 INTS = st.integers(-(2**63), 2**63 - 1)
@@ -47,7 +47,7 @@ def of(kind: type, values: Values = VALUES) -> st.SearchStrategy[typing.Any]:
 
 
 def value_of(field: str, hint: type, values: Values) -> st.SearchStrategy[typing.Any]:
-    return st.sampled_from(list(schema.WORDS[field])).map(str) if field in schema.WORDS else values[hint]
+    return st.sampled_from(list(schema.ENUMS[field])).map(str) if field in schema.ENUMS else values[hint]
 
 
 def whole(record: typing.Any) -> typing.Any:
@@ -226,7 +226,7 @@ def test_records_have_slots_and_are_said_to_be_frozen(kind: type) -> None:
 
 
 def test_another_protocol_is_refused_with_both_versions_named() -> None:
-    with pytest.raises(WireError, match=f"protocol {messages.PROTOCOL} is spoken here; the peer speaks 99"):
+    with pytest.raises(WireError, match=f"protocol {messages.PROTOCOL}; the peer uses 99"):
         codec.decode([header(p=99)], job=JOB)
 
 
@@ -252,7 +252,7 @@ def test_a_header_is_judged_to_be_at_least_as_large_as_what_it_becomes(value: ty
     packed = typing.cast(bytes, msgpack.packb({"v": [value] * times}))
     tracemalloc.start()
     try:
-        unpack_weighed(packed, weigh(packed))
+        unpack_checked(packed, check_cost(packed))
     except WireError:
         pass
     finally:

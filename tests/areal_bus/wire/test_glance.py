@@ -48,7 +48,7 @@ def outcome(frames: list[bytes]) -> tuple[typing.Any, ...]:
 def by_value(frames: list[bytes]) -> tuple[typing.Any, ...]:
     """The outcome where nothing is judged at a glance."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "_glance", lambda packed, job, lengths: None)
+        patch.setattr(codec, "_read_fast", lambda packed, job, lengths: None)
         return outcome(frames)
 
 
@@ -128,13 +128,13 @@ def test_what_is_hostile_is_seen_alike(name: str) -> None:
 @given(st.one_of([of(kind) for name, kind in codec.KINDS.items() if name not in UNUSUAL]))
 def test_what_we_send_is_taken_at_a_glance(message: messages.Message) -> None:
     header, *raw = codec.encode(message, job=JOB)
-    assert codec._glance(header, JOB, list(map(len, raw))) is not None
+    assert codec._read_fast(header, JOB, list(map(len, raw))) is not None
 
 
 def test_a_key_twice_deep_inside_is_refused() -> None:
     fields = packed_map([("version", 1), ("stats", TWICE), ("digest", "")])
     said = {"p": messages.PROTOCOL, "j": JOB, "k": "UpdateDone", "f": fields, "n": []}
-    assert outcome([packed_map(list(said.items()))]) == ("header", "a header has no key twice")
+    assert outcome([packed_map(list(said.items()))]) == ("header", "a header has no duplicate keys")
 
 
 def test_a_job_of_any_name_is_heard() -> None:

@@ -158,18 +158,18 @@ def shelf(module: Any) -> None:
 
 def weights(module: Any) -> None:
     """A push at the root, in the order of its phases, by either route."""
-    before(module.Root, "_ready", "push-announced")
-    before(module.Root, "_send", "push-met")
-    before(module.Reports, "__enter__", "push-met")
-    after(module.Root, "_push", "push-reported")
+    before(module.WeightSender, "_ready", "push-announced")
+    before(module.WeightSender, "_send", "push-met")
+    before(module.CompletionReports, "__enter__", "push-met")
+    after(module.WeightSender, "_push", "push-reported")
 
 
 def member(module: Any) -> None:
     """A push at a member, in the order of its phases, by either route."""
-    before(module.Member, "_receive", "receive-announced")
-    before(module.Member, "_take", "receive-met")
-    before(module.Member, "_copy", "receive-met")
-    after(module.Member, "_receive", "receive-reported")
+    before(module.WeightReceiver, "_receive", "receive-announced")
+    before(module.WeightReceiver, "_take", "receive-met")
+    before(module.WeightReceiver, "_copy", "receive-met")
+    after(module.WeightReceiver, "_receive", "receive-reported")
     real = module.read
 
     def read(store: Any, begin: Any, name: str, watch: Any) -> str:
@@ -182,15 +182,15 @@ def member(module: Any) -> None:
 
 def landing(module: Any) -> None:
     """A bit of what has arrived is wrong ("flip")."""
-    real = module.Landing.land
+    real = module.ReceiveBuffers.write
 
     def land(self: Any, start: int, bucket: Any) -> None:
         if strike("receive-landing") == "flip":
             bucket[0] ^= 1
         real(self, start, bucket)
 
-    module.Landing.land = land
-    after(module.Landing, "finish", "receive-landed")
+    module.ReceiveBuffers.write = land
+    after(module.ReceiveBuffers, "finish", "receive-landed")
 
 
 def receiver(module: Any) -> None:
@@ -230,8 +230,8 @@ def builtin(module: Any) -> None:
 
 
 def frontiers(module: Any) -> None:
-    before(module.Frontiers, "_save", "frontier")
-    after(module.Frontiers, "_save", "frontier-saved")
+    before(module.HeadCheckpointWriter, "_save", "frontier")
+    after(module.HeadCheckpointWriter, "_save", "frontier-saved")
 
 
 def head(module: Any) -> None:
