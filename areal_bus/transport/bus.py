@@ -71,7 +71,7 @@ class Bus:
         self._heartbeat_s = heartbeat_s
         self.receive_queue = ReceiveQueue(inbox_bytes)
         self._reports_disconnects = reports_disconnects
-        self._last_heard: dict[str, float] = {}  # time of the last message, by peer of a DEALER
+        self._last_received: dict[str, float] = {}  # time of the last message, by peer of a DEALER
         self._read: dict[str, float] = {}  # by peer of a DEALER: everything received before this time has been read
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
@@ -88,7 +88,7 @@ class Bus:
         self._receiver = Receiver(
             job, keys, self._listener, self._rejections, authorise=authorise or partial(authorise_role, role_of(name))
         )
-        self.send_queues = SendQueues(name, self._router, self._dealers, self._receiver.heard)
+        self.send_queues = SendQueues(name, self._router, self._dealers, self._receiver.clients)
         self._thread = threading.Thread(target=self._run, name=f"bus {name}", daemon=True)
         self._thread.start()
 
@@ -121,8 +121,8 @@ class Bus:
 
         Measured up to the last read of its socket: time in which this process was not scheduled does not count.
         """
-        heard = self._last_heard.get(peer)
-        return 0.0 if heard is None or self.receive_queue.is_full else max(0.0, self._read.get(peer, heard) - heard)
+        last = self._last_received.get(peer)
+        return 0.0 if last is None or self.receive_queue.is_full else max(0.0, self._read.get(peer, last) - last)
 
     @property
     def until(self) -> float:
@@ -271,7 +271,7 @@ class Bus:
 
     def _send_heartbeats(self, heartbeat: Callable[[], Message]) -> None:
         if self._heartbeat_to is None:
-            peers = sorted(self._receiver.heard)
+            peers = sorted(self._receiver.clients)
         else:
             peers = [self._heartbeat_to] if self._heartbeat_to in self._dealers else []
         peers = [peer for peer in peers if peer not in self.send_queues.waiting]  # heartbeats do not accumulate
@@ -324,7 +324,7 @@ class Bus:
                 self.receive_queue.count(sum(n_bytes for _, _, n_bytes in received))
                 batch += received
                 if peer is not None:
-                    self._last_heard[peer] = time.monotonic()
+                    self._last_received[peer] = time.monotonic()
             except zmq.Again:
                 is_all = True
         self.receive_queue.put(batch)

@@ -41,7 +41,7 @@ class Receiver:
         authorise: Authorise,
     ) -> None:
         """`authorise` raises WireError when the authenticated sender may not send the message to this actor."""
-        self.heard: dict[str, bytes] = {}  # peers of the ROUTER, after their first message: name -> connection
+        self.clients: dict[str, bytes] = {}  # peers of the ROUTER, after their first message: name -> connection
         self.disconnected: list[str] = []  # peers whose connection has ended, until the bus reads them
         self._job, self._keys, self._listener, self._rejections = job, keys, listener, rejections
         self._authorise = authorise
@@ -76,26 +76,26 @@ class Receiver:
         if not self._recognise(router, name if named else "", first, known_as=name):
             self._skipping.add(router)
             return []
-        if has_reconnected and name in self.heard:
+        if has_reconnected and name in self.clients:
             self.disconnected.append(name)
         received = self._decode(name, connection, self._frames(router))
         if received:
-            self.heard[name] = connection
+            self.clients[name] = connection
             self._prune_names(router)
         return received
 
     def end_connections(self, connections: set[bytes]) -> None:
         """These connections have ended, and all their messages have been read."""
-        ended = [name for name, connection in self.heard.items() if connection in connections] if connections else []
+        ended = [name for name, connection in self.clients.items() if connection in connections] if connections else []
         for name in ended:
-            del self.heard[name]
+            del self.clients[name]
             self.disconnected.append(name)
 
     def _prune_names(self, router: Socket) -> None:
         """Remove names without a connection, so that there are no more names than connections."""
-        if len(self.heard) > MAX_CONNECTIONS:
-            for name in [name for name, connection in self.heard.items() if not is_connected(router, connection)]:
-                del self.heard[name]
+        if len(self.clients) > MAX_CONNECTIONS:
+            for name in [name for name, connection in self.clients.items() if not is_connected(router, connection)]:
+                del self.clients[name]
 
     def forget(self, socket: Socket) -> None:
         """The socket is closed."""
@@ -104,10 +104,10 @@ class Receiver:
     def _recognise(self, router: Socket, name: str, first: zmq.Frame, *, known_as: str) -> bool:
         """Whether this connection may use that name."""
         connection = first.bytes
-        held = self.heard.get(name, connection)
+        held = self.clients.get(name, connection)
         if not name:
             reason, rule = "name", f"an identity is an actor's name and a random number; got {connection[:40]!r}"
-        elif name == Role.HEAD:  # the head connects to peers itself, so no client is the head
+        elif name == Role.HEAD:  # a client must not pass for the head
             reason, rule = "name", "the head listens, and no client may use its name"
         elif self._keys is not None and not self._keys.authenticates(property_of(first, "User-Id") or "", name):
             reason, rule = (
@@ -116,7 +116,7 @@ class Receiver:
             )
         elif held != connection and is_connected(router, held):
             reason, rule = "taken", f"a name has one connection at a time; {name} has another one"
-        elif name not in self.heard and (other := self._other_incarnation(router, name)):
+        elif name not in self.clients and (other := self._other_incarnation(router, name)):
             reason, rule = "taken", f"a guest has one connection at a time; {name} would replace {other}"
         else:
             return True
@@ -132,7 +132,9 @@ class Receiver:
             return ""
         identity = identity_of(name)
         others = [
-            other for other, held in self.heard.items() if identity_of(other) == identity and is_connected(router, held)
+            other
+            for other, held in self.clients.items()
+            if identity_of(other) == identity and is_connected(router, held)
         ]
         return others[0] if others else ""
 

@@ -34,15 +34,15 @@ class Undelivered:
 
 
 class SendQueues:
-    """Send queues of one Bus. `dealers` and `heard` are its current peers: of DEALER sockets and of the ROUTER.
+    """Send queues of one Bus. `dealers` and `clients` are its current peers: of DEALER sockets and of the ROUTER.
 
     `enqueue`, `n_bytes` and `take_undelivered` are thread-safe; the bus thread calls the others.
     """
 
-    def __init__(self, name: str, router: Socket | None, dealers: dict[str, Socket], heard: dict[str, bytes]) -> None:
+    def __init__(self, name: str, router: Socket | None, dealers: dict[str, Socket], clients: dict[str, bytes]) -> None:
         self.undelivered: Counter[str] = Counter()  # dropped messages by peer
         self.waiting: dict[str, deque[Frames]] = {}  # no empty queues
-        self._name, self._router, self._dealers, self._heard = name, router, dealers, heard
+        self._name, self._router, self._dealers, self._clients = name, router, dealers, clients
         self._n_bytes: Counter[str] = Counter()  # by peer, from `enqueue` to the socket; no zeros
         self._n_here: Counter[str] = Counter()  # the part of them in `waiting`; no zeros
         self._next: dict[str, tuple[Frames, int]] = {}  # by peer: next frames to send, and their number of messages
@@ -117,7 +117,7 @@ class SendQueues:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._heard.pop(peer, None)
+            self._clients.pop(peer, None)
         n_dropped = len(waiting)
         self._forget(peer)
         if n_dropped:
@@ -127,8 +127,8 @@ class SendQueues:
         dealer = self._dealers.get(peer)
         if dealer is not None:
             send_frames(dealer, frames)
-        elif self._router is not None and peer in self._heard:
-            send_frames(self._router, [self._heard[peer], *frames])
+        elif self._router is not None and peer in self._clients:
+            send_frames(self._router, [self._clients[peer], *frames])
         else:
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
 

@@ -218,7 +218,7 @@ def test_a_server_that_talks_nonsense_is_refused_by_who_connected_to_it(tmp_path
     with dealer(head.endpoint) as member:  # of that other job
         member.send(*codec.encode(word(1), job="another job"))
         next_of(head)
-    head._order(lambda: head._receiver.heard.update({"generator-0.0": actor._identity}))
+    head._order(lambda: head._receiver.clients.update({"generator-0.0": actor._identity}))
     for n in range(STRIKES + 1):
         head.send("generator-0.0", Stop("of another job"))  # alone: what goes together is refused once
         until(lambda n=n: actor.refused.total() > n, "it is refused")
