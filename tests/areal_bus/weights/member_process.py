@@ -31,17 +31,17 @@ def fingerprint(tensor: torch.Tensor) -> list[object]:
 
 def signal_at(bucket: int, number: int) -> None:
     """This process sends itself a signal when that bucket comes down (once)."""
-    real = ReceiveBuffers.land
+    real = ReceiveBuffers.write
     count = 0
 
-    def land(self: ReceiveBuffers, start: int, piece: torch.Tensor) -> None:
+    def write(self: ReceiveBuffers, start: int, piece: torch.Tensor) -> None:
         nonlocal count
         if count == bucket:
             os.kill(os.getpid(), number)
         count += 1
         real(self, start, piece)
 
-    ReceiveBuffers.land = land  # type: ignore[method-assign, assignment]
+    ReceiveBuffers.write = write  # type: ignore[method-assign, assignment]
 
 
 def shut(handle: shared_memory.Handle) -> NoReturn:
