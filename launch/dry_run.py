@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from actors.data.loading import place_rows
+from actors.data.loading import rows_with_origins
 from actors.engines.servers.server_process import installed, interpreter
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
@@ -112,7 +112,7 @@ def longest_prompt(config: Config, folder: Path) -> int:
     has_rows = data.task or any((base / data.path).is_file() for base in (Path(), folder))
     if config.workflow.function != "single_turn" or not has_rows or not (models or config.model.scratch):
         return most
-    prompts = [filled(config, row) for row in place_rows(config, folder)]
+    prompts = [filled(config, row) for row in rows_with_origins(config, folder)]
     longest = sorted(prompts, key=lambda asked: len(asked.text.encode()))[-LOOKED_AT:]
     return min(max(count_tokens(longest, config, str(models[0]) if models else "")), most)
 

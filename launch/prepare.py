@@ -22,7 +22,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from actors.data.loading import Placed, place_problems, place_rows
+from actors.data.loading import RowWithOrigin, problems_with_origins, rows_with_origins
 from actors.models.loading import check_model_path, load_tokenizer, max_positions
 from actors.models.scratch import character_tokenizer, check_shape, write_scratch_folder
 from actors.rewards.loading import check_reward
@@ -38,7 +38,7 @@ from launch.runs import CONFIG, ORIGIN, SUMMARY, make_run_folder, point_latest, 
 MOST = 8192  # prompts that are tokenized, the longest by bytes: about two seconds
 
 
-def check_prompts(config: Config, rows: Sequence[Placed], model: str) -> None:
+def check_prompts(config: Config, rows: Sequence[RowWithOrigin], model: str) -> None:
     """Raises ConfigError for the longest prompt when it is too long, or the first that cannot be made."""
     prompts = [filled(config, row) for row in rows]
     chosen = sorted(range(len(rows)), key=lambda i: len(prompts[i].text.encode()), reverse=True)[:MOST]
@@ -49,7 +49,7 @@ def check_prompts(config: Config, rows: Sequence[Placed], model: str) -> None:
     check_room(config, where, n, model)
 
 
-def filled(config: Config, row: Placed) -> Question:
+def filled(config: Config, row: RowWithOrigin) -> Question:
     try:
         return prompt_of(row.row, config.data)
     except ConfigError as error:
@@ -151,7 +151,7 @@ def put_aside(run: Path) -> None:
         (run / SUMMARY).replace(run / f"summary-{life}.json")
 
 
-def fingerprint(rows: Sequence[Placed]) -> dict[str, Any]:
+def fingerprint(rows: Sequence[RowWithOrigin]) -> dict[str, Any]:
     """Of the rows to train on, in order."""
     digest = hashlib.sha256()
     for placed in rows:
@@ -177,18 +177,18 @@ def check_model(config: Config, folder: Path) -> str:
     return ""
 
 
-def place(config: Config, folder: Path) -> tuple[list[Placed], list[Placed]]:
+def place(config: Config, folder: Path) -> tuple[list[RowWithOrigin], list[RowWithOrigin]]:
     """Training rows and evaluation problems, all of them whole. Raises ConfigError."""
     evaluates = config.evaluate.before or config.evaluate.after
-    return place_rows(config, folder), place_problems(config, folder) if evaluates else []
+    return rows_with_origins(config, folder), problems_with_origins(config, folder) if evaluates else []
 
 
-def common_fields(rows: Sequence[Placed]) -> set[str]:
+def common_fields(rows: Sequence[RowWithOrigin]) -> set[str]:
     """Names that every row has: what a reward function may take from its row."""
     return set.intersection(*(set(placed.row) for placed in rows))
 
 
-def check_sampling(config: Config, rows: Sequence[Placed], model: str) -> None:
+def check_sampling(config: Config, rows: Sequence[RowWithOrigin], model: str) -> None:
     """The rows can be sampled by the built-in workflow, where that makes the prompts. Raises ConfigError."""
     if config.workflow.function == WorkflowConfig().function:
         check_prompts(config, rows, model)

@@ -1,15 +1,15 @@
-"""Fields of a row by their key, and prompts that are chat messages. Pure: no I/O."""
+"""Reads fields of a row by key, and prompts that are chat messages."""
 
 from collections.abc import Mapping
 from typing import Any
 
 Message = dict[str, str]  # "role" and "content", both text
 MISSING = object()
-MESSAGES = "question_messages"  # where the messages of a row's field "question" go: "question" is text in every row
+MESSAGES = "question_messages"  # holds the messages of a field "question", because "question" is text in every row
 
 
 def messages_of(row: Mapping[str, Any], key: str) -> list[Message] | None:
-    """The chat messages that `key` names; None where it names a text. Raises ValueError as read_messages does."""
+    """The chat messages at `key`; None for a text. Raises ValueError as read_messages does."""
     value = lookup(row, key)
     if key == "question" and not isinstance(value, list):
         value = row.get(MESSAGES)
@@ -17,7 +17,7 @@ def messages_of(row: Mapping[str, Any], key: str) -> list[Message] | None:
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:
-    """The field of that name; else, for a key with dots, the nested one ("reward_model.ground_truth"); else MISSING."""
+    """The field of that name, else the nested field of a dotted key ("reward_model.ground_truth"), else MISSING."""
     if key in row:
         return row[key]
     value: Any = row
@@ -29,23 +29,23 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
 
 
 def read_messages(value: list[Any]) -> list[Message]:
-    """Chat messages with their contents as text. Raises ValueError with the rule that they break."""
+    """Chat messages with their contents as text. Raises ValueError with the broken rule."""
     if not value:
-        raise ValueError("a prompt of chat messages has at least one: it is empty")
+        raise ValueError("a prompt of chat messages must have at least one: it is empty")
     messages = [read_message(one) for one in value]
     if messages[-1]["role"] == "assistant":
         raise ValueError(
-            "a prompt of chat messages ends before the assistant speaks: its last message is an assistant's"
+            "a prompt of chat messages must end before the assistant's turn: its last message is an assistant's"
         )
     if not any(message["role"] == "user" and message["content"].strip() for message in messages):
-        raise ValueError("a prompt of chat messages has a user message that is not empty: it has none")
+        raise ValueError("a prompt of chat messages must have a user message that is not empty: it has none")
     return messages
 
 
 def read_message(value: Any) -> Message:
-    """A content of parts, as OpenAI's API has it, is joined when all of them are text."""
+    """A chat message with its content as text; text parts in OpenAI's form are joined."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        raise ValueError('a chat message is {"role": ..., "content": ...}')
+        raise ValueError('a chat message must be {"role": ..., "content": ...}')
     content = value.get("content")
     if isinstance(content, list):
         parts = [
@@ -53,10 +53,10 @@ def read_message(value: Any) -> Message:
         ]
         content = "".join(parts) if all(isinstance(part, str) for part in parts) else None  # type: ignore[arg-type]
     if not isinstance(content, str):
-        raise ValueError("the content of a chat message is text, or parts of the type text")
+        raise ValueError("the content of a chat message must be text, or parts of the type text")
     return {"role": value["role"], "content": content}
 
 
 def last_user(messages: list[Message]) -> int:
-    """Where the last user message is."""
+    """Index of the last user message."""
     return max(i for i, message in enumerate(messages) if message["role"] == "user")

@@ -1,6 +1,6 @@
-"""Rows of the data, from a task, a JSON-lines file or a Hugging Face data set; knows nothing of their order of use.
+"""Loads rows from a generated task, a JSON-lines file or a Hugging Face data set.
 
-A row that comes from here is JSON-able and has "question" and "answer" as text, whatever its fields were named.
+Each loaded row is JSON-serialisable and has "question" and "answer" as text, taken from the configured fields.
 """
 
 import importlib
@@ -14,46 +14,46 @@ from actors.data.tasks import Row, make_problems
 from areal_bus.config.sections import Config, DataConfig
 from areal_bus.errors import ConfigError
 
-DEFAULT_SUBSETS = {"openai/gsm8k": "main", "gsm8k": "main"}  # data sets that have no default of their own
+DEFAULT_SUBSETS = {"openai/gsm8k": "main", "gsm8k": "main"}  # for data sets without a default subset
 
 
-class Placed(NamedTuple):
-    """A row, and where it comes from, for whoever has to correct it."""
+class RowWithOrigin(NamedTuple):
+    """A row and its origin, for error texts."""
 
     where: str  # FILE:LINE, "DATASET SPLIT[ROW]", or the generated task's row
     row: Row
 
 
 def load_rows(config: Config, config_folder: str | Path) -> list[Row]:
-    """The rows to train on. Raises ConfigError when there are none, or one is malformed."""
-    return [row for _, row in place_rows(config, config_folder)]
+    """The training rows. Raises ConfigError when there are none, or one is malformed."""
+    return [row for _, row in rows_with_origins(config, config_folder)]
 
 
 def load_problems(config: Config, config_folder: str | Path) -> list[Row]:
-    """The problems to evaluate on: evaluate.path (of a Hugging Face id its "test" split), else the held-out ones.
+    """The evaluation problems: evaluate.path (a Hugging Face id: its "test" split), else the held-out rows, else [].
 
-    An empty list when the config has none. Raises ConfigError as load_rows does.
+    Raises ConfigError as load_rows does.
     """
-    return [row for _, row in place_problems(config, config_folder)]
+    return [row for _, row in problems_with_origins(config, config_folder)]
 
 
-def place_rows(config: Config, config_folder: str | Path) -> list[Placed]:
-    """The rows of load_rows with their places."""
+def rows_with_origins(config: Config, config_folder: str | Path) -> list[RowWithOrigin]:
+    """The rows of load_rows with their origins."""
     data = config.data
     if data.task:
-        rows = place_task(make_problems(data, seed=config.run.seed).train, f"data.task = {data.task!r}, row")
+        rows = task_with_origins(make_problems(data, seed=config.run.seed).train, f"data.task = {data.task!r}, row")
     else:
-        rows = read_placed(data.path, data, config_folder, split=data.split)
+        rows = read_with_origins(data.path, data, config_folder, split=data.split)
     return rows[: data.limit]
 
 
-def place_problems(config: Config, config_folder: str | Path) -> list[Placed]:
-    """The problems of load_problems with their places."""
+def problems_with_origins(config: Config, config_folder: str | Path) -> list[RowWithOrigin]:
+    """The problems of load_problems with their origins."""
     data = config.data
     if config.evaluate.path:
-        rows = read_placed(config.evaluate.path, data, config_folder, split="test")
+        rows = read_with_origins(config.evaluate.path, data, config_folder, split="test")
     elif data.task:
-        rows = place_task(
+        rows = task_with_origins(
             make_problems(data, seed=config.run.seed).held_out, f"data.task = {data.task!r}, held-out row"
         )
     else:
@@ -61,12 +61,12 @@ def place_problems(config: Config, config_folder: str | Path) -> list[Placed]:
     return rows[: config.evaluate.limit]
 
 
-def place_task(rows: Iterable[Row], name: str) -> list[Placed]:
-    return [Placed(f"{name} {number}", row) for number, row in enumerate(rows)]
+def task_with_origins(rows: Iterable[Row], name: str) -> list[RowWithOrigin]:
+    return [RowWithOrigin(f"{name} {number}", row) for number, row in enumerate(rows)]
 
 
 def check_data(config: Config, config_folder: str | Path) -> None:
-    """Raises ConfigError when the data of this config cannot be used; reads all of it."""
+    """Read all data of this config. Raises ConfigError when it cannot be used."""
     load_rows(config, config_folder)
     if config.evaluate.before or config.evaluate.after:
         load_problems(config, config_folder)
@@ -74,14 +74,14 @@ def check_data(config: Config, config_folder: str | Path) -> None:
 
 def read_rows(path: str, data: DataConfig, config_folder: str | Path, *, split: str) -> list[Row]:
     """All rows of a JSON-lines file or of a Hugging Face data set ("owner/name" or "owner/name:subset")."""
-    return [row for _, row in read_placed(path, data, config_folder, split=split)]
+    return [row for _, row in read_with_origins(path, data, config_folder, split=split)]
 
 
-def read_placed(path: str, data: DataConfig, config_folder: str | Path, *, split: str) -> list[Placed]:
-    """The rows of read_rows with their places."""
+def read_with_origins(path: str, data: DataConfig, config_folder: str | Path, *, split: str) -> list[RowWithOrigin]:
+    """The rows of read_rows with their origins."""
     file = find_file(path, config_folder)
     raw = read_lines(file) if file else read_hub(path, split=split)
-    rows = [Placed(where, complete_row(row, data, where)) for where, row in raw]
+    rows = [RowWithOrigin(where, complete_row(row, data, where)) for where, row in raw]
     if not rows:
         raise ConfigError(f"data must have at least one row: {file or path} has none")
     return rows
@@ -97,12 +97,12 @@ def find_file(path: str, config_folder: str | Path) -> Path | None:
             raise ConfigError(f"data must be a JSON-lines file or a Hugging Face id: {place} is a folder")
     if Path(path).suffix or path.startswith(("/", ".", "~")) or path.count("/") > 1:
         tried = " and ".join(dict.fromkeys(str(place) for place in places))
-        raise ConfigError(f"there is no data file {path!r}: looked for {tried}")
+        raise ConfigError(f"the data file must exist: {path!r} was not found as {tried}")
     return None
 
 
 def read_lines(file: Path) -> Iterator[tuple[str, Any]]:
-    """(where, value) of each line that is not blank. Raises ConfigError at the first that is no JSON."""
+    """(where, value) of each line that is not blank. Raises ConfigError at the first line that is not JSON."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -123,12 +123,12 @@ def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise ConfigError(
-            f"{path!r} is no file here, and a Hugging Face data set needs the datasets library: run make setup (or "
+            f"{path!r} is not a file, and a Hugging Face data set needs the datasets library: run make setup (or "
             "pip install -c constraints.txt '.[hf]'), or give the path of a JSON-lines file"
         ) from error
     try:
         rows: Iterable[Any] = datasets.load_dataset(name, subset or None, split=split)
-    except Exception as error:  # the library raises many kinds: no such set, subset or split, no network, no rights
+    except Exception as error:  # many types: unknown data set, subset or split, no network, no permission
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"cannot load split {split!r} of the Hugging Face data set {path!r}: {reason}") from error
     for number, row in enumerate(rows):
@@ -136,26 +136,26 @@ def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
 
 
 def complete_row(row: Any, data: DataConfig, where: str) -> Row:
-    """The row with "question" and "answer" as text, taken from data.question_key and data.answer_key.
+    """The row with "question" and "answer" as text, from data.question_key and data.answer_key.
 
-    Of a question that is chat messages the text is the last user message's; the messages stay where they are.
+    For chat messages, "question" is the last user message; the messages stay in the row.
     """
     if not isinstance(row, dict):
         raise ConfigError(f"each line of data must be one JSON object: {where} is a {type(row).__name__}")
     question = take_question(row, data.question_key, where)
     answer = take_text(row, data.answer_key, "data.answer_key", where)
-    whole = {**row, "question": question, "answer": answer}
+    completed = {**row, "question": question, "answer": answer}
     if isinstance(row.get("question"), list):
-        whole[MESSAGES] = row["question"]
+        completed[MESSAGES] = row["question"]
     try:
-        json.dumps(whole, ensure_ascii=False).encode("utf-8")  # as the row goes out with its prompts
+        json.dumps(completed, ensure_ascii=False).encode("utf-8")  # as the row is sent with its prompts
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"text of a row must be whole Unicode: {where} has the lone surrogate {error.object[error.start]!r}"
+            f"text of a row must be valid Unicode: {where} has the lone surrogate {error.object[error.start]!r}"
         ) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"a row of data must hold JSON values only: {where}: {error}") from error
-    return whole
+    return completed
 
 
 def take_question(row: Row, key: str, where: str) -> str:
@@ -179,7 +179,7 @@ def take_text(row: Row, key: str, setting: str, where: str) -> str:
         raise ConfigError(f"field {key!r} of a row must be text or a number, not empty: {where} has {shorten(value)}")
     raise ConfigError(
         f"each row of data must have the field {key!r}: {where} has only {', '.join(map(repr, row)) or 'none'}; "
-        f"set {setting} to the one that is meant (a nested one is like extra_info.answer)"
+        f"set {setting} to the right field (a nested field is written as extra_info.answer)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The order of the data: a new shuffle for each pass, and the rows with their places in it."""
+"""The data source: draws rows in a new random order for each pass."""
 
 import json
 import random
@@ -8,21 +8,21 @@ from areal_bus.core.state import Row
 
 
 class RowOrder:
-    """`row(k)` is the k-th row to ask: each pass visits every row once. A resumed run goes on at its k."""
+    """The order of rows: `row(k)` is the k-th draw; each pass visits every row once. A resumed run continues at k."""
 
     def __init__(self, n_rows: int, *, seed: int, shuffle: bool = True, passes: int | None = None) -> None:
-        """`passes` is data.total_train_epochs; None: no end."""
+        """`passes`: data.total_train_epochs; None: unlimited."""
         if n_rows < 1:
             raise ValueError(f"an order needs at least one row: it got {n_rows}")
         self.n_rows = n_rows
         self.total = None if passes is None else passes * n_rows
         self._seed = seed
         self._shuffle = shuffle
-        self._pass: int | None = None  # whose permutation is kept
+        self._pass: int | None = None  # pass of the cached permutation
         self._permutation: list[int] = []
 
     def row(self, k: int) -> tuple[int, int]:
-        """(pass, row) of the k-th draw, both from 0. Raises IndexError beyond the last pass."""
+        """(pass, row) of the k-th draw, both from 0. Raises IndexError after the last pass."""
         if k < 0 or (self.total is not None and k >= self.total):
             raise IndexError(f"draws are numbered from 0 to below {self.total}: asked for {k}")
         pass_, position = divmod(k, self.n_rows)
@@ -36,7 +36,7 @@ class RowOrder:
 
 
 class RowSource:
-    """Draws row after row; `position` is the data frontier."""
+    """Draws rows in order; `position` is the number of the next draw."""
 
     def __init__(self, rows: list[dict[str, Any]], order: RowOrder) -> None:
         self.rows = rows
@@ -44,7 +44,7 @@ class RowSource:
         self.position = 0
 
     def draw(self) -> Row | None:
-        """The next row; None when the last pass is over."""
+        """The next row; None after the last pass."""
         if self.order.total is not None and self.position >= self.order.total:
             return None
         epoch, row = self.order.row(self.position)

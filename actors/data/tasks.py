@@ -1,6 +1,6 @@
-"""Tasks that are generated instead of read: rows as dicts, and a held-out part; knows nothing of prompts or models.
+"""Generated tasks "sums" and "reverse": training rows and held-out rows.
 
-Every row has "question", "answer" and "demonstration" (a right completion, for a supervised warm-up), all strings.
+Every row has "question", "answer" and "demonstration" (a correct completion, for a supervised warm-up), all strings.
 """
 
 import random
@@ -13,20 +13,20 @@ from areal_bus.errors import ConfigError
 
 Row = dict[str, Any]
 
-N_WORDS = 20_000  # words of "reverse" to train on, where there are as many
-SHORTEST = 3  # letters
+N_WORDS = 20_000  # training words of "reverse", at most
+MIN_LETTERS = 3  # of a word
 
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """A task's rows, none of them in both lists; the order is drawn, so that a prefix is a fair sample."""
+    """A task's rows: two disjoint lists in random order, so that a prefix is a fair sample."""
 
     train: list[Row]
     held_out: list[Row]
 
 
 def make_problems(config: DataConfig, *, seed: int) -> Problems:
-    """The rows of data.task: the same for the same config and seed. Raises ConfigError when it cannot be made."""
+    """The rows of data.task, determined by config and seed. Raises ConfigError for an impossible config."""
     random_ = random.Random(f"{config.task}:{seed}")
     if config.task == "sums":
         return make_sums(config.largest, config.held_out, random_)
@@ -36,7 +36,7 @@ def make_problems(config: DataConfig, *, seed: int) -> Problems:
 
 
 def make_sums(largest: int, n_held_out: int, random_: random.Random) -> Problems:
-    """All ordered pairs (a, b) from 0 to `largest`; exactly `n_held_out` of them held out, a + b along with b + a."""
+    """All ordered pairs (a, b) from 0 to `largest`, with `n_held_out` of them held out; b + a goes with a + b."""
     n_pairs = (largest + 1) ** 2
     if n_held_out >= n_pairs:
         raise ConfigError(
@@ -55,7 +55,7 @@ def make_sums(largest: int, n_held_out: int, random_: random.Random) -> Problems
 
 
 def choose_pairs(largest: int, n_ordered: int, random_: random.Random) -> set[tuple[int, int]]:
-    """Unordered pairs (low, high) that stand for exactly `n_ordered` ordered ones: two each, a double one."""
+    """Unordered pairs (low, high) that cover exactly `n_ordered` ordered pairs: two each, or one for a double."""
     pairs = [(low, high) for low in range(largest + 1) for high in range(low, largest + 1)]
     random_.shuffle(pairs)
     chosen: list[tuple[int, int]] = []
@@ -65,7 +65,7 @@ def choose_pairs(largest: int, n_ordered: int, random_: random.Random) -> set[tu
         if n <= left:
             chosen.append((low, high))
             left -= n
-    if left:  # one is missing, and all doubles are in: a double makes room for a pair
+    if left:  # one pair is missing and all doubles are chosen: replace a double by a pair of two
         chosen.remove(next(pair for pair in chosen if pair[0] == pair[1]))
         chosen.append(next(pair for pair in pairs if pair[0] != pair[1] and pair not in chosen))
     return set(chosen)
@@ -76,21 +76,21 @@ def make_sum(a: int, b: int) -> Row:
 
 
 def make_words(longest: int, n_held_out: int, random_: random.Random) -> Problems:
-    """Different words of 3 to `longest` letters, each length as likely as the others, to be written backwards."""
-    if longest < SHORTEST:
+    """Distinct words of 3 to `longest` letters, with equally likely lengths, to be reversed."""
+    if longest < MIN_LETTERS:
         raise ConfigError(
-            f'data.task = "reverse" needs words of at least {SHORTEST} letters: data.largest is {longest}'
+            f'data.task = "reverse" needs words of at least {MIN_LETTERS} letters: data.largest is {longest}'
         )
-    n_possible = sum(26**n for n in range(SHORTEST, longest + 1))
-    n_words = min(N_WORDS + n_held_out, n_possible // 2)  # half, so that drawing new ones stays cheap
+    n_possible = sum(26**n for n in range(MIN_LETTERS, longest + 1))
+    n_words = min(N_WORDS + n_held_out, n_possible // 2)  # at most half of them, so that new words are found quickly
     if n_held_out >= n_words:
         raise ConfigError(
             f"data.held_out must leave words to train on: it is {n_held_out}, of {n_words} words up to {longest} "
             "letters"
         )
-    words: dict[str, None] = {}  # a set that keeps its order
+    words: dict[str, None] = {}  # an ordered set
     while len(words) < n_words:
-        length = random_.randint(SHORTEST, longest)
+        length = random_.randint(MIN_LETTERS, longest)
         words["".join(random_.choices(string.ascii_lowercase, k=length))] = None
     rows = [make_word(word) for word in words]
     return Problems(train=rows[n_held_out:], held_out=rows[:n_held_out])

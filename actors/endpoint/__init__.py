@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint: agents in processes of their own, each call a turn of an episode.
+"""An OpenAI-compatible endpoint for agents in worker processes; each call is a turn of an episode.
 
 Imports `rewards` (worker processes) and `areal_bus`. Begin with `http_server.py`.
 """

@@ -1,8 +1,8 @@
-"""Processes that run agents, each under a deadline of its own time; knows no HTTP and no tokens.
+"""A pool of worker processes that run agents, each conversation with a deadline.
 
-A thread for each process: it takes the next conversation, hands it over and waits for what comes first: what the agent
-returns, the end of its time, the end of its process, or nobody wanting it any more. All but the first cost the process,
-with all that it started.
+Each process has a thread, which takes the next conversation, sends it to the process and waits for the first of: the
+agent's return value, the deadline, the end of the process, the end of the session. In all cases but the first it kills
+the process with everything the process started.
 """
 
 import json
@@ -23,10 +23,10 @@ from actors.rewards.pool import WorkerLost, WorkerProcess
 from areal_bus.errors import ConfigError
 
 MODULE = "actors.endpoint.agent_worker"
-STARTS = 3  # processes that may end while they load it
-START_S = 60.0  # for a process to load the agent's code, its imports included
-BELL, CHILD = "bell", "child"  # what a selector's event is of
-CLOSE_S = 10.0  # a thread has ended by then: its process is killed
+MAX_STARTS = 3  # attempts to load the agent's code
+START_S = 60.0  # longest time to load the agent's code, its imports included
+CLOSED, PROCESS = "closed", "process"  # data of selector events
+CLOSE_S = 10.0  # longest wait for a thread at close
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class AgentJob:
 
 
 class AgentLost(Exception):
-    """The process did not do what it was to do; the text says why. It is of no use any more."""
+    """The conversation failed in its process; the text has the reason. The process is killed."""
 
 
 class AgentUnusable(AgentLost):
@@ -47,18 +47,18 @@ class AgentUnusable(AgentLost):
 
 
 class AgentPool:
-    """At most `n_workers` processes, made when they are needed."""
+    """Runs conversations in at most `n_workers` processes, started on demand."""
 
     def __init__(self, function: str, *, n_workers: int, timeout_s: float, prints: Path | None = None) -> None:
-        """`prints` is the file that takes what agents print."""
+        """`prints`: the file that receives the agents' output."""
         self.function, self.timeout_s, self.prints = function, timeout_s, prints
         self.jobs: queue.SimpleQueue[AgentJob | None] = queue.SimpleQueue()
-        self.has_loaded = False  # the agent's code did, once
+        self.has_loaded = False  # the agent's code has loaded once
         self._n_workers, self._n_jobs = n_workers, 0
         self._runners: list[AgentRunner] = []
 
     def run(self, job: AgentJob) -> None:
-        """Begin a conversation, as soon as a process is free; its session hears the end of it."""
+        """Run a conversation once a process is free. Its session receives AgentEnded."""
         self._n_jobs += 1
         self.jobs.put(job)
         n_unfinished = self._n_jobs - sum(runner.n_done for runner in self._runners)
@@ -66,7 +66,7 @@ class AgentPool:
             self._runners.append(AgentRunner(self))
 
     def close(self) -> None:
-        """End all of them. Every session is closed by now."""
+        """End all threads and processes. Every session must be closed by now."""
         for _ in self._runners:
             self.jobs.put(None)
         for runner in self._runners:
@@ -75,69 +75,71 @@ class AgentPool:
 
 
 class AgentRunner:
-    """One thread and its process."""
+    """One thread and its worker process."""
 
     def __init__(self, agents: AgentPool) -> None:
-        self.n_done = 0  # conversations
+        self.n_done = 0  # finished conversations
         self._agents = agents
-        self._child: WorkerProcess | None = None
+        self._process: WorkerProcess | None = None
         self._selector = selectors.DefaultSelector()
         self.thread = threading.Thread(target=self._serve, name="agent", daemon=True)
         self.thread.start()
 
     def _serve(self) -> None:
-        """The thread: its process dies with it."""
-        bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rung when nobody wants the conversation any more
+        """Run jobs until the end of the queue. The process dies with this thread."""
+        closed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # written when the session closes
         with self._selector:
-            self._selector.register(bell, selectors.EVENT_READ, BELL)
+            self._selector.register(closed, selectors.EVENT_READ, CLOSED)
             while (job := self._agents.jobs.get()) is not None:
-                if job.session.begin(lambda: os.eventfd_write(bell, 1)):
+                if job.session.begin(lambda: os.eventfd_write(closed, 1)):
                     self._run(job)
                 self.n_done += 1
             self._drop()
-        os.close(bell)
+        os.close(closed)
 
     def _run(self, job: AgentJob) -> None:
         session, timeout_s = job.session, self._agents.timeout_s
         try:
-            child = self._start(session)
+            process = self._start(session)
             request = {"id": session.number, "row": job.row, "base_url": job.base_url, "api_key": session.key}
-            child.send(pack(request, cap_bytes=REQUEST_BYTES))
-            record = receive(self._selector, child, lambda: timeout_s - session.own_s, lambda: session.is_closed)
+            process.send(pack(request, cap_bytes=REQUEST_BYTES))
+            record = receive(self._selector, process, lambda: timeout_s - session.own_s, lambda: session.is_closed)
             if record is None:
                 raise AgentLost(f"it took more than workflow.agent.timeout_s = {timeout_s:g} s of its own")
             if record.get("id") != session.number:
-                raise AgentLost("its process wrote what is no answer")
+                raise AgentLost("its process wrote an invalid reply")
             session.end(read_end(record))
-        except (AgentLost, WorkerLost, ValueError, OSError) as error:  # OSError: the system has no process for it
+        except (AgentLost, WorkerLost, ValueError, OSError) as error:  # OSError: the system cannot start a process
             self._drop()
             is_unusable = isinstance(error, AgentUnusable) and not self._agents.has_loaded
             session.end(AgentEnded(None, str(error), is_unusable=is_unusable))
 
     def _start(self, session: Session) -> WorkerProcess:
-        """The process, with the agent's code loaded. Raises Lost."""
-        if self._child is None or self._child.ended:
+        """The process with the agent's code loaded. Raises AgentLost."""
+        if self._process is None or self._process.ended:
             self._drop()
-            self._child = load(self._selector, self._agents.function, lambda: session.is_closed, self._agents.prints)
+            self._process = load(self._selector, self._agents.function, lambda: session.is_closed, self._agents.prints)
             self._agents.has_loaded = True
             session.restart_clock()
-        return self._child
+        return self._process
 
     def _drop(self) -> None:
-        """Kill the process with all that it started."""
-        if self._child is not None:
-            end(self._child)
-            self._child = None
+        """Kill the process with everything it started."""
+        if self._process is not None:
+            end(self._process)
+            self._process = None
 
 
 def load(
     selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool], prints: Path | None = None
 ) -> WorkerProcess:
-    """A process with the agent's code. Raises Unusable when it does not load, Lost when it is wanted no more."""
-    for _ in range(STARTS):
+    """Start a process with the agent's code. Raises AgentUnusable when the code does not load, AgentLost when the
+    session closes.
+    """
+    for _ in range(MAX_STARTS):
         try:
             return load_once(selector, function, is_unwanted, prints)
-        except WorkerLost as lost:  # perhaps killed by somebody: that says nothing of the code
+        except WorkerLost as lost:  # it may have been killed from outside: retry
             why = str(lost)
     raise AgentUnusable(f"workflow.agent.function {function!r} must load: {why}")
 
@@ -146,54 +148,54 @@ def load_once(
     selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool], prints: Path | None
 ) -> WorkerProcess:
     began = time.monotonic()
-    child = WorkerProcess(selector, CHILD, MODULE)
+    process = WorkerProcess(selector, PROCESS, MODULE)
     try:
         order = {"function": function, "path": sys.path, "prints": None if prints is None else str(prints)}
-        child.send(pack(order, cap_bytes=REQUEST_BYTES))
-        record = receive(selector, child, lambda: began + START_S - time.monotonic(), is_unwanted)
+        process.send(pack(order, cap_bytes=REQUEST_BYTES))
+        record = receive(selector, process, lambda: began + START_S - time.monotonic(), is_unwanted)
         if record is None:
             raise AgentUnusable(f"workflow.agent.function {function!r} must load within {START_S:g} s: it did not")
         if record != {"ready": True}:
-            raise AgentUnusable(str(record.get("broken", "its process wrote what is no answer")))
+            raise AgentUnusable(str(record.get("broken", "its process wrote an invalid reply")))
     except (AgentLost, WorkerLost):
-        end(child)
+        end(process)
         raise
-    return child
+    return process
 
 
 def receive(
     selector: selectors.BaseSelector,
-    child: WorkerProcess,
+    process: WorkerProcess,
     remaining_s: Callable[[], float],
     is_unwanted: Callable[[], bool],
 ) -> dict[str, Any] | None:
-    """The next frame; None when no time remains. Raises WorkerLost; Lost when nobody wants it any more."""
+    """The next frame; None after the deadline. Raises WorkerLost, and AgentLost when the session closes."""
     while (left_s := remaining_s()) > 0:
         if is_unwanted():
-            raise AgentLost("nobody wants its conversation any more")
+            raise AgentLost("its session is closed")
         for selected, events in selector.select(left_s):
-            if selected.data == BELL:
+            if selected.data == CLOSED:
                 os.eventfd_read(selected.fd)
             elif events & selectors.EVENT_WRITE:
-                child.flush()
-            elif records := child.receive():
+                process.flush()
+            elif records := process.receive():
                 return records[0]
     return None
 
 
 def read_end(record: dict[str, Any]) -> AgentEnded:
-    """Raises ValueError for what cannot go on in a trajectory."""
+    """The AgentEnded of a reply. Raises ValueError for an invalid reply."""
     returned = record.get("returned")
     if returned is not None and not isinstance(returned, dict):
-        raise ValueError("its process wrote what is no answer")
+        raise ValueError("its process wrote an invalid reply")
     json.dumps(returned, allow_nan=False, ensure_ascii=False).encode()
     error, place, trace = (str(record.get(name, "")) for name in ("error", "place", "trace"))
     return AgentEnded(returned, error, place, trace)
 
 
-def end(child: WorkerProcess) -> None:
-    child.kill()
-    child.reap()
+def end(process: WorkerProcess) -> None:
+    process.kill()
+    process.reap()
 
 
 def check_agent(function: str) -> None:

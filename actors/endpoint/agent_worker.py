@@ -1,8 +1,8 @@
-"""One process that an agent runs in, `python -m actors.endpoint.agent_worker PARENT_PID`.
+"""The worker process of an agent: `python -m actors.endpoint.agent_worker PARENT_PID`.
 
-Its first frame names the agent's function; it answers {"ready": true} or {"broken": why}. Then each frame is one
-conversation, and each answer what the agent returned. Nothing here keeps time: its thread kills it when it takes too
-long. The agent finds its way to the model in its arguments, and in the environment as OpenAI's own client does.
+Its first frame names the agent's function; it replies {"ready": true} or {"broken": reason}. Then each frame is one
+conversation and each reply the agent's return value. The pool's thread enforces deadlines by killing the process. The
+agent gets base URL and API key as arguments and in the environment variables of OpenAI's client.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def main(parent: int) -> None:
         return
     sys.path[:] = order["path"]
     keep_prints(order.get("prints"))
-    go_directly()
+    bypass_proxy()
     try:
         agent = load_agent(order["function"])
     except ConfigError as error:
@@ -55,21 +55,21 @@ def main(parent: int) -> None:
         limit_prints()
         answer = run(agent, request["row"], request["base_url"], request["api_key"])
         if os.getpid() != myself:
-            os._exit(1)  # the agent forked: its child has no say
+            os._exit(1)  # the agent forked: the child must not reply
         try:
             reply(replies, {"id": request["id"], **answer})
-        except ValueError as error:  # over the limit: nothing of it was written
-            reply(replies, {"id": request["id"], "error": f"what an agent returns is short: {error}"})
+        except ValueError as error:  # over the limit: nothing was written
+            reply(replies, {"id": request["id"], "error": f"an agent's return value is too long: {error}"})
 
 
-def go_directly() -> None:
-    """A proxy that the environment names cannot reach this host's loopback; clients of all kinds ask these for it."""
+def bypass_proxy() -> None:
+    """Exclude loopback from the environment's proxies, which cannot reach it."""
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name, ""), "127.0.0.1"]))
 
 
 def load_agent(function: str) -> Agent:
-    """The function of that name. Raises ConfigError with the module, the name and the cause."""
+    """Import the agent's function. Raises ConfigError with the module, the name and the cause."""
     module_name, _, name = function.partition(":")
     if not module_name or not name:
         raise ConfigError(f'workflow.agent.function must be "module:function": it is {function!r}')
@@ -94,21 +94,21 @@ def load_agent(function: str) -> Agent:
 
 
 def run(agent: Agent, row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
-    """What the agent returned, or what went wrong."""
+    """Run the agent. Returns its return value or its error."""
     os.environ |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
     try:
         value = agent(row, base_url, api_key)
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         return {"returned": read_returned(value)}
-    except BaseException as error:  # noqa: BLE001  whatever the agent raises, SystemExit too, is how it ended
+    except BaseException as error:  # noqa: BLE001  any exception of the agent, SystemExit too, ends its conversation
         return explain(error, agent)
 
 
 def read_returned(value: object) -> dict[str, Any]:
-    """Fields for the reward function: of a number or a Score its reward, of nothing none.
+    """The return value as fields for the reward function: a number or a Score becomes "reward", None becomes {}.
 
-    Raises TypeError or ValueError for what JSON cannot hold.
+    Raises TypeError or ValueError for values that are not JSON.
     """
     if value is None:
         return {}
@@ -119,12 +119,12 @@ def read_returned(value: object) -> dict[str, Any]:
     elif isinstance(value, Real):
         value = {"reward": float(value)}
     if not isinstance(value, dict):
-        raise TypeError(f"an agent returns a number, a Score, an object of fields or nothing: {type(value).__name__}")
+        raise TypeError(f"an agent must return a number, a Score, a dict or None: it returned {type(value).__name__}")
     reward = value.get("reward")
     if isinstance(reward, float) and not math.isfinite(reward):
         raise ValueError(f"a reward must be finite: it is {reward}")
     text = json.dumps(value, allow_nan=False, ensure_ascii=False)
-    text.encode()  # UnicodeEncodeError, a ValueError, for half a character
+    text.encode()  # UnicodeEncodeError, a ValueError, for a lone surrogate
     found: dict[str, Any] = json.loads(text)
     return found
 

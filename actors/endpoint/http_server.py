@@ -1,7 +1,7 @@
-"""The HTTP side: listens on loopback, knows requests by their key, and waits for the loop's answers; knows no tokens.
+"""The endpoint's HTTP server: listens on loopback, authenticates requests by API key, waits for the loop's answers.
 
-Whoever has no key of an open conversation learns nothing but that. A thread for each connection, of which there are so
-many at most; bodies have a limit, and a client that is silent for long is let go.
+A request without the key of an open session gets 401. Each connection has a thread; the number of connections and the
+size of bodies are limited, and idle connections are closed.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from actors.endpoint.openai_api import (
 )
 from actors.endpoint.sessions import Pending, Session, Sessions
 
-BODY_BYTES = 2 << 20  # with what is rendered of it, far below what one message of the bus may hold
-THROWN_BYTES = 256 << 20  # of a longer body that are read, so that its client hears why it was refused
-SILENT_S = 30.0  # a connection without a whole request for so long is closed
-STOP_S = 0.1  # how often the server looks whether it is to stop
-LOOK_S = 0.5  # how often a waiting request looks whether its client is still there
-RETRIES = "x-stainless-retry-count"  # of OpenAI's own clients: they had no answer so often
+BODY_BYTES = 2 << 20  # the rendered body stays far below the limit of a bus message
+DISCARD_BYTES = 256 << 20  # read from a longer body and discarded, so that the client receives the error
+SILENT_S = 30.0  # a connection without a complete request for this long is closed
+STOP_S = 0.1  # poll interval of the shutdown request
+CLIENT_CHECK_S = 0.5  # interval at which a waiting request checks its client
+RETRIES = "x-stainless-retry-count"  # header of OpenAI's clients: number of retries
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 
 
 class EndpointServer:
-    """Serves until it is closed, in threads of its own."""
+    """Serves on threads until it is closed."""
 
     def __init__(self, sessions: Sessions, *, model: str, n_connections: int) -> None:
         self._http = HttpServer(sessions, model, n_connections)
@@ -63,13 +63,13 @@ class HttpServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.sessions, self.model = sessions, model
         self._free = threading.BoundedSemaphore(n_connections)
-        self.idle: dict[socket.socket, float] = {}  # connections without a whole request, and since when
+        self.idle: dict[socket.socket, float] = {}  # connections without a complete request -> idle since
 
     def service_actions(self) -> None:
-        """Now and then: whoever sends bit by bit is let go, too."""
+        """Close idle connections, slow senders included. Called periodically."""
         for connection, since in list(self.idle.items()):
             if time.monotonic() - since > SILENT_S:
-                with contextlib.suppress(OSError):  # it has ended already
+                with contextlib.suppress(OSError):  # closed already
                     connection.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -78,7 +78,7 @@ class HttpServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # the system has no thread for it
+        except RuntimeError:  # the system cannot start a thread
             self._free.release()
             raise
 
@@ -97,26 +97,26 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "areal-bus"
     sys_version = ""
     timeout = SILENT_S
-    disable_nagle_algorithm = True  # else an answer waits 40 ms for the client's word on its head
-    wbufsize = -1  # head and body leave together
+    disable_nagle_algorithm = True  # else a response waits 40 ms for the ACK of its headers
+    wbufsize = -1  # headers and body are written together
     server: HttpServer
-    _has_left = False  # nobody writes the answer that was waited for
-    _held: Session | None = None  # whose requests the connection carries
+    _has_aborted = False  # the handler of the last call ended without an answer
+    _held: Session | None = None  # session of the connection's requests
 
     def setup(self) -> None:
         super().setup()
-        self._is_idle()
+        self._mark_idle()
 
     def handle_expect_100(self) -> bool:
-        """Its client waits for this word."""
+        """Flush at once: the client waits for 100 Continue."""
         super().handle_expect_100()
         self.wfile.flush()
         return True
 
-    def _is_idle(self) -> None:
+    def _mark_idle(self) -> None:
         self.server.idle[self.connection] = time.monotonic()
 
-    def _has_asked(self) -> None:
+    def _mark_busy(self) -> None:
         self.server.idle.pop(self.connection, None)
 
     def do_GET(self) -> None:
@@ -126,92 +126,92 @@ class Handler(BaseHTTPRequestHandler):
         self._serve(self._post)
 
     def _serve(self, act: Any) -> None:
-        """Refusals are answers, too. A body that was not read ends the connection."""
+        """Serve a request. A rejection is sent as an error and closes the connection: its body may be unread."""
         try:
             act(self._session())
-        except RequestRejected as refused:
+        except RequestRejected as rejection:
             self.close_connection = True
-            self._send(error(str(refused), status=refused.status, code=refused.code), status=refused.status)
+            self._send(error(str(rejection), status=rejection.status, code=rejection.code), status=rejection.status)
         except OSError:
             self.close_connection = True  # the client is gone
         finally:
-            self._is_idle()
+            self._mark_idle()
 
     def _session(self) -> Session:
-        """The conversation that the key names. Raises Refused."""
+        """The session of the request's API key. Raises RequestRejected."""
         kind, _, key = self.headers.get("Authorization", "").partition(" ")
         session = self.server.sessions.find(key.strip()) if kind.lower() == "bearer" else None
         if session is None:
             raise RequestRejected(
-                "a request carries the API key of an open conversation", status=401, code="invalid_api_key"
+                "a request must have the API key of an open conversation", status=401, code="invalid_api_key"
             )
         if session is not self._held:
-            self._let_go()
+            self._release()
             self._held = session
             session.hold(self.connection)
         return session
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._held is not None:
-            self._held.let_go(self.connection)
+            self._held.release(self.connection)
             self._held = None
 
     def finish(self) -> None:
-        self._has_asked()
-        self._let_go()
+        self._mark_busy()
+        self._release()
         super().finish()
 
     def _get(self, session: Session) -> None:
         if self.path.partition("?")[0] != MODELS:
-            raise RequestRejected(f"there is {MODELS} to get, and {CHAT} to post to", status=404, code="not_found")
+            raise RequestRejected(f"the endpoint has GET {MODELS} and POST {CHAT} only", status=404, code="not_found")
         self._send(models(self.server.model))
 
     def _post(self, session: Session) -> None:
         if self.path.partition("?")[0] != CHAT:
-            raise RequestRejected(f"there is {CHAT} to post to, and {MODELS} to get", status=404, code="not_found")
+            raise RequestRejected(f"the endpoint has GET {MODELS} and POST {CHAT} only", status=404, code="not_found")
         body = self._body()
-        self._has_asked()
+        self._mark_busy()
         call = read_call(body)
-        self._has_left = False
-        says_again = self.headers.get(RETRIES, "0") != "0"
-        pending = session.call(call, self._client_is_gone, says_again=says_again)
+        self._has_aborted = False
+        is_retry = self.headers.get(RETRIES, "0") != "0"
+        pending = session.call(call, self._client_is_gone, is_retry=is_retry)
         try:
-            while not pending.wait(LOOK_S):
+            while not pending.wait(CLIENT_CHECK_S):
                 self._check_client()
             sampled = pending.result()
             self._check_client()
             self._answer(session, pending, sampled)
-            pending.is_heard = True
+            pending.is_delivered = True
         finally:
-            self._has_left = not pending.is_heard
+            self._has_aborted = not pending.is_delivered
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit():
-            raise RequestRejected("a request says the length of its body", status=411, code="length_required")
+            raise RequestRejected("a request must have a Content-Length", status=411, code="length_required")
         if len(length) > 12 or int(length) > BODY_BYTES:
-            self._throw_away(min(int(length[:12]), THROWN_BYTES))
+            self._discard(min(int(length[:12]), DISCARD_BYTES))
             raise RequestRejected(f"a body has at most {BODY_BYTES} bytes: this one has {length[:12]}", status=413)
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise ConnectionError("the body ended early")
         return body
 
-    def _throw_away(self, n_bytes: int) -> None:
-        """Who is still sending does not hear an answer."""
+    def _discard(self, n_bytes: int) -> None:
+        """Read and discard the body: a client that is still sending does not read the response."""
         while n_bytes > 0 and (piece := self.rfile.read(min(n_bytes, 1 << 16))):
             n_bytes -= len(piece)
 
     def _check_client(self) -> None:
         if self._client_is_gone():
-            raise ConnectionError("the client did not wait for its answer")
+            raise ConnectionError("the client disconnected before the answer")
 
     def _client_is_gone(self) -> bool:
-        """Asked from other threads, too."""
+        """Whether the client has disconnected. Thread-safe."""
         try:
             poll = select.poll()
             poll.register(self.connection, select.POLLIN)
-            return self._has_left or (bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK))
+            return self._has_aborted or (bool(poll.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):
             return True
 

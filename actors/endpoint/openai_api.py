@@ -1,6 +1,6 @@
 """The OpenAI chat-completions API: reads requests, writes responses and events, parses tool calls.
 
-What a field asks for is done or refused with a sentence, never passed over: a field is known here, or it is refused.
+No field is ignored silently: a field that is not supported is rejected with an error.
 """
 
 import json
@@ -14,9 +14,9 @@ Message = dict[str, Any]  # role, content, and where they are there name, tool_c
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGE_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
-LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # they change no answer anywhere
-ASKED = {
-    "model",  # there is one; an agent's code may have the name of another built in
+IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # labels without effect on the answer
+SUPPORTED = {
+    "model",  # any name: there is one model
     "messages",
     "max_tokens",
     "max_completion_tokens",
@@ -27,7 +27,7 @@ ASKED = {
     "logprobs",
     "tools",
 }
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # what these may be: asking for nothing that is not done anyhow
+DEFAULTS: Mapping[str, tuple[Any, ...]] = {  # accepted with these values, which request the default behaviour
     "n": (1,),
     "stop": ([],),
     "frequency_penalty": (0,),
@@ -44,7 +44,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # what these may be: asking for noth
 
 
 class RequestRejected(Exception):
-    """A request that cannot be kept; the text says why. What it asked for changes nothing."""
+    """A rejected request; the text has the reason. It changes no state."""
 
     def __init__(self, sentence: str, *, status: int = 400, code: str = "invalid_request") -> None:
         super().__init__(sentence)
@@ -56,22 +56,22 @@ class ChatCall:
     """One request for a completion of a conversation."""
 
     messages: tuple[Message, ...]
-    body: bytes  # as it came: the same one again is a client that did not hear the answer
+    body: bytes  # the raw request; an equal one may be a retry
     tools: tuple[dict[str, Any], ...] = ()
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     stream: bool = False
-    stream_usage: bool = False  # a last chunk says the usage
+    stream_usage: bool = False  # the last chunk has the usage
     logprobs: bool = False
 
 
 def read_call(body: bytes) -> ChatCall:
-    """The call that a body asks for. Raises Refused."""
+    """Parse a request body. Raises RequestRejected."""
     fields = {name: value for name, value in read_object(body).items() if value is not None}  # null is "not set"
     for name, value in fields.items():
-        if name not in ASKED and name not in LABELS and value not in NEUTRAL.get(name, ()):
-            raise RequestRejected(f"{name} = {shown(value)} cannot be honoured here: leave it out")
+        if name not in SUPPORTED and name not in IGNORED and value not in DEFAULTS.get(name, ()):
+            raise RequestRejected(f"{name} = {shown(value)} is not supported: leave it out")
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRejected("messages must be a list of one message or more")
@@ -92,7 +92,7 @@ def read_call(body: bytes) -> ChatCall:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body, all text of which can be written again as UTF-8. Raises Refused."""
+    """The JSON object of a body. Raises RequestRejected, also for text that is not valid Unicode."""
     try:
         record = json.loads(body, parse_constant=refuse_constant)
         json.dumps(record, ensure_ascii=False).encode()
@@ -108,13 +108,13 @@ def refuse_constant(name: str) -> None:
 
 
 def read_message(message: Any, at: int) -> Message:
-    """As the chat template gets it: content is text, empty fields are gone. Raises Refused."""
+    """The message for the chat template: content as text, without empty fields. Raises RequestRejected."""
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         raise RequestRejected(f"messages[{at}] must be an object with a role, one of {', '.join(ROLES)}")
     set_fields = {name: value for name, value in message.items() if value not in (None, [], {})}
     unknown = sorted(set_fields.keys() - MESSAGE_FIELDS)
     if unknown:
-        raise RequestRejected(f"messages[{at}].{unknown[0]} cannot be honoured here: leave it out")
+        raise RequestRejected(f"messages[{at}].{unknown[0]} is not supported: leave it out")
     role = "system" if message["role"] == "developer" else message["role"]
     read: Message = {"role": role, "content": read_content(message.get("content"), at)}
     for name in ("name", "tool_call_id"):
@@ -126,7 +126,7 @@ def read_message(message: Any, at: int) -> Message:
 
 
 def read_content(content: Any, at: int) -> str:
-    """Text, or the texts of all parts one after the other."""
+    """The content as text; text parts are joined."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -167,7 +167,7 @@ def read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
 
 
 def read_max_tokens(fields: Mapping[str, Any]) -> int | None:
-    """The smaller of the two names' values."""
+    """The smaller one of max_tokens and max_completion_tokens."""
     given = [fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields]
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in given):
         raise RequestRejected(f"max_tokens must be a whole number of at least 1: it is {shown(given[0])}")
@@ -203,25 +203,25 @@ def as_list(value: Any, at: int) -> list[Any]:
 
 
 def shown(value: Any) -> str:
-    """A value for people, cut."""
+    """A value as JSON for error texts, cut to 80 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """One completion as its agent gets it."""
+    """One completion for the agent."""
 
     message: Message  # role, content, tool_calls where there are some
     finish: str  # "stop", "length" or "tool_calls"
     n_prompt: int  # tokens
-    tokens: list[str]  # each sampled one's text
+    tokens: list[str]  # text of each sampled token
     logps: list[float]
-    version: int  # newest that sampled
+    version: int  # newest version of the sampled tokens
 
 
 def completion(call: ChatCall, sampled: ChatCompletion, *, id: str, model: str) -> dict[str, Any]:
-    """The whole answer."""
+    """The response without streaming."""
     message = {"role": "assistant", "refusal": None, **sampled.message, "content": sampled.message["content"] or None}
     if not message.get("tool_calls"):
         message["content"] = sampled.message["content"]
@@ -230,7 +230,7 @@ def completion(call: ChatCall, sampled: ChatCompletion, *, id: str, model: str) 
 
 
 def chunks(call: ChatCall, sampled: ChatCompletion, *, id: str, model: str) -> Iterator[dict[str, Any]]:
-    """The answer as a stream: all of the message in one piece, for it is there as a whole."""
+    """The response as a stream, with the whole message in one chunk."""
     start = head(sampled, "chat.completion.chunk", id, model)
     calls = [{"index": at, **call} for at, call in enumerate(sampled.message.get("tool_calls", []))]
     delta = {"role": "assistant", "content": sampled.message["content"], **({"tool_calls": calls} if calls else {})}
@@ -243,7 +243,7 @@ def chunks(call: ChatCall, sampled: ChatCompletion, *, id: str, model: str) -> I
 
 
 def head(sampled: ChatCompletion, kind: str, id: str, model: str) -> dict[str, Any]:
-    """`system_fingerprint` names the weights, as OpenAI's names what a system runs on."""
+    """The common fields. `system_fingerprint` is the version of the weights."""
     fingerprint = f"version-{sampled.version}"
     return {"id": id, "object": kind, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
 
@@ -258,7 +258,7 @@ def usage(sampled: ChatCompletion) -> dict[str, int]:
 
 
 def logprobs(call: ChatCall, sampled: ChatCompletion) -> dict[str, Any] | None:
-    """One entry for each sampled token, the stop token included; None unless the call asked for them."""
+    """One entry for each sampled token, the stop token included; None unless requested."""
     if not call.logprobs:
         return None
     content = [
@@ -290,9 +290,9 @@ BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def read_hermes(text: str, n_before: int) -> tuple[str, list[dict[str, Any]]]:
-    """The text before the first call, and the calls in OpenAI's form, numbered from `n_before` on.
+    """The text before the first tool call, and the calls in OpenAI's form, numbered from `n_before`.
 
-    All of the text and no call where one of them is not what it should be: its agent sees what the model wrote.
+    If one call is malformed, returns the whole text and no calls, so that the agent sees the model's output.
     """
     calls: list[dict[str, Any]] = []
     for block in BLOCK.findall(text):
@@ -304,7 +304,7 @@ def read_hermes(text: str, n_before: int) -> tuple[str, list[dict[str, Any]]]:
 
 
 def read_function(block: str) -> dict[str, str] | None:
-    """Name, and arguments as JSON text; None when the block is no call."""
+    """Name and arguments (as JSON text) of a tool call; None for a malformed one."""
     try:
         record = json.loads(block)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Conversations between threads: calls come in by key, the generator's loop answers; knows no HTTP and no tokens.
+"""Sessions: hand calls from the HTTP server's threads to the generator's loop, and completions back.
 
-A key is known from its conversation's begin to its end. One call is under way at a time, for the tokens of a
-conversation are in one order.
+Each session has an API key, valid until the session closes. One call is in progress at a time, because the tokens of a
+conversation have one order.
 """
 
 import contextlib
@@ -21,45 +21,45 @@ ENDED = "this conversation has ended"
 
 @dataclass(frozen=True, slots=True)
 class AgentEnded:
-    """The agent is done: what it returned, or why it did not."""
+    """The end of an agent: its return value or its error."""
 
     returned: dict[str, Any] | None
     error: str = ""
-    place: str = ""  # FILE:LINE in its code that the error is of
-    trace: str = ""  # the traceback, for people
-    is_unusable: bool = False  # the agent's code does not load: no conversation will do better
+    place: str = ""  # FILE:LINE of the error in the agent's code
+    trace: str = ""  # the traceback
+    is_unusable: bool = False  # the agent's code does not load: no conversation can succeed
 
 
 class Pending:
-    """One call under way: answered or refused once, from the loop's thread; waited for in the server's."""
+    """One call in progress: the loop answers or rejects it once; a server thread waits for it."""
 
     def __init__(self, call: ChatCall, number: int, client_is_gone: Callable[[], bool], session: "Session") -> None:
         self.call, self.number = call, number
-        self.client_is_gone = client_is_gone  # while it is not heard
-        self.is_heard = False  # the answer was written to its client
+        self.client_is_gone = client_is_gone  # valid until the answer is delivered
+        self.is_delivered = False  # the answer was written to the client
         self._session = session
         self._done = threading.Event()
         self._sampled: ChatCompletion | None = None
-        self._refused: RequestRejected | None = None
+        self._rejection: RequestRejected | None = None
 
     def answer(self, sampled: ChatCompletion) -> None:
         self._sampled = sampled
         self._end()
 
-    def refuse(self, refused: RequestRejected) -> None:
-        self._refused = refused
+    def reject(self, rejection: RequestRejected) -> None:
+        self._rejection = rejection
         self._end()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is done."""
+        """Wait for the result. Returns whether it is there."""
         return self._done.wait(timeout_s)
 
     def result(self) -> ChatCompletion:
-        """Of a call that is done. Raises Refused."""
-        if self._refused is not None:
-            raise self._refused
+        """The completion of a finished call. Raises RequestRejected."""
+        if self._rejection is not None:
+            raise self._rejection
         if self._sampled is None:
-            raise RuntimeError("only what is done has a result")
+            raise RuntimeError("a call must be finished before its result is read")
         return self._sampled
 
     @property
@@ -67,89 +67,89 @@ class Pending:
         return self._done.is_set()
 
     @property
-    def is_unheard(self) -> bool:
-        """Its client went away before."""
-        return not self.is_heard and self.client_is_gone()
+    def is_undeliverable(self) -> bool:
+        """The client disconnected before it received the answer."""
+        return not self.is_delivered and self.client_is_gone()
 
     def _end(self) -> None:
-        self._session.ran_again()
+        self._session.resume_clock()
         self._done.set()
 
 
 class WakeOnce:
-    """Wakes the loop once until it has looked: what is put after it looked wakes it again."""
+    """Wakes the loop once, until the loop has reset it."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._is_rung = False
+        self._is_set = False
 
-    def ring(self) -> None:
-        """After the news was put, from any thread."""
-        if not self._is_rung:
-            self._is_rung = True
+    def wake(self) -> None:
+        """Call it after an event was queued, from any thread."""
+        if not self._is_set:
+            self._is_set = True
             self._wake()
 
-    def heard(self) -> None:
-        """The loop looks now."""
-        self._is_rung = False
+    def reset(self) -> None:
+        """The loop reads the events now."""
+        self._is_set = False
 
 
 class Session:
-    """One conversation. The server's threads call, the agent's thread ends it, the loop takes both and closes it."""
+    """One conversation. Server threads add calls, the agent's thread ends it, the loop reads both and closes it."""
 
-    def __init__(self, key: str, number: int, name: str, bell: WakeOnce) -> None:
+    def __init__(self, key: str, number: int, name: str, waker: WakeOnce) -> None:
         self.key, self.number, self.name = key, number, name
-        self._bell = bell
-        self._news: queue.SimpleQueue[Pending | AgentEnded] = queue.SimpleQueue()
+        self._waker = waker
+        self._events: queue.SimpleQueue[Pending | AgentEnded] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._last: Pending | None = None
         self._n_calls = 0
         self._is_closed = False
         self._connections: set[socket.socket] = set()
         self._on_close: Callable[[], None] = lambda: None
-        self._own_s = 0.0  # that the agent took for itself, up to:
-        self._runs_since: float | None = None  # None: it waits for the model, or has not begun
+        self._own_s = 0.0  # the agent's own time until `_runs_since`
+        self._runs_since: float | None = None  # None: the agent waits for the model, or has not begun
 
     # the server's threads
 
     def hold(self, connection: socket.socket) -> None:
-        """It carries requests of this conversation, and ends with it: clients forget theirs."""
+        """Add a connection that carries requests of this session. It is shut down when the session closes."""
         with self._lock:
             self._connections.add(connection)
 
-    def let_go(self, connection: socket.socket) -> None:
+    def release(self, connection: socket.socket) -> None:
         with self._lock:
             self._connections.discard(connection)
 
-    def call(self, call: ChatCall, client_is_gone: Callable[[], bool], *, says_again: bool = False) -> Pending:
-        """Put a call to the model; the one before, where its client did not hear the answer and comes with it again.
+    def call(self, call: ChatCall, client_is_gone: Callable[[], bool], *, is_retry: bool = False) -> Pending:
+        """Queue a call to the model. A retry of the last call returns that call, if its client missed the answer.
 
-        `says_again`: the client says so itself. Raises Refused.
+        `is_retry`: the client marked it as a retry. Raises RequestRejected.
         """
         with self._lock:
             if self._is_closed:
                 raise RequestRejected(ENDED, status=401, code="invalid_api_key")
             last = self._last
-            if last is not None and last.call.body == call.body and (says_again or last.is_unheard):
+            if last is not None and last.call.body == call.body and (is_retry or last.is_undeliverable):
                 last.client_is_gone = client_is_gone
                 return last
             if last is not None and not last.is_done:
                 raise RequestRejected(
-                    "a conversation has one call under way at a time: the one before is not answered yet"
+                    "a conversation has one call in progress at a time: the one before is not answered yet"
                 )
             self._pause_clock()
             self._n_calls += 1
             self._last = Pending(call, self._n_calls, client_is_gone, self)
-            self._news.put(self._last)
-        self._bell.ring()
+            self._events.put(self._last)
+        self._waker.wake()
         return self._last
 
     # the agent's thread
 
     def begin(self, on_close: Callable[[], None]) -> bool:
-        """The agent begins; `on_close` is called once, from any thread, when nobody wants it any more.
+        """The agent begins. `on_close` is called once, from any thread, when the session closes.
 
-        False when that is so already.
+        Returns False when the session is closed already.
         """
         with self._lock:
             if not self._is_closed:
@@ -157,17 +157,17 @@ class Session:
             return not self._is_closed
 
     def restart_clock(self) -> None:
-        """All until now was none of the agent's own time."""
+        """Reset the agent's own time to 0."""
         with self._lock:
             self._own_s, self._runs_since = 0.0, time.monotonic()
 
     def end(self, ended: AgentEnded) -> None:
-        self._news.put(ended)
-        self._bell.ring()
+        self._events.put(ended)
+        self._waker.wake()
 
     @property
     def own_s(self) -> float:
-        """Time that the agent took for itself: while it waits for the model its clock stands."""
+        """The agent's own time. The clock stops while the agent waits for the model."""
         with self._lock:
             return self._own_s + (0.0 if self._runs_since is None else time.monotonic() - self._runs_since)
 
@@ -177,33 +177,33 @@ class Session:
 
     # the loop
 
-    def has_news(self) -> bool:
-        self._bell.heard()
-        return not self._news.empty()
+    def has_event(self) -> bool:
+        self._waker.reset()
+        return not self._events.empty()
 
-    def news(self) -> Pending | AgentEnded:
-        """The oldest there is; `has_news` said so."""
-        return self._news.get_nowait()
+    def next_event(self) -> Pending | AgentEnded:
+        """The oldest event; call it only after `has_event`."""
+        return self._events.get_nowait()
 
-    def ran_again(self) -> None:
-        """The agent has its answer."""
+    def resume_clock(self) -> None:
+        """The agent has its answer: its clock runs again."""
         with self._lock:
             if self._runs_since is None:
                 self._runs_since = time.monotonic()
 
     def close(self) -> None:
-        """Nothing more is wanted of it; whoever waits is told."""
+        """End the session: reject a waiting call, stop the agent and shut down its connections."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             last, connections = self._last, list(self._connections)
         if last is not None and not last.is_done:
-            last.refuse(RequestRejected(ENDED, status=410, code="conversation_ended"))
+            last.reject(RequestRejected(ENDED, status=410, code="conversation_ended"))
         self._on_close()
         for connection in connections:
-            with contextlib.suppress(OSError):  # it has ended already
-                connection.shutdown(socket.SHUT_RD)  # what is being written is still written
+            with contextlib.suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RD)  # a response that is being written is completed
 
     def _pause_clock(self) -> None:
         if self._runs_since is not None:
@@ -212,17 +212,17 @@ class Session:
 
 
 class Sessions:
-    """The conversations that are open, by key."""
+    """The open sessions by API key."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self._bell = WakeOnce(wake)
+        self._waker = WakeOnce(wake)
         self._open: dict[str, Session] = {}
         self._n_opened = 0
 
     def open(self, name: str) -> Session:
-        """A conversation with a key of its own that nobody can guess."""
+        """A new session with an unguessable API key."""
         self._n_opened += 1
-        session = Session(f"sk-{secrets.token_urlsafe(32)}", self._n_opened, name, self._bell)
+        session = Session(f"sk-{secrets.token_urlsafe(32)}", self._n_opened, name, self._waker)
         self._open[session.key] = session
         return session
 

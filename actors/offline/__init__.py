@@ -1,4 +1,4 @@
-"""Programs outside a ring: evaluation, log-probs recomputed, the synchronous reference.
+"""Programs that run without a ring: evaluation, recomputed log-probs, the synchronous reference.
 
 May import all of `actors`. Begin with `synchronous_reference.py`.
 """

@@ -1,8 +1,7 @@
-"""Scores a model on a file of problems, outside any ring: `python -m actors.offline.evaluate`, with an Order as one
-JSON line.
+"""Evaluates a model on a file of problems without a ring: `python -m actors.offline.evaluate`.
 
-Uses the parts of the ring (engine, episodes, reward workers), with the same seeds and numbers of problems: the same
-weights give the same answers. Knows no run and no command line: those are `tools/evaluate.py`'s.
+Reads an EvaluateOrder as one JSON line; `tools/evaluate.py` is its command line. Uses the ring's engine, workflow and
+reward workers with the same seeds: the same weights give the same answers.
 """
 
 import json
@@ -34,61 +33,61 @@ from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.journal import Journal
 from areal_bus.messages import Finish, Prompt, Trajectory
 
-ME = "evaluate"
-SHOW_S = 2.0  # between two lines of progress
-WAIT_S = 0.5  # for a verdict when there is nothing to decode
-AGENT_S = 0.01  # for a verdict when all samples wait for what is outside the engine
+NAME = "evaluate"
+SHOW_S = 2.0  # interval between two lines of progress
+WAIT_S = 0.5  # wait for a verdict when there is nothing to decode
+AGENT_S = 0.01  # wait for a verdict when all samples wait for agents
 
-Figures = dict[str, float | int | str | None]
+Results = dict[str, float | int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateOrder:
-    """What to score, on what, by which settings."""
+    """Model, problems and settings of an evaluation."""
 
     model: str  # folder or Hugging Face id
     data: str  # JSON-lines file, or a Hugging Face data set
     config: dict[str, Any]  # a whole Config
-    folder: str  # where the user's modules and relative paths are found
-    name: str  # of the evaluation: it goes into the seeds, as the ring's own "before" and "after" do
+    folder: str  # base of user modules and relative paths
+    name: str  # of the evaluation, a part of its seeds, as "before" and "after" in a ring
     device: str  # "auto", "cpu" or "cuda"
     json: bool  # one JSON object on the last line
 
 
 class Scorer:
-    """Problems through the engine and the reward workers, as many at once as the engine has slots."""
+    """Samples and scores all problems, as many at once as the engine has slots."""
 
-    def __init__(self, evaluation: Evaluation, sampling: RolloutRunner, pool: WorkerPool, *, n_slots: int) -> None:
+    def __init__(self, evaluation: Evaluation, runner: RolloutRunner, pool: WorkerPool, *, n_slots: int) -> None:
         self.evaluation = evaluation
-        self._sampling, self._pool, self._n_slots = sampling, pool, n_slots
+        self._runner, self._pool, self._n_slots = runner, pool, n_slots
         self._at_reward: dict[tuple[int, int], Trajectory] = {}
 
     def run(self, show: Callable[[Evaluation], None]) -> None:
-        """Until every problem has its verdicts; `show` is called in every round."""
+        """Run until every problem has its verdicts; `show` is called in every iteration."""
         while not self.evaluation.is_over:
             self._begin_problems()
-            self._take(self._sampling.go_on())
-            self._take(self._sampling.step())
+            self._take(self._runner.go_on())
+            self._take(self._runner.step())
             for verdict in self._pool.poll(self._patience_s):
                 trajectory = self._at_reward.pop(verdict.key)
-                if trajectory.uid in self.evaluation.leased:  # a sibling may have failed since
+                if trajectory.uid in self.evaluation.leased:  # its group may have failed since
                     self.evaluation.deliver(scored(trajectory, verdict))
             show(self.evaluation)
 
     @property
     def _patience_s(self) -> float:
-        """For a verdict: none while there is something to decode, little while an agent may ask."""
-        if not self._sampling.n_live:
+        """How long to wait for a verdict: not while there is something to decode."""
+        if not self._runner.n_live:
             return WAIT_S
-        return AGENT_S if self._sampling.is_idle else 0.0
+        return AGENT_S if self._runner.is_idle else 0.0
 
     def _begin_problems(self) -> None:
         evaluation = self.evaluation
-        while evaluation.waiting and self._sampling.n_live < self._n_slots:
-            uid = evaluation.lease(ME)
+        while evaluation.waiting and self._runner.n_live < self._n_slots:
+            uid = evaluation.lease(NAME)
             samples, row = evaluation.missing(uid), evaluation.rows[uid]
             prompt = Prompt(uid, evaluation.attempts[uid], evaluation.version, samples, evaluation.name, row)
-            self._take(self._sampling.begin(prompt))
+            self._take(self._runner.begin(prompt))
 
     def _take(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
@@ -101,7 +100,7 @@ class Scorer:
 
 
 def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evaluation:
-    """Score the model. Raises ConfigError when model, problems, reward or workflow cannot be used."""
+    """Evaluate the model. Raises ConfigError when model, problems, reward or workflow cannot be used."""
     config = configure(order)
     folder = find_model(order.model)
     rows = read_rows(order.data, config.data, Path.cwd(), split="test")[: config.evaluate.limit]
@@ -120,11 +119,11 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
         stack.callback(close_workflow, workflow)
         engine = load_engine(folder, config, order.device, tokenizer)
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
-        journal = Journal(Path(scratch), role=ME, index=0, incarnation=0)
+        journal = Journal(Path(scratch), role=NAME, index=0, incarnation=0)
         stack.callback(journal.close)
-        sampling = RolloutRunner(engine, workflow, tokenizer, config, name=ME, journal=journal)
+        runner = RolloutRunner(engine, workflow, tokenizer, config, name=NAME, journal=journal)
         evaluation = Evaluation(order.name, 0, config.evaluate.n_samples, [dump(row) for row in rows])
-        Scorer(evaluation, sampling, pool, n_slots=config.rollout.max_concurrent_rollouts).run(show)
+        Scorer(evaluation, runner, pool, n_slots=config.rollout.max_concurrent_rollouts).run(show)
     return evaluation
 
 
@@ -132,19 +131,19 @@ def configure(order: EvaluateOrder) -> Config:
     try:
         return Config.model_validate(order.config)
     except ValidationError as error:
-        raise ConfigError(f"the settings must be those of a whole config: {error}") from None
+        raise ConfigError(f"the settings must be a complete config: {error}") from None
 
 
 def find_model(path: str) -> str:
-    """The model as check_model_path gives it; an untrained scratch folder is none. Raises ConfigError."""
+    """The model's folder or id. Raises ConfigError, also for a scratch folder without weights."""
     folder = check_model_path(path, Path.cwd())
     if is_scratch_folder(Path(folder)):
-        raise ConfigError(f"a model folder holds its weights as *.safetensors: {folder} has none, it is a new model's")
+        raise ConfigError(f"a model folder must hold weights as *.safetensors: {folder} describes an untrained model")
     return folder
 
 
 def load_engine(folder: str, config: Config, device: str, tokenizer: Any) -> BuiltinEngine:
-    """The builtin engine over the model's own weights."""
+    """The builtin engine with the model's weights."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(folder, config.model.dtype, device)
@@ -153,8 +152,8 @@ def load_engine(folder: str, config: Config, device: str, tokenizer: Any) -> Bui
     )
 
 
-def figures(evaluation: Evaluation, *, seconds: float) -> Figures:
-    """What came of it, flat. Answers without a verdict are counted apart (I10)."""
+def results_of(evaluation: Evaluation, *, seconds: float) -> Results:
+    """The results as one flat record. Answers without a verdict are counted separately (I10)."""
     answers = list(evaluation.scored.values())
     cut = sum(answer.finish == Finish.LENGTH for answer in answers)
     return {
@@ -172,7 +171,7 @@ def figures(evaluation: Evaluation, *, seconds: float) -> Figures:
 
 
 class EvaluateProgress:
-    """A line on standard error now and then."""
+    """Prints progress to standard error."""
 
     def __init__(self) -> None:
         self._began = self._shown = time.monotonic()
@@ -192,11 +191,11 @@ class EvaluateProgress:
         )
 
 
-def report(told: Figures, failed: dict[int, str]) -> list[str]:
-    """The figures for people."""
-    width = max(len(key) for key in told)
+def report(results: Results, failed: dict[int, str]) -> list[str]:
+    """The results as lines of text."""
+    width = max(len(key) for key in results)
     lines = []
-    for key, value in told.items():
+    for key, value in results.items():
         shown = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else value
         lines.append(f"{key.replace('_', ' ').ljust(width)}  {shown}")
     first = next(iter(failed.items()), None)
@@ -213,11 +212,11 @@ def main() -> int:
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
-    told = figures(evaluation, seconds=progress.seconds)
-    for line in report(told, evaluation.failed):
+    results = results_of(evaluation, seconds=progress.seconds)
+    for line in report(results, evaluation.failed):
         print(line, file=sys.stderr if order.json else sys.stdout)
     if order.json:
-        print(json.dumps(told | {"model": order.model, "data": order.data}))
+        print(json.dumps(results | {"model": order.model, "data": order.data}))
     return 0
 
 

@@ -1,9 +1,8 @@
-"""Log-probs computed afresh by the weights of the version stamped on each token (I5): `python -m
-actors.offline.recompute_logprobs`.
+"""Recomputes log-probs with the weights of each token's version (I5): `python -m actors.offline.recompute_logprobs`.
 
-Reads an Order as one JSON line, writes one JSON object as the last line. It needs RUN/samples/tokens.jsonl
+Reads a RecomputeOrder as one JSON line and writes one JSON object as the last line. Needs RUN/samples/tokens.jsonl
 (journal.tokens = true) and RUN/checkpoints/step-*/model of every version (checkpoint.every_steps = 1, a large keep).
-The plain transformers forward is used, none of the engine's own code.
+Uses the forward pass of transformers and no code of the engine.
 """
 
 import json
@@ -22,12 +21,12 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 
 BATCH = 64  # samples in one forward
-KEPT = 5  # tokens that are off, named
+MAX_LISTED = 5  # tokens over the tolerance that are listed
 
 
 @dataclass(frozen=True, slots=True)
 class RecomputeOrder:
-    """What to compute again."""
+    """A run and its tolerance."""
 
     run: str  # folder
     tolerance: float
@@ -37,7 +36,7 @@ class RecomputeOrder:
 
 @dataclass(slots=True)
 class LoggedSample:
-    """One line of tokens.jsonl. Shapes: T tokens, n sampled ones."""
+    """One line of tokens.jsonl. Shapes: T tokens, n sampled tokens."""
 
     line: int
     uid: int
@@ -47,19 +46,19 @@ class LoggedSample:
     at: list[int]  # (n,) positions of the sampled tokens
     logps: list[float]  # (n,)
     versions: list[int]  # (n,)
-    checked: int  # the first so many sampled tokens can be checked
+    checked: int  # number of leading sampled tokens that can be checked
 
 
 @dataclass(slots=True)
 class VersionTally:
-    """What came of the tokens of one version. The errors are the largest differences of log-probs."""
+    """The errors of the tokens of one version, as largest absolute differences of log-probs."""
 
     version: int
     n_tokens: int = 0
     max_error: float = 0.0
     n_off: int = 0  # tokens over the tolerance
-    before: float | None = None  # largest difference under the version before; None without its weights
-    after: float | None = None  # and under the version after
+    before: float | None = None  # error with the weights of the version before; None without them
+    after: float | None = None  # error with the weights of the version after
 
 
 @dataclass(slots=True)
@@ -68,12 +67,12 @@ class Result:
     off: list[dict[str, Any]] = field(default_factory=list)  # the first tokens over the tolerance
     n_without_weights: int = 0
     n_kept_keys: int = (
-        0  # sampled over keys of older weights (rollout.on_update = "keep"): not a forward of one version
+        0  # sampled with a KV cache of older weights (rollout.on_update = "keep"): no single version to check
     )
 
 
 def recompute(order: RecomputeOrder) -> Result:
-    """Every token under its own version and under both neighbours. Raises ConfigError when something is not kept."""
+    """Recompute each token with its version and both neighbours. Raises ConfigError when files are missing."""
     run = Path(order.run)
     config = Config.model_validate_json((run / "config.json").read_text(encoding="utf-8"))
     skip = set(order.skip)
@@ -92,15 +91,15 @@ def recompute(order: RecomputeOrder) -> Result:
         model = load_model(str(folder), config.model.dtype, order.device)
         for first in range(0, len(mine), BATCH):
             part = mine[first : first + BATCH]
-            for sample, fresh in zip(part, forward(model, part, order.device), strict=True):
-                compare(result, sample, fresh, version, order.tolerance)
+            for sample, recomputed in zip(part, forward(model, part, order.device), strict=True):
+                compare(result, sample, recomputed, version, order.tolerance)
     return result
 
 
 def read(path: Path, config: Config) -> Iterator[LoggedSample]:
-    """The kept samples; a torn last line is passed over."""
+    """The logged samples; an incomplete last line is skipped."""
     if not path.is_file():
-        raise ConfigError(f"log-probs are kept when journal.tokens = true: {path} is not there")
+        raise ConfigError(f"the run must have logged its tokens: {path} is missing; run with journal.tokens = true")
     keeps_keys = config.rollout.on_update == "keep"
     with path.open(encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):
@@ -115,7 +114,7 @@ def read(path: Path, config: Config) -> Iterator[LoggedSample]:
 
 
 def positions(segments: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Where the sampled tokens are: segments are [[n_given, n_sampled], ...]."""
+    """Positions of the sampled tokens; segments are [[n_given, n_sampled], ...]."""
     at = 0
     for n_given, n_sampled in segments:
         yield from range(at + n_given, at + n_given + n_sampled)
@@ -123,35 +122,35 @@ def positions(segments: Sequence[Sequence[int]]) -> Iterator[int]:
 
 
 def weights(run: Path) -> dict[int, Path]:
-    """Version -> model folder, of every checkpoint."""
+    """Version -> model folder of each checkpoint."""
     found = {int(p.parent.name.removeprefix("step-")): p for p in (run / "checkpoints").glob("step-*/model")}
     if not found:
         raise ConfigError(
-            f"versions are kept as checkpoints: {run / 'checkpoints'} has none; run with checkpoint.every_steps = 1 "
-            "and checkpoint.keep above the number of steps"
+            f"the run must have a checkpoint of each version: {run / 'checkpoints'} has none; run with "
+            "checkpoint.every_steps = 1 and checkpoint.keep above the number of steps"
         )
     return found
 
 
 @torch.no_grad()
 def forward(model: Any, samples: Sequence[LoggedSample], device: str) -> list[list[float]]:
-    """Log-probs of each sample's sampled tokens. Padding is on the right, where no earlier token sees it."""
+    """Log-probs of the sampled tokens. Right padding, which causal attention hides from all tokens."""
     longest = max(len(sample.ids) for sample in samples)
     ids_BT = torch.zeros(len(samples), longest, dtype=torch.long, device=device)
     for row, sample in enumerate(samples):
         ids_BT[row, : len(sample.ids)] = torch.tensor(sample.ids, device=device)
     logits_BTV: Tensor = model(input_ids=ids_BT, use_cache=False).logits.float()
-    fresh = []
+    recomputed = []
     for row, sample in enumerate(samples):
         at_n = torch.tensor(sample.at, dtype=torch.long, device=device)
         logp_nV = torch.log_softmax(logits_BTV[row, at_n - 1] / sample.temperature, dim=-1)
-        fresh.append(logp_nV.gather(-1, ids_BT[row, at_n, None])[:, 0].tolist())
-    return fresh
+        recomputed.append(logp_nV.gather(-1, ids_BT[row, at_n, None])[:, 0].tolist())
+    return recomputed
 
 
-def compare(result: Result, sample: LoggedSample, fresh: Sequence[float], version: int, tolerance: float) -> None:
-    """Tokens stamped with `version` must agree; those of its neighbours show whether versions can be told apart."""
-    known = zip(sample.versions[: sample.checked], sample.logps, fresh, sample.at, strict=False)
+def compare(result: Result, sample: LoggedSample, recomputed: Sequence[float], version: int, tolerance: float) -> None:
+    """Compare log-probs: tokens of `version` must agree; those of its neighbours show the effect of one update."""
+    known = zip(sample.versions[: sample.checked], sample.logps, recomputed, sample.at, strict=False)
     for stamped, logp, now, at in known:
         tally = result.versions.get(stamped)
         if tally is None or abs(stamped - version) > 1:
@@ -162,7 +161,7 @@ def compare(result: Result, sample: LoggedSample, fresh: Sequence[float], versio
             tally.max_error = max(tally.max_error, error)
             if not error <= tolerance:
                 tally.n_off += 1
-                if len(result.off) < KEPT:
+                if len(result.off) < MAX_LISTED:
                     ids = {"line": sample.line, "uid": sample.uid, "sample": sample.sample}
                     result.off.append({**ids, "position": at, "version": version, "logp": logp, "fresh": now})
         elif stamped == version + 1:
@@ -178,8 +177,8 @@ def main() -> int:
     except ArealBusError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    told = asdict(result) | {"versions": [asdict(tally) for tally in result.versions.values()]}
-    print(json.dumps(told))
+    record = asdict(result) | {"versions": [asdict(tally) for tally in result.versions.values()]}
+    print(json.dumps(record))
     return 0
 
 

@@ -1,11 +1,12 @@
-"""The synchronous algorithm as one plain loop in one process: draw, sample, score, train, and again.
+"""The synchronous reference: the algorithm as one loop in one process (draw, sample, score, train).
 
-No head, gate, ledger or bus takes part, only what stands around them: data order, workflow, engine, reward function and
-PPOActor. At eta = 0 the ring must give the same batches and the same bits (docs/staleness.md). With n generators
-prompt uid is sampled by engine uid mod n, for an engine's arithmetic depends on what it decodes side by side.
+It uses the ring's data order, workflow, engine, reward function and PPOActor, without head, gate, ledger and bus. At
+eta = 0 the ring must give the same batches and the same bits (docs/staleness.md). With n generators, engine uid mod n
+samples prompt uid, because an engine's rounding depends on the composition of its decode batch.
 
-python -m actors.offline.synchronous_reference CONFIG --generators N --out FOLDER      writes FOLDER/reference.jsonl, a
-line a version
+python -m actors.offline.synchronous_reference CONFIG --generators N --out FOLDER
+
+writes FOLDER/reference.jsonl with one line for each version.
 """
 
 import argparse
@@ -45,12 +46,12 @@ from areal_bus.journal import Journal
 from areal_bus.messages import Prompt, ShardItem, Trajectory
 from areal_bus.weights.snapshot import digest_of
 
-Group = list[tuple[Trajectory, float, bool | None]]  # samples of a prompt that are trained, reward and correctness
+Group = list[tuple[Trajectory, float, bool | None]]  # trained samples of a prompt: trajectory, reward, correctness
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceStep:
-    """What one training step made."""
+    """The result of one training step."""
 
     version: int
     stats: dict[str, float]
@@ -59,10 +60,10 @@ class ReferenceStep:
 
 
 class SynchronousReference:
-    """Policy and engines of one run on this process's CPU; the journal holds what the parts themselves write."""
+    """Policy and engines of one run, on the CPU of this process."""
 
     def __init__(self, config: Config, config_folder: Path, folder: Path, *, n_generators: int) -> None:
-        """`folder` is the run's own. Raises ConfigError for a config that is not synchronous, or does not load."""
+        """`folder`: the run's folder. Raises ConfigError for a config that is not synchronous or does not load."""
         check(config, n_generators)
         sys.path.insert(0, str(config_folder))  # the user's modules
         self.config = config
@@ -79,21 +80,21 @@ class SynchronousReference:
         self._actor = PPOActor(self._policy, config, journal=self.journal, pulse=HeartbeatState(), folder=folder)
         self._engines = [self._make_engine() for _ in range(n_generators)]
         workflow = load_workflow(config)
-        self._samplings = [
+        self._runners = [
             RolloutRunner(engine, workflow, self._tokenizer, config, name=f"generator-{i}.0", journal=self.journal)
             for i, engine in enumerate(self._engines)
         ]
 
     @property
     def digest(self) -> str:
-        """Of all weights as they are now, in the type that is handed on."""
+        """Digest of the current weights in the engines' dtype."""
         return digest_of(self._weights())
 
     def run(self) -> Iterator[ReferenceStep]:
-        """Train to the last step or the end of the data."""
+        """Train until the last step or the end of the data."""
         config = self.config
         while (step := self._actor.version) < config.run.total_train_steps:
-            self._hand_weights()
+            self._update_engines()
             groups = self._sample_batch()
             if not groups or (config.data.drop_last and len(groups) < config.data.batch_size):
                 return
@@ -104,7 +105,7 @@ class SynchronousReference:
     # models
 
     def _make_policy(self) -> Policy:
-        """The learner's, warmed up as the config has it: version 0."""
+        """The learner's policy at version 0, after the configured warm-up."""
         config = self.config
         seed = config.run.seed if config.model.scratch is not None else None
         policy = Policy(
@@ -141,20 +142,20 @@ class SynchronousReference:
         )
 
     def _weights(self) -> dict[str, Tensor]:
-        """A copy of the policy's, in the type of the engines."""
+        """A copy of the policy's weights in the engines' dtype."""
         kept = self._policy.parameters()
         return {name: weight.detach().to(self._policy.dtype, copy=True) for name, weight in kept.items()}
 
-    def _hand_weights(self) -> None:
-        """Every engine gets a copy of the weights that the batch before has made."""
+    def _update_engines(self) -> None:
+        """Give every engine a copy of the newest weights."""
         for engine in self._engines:
             engine.update(self._actor.version, self._weights())
 
     # a batch
 
     def _sample_batch(self) -> list[Group]:
-        """B groups in the order of their prompts; fewer at the end of the data. One that failed is followed by another,
-        once the others are done.
+        """B groups in the order of their prompts, or fewer at the end of the data. Failed groups are replaced after the
+        others are done.
         """
         groups: list[Group] = []
         while len(groups) < self.config.data.batch_size:
@@ -173,11 +174,11 @@ class SynchronousReference:
         return prompts
 
     def _sample(self, prompts: Sequence[Prompt]) -> Iterator[Group]:
-        """The groups of those prompts that could be sampled and scored, each engine's share after the other's."""
+        """Sample the prompts, one engine after the other. Yields the groups that could be sampled and scored."""
         made: dict[int, list[Trajectory]] = {prompt.uid: [] for prompt in prompts}
-        for index, sampling in enumerate(self._samplings):
-            share = [prompt for prompt in prompts if prompt.uid % len(self._samplings) == index]
-            for outcome in sample_share(sampling, share):
+        for index, runner in enumerate(self._runners):
+            share = [prompt for prompt in prompts if prompt.uid % len(self._runners) == index]
+            for outcome in sample_share(runner, share):
                 made[outcome.uid].append(outcome)
         for trajectories in made.values():
             trajectories.sort(key=lambda trajectory: trajectory.sample)
@@ -188,20 +189,20 @@ class SynchronousReference:
                 yield group
 
     def _score(self, trajectory: Trajectory) -> tuple[float, bool | None] | None:
-        """Reward and correctness; None when the user's function has failed and no reward is declared for that."""
+        """Reward and correctness; None when the reward function fails and reward.on_error is "refund"."""
         try:
             value = self._reward(trajectory.prompt_text, trajectory.text, json.loads(trajectory.row))
-            told = read_value(value)
-        except Exception as error:  # noqa: BLE001  the user's code: reward.on_error says what becomes of the sample
+            result = read_value(value)
+        except Exception as error:  # noqa: BLE001  user code: reward.on_error applies
             why = f"{type(error).__name__}: {error}"
             print(f"no score of prompt {trajectory.uid}, sample {trajectory.sample}: {why}", file=sys.stderr)
             reward = declared(self.config.reward.on_error)
             return None if reward is None else (reward, None)
-        return told["reward"], told["correct"]
+        return result["reward"], result["correct"]
 
 
 def check(config: Config, n_generators: int) -> None:
-    """Raises ConfigError for what a synchronous loop in one process cannot stand for."""
+    """Raises ConfigError for a config that the synchronous loop cannot reproduce."""
     rules = [
         (config.rollout.max_head_offpolicyness != 0, "the reference is synchronous: set "
          f"rollout.max_head_offpolicyness = 0 (it is {config.rollout.max_head_offpolicyness})"),
@@ -217,23 +218,23 @@ def check(config: Config, n_generators: int) -> None:
 
 
 def find_model(config: Config, config_folder: Path, folder: Path) -> str:
-    """The model's folder or id; a model from scratch is described in `folder`."""
+    """The model's folder or id. For a model from scratch, writes its description into `folder`."""
     if config.model.scratch is None:
         return check_model_path(config.model.path, config_folder)
     write_scratch_folder(folder / "scratch-model", config.model.scratch)
     return str(folder / "scratch-model")
 
 
-def sample_share(sampling: RolloutRunner, share: Sequence[Prompt]) -> Iterator[Trajectory]:
-    """All of a share begins before the first decode step."""
+def sample_share(runner: RolloutRunner, share: Sequence[Prompt]) -> Iterator[Trajectory]:
+    """Sample a share; all of its prompts begin before the first decode step."""
     for prompt in share:
-        yield from (outcome for outcome in sampling.begin(prompt) if isinstance(outcome, Trajectory))
-    while sampling.n_live:
-        yield from (outcome for outcome in sampling.step() if isinstance(outcome, Trajectory))
+        yield from (outcome for outcome in runner.begin(prompt) if isinstance(outcome, Trajectory))
+    while runner.n_live:
+        yield from (outcome for outcome in runner.step() if isinstance(outcome, Trajectory))
 
 
 def items(groups: Sequence[Group], step: int) -> Iterator[ShardItem]:
-    """The batch in the form that a learner gets it."""
+    """The batch as the messages that a learner receives."""
     for index, group in enumerate(groups):
         for t, reward, correct in group:
             yield ShardItem(
@@ -255,7 +256,7 @@ def items(groups: Sequence[Group], step: int) -> Iterator[ShardItem]:
 
 
 def as_line(step: ReferenceStep) -> dict[str, Any]:
-    """The fields of the head's `update` line, and the samples as in RUN/samples/tokens.jsonl."""
+    """The fields of the head's `update` event, and the samples as in RUN/samples/tokens.jsonl."""
     samples = [
         {
             "uid": t.uid,

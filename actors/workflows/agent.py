@@ -1,8 +1,8 @@
-"""The workflow "agent": the user's own agent asks, over HTTP, and each of its calls is a turn of the episode.
+"""The "agent" workflow: a user's agent calls the model over HTTP, and each call is one turn of the episode.
 
-The agent runs in a process of its own (`actors.endpoint.agent_pool`), the server in threads; here, on the loop's
-thread, calls become tokens and completions answers. An agent that fails or takes too long ends its sample, never the
-generator.
+The agent runs in a worker process (`actors.endpoint.agent_pool`), the HTTP server in threads. This module runs on the
+generator's loop: it tokenizes calls and returns completions. An agent that fails or exceeds its time fails its sample,
+never the generator.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ from areal_bus.errors import ConfigError, EngineError, WorkflowError
 
 
 def do_nothing() -> None:
-    """For a loop that never sleeps."""
+    """The `wake` of a loop that never sleeps."""
 
 
 class AgentWorkflow:
-    """Serves from its first episode on, until `close`."""
+    """Starts the HTTP server with the first episode; `close` stops it."""
 
     def __init__(self, config: Config, *, wake: Callable[[], None] = do_nothing, prints: Prints | None = None) -> None:
-        """`wake` is called from any thread when an episode may go on. `prints` takes what agents print."""
+        """`wake` is called from any thread when an episode can continue. `prints`: receives the agents' output."""
         self._config, self._agent = config, config.workflow.agent
         self._sessions = Sessions(wake)
         self._prints = prints
@@ -43,28 +43,28 @@ class AgentWorkflow:
         self._server: EndpointServer | None = None
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
-        """Until the agent returns. Raises WorkflowError when it fails, ConfigError when it cannot run at all."""
+        """Run until the agent returns. Raises WorkflowError when it fails, ConfigError when it cannot run at all."""
         if not self._agent.chat_template and not ask.tokenizer.chat_template:
             raise ConfigError(
-                "conversations need a chat template, the tokenizer has none: set workflow.agent.chat_template"
+                "conversations need a chat template, and the tokenizer has none: set workflow.agent.chat_template"
             )
         dialogue = Dialogue(self._config, ask)
         session = self._sessions.open(ask.name)
         try:
             self._agents.run(AgentJob(session, row, self._serve()))
             while True:
-                await Awaited(session.has_news)
-                news = session.news()
-                if isinstance(news, AgentEnded):
+                await Awaited(session.has_event)
+                event = session.next_event()
+                if isinstance(event, AgentEnded):
                     if self._prints is not None:
                         self._prints.log_once()
-                    return dialogue.episode(row, news)
-                await dialogue.take(news)
+                    return dialogue.episode(row, event)
+                await dialogue.take(event)
         finally:
             self._sessions.close(session)
 
     def close(self) -> None:
-        """No episode is under way; end the server and all processes."""
+        """Stop the server and all agent processes. All episodes have ended by now."""
         self._sessions.close_all()
         self._agents.close()
         if self._server is not None:
@@ -72,16 +72,16 @@ class AgentWorkflow:
             self._server = None
 
     def _serve(self) -> str:
-        """The base URL of the server, which runs from now on."""
+        """Start the server if needed. Returns its base URL."""
         if self._server is None:
             model = Path(self._config.model.path).name or "scratch"
             self._server = EndpointServer(self._sessions, model=model, n_connections=16 + 4 * self._agent.workers)
-            logger.info("agents of {} find the model at {}", self._agent.function, self._server.base_url)
+            logger.info("agents of {} use the endpoint {}", self._agent.function, self._server.base_url)
         return self._server.base_url
 
 
 class Dialogue:
-    """One conversation with the model: each call is checked, sampled and answered."""
+    """One agent's conversation with the model: checks, samples and answers each call."""
 
     def __init__(self, config: Config, ask: Ask) -> None:
         self._config, self._ask = config, ask
@@ -92,18 +92,18 @@ class Dialogue:
         self._text = ""  # of the last completion
 
     async def take(self, pending: Pending) -> None:
-        """Answer a call, or refuse it, which changes nothing."""
+        """Answer a call, or reject it without a change of state."""
         call = pending.call
         self._n_asked += 1
         try:
             self._check(call)
             ids, is_anew = self._tokens(call)
             turn = await self._ask(ids, max_new_tokens=self._budget(call, len(ids)), anew=is_anew)
-        except RequestRejected as refused:
-            pending.refuse(refused)
+        except RequestRejected as rejection:
+            pending.reject(rejection)
             return
         except EngineError as error:
-            pending.refuse(RequestRejected(str(error), code="context_length_exceeded"))
+            pending.reject(RequestRejected(str(error), code="context_length_exceeded"))
             return
         if is_anew:
             self._conversation.forget()
@@ -111,12 +111,12 @@ class Dialogue:
         pending.answer(self._record(call, ids, turn))
 
     def episode(self, row: Row, ended: AgentEnded) -> Episode:
-        """What the reward gets: the last answer, all before it as the prompt, and the agent's fields in the row."""
+        """The episode for the reward: the last answer, the text before it as prompt, the agent's fields in the row."""
         if ended.is_unusable:
             raise ConfigError(ended.error)
         if ended.returned is None:
             raise WorkflowError(
-                f"an agent must end by itself: that of {self._ask.name} did not: {ended.error}",
+                f"an agent must return: that of {self._ask.name} did not: {ended.error}",
                 place=ended.place,
                 trace=ended.trace,
             )
@@ -127,7 +127,7 @@ class Dialogue:
         return Episode(text=self._text, prompt_text=prompt, row={"agent": fields})
 
     def _check(self, call: ChatCall) -> None:
-        """Raises Refused for what this run does not do."""
+        """Raises RequestRejected for a call that this run cannot serve."""
         top_p, limit = self._config.gconfig.top_p, self._agent.max_calls
         rules = [
             (call.temperature not in (None, self._ask.temperature), f"this conversation is sampled at temperature "
@@ -142,7 +142,7 @@ class Dialogue:
                 raise RequestRejected(sentence)
 
     def _tokens(self, call: ChatCall) -> tuple[list[int], bool]:
-        """What to complete, and whether the conversation begins anew with it. Raises Refused."""
+        """The tokens to complete, and whether the conversation restarts with them. Raises RequestRejected."""
         try:
             return self._conversation.extend(call.messages, call.tools), False
         except HistoryRewritten:
@@ -152,14 +152,14 @@ class Dialogue:
         return fresh.extend(call.messages, call.tools), True
 
     def _budget(self, call: ChatCall, n_given: int) -> int:
-        """Tokens to sample at most. Raises Refused."""
+        """The largest number of tokens to sample. Raises RequestRejected."""
         most = self._config.gconfig.max_new_tokens
         if self._agent.max_tokens is not None:
             most = min(most, self._agent.max_tokens - n_given)
             if most < 1:
                 raise RequestRejected(
                     f"a conversation has at most workflow.agent.max_tokens = {self._agent.max_tokens} tokens: "
-                    f"{n_given} are given already",
+                    f"it has {n_given} already",
                     code="context_length_exceeded",
                 )
         return min(most, call.max_tokens or most)

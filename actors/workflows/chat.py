@@ -1,4 +1,4 @@
-"""A conversation with the model, by its chat template, for a workflow of several turns."""
+"""Chat: a conversation with the model through its chat template, for workflows with several turns."""
 
 from actors.endpoint.conversation import Conversation
 from actors.endpoint.openai_api import Message
@@ -6,18 +6,18 @@ from actors.workflows.protocol import Ask, Turn
 
 
 class Chat:
-    """`await chat.say(text)` is the model's next answer. What it has sampled stays as the tokens that they were."""
+    """`await chat.say(text)` returns the model's next answer. Sampled tokens are kept and never tokenized again."""
 
     def __init__(self, ask: Ask, *, system: str = "", template: str = "") -> None:
-        """`system` is a first message; without one the template writes its own, if it has any. `template`: a Jinja
-        template in place of the tokenizer's.
+        """`system`: the system message; without one, the template may write its own. `template`: a Jinja template to
+        use instead of the tokenizer's.
         """
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
         self._ask = ask
         self._conversation = Conversation(ask.tokenizer, template)
 
     async def say(self, text: str, *, role: str = "user", max_new_tokens: int | None = None) -> Turn:
-        """Raises Refused where the template has no form for these messages, EngineError where they are too long."""
+        """Raises RequestRejected when the template cannot render the messages, EngineError when they are too long."""
         asked: list[Message] = [*self.messages, {"role": role, "content": text}]
         ids = self._conversation.extend(asked, [])
         turn = await self._ask(ids, max_new_tokens=max_new_tokens)

@@ -149,7 +149,7 @@ class EpisodeRun:
         if isinstance(wish, Awaited):
             return wish
         if not isinstance(wish, Asked):
-            raise WorkflowError(f"a workflow awaits ask(...) and nothing else; it awaited {type(wish).__name__}")
+            raise WorkflowError(f"a workflow may await ask(...) only; it awaited {type(wish).__name__}")
         self._take(wish)
         return wish
 
@@ -163,7 +163,7 @@ class EpisodeRun:
         n_before = len(self.ids)
         if asked.ids[:n_before] != self.ids:
             raise WorkflowError(
-                f"the tokens of a call begin with all {n_before} tokens before it: they differ at token "
+                f"the tokens of a call must begin with all {n_before} tokens before it: they differ at token "
                 f"{_first_difference(asked.ids, self.ids)}"
             )
         self.segments = [*self.segments, [len(asked.ids) - n_before, 0]]
@@ -171,9 +171,9 @@ class EpisodeRun:
 
     def _end(self, value: Any) -> None:
         if not isinstance(value, Episode):
-            raise WorkflowError(f"an episode ends with an Episode; it returned {type(value).__name__}")
+            raise WorkflowError(f"an episode must return an Episode; it returned {type(value).__name__}")
         if not self.logps:
-            raise WorkflowError("an episode samples at least one token; it asked for none")
+            raise WorkflowError("an episode must sample at least one token; it sampled none")
         self.episode = value
 
 

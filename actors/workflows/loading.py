@@ -1,4 +1,4 @@
-"""From the name of a workflow to the workflow; knows nothing of what it does."""
+"""Loads a workflow by its configured name."""
 
 import importlib
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from areal_bus.errors import ConfigError
 
 
 def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prints: Prints | None = None) -> Workflow:
-    """An instance of workflow.function, built with the config; a user's module is found on sys.path.
+    """Build workflow.function with the config. User modules are imported from sys.path.
 
-    `wake` is called from any thread when an episode that waits for something outside the engine may go on; `prints`
-    takes what agents print. Whoever begins episodes calls `close_workflow` in the end. Raises ConfigError with the
-    module, the name and the cause.
+    `wake` is called from any thread when an episode that waits for an event outside the engine can continue. `prints`
+    receives the agents' output. The caller calls `close_workflow` at the end. Raises ConfigError with the module, the
+    name and the cause.
     """
     function = config.workflow.function
     if function == "single_turn":
@@ -52,18 +52,18 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
 
 
 def continues(workflow: Workflow) -> bool:
-    """Whether another generator can go on with an episode: an agent's process is here, so its episode is made whole."""
+    """Whether another generator can continue an episode. An agent's cannot move: its process runs here."""
     return not isinstance(workflow, AgentWorkflow)
 
 
 def close_workflow(workflow: Workflow) -> None:
-    """End what it keeps beside this thread: an agent's server and processes."""
+    """Stop the server and processes of the agent workflow."""
     if isinstance(workflow, AgentWorkflow):
         workflow.close()
 
 
 def check_workflow(config: Config) -> None:
-    """Raises ConfigError when the workflow does not load; an agent's code is tried in a process of its own."""
+    """Raises ConfigError when the workflow does not load. An agent's code is loaded in a worker process."""
     load_workflow(config)
     if config.workflow.function == "agent":
         check_agent(config.workflow.agent.function)

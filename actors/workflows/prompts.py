@@ -1,4 +1,4 @@
-"""From a row to the tokens of its prompt; knows the data's settings and a tokenizer, no model."""
+"""Builds prompts: fills data.prompt with a row, applies the chat template and tokenizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from areal_bus.errors import ConfigError, PromptTooLong
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the model is asked: for people and rewards a text, for the chat template the messages."""
+    """A prompt as text, for logs and rewards, and as messages, for the chat template."""
 
     text: str
     messages: list[Message]
@@ -21,7 +21,7 @@ class Question:
 
 
 def prompt_of(row: Row, data: DataConfig) -> Question:
-    """data.prompt filled with the row's fields; of a row of chat messages that is the last user message.
+    """data.prompt filled with the row's fields. If the row holds chat messages, it replaces the last user message.
 
     Raises ConfigError as `fill` does, and for chat messages without data.chat_template.
     """
@@ -30,7 +30,7 @@ def prompt_of(row: Row, data: DataConfig) -> Question:
     if messages is None:
         return Question(text, [{"role": "user", "content": text}])
     if not data.chat_template:
-        raise ConfigError("a prompt of chat messages needs the chat template: set data.chat_template = true")
+        raise ConfigError("a prompt of chat messages needs a chat template: set data.chat_template = true")
     at = last_user(messages)
     messages[at] = {"role": "user", "content": text}
     whole_text = "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
@@ -38,10 +38,9 @@ def prompt_of(row: Row, data: DataConfig) -> Question:
 
 
 def fill(template: str, row: Row, question_key: str) -> str:
-    """data.prompt with the row's fields in it; {question} is the field data.question_key, of chat messages the last
-    user message.
+    """data.prompt with the row's fields. {question} is the field data.question_key, or the last user message of it.
 
-    Raises ConfigError when the template is none or names a field that the row has not.
+    Raises ConfigError for an invalid template, or one with a field that the row lacks.
     """
     value = lookup(row, question_key)
     fields = {**row, "question": row.get("question") if value is MISSING or isinstance(value, list) else value}
@@ -50,7 +49,7 @@ def fill(template: str, row: Row, question_key: str) -> str:
         missing = [name for name in names if name not in fields]
         if missing:
             known = ", ".join(sorted(map(str, fields)))
-            raise ConfigError(f"data.prompt may name fields of the row only: {{{missing[0]}}} is none of {known}")
+            raise ConfigError(f"data.prompt may use fields of the row only: {{{missing[0]}}} is none of {known}")
         return template.format_map(fields)
     except (ValueError, KeyError, IndexError) as error:
         raise ConfigError(
@@ -59,37 +58,37 @@ def fill(template: str, row: Row, question_key: str) -> str:
 
 
 def prompt_ids(asked: Question, data: DataConfig, tokenizer: Any) -> list[int]:
-    """Tokens of the prompt, by the chat template where data.chat_template says so.
+    """Tokens of the prompt, through the chat template if data.chat_template is set.
 
     Raises PromptTooLong over data.max_prompt_tokens, ConfigError without a chat template.
     """
-    ids = tokenizer(whole(asked, data, tokenizer), add_special_tokens=not data.chat_template)["input_ids"]
+    ids = tokenizer(full_text(asked, data, tokenizer), add_special_tokens=not data.chat_template)["input_ids"]
     if len(ids) > data.max_prompt_tokens:
         raise PromptTooLong(
-            f"a prompt has at most data.max_prompt_tokens = {data.max_prompt_tokens} tokens; {len(ids)}"
+            f"a prompt has at most data.max_prompt_tokens = {data.max_prompt_tokens} tokens; this one has {len(ids)}"
         )
     return list(ids)
 
 
 def prompt_lengths(prompts: Sequence[Question], data: DataConfig, tokenizer: Any) -> list[int]:
-    """Tokens that each prompt takes, however many. Raises ConfigError without a chat template."""
-    texts = [whole(asked, data, tokenizer) for asked in prompts]
+    """Number of tokens of each prompt, without a limit. Raises ConfigError without a chat template."""
+    texts = [full_text(asked, data, tokenizer) for asked in prompts]
     batch = tokenizer(texts, add_special_tokens=not data.chat_template, verbose=False)
     return [len(ids) for ids in batch["input_ids"]]
 
 
-def whole(asked: Question, data: DataConfig, tokenizer: Any) -> str:
-    """The prompt as the model reads it: a template writes its special tokens itself."""
+def full_text(asked: Question, data: DataConfig, tokenizer: Any) -> str:
+    """The prompt text that is tokenized. A chat template writes its special tokens itself."""
     return chat(asked.messages, data.system, tokenizer) if data.chat_template else asked.text
 
 
 def chat(messages: Sequence[Message], system: str | None, tokenizer: Any) -> str:
-    """The messages by the template, up to where the assistant begins.
+    """Render the messages with the chat template, up to the start of the assistant's turn.
 
-    `system` is for messages that have no system message of their own: None is the template's, "" none.
+    `system` applies to messages without a system message: None keeps the template's default, "" means none.
     """
     if not tokenizer.chat_template:
-        raise ConfigError("data.chat_template = true needs a tokenizer that has one: set data.chat_template = false")
+        raise ConfigError("data.chat_template = true needs a tokenizer with a template: set data.chat_template = false")
     has_system = any(message["role"] == "system" for message in messages)
     if system and not has_system:
         return _render([{"role": "system", "content": system}, *messages], tokenizer)
@@ -98,15 +97,15 @@ def chat(messages: Sequence[Message], system: str | None, tokenizer: Any) -> str
 
 
 def _without_system(plain: str, messages: Sequence[Message], tokenizer: Any) -> str:
-    """Some templates put in a system message of their own: render an empty one instead, and cut it out.
+    """Remove a template's default system message: render an empty one instead and cut it off.
 
-    `plain` where the template knows no system message or does not set it apart.
+    Returns `plain` when the template has no system role, or its text cannot be separated.
     """
     empty = {"role": "system", "content": ""}
     try:
         head = str(tokenizer.apply_chat_template([empty], tokenize=False))
         both = _render([empty, *messages], tokenizer)
-    except Exception:  # noqa: BLE001  a template raises what it likes (Gemma's: TemplateError) for a role it has not
+    except Exception:  # noqa: BLE001  templates raise any error (Gemma's: TemplateError) for an unsupported role
         return plain
     if not head or not both.startswith(head):
         return plain

@@ -1,4 +1,4 @@
-"""What a workflow is: one row of data in, one episode out; knows nothing of versions, the bus or the ring."""
+"""The workflow protocol: a workflow turns one data row into one episode."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion, as the workflow sees it."""
+    """One completion."""
 
     ids: list[int]  # sampled tokens, the stop token included
     text: str  # decoded without special tokens
@@ -22,31 +22,31 @@ class Turn:
 
 @dataclass(slots=True)
 class Episode:
-    """What an episode was: the text that the reward reads. Its tokens were recorded as they were sampled."""
+    """The result of an episode: the text for the reward. The runner records its tokens as they are sampled."""
 
     text: str
-    prompt_text: str = ""  # for people and for the reward; empty: the decoded first prompt
-    row: dict[str, Any] = field(default_factory=dict)  # more fields for the reward, beside those of the data row
+    prompt_text: str = ""  # for logs and the reward; empty: the decoded first prompt
+    row: dict[str, Any] = field(default_factory=dict)  # fields for the reward, in addition to those of the data row
 
 
 class Ask(Protocol):
-    """A workflow's way to the model. Within one episode the tokens of a call must begin with all tokens before it."""
+    """Samples completions for a workflow. Within an episode, each call's tokens must begin with all tokens so far."""
 
     tokenizer: Any  # a transformers tokenizer
-    name: str  # of the sample, for people
-    temperature: float  # that it is sampled at
+    name: str  # of the sample, for logs
+    temperature: float  # sampling temperature
 
     async def __call__(self, ids: Sequence[int], *, max_new_tokens: int | None = None, anew: bool = False) -> Turn:
-        """Sample a completion of `ids`. `anew`: the episode begins here, what was sampled before is forgotten.
+        """Sample a completion of `ids`. `anew`: the episode restarts here; earlier tokens are dropped.
 
-        Raises EngineError when the engine cannot hold it; then nothing was asked, and the episode may go on.
+        Raises EngineError when the engine cannot hold the request. The episode is unchanged and may continue.
         """
 
 
 class Workflow(Protocol):
-    """Built once a generator with the whole config; `episode` runs once a sample."""
+    """Built once in each generator with the whole config; `episode` runs once for each sample."""
 
     def __init__(self, config: Config) -> None: ...
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
-        """Sample one trajectory. Raising refunds the group as sampling_error."""
+        """Sample one trajectory. An exception refunds the group as sampling_error."""

@@ -1,4 +1,4 @@
-"""The default workflow: one prompt, one completion, whose text is what the reward reads."""
+"""The default workflow: one prompt, one completion."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from areal_bus.config.sections import Config
 
 
 class SingleTurn:
-    """Built from the section [data] of the config."""
+    """One turn for each row, as [data] configures."""
 
     def __init__(self, config: Config) -> None:
         self._data = config.data
-        self._last: tuple[Question, list[int]] | None = None  # prompt and its tokens: a group's samples begin in a row
+        self._last: tuple[Question, list[int]] | None = None  # cached: the samples of a group begin one after the other
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
         """One turn. Raises PromptTooLong over data.max_prompt_tokens."""
@@ -21,7 +21,7 @@ class SingleTurn:
         return Episode(text=turn.text, prompt_text=text)
 
     def prompt(self, row: Row, tokenizer: Any) -> tuple[str, list[int]]:
-        """Its text and tokens. Raises PromptTooLong."""
+        """Text and tokens of the prompt. Raises PromptTooLong."""
         asked = prompt_of(row, self._data)
         if self._last is None or self._last[0] != asked:
             self._last = asked, prompt_ids(asked, self._data, tokenizer)

@@ -116,9 +116,9 @@ def test_the_other_ranks_say_nothing(
         ("reward.function=nowhere:score", "reward.function 'nowhere:score' must import"),
         ("workflow.function=nowhere:Flow", "workflow.function 'nowhere:Flow' must import"),
         ("learner.loop=nowhere:train", "learner.loop must import: 'nowhere' does not"),
-        ("data.prompt={letters}>", "data.prompt may name fields of the row only: {letters}"),
+        ("data.prompt={letters}>", "data.prompt may use fields of the row only: {letters}"),
         ("model.scratch.heads=3", "model.scratch.hidden_size must be an even multiple"),
-        ("evaluate.path=none.jsonl", "there is no data file 'none.jsonl'"),
+        ("evaluate.path=none.jsonl", "the data file must exist: 'none.jsonl'"),
     ],
 )
 def test_what_does_not_fit_the_world_is_refused_before_anything_starts(file: Path, override: str, said: str) -> None:

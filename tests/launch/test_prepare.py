@@ -114,12 +114,12 @@ def test_prompts_of_an_own_workflow_are_its_own_business(file: Path) -> None:
 
 def test_a_field_of_the_prompt_that_a_later_row_has_not_is_refused(file: Path) -> None:
     said = refusal(file, "data.prompt={question} {unit}>")
-    assert "data.prompt may name fields of the row only: {unit}" in said
+    assert "data.prompt may use fields of the row only: {unit}" in said
     assert said.endswith("rows.jsonl:2)")
 
 
 def test_a_chat_template_counts_and_must_be_there(file: Path, model: Path) -> None:
-    assert "needs a tokenizer that has one" in refusal(file, "data.chat_template=true")
+    assert "needs a tokenizer with a template" in refusal(file, "data.chat_template=true")
     (model / "chat_template.jinja").write_text(TEMPLATE)
     said = refusal(file, "data.chat_template=true", "data.max_prompt_tokens=12")
     assert "rows.jsonl:2, has 13" in said

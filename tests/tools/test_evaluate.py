@@ -74,7 +74,7 @@ def scored(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict[str, Any
     """The figures, computed in this process."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     order = scoring.EvaluateOrder(**resolved(*arguments))
-    return dict(scoring.figures(scoring.evaluate(order, lambda evaluation: None), seconds=0.0))
+    return dict(scoring.results_of(scoring.evaluate(order, lambda evaluation: None), seconds=0.0))
 
 
 def reward_module(folder: Path, body: str) -> Path:
@@ -173,7 +173,7 @@ def test_bad_input_is_a_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.
     empty.mkdir()
     (empty / "config.json").write_text("{}")
     for arguments, sentence in [
-        ((run, "--data", tmp_path / "nowhere.jsonl"), "there is no data file"),
+        ((run, "--data", tmp_path / "nowhere.jsonl"), "the data file must exist"),
         ((run, "--data", rows), "each row of data must have the field 'answer'"),
         ((empty, "--data", rows), "a model folder holds its weights as "),
         ((run, "--reward", "nosuch:score"), "reward.function 'nosuch:score' must import"),
@@ -204,7 +204,7 @@ def test_a_run_without_a_model_says_why(run: Path, model: Path) -> None:
 
 def test_a_new_scratch_model_has_nothing_to_score(tmp_path: Path) -> None:
     write_scratch_folder(tmp_path / "shape", ScratchConfig())
-    with pytest.raises(ConfigError, match=r"has none, it is a new model's"):
+    with pytest.raises(ConfigError, match=r"describes an untrained model"):
         scoring.find_model(str(tmp_path / "shape"))
 
 

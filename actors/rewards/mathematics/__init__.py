@@ -1,7 +1,7 @@
-r"""Reward "math": the verdict, and what it is made of.
+r"""The reward function "math": compares the final answer of a completion with the row's answer.
 
-`verdict` holds the rules. It takes the final answer out of a completion (`extraction`), rewrites its notation
-(`notation`), reads it (`reading`, `expressions`, `units`) and compares it with the row's (`comparison`).
+Begin with `verdict.py`. It extracts the final answer (`extraction`), normalizes its notation (`notation`), parses it
+(`reading`, `formulas`, `expressions`, `units`) and compares it with the row's (`comparison`).
 """
 
 from actors.rewards.mathematics.verdict import score

@@ -1,4 +1,4 @@
-"""Multiple choice: which letter a text chooses. Pure."""
+"""Multiple choice: finds the letter that a text chooses."""
 
 import re
 
@@ -12,7 +12,7 @@ LABEL = re.compile(
 
 
 def choice_of(text: str) -> str | None:
-    """The letter that `text` chooses: A, (A), A), A. because, (A) 5 cm; None where it names none or several."""
+    """The chosen letter: A, (A), A), A. because, (A) 5 cm. None when the text names none or several."""
     plain = SPACE.sub(" ", NOT_WORDS.sub("", text)).strip().rstrip(".,;:").strip()
     if found := CHOICE.fullmatch(plain):
         return found[1].upper() if found[1].isupper() or "(" in plain else None

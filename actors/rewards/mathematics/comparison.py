@@ -1,7 +1,7 @@
-r"""Whether a given answer is the row's. Pure; not symmetric: what the row's answer leaves out, the given one may have.
+r"""Compares a given answer with the row's (gold) answer. Not symmetric: the given answer may add a unit or a name.
 
-In doubt they differ: a unit must be the same where both have one, brackets and bases must be the same, and what the
-row's answer has evaluated may not be left to evaluate.
+In doubt they differ: units must be equal if both have one, brackets and bases must be equal, and the given answer must
+not leave computations that the gold answer has evaluated.
 """
 
 from actors.rewards.mathematics import expressions
@@ -17,7 +17,7 @@ from actors.rewards.mathematics.kinds import (
     Words,
 )
 
-COLLECTIONS = ("", "{}")  # a list of solutions may be written as their set
+COLLECTIONS = ("", "{}")  # a list of solutions may be written as a set
 
 
 def equal(gold: Answer, given: Answer) -> bool:
@@ -50,7 +50,7 @@ def same_kind(gold: Answer, given: Answer) -> bool:
 
 
 def named(given: Equation) -> bool:
-    """Its left side only says what the right side is: a name, or a number that it equals."""
+    """Whether the left side only names the value: a name, or an equal number."""
     return bool(given.name) or (given.left is not None and not given.left.names)
 
 
@@ -60,18 +60,20 @@ def quantities(gold: Quantity, given: Quantity) -> bool:
     same = expressions.equal(gold.formula, given.formula)
     if gold.percent == given.percent:
         return same
-    if gold.percent:  # 0.7 for 70%, and 70, too: the question may ask for a percentage
+    if gold.percent:  # 0.7 and 70 both match 70%: the question may ask for a percentage
         return same or (gold.formula.literal is not None and given.formula.literal == gold.formula.literal / 100)
     number, share = given.formula.literal, gold.formula.literal
     if gold.unit or number is None or share is None:
         return False
     whole = share.denominator == 1
-    asked = same and (whole or share > 1)  # the question may ask for a percentage: 12.5% for 12.5, not 0.5% for 0.5
-    return asked or (number / 100 == share and (not whole or share == 1))  # 50% for 1/2, not 1000% for 10
+    asked = same and (
+        whole or share > 1
+    )  # the question may ask for a percentage: 12.5% matches 12.5, 0.5% does not match 0.5
+    return asked or (number / 100 == share and (not whole or share == 1))  # 50% matches 1/2, 1000% does not match 10
 
 
 def equations(gold: Equation, given: Equation) -> bool:
-    """The same equation up to a factor, or the same name for the same value."""
+    """Whether two equations are equal up to a factor, or give the same name the same value."""
     if gold.name and gold.name == given.name:
         return equal(gold.right, given.right)
     sides = [side.formula if isinstance(side, Quantity) else None for side in (gold.right, given.right)]
@@ -102,7 +104,7 @@ def several(gold: Answer, given: Answer) -> bool:
 
 
 def as_several(answer: Answer) -> Several | None:
-    """A single answer as a list of one, unless it is one that cannot be an item."""
+    """A single answer as a list of one; None for words, which cannot be an item."""
     if isinstance(answer, Several):
         return answer
     return None if isinstance(answer, Words) else Several("", (answer,))
@@ -131,7 +133,7 @@ def matrices(gold: Matrix, given: Matrix) -> bool:
 
 
 def certainly_interval(answer: Several) -> bool:
-    r"""Not a point: (1, 2) could be one, [1, 2) and (1, \infty) could not."""
+    r"""Whether it is an interval and not a point: (1, 2) may be a point, [1, 2) and (1, \infty) may not."""
     if answer.brackets == "∪":
         return True
     return answer.brackets in ("[)", "(]", "[]") or (

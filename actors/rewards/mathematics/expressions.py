@@ -1,8 +1,7 @@
-r"""Formulas that are evaluated at fixed points: two are equal where their values are.
+r"""Formulas, compared by evaluating them at fixed points (polynomial identity testing: Schwartz, JACM 1980).
 
-Pure, and bounded by construction: exponents are checked before anything is computed, and no number grows past
-`LARGEST_BITS`. Rational arithmetic is exact. Symbols get fixed values,
-some of them negative, so that `\sqrt{x^2}` is not `x` (equality of polynomials by evaluation: Schwartz, JACM 1980).
+Evaluation is bounded: exponents are checked before a computation, and no number exceeds `LARGEST_BITS`. Rational
+arithmetic is exact. Some points assign negative values to symbols, so that `\sqrt{x^2}` differs from `x`.
 """
 
 import cmath
@@ -16,30 +15,30 @@ from typing import Final
 LARGEST_BITS: Final = 20_000  # of a numerator or denominator
 LARGEST_TEN: Final = 1000  # exponent of scientific notation
 N_POINTS: Final = 5
-CLOSE: Final = 1e-11  # relative; of values that are no fractions
+CLOSE: Final = 1e-11  # relative tolerance for values that are not fractions
 
 Value = Fraction | complex
 
 
 class Unreadable(ValueError):
-    """The text is no formula that this module reads, or it is past a bound."""
+    """The text is not a supported formula, or it exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """What was read. `value(point)` raises Unreadable or ArithmeticError where it has none."""
+    """A parsed formula. `value(point)` raises Unreadable or ArithmeticError where it is undefined."""
 
     value: Callable[[int], Value]
-    literal: Fraction | None = None  # the number, where it is written as one: 5, -1/3, 2.5, 1 1/2, 3e4
-    digits: bool = False  # written as digits alone, so that it may be the start of 3 1/2
+    literal: Fraction | None = None  # its value if it is a written number: 5, -1/3, 2.5, 1 1/2, 3e4
+    digits: bool = False  # digits only: it may be the whole part of 3 1/2
     decimal: bool = False
     names: frozenset[str] = frozenset()  # its symbols
-    unevaluated: bool = False  # something in it waits to be computed: 2+2, 10!, \sqrt{16}
+    unevaluated: bool = False  # it has parts left to compute: 2+2, 10!, \sqrt{16}
     composite: bool = False  # more than one number or constant
 
 
 def value_of(name: str, point: int) -> Fraction:
-    """A symbol's value, between -2 and 2 and never 0: all positive at point 0, all negative at 1, then mixed."""
+    """A symbol's value in [-2, 2], never 0: positive at point 0, negative at point 1, mixed at the others."""
     drawn = zlib.crc32(f"{name}/{point}".encode())
     size = Fraction(drawn % 991 + 5, 499)
     return -size if point == 1 or (point > 1 and drawn & 4096) else size
@@ -60,17 +59,17 @@ def constant(value: Fraction, *, digits: bool = False, decimal: bool = False) ->
 
 
 def mixed(whole: Formula, part: Formula) -> Formula:
-    """3 1/2: a whole number and a proper fraction; with anything else, it is a product."""
+    """A mixed number (3 1/2) from a whole number and a proper fraction; else the product."""
     if whole.literal is None or part.literal is None or not 0 < part.literal < 1 or part.decimal:
         return multiply(whole, part)
     return constant(whole.literal + part.literal)
 
 
-def join(one: Formula, other: Formula, value: Callable[[int], Value], *, waits: bool) -> Formula:
+def join(one: Formula, other: Formula, value: Callable[[int], Value], *, unevaluated: bool) -> Formula:
     return Formula(
         lambda point: bounded(value(point)),
         names=one.names | other.names,
-        unevaluated=one.unevaluated or other.unevaluated or waits,
+        unevaluated=one.unevaluated or other.unevaluated or unevaluated,
         composite=True,
     )
 
@@ -80,7 +79,7 @@ def both_numbers(one: Formula, other: Formula) -> bool:
 
 
 def add(one: Formula, other: Formula) -> Formula:
-    return join(one, other, lambda p: plus(one.value(p), other.value(p)), waits=both_numbers(one, other))
+    return join(one, other, lambda p: plus(one.value(p), other.value(p)), unevaluated=both_numbers(one, other))
 
 
 def plus(one: Value, other: Value) -> Value:
@@ -104,8 +103,8 @@ def negative(one: Formula) -> Formula:
 
 
 def multiply(one: Formula, other: Formula) -> Formula:
-    waits = both_numbers(one, other) or (one.composite and other.composite and not (one.names | other.names))
-    return join(one, other, lambda p: times(one.value(p), other.value(p)), waits=waits)
+    unevaluated = both_numbers(one, other) or (one.composite and other.composite and not (one.names | other.names))
+    return join(one, other, lambda p: times(one.value(p), other.value(p)), unevaluated=unevaluated)
 
 
 def divide(one: Formula, other: Formula) -> Formula:
@@ -116,7 +115,7 @@ def divide(one: Formula, other: Formula) -> Formula:
         whole = one.literal.denominator == other.literal.denominator == 1 and not (one.decimal or other.decimal)
         if whole and (found.denominator > 1 or abs(other.literal) == 1 or found == 0):
             return constant(found)
-        return join(one, other, lambda p: found, waits=True)
+        return join(one, other, lambda p: found, unevaluated=True)
 
     def value(point: int) -> Value:
         over, under = one.value(point), other.value(point)
@@ -124,7 +123,7 @@ def divide(one: Formula, other: Formula) -> Formula:
             return over / under
         return complex(over) / complex(under)
 
-    return join(one, other, value, waits=False)
+    return join(one, other, value, unevaluated=False)
 
 
 def raise_to(base: Formula, exponent: Formula) -> Formula:
@@ -133,8 +132,8 @@ def raise_to(base: Formula, exponent: Formula) -> Formula:
             raise Unreadable(f"an exponent of ten is at most {LARGEST_TEN}")
         return constant(Fraction(10) ** int(exponent.literal))
     whole = exponent.literal is not None and exponent.literal.denominator == 1
-    waits = whole and not base.names and (base.literal is not None or base.composite)
-    return join(base, exponent, lambda p: to_power(base.value(p), exponent.value(p)), waits=waits)
+    unevaluated = whole and not base.names and (base.literal is not None or base.composite)
+    return join(base, exponent, lambda p: to_power(base.value(p), exponent.value(p)), unevaluated=unevaluated)
 
 
 def to_power(base: Value, exponent: Value) -> Value:
@@ -154,13 +153,13 @@ def root(inner: Formula, index: Formula) -> Formula:
     n = int(index.literal)
     exact = exact_root(inner.literal, n) if inner.literal is not None else None
     if exact is not None:
-        return join(inner, inner, lambda p: exact, waits=True)
-    found = join(inner, inner, lambda p: root_of(inner.value(p), n), waits=False)
+        return join(inner, inner, lambda p: exact, unevaluated=True)
+    found = join(inner, inner, lambda p: root_of(inner.value(p), n), unevaluated=False)
     return Formula(found.value, names=found.names, unevaluated=found.unevaluated, composite=inner.composite)
 
 
 def root_of(value: Value, n: int) -> Value:
-    """The real root where there is one, else the principal one."""
+    """The real root if there is one, else the principal root."""
     if isinstance(value, Fraction) and (exact := exact_root(value, n)) is not None:
         return exact
     x = complex(value)
@@ -193,7 +192,7 @@ def factorial(one: Formula) -> Formula:
             raise Unreadable("a factorial is of a whole number up to 500")
         return Fraction(math.factorial(int(n)))
 
-    return join(one, one, value, waits=not one.names)
+    return join(one, one, value, unevaluated=not one.names)
 
 
 def binomial(one: Formula, other: Formula) -> Formula:
@@ -205,11 +204,11 @@ def binomial(one: Formula, other: Formula) -> Formula:
             raise Unreadable("a binomial coefficient is of whole numbers up to 1000")
         return Fraction(math.comb(int(n), int(k)))
 
-    return join(one, other, value, waits=not (one.names | other.names))
+    return join(one, other, value, unevaluated=not (one.names | other.names))
 
 
 def apply(one: Formula, function: Callable[[complex], complex]) -> Formula:
-    return join(one, one, lambda p: complex(function(complex(one.value(p)))), waits=not one.names)
+    return join(one, one, lambda p: complex(function(complex(one.value(p)))), unevaluated=not one.names)
 
 
 def real(x: complex) -> float:
@@ -219,7 +218,7 @@ def real(x: complex) -> float:
 
 
 def values(formula: Formula) -> list[Value | None]:
-    """At each point; None where the formula has no value."""
+    """The value at each point; None where it is undefined."""
     found: list[Value | None] = []
     for point in range(N_POINTS if formula.names else 1):
         try:
@@ -241,7 +240,7 @@ def close(one: Value, other: Value) -> bool:
 
 
 def same_values(one: Formula, other: Formula) -> bool:
-    """Equal wherever both have a value, and both have one at the same points, at least at one."""
+    """Whether both are defined at the same points (at least one) and equal there."""
     if one.names != other.names:
         return False
     pairs = list(zip(values(one), values(other), strict=True))
@@ -250,7 +249,7 @@ def same_values(one: Formula, other: Formula) -> bool:
 
 
 def equal(gold: Formula, given: Formula) -> bool:
-    """Of the same value, and `given` leaves nothing to compute that `gold` does not."""
+    """Whether the values are equal and `given` leaves nothing to compute that `gold` has evaluated."""
     if given.unevaluated and not gold.unevaluated:
         return False
     if gold.literal is not None and not gold.unevaluated:

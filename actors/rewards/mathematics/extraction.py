@@ -1,7 +1,7 @@
-r"""Where a completion states its final answer. Pure text to text, in time linear in the length.
+r"""Extracts the final answer from a completion, in time linear in its length.
 
-In this order, and the last of its kind: an <answer> tag, a \boxed{}, a line after "####", what follows "answer is" or
-"answer:", the last sentence. Thoughts in <think> tags are no answer, nor is a question or an instruction.
+Tries in this order, each time the last occurrence: an <answer> tag, \boxed{}, the line after "####", the text after
+"answer is" or "answer:", the last sentence. Ignores <think> blocks, questions and instructions.
 """
 
 import re
@@ -27,7 +27,7 @@ TAGGED = re.compile(r"<[A-Za-z/|]")
 CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 FENCE = re.compile(r"^\s*(?:```|~~~)[A-Za-z]*\s*$")
 END_TOKENS = re.compile(r"(?:\s*(?:<\|[a-z_]{1,20}\|>|</s>|<eos>))+\s*$")
-TAIL = 4000  # characters from the end in which a last sentence lies
+TAIL = 4000  # characters at the end that are searched for the last sentence
 DISPLAY_START = re.compile(r"\s*(?:\$\$|\\\[)")
 DISPLAY_END = re.compile(r"(?:\$\$|\\\])\s*[.,]?\s*$")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[A-Z\\$(\[*\"])|\n\s*\n|\n")
@@ -42,14 +42,14 @@ ASKS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """An answer's text. `plain`: the whole text must be the answer, as in a box; else it may be a sentence."""
+    """An extracted answer. `plain`: the whole text is the answer, as in a box; else it may be a sentence."""
 
     text: str
     plain: bool = False
 
 
 def final_answer(completion: str) -> Stated | None:
-    """What the completion states at last; None where it states nothing."""
+    """The final answer of the completion, or None."""
     text = completion
     if TAGGED.search(completion):
         if (after := without_thoughts(completion)) is None:
@@ -67,7 +67,7 @@ def final_answer(completion: str) -> Stated | None:
 
 
 def without_thoughts(text: str) -> str | None:
-    """What follows the last thought; None where a thought is still open."""
+    """The text after the last <think> block; None when a block is not closed."""
     thoughts = list(THOUGHT.finditer(text))
     if not thoughts:
         return text
@@ -75,7 +75,7 @@ def without_thoughts(text: str) -> str | None:
 
 
 def in_tag(text: str) -> str:
-    """The content of the last <answer>, closed or cut off; the text where there is none."""
+    """The content of the last <answer> tag, closed or not; without a tag, the text itself."""
     tags = list(TAG.finditer(text))
     opened = next((tag for tag in reversed(tags) if not tag[1]), None)
     if opened is None:
@@ -85,9 +85,9 @@ def in_tag(text: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last \boxed{} that is not empty; of several that "and", "or" or a comma joins, all of them.
+    r"""The content of the last non-empty \boxed{}, or of all boxes that "and", "or" or a comma joins to it.
 
-    None where it is cut off, and where all are empty.
+    None when the last box is cut off or all are empty.
     """
     boxes = boxes_of(text)
     if boxes is None:
@@ -104,7 +104,7 @@ def last_box(text: str) -> str | None:
 
 
 def boxes_of(text: str) -> list[tuple[int, int, str]] | None:
-    """Start, end and content of the outermost boxes; None where the last one is cut off."""
+    """Start, end and content of the outermost boxes; None when the last one is cut off."""
     boxes, at = [], 0
     while found := BOX.search(text, at):
         start, at = found.span()
@@ -121,7 +121,7 @@ def boxes_of(text: str) -> list[tuple[int, int, str]] | None:
 
 
 def after_hashes(text: str) -> str | None:
-    """The rest of the line after the last "####", where it is a value or ends the text; a heading is no answer."""
+    """The rest of the line after the last "####", if it is a value or ends the text; headings are ignored."""
     _, mark, rest = text.rpartition(HASHES)
     if not mark:
         return None
@@ -149,7 +149,7 @@ def after_phrase(text: str) -> str | None:
 
 
 def display_math(text: str) -> str | None:
-    """A displayed formula that `text` begins with, on one line or more."""
+    """The displayed formula at the start of `text`, on one or more lines."""
     if not (found := DISPLAY_START.match(text)):
         return None
     closing = "$$" if found[0].endswith("$$") else "\\]"
@@ -158,7 +158,7 @@ def display_math(text: str) -> str | None:
 
 
 def last_sentence(text: str) -> str | None:
-    """The last sentence, or the formula displayed at the end; None where it asks or instructs."""
+    """The last sentence, or the displayed formula at the end; None for a question or an instruction."""
     tail = CALCULATOR.sub("", text[-TAIL:]).rstrip()
     lines = tail.split("\n")
     while lines and (not lines[-1].strip() or FENCE.match(lines[-1])):
@@ -171,7 +171,7 @@ def last_sentence(text: str) -> str | None:
 
 
 def last_display(tail: str) -> str | None:
-    """A formula displayed at the end, unless it is what a question or an instruction is about."""
+    """The displayed formula at the end, unless it belongs to a question or an instruction."""
     body = DISPLAY_END.sub("", tail)
     start = max(body.rfind("$$"), body.rfind("\\["))
     if start < 0:
@@ -182,5 +182,5 @@ def last_display(tail: str) -> str | None:
 
 
 def asks(sentence: str) -> bool:
-    """A question, or an instruction: not an answer."""
+    """Whether the sentence is a question or an instruction."""
     return sentence.rstrip("*_\"') ").endswith("?") or bool(ASKS.match(sentence))

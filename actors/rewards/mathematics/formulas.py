@@ -1,4 +1,4 @@
-r"""From plain LaTeX to a formula, by recursive descent. Pure; length, digits, nesting and exponents are bounded."""
+r"""Parses LaTeX formulas by recursive descent. Length, digits, nesting and exponents are limited."""
 
 import cmath
 import math
@@ -73,7 +73,7 @@ class Token:
 
 
 def read_formula(text: str) -> Formula:
-    """The formula that the whole of `text` is. Raises Unreadable."""
+    """Parse the whole `text` as a formula. Raises Unreadable."""
     if len(text) > LONGEST:
         raise Unreadable(f"a formula has at most {LONGEST} characters")
     reader = Reader(tokens(text))
@@ -103,7 +103,7 @@ def tokens(text: str) -> list[Token]:
 
 
 class Reader:
-    """Recursive descent over tokens: sums of products of powers of atoms."""
+    """Recursive-descent parser: sums of products of powers of atoms."""
 
     def __init__(self, found: list[Token]) -> None:
         self._tokens, self._at = found, 0
@@ -160,7 +160,7 @@ class Reader:
     def begins_factor(self) -> bool:
         kind, text = self.next.kind, self.next.text
         if kind in ("number", "science", "mixed"):
-            return False  # "5 5" and "x2" could mean anything
+            return False  # "5 5" and "x2" are ambiguous
         return kind == "word" or (kind == "command" and text not in (r"\}", r"\|")) or text in ("(", "{", "[")
 
     def power(self, depth: int) -> Formula:
@@ -176,7 +176,7 @@ class Reader:
         return base
 
     def argument(self, depth: int) -> Formula:
-        """What a command takes: a group in braces, or one token, of which a number gives one digit only."""
+        """The argument of a command: a group in braces, or one token, of a number only one digit."""
         if self.next.text == "{":
             return self.group(depth)
         token = self.next
@@ -257,7 +257,7 @@ class Reader:
         return raise_to(found, exponent) if exponent else found
 
     def bare_argument(self, depth: int) -> Formula:
-        """Of \\sin 2x: the product that follows, up to the next function or sign."""
+        """An argument without braces (\\sin 2x): the following product, up to the next function or sign."""
         total = self.power(depth)
         while self.next.text.removeprefix("\\") not in FUNCTIONS and self.next.text not in ("(", "[", "{"):
             if not self.begins_factor():
@@ -266,7 +266,7 @@ class Reader:
         return total
 
     def symbol(self, name: str) -> Formula:
-        """A letter, with what is written below it and primes: x, x_1, x_{max}, x'."""
+        """A symbol with subscript and primes: x, x_1, x_{max}, x'."""
         if self.next.text == "_":
             self.take()
             part = self.take()

@@ -1,4 +1,4 @@
-"""The kinds of answers, as records. Pure."""
+"""The kinds of answers, as records."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from actors.rewards.mathematics.expressions import Formula
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    text: str  # folded, without articles, fonts and punctuation
+    text: str  # casefolded, without articles, fonts and punctuation
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A formula with what was written beside it."""
+    """A formula with its unit, percent sign or price."""
 
     formula: Formula
     unit: str = ""
@@ -41,7 +41,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """left = right. `name` is the left side where it only names what the right side is: x, f(2), AB, Area."""
+    """left = right. `name` is the left side if it only names the value: x, f(2), AB, Area."""
 
     name: str
     left: Formula | None

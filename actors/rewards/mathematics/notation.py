@@ -1,6 +1,6 @@
-r"""One notation for one thing: Unicode signs, spacing, fonts and thousands separators become plain LaTeX.
+r"""Normalizes notation: Unicode signs, spacing, fonts and thousands separators become plain LaTeX.
 
-Pure text to text, in time linear in the length. The meaning stays: `5 cm` keeps its unit, `(1,2)` its brackets.
+Runs in time linear in the length and keeps the meaning: `5 cm` keeps its unit, `(1,2)` its brackets.
 """
 
 import re
@@ -119,7 +119,7 @@ DOLLARS = re.compile(r"(?<!\\)\$")
 
 
 def clean(text: str) -> str:
-    """`text` in one notation, without what only decorates it. `\\$` is money, `\\text{...}` is words."""
+    """`text` in normal notation, without decoration. `\\$` marks money, `\\text{...}` marks words."""
     text = undecorated(ROOT_SIGN.sub(r"\\sqrt{\1}", text).translate(TABLE))
     text = RAISED.sub(lambda found: "^{" + "".join(POWERS[c] for c in found[0]) + "}", text)
     text = LOWERED.sub(lambda found: "_{" + "".join(BELOW[c] for c in found[0]) + "}", text)
@@ -134,7 +134,7 @@ def clean(text: str) -> str:
 
 
 def undecorated(text: str) -> str:
-    """Without math delimiters, Markdown and quotes around it, and the punctuation after it."""
+    """`text` without surrounding math delimiters, Markdown and quotes, and without punctuation at the end."""
     before = None
     while text != before:
         before = text
@@ -154,19 +154,19 @@ def undecorated(text: str) -> str:
 
 
 def squeezed(text: str) -> str:
-    """Without spaces, but for those between digits: 15 00 is not 1500."""
+    """`text` without spaces, except between digits: 15 00 is not 1500."""
     return NEEDLESS.sub("", text)
 
 
 def inside(text: str, opening: str) -> str | None:
-    """What an `opening` with a brace at the start encloses, where its brace closes at the very end; else None."""
+    """The content of `opening` + braces if these enclose the whole text, else None."""
     if text.startswith(opening) and closing_brace(text, len(opening)) == len(text) - 1:
         return text[len(opening) : -1].strip()
     return None
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    """Where the brace closes that was open before `start`; None where none does. Escaped braces do not count."""
+    """Index of the brace that closes the one open before `start`, or None. Ignores escaped braces."""
     depth, i = 1, start
     while i < len(text):
         if text[i] == "\\":
@@ -180,7 +180,7 @@ def closing_brace(text: str, start: int) -> int | None:
 
 
 def without_separators(text: str) -> str:
-    """1,000 and 1 000 as 1000. Inside brackets a comma separates: `(100,200)` is a pair."""
+    """1,000 and 1 000 become 1000. In brackets a comma separates items: `(100,200)` is a pair."""
     if "," in text:
         pieces, depth, start = [], 0, 0
         for i, character in enumerate(text):

@@ -1,4 +1,4 @@
-r"""A formula with its unit, percent sign, price or multiplier: 5 cm, 10%, \$3, 2 million. Pure."""
+r"""Parses quantities: a formula with unit, percent sign, price or multiplier (5 cm, 10%, \$3, 2 million)."""
 
 import re
 from fractions import Fraction
@@ -20,7 +20,7 @@ ORDINAL = re.compile(r"(?<=\d)\s*(?:\^\s*)?\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|
 
 
 def read_quantity(text: str) -> Quantity:
-    """A formula, with unit, percent sign or price."""
+    """Parse a quantity. Raises Unreadable."""
     unit = ""
     if money := MONEY.match(text):
         text, unit = money[1] + text[money.end() :], {"\\$": "dollar", "€": "euro", "£": "sterling"}[money[2]]
@@ -41,7 +41,7 @@ def read_quantity(text: str) -> Quantity:
 
 
 def unit_of(text: str) -> tuple[Fraction, str, str]:
-    """A multiplier, what stands before the unit, and the unit."""
+    """(multiplier, text before the unit, unit)."""
     if (found := UNIT_TEXT.search(text)) and text[: found.start()].strip():
         head, beside = text[: found.start()], found[1] + found[2].replace(" ", "")
         if not found[1].strip():

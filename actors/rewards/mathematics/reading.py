@@ -1,6 +1,6 @@
-r"""What kind of answer a text is: a formula, a list, brackets, a matrix, an equation, a number in a base, or words.
+r"""Parses an answer: formula, list, brackets, matrix, equation, inequality, number in a base, or words.
 
-Pure. A text that is nothing else is words, which equal only themselves.
+A text that is no other kind is words, which equal only the same words.
 """
 
 import re
@@ -42,7 +42,7 @@ SPACE = re.compile(r"\s+")
 
 
 def read(text: str) -> Answer:
-    """The answer that the whole of `text` is."""
+    """Parse the whole `text` as an answer."""
     return read_clean(clean(text))
 
 
@@ -59,13 +59,13 @@ def read_clean(text: str, depth: int = 0) -> Answer:
 
 
 def words(text: str) -> str:
-    """Folded words, without articles, fonts and punctuation at the end."""
+    """`text` casefolded, without articles, fonts and punctuation at the end."""
     plain = SPACE.sub(" ", NOT_WORDS.sub("", text)).strip().rstrip("!.").casefold()
     return ARTICLES.sub("", plain)
 
 
 def read_kind(text: str, depth: int) -> Answer:
-    """Raises ValueError where it is nothing but words."""
+    """Parse an answer that is not words. Raises ValueError for words."""
     if depth > DEEPEST:
         raise Unreadable(f"an answer has at most {DEEPEST} levels")
     folded = words(text)
@@ -96,7 +96,7 @@ def read_kind(text: str, depth: int) -> Answer:
 
 
 def read_item(text: str, depth: int) -> Answer:
-    """A part of an answer: not empty, and no prose."""
+    """Parse a part of an answer. Raises Unreadable for an empty part or prose."""
     if not text.strip():
         raise Unreadable("an answer has an empty part")
     item = read_clean(text.strip(), depth + 1)
@@ -130,7 +130,7 @@ def read_matrix(name: str, content: str, depth: int) -> Matrix:
 
 
 def split(text: str, at: re.Pattern[str]) -> list[str]:
-    """The parts of `text` between the separators that stand in no brackets."""
+    """Split `text` at the separators outside brackets."""
     parts, start, depth, outside = [], 0, 0, []
     for character in text:
         outside.append(depth == 0)
@@ -149,7 +149,7 @@ SEPARATOR = re.compile(rf",?\s*(?:{JOINS.pattern})|[,;]")
 
 
 def read_list(text: str, depth: int) -> Several | None:
-    """1, 2, and 3. None where nothing separates."""
+    """Parse a list: 1, 2, and 3. None without a separator."""
     parts = split(text, SEPARATOR)
     if len(parts) == 1:
         return None
@@ -162,7 +162,7 @@ def read_list(text: str, depth: int) -> Several | None:
 
 
 def spread(items: Iterable[Answer]) -> tuple[Answer, ...]:
-    """The items, with those of a list among them in its place: 1 \\pm 2, 5 is three numbers."""
+    """Flatten nested lists: 1 \\pm 2, 5 gives three numbers."""
     found: list[Answer] = []
     for item in items:
         found += item.items if isinstance(item, Several) and item.brackets == "" else [item]
@@ -173,7 +173,7 @@ OPENING = (("(", ")"), ("[", "]"), (r"\{", r"\}"), ("{", "}"), (r"\langle", r"\r
 
 
 def read_brackets(text: str, depth: int) -> Several | None:
-    """A set, tuple or interval that is the whole text; None where the brackets only group."""
+    """Parse a set, tuple or interval; None when the brackets only group."""
     opening = next((opened for opened, _ in OPENING if text.startswith(opened)), None)
     closing = next((closed for _, closed in OPENING if text.endswith(closed)), None)
     if text.endswith(r"\}"):
@@ -195,7 +195,7 @@ def read_brackets(text: str, depth: int) -> Several | None:
 
 
 def encloses(text: str) -> bool:
-    """The bracket that opens at the start closes at the end, whatever its shape."""
+    """Whether the bracket at the start closes at the end."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -240,7 +240,7 @@ NAME_ARGUMENT = re.compile(r"(?<=[A-Za-z'])\s*\([^()]*\)|_\s*(?:\{[^{}]*\}|\w)|\
 
 
 def read_equation(sides: list[str], depth: int) -> Equation:
-    """left = ... = right. Numbers on the way must be equal: 5 = 6 is no answer."""
+    """Parse left = ... = right. Numbers in a chain must be equal: 5 = 6 is not an answer."""
     if len(sides) > 8:
         raise Unreadable("an equation has at most 8 sides")
     formulas = [as_formula(side) for side in sides]
@@ -266,12 +266,12 @@ def as_formula(text: str) -> Formula | None:
 
 
 def is_name(text: str) -> bool:
-    """It names a value: no sentence, no digits but those below a symbol or in a function's brackets."""
+    """Whether the text names a value: not a sentence, and digits only in subscripts or function arguments."""
     return not is_prose(text) and not any(character.isdigit() for character in NAME_ARGUMENT.sub("", text))
 
 
 def read_inequality(sides: list[str], signs: list[str], depth: int) -> Inequality:
-    """a < x <= b, x > a, a < x: the range of one symbol."""
+    """Parse the range of one symbol: a < x <= b, x > a, a < x."""
     less = {"<", "<=", r"\le"}
     if any(sign == "=" for sign in signs) or len({sign in less for sign in signs}) > 1:
         raise Unreadable("an inequality goes one way")
@@ -299,7 +299,7 @@ def is_symbol(text: str) -> bool:
 
 
 def read_both_signs(text: str, depth: int) -> Several:
-    """1 \\pm 2 as the list of 3 and -1; \\mp takes the other sign."""
+    """Parse 1 \\pm 2 as the list of 3 and -1; \\mp swaps the signs."""
     upper = SIGN_CHOICE.sub(lambda found: "-" if found[0] == r"\mp" else "+", text)
     lower = SIGN_CHOICE.sub(lambda found: "+" if found[0] == r"\mp" else "-", text)
     pair = tuple(read_item(part, depth) for part in (upper, lower))
@@ -309,7 +309,7 @@ def read_both_signs(text: str, depth: int) -> Several:
 
 
 def as_given(part: Answer) -> Answer:
-    """3 + 1 and 3 - 1 of 3 \\pm 1 are what the sign means, not sums left to do."""
+    """The part without its mark as unevaluated: 3 + 1 from 3 \\pm 1 is the meaning of the sign."""
     if isinstance(part, Quantity) and part.formula.unevaluated:
         return replace(part, formula=replace(part.formula, unevaluated=False))
     return part

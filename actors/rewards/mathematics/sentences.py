@@ -1,6 +1,6 @@
-r"""The one value in a sentence: "So she sold 72 clips in May." Pure.
+r"""Finds the value that a sentence states: "So she sold 72 clips in May."
 
-A sentence with several values says which one it means by "=", or by a verb that only one follows; else it has none.
+Of several values, the stated one is the only one after "=" or the last verb; otherwise there is none.
 """
 
 import re
@@ -36,12 +36,12 @@ MANY = 20
 
 
 def value_in(sentence: str) -> str | None:
-    """The value that the sentence states; None where it states none, or several."""
+    """The value that the sentence states; None when it states none or several."""
     sentence = sentence.replace("**", "")
     if len(sentence) > LONGEST or "?" in sentence or DENIAL.search(sentence) or not LETTERS.search(sentence):
         return None
     if NOTATION.search(ESCAPED.sub("", SPAN.sub("", sentence))):
-        return None  # a formula without delimiters: which part of it is meant?
+        return None  # a formula without delimiters is ambiguous
     items = items_of(sentence)
     if not 0 < len(items) <= MANY:
         return None
@@ -53,7 +53,7 @@ def value_in(sentence: str) -> str | None:
 
 
 def values_in(sentence: str) -> str | None:
-    """What follows the last verb of a sentence that states several: "The roots are 1 and 2"."""
+    """The text after the last verb, for a sentence with several values: "The roots are 1 and 2"."""
     if len(sentence) > LONGEST or "?" in sentence or DENIAL.search(sentence):
         return None
     start = after_verb(sentence, items_of(sentence))
@@ -66,7 +66,7 @@ def after_verb(sentence: str, items: list[tuple[int, str, int]]) -> int | None:
 
 
 def items_of(sentence: str) -> list[tuple[int, str, int]]:
-    """Start, text and end of each value: a formula between delimiters, or a number outside of them."""
+    """Start, text and end of each value: a delimited formula, or a number outside formulas."""
     found, covered = [], []
     for span in SPAN.finditer(sentence):
         content = next(text for text in span.groups() if text is not None)
@@ -79,14 +79,14 @@ def items_of(sentence: str) -> list[tuple[int, str, int]]:
         if any(start <= number.start() < end for start, end in covered):
             continue
         if OPERATED.match(sentence, number.end("value")) or BOUND.search(sentence, 0, number.start()):
-            found.append((number.start(), "", number.end("value")))  # a part of a formula: no value of its own
+            found.append((number.start(), "", number.end("value")))  # a part of a formula, not a value
         else:
             found.append((number.start(), with_unit(number["value"], number["unit"] or ""), number.end("value")))
     return sorted(found)
 
 
 def with_unit(value: str, unit: str) -> str:
-    """The value with the word after it, where that is a unit or changes it."""
+    """The value with the following word, if this is a unit or changes the number."""
     word = unit.strip()
     keep = (is_known(word) and word != "in") or word in SHORT or word.lower() in KEPT
     return f"{value} {word}" if keep else value

@@ -1,6 +1,6 @@
-r"""Units: what is written after a number, as one name for each unit; no conversion (500 cm is not 5 m).
+r"""Canonical names of units, without conversion (500 cm is not 5 m).
 
-Pure text to text. Any words may stand after a number ("72 clips"), but not those changing it ("5 squared", "5 or 6").
+Any word may follow a number ("72 clips"), except words that change it ("5 squared", "5 or 6").
 """
 
 import re
@@ -40,8 +40,8 @@ KNOWN = {
     **dict.fromkeys(("kmh", "kph"), "km/h"),
     **dict.fromkeys(("unit",), "unit"),
 }
-SHORT = {"m", "g", "s", "h", "l", "L"}  # could as well be symbols
-ALTERING = {  # words after a number that make it another one
+SHORT = {"m", "g", "s", "h", "l", "L"}  # may also be symbols
+ALTERING = {  # words after a number that change its value
     *(
         "plus",
         "minus",
@@ -61,7 +61,7 @@ ALTERING = {  # words after a number that make it another one
     *("sixth", "sixths", "sevenths", "eighth", "eighths", "ninths", "tenth", "tenths", "hundredth", "hundredths"),
     *("thousandth", "thousandths", "i", "e", "x", "y", "z", "n"),
 }
-CHANGING = ALTERING | {  # and those that say that it is not the answer, or not alone
+CHANGING = ALTERING | {  # and words after which it is not the answer, or not the only one
     *(
         "or",
         "and",
@@ -103,7 +103,7 @@ MOST_WORDS = 8
 
 
 def canonical(words: str) -> str:
-    """One name for the unit that `words` are. Raises ValueError for words that change the number before them."""
+    """The canonical name of a unit. Raises ValueError for words that change the number before them."""
     parts = [part[0] for part in WORD.finditer(words)]
     if not parts or len(parts) > MOST_WORDS or WORD.sub("", words).strip(" .-"):
         raise ValueError(f"no unit: {words!r}")
@@ -135,12 +135,12 @@ def name_of(word: str) -> str:
 
 
 def is_known(word: str) -> bool:
-    """A name of a unit that cannot be a symbol."""
+    """Whether the word is a unit and cannot be a symbol."""
     return word not in SHORT and any(form in KNOWN for form in (word, word.lower(), word.lower().removesuffix("s")))
 
 
 def multiplier(words: str) -> tuple[Fraction, str]:
-    """ "million dollars" as 1000000 and "dollars"."""
+    """Split off a multiplier: "million dollars" gives 1000000 and "dollars"."""
     first, _, rest = words.strip().partition(" ")
     factor = MULTIPLIERS.get(first.lower())
     return (Fraction(1), words) if factor is None else (Fraction(factor), rest)

@@ -1,8 +1,7 @@
-r"""Reward "math": 1 when the completion's final answer equals the row's, as mathematics, else 0.
+r"""Reward "math": 1 if the completion's final answer equals the row's mathematically, else 0.
 
-The row's answer may be worked out: what counts of it follows "####" (GSM8K) or stands in its last \boxed{}. Whatever a
-completion does wrong is a verdict of False: no text makes this raise or wait. Length, digits, exponents and nesting are
-bounded before anything is computed; formulas are compared by evaluating them. Plain numbers take microseconds.
+In a worked row answer, the part after "####" (GSM8K) or in the last \boxed{} counts. No completion can raise an error
+or take long: length, digits, exponents and nesting are limited before any computation. Plain numbers take microseconds.
 """
 
 import re
@@ -24,20 +23,20 @@ from actors.rewards.plain_numbers import read_number
 from actors.rewards.protocol import Score
 
 LETTER = re.compile(r"\(?([A-J])\)?")
-SHORT_WORD = re.compile(r"[A-Z][a-z]{1,2}|yes|no|odd|all|one|two|six|ten|max|min")  # not products of symbols
+SHORT_WORD = re.compile(r"[A-Z][a-z]{1,2}|yes|no|odd|all|one|two|six|ten|max|min")  # words, not products of symbols
 ANSWERING = re.compile(r"\b(?:is|are)\s+(?:an?\s+|the\s+)?(.+)$")
-COPIED = 3  # characters: a shorter formula may stand in the prompt by chance
+COPIED = 3  # characters: a shorter formula may occur in the prompt by chance
 FORMULA = re.compile(r"[A-Za-z+*/^(\\]")
 
 
 def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
-    """1.0 or 0.0, and `correct` the same. Raises ValueError when the row's own answer is no mathematics."""
+    """Score 1.0 or 0.0, with `correct`. Raises ValueError when the row's answer cannot be parsed."""
     right = is_right(completion, gold_part(row["answer"]), prompt)
     return Score(float(right), correct=right)
 
 
 def gold_part(answer: object) -> str:
-    r"""The final answer of a worked one: after "####", or the content of the last \boxed{}, or all of it."""
+    r"""The final answer of the row: after "####", or in the last \boxed{}, or the whole text."""
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         raise ValueError(f"the answer of a row must be text or a number: it is a {type(answer).__name__}")
     text = str(answer)
@@ -49,7 +48,7 @@ def gold_part(answer: object) -> str:
 
 
 def is_right(completion: str, gold: str, prompt: str = "") -> bool:
-    """Whether the completion's final answer is `gold`. Raises ValueError where `gold` is none."""
+    """Whether the completion's final answer is `gold`. Raises ValueError when `gold` cannot be parsed."""
     expected = reference(gold)
     stated = final_answer(completion)
     if stated is None:
@@ -65,7 +64,7 @@ def is_right(completion: str, gold: str, prompt: str = "") -> bool:
 
 
 class Reference:
-    """The row's answer, read once for the samples of its group."""
+    """The row's parsed answer, cached for the samples of its group."""
 
     def __init__(self, gold: str) -> None:
         self.text = squeezed(clean(gold))
@@ -101,7 +100,7 @@ def matches(expected: Reference, stated: Stated) -> bool:
 
 
 def given_answer(stated: Stated) -> Answer:
-    """The text as an answer; a sentence's clause before "because", or its one value, where the whole is only words."""
+    """Parse the text; if it is only words, parse the clause before "because", or the one value of the sentence."""
     whole = read(stated.text)
     if not isinstance(whole, Words) or stated.plain:
         return whole
@@ -116,13 +115,13 @@ def given_answer(stated: Stated) -> Answer:
 
 
 def said_words(stated: Stated) -> str:
-    """What "... is an ellipse." says."""
+    """The predicate of "... is an ellipse."."""
     found = None if stated.plain else ANSWERING.search(stated.text)
     return words(clean(found[1])) if found else ""
 
 
 def chosen(stated: Stated) -> str | None:
-    """The letter of a multiple choice."""
+    """The chosen letter of a multiple choice."""
     letter = choice_of(clean(stated.text))
     if letter is None and not stated.plain and not DENIAL.search(stated.text):
         named = set(re.findall(r"\(([A-J])\)", stated.text)) or set(
@@ -133,7 +132,7 @@ def chosen(stated: Stated) -> str | None:
 
 
 def copied(expected: Reference, stated: Stated, prompt: str) -> bool:
-    """The prompt's own formula, written otherwise than the row's answer: nothing was worked out."""
+    """Whether the answer copies a formula of the prompt instead of computing: it differs from the row's notation."""
     given = squeezed(clean(stated.text))
     if given == expected.text or len(given) < COPIED or not FORMULA.search(given) or not prompt:
         return False

@@ -86,10 +86,10 @@ def test_item_26_verls_rows_load_with_messages_and_nested_keys(tmp_path):
     ("messages", "part"),
     [
         ("[]", "at least one"),
-        ('[{"role": "user"}]', "content of a chat message is text"),
+        ('[{"role": "user"}]', "content of a chat message must be text"),
         ('["hello"]', '"role"'),
         ('[{"role": "user", "content": [{"type": "image_url"}]}]', "parts of the type text"),
-        ('[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]', "before the assistant speaks"),
+        ('[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]', "before the assistant's turn"),
         ('[{"role": "system", "content": "q"}]', "a user message"),
     ],
 )
@@ -103,7 +103,7 @@ def test_item_26_messages_that_are_no_prompt_are_refused_with_their_place(tmp_pa
 
 @pytest.mark.parametrize("path", ["missing.jsonl", "./missing", "/no/such/file", "a/b/c"])
 def test_a_missing_file_is_named_with_the_places_that_were_tried(tmp_path, path):
-    with pytest.raises(ConfigError, match="looked for"):
+    with pytest.raises(ConfigError, match="was not found as"):
         check_data(config_of(data={"path": path}), tmp_path)
 
 

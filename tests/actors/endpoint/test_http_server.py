@@ -226,7 +226,7 @@ def test_strangers_and_nonsense_are_refused_and_change_nothing(stage: Callable[.
     assert said["models"][1]["data"][0]["id"] == "scratch"
     assert "leave temperature out" in said["temperature"][1]["error"]["message"]
     assert said["over the model"][1]["error"]["code"] == "context_length_exceeded"
-    assert "messages[1] is not there" in said["again"][1]["error"]["message"]
+    assert "messages[1] is missing" in said["again"][1]["error"]["message"]
     assert t.segments == [[len("user>hello>assistant>"), len(t.logps) // 4]]
 
 
@@ -255,10 +255,10 @@ def test_many_calls_wake_the_loop_once_until_it_looks() -> None:
     one.call(call, lambda: False)
     other.call(call, lambda: False)
     assert len(woken) == 1
-    assert one.has_news()
+    assert one.has_event()
     other.end(AgentEnded({}))
     assert len(woken) == 2
-    assert [type(other.news()).__name__ for _ in range(2)] == ["Pending", "AgentEnded"]
+    assert [type(other.next_event()).__name__ for _ in range(2)] == ["Pending", "AgentEnded"]
 
 
 def test_a_client_that_hung_up_gets_the_same_answer_when_it_asks_again(
@@ -350,7 +350,7 @@ def test_a_connection_that_waits_for_its_answer_has_no_such_deadline(monkeypatch
         body = b'{"messages": [{"role": "user", "content": "x"}]}'
         head = f"POST {url.path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {session.key}\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        wait_until(session.has_news)
+        wait_until(session.has_event)
         assert not select.select([connection], [], [], 0.5)[0]
         sessions.close(session)
         assert connection.recv(12) == b"HTTP/1.1 410"
@@ -427,7 +427,7 @@ def test_an_agent_that_hangs_is_ended_with_all_it_started_and_the_next_one_goes_
         ("no number", "must be finite"),
         ("half a character", "surrogates"),
         ("long", "at most 65536 bytes"),
-        ("text", "a number, a Score, an object of fields or nothing: str"),
+        ("text", "a number, a Score, a dict or None: it returned str"),
         ("no call", "without a call"),
     ],
 )

@@ -12,7 +12,7 @@ from actors.models.scratch import write_scratch_folder
 from actors.workflows.chat import Chat
 from actors.workflows.episode_runner import Asked, EpisodeRun
 from actors.workflows.loading import load_workflow
-from actors.workflows.prompts import Question, chat, fill, prompt_ids, prompt_of, whole
+from actors.workflows.prompts import Question, chat, fill, full_text, prompt_ids, prompt_of
 from actors.workflows.protocol import Ask, Episode, Row
 from actors.workflows.single_turn import SingleTurn
 from areal_bus.config.sections import Config, ScratchConfig
@@ -94,7 +94,7 @@ def test_item_26_a_row_of_chat_messages_is_rendered_as_it_is(tokenizer: Any) -> 
 
     def rendered(messages: list[dict[str, str]], question: str, **changes: Any) -> str:
         row = {"prompt": messages, "question": question}
-        return whole(prompt_of(row, data.model_copy(update=changes)), data.model_copy(update=changes), tokenizer)
+        return full_text(prompt_of(row, data.model_copy(update=changes)), data.model_copy(update=changes), tokenizer)
 
     end = "<s>assistant\n"
     assert rendered([system, user], "3+4") == f"<s>system\nbe brief</s>\n<s>user\n3+4</s>\n{end}"
@@ -114,7 +114,7 @@ def test_item_26_a_row_of_chat_messages_is_rendered_as_it_is(tokenizer: Any) -> 
 
 def test_prompts_over_the_limit_and_tokenizers_without_template_are_refused(tokenizer: Any) -> None:
     assert len(prompt_ids(asked("abc"), config(max_prompt_tokens=3).data, tokenizer)) == 3
-    with pytest.raises(PromptTooLong, match=r"max_prompt_tokens = 3 tokens; 4"):
+    with pytest.raises(PromptTooLong, match=r"max_prompt_tokens = 3 tokens; this one has 4"):
         prompt_ids(asked("abcd"), config(max_prompt_tokens=3).data, tokenizer)
     with pytest.raises(ConfigError, match=r"data\.chat_template = false"):
         prompt_ids(asked("abc"), config(chat_template=True).data, tokenizer)
@@ -228,8 +228,8 @@ class Sleep:
     ("how", "why"),
     [
         ("forgets", "differ at token 1"),
-        ("sleeps", "nothing else"),
-        ("returns", "ends with an Episode"),
+        ("sleeps", "may await ask"),
+        ("returns", "must return an Episode"),
         ("asks nothing", "at least one token"),
     ],
 )
