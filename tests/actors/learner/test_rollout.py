@@ -347,7 +347,7 @@ def test_a_push_of_a_dead_head_that_was_just_taken_ends_when_it_is_given_up() ->
         taken.set()
         assert go_on.wait(10.0)
         if begin.push in given_up:
-            raise PushFailed(f"push {begin.push} was called off before it began")
+            raise PushFailed(f"push {begin.push} was cancelled before it began")
         return m.PushDone(begin.push, begin.version, snapshot.digest, 0.0, 0.0)
 
     pusher = WeightPusher(push, send=ended.append, failed=lambda error: pytest.fail(str(error)))

@@ -161,7 +161,7 @@ def test_a_member_that_never_comes_is_named_at_the_deadline(ring: Ring) -> None:
     sent = snapshot(6)
     begin = ring.begin(sent, peer.name, "generator-9.0", timeout_s=1.0)
     peer.order(replace(begin, timeout_s=30.0))  # it began first, and must not be the first to give up
-    with pytest.raises(PushFailed, match=r"complete 1 s after its begin.*generator-9\.0"):
+    with pytest.raises(PushFailed, match=r"complete 1 s after its start.*generator-9\.0"):
         ring.root.push(sent, begin)
     assert "version 6" in peer.answer()["error"]
 

@@ -45,7 +45,7 @@ def ring() -> Iterator[Ring]:
     ends = {name: peer.end() for name, peer in ring.peers.items()}
     whole = [(code, said.splitlines()) for code, said in ends.values() if code != -signal.SIGKILL]
     assert {code for code, _ in whole} <= {0}
-    other = [line for _, said in whole for line in said if "weights must be sent to it" not in line]
+    other = [line for _, said in whole for line in said if "weights are sent over gloo" not in line]
     assert not other, "members end without a word"
 
 
@@ -195,7 +195,10 @@ def test_a_member_says_once_that_weights_must_be_sent_to_it(monkeypatch: pytest.
             assert received.result(60)[1] == sent.digest
     logger.remove(sink)
     assert len(said) == 1
-    assert "generator-0.0: weights must be sent to it: a member must be able to open" in said[0]
+    assert (
+        "generator-0.0: shared memory cannot be used, weights are sent over gloo: a member must be able to open"
+        in said[0]
+    )
     root.close()
     one.close()
 
