@@ -176,8 +176,8 @@ def learners_may_be_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def poison_is_never_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("areal_bus.core.scheduler.LONELY_AFTER", 99)
-    patch.setattr(rollouts, "LONELY_AFTER", 99)
+    patch.setattr("areal_bus.core.scheduler.POISON_THRESHOLD", 99)
+    patch.setattr(rollouts, "POISON_THRESHOLD", 99)
 
 
 def who_leaves_is_remembered_by_its_place(patch: pytest.MonkeyPatch) -> None:

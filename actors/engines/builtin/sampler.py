@@ -4,8 +4,6 @@ A token depends on its logits, its seed and its position only, not on the other 
 Shapes: n rows, V vocabulary, W tokens of a part of it, G parts.
 """
 
-import hashlib
-import struct
 from collections.abc import Sequence
 
 import torch
@@ -94,37 +92,3 @@ def _passing(cdf_nC: Tensor, target_n1: Tensor) -> Tensor:
     total_n1 = cdf_nC[:, -1:]
     inside_n1 = torch.minimum(target_n1, torch.nextafter(total_n1, torch.zeros_like(total_n1)))
     return torch.searchsorted(cdf_nC, inside_n1, right=True)
-
-
-N = 8  # uniforms per digest
-
-
-class Uniforms:
-    """Uniform numbers in [0, 1) of one seed, one per position."""
-
-    __slots__ = ("_at", "_numbers", "_seeded")
-
-    def __init__(self, seed: tuple[int, ...]) -> None:
-        self._seeded = hashlib.blake2b(",".join(map(str, seed)).encode(), digest_size=8 * N)
-        self._at: int | None = None  # index of the cached digest: positions are read in order
-        self._numbers: tuple[float, ...] = ()
-
-    def at(self, position: int) -> float:
-        which, place = divmod(position, N)
-        return self._of(which)[place]
-
-    def run(self, first: int, n: int) -> list[float]:
-        """The numbers of n positions."""
-        found: list[float] = []
-        while len(found) < n:
-            which, place = divmod(first + len(found), N)
-            found += self._of(which)[place : place + n - len(found)]
-        return found
-
-    def _of(self, which: int) -> tuple[float, ...]:
-        if which != self._at:
-            hashed = self._seeded.copy()
-            hashed.update(b"@%d" % which)
-            numbers = struct.unpack("<8Q", hashed.digest())
-            self._at, self._numbers = which, tuple([(number >> 11) * 2.0**-53 for number in numbers])
-        return self._numbers

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from actors.engines.builtin.sampler import Uniforms
+from actors.engines.builtin.uniforms import Uniforms
 from actors.engines.protocol import Completion, Request
 from areal_bus.messages import Finish
 

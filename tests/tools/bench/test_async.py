@@ -147,7 +147,7 @@ def test_a_shape_is_looked_for_where_the_halves_come_nearer(
         seen.append(workload.shape[0])
         return ratios[workload.shape[0]], 1.0
 
-    monkeypatch.setattr(drawn, "Prepared", prepared)
+    monkeypatch.setattr(drawn, "PreparedWorkload", prepared)
     monkeypatch.setattr(drawn, "speeds", speeds)
     monkeypatch.setattr(drawn, "warm", lambda workload, _alone: warmed.append(workload.shape[0]))
     shape = next(shape for shape in drawn.SHAPES if shape[0] == first)

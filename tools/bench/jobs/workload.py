@@ -48,7 +48,7 @@ batch_size = {batch_size}
 max_prompt_tokens = {n_prompt}
 
 [workflow]
-function = "tools.bench.jobs.lengths_reward:Drawn"
+function = "tools.bench.jobs.lengths_reward:DrawnLengths"
 
 [rollout]
 max_concurrent_rollouts = {n_slots}

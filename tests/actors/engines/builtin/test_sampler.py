@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from actors.engines.builtin.prefill import plan
-from actors.engines.builtin.sampler import Uniforms, invert, nucleus, sample
+from actors.engines.builtin.sampler import invert, nucleus, sample
+from actors.engines.builtin.uniforms import Uniforms
 
 
 def draw(

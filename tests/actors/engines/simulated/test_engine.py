@@ -290,7 +290,7 @@ BASE = {"model": {"path": "m"}, "data": {"task": "sums"}, "rollout": {"engine": 
 
 def test_scores_of_made_up_tokens_are_refused_and_so_are_settings_of_a_server() -> None:
     check(Config.model_validate(BASE))
-    with pytest.raises(ConfigError, match="says nothing of the model"):
+    with pytest.raises(ConfigError, match="does not use the model"):
         check(Config.model_validate({**BASE, "evaluate": {"after": True}}))
     with pytest.raises(ConfigError, match=r"the simulated engine has no server: remove engine\.silent_s"):
         check(Config.model_validate({**BASE, "engine": {"silent_s": 3.0}}))
