@@ -1,7 +1,7 @@
-"""Forms batches of finished groups and shares each among the learner ranks.
+"""Forms batches of complete groups and splits each batch over the learner ranks.
 
-A batch is the B oldest complete groups (I8), when the policy lets them go (I2): `hold` waits for others first, `drop`
-refunds those that are too old by now.
+A batch is the B oldest complete groups (I8), if the staleness policy permits it (I2): `hold` may wait for older
+groups, `drop` refunds groups that are too old.
 """
 
 import heapq
@@ -28,7 +28,7 @@ EXCHANGES = 4  # at most, a share: each evens out the two that differ most
 def split(weights: Sequence[int], n_ranks: int) -> list[list[int]]:
     """Indices of `weights` for each rank, balanced; each share in ascending order.
 
-    Longest first, each to the lightest share; then the heaviest and the lightest exchange what evens them out.
+    Greedy: the longest item goes to the lightest share. Then the heaviest and the lightest share exchange items.
     """
     shares: list[list[int]] = [[] for _ in range(n_ranks)]  # longest first
     heap = list(range(n_ranks))  # tokens * n_ranks + rank: a number is compared faster than a pair
@@ -106,7 +106,7 @@ def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int) ->
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What was taken: groups, in the order in which they are numbered for the learners."""
+    """A batch that was taken: its groups, in the order of their numbers at the learners."""
 
     step: int
     clock: int
@@ -114,7 +114,7 @@ class BatchPlan:
 
 
 class Batcher:
-    """Chooses and hands out; the gate's clock and the ledger's states move with it."""
+    """Chooses batches and sends their shards. Moves the gate's clock and the ledger's states."""
 
     def __init__(self, rules: HeadRules, gate: Gate, ledger: Ledger, supply: DataCursor, effects: Effects) -> None:
         self.rules = rules
@@ -130,7 +130,7 @@ class Batcher:
 
     @property
     def is_at_the_end(self) -> bool:
-        """No row will come, and all that lives is complete."""
+        """The data has ended, and all live prompts are complete."""
         return self.supply.is_exhausted and len(self.ledger.ready) == self.ledger.n_live
 
     def n_next(self) -> int:
@@ -140,7 +140,7 @@ class Batcher:
         return n_groups if n_groups and self.gate.may_take(n_groups, ready.born) else 0
 
     def take(self, n_groups: int) -> BatchPlan:
-        """The oldest complete groups are in training, and the journal has them."""
+        """Move the oldest complete groups into training and journal them."""
         step = self.gate.w
         entries = self.ledger.take(n_groups, step)
         clock = self.gate.take([entry.born for entry in entries])
@@ -162,7 +162,7 @@ class Batcher:
         return BatchPlan(step, clock, entries)
 
     def hand_out(self, batch: BatchPlan, learners: list[Member]) -> None:
-        """Every learner rank gets its share."""
+        """Send each learner rank its shard."""
         weights = [sum(scored.n_sampled for scored in entry.scored.values()) for entry in batch.entries]
         for learner, share in zip(learners, split(weights, len(learners)), strict=True):
             self._send_share(learner, share, batch)
@@ -206,13 +206,13 @@ def _left_out(entries: list[LedgerEntry]) -> dict[str, Any]:
 
 
 def ids(message: m.Sampled | Scored) -> dict[str, Any]:
-    """What a journal line names a sample by."""
+    """The journal fields that identify a sample."""
     found = {"uid": message.uid, "sample": message.sample, "attempt": message.attempt}
     return {**found, "evaluation": message.evaluation} if message.evaluation else found
 
 
 def check_spans(scored: Scored | m.Partial, *, born: int, clock: int) -> None:
-    """Versions that a generator can have stamped, over exactly the sampled tokens (I5, I6): born <= version <= u."""
+    """Check that the spans cover exactly the sampled tokens, in order, with born <= version <= u (I5, I6)."""
     n_tokens, before = 0, born
     for version, n in scored.spans:
         if n < 1 or not before <= version <= clock:

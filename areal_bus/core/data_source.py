@@ -1,6 +1,6 @@
-"""The rows of open prompts and where the next one comes from: rows to issue again first, then the source.
+"""The data cursor: supplies the next row and keeps the rows of open prompts.
 
-It knows no gate, ledger or member: only which row a prompt was made of and how often that row was issued.
+Rows that are issued again come first, then rows of the source.
 """
 
 from collections import deque
@@ -12,14 +12,14 @@ from areal_bus.core.state import DataSource, Row
 
 @dataclass(frozen=True, slots=True)
 class IssuedRow:
-    """One row on its way through the ring as one prompt."""
+    """A row that was issued as a prompt."""
 
     drawn: Row
     n_before: int  # times the row was issued before, in this trip through the data
 
 
 class DataCursor:
-    """Hands out rows, keeps them while their prompt is open, takes back those to be issued again."""
+    """Issues rows, keeps each while its prompt is open, and queues rows that are issued again."""
 
     def __init__(self, source: DataSource, *, max_reissues: int) -> None:
         self._source = source
@@ -45,7 +45,7 @@ class DataCursor:
 
     @property
     def is_exhausted(self) -> bool:
-        """No row will come any more."""
+        """No rows are left."""
         return self._ended and not self._again
 
     def draw(self) -> IssuedRow | None:

@@ -1,17 +1,17 @@
-"""Deaths as people read them: the first ones a line each, a storm of them one line with their number. Pure."""
+"""Console lines about dead members: one line each, or one summary line when many die at once."""
 
 from collections import Counter, deque
 from dataclasses import dataclass
 
 N_EACH = 3  # deaths that have a line of their own
-WITHIN_S = 10.0  # in this time; what follows is told together once it is over
-N_NAMED = 3  # of those told together
+WITHIN_S = 10.0  # within this time; later deaths are reported together after it
+N_NAMED = 3  # names in a summary line
 N_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A member that was taken for dead."""
+    """A member that was declared dead."""
 
     name: str
     why: str
@@ -29,7 +29,7 @@ class Deaths:
         self._new.append(Death(name, why))
 
     def back(self, name: str) -> None:
-        """It has been heard again."""
+        """The member was heard again."""
         self._back.add(name)
 
     def tell(self, now: float) -> list[str]:
@@ -45,7 +45,7 @@ class Deaths:
         return lines
 
     def rest(self) -> list[str]:
-        """What was not told, in one line at most."""
+        """All deaths not yet reported, in at most one line."""
         back, new = self._back, self._take()
         if len(new) <= 1:
             return [_line(death) for death in new]

@@ -1,4 +1,4 @@
-"""What the head decided, for a shell to carry out; knows nothing of how."""
+"""Effects: the decisions of the head, as records. The shell (`actors/head/shell.py`) carries them out in order."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Effect: a sample for people. `clock` is c for a trained one, the version for an evaluated one."""
+    """Effect: write a sample to the sample log. `clock` is c for a trained sample, the version for an evaluated one."""
 
     scored: m.Scored
     step: int | None
@@ -37,10 +37,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Effect: something people want to see. `kind` is "step", "evaluation", "phase", "note" or "warning".
-
-    Or "late", what only those want to see who look for something.
-    """
+    """Effect: a console line. `kind` is "step", "evaluation", "phase", "note", "warning" or "late" (debug level)."""
 
     kind: str
     fields: dict[str, Any]
@@ -56,21 +53,21 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Effect: write this frontier, whole or not at all; it is one half of a checkpoint."""
+    """Effect: write this head checkpoint atomically. A checkpoint is complete with both this and the learner's part."""
 
     frontier: HeadCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Effect: write this waypoint before anything that follows is done. The two newest are kept."""
+    """Effect: write this savepoint before the effects that follow. The two newest are kept."""
 
     waypoint: HeadSavepoint
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Effect: the frontiers of these versions are of no use any more."""
+    """Effect: delete the head checkpoints of these versions."""
 
     versions: tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""One evaluation: fixed problems, n samples each, outside the gate and never trained; knows no actor and no clock."""
+"""One evaluation: fixed problems with n samples each. They use no credits of the gate and are never trained."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Names of all journal events; docs/journal.md has the fields of each."""
+"""Names of all journal events. docs/journal.md describes their fields."""
 
 from enum import StrEnum
 
@@ -15,7 +15,7 @@ class Event(StrEnum):
     JOINED = "joined"
     MEMBER = "member"  # a change of state
     # head: terms
-    TERM = "term"  # a life of the learner begins: where the ledger goes back to, or on from
+    TERM = "term"  # a term of the learner begins: the version and the open prompts that it starts from
     # head: prompts
     ADMIT = "admit"
     LEASE = "lease"

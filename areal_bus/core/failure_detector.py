@@ -1,8 +1,8 @@
-"""How long a member may be silent before it is taken for dead: three heartbeat intervals, as long as they are now.
+"""Adaptive failure detector: a member is dead after a silence of three heartbeat intervals, as recently observed.
 
-On an overloaded machine heartbeats come late, and from everybody. So the limit grows with the gaps between signs of
-life that were seen: with the member's own, and with those that half of all members have. It lies between bus.silent_s
-and ten times that. Pure: times are arguments, in seconds of a head that never stood still.
+On an overloaded machine all heartbeats come late. So the limit grows with the observed gaps between messages: with
+the member's own longest gap, and with the median gap of all members. It lies between bus.silent_s and ten times that.
+Times are arguments, without the time in which the head itself was not scheduled.
 """
 
 from collections.abc import Collection

@@ -1,12 +1,12 @@
-"""The version clock and the rules that admit prompts and take batches by it; knows no prompt, actor or time.
+"""The staleness gate: the version clock, and the rules that admit prompts and take batches. Pure: no I/O.
 
-Symbols (docs/staleness.md): B prompts a batch, eta versions of lag, u updates finished, v newest version published,
-w batches taken, born the version a prompt's generator held. The paper's gate, eq. 3, is kept in credit form:
-live + in training <= (eta + 1) * B (I1), where a batch is in training from being taken until its version is published.
+Symbols (docs/staleness.md): B prompts a batch, eta versions of lag, u updates finished, v newest version published, w
+batches taken, born the version a prompt's generator held. The paper's gate, eq. 3, is kept in credit form: live + in
+training <= (eta + 1) * B (I1). A batch is in training from the moment it is taken until its version is published.
 
-`hold` adds a demand bound (earliest deadline first). A prompt's deadline D = born + eta is the last batch that may have
-it, and among the live at most (D - w + 1) * B may be due by D, for every D >= w: so the batches still to come always
-have room for whoever is due. Admission and the choice of a batch both keep that; w, not v, is the clock of it.
+`hold` adds a demand bound (earliest deadline first). The deadline of a prompt, D = born + eta, is the last batch that
+may contain it. For every D >= w, at most (D - w + 1) * B live prompts may be due by D. Then the batches w..D have
+room for all of them. Admission and the choice of a batch both keep this bound. Its clock is w, not v.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from areal_bus.errors import GateShut, ImpossibleEvent
 
 
 class Gate:
-    """Credits out, credits back. Decisions cost O(1), under `hold` O(eta): there are counts per version and no scan."""
+    """Owns the clock and the credits. A decision costs O(1), under `hold` O(eta): counts per version, no scan."""
 
     def __init__(
         self, *, batch_size: int, eta: int, policy: StalenessPolicy = StalenessPolicy.MASK, clock: int = 0
     ) -> None:
-        """`clock` is the version that a term begins with; who lives on from an earlier one is admitted again."""
+        """`clock` is the version at which the term begins."""
         if batch_size < 1 or eta < 0 or clock < 0:
             raise ValueError(f"batch_size >= 1, eta >= 0 and clock >= 0; got {batch_size}, {eta} and {clock}")
         self.batch_size = batch_size
@@ -31,7 +31,7 @@ class Gate:
         self.restart(clock)
 
     def restart(self, clock: int) -> None:
-        """A term begins at version `clock` with every credit free; who lives on is admitted again."""
+        """Begin a term at version `clock` with all credits free. The caller admits the open prompts again."""
         self.u = self.v = self.w = clock
         self.live = 0  # admitted, neither taken nor refunded
         self.in_training = 0  # taken, not yet published
@@ -66,7 +66,7 @@ class Gate:
         self._born[born] = self._born.get(born, 0) + 1
 
     def refund(self, born: int) -> None:
-        """A live prompt leaves without being trained: its credit is back."""
+        """Return the credit of a live prompt that will not be trained."""
         if not self._born.get(born):
             raise ImpossibleEvent(f"only a live prompt can be refunded; none born at version {born} is live")
         self._leave(born)
@@ -74,11 +74,11 @@ class Gate:
     # batches
 
     def is_too_old(self, born: int) -> bool:
-        """Whether the policy trains it no more, were it taken now: only `drop` lets that happen."""
+        """Whether the policy `drop` would refuse to train this prompt now."""
         return self.policy is StalenessPolicy.DROP and born < self.u - self.eta
 
     def may_take(self, n_prompts: int, ready: Mapping[int, int]) -> bool:
-        """Whether the n oldest of the `ready` prompts (counts by born) may be the next batch: what stays has room."""
+        """Whether the n oldest `ready` prompts (counts by born) may form the next batch: the rest must still fit."""
         if self.policy is not StalenessPolicy.HOLD:
             return True
         left, stays = n_prompts, 0
@@ -92,7 +92,7 @@ class Gate:
         return True
 
     def take(self, borns: Sequence[int]) -> int:
-        """The next batch, prompts born at these versions, is taken. Returns c, the updates finished at this moment."""
+        """Take the next batch, prompts born at these versions. Returns c, the number of finished updates."""
         if self.w != self.u:
             raise ImpossibleEvent(f"batch {self.w} is taken when update {self.w} is next; {self.u} are finished")
         if not 0 < len(borns) <= min(self.live, self.batch_size):
@@ -120,7 +120,7 @@ class Gate:
         self.u = version
 
     def publish(self, version: int) -> int:
-        """`version` is with the generators: the credits of all batches it holds return (I1). Returns how many."""
+        """Publish `version`: the credits of all batches that it contains return (I1). Returns their number."""
         if not self.v <= version <= self.u:  # I6
             raise ImpossibleEvent(f"a published version is in v..u = {self.v}..{self.u}; got {version}")
         back = sum(self._taken.pop(batch) for batch in [b for b in self._taken if b < version])
@@ -131,7 +131,7 @@ class Gate:
     # inside
 
     def _has_room(self, born: int) -> bool:
-        """The demand bound with one more: due by D are at most (D - w + 1) * B, for all D >= w."""
+        """Whether the demand bound holds with one more prompt: at most (D - w + 1) * B are due by D, for all D >= w."""
         eta, deadline = self.eta, born + self.eta
         if deadline < self.w:
             return False

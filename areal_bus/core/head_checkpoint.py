@@ -1,8 +1,9 @@
-"""What a term begins with beside the weights: the head's state at one version; knows no file and no actor.
+"""The head's state at one version: what a new term needs beside the weights.
 
-A frontier is taken when an update is finished (or the run closes). With the checkpoint of the same version it is all
-that is needed to go on from there: no prompt skipped, none trained twice (I3, I4). A waypoint is taken as a batch is
-handed out: should the head die, a learner that lives on holds the weights that belong to it.
+A head checkpoint (a "frontier" on disk) is captured when an update is finished or the run closes. Together with the
+learner's checkpoint of the same version it resumes the run: no prompt is skipped, none is trained twice (I3, I4). A
+savepoint (a "waypoint") is captured when a batch is sent. If the head dies, a surviving learner holds the matching
+weights.
 """
 
 from collections.abc import Mapping
@@ -44,9 +45,9 @@ class HeadCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class HeadSavepoint:
-    """Where everything will be once learner 0 `root` has trained the batch it is being given: at `frontier.version`.
+    """The state after learner 0, `root`, has trained the batch that is being sent: at `frontier.version`.
 
-    It has no verdicts, which would be most of its bytes: those samples are made again.
+    It has no verdicts, which would be most of its bytes. Those samples are made again.
     """
 
     root: str
@@ -65,7 +66,7 @@ def take(
     *,
     verdicts: bool = True,
 ) -> HeadCheckpoint:
-    """The frontier of this moment. A batch that is in training counts as trained."""
+    """Capture the current state. A batch that is in training counts as trained."""
     open_ = tuple(
         OpenPrompt(
             entry.uid,

@@ -1,8 +1,8 @@
-"""Ids of leases that nobody can guess: who brings a result shows the id of its lease. Pure.
+"""Unguessable lease ids: a result is accepted only with the id of its lease.
 
-The head derives them from a secret, so that it stores none. It sends an id to the holder of the lease alone, with the
-Prompt. The holder passes it on to the rewards that it sends samples to, and the verdict brings it back. So a reward
-scores only what was sent to it, and nobody brings tokens for a prompt that it does not hold, whatever name it writes.
+The head derives the ids from a secret and stores none. It sends an id to the holder of the lease only, in the Prompt.
+The holder sends it to a reward with each sample, and the verdict returns it. So a reward can score only samples that
+it received, and a generator can report only samples of prompts that it holds.
 """
 
 from hashlib import blake2b

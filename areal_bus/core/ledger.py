@@ -1,8 +1,9 @@
-"""Every admitted prompt and where it is: leases, attempts, duplicates and conservation; knows no clock and no socket.
+"""The ledger: the state of every admitted prompt, with leases, attempts and verdicts. Pure: no I/O.
 
-A prompt is in exactly one state (I3): leased -> scoring -> ready -> training -> trained, with queued for a lost lease
-and refunded(reason) as the way out. A result counts once, for the attempt that is open (I4, I6). A group is trained
-whole, or without its failed samples while two or more are left (I8). The caller decides whether it may be.
+A prompt is in exactly one state (I3): leased -> scoring -> ready -> training -> trained. A prompt with a lost lease
+is queued. Any live prompt can be refunded, with a reason. A result counts once, for the attempt that is open (I4,
+I6). A group is trained whole, or without its failed samples if at least two are left (I8). The caller decides whether
+it is trained.
 """
 
 from collections import Counter
@@ -39,12 +40,12 @@ class LedgerEntry:
     holder: str | None
     attempt: int = 0
     state: PromptState = PromptState.LEASED
-    sampled: set[int] = field(default_factory=set)  # left the generator, in this attempt or an earlier one
-    noted: set[int] = field(default_factory=set)  # its generator has said so of these, in this attempt
-    scored: dict[int, Scored] = field(default_factory=dict)  # verdicts with a reward: what is trained
+    sampled: set[int] = field(default_factory=set)  # finished by a generator, in this attempt or an earlier one
+    noted: set[int] = field(default_factory=set)  # reported as finished by the holder, in this attempt
+    scored: dict[int, Scored] = field(default_factory=dict)  # verdicts with a reward
     failed: dict[int, Scored] = field(default_factory=dict)  # verdicts without one: left out of the group
     n_deaths: int = 0  # holders that died while they sampled it
-    alone: bool = False  # leased with nothing else beside it
+    alone: bool = False  # its holder has no other work
 
     @property
     def missing(self) -> list[int]:
@@ -58,12 +59,12 @@ class LedgerEntry:
 
     @property
     def is_hopeless(self) -> bool:
-        """Too few samples are left that can be trained: it can only be refunded."""
+        """Too few samples can still be trained: the prompt must be refunded."""
         return bool(self.failed) and self.n_samples - len(self.failed) < LEAST
 
 
 class Oldest:
-    """Entries by (born, uid), oldest first: O(log n) to add and to take, one that left is passed over later."""
+    """A heap of entries by (born, uid). Adding and taking cost O(log n); removed entries are skipped later."""
 
     def __init__(self) -> None:
         self._order: list[tuple[int, int]] = []
@@ -79,7 +80,7 @@ class Oldest:
         heappush(self._order, (entry.born, entry.uid))
 
     def first(self) -> LedgerEntry | None:
-        """The oldest of all, which stays."""
+        """The oldest entry; it is not removed."""
         while self._order:
             entry = self._entries.get(self._order[0][1])
             if entry is not None:
@@ -88,7 +89,7 @@ class Oldest:
         return None
 
     def pop(self) -> LedgerEntry:
-        """The oldest of all. Raises ImpossibleEvent when there is none."""
+        """Remove and return the oldest entry. Raises ImpossibleEvent when there is none."""
         entry = self.first()
         if entry is None:
             raise ImpossibleEvent("only what is there can be taken; nothing is")
@@ -97,7 +98,7 @@ class Oldest:
         return entry
 
     def discard(self, uid: int) -> LedgerEntry | None:
-        """This one leaves, if it is here."""
+        """Remove this entry, if it is present."""
         entry = self._entries.pop(uid, None)
         if entry is not None:
             self.born[entry.born] -= 1
@@ -107,13 +108,13 @@ class Oldest:
 
 
 class Ledger:
-    """The only owner of prompts' states. Raises ImpossibleEvent on what the rules exclude, and changes nothing then."""
+    """Owns the states of all prompts. Raises ImpossibleEvent for a forbidden transition and then changes nothing."""
 
     def __init__(self) -> None:
         self.restart(next_uid=0, term=0)
 
     def restart(self, *, next_uid: int, term: int) -> None:
-        """A term begins with nothing open. Its leases begin at an attempt that no earlier term had."""
+        """Begin a term with no open prompt. Its attempts are larger than those of all earlier terms."""
         self.open: dict[int, LedgerEntry] = {}  # uid -> entry, in order of admission, until trained or refunded
         self.next_uid = next_uid
         self.n_before = next_uid  # prompts that an earlier term trained or refunded: no state here
@@ -127,7 +128,7 @@ class Ledger:
     # admission and leases
 
     def admit(self, *, born: int, n_samples: int, holder: str) -> LedgerEntry:
-        """A new prompt, leased to `holder` in the same act."""
+        """Create a prompt and lease it to `holder`."""
         entry = LedgerEntry(self.next_uid, born, n_samples, holder, attempt=self.first_attempt)
         self.next_uid += 1
         self.open[entry.uid] = entry
@@ -135,7 +136,7 @@ class Ledger:
         return entry
 
     def reopen(self, entry: LedgerEntry) -> None:
-        """A prompt of an earlier term lives on: leased or scoring as it was, ready when complete, else queued."""
+        """Add an open prompt of an earlier term: ready if complete, else leased or scoring as before, else queued."""
         if entry.uid in self.open or entry.uid >= self.next_uid:
             raise ImpossibleEvent(f"prompts 0..{self.next_uid - 1} can be open again, once; got {entry.uid}")
         self.open[entry.uid] = entry
@@ -149,7 +150,7 @@ class Ledger:
             self._move(entry, PromptState.QUEUED)
 
     def lose(self, holder: str, *, died: bool = True) -> list[LedgerEntry]:
-        """`holder` is gone: what it sampled or kept until its verdict waits for another lease."""
+        """`holder` is lost: queue its leased and scoring prompts for another lease."""
         lost = [
             e for e in self.open.values() if e.holder == holder and e.state in (PromptState.LEASED, PromptState.SCORING)
         ]
@@ -160,7 +161,7 @@ class Ledger:
         return lost
 
     def give_back(self, uid: int) -> LedgerEntry:
-        """Its holder will not finish it: a leased or scoring prompt waits for another lease."""
+        """The holder will not finish this prompt: queue it for another lease."""
         entry = self.open.get(uid)
         if entry is None or entry.state not in (PromptState.LEASED, PromptState.SCORING):
             raise ImpossibleEvent(f"only a leased prompt is given back; prompt {uid} is not")
@@ -181,7 +182,7 @@ class Ledger:
     # results
 
     def sampled(self, holder: str, message: Sampled) -> LedgerEntry:
-        """One sample left its generator; its verdict, which comes by another way, may have been here before."""
+        """The holder finished one sample. Its verdict takes another route and may have arrived before."""
         uid, sample, attempt = message.uid, message.sample, message.attempt
         entry = self.open.get(uid)
         if entry is None:
@@ -197,19 +198,19 @@ class Ledger:
         return entry
 
     def deliver(self, scored: Scored) -> LedgerEntry:
-        """One verdict with a reward. The group is READY with its last verdict."""
+        """Record a verdict with a reward. The last verdict makes the group READY."""
         entry = self._open_sample(scored)
         entry.scored[scored.sample] = scored
         return self._judged(entry, scored.sample)
 
     def fail(self, scored: Scored) -> LedgerEntry:
-        """One verdict without a reward: the sample is left out. With its last verdict a group is READY, or hopeless."""
+        """Record a verdict without a reward. The last verdict makes the group READY or hopeless."""
         entry = self._open_sample(scored)
         entry.failed[scored.sample] = scored
         return self._judged(entry, scored.sample)
 
     def _open_sample(self, scored: Scored) -> LedgerEntry:
-        """The entry of a verdict that may count."""
+        """The entry of this verdict. Raises ImpossibleEvent when the verdict cannot count."""
         entry = self._of(scored.uid, scored.attempt)
         if not 0 <= scored.sample < entry.n_samples:
             raise ImpossibleEvent(f"prompt {scored.uid} has samples 0..{entry.n_samples - 1}; got {scored.sample}")
@@ -218,7 +219,7 @@ class Ledger:
         return entry
 
     def _judged(self, entry: LedgerEntry, sample: int) -> LedgerEntry:
-        """One more sample has its verdict."""
+        """Update the state after a verdict."""
         entry.sampled.add(sample)
         if len(entry.scored) + len(entry.failed) == entry.n_samples and not entry.is_hopeless:  # I8
             self.ready.add(entry)
@@ -227,7 +228,7 @@ class Ledger:
             self._move(entry, PromptState.SCORING)
         return entry
 
-    # the ways out
+    # training and refunds
 
     @property
     def n_live(self) -> int:
@@ -240,7 +241,7 @@ class Ledger:
         )
 
     def take(self, n_prompts: int, batch: int) -> list[LedgerEntry]:
-        """The n oldest ready groups, by (born, uid), become `batch`."""
+        """Move the n oldest ready groups, by (born, uid), into `batch`."""
         if not 0 < n_prompts <= len(self.ready):
             raise ImpossibleEvent(f"{len(self.ready)} groups are ready; {n_prompts} were asked for")
         taken = [self.ready.pop() for _ in range(n_prompts)]
@@ -260,7 +261,7 @@ class Ledger:
         return done
 
     def refund(self, uid: int, reason: Refund) -> LedgerEntry:
-        """A live prompt leaves untrained."""
+        """Close a live prompt without training it."""
         entry = self.open.get(uid)
         if entry is None or entry.state not in LIVE:
             raise ImpossibleEvent(f"only a live prompt is refunded; prompt {uid} is not")
@@ -289,7 +290,7 @@ class Ledger:
         return entry
 
     def not_open(self, rule: str, uid: int) -> ImpossibleEvent:
-        """What is wrong with news of a prompt that is not open: it has left, or there has never been one."""
+        """The error for a message about a prompt that is not open: LateEvent if it is closed, else ImpossibleEvent."""
         if 0 <= uid < self.next_uid:
             return LateEvent(f"{rule}; prompt {uid} is closed")
         return ImpossibleEvent(f"{rule}; prompt {uid} was never admitted")

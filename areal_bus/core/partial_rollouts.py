@@ -1,10 +1,11 @@
 """Unfinished samples that generators reported, so that they can be leased again, also after a restart of the head.
 
-A head that comes back knows prompts and verdicts, no leases: what was sampled of them until then would be lost. It is
-offered once the next term has said what of it counts.
+A restarted head knows prompts and verdicts, but no leases. Generators offer it their unfinished samples when the next
+term has begun, so that these are not lost.
 
-The newest report of each sample is kept until the sample is scored, its prompt is refunded or leased to somebody who
-cannot continue it, or a term makes it void. It is bounded in bytes: the one reported longest ago goes first.
+The newest report of each sample is kept until the sample is scored, its prompt is refunded, its prompt is leased to a
+generator that cannot continue it, or a new term invalidates it. The store is bounded in bytes and evicts the oldest
+report first.
 """
 
 from collections.abc import Iterable

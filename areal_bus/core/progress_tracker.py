@@ -1,6 +1,6 @@
-"""When each thing of the ring moved last, as seen by looking at the head every second or so; knows no clock of its own.
+"""Tracks when each part of the ring last made progress, by sampling the head's state about once a second.
 
-What moves only because it failed (a lost lease, a broken push, a change of standing) is no progress.
+A lost lease, a broken push or a change of a member's state is not progress.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Who gets which work: leases of problems, of prompts whose lease was lost, and of new ones; knows no verdict.
+"""The scheduler: leases work to generators.
 
-Work goes to the least loaded generator that holds what is published (I7): problems of an evaluation first, then prompts
-whose lease was lost, then new ones as the gate allows (I1).
+The least loaded generator that holds the published version (I7) is served first. The order of work is: problems of an
+evaluation, prompts with a lost lease, then new prompts as the gate permits (I1).
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
@@ -24,7 +24,7 @@ POISON_THRESHOLD = 2  # deaths of its holders after which a prompt is sampled al
 
 
 class Scheduler:
-    """Spends the gate's credits; the ledger and the members' leases move with it."""
+    """Spends the gate's credits. Updates the ledger and the leases of members."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Counts scores that failed (timeout or error) and says so when they are more than 5 %. Pure: no I/O."""
+"""Counts failed scores (timeout or error) and warns when they exceed 5 %."""
 
 import re
 from collections import Counter

@@ -1,6 +1,6 @@
-"""What happens to samples that are older than eta versions: the four policies and which tokens they train (I2).
+"""The four staleness policies, and the rule that decides which tokens are trained (I2).
 
-It knows no tensors and no ring. The rules by which prompts are admitted and batches taken are the gate's.
+`gate.py` has the rules for the admission of prompts and the choice of batches.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from areal_bus.errors import ImpossibleEvent
 
 
 class StalenessPolicy(StrEnum):
-    """`rollout.staleness_policy`; docs/staleness.md has what each guarantees and what it costs."""
+    """`rollout.staleness_policy`; docs/staleness.md lists the guarantees and the cost of each."""
 
-    MASK = "mask"  # tokens older than eta train nothing
-    HOLD = "hold"  # the learner waits for whoever would become too old
-    DROP = "drop"  # groups that became too old are refunded and their rows issued again
-    PAPER = "paper"  # eq. 3 alone: everything is trained, however old
+    MASK = "mask"  # tokens older than eta enter no loss
+    HOLD = "hold"  # the learner waits for prompts that would become too old
+    DROP = "drop"  # groups that are too old are refunded; their rows are issued again
+    PAPER = "paper"  # eq. 3 only: tokens of any age are trained
 
 
 def trained_runs(spans: Sequence[Sequence[int]], clock: int, eta: int) -> list[tuple[int, bool]]:
     """(n_tokens, trained) for each span of versions, in order: trained iff clock - version <= eta.
 
     `spans` are [[version, n_tokens], ...] over the sampled tokens; `clock` is c, the updates finished when the batch
-    was taken. Raises ValueError for spans that no generator can have stamped.
+    was taken. Raises ValueError for spans that no generator can produce.
     """
     if eta < 0 or clock < 0:
         raise ValueError(f"clock and eta count from 0: clock {clock}, eta {eta}")
@@ -42,9 +42,9 @@ def trained_runs(spans: Sequence[Sequence[int]], clock: int, eta: int) -> list[t
 
 
 def runs_under(policy: StalenessPolicy, spans: Sequence[Sequence[int]], clock: int, eta: int) -> list[tuple[int, bool]]:
-    """`trained_runs` as the policy has it: `paper` trains all; under `hold` and `drop` nothing older can occur.
+    """`trained_runs` under a policy: `paper` trains all tokens; under `hold` and `drop` no token may be older than eta.
 
-    Raises ImpossibleEvent when it does occur, ValueError for spans that no generator can have stamped.
+    Raises ImpossibleEvent for an older token, ValueError for spans that no generator can produce.
     """
     runs = trained_runs(spans, clock, eta)
     if policy is StalenessPolicy.PAPER:

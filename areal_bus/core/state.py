@@ -1,4 +1,4 @@
-"""What the head decides by, and where its prompts come from; knows no decision itself."""
+"""Settings of the head (`HeadRules`), the phases of a run, and the protocol of the data source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from areal_bus.messages import VerdictStatus
 
 @dataclass(frozen=True, slots=True)
 class HeadRules:
-    """What of the config the head decides by."""
+    """The part of the config that the head uses."""
 
     batch_size: int  # B
     eta: int
@@ -39,7 +39,7 @@ class HeadRules:
     partial_groups: bool = False  # samples without a reward are left out, the others of their group may be trained
 
     def reward_of(self, status: str, reward: float) -> float | None:
-        """What a training sample counts with: its own value, or what is declared for its verdict; None for nothing."""
+        """The reward of a training sample: its value, or the configured one for its verdict; None if it has none."""
         if status == VerdictStatus.VALUE:
             return reward
         return self.on_timeout if status == VerdictStatus.TIMEOUT else self.on_error

@@ -1,12 +1,12 @@
 """Terms (incarnations of the learner) and which tokens of older terms still count.
 
-A term begins at the version of a checkpoint, or at that of a learner which has outlived its head. A checkpoint can be
-gone back to only with the frontier of the same version, so frontiers stay for as long as their checkpoint does. A
-learner that lives can be gone on with only from a waypoint of its own: at the version that it began with, or at that of
-one of the two batches that it was given last.
+A term begins at the version of a checkpoint, or at the version of a learner that survived its head. A learner
+checkpoint needs the head checkpoint ("frontier") of the same version, so both are kept equally long. A surviving
+learner needs a savepoint ("waypoint") that was captured for it: at the version where it began, or for one of its last
+two batches.
 
-A term begins at the version of a checkpoint, its base: whatever later versions of older terms made is void. Versions of
-different terms are never compared with each other but by that rule.
+The version at which a term begins is its base. Everything that later versions of older terms made is void. Versions
+of different terms are compared by this rule only.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -1,7 +1,8 @@
-"""What each policy costs: ages, speed, work masked or wasted, and what becomes of long answers, in simulated rings.
+"""Measures the cost of each policy in simulated rings: ages, speed, masked and wasted work, bias against long samples.
 
-The world: 4 generators of 16 slots, batches of 8 groups of 4 samples, lengths with a mean of about 60 seconds, updates
-of 20 s on average, pushes of 2 s, no faults. Lengths are drawn anew for each sample, for a row issued again, too.
+The world: 4 generators of 16 slots, batches of 8 groups of 4 samples, lengths with a mean of about 60 seconds,
+updates of 20 s on average, pushes of 2 s, no faults. Lengths are drawn anew for each sample, for a row issued again,
+too.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Seed after seed, over processes: how many schedules and events, and every invariant that did not hold."""
+"""Runs many seeds in parallel processes; reports schedules, events and violated invariants."""
 
 import itertools
 import json

@@ -1,6 +1,6 @@
-"""Learner ranks without a model: they meet, begin at a checkpoint, update together, write checkpoints, push.
+"""Simulated learner ranks: rendezvous, begin at a checkpoint, update together, write checkpoints, push.
 
-A rank trains what the production rule lets it (`runs_under`), and says which runs of tokens those were. Before each
+A rank trains the tokens that the production rule (`runs_under`) selects, and reports those runs. Before each
 batch the ranks agree whether all of them have their share; if a head died before, they go on with the next one.
 """
 

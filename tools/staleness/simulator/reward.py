@@ -1,4 +1,4 @@
-"""A reward actor without a function: a verdict takes time and may be an error or a timeout; it keeps no state."""
+"""A simulated reward actor: verdicts take time and may be an error or a timeout."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""One sample as it truly was: what stamped its tokens, and what its generator had of it when it reported it."""
+"""Ground truth of one simulated sample: which weights made its tokens, and what its generator reported."""
 
 from dataclasses import dataclass, field
 

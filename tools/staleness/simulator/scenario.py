@@ -1,4 +1,4 @@
-"""What one schedule is made of: sizes, lengths, speeds and faults, all drawn from one seed; knows no ring."""
+"""Scenarios: sizes, lengths, speeds and faults of one simulated schedule, drawn from one seed."""
 
 import random
 from dataclasses import dataclass, replace

@@ -1,7 +1,7 @@
-"""An independent count of what happened in a simulated ring, held against what the head says.
+"""The witness: an independent count of a simulated ring, compared with the head's reports.
 
-It believes no counter of the head: it recounts from the journal's lines, and takes versions and rewards from the
-actors that made them.
+It uses no counter of the head. It counts journal lines itself, and takes versions and rewards from the actors that
+made them.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
-"""A virtual clock, processes that stop, crash and come back, and links that lose, repeat, delay and reorder.
+"""The simulated world: a virtual clock, processes that stop, crash and restart, and lossy links.
 
-Two kinds of messages. Those that somebody repeats or whose loss a deadline heals may be lost, doubled and reordered.
-All others travel as over one ZeroMQ connection: late, but in order and once; a cut holds them back until it heals. When
-a connection to the head breaks, whatever is under way in it is lost, and the head's bus says so (Gone).
+There are two kinds of messages. Messages that are resent, or covered by a deadline, may be lost, doubled and
+reordered. All others behave as on one ZeroMQ connection: delayed, but in order and once; a cut link delays them until
+it heals. When a connection to the head breaks, its messages in flight are lost, and the head receives `Disconnected`.
 """
 
 import random
