@@ -97,7 +97,7 @@ def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches
 
 
 def test_a_large_job_shares_learners_and_splits_generators() -> None:
-    large = load(ROOT / "configs" / "32b.toml", (), {})
+    large = load(ROOT / "configs" / "32b.toml", ('rollout.engine="builtin"',), {})
     places = plan(large.topology, [f"h{r // 8}" for r in range(512)])
     learner, generator = places[0].seats[1], places[128].seats[0]
     n_learners, width, slots = (

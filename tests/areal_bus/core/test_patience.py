@@ -179,14 +179,14 @@ def test_what_waits_in_the_inbox_is_no_silence() -> None:
     inbox = ReceiveQueue(1 << 20)
     began = inbox.until
     inbox.put([("generator-0.0", m.Disconnected(), 0), ("generator-1.0", m.Disconnected(), 0)])
-    inbox.is_whole(began + 1.0)
+    inbox.mark_complete(began + 1.0)
     inbox.put([("generator-0.0", m.Disconnected(), 0)])
-    inbox.is_whole(began + 2.0)
+    inbox.mark_complete(began + 2.0)
     seen = []
     while inbox.take(0) is not None:
         seen.append(inbox.until - began)
     assert seen == [0.0, pytest.approx(1.0), pytest.approx(2.0)]
-    inbox.is_whole(began + 3.0)
+    inbox.mark_complete(began + 3.0)
     assert inbox.until - began == pytest.approx(3.0)
 
 
