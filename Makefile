@@ -17,7 +17,7 @@ RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help setup model demo test check soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm
+.PHONY: help setup model demo test test-all check soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -36,15 +36,19 @@ demo: model  ## the main job: a real model learns sums on two CPU cores
 	@$(IN_VENV) $(RUN_DEMO)
 
 WORKERS ?= 2
-test: setup  ## the test suite, its files over two processes (WORKERS=, PYTEST_ARGS= for more)
-	@$(IN_VENV) python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
+test: setup  ## every invariant and one real ring, in 5 minutes on two free cores (WORKERS=, PYTEST_ARGS= for more)
+	@$(IN_VENV) $(PYTEST) -m "not slow and not soak" $(PYTEST_ARGS)
+
+test-all: setup  ## what CI runs: also the slow tests, in 20 minutes on two free cores
+	@$(IN_VENV) $(PYTEST) -m "not soak" $(PYTEST_ARGS)
 
 lint: setup  ## format, lint and types
 	@$(IN_VENV) ruff format --check . && ruff check . && mypy
 
-check: lint test  ## lint, then test
+check: lint test  ## lint, then test (CI: lint, then test-all)
 
-soak: setup  ## the long tests
+soak: setup  ## the tests that take minutes each; hours in all
 	@$(IN_VENV) python -m pytest -m soak $(PYTEST_ARGS)
 
 soak-faults: setup  ## every row of the fault matrix over real processes: kills, stops, torn files, hostile peers

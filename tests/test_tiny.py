@@ -1,4 +1,4 @@
-"""The whole ring on two cores: configs/tiny.toml under mpirun, once, and what its run must show."""
+"""One real ring on two cores: runs configs/tiny.toml under mpirun once and checks its results. Part of `make test`."""
 
 import json
 import os
@@ -51,13 +51,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return launch(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.mark.slow
 def test_the_tiny_model_learns(run: Path) -> None:
     """0.15 to 0.21 with other seeds or other roundings; by chance alone, with 2,560 samples in each mean, 0.01."""
     assert gain(run) >= 0.1
 
 
-@pytest.mark.slow
 def test_every_step_is_trained_pushed_and_published(run: Path) -> None:
     steps = json.loads((run / "config.json").read_text())["run"]["total_train_steps"]
     assert [update["version"] for update in events(run, "head-0.0", "update")] == list(range(1, steps + 1))
@@ -66,14 +64,12 @@ def test_every_step_is_trained_pushed_and_published(run: Path) -> None:
         assert events(run, generator, "pushed")[-1]["version"] == steps
 
 
-@pytest.mark.slow
 def test_no_trained_token_is_over_the_bound(run: Path) -> None:
     eta = json.loads((run / "config.json").read_text())["rollout"]["max_head_offpolicyness"]
     assert all(update.get("lag_max", 0) <= eta for update in events(run, "head-0.0", "update"))
     assert max(update.get("lag_max", 0) for update in events(run, "head-0.0", "update")) > 0
 
 
-@pytest.mark.slow
 def test_nothing_is_lost_and_nothing_trained_twice(run: Path) -> None:
     admitted = {admit["uid"] for admit in events(run, "head-0.0", "admit")}
     refunded = {refund["uid"] for refund in events(run, "head-0.0", "refund")}
@@ -83,7 +79,6 @@ def test_nothing_is_lost_and_nothing_trained_twice(run: Path) -> None:
     assert not {uid for uid, _ in trained} & refunded
 
 
-@pytest.mark.slow
 def test_its_journal_replays_to_the_same_decisions(run: Path) -> None:
     replay = replay_run(run, n_generators=2)
     assert replay.head.gate.eta == 1
@@ -91,14 +86,12 @@ def test_its_journal_replays_to_the_same_decisions(run: Path) -> None:
     assert replay.n_compared > len(events(run, "head-0.0", "scored"))
 
 
-@pytest.mark.slow
 def test_sampler_and_learner_agree_at_the_same_version(run: Path) -> None:
     first = events(run, "head-0.0", "update")[0]
     assert first["lag_max"] == 0
     assert first["mismatch_max"] < 1e-4
 
 
-@pytest.mark.slow
 def test_every_actor_accounts_for_its_time(run: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tools.breakdown", str(run)], cwd=ROOT, capture_output=True, check=False
@@ -106,14 +99,12 @@ def test_every_actor_accounts_for_its_time(run: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
 def test_its_sockets_listen_on_loopback_only(run: Path) -> None:
     """The store alone: pushes within one host need no collectives, and the bus itself is on ipc paths."""
     seen = (run.parent / "listeners.txt").read_text().split()
     assert [address.rpartition(":")[0] for address in seen] == ["127.0.0.1"]
 
 
-@pytest.mark.slow
 def test_the_exported_model_loads_in_plain_transformers(run: Path) -> None:
     code = (
         "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "

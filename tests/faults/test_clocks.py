@@ -41,6 +41,7 @@ def wall_reads(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_row_37_no_source_decides_by_the_wall_clock(path: Path) -> None:
     assert wall_reads(path.read_text()) == READERS.get(str(path.relative_to(ROOT)), [])

@@ -67,6 +67,7 @@ def lives(ring: Ring, role: str) -> int:
     return len(list(runs.Run(ring.run).journals(role)))
 
 
+@pytest.mark.slow
 def test_row_12_a_learner_outlives_heads_and_makes_every_update_once(outlived: Outlived) -> None:
     assert outlived.last == outlived.learner
     assert (lives(outlived.ring, "learner"), lives(outlived.ring, "head")) == (1, 3)
@@ -74,6 +75,7 @@ def test_row_12_a_learner_outlives_heads_and_makes_every_update_once(outlived: O
     assert outlived.history.versions == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_a_term_begins_where_the_learner_is(outlived: Outlived) -> None:
     """A batch that it waited for is made anew; one that it had is trained, and the next head goes on after it."""
     ring = outlived.ring
@@ -87,12 +89,14 @@ def test_a_term_begins_where_the_learner_is(outlived: Outlived) -> None:
     assert [line["version"] for line in ring.lines("update", role="head")] == [1, 2, *range(4, STEPS + 1)]
 
 
+@pytest.mark.slow
 def test_at_eta_0_a_run_whose_head_was_killed_is_bit_equal_to_one_without(outlived: Outlived) -> None:
     assert differences(outlived.ring, outlived.plain) == {}
     assert batches(outlived.ring) == plain_batches(outlived.plain)
     assert set(outlived.history.rows().values()) == {1}
 
 
+@pytest.mark.slow
 def test_the_terminal_says_where_each_term_begins(outlived: Outlived) -> None:
     said = outlived.ring.output
     for version in (2, 3):

@@ -67,6 +67,7 @@ class HeadWithAllTogether(Head):
         self.publishing.pushes.__class__ = AllTogether
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "until_s"), WAYS)
 def test_row_03_a_generator_that_refuses_every_push_hurts_itself_alone(how: str, until_s: float) -> None:
     n_dismissed = 0
@@ -93,6 +94,7 @@ class HeadWithSharesForAll(Head):
         self.leasing.__class__ = SharesForAll
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "most"), [("said", 1.3), ("silent", 3.0)])
 def test_row_03_at_eta_0_shares_are_dealt_among_those_that_complete_their_pushes(how: str, most: float) -> None:
     """From the start, or from some moment on: at most so many times as long as without the bad one."""
@@ -124,6 +126,7 @@ def test_row_03_at_eta_0_a_ring_that_waits_for_all_never_begins(how: str) -> Non
         assert stuck.end.sentence.startswith("the ring must be complete"), f"seed {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["said", "silent"])
 def test_row_03_pushed_to_with_the_others_it_starves_the_ring(how: str) -> None:
     """What the simulator would find if nobody was kept apart."""

@@ -123,6 +123,7 @@ def plain_batches(plain: dict[int, Line]) -> dict[int, list[tuple[int, int, int]
     }
 
 
+@pytest.mark.slow
 def test_row_13_kill_the_whole_job_and_resume(resumed: Resumed) -> None:
     """A second start goes on from the checkpoint; every prompt is trained once, and none is skipped."""
     ring = resumed.ring
@@ -134,6 +135,7 @@ def test_row_13_kill_the_whole_job_and_resume(resumed: Resumed) -> None:
     assert "resumes " in ring.output
 
 
+@pytest.mark.slow
 def test_a_job_that_was_killed_is_killed_in_mid_rollout(resumed: Resumed) -> None:
     """Or the test above would show less than it says."""
     ring = resumed.ring
@@ -142,6 +144,7 @@ def test_a_job_that_was_killed_is_killed_in_mid_rollout(resumed: Resumed) -> Non
     assert begun - ended
 
 
+@pytest.mark.slow
 def test_at_eta_0_a_resumed_run_is_bit_equal_to_one_without_a_break(resumed: Resumed) -> None:
     """Weights, losses and all figures of every update, before the break and after it, and every batch."""
     assert sorted(resumed.plain) == list(range(STEPS + 1))

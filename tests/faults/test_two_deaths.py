@@ -42,6 +42,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
         yield Deaths(ring, sampling, assembling)
 
 
+@pytest.mark.slow
 def test_row_02_what_a_generator_had_begun_goes_to_another_one(deaths: Deaths) -> None:
     ring, blow = deaths.ring, deaths.sampling
     begun = {(x["uid"], x["sample"]) for x in own(ring, blow, "request")}
@@ -53,6 +54,7 @@ def test_row_02_what_a_generator_had_begun_goes_to_another_one(deaths: Deaths) -
         assert again["t"] - blow.t < REISSUED_S
 
 
+@pytest.mark.slow
 def test_row_03_a_push_whose_member_dies_while_it_assembles_waits_for_no_deadline(deaths: Deaths) -> None:
     ring, blow = deaths.ring, deaths.assembling
     began = [line for line in ring.lines("push", role="head") if line["t"] < blow.t][-1]

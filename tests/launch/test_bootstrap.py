@@ -39,6 +39,7 @@ def start(rank: int, size: int, *, job: str, rendezvous: str = "") -> "subproces
     return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rendezvous", ["", "ipc"])
 def test_ranks_meet_through_the_environment_alone(tmp_path: Path, rendezvous: str) -> None:
     where = f"ipc://{tmp_path}/meet" if rendezvous else ""

@@ -62,6 +62,7 @@ def test_without_the_gpus_a_start_ends_with_a_sentence_that_names_the_host() -> 
         check_gpus(2, ["a", "b"], [(2, "2.13.0"), (1, "2.13.0")])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU here")
 def test_a_start_on_a_machine_without_gpus_says_so_once_and_leaves_no_run(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "areal_bus.launch", str(FOLDER / "gpus-1.toml"), "--set", "launch.bootstrap=env"]

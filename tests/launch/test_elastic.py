@@ -243,6 +243,7 @@ def test_a_folder_that_is_no_run_or_has_no_invitation_is_refused(run: Path) -> N
         invitation(str(run), None)
 
 
+@pytest.mark.slow
 def test_a_guest_that_is_told_to_leave_with_no_head_there_leaves_at_once(run: Path) -> None:
     """As the command line has it: a process and its actor, which are gone afterwards."""
     listening = socket.socket()  # somebody is there, but no head

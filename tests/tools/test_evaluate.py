@@ -116,6 +116,7 @@ def test_a_runs_own_reward_is_found_where_the_run_was_started(run: Path, tmp_pat
     assert resolved(run, "--config", ROOT / "configs" / "tiny.toml")["folder"] == str(ROOT / "configs")
 
 
+@pytest.mark.slow
 def test_cut_off_weights_end_with_code_2_and_a_sentence(run: Path, model: Path, tmp_path: Path) -> None:
     cut = shutil.copytree(model, tmp_path / "cut")
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:500])
@@ -127,6 +128,7 @@ def test_cut_off_weights_end_with_code_2_and_a_sentence(run: Path, model: Path, 
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_runs_model_answers_its_problems_as_the_rings_own_evaluation_does(
     run: Path, model: Path, tmp_path: Path
 ) -> None:
@@ -183,6 +185,7 @@ def test_bad_input_is_a_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.
             scored(monkeypatch, *arguments)
 
 
+@pytest.mark.slow
 def test_bad_input_ends_with_code_2_and_no_traceback(run: Path, tmp_path: Path) -> None:
     done = tool(run, "--data", write_rows(tmp_path / "rows.jsonl", [{"question": "abc"}]))
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""`python -m tools.bench NAME`: chooses one bench; what a bench runs and measures is its own module's."""
+"""Command line of the benchmarks: `python -m tools.bench NAME` runs one bench and prints its figures."""
 
 import argparse
 import json
@@ -17,17 +17,14 @@ from tools.bench.harness.protocol import Bench
 from tools.bench.jobs import async_speedup, demo, interrupt, simulator_accuracy, throughput_bound
 from tools.bench.loss import bench as loss
 from tools.bench.pack import bench as pack
-from tools.bench.pack import padding
 from tools.bench.push import bench as push
 from tools.bench.reward import bench as reward
-from tools.bench.scaling import bench as curves
 from tools.bench.smollm2 import bench as smollm2
 from tools.bench.wire import bench as wire
 
 BENCHES: Mapping[str, Bench] = {
     "async": async_speedup.Asynchrony(),
     "bound": throughput_bound.Bound(),
-    "curves": curves.CurvesBench(),
     "demo": demo.Demo(),
     "e2e": e2e.WALL,
     "e2e-core": e2e.CORE,
@@ -38,7 +35,6 @@ BENCHES: Mapping[str, Bench] = {
     "interrupt": interrupt.Interrupt(),
     "loss": loss.LossBench(),
     "pack": pack.PackBench(),
-    "padding": padding.PaddingBench(),
     "push": push.PushBench(),
     "reward": reward.RewardBench(),
     "simulate": simulator_accuracy.SimulateBench(),
@@ -75,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"{asked}; there are: {', '.join(BENCHES)}")
     before = signal.signal(
         signal.SIGTERM, lambda number, _frame: sys.exit(128 + number)
-    )  # as Ctrl-C: what is open ends
+    )  # as Ctrl-C: open contexts are closed
     try:
         figures = BENCHES[args.name].measure(quiet=args.json)
     finally:

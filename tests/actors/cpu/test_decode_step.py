@@ -81,6 +81,7 @@ def stepped(forward: FusedLlama, texts: Sequence[Sequence[int]]) -> Tensor:
     return forward.decoded([text[-1] for text in texts], ends, view)
 
 
+@pytest.mark.slow
 @given(
     family=st.sampled_from(range(len(FAMILIES))),
     share=st.sampled_from([1, 4, 5, 18]),

@@ -261,6 +261,7 @@ def test_a_token_does_not_depend_on_a_row_with_a_nucleus_beside_it(monkeypatch: 
         assert (alone[0][0], alone[1][0]) == (beside[0][0], beside[1][0])
 
 
+@pytest.mark.slow
 @needs_library
 def test_a_library_that_was_cut_short_is_compiled_anew(tmp_path: Path) -> None:
     run(SMALL, XDG_CACHE_HOME=str(tmp_path))
@@ -282,6 +283,7 @@ def test_code_is_not_loaded_from_a_folder_that_others_can_write_to(
     assert native._folder() is None
 
 
+@pytest.mark.slow
 @needs_library
 def test_a_poorer_library_is_told_of(tmp_path: Path) -> None:
     compiler = tmp_path / "with space"

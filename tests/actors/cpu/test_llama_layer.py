@@ -89,6 +89,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "library", lambda: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_onednn", [True, False])
 @pytest.mark.parametrize("by", ["one pass", "kernels", "torch"])
 @pytest.mark.parametrize("name", MODELS)

@@ -229,6 +229,7 @@ def test_without_a_word_of_the_head_it_goes_on_and_says_so(tmp_path: Path) -> No
             around.tell(HeadHeartbeat(0, 0))
 
 
+@pytest.mark.slow
 def test_asked_to_leave_a_process_says_so_ends_its_work_and_says_that_it_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def _check_journal(head: Script) -> None:
     assert sum(spent.values()) == pytest.approx(head.journal("end")[0]["wall_s"], rel=0.01)  # I12
 
 
+@pytest.mark.slow
 def test_a_push_goes_on_while_the_learner_waits_and_stop_ends_the_wait(tmp_path: Path) -> None:
     with script(tmp_path) as head:
         digest = head.assemble().digest
@@ -75,6 +76,7 @@ def test_a_push_goes_on_while_the_learner_waits_and_stop_ends_the_wait(tmp_path:
         assert not (head.run_folder / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_drained_learner_leaves_a_checkpoint_and_no_export(tmp_path: Path) -> None:
     with script(tmp_path, checkpoint={"at_end": False}) as head:
         head.assemble()
@@ -89,6 +91,7 @@ def test_a_drained_learner_leaves_a_checkpoint_and_no_export(tmp_path: Path) -> 
         assert not (head.run_folder / "model").exists()
 
 
+@pytest.mark.slow
 def test_two_learners_are_one(tmp_path: Path) -> None:
     with script(tmp_path, n_learners=2) as head:
         assert head.assemble().version == 0
@@ -117,6 +120,7 @@ def train(rollout, actor):
 """
 
 
+@pytest.mark.slow
 def test_a_users_own_loop_is_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN_LOOP.format(path=str(tmp_path / "seen")))
     with script(tmp_path, learner={"loop": "mine:train"}, checkpoint={"at_end": False}) as head:
@@ -138,6 +142,7 @@ def train(rollout, actor):
 """
 
 
+@pytest.mark.slow
 def test_half_an_update_is_never_kept_whatever_the_loop_does(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HIDING_LOOP)
     actor = {"ppo_n_minibatches": 2, "advantage": "rloo"}
@@ -149,6 +154,7 @@ def test_half_an_update_is_never_kept_whatever_the_loop_does(tmp_path: Path) -> 
         assert not (head.run_folder / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_loop_that_leaves_the_last_batch_untrained_ends_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def train(rollout, actor): rollout.prepare_batch()")
     with script(tmp_path, learner={"loop": "mine:train"}) as head:
@@ -158,6 +164,7 @@ def test_a_loop_that_leaves_the_last_batch_untrained_ends_with_a_sentence(tmp_pa
         assert head.processes[0].wait(PATIENCE_S) == codes.BAD_INPUT
 
 
+@pytest.mark.slow
 def test_a_loop_that_returns_early_ends_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def train(rollout, actor): pass")
     said = "learner.loop takes batches until there are none: 'mine:train' returned at version 0 while the run goes on"

@@ -210,6 +210,7 @@ POISON = [  # long, deep, large or malformed: each was an error or a hang for so
 GOLDS = ["6", r"\frac{1}{2}", "x^2+1", "1,-2", r"\text{east}", "B", "(1,2)", "x=6", "40_9", "6 m", r"2\sqrt{3}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("completion", POISON, ids=range(len(POISON)))
 def test_what_a_completion_does_wrong_is_a_verdict_of_false(completion: str) -> None:  # item 2
     assert [mathematics.score("", completion, {"answer": gold}).correct for gold in GOLDS] == [False] * len(GOLDS)

@@ -187,6 +187,7 @@ def test_a_score_that_hangs_is_a_timeout_and_the_next_one_works(pool, completion
     assert verdict_of(pool, "number").reward == 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("completion", "part"),
     [
@@ -264,6 +265,7 @@ def test_a_worker_has_one_thread_leaves_no_core_file_and_a_group_of_its_own(pool
     assert [os.getpgid(pid) for pid in pool.pids] == pool.pids
 
 
+@pytest.mark.slow
 def test_fifty_mixed_scores_all_get_their_own_verdict(folder):
     kinds = ["right", "answer", "raises", "leaves", "busy", "answer", "prints", "nan", "answer", "crashes"]
     expected = {"right": VALUE, "answer": VALUE, "prints": VALUE, "busy": TIMEOUT}

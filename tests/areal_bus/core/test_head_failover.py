@@ -330,6 +330,7 @@ def test_ranks_that_do_not_agree_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert first_break(monkeypatch, does_not_ask, schedule) != "none"
 
 
+@pytest.mark.slow
 def test_crews_of_which_one_died_unseen_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """I11: the others would wait for it for ever."""
 

@@ -248,6 +248,7 @@ def see(seeds: range) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_rings_whose_generators_die_continue_samples_and_keep_every_invariant() -> None:
     seen = see(range(100))
     assert seen["continued"] >= 50, seen

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ def test_a_schedule_goes_as_with_the_plain_ways(seed: int) -> None:
     assert story(draw(seed), Head) == story(draw(seed), PlainHead)
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 1 << 30),
     n_generators=st.integers(4, 9),

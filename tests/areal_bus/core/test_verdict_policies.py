@@ -172,6 +172,7 @@ def scenario(seed: int, policy: StalenessPolicy, **declared: Any) -> Scenario:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", StalenessPolicy)
 def test_32_2_rings_whose_scores_fail_keep_every_invariant_and_the_audit_is_clean(
     policy: StalenessPolicy, tmp_path: Path

@@ -100,6 +100,7 @@ WAYS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [False, True])
 @pytest.mark.parametrize(("sender", "receiver", "listener"), WAYS)
 def test_32_19_a_message_is_taken_from_the_roles_of_the_table_and_from_nobody_else(

@@ -91,7 +91,7 @@ def test_64_clients_connect_at_once(tmp_path: Path) -> None:
     assert crowd(2, 32, listen=f"ipc://{tmp_path}/head", keys=False) < PATIENCE_S
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [False, True])
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_512_clients_connect_at_once(tmp_path: Path, transport: str, keys: bool) -> None:

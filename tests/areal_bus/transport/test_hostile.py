@@ -280,7 +280,7 @@ def test_idle_connections_keep_nobody_out(n: int) -> None:
         newcomer.close(0)
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_idle_connections_are_cut_off_after_a_while() -> None:
     with pair_at("tcp://127.0.0.1:0", keys=True) as pair, ExitStack() as stack:
         idle(pair.head.endpoint, 200, stack)

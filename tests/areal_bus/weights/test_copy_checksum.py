@@ -114,6 +114,7 @@ def test_it_does_not_matter_where_in_a_cache_line_the_bytes_lie(to: torch.dtype,
     assert running.value() == sum_of_all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("poorer", [("-mno-avx512f",), ("-mno-avx512f", "-mno-avx2")], ids=str)
 def test_on_a_lesser_processor_it_is_the_same(

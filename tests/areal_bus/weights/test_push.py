@@ -127,6 +127,7 @@ def test_a_catch_up_push_of_another_view_leaves_the_rings_group_alone(ring: Ring
     assert groups == [groups[0], groups[0] + 1, groups[0] + 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 2, 3])
 def test_a_member_killed_in_mid_push_fails_it_at_once_and_a_new_view_of_the_survivors_works(
     ring: Ring, place: int

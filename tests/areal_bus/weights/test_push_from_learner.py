@@ -48,6 +48,7 @@ def test_sharded_weights_are_pushed_while_their_ranks_train() -> None:
     assert world.num_keys() > 0
 
 
+@pytest.mark.slow
 def test_a_push_stuck_at_a_stopped_member_can_be_cancelled_and_the_root_ends() -> None:
     root, stopped = Peer("learner-0", "tests.areal_bus.weights.learner_process", "cancel"), member("generator-0.0")
     order = begin(1, root.answer()["store"], stopped.name)
@@ -64,6 +65,7 @@ def test_a_push_stuck_at_a_stopped_member_can_be_cancelled_and_the_root_ends() -
     stopped.end()
 
 
+@pytest.mark.slow
 def test_members_hear_of_a_root_that_died_long_before_the_deadline() -> None:
     root, receiver = Peer("learner-0", "tests.areal_bus.weights.learner_process", "cancel"), member("generator-0.0")
     order = begin(1, root.answer()["store"], receiver.name)

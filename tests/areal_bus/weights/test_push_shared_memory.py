@@ -340,6 +340,7 @@ def test_a_member_that_stands_still_costs_a_push_and_the_memory_serves_the_next_
     assert still.answer()["held"] == following.digest
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_dead_root_lasts_until_its_last_reader_hears_of_it() -> None:
     root, receiver = (
         Peer("learner-0", "tests.areal_bus.weights.learner_process", "cancel", "shared"),

@@ -53,6 +53,7 @@ def decoded(frames: Sequence[bytes]) -> list[Message]:
     return [codec.decode(part, job=JOB) for part in split(frames)]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ANYTHING, min_size=1, max_size=30))
 def test_messages_that_go_together_come_as_each_alone_would(several: list[Message]) -> None:

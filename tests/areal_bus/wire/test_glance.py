@@ -92,6 +92,7 @@ def changed(data: st.DataObject, pairs: Pairs) -> Pairs:
     return pairs
 
 
+@pytest.mark.slow
 @settings(max_examples=1500, deadline=None)
 @given(ANYTHING, st.data())
 def test_what_a_glance_sees_is_what_looking_at_each_value_sees(message: messages.Message, data: st.DataObject) -> None:

@@ -155,6 +155,7 @@ def test_an_end_line_without_a_code_is_no_orderly_end(tmp_path: Path) -> None:
     assert "its head wrote no exit code" in judged["I11"].why
 
 
+@pytest.mark.slow
 def test_damaged_journals_end_in_a_verdict(tmp_path: Path) -> None:
     """Any number in a line may be another: the auditor never crashes."""
     folder = true_run().save(tmp_path / "run")

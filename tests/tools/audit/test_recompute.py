@@ -96,6 +96,7 @@ def test_each_token_is_that_of_the_version_stamped_on_it(tmp_path: Path) -> None
         assert min(neighbours) > 10 * TOLERANCE  # versions can be told apart
 
 
+@pytest.mark.slow
 def test_I5_a_token_of_a_neighbouring_version_is_caught(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     sample_over_versions(run)
@@ -114,6 +115,7 @@ def test_I5_a_token_of_a_neighbouring_version_is_caught(tmp_path: Path) -> None:
     assert found.n_tokens == 3 * LENGTH
 
 
+@pytest.mark.slow
 def test_the_audit_says_what_was_recomputed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run")
     sample_over_versions(run)
@@ -141,6 +143,7 @@ def test_a_version_without_weights_is_counted(tmp_path: Path) -> None:
     assert sorted(result.versions) == [0, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["samples", "checkpoints"])
 def test_what_was_not_kept_is_named(missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run")

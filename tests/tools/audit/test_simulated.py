@@ -107,6 +107,7 @@ def audited(folder: Path, seed: int) -> tuple[Audit, ScheduleOutcome]:
     return audit(Run(journal(folder, scenario, ring))), outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_what_the_head_writes_is_clean_under_every_policy_and_fault(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + 20):
@@ -115,6 +116,7 @@ def test_what_the_head_writes_is_clean_under_every_policy_and_fault(first: int, 
         assert not outcome.violations
 
 
+@pytest.mark.slow
 def test_what_heads_write_over_several_terms_is_clean(tmp_path: Path) -> None:
     seeds = [seed for seed in range(200, 2000) if goes_back(draw(seed))][:120]
     seen: Counter[str] = Counter()

@@ -107,6 +107,7 @@ def written(folder: Path) -> Any:
     return settings.load(path)
 
 
+@pytest.mark.slow
 def test_each_half_alone_computes_the_workload_that_the_jobs_have(tmp_path: Path) -> None:
     with worker_process.ours("jobs.halves_alone") as alone:
         update_a_length(drawn.PreparedWorkload(interrupt.WORKLOAD, tmp_path / "interrupt", alone))

@@ -24,6 +24,7 @@ def test_completions_have_rewards_of_their_own_so_that_no_group_is_without_advan
     assert setting.worth(early) > 1 > 1 / 64 > setting.worth(late) > 0
 
 
+@pytest.mark.slow
 def test_a_prompt_has_the_length_that_is_said_and_nobody_can_sample_its_end(tmp_path: Path) -> None:
     with worker_process.ours("e2e.ours") as ours:
         assert ours.ask("write", folder=str(tmp_path / "model")) == 857_216

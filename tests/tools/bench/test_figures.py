@@ -1,11 +1,9 @@
-"""Our halves of the comparisons, small, and the figures made of what both sides say. Nothing here is timed."""
+"""Our half of each comparison on small inputs, and the figures computed from both sides. Nothing is timed."""
 
 from pathlib import Path
 
 import pytest
-import torch
 
-from actors.models.matmul import stepped
 from areal_bus.errors import ConfigError
 from tools.bench.harness.interleave import Rounds
 from tools.bench.harness.protocol import Figures
@@ -13,8 +11,6 @@ from tools.bench.loss import bench as loss
 from tools.bench.loss import ours as our_loss
 from tools.bench.pack import bench as pack
 from tools.bench.pack import ours as our_pack
-from tools.bench.pack import padding
-from tools.bench.pack import padding_ours as our_padding
 from tools.bench.reward import bench as reward
 from tools.bench.reward import ours as our_reward
 from tools.bench.wire import bench as wire
@@ -58,16 +54,6 @@ def test_a_ring_of_three_processes_takes_every_trajectory_through_the_ledger() -
     assert wire.ring(runs, n=640) > 0
     assert runs[0]["n"] == 140  # from the warm ones on
     assert runs[0]["batches"] == 10
-
-
-def test_an_update_reads_each_completion_without_its_last_token_and_each_prompt_once() -> None:
-    counted = our_padding.update([5, 9, 3, 3], n_samples=2, n_prompt=7, budget=64)
-    n, n_seen = 2 * 7 + 20 - 4, 4 * 7 + 20 - 4
-    more = stepped(n, torch.device("cpu")) - n  # rows are filled up to a number that is compiled already
-    assert counted == {"model": n + more, "attention": n_seen + more, "trained": 20}
-    told = {"model": n, "attention": n_seen, "real": 2 * 7 + 20, "whole": 4 * 7 + 20, "padded": 4 * 16}
-    found = padding.figures([told])
-    assert (found["share"], found["padded_share"]) == (0.8824, 1.333)
 
 
 def test_every_form_of_an_answer_is_right_once_and_wrong_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

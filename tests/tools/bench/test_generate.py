@@ -21,6 +21,7 @@ def test_both_sides_are_asked_the_same_and_each_round_something_else() -> None:
     assert max(max(one.ids) for one in mixed) < SHAPE["vocab_size"]
 
 
+@pytest.mark.slow
 def test_our_half_samples_every_request_to_its_length() -> None:
     with worker_process.ours("generate.ours") as ours:
         assert ours.ask("engine", batch=2, mixed=True, seed=1) > 0  # it raises when a token is missing

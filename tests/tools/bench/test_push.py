@@ -64,6 +64,7 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
     return config, tmp_path / "model"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["gloo", "shared"])
 def test_a_learner_pushes_to_a_generator_that_decodes(
     small: tuple[Path, Path], route: Route, monkeypatch: pytest.MonkeyPatch

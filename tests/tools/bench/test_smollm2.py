@@ -48,6 +48,7 @@ def test_no_group_is_without_advantage() -> None:
     assert all(gain != 0 for gain in gains)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loaded")
 def test_both_sides_take_the_same_step_on_the_same_tokens() -> None:
     for seed in (1, 2):

@@ -118,6 +118,7 @@ def test_the_same_ring_twice_is_the_same(schedule: Schedule) -> None:
     assert first.batches == again.batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", StalenessPolicy)
 def test_more_eta_is_never_slower_beyond_the_noise(policy: StalenessPolicy) -> None:
     for speed in (400.0, 1200.0, 4000.0):

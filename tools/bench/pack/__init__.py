@@ -1,1 +1,1 @@
-"""Benches `pack` and `padding`: micro-batches beside AReaL's, and what padding costs."""
+"""Bench `pack`: micro-batches of equal size, beside AReaL's packing."""

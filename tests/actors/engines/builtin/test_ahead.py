@@ -90,6 +90,7 @@ asked = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(asked, st.frozensets(st.integers(0, V - 1), max_size=3))
 def test_on_end_as_one_at_a_time(
     several: list[tuple[int, float, float, int, int, int]], stop_ids: frozenset[int]

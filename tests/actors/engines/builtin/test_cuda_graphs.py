@@ -48,6 +48,7 @@ def recorded(model: Any, **more: Any) -> tuple[BuiltinEngine, Traced]:
     return engine(model, recorder=recorder, **more), recorder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [llama, qwen])
 def test_recorded_steps_give_the_log_probs_of_fresh_forwards(build: Any) -> None:
     model, requests = build(0), mixed(40)
@@ -64,6 +65,7 @@ def test_recorded_steps_give_the_log_probs_of_fresh_forwards(build: Any) -> None
     assert {k: c.ids for k, c in run_all(plain).items()} == {k: c.ids for k, c in done.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_update", ["recompute", "keep"])
 def test_each_set_of_weights_has_recordings_of_its_own(on_update: Any) -> None:
     """Two sets of memory in turn, as pushes have them: a recording of one is never used for the other."""
@@ -89,6 +91,7 @@ def test_each_set_of_weights_has_recordings_of_its_own(on_update: Any) -> None:
     assert recorder.n_replayed > 2 * recorder.n_recorded, "the recordings of a set are there when its turn comes"
 
 
+@pytest.mark.slow
 def test_keys_that_move_are_recorded_anew() -> None:
     """A long sample among short ones makes room for itself: what was recorded before is of memory that is no more."""
     model = llama(0)

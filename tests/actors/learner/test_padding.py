@@ -1,4 +1,7 @@
-"""Our half of the bench `padding`: one real update of a small model, whose forward passes are counted."""
+"""Padding in an update: counts the tokens of the forward passes of real updates of a small model.
+
+Real tokens: each completion, and the prompt of each group once.
+"""
 
 import array
 import random
@@ -6,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -13,17 +17,18 @@ from actors.learner.batch import build
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks
+from actors.models.matmul import stepped
 from actors.runtime.context import HeartbeatState
 from areal_bus.config.sections import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import ShardItem
-from tools.bench.harness.worker_main import serve
+from tools.bench.pack.inputs import lengths
 
 VOCABULARY = 64
 
 
 class PaddingCount:
-    """Tokens that go through the model, and through its attention, where samples of a group repeat their prompt."""
+    """Counts the tokens that go through the model and through its attention (which repeats shared prompts)."""
 
     def __init__(self, model: Any) -> None:
         self.model = self.attention = 0
@@ -35,7 +40,7 @@ class PaddingCount:
 
 
 def update(completions: list[int], n_samples: int, n_prompt: int, budget: int) -> dict[str, int]:
-    """Train once on groups of samples with completions of these lengths, one after the other."""
+    """Train once on groups of samples with completions of these lengths, in this order."""
     config = Config.model_validate(
         {
             "model": {"scratch": {}},
@@ -75,7 +80,7 @@ def model() -> Any:
 
 
 def item(index: int, n: int, n_samples: int, n_prompt: int, n_groups: int) -> ShardItem:
-    """A sample whose reward is its own, so that no group is without a signal."""
+    """A sample whose reward differs within its group, so that every group has a signal."""
     group, sample = divmod(index, n_samples)
     dice = random.Random(group)
     prompt = [dice.randrange(2, VOCABULARY) for _ in range(n_prompt)]
@@ -88,7 +93,24 @@ def item(index: int, n: int, n_samples: int, n_prompt: int, n_groups: int) -> Sh
     )  # fmt: skip
 
 
-torch.set_num_threads(1)
+@pytest.mark.usefixtures("as_kernels_run")
+def test_an_update_reads_each_completion_without_its_last_token_and_each_prompt_once() -> None:
+    counted = update([5, 9, 3, 3], n_samples=2, n_prompt=7, budget=64)
+    n, n_seen = 2 * 7 + 20 - 4, 4 * 7 + 20 - 4
+    more = stepped(n, torch.device("cpu")) - n  # rows are padded to a length that is compiled already
+    assert counted == {"model": n + more, "attention": n_seen + more, "trained": 20}
 
-if __name__ == "__main__":
-    serve({"update": update})
+
+@pytest.mark.usefixtures("as_kernels_run")
+@pytest.mark.parametrize("seed", range(5))
+def test_an_update_computes_at_most_1_03_tokens_for_each_real_one(seed: int) -> None:
+    """Log-normal lengths; a micro-batch holds a tenth of the update. Padding to the longest costs over 4."""
+    n_groups, n_samples, n_prompt = 32, 4, 20
+    completions = lengths(n_groups * n_samples, seed, median=39.0, sigma=1.0, longest=512)
+    counted = update(completions, n_samples, n_prompt, budget=1024)
+    real = sum(completions) + n_prompt * n_groups
+    whole = sum(completions) + n_prompt * len(completions)
+    assert counted["trained"] == sum(completions)
+    assert counted["model"] <= 1.03 * real
+    assert counted["attention"] <= 1.03 * whole
+    assert (max(completions) + n_prompt) * len(completions) > 3 * whole

@@ -1,1 +1,0 @@
-"""Bench `curves`: how cost grows."""
