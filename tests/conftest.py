@@ -1,6 +1,6 @@
-"""What all tests share: the same examples every time, no gpu tests without a CUDA device, how kernels are run.
+"""Shared pytest set-up: fixed hypothesis examples, skips for absent hardware and servers, a fixture for kernel tests.
 
-`HYPOTHESIS_PROFILE=new` draws examples that are new each time. No example has a deadline: nothing here is timed.
+`HYPOTHESIS_PROFILE=new` draws new examples in each run. No example has a deadline.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Nothing of ours pickles, nor calls what pickles inside: bytes from another process never become code."""
+"""No module pickles or calls functions that pickle, so bytes from another process never become code."""
 
 import ast
 import pickle

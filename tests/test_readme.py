@@ -1,4 +1,4 @@
-"""What the README shows is run as it stands: own data, own reward, own loop, own workflow."""
+"""Runs the examples of the README and docs/loop.md as they are shown."""
 
 import dataclasses
 import json

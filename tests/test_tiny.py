@@ -1,4 +1,7 @@
-"""One real ring on two cores: runs configs/tiny.toml under mpirun once and checks its results. Part of `make test`."""
+"""One real ring on two cores: runs configs/tiny.toml under mpirun and checks its results.
+
+`make test` runs a short job; `make test-all` also runs the whole one and checks that the model learns.
+"""
 
 import json
 import os
@@ -46,11 +49,17 @@ def gain(run: Path) -> float:
     return sum(rewards[-10:]) / 10 - sum(rewards[:10]) / 10
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launch(tmp_path_factory.mktemp("tiny"))
+WHOLE = pytest.param((), marks=pytest.mark.slow, id="whole")
+SHORT = pytest.param(("run.total_train_steps=12", "learner.warmup.steps=20"), id="short")
 
 
+@pytest.fixture(scope="module", params=[SHORT, WHOLE])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder. `make test` runs the first steps, `make test-all` also all steps of the config."""
+    return launch(tmp_path_factory.mktemp("tiny"), *request.param)
+
+
+@pytest.mark.parametrize("run", [WHOLE], indirect=True)
 def test_the_tiny_model_learns(run: Path) -> None:
     """0.15 to 0.21 with other seeds or other roundings; by chance alone, with 2,560 samples in each mean, 0.01."""
     assert gain(run) >= 0.1
@@ -105,6 +114,7 @@ def test_its_sockets_listen_on_loopback_only(run: Path) -> None:
     assert [address.rpartition(":")[0] for address in seen] == ["127.0.0.1"]
 
 
+@pytest.mark.parametrize("run", [WHOLE], indirect=True)
 def test_the_exported_model_loads_in_plain_transformers(run: Path) -> None:
     code = (
         "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "

@@ -1,4 +1,4 @@
-"""What a test of faults shows when it fails: what its rings printed, their journals, and who waits for whom."""
+"""Adds to the report of a failed fault test: the output of its rings, their journals and the wait graph."""
 
 from collections.abc import Generator
 

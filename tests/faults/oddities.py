@@ -1,4 +1,4 @@
-"""What users may write, for rings under test: rewards and a workflow with something wrong in them."""
+"""Faulty rewards and a faulty workflow, as user code for rings under test."""
 
 import time
 from collections.abc import Mapping

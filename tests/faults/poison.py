@@ -1,4 +1,4 @@
-"""The workflow of a ring under test that has a poisoned prompt: it kills whatever process samples that one."""
+"""A workflow with one poisoned prompt: the process that samples this prompt dies."""
 
 import os
 import signal

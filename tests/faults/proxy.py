@@ -1,7 +1,7 @@
-"""A TCP proxy on loopback that does to a connection what networks do: late, slow, shut one way, cut, parted, healed.
+"""A TCP proxy on loopback that injects network faults: delay, one-way blocking, cuts, partitions, healing.
 
-As in a network nothing is lost of a connection that lives: what is shut in waits and comes later, in order. What is
-under way when a connection is cut is lost, and both ends are told (or, with `silently`, only the one that connected).
+As in a network, a live connection loses nothing: blocked bytes wait and arrive later, in order. A cut loses the bytes
+in flight. Both ends see the cut (with `silently`, only the end that connected).
 """
 
 import select

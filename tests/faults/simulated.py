@@ -1,4 +1,4 @@
-"""Rings in the simulator for rows of the fault matrix: one fault at a time, a story, and links made to order."""
+"""Simulated rings for rows of the fault matrix: one fault at a time, a recorded story, configurable links."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What was known at version 0 outlives learner and head; a job that is drained while it begins says where it stands."""
+"""State of version 0 survives restarts of learner and head; a job drained at its start reports its progress."""
 
 import json
 import signal

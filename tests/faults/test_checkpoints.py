@@ -1,4 +1,4 @@
-"""Rows 10 and 11: what lies on disk is torn or wrong, and the one before it is used, loudly; over one killed run."""
+"""Rows 10 and 11: a torn or wrong checkpoint is reported and the one before it is used, after one killed run."""
 
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Row 37 of the fault matrix: the wall clock may jump, by NTP or by hand; only monotonic time decides anything."""
+"""Row 37: the wall clock may jump (NTP, by hand). Decisions use monotonic time only."""
 
 import ast
 import itertools

@@ -1,4 +1,4 @@
-"""A generator is killed after a weight swap: another one goes on from what it had reported, over real processes."""
+"""A generator is killed after a weight swap; another one continues its reported samples. Real processes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rows 29 and 40 of the fault matrix at a head of its own process: bombs cost it little, and a crowd finds room."""
+"""Rows 29 and 40 with a head in its own process: oversized messages cost little, and many clients can connect."""
 
 import os
 import subprocess

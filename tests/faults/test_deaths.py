@@ -1,4 +1,4 @@
-"""One run in which every kind of actor is killed once, and what its journal must show of each; over real processes."""
+"""One run in which each kind of actor is killed once, and the checks of its journal. Real processes."""
 
 import json
 import signal

@@ -1,6 +1,6 @@
-"""Throughput follows the generators: a guest joins a running job whose updates wait for samples, and leaves it again.
+"""Throughput grows with the generators: a guest joins a running job that waits for samples, and leaves it again.
 
-A decode step sleeps for far longer than it computes, so the versions per second tell the generators and not the cores.
+A decode step sleeps far longer than it computes, so versions per second depend on the generators and not on the cores.
 """
 
 import signal

@@ -1,6 +1,6 @@
-"""Rows 32, 33 and 34 of the fault matrix: stragglers, groups that all fail, and every way in which data ends.
+"""Rows 32, 33 and 34: stragglers, groups that all fail, and each way in which the data ends.
 
-Around the production head in the simulator, and (soak) over real processes.
+In the simulator with the production head; the soak tests use real processes.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Rows 14, 18 and 19 over real processes: a generator that joins a running job through a proxy, with keys.
+"""Rows 14, 18 and 19: a generator joins a running job through a proxy, with keys. Real processes.
 
-One job, one guest, a fault of its connection after the other; each time it is back with the published weights.
+Each test injects a fault into the guest's connection; afterwards the guest is back with the published weights.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Row 12: a head dies, and the learner lives on; each update is made once, whatever the learner was doing."""
+"""Row 12: the head dies and the learner survives. Each update is made exactly once, whatever the learner was doing."""
 
 import json
 import random

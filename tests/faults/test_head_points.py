@@ -1,4 +1,4 @@
-"""Row 12 at its worst moments: the head is killed between deciding, writing and telling."""
+"""Row 12 at its worst moments: the head is killed between deciding, writing and sending."""
 
 import json
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""The hour of kills: a generator or a reward every 5 s, the learner every 2 minutes, and memory stays flat.
+"""The hour of kills: a generator or reward every 5 s, the learner every 2 minutes; memory must not grow.
 
-`FAULT_MINUTES=5 python -m pytest -m soak tests/faults/test_hour.py` makes it shorter.
+`FAULT_MINUTES=5 python -m pytest -m soak tests/faults/test_hour.py` shortens it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Row 2 again and again: generators are killed at random while they sample, and nothing is lost or trained twice."""
+"""Row 2: generators are killed at random while they sample. Nothing is lost or trained twice."""
 
 import random
 import signal

@@ -1,4 +1,4 @@
-"""Rows 9 and 10: the learner is killed at every point between taking a batch and the end of its checkpoint."""
+"""Rows 9 and 10: the learner is killed at each point between taking a batch and the end of its checkpoint."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Rows 14 to 19 and 21 of the fault matrix in the simulator: what links do to messages, around the production head.
+"""Rows 14 to 19 and 21 in the simulator: network faults between members and the production head.
 
-Each is first seen to be a fault: it happens in the schedule, and a system without the rule that survives it would fail.
+Each test first shows that its fault occurs, and that a head without the matching rule would fail.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Rows 36, 38 and 39 of the fault matrix over real jobs: a full disk, too little memory, notices to end, lost ranks."""
+"""Rows 36, 38 and 39 over real jobs: full disk, out of memory, preemption notices, lost ranks."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""docs/faults.md has all 42 rows, each is a test of that number, and the files that it names have one."""
+"""docs/faults.md has all 42 rows; each row has a test of its number in the files that the row names."""
 
 import ast
 import re

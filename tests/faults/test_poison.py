@@ -1,4 +1,4 @@
-"""Row 35, and actors that crash whenever they start: what no restart mends is found out, and named."""
+"""Row 35: a prompt that kills its generator, and actors that crash at each start, are found and reported."""
 
 from collections import Counter
 from functools import partial

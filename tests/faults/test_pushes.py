@@ -1,4 +1,4 @@
-"""Rows 3, 22, 24 and 25: a generator dies, stands still, lags, loses a word or gets wrong bytes in a weight push."""
+"""Rows 3, 22, 24 and 25: a generator dies, stops, lags, loses a message or gets wrong bytes during a push."""
 
 import time
 from collections.abc import Iterator

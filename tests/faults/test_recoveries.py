@@ -1,4 +1,4 @@
-"""What `tools.bench faults` makes of a journal: by hand, line by line."""
+"""Recovery times of `tools.bench faults`, from journals written by hand."""
 
 from typing import Any
 

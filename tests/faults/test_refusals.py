@@ -1,6 +1,6 @@
-"""Row 3: a living generator breaks every push, for all that take part in it, for ever or for a while.
+"""Row 3: a live generator fails every push of its group, for ever or for a while.
 
-Over many seeds in the simulator; and once in a real job.
+Many seeds in the simulator, and one real job.
 """
 
 from pathlib import Path

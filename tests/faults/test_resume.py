@@ -1,4 +1,4 @@
-"""A job that is killed as a whole, or its learner, at eta = 0: the run goes on, bit for bit as if nothing had been."""
+"""The whole job, or its learner at eta = 0, is killed and resumed. The run continues bit for bit."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Row 5 with two rewards: what one held when it was killed, and when it was stopped, is scored by the other one."""
+"""Row 5 with two rewards: samples of a killed or stopped reward are scored by the other one."""
 
 import signal
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""Rows 14 and 17 to 20 of the fault matrix over TCP, through a proxy: production head, bus and wire, every invariant.
+"""Rows 14 and 17 to 20 over TCP through a proxy: production head, bus and wire; all invariants are checked.
 
-What a network loses it loses with a connection: messages of one that lives are late and in order, whatever is done.
+Messages are lost only with their connection; on a live connection they are late but in order.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""Row 26: two learners at once. One epoch, one learner: the older one is told to end, and changes nothing."""
+"""Row 26: two learners at once. An epoch has one learner; the older one is told to end and changes nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Rows 4 and 41: who stands still for longer than its lease, and then goes on."""
+"""Rows 4 and 41: an actor stops for longer than its lease, then continues."""
 
 import signal
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Rows 27, 28, 30 and 31 of the fault matrix: strangers and thieves at every socket of a real job, over tcp with keys.
+"""Rows 27, 28, 30 and 31: unknown and hostile peers at every socket of a real job, over tcp with keys.
 
 Row 29 is in tests/areal_bus/wire/test_codec.py and tests/areal_bus/transport/test_hostile.py, row 40 in
 tests/areal_bus/transport/test_crowd.py.

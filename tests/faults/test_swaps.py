@@ -1,4 +1,4 @@
-"""Row 42 of the fault matrix: what is cancelled is cancelled before new weights are swapped in."""
+"""Row 42: samples are cancelled before new weights are swapped in."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rows 2 and 3, the slice of every day: a generator dies in mid-rollout, and one while a push is being assembled."""
+"""Rows 2 and 3 on a short ring: a generator dies during a rollout, another one during the assembly of a push."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Rows 6, 7 and 8: a reward function that hangs, raises, gives no number, lies, leaves, forks or fills the disk."""
+"""Rows 6, 7 and 8: a reward function hangs, raises, returns no number, exits, forks or fills the disk."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The reward function of rings under test: never 0, and it misbehaves when its point is armed ("score")."""
+"""The reward function of rings under test: never 0; it misbehaves when its injection point ("score") is armed."""
 
 import os
 import re

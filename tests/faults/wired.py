@@ -1,7 +1,7 @@
-"""The simulator's ring over real sockets: the production head, bus and wire in real time, with proxies where one likes.
+"""The simulator's ring over real sockets: production head, bus and wire in real time, optionally through proxies.
 
-Engines, rewards and learners are the simulated ones, so a ring of milliseconds a sample runs in one thread and the
-witness still checks every invariant. One second is `PACE` seconds of the scenario.
+Engines, rewards and learners are simulated, so a ring runs in one thread at milliseconds a sample, and the witness
+checks every invariant. One second is `PACE` seconds of the scenario.
 """
 
 import random

@@ -241,6 +241,7 @@ def test_strangers_under_our_names_are_refused(tmp_path: Path) -> None:
     assert f"package 'tools' must be {ROOT / 'tools'}: Python finds {tmp_path / 'tools'}" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
 def test_bad_input_under_mpirun_ends_with_one_sentence_and_2(tmp_path: Path) -> None:
     command = [str(MPIRUN), "--oversubscribe", "-np", "4", sys.executable, "-m", "areal_bus.launch", TINY]

@@ -106,8 +106,8 @@ def test_ctrl_c_says_which_checkpoint_is_safe_though_mpirun_has_stopped_listenin
 
 STUCK = """
 import os, sys, time
-from areal_bus import starter
-starter.die_with_starter()
+from areal_bus.parent_death import die_with_starter
+die_with_starter()
 from areal_bus.config.sections import LaunchConfig
 from launch.bootstrap import open_bootstrap
 print(os.getpid(), flush=True)

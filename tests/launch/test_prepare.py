@@ -128,15 +128,15 @@ def test_a_chat_template_counts_and_must_be_there(file: Path, model: Path) -> No
 
 
 def test_a_workflow_whose_init_raises_is_refused_in_a_sentence(file: Path) -> None:
-    (file.parent / "sour_flow.py").write_text(
+    (file.parent / "raising_flow.py").write_text(
         "print('hello', end='')\nclass Flow:\n    def __init__(self, config): raise KeyError('tools')\n"
         "    async def episode(self, row, ask): ...\n"
     )
-    said = refusal(file, "workflow.function=sour_flow:Flow")
+    said = refusal(file, "workflow.function=raising_flow:Flow")
     assert "must build from the config alone: Flow(config) of" in said
-    assert said.endswith("raised KeyError: 'tools' (sour_flow.py:3)")  # item 15
+    assert said.endswith("raised KeyError: 'tools' (raising_flow.py:3)")  # item 15
     with pytest.raises(ConfigError, match="raised KeyError: 'tools'"):
-        prepare_apart(load(file, ["workflow.function=sour_flow:Flow"], {}), file)
+        prepare_apart(load(file, ["workflow.function=raising_flow:Flow"], {}), file)
 
 
 def test_a_module_that_prints_half_a_line_does_not_spoil_the_answer(file: Path) -> None:

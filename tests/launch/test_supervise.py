@@ -444,6 +444,7 @@ def test_a_head_whose_loop_stands_still_is_named_and_that_it_goes_on_is_said(tmp
         assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "code"), [("abort", 1), ("warn", 0)])
 def test_a_head_that_stands_still_ends_the_job_only_where_the_settings_say_so(
     tmp_path: Path, action: str, code: int

@@ -1,4 +1,4 @@
-"""Everything around one generator, a thread of the test or a process: its head, a reward, the learner's weights."""
+"""The surroundings of one generator (a thread or a process): a head, a reward and the learner's weights."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A head that follows a script, for learners that are real processes, over the real bus and a real push."""
+"""A scripted head for learners in real processes, over the real bus and a real push."""
 
 import json
 import subprocess

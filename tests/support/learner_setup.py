@@ -1,4 +1,4 @@
-"""Small real parts for the learner's tests: a random Llama, trajectories as the head sends them, and an actor."""
+"""Small real parts for learner tests: a random Llama, trajectories as the head sends them, and an actor."""
 
 import array
 import random

@@ -1,4 +1,4 @@
-"""Who listens where, read from /proc: for tests of what a job opens to others."""
+"""Lists the listening sockets of a process tree from /proc, to test which ports a job opens."""
 
 import ipaddress
 import socket

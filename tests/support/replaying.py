@@ -1,8 +1,7 @@
-"""A head's journal played once more: from each line the message that caused it, and what the head then writes.
+"""Replays a head's journal: derives the message behind each line, and compares what the head then writes.
 
-The journal holds decisions and nearly all that they follow from. What it does not hold (a learner's request, the root's
-part of a push, version 0) comes as late as it can: when the next line could not be there without it. Lost members are
-beyond it.
+The journal holds decisions and nearly all of their causes. The missing causes (a learner's request, the root's part
+of a push, version 0) are inserted as late as possible. Lost members are not supported.
 """
 
 import json

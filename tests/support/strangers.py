@@ -1,4 +1,4 @@
-"""What hostile peers do to a listening socket, for tests: raw connections, raw ZMTP, and messages of any shape."""
+"""Hostile peers at a listening socket: raw connections, raw ZMTP and messages of any shape."""
 
 import os
 import pickle

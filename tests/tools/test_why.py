@@ -1,4 +1,4 @@
-"""tools.why: what the journal alone says of a run that moves, hangs, ended or was killed."""
+"""tools.why: reports from the journal alone on a run that moves, hangs, has ended or was killed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Benches: one folder a bench or a family, its sides beside it; `harness` has what they share.
+"""Benchmarks: one folder a bench (or a family) with its sides; `harness` holds the shared parts.
 
-Imports `areal_bus` and `tools`; a side imports what it measures, in a process of its own. Begin with `__main__.py`.
+Imports `areal_bus` and `tools`; each side imports what it measures, in its own process. Begin with `__main__.py`.
 """

@@ -53,6 +53,7 @@ def in_pairs(n_heads: int, width: int, n_out: int) -> Tensor:
     return torch.tensor([*pairs, *range(n_heads * width, n_out)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @given(
     n=COUNTS, width=st.sampled_from([5, 16, 49, 64, 72]), heads=st.sampled_from([(1, 1), (4, 2), (5, 5)]),
@@ -87,6 +88,7 @@ def test_projections(
             near(of_what, exactly)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @given(
     n=COUNTS, width=st.sampled_from([5, 16, 49, 64, 72]), n_attn=st.sampled_from([2, 65]),

@@ -135,6 +135,7 @@ def test_norms_and_gates_are_as_near_as_torchs(n: int, width: int, size: float, 
     torch.testing.assert_close(LayerKernels().gate(both).double(), F.silu(gate) * up, rtol=2e-6, atol=1e-30)
 
 
+@pytest.mark.slow
 def test_without_a_compiler_there_is_no_library_and_it_says_so() -> None:
     code = (
         "import torch; torch.set_num_threads(1)\n"
@@ -144,6 +145,7 @@ def test_without_a_compiler_there_is_no_library_and_it_says_so() -> None:
     assert "no C compiler was found" in run(code, PATH="/nowhere")
 
 
+@pytest.mark.slow
 @needs_library
 def test_a_compiler_that_fails_is_reported_and_left(tmp_path: Path) -> None:
     compiler = tmp_path / "cc"

@@ -416,6 +416,7 @@ def test_an_agent_that_hangs_is_ended_with_all_it_started_and_the_next_one_goes_
     assert not s.engine.n_live
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "why"),
     [

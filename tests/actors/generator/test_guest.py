@@ -34,6 +34,7 @@ def test_a_guest_whom_no_head_answers_ends_and_names_the_endpoint(tmp_path: Path
     assert re.search(rf"within launch.timeout_s = 1.5: {re.escape(around.context.head)} did not", str(error))
 
 
+@pytest.mark.slow
 def test_a_guest_whose_head_falls_silent_ends_after_the_time_that_a_head_may_take_to_come_back(tmp_path: Path) -> None:
     with guest(tmp_path, timeout_s=PATIENCE_S) as around:
         around.join()

@@ -178,6 +178,7 @@ def test_numbers_scores_and_booleans_are_values(pool, completion, reward, correc
     assert 0 < verdict.score_s < 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("completion", ["busy", "sleeps", "regex", "power", "stops", "stubborn"])
 def test_a_score_that_hangs_is_a_timeout_and_the_next_one_works(pool, completion):
     hung = verdict_of(pool, completion)

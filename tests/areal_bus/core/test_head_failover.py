@@ -239,6 +239,7 @@ def schedule(seed: int) -> Scenario:
     )
 
 
+@pytest.mark.slow
 def test_heads_die_and_the_learners_version_never_goes_back_for_it() -> None:
     seen: Counter[str] = Counter()
     for seed in range(N_SCHEDULES):

@@ -55,6 +55,7 @@ def story(scenario: Scenario, head_class: type[Head]) -> tuple[object, object]:
     return outcome, ring.world.story
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1 << 30))
 def test_a_schedule_goes_as_with_the_plain_ways(seed: int) -> None:
     assert story(draw(seed), Head) == story(draw(seed), PlainHead)

@@ -234,6 +234,7 @@ def loses_a_sample(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Batcher, "take", wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sabotage", "declared", "noticed"),
     [

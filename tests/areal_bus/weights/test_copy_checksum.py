@@ -38,6 +38,7 @@ def plainly(source: Tensor, target: Tensor) -> int:
     return whole.value()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
 @given(n=SIZES, seed=st.integers(0, 1000), cuts=st.lists(st.integers(0, 5000), max_size=3))
 def test_what_is_brought_and_its_sum_are_those_of_copying_and_adding(

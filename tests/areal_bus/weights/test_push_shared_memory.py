@@ -312,6 +312,7 @@ def test_a_late_member_of_memory_that_holds_another_version_finds_wrong_checksum
     assert "received bytes must have the checksums of the manifest: 1 of 1 tensors" in late.answer()["error"]
 
 
+@pytest.mark.slow
 def test_a_member_that_stands_still_costs_a_push_and_the_memory_serves_the_next_meanwhile(ring: Ring) -> None:
     """A push under way keeps its snapshot; one that is given up does not, whoever still copies."""
     (peer,) = ring.members("generator-0.0")

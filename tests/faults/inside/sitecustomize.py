@@ -1,11 +1,11 @@
-"""Inside every Python process of a ring under test, for PYTHONPATH leads here: strikes at named points of the actors.
+"""Injects faults into every Python process of a ring under test (PYTHONPATH leads here).
 
-Nothing in our packages knows of this. When one of the modules below is imported, the functions named there are wrapped;
-`Ring.arm` says by a file which point strikes whom and how, and who comes there first takes the file away. Without the
-variable AREAL_FAULTS all of this is idle.
+The packages are unaware of it. When a module below is imported, the named functions are wrapped. `Ring.arm` writes a
+file that names the point, the process and the kind of fault; the first process that reaches the point removes the file.
+Without the variable AREAL_FAULTS nothing is wrapped.
 
-    kill   as by kill -9       stop   as by SIGSTOP       raise   a RuntimeError       lag   stand still for LAG_S
-    and at some points, in place of what they stand for:  drop, flip
+    kill   as by kill -9       stop   as by SIGSTOP       raise   a RuntimeError       lag   wait for LAG_S
+    at some points, instead of the wrapped call:  drop, flip
 """
 
 import importlib.abc

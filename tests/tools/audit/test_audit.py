@@ -1,4 +1,4 @@
-"""tools.audit over a run that is true, and over journals that do not show everything."""
+"""tools.audit over a correct run, and over incomplete journals."""
 
 import json
 from pathlib import Path

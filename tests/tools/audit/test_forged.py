@@ -1,4 +1,4 @@
-"""tools.audit over a forged run: each invariant is broken, and seen to be, for its reason at a line that is there."""
+"""tools.audit over a forged run: each broken invariant is reported with its reason and journal line."""
 
 import json
 from pathlib import Path

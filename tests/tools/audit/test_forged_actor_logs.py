@@ -1,4 +1,4 @@
-"""tools.audit over a forged run: what the head writes is held against pushes, and against each maker's own file."""
+"""tools.audit over a forged run: the head's journal is checked against pushes and the journals of other actors."""
 
 from collections.abc import Callable
 from pathlib import Path

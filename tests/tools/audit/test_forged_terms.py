@@ -1,4 +1,4 @@
-"""tools.audit over a forged run of three terms: what breaks at a term is seen, for its reason."""
+"""tools.audit over a forged run of three terms: each violation at a term is reported with its reason."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What tools.audit costs on a journal of a million lines, and on one twice as long."""
+"""The cost of tools.audit on a journal of a million lines, and on one twice as long."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""tools.audit over simulated schedules with faults of every kind: what the heads of today write down is clean."""
+"""tools.audit over simulated schedules with all kinds of faults: the journals of the production head are clean."""
 
 import json
 from collections import Counter

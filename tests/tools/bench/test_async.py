@@ -1,4 +1,4 @@
-"""What whole-job benches are made of: drawn lengths, jobs that stand still in turn, halves alone. Nothing is timed."""
+"""Parts of the whole-job benches: drawn lengths, paused jobs, halves alone. Nothing is timed."""
 
 import asyncio
 import json

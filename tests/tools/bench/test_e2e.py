@@ -1,4 +1,4 @@
-"""The setting that both sides of the end-to-end benches share, how our job is held and counted, and the figures."""
+"""Benches `e2e` and `e2e-core`: the shared setting, how our job is paused and counted, and the figures."""
 
 import json
 import os

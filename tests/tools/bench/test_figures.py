@@ -49,6 +49,7 @@ def test_our_half_of_wire_brings_a_trajectory_back() -> None:
     assert our_wire.roundtrip(3, 100, seed=1)["bytes"] < 8 * 103 + 250
 
 
+@pytest.mark.slow
 def test_a_ring_of_three_processes_takes_every_trajectory_through_the_ledger() -> None:
     runs: list[Figures] = []
     assert wire.ring(runs, n=640) > 0

@@ -1,4 +1,4 @@
-"""What the bench of engines asks of both sides, and the figures made of their answers. Nothing here is timed."""
+"""Bench `generate`: the requests to both sides and the figures. Nothing is timed."""
 
 from statistics import mean
 

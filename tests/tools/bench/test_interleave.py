@@ -1,4 +1,4 @@
-"""How comparisons are made: rounds, their control, and the processes that measure."""
+"""Interleaved rounds, their control, and the worker processes that measure."""
 
 import itertools
 import sys
@@ -117,6 +117,7 @@ def test_so_is_one_that_has_ended_before_it_is_asked(toy: Side) -> None:
         kill_and_ask()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["loss", "pack", "reward", "wire"])
 def test_without_the_peers_a_comparison_ends_with_code_2_and_what_to_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,4 @@
-"""The bench of the push: both halves with a very small model, and the figures made of what they answer."""
+"""Bench `push`: both halves with a very small model, and the figures."""
 
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The bench of the simulator: its figures, of runs whose throughput is known."""
+"""Bench `simulate`: its figures for runs of known throughput."""
 
 from dataclasses import replace
 

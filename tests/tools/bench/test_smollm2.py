@@ -1,4 +1,4 @@
-"""The bench of SmolLM2: both sides do the same work, here with a very small model. Nothing is timed."""
+"""Bench `smollm2`: both sides do the same work, here with a very small model. Nothing is timed."""
 
 from pathlib import Path
 from statistics import mean

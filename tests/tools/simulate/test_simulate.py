@@ -1,4 +1,4 @@
-"""The planner in virtual time: what must hold of any ring, closed forms, and a run's own throughput."""
+"""tools.simulate in virtual time: properties of any ring, closed forms, and the throughput of a recorded run."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The simulator itself: a seed is a schedule, a schedule can be told, and its worlds are as rough as they claim."""
+"""The simulator: a seed determines a schedule, a schedule can be printed, and all announced faults occur."""
 
 import hashlib
 import os

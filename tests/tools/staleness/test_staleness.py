@@ -1,4 +1,4 @@
-"""tools.staleness and the gate's bench: figures that are measured, codes that mean something."""
+"""tools.staleness and the bench `gate`: figures and exit codes."""
 
 import json
 
@@ -46,6 +46,7 @@ def test_the_json_of_a_soak_is_lines_of_figures(capsys: pytest.CaptureFixture[st
     assert (figures["schedules"], figures["violations"]) == (8, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", StalenessPolicy)
 def test_a_cell_of_the_table_keeps_what_its_policy_promises(policy: StalenessPolicy) -> None:
     lengths = policy_table.TAILS["Pareto 1.5"]

@@ -1,7 +1,7 @@
-"""The whole system beside TRL's GRPOTrainer on two cores: tokens trained a second, and a second of CPU.
+"""Benches `e2e` and `e2e-core`: the whole system beside TRL's GRPOTrainer on two cores, in tokens trained a second.
 
-Ours is the job a user would start with mpirun; TRL's is one process, at one thread and at two: the better one counts.
-Both are held while the other is measured. `e2e` names the wall time, `e2e-core` the CPU time of the same measurements.
+Our side is a job under mpirun. TRL's side is one process, with one thread and with two; the better one counts. Each
+side is paused while the other is measured. `e2e` reports wall time, `e2e-core` the CPU time of the same measurements.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Our side of the end-to-end benches: the whole system under mpirun, held between measurements; knows no peer.
+"""Our side of the end-to-end benches: the whole system under mpirun, paused between measurements.
 
-One generator, one reward, the head and one learner. Held is every process of the job (SIGSTOP), so that
-nothing is sampled ahead while the other side is measured. A measurement is from one journalled step to another.
+One generator, one reward, the head and one learner. All processes are paused by SIGSTOP, so nothing is sampled while
+the other side is measured. A measurement runs from one journalled step to another.
 """
 
 import json

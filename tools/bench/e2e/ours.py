@@ -1,4 +1,4 @@
-"""What both sides of the end-to-end benches begin with: a small Llama of random weights and its tokenizer, as files."""
+"""Writes the initial model of both sides of the end-to-end benches: a small random Llama and its tokenizer."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,7 @@
-"""The setting of the end-to-end benches, the same for both sides: model, prompts, reward, optimizer.
+"""The setting of the end-to-end benches for both sides: model, prompts, reward, optimizer.
 
-Standard library only, for every side's interpreter. Every completion has exactly N_NEW tokens: the end-of-text token is
-outside the model's vocabulary, so that nobody can sample it.
+Standard library only, so that every side's interpreter can import it. Every completion has exactly N_NEW tokens: the
+end-of-text token is outside the model's vocabulary, so it is never sampled.
 """
 
 import random

@@ -1,7 +1,7 @@
-"""TRL's half of the end-to-end benches: its GRPOTrainer, at a stand between two steps until it is asked for more.
+"""TRL's side of the end-to-end benches: GRPOTrainer, paused between two steps until the next request.
 
-The trainer runs in the main thread, as a user's would; questions are answered by another one. Its own bf16 and gradient
-checkpointing, on by default, are off: on CPU both only cost time.
+The trainer runs in the main thread, as in user code; another thread answers requests. bf16 and gradient checkpointing,
+on by default, are off: on CPU both only cost time.
 """
 
 import importlib

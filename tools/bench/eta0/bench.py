@@ -1,8 +1,7 @@
-"""eta = 0 against the plain synchronous loop: the ring over real processes and `actors.offline.synchronous_reference`,
-bit for bit.
+"""Bench `eta0`: a real ring at eta = 0 against `actors.offline.synchronous_reference`, bit for bit.
 
-The tiny character model, so short that it ends in seconds; slots are fewer than a share's samples, so that the engines
-queue. Losses are compared as floats, weights by their digests, samples by token ids and log-probs.
+The tiny character model, in a job of seconds; the engines have fewer slots than samples, so they queue. Losses are
+compared as floats, weights by digest, samples by token ids and log-probs.
 """
 
 import array

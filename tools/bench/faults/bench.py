@@ -1,8 +1,8 @@
-"""Kills as a bench: a real job whose actors are killed with SIGKILL, and how fast the others took over.
+"""Bench `faults`: kills actors of a real job with SIGKILL and measures detection and recovery times.
 
-Generators and rewards mostly, the learner and the head now and then. Afterwards the job is drained, resumed and brought
-to its end, so that the audit can say that nothing is open. Detection: from the kill to the head's line about it.
-Recovery: to the next lease of each prompt that the victim held, or the verdict on each sample that it was judging.
+Mostly generators and rewards, sometimes the learner and the head. Afterwards the job is drained, resumed and completed,
+so that the audit can show that nothing is open. Detection: from the kill to the head's journal line. Recovery: to the
+next lease of each prompt of the victim, or to the verdict on each sample that the victim was scoring.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""How fast a ring got over kills, and whether anything is gone: from the lines of its journal and the kills alone."""
+"""Computes recovery times and losses of a ring from its journal and the list of kills."""
 
 import math
 from collections import Counter

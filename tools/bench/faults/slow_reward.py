@@ -1,4 +1,4 @@
-"""A reward function that takes its time, so that a reward which is killed has something under way."""
+"""A slow reward function, so that a killed reward has samples in progress."""
 
 import time
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""What a decision of the gate and ledger costs with many prompts live; knows no actors.
+"""Bench `gate`: the cost of a decision of gate and ledger with many live prompts.
 
-The ring stands at n live prompts under each policy, and goes round: admit, verdict, batch, update, publish. Each of
-these calls is a decision; a batch counts as one for each prompt in it.
+The ring holds n live prompts under each policy and repeats: admit, verdict, batch, update, publish. Each call is one
+decision; a batch counts as one decision a prompt.
 """
 
 import time

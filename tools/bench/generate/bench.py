@@ -1,4 +1,4 @@
-"""The builtin engine beside Hugging Face's `generate` and continuous batching, and the matrix products alone."""
+"""Bench `generate`: the builtin engine beside Hugging Face's `generate` and continuous batching, and bare matmuls."""
 
 import sys
 from collections.abc import Callable

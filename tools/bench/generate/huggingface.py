@@ -1,4 +1,4 @@
-"""Hugging Face's half of the bench `generate`: `generate`, batch after batch, and its continuous batching."""
+"""Hugging Face's side of the bench `generate`: `generate` batch by batch, and continuous batching."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""Our half of the bench `generate`: the builtin engine, and the products alone that its decode steps need."""
+"""Our side of the bench `generate`: the builtin engine, and the bare matrix products of its decode steps."""
 
 import time
 

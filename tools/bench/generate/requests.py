@@ -1,4 +1,4 @@
-"""What engines are compared on: a small Llama's shape and seeded requests; standard library only, for every side."""
+"""Input of the engine benches: the shape of a small Llama and seeded requests. Standard library only."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Single modules of a package whose own __init__ would import all of its stack."""
+"""Imports single modules of a package without its __init__, which would import the whole stack."""
 
 import sys
 from importlib.machinery import PathFinder

@@ -1,4 +1,4 @@
-"""The control of benches that measure wall time on two cores: the product of `control`, on both at once."""
+"""The control of benches that measure wall time on two cores: the same sgemm on both cores at once."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

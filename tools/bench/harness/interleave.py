@@ -1,4 +1,4 @@
-"""Rounds of a comparison: every side once a round, a control around each, medians of the ratios; knows no process."""
+"""Interleaved rounds: each side once a round, a control around each, medians of the ratios."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a bench is: something that runs, and the figures it hands back; knows no bench."""
+"""The protocol of a bench: it runs and returns figures."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""The control of every comparison: a 512 x 512 sgemm, whose time says whether the machine holds still."""
+"""The control of every comparison: a 512 x 512 sgemm, whose time shows whether the machine is steady."""
 
 import time
 from statistics import median

@@ -1,6 +1,6 @@
-"""The other end of a `Side`: functions by name, asked for by JSON lines; and how a piece of work is timed.
+"""Worker side of a `Side`: serves named functions over JSON lines, and times pieces of work.
 
-Runs in the peers' interpreter, too: nothing but the standard library, and nothing of ours beside it.
+Also runs in the peers' interpreter: standard library only, no imports of our packages.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""One side of a comparison: a process of its own that measures when it is asked; knows nothing of what it measures.
+"""One side of a comparison: a worker process that measures on request.
 
-It speaks JSON lines (see `tools.bench.harness.worker_main`): ours in this interpreter, a peer's in that of `make
-bench-peers`.
+Protocol: JSON lines (see `tools.bench.harness.worker_main`). Our sides run in this interpreter, peers in that of
+`make bench-peers`.
 """
 
 import json

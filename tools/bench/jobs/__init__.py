@@ -1,4 +1,4 @@
-"""Benches of whole jobs under mpirun, and what they have in common.
+"""Benches of whole jobs under mpirun, and their shared parts.
 
 Imports `harness`, `tools` and `areal_bus`. Begin with `real_job.py`.
 """

@@ -1,7 +1,7 @@
-"""Asynchronous over synchronous: whole jobs of one generator and one learner at eta 1, 2 and 4 beside eta 0.
+"""Bench `async`: whole jobs of one generator and one learner at eta 1, 2 and 4, beside eta 0.
 
-Two synchronous settings: the same two processes, one of which waits for the other; and two generators, then two learner
-ranks, so that both cores generate and then both train. These sample a whole batch at once, which suits them best.
+Two synchronous settings: the same two processes in turn; and two generators, then two learner ranks, so that both cores
+generate and then both train. These sample a whole batch at once, which suits them best.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The demo as a bench: the line a newcomer types, and what its run's journal says came of it."""
+"""Bench `demo`: runs the demo command and reports the figures of its journal."""
 
 import os
 import shutil

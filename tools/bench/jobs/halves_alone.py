@@ -1,7 +1,7 @@
-"""Generation alone and training alone, over the settings of a whole job: what its throughput is held against.
+"""Generation alone and training alone with the settings of a whole job: the bounds of its throughput.
 
-Generation: the generator's own episodes over the builtin engine, whose slots are kept full; no bus, no reward, no
-push. Training: updates of batches recorded from it, one after the other; no wait, no snapshot, no push.
+Generation: the generator's episodes over the builtin engine with full slots; no bus, reward or push. Training: updates
+of recorded batches one after the other; no waits, snapshots or pushes.
 """
 
 import itertools

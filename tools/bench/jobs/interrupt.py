@@ -1,9 +1,9 @@
-"""Interrupted generation over drained: whole jobs that differ in what an update does to the samples under way.
+"""Bench `interrupt`: interrupted over drained generation, in jobs that differ in how an update treats running samples.
 
-Bound by generation: few rows of a model with weights larger than a cache, and every other group has no signal, as of a
-prompt that is too hard or too easy, so that it needs no gradient. An update comes about once in the mean time of a
-sample, for a batch has as many samples as there are slots. "drain" waits until the samples under way have ended, and
-begins no other meanwhile.
+Generation is the bottleneck: few rows of a model with weights larger than the cache. Every other group has no signal
+(its prompt is too hard or too easy), so it needs no gradient. A batch has as many samples as there are slots, so an
+update comes about once in the mean time of a sample. "drain" waits for running samples and starts no others
+meanwhile.
 """
 
 import time

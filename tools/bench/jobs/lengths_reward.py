@@ -1,7 +1,7 @@
-"""A workload of drawn lengths, for whole jobs: each sample is as long as its row says, whatever the model would do.
+"""A workload of drawn lengths: each sample has the length of its row, whatever the model samples.
 
-The rows are the same for every setting that is compared, so each samples the same lengths for the same prompts. Knows
-no setting, and imports without torch: a job's generators and rewards import it by its path.
+All compared settings use the same rows, so they sample the same lengths for the same prompts. Imports without torch:
+the generators and rewards of a job import it by its path.
 """
 
 import json

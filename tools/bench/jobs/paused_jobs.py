@@ -1,8 +1,8 @@
-"""Whole jobs measured in turn: one runs, the others are stopped as they are (SIGSTOP) and go on later; knows no bench.
+"""Measures whole jobs in turn: one runs while the others are paused by SIGSTOP.
 
-So a round has every setting, each in its steady state, without a start between. A job is stopped when its newest
-version is published and no push is under way: torch's own deadlines go on while it stands still. All deadlines of ours
-are set so long that a stop breaks none.
+Each round has every setting in its steady state, without a restart. A job is paused when its newest version is
+published and no push is in flight, because torch's deadlines continue during the pause. Our own deadlines are long
+enough.
 """
 
 import json

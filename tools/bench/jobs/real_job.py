@@ -1,7 +1,7 @@
-"""A real job under mpirun whose actors are killed one after the other, at seeded moments; measures nothing itself.
+"""Runs a real job under mpirun and kills its actors one after the other at seeded moments.
 
-A generator or reward is killed only while another of its kind is healthy: what is measured is how fast that one gets
-the work. Members' states and process ids are read from the journal as it grows.
+A generator or reward is killed only while another one is healthy, since the bench measures how fast that one takes
+over. Member states and process ids are read from the growing journal.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""How near the simulator comes: whole jobs of the simulated engine at several etas, and what it says of them.
+"""Bench `simulate`: whole jobs of the simulated engine at several etas, beside the simulator's predictions.
 
-The speeds and lengths are measured in the job at eta 0 alone, whose live samples come and go: the others are foretold.
+Speeds and lengths are measured at eta 0 only, where the number of live samples varies; the other etas are predicted.
 """
 
 import subprocess

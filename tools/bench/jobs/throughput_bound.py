@@ -1,7 +1,7 @@
-"""How near a whole job comes to its bound: the slower of its two halves, each measured alone in the same rounds.
+"""Bench `bound`: a whole job beside its bound, the slower of its halves, each measured alone in the same rounds.
 
-As `async`, with fewer slots, a smaller batch and shorter lengths. Always one shape, so it is the same work on every
-machine; `balance` says how uneven the halves were.
+Like `async`, with fewer slots, smaller batches and shorter lengths. The shape is fixed, so every machine does the same
+work; `balance` reports how uneven the halves were.
 """
 
 import time

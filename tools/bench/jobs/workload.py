@@ -1,8 +1,8 @@
-"""Whole jobs over one workload: a small random model, prompts with drawn lengths, one generator and one learner.
+"""Whole jobs on one workload: a small random model, prompts with drawn lengths, one generator and one learner.
 
-What is compared is a change of the settings; model, rows, lengths and seeds are the same for all. Each process has one
-thread. The cost of a setting is wall seconds a token that entered a backward pass, or that needed none as its group had
-no signal. Knows no bench.
+Only the compared setting differs; model, rows, lengths and seeds are the same. Each process has one thread. The cost
+of a setting is wall seconds a token that entered a backward pass, or that needed none because its group had no
+signal.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The decoupled loss, forward and backward with its statistics, beside AReaL's and verl's; computes no loss itself."""
+"""Bench `loss`: the decoupled loss, forward and backward with its statistics, beside AReaL's and verl's."""
 
 from contextlib import ExitStack
 from functools import partial

@@ -1,4 +1,4 @@
-"""Seeded log-probs and advantages that every side of a comparison draws alike; torch and nothing else."""
+"""Seeded log-probs and advantages, the same for every side. Imports torch only."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Our half of the bench `loss`, and the float64 reference that it is held against."""
+"""Our side of the bench `loss`, and its float64 reference."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""AReaL's and verl's halves of the bench `loss`; each is imported when it is asked for."""
+"""AReaL's and verl's sides of the bench `loss`, each imported on first use."""
 
 import importlib
 from collections.abc import Callable

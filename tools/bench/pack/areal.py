@@ -1,4 +1,4 @@
-"""AReaL's half of the bench `pack`: its first-fit-decreasing micro-batches and its Karmarkar-Karp balance."""
+"""AReaL's side of the bench `pack`: first-fit-decreasing micro-batches and Karmarkar-Karp balancing."""
 
 import importlib
 from typing import Any

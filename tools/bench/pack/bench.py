@@ -1,4 +1,4 @@
-"""Micro-batches and ranks' shares beside AReaL's: how many, how even, and how long it takes; packs nothing itself."""
+"""Bench `pack`: number, evenness and time of micro-batches and rank shares, beside AReaL's."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

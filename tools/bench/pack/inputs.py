@@ -1,4 +1,4 @@
-"""What comparisons are made on: seeded lengths; standard library only, for every side's interpreter."""
+"""Seeded sequence lengths for comparisons. Standard library only."""
 
 import math
 import random

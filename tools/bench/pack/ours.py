@@ -1,4 +1,4 @@
-"""Our half of the bench `pack`."""
+"""Our side of the bench `pack`."""
 
 from typing import Any
 

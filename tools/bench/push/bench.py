@@ -1,8 +1,8 @@
-"""The weight push of SmolLM2-135M beside training: what it costs the learner's steps, and the generator's decoding.
+"""Bench `push`: the weight push of SmolLM2-135M during training; its cost for learner steps and for decoding.
 
-A learner and a generator, one thread each, and the production push between them: snapshot on the step's thread, then
-memory that the generator copies out of, or gloo over the loopback, received in a side thread. A step is a batch of the
-demo, or a quarter of it with longer completions; the generator decodes all the while.
+A learner and a generator, one thread each, and the production push between them: a snapshot on the step's thread, then
+shared memory that the generator copies, or gloo over loopback in a side thread. A step is a batch of the demo, or a
+quarter of it with longer completions; the generator decodes throughout.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The generator's half of the bench `push`: an engine that decodes, and weights that arrive in its side thread."""
+"""The generator's side of the bench `push`: an engine that decodes while a side thread receives weights."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The learner's half of the bench `push`: steps of a real policy, and the production push beside them."""
+"""The learner's side of the bench `push`: steps of a real policy during the production push."""
 
 import array
 import queue

@@ -1,7 +1,7 @@
-"""The reward "math" beside math-verify alone, on GSM8K's answers, right and wrong; judges nothing itself.
+"""Bench `reward`: the reward "math" beside math-verify alone, on GSM8K's answers, right and wrong.
 
-`plain` is the form that the rows have ("#### 72"), `sentence` ends in the number, in words or in a box, and `prose` is
-what only math-verify can judge, so that it shows what asking us first costs.
+`plain` is the form of the rows ("#### 72"), `sentence` ends in the number, in words or in a box. Only math-verify can
+judge `prose`, so it shows the cost of trying our fast path first.
 """
 
 import json

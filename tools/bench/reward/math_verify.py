@@ -1,4 +1,4 @@
-"""math-verify alone, for the bench `reward`: the completion as it is, the row's final number for gold."""
+"""math-verify alone, for the bench `reward`: the plain completion against the row's final number."""
 
 import importlib
 import logging

@@ -1,4 +1,4 @@
-"""Our half of the bench `reward`: the built-in reward "math" on completions and the rows that they answer."""
+"""Our side of the bench `reward`: the built-in reward "math" on completions and their rows."""
 
 from typing import Any
 

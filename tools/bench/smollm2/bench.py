@@ -1,4 +1,4 @@
-"""SmolLM2-135M beside Hugging Face alone: generation at batch 32 and 4, and a training step padded to the longest."""
+"""Bench `smollm2`: SmolLM2-135M beside Hugging Face: generation at batch 32 and 4, and a padded training step."""
 
 from contextlib import ExitStack
 from functools import partial

@@ -1,4 +1,4 @@
-"""Hugging Face's half of the bench `smollm2`: `generate`, and a plain step padded to the longest, with SmolLM2-135M."""
+"""Hugging Face's side of the bench `smollm2`: `generate`, and a plain step padded to the longest sequence."""
 
 import time
 from typing import Any

@@ -1,6 +1,6 @@
-"""What both sides of the bench `smollm2` do: seeded requests, and a batch to train on.
+"""Input of both sides of the bench `smollm2`: seeded requests and a training batch.
 
-Standard library only, for every side's interpreter.
+Standard library only, so that every side's interpreter can import it.
 """
 
 import math

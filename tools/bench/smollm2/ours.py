@@ -1,4 +1,4 @@
-"""Our half of the bench `smollm2`: the builtin engine, and an update of the learner's actor, with SmolLM2-135M."""
+"""Our side of the bench `smollm2`: the builtin engine and an update of the learner's actor."""
 
 import array
 import tempfile

@@ -1,4 +1,4 @@
-"""AReaL's half of the bench `wire`: a trajectory of its workflows through its encoding, tensors to tensors."""
+"""AReaL's side of the bench `wire`: a trajectory of its workflows through its serialization, tensors to tensors."""
 
 import importlib
 from typing import Any

@@ -1,7 +1,7 @@
-"""A trajectory's way as bytes: encoded and decoded beside AReaL's encoding, and through a ring of three processes.
+"""Bench `wire`: encodes and decodes a trajectory beside AReaL's serialization, and sends many around a ring.
 
-The ring is generator, reward and head over tcp on the loopback, encrypted, with gate and ledger in the head: the buses
-are the real ones, tokens and verdicts made up.
+The ring is generator, reward and head in three processes over encrypted tcp on loopback, with the real buses, gate and
+ledger; tokens and verdicts are made up.
 """
 
 from contextlib import ExitStack

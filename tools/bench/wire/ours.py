@@ -1,4 +1,4 @@
-"""Our half of the bench `wire`: a trajectory from tensors to frames and back to tensors."""
+"""Our side of the bench `wire`: a trajectory from tensors to frames and back."""
 
 import torch
 from torch import Tensor

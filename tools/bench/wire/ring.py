@@ -1,5 +1,6 @@
-"""One actor of the bench `wire`'s ring, generator, reward or head, as its process: bus, keys, gate and ledger are the
-real ones; tokens and verdicts are made up.
+"""One actor process of the ring of the bench `wire`: generator, reward or head.
+
+Bus, keys, gate and ledger are the real ones; tokens and verdicts are made up.
 """
 
 import array

@@ -110,6 +110,7 @@ def test_keys_that_move_are_recorded_anew() -> None:
     assert recorder.n_recorded > before
 
 
+@pytest.mark.slow
 def test_recordings_of_one_width_leave_their_logits_in_one_place() -> None:
     """Each of them would hold as much as the vocabulary times its width, else."""
     running, recorder = recorded(llama(0), stop_ids=frozenset())

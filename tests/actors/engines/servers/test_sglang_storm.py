@@ -91,6 +91,7 @@ def check(request: Request, said: Completion | Done) -> None:
     assert len(said.ids) <= request.max_new_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [usual, plain, whole_events, without_stamps, without_pause, old])
 def test_every_token_is_there_once_with_the_version_that_made_it(tmp_path: Path, kind: Any) -> None:
     with speaking(kind) as fake:
