@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def as_kernels_run() -> Iterator[None]:
-    """One thread, as they need it; and memory that was never written holds NaN, so that reading it shows."""
+    """One thread, as kernels require. Uninitialised memory holds NaN, so that reading it fails the test."""
     import torch
 
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()

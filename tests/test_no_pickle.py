@@ -35,7 +35,7 @@ LOWER_MPI = {  # mpi4py's calls on Python objects; on a communicator only the up
 
 
 def faults(source: str, *, mpi: bool = False) -> list[str]:
-    """What in a source pickles."""
+    """Uses of pickle in a source."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -50,7 +50,7 @@ def faults(source: str, *, mpi: bool = False) -> list[str]:
 
 
 def pickles(name: str) -> bool:
-    """Whether a dotted name is a module that pickles, or lies in one."""
+    """Whether a dotted name is a pickling module or inside one."""
     return bool(MODULES & set(name.split("."))) or name.startswith(INSIDE)
 
 

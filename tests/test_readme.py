@@ -23,12 +23,12 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + '.' }}{% 
 
 
 def blocks(page: str = README) -> dict[str, str]:
-    """A page's files by their names."""
+    """The files shown on a page, by name."""
     return dict(re.findall(r"^```\w+ (mine/\S+)\n(.*?)^```", page, re.M | re.S))
 
 
 def make_model(folder: Path) -> None:
-    """A character model with a chat template, instead of the README's: it needs no download."""
+    """A character model with a chat template replaces the README's model, so nothing is downloaded."""
     write_scratch_folder(folder, ScratchConfig(characters=CHARACTERS, hidden_size=16, layers=1, max_positions=256))
     tokenizer = load_tokenizer(str(folder))
     tokenizer.chat_template = TEMPLATE

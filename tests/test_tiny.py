@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def launch(folder: Path, *changes: str, config: str = "configs/tiny.toml", ranks: int = 4) -> Path:
-    """Run a config as the README does; its run folder."""
+    """Run a config as in the README. Returns its run folder."""
     scripts = Path(sys.executable).parent
     environment = os.environ | {
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
@@ -109,7 +109,7 @@ def test_every_actor_accounts_for_its_time(run: Path) -> None:
 
 
 def test_its_sockets_listen_on_loopback_only(run: Path) -> None:
-    """The store alone: pushes within one host need no collectives, and the bus itself is on ipc paths."""
+    """Only the store listens: pushes within one host need no collectives, and the bus uses ipc paths."""
     seen = (run.parent / "listeners.txt").read_text().split()
     assert [address.rpartition(":")[0] for address in seen] == ["127.0.0.1"]
 

@@ -17,13 +17,13 @@ def constant(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
 
 
 def slow(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
-    """Long enough that a reward which dies has something under way."""
+    """Slow enough that a killed reward has samples in progress."""
     time.sleep(0.05)
     return 0.25 + (sum(map(ord, completion)) % 11) / 20
 
 
 class Fussy(SingleTurn):
-    """Takes no word that begins with a letter from the second half of the alphabet."""
+    """Rejects words whose first letter is in the second half of the alphabet."""
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
         first = str(row["question"])[0]

@@ -31,7 +31,7 @@ class Way:
 
 @dataclass(slots=True)
 class _Stream:
-    """One direction of one connection: pieces with the moment at which they may go on."""
+    """One direction of one connection: pieces, each with its earliest delivery time."""
 
     source: socket.socket
     sink: socket.socket
@@ -47,7 +47,7 @@ class _Stream:
         return self.way.is_open and bool(self.pieces) and now >= max(self.pieces[0][0], self.next_s)
 
     def read(self, now: float) -> bool:
-        """Whether the connection is still there."""
+        """Whether the connection is open."""
         data = self.source.recv(PIECE)
         if data:
             self.pieces.append((now + self.way.delay_s, data))
@@ -67,7 +67,7 @@ class _Stream:
 
 
 class Proxy:
-    """Listens on a port of its own; `up` is to the port behind it, `down` back from there."""
+    """A proxy in front of a port. `up` is the direction to that port, `down` the one back."""
 
     def __init__(self, endpoint: str) -> None:
         self._behind = int(endpoint.rpartition(":")[2])
@@ -87,17 +87,17 @@ class Proxy:
         return len(self._streams) // 2
 
     def part(self) -> None:
-        """Nothing passes either way, and nobody comes in."""
+        """Block both directions and new connections."""
         self.up.is_open = self.down.is_open = self.lets_in = False
 
     def heal(self) -> None:
-        """As at the beginning; what was held comes through."""
+        """Remove all faults; held bytes are delivered."""
         for way in (self.up, self.down):
             way.is_open, way.delay_s, way.bytes_per_s = True, 0.0, 0.0
         self.lets_in = True
 
     def cut(self, *, silently: bool = False) -> int:
-        """End all connections, with what is under way in them. `silently`: the end behind us goes on believing."""
+        """Cut all connections and drop their bytes in flight. `silently`: the end behind the proxy does not notice."""
         with self._lock:
             n = self.n_connections
             for stream in self._streams[::2]:

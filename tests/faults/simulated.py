@@ -19,7 +19,7 @@ DONE = End(0, "done")
 
 
 def scenario(seed: int = 1, policy: StalenessPolicy = StalenessPolicy.MASK, **changes: Any) -> Scenario:
-    """A ring without a fault: two generators, two rewards, nobody taken for dead by the way."""
+    """A ring without faults: two generators, two rewards, no false detection of a death."""
     standard: dict[str, Any] = {
         "batch_size": 2, "eta": 1, "n_samples": 2, "total_steps": 8, "n_generators": 2, "n_rewards": 2,
         "calm_s": CALM_S,
@@ -35,7 +35,7 @@ def play(one: Scenario, world_class: type[World] = World) -> tuple[Ring, Schedul
 
 
 def survive(one: Scenario, world_class: type[World] = World, *, checks: tuple[str, ...] = ("I3", "I4", "I6")) -> Ring:
-    """It comes to its end, no invariant is broken, and those named were looked at."""
+    """The ring ends, no invariant is broken, and the named ones were checked."""
     ring, outcome = play(one, world_class)
     assert not outcome.violations, f"seed {one.seed}, {one.policy}: {outcome.violations[0]}"
     assert outcome.end == DONE, f"seed {one.seed}, {one.policy}: {outcome.end}"
@@ -65,7 +65,7 @@ def lost(ring: Ring, kind: type) -> list[Any]:
 
 
 def arrived(ring: Ring, kind: type | UnionType) -> list[Any]:
-    """Messages of this kind in the order in which they were taken in, as often as they were."""
+    """Messages of this kind in order of processing, with repeats."""
     found = [(what, about) for _, what, about in ring.world.story or () if isinstance(about, kind)]
     return [about for what, about in found if not what.endswith((" lost", " is gone"))]
 
@@ -78,7 +78,7 @@ Judge = Callable[[str, str, m.Message, float], float | None]
 
 
 def bent(judge: Judge) -> type[World]:
-    """A world whose links do what `judge(sender, to, message, now)` says: later by so many seconds, or None for never.
+    """A world whose links ask `judge(sender, to, message, now)` for the delay in seconds; None drops the message.
 
     What is later than others stays in order behind them only if `judge` makes it so.
     """
@@ -97,7 +97,7 @@ def bent(judge: Judge) -> type[World]:
 
 
 def shuffled(seed: int, most_s: float) -> Judge:
-    """Whatever is repeated arrives in any order."""
+    """Repeated messages arrive in any order."""
     rng = random.Random(seed)
     kinds = (m.Trajectory, m.Scored, m.Sampled, m.Ack, m.PushBegin, m.PushDone, m.Heartbeat, m.HeadHeartbeat)
     return lambda sender, to, message, now: rng.uniform(0, most_s) if isinstance(message, kinds) else 0.0

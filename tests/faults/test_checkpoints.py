@@ -44,14 +44,14 @@ def frontier(run: Path, version: int) -> Path:
 
 
 def flip(path: Path) -> None:
-    """One bit, in the middle."""
+    """Flip one bit in the middle."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
 def tear(path: Path) -> None:
-    """The second half never came."""
+    """Cut off the second half."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
@@ -86,7 +86,7 @@ def test_row_11_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(
 def test_row_11_when_none_is_whole_the_job_ends_with_a_sentence_and_trains_nothing(
     killed: Ring, tmp_path: Path
 ) -> None:
-    """It does not begin at version 0 again, which would lose six steps without a word."""
+    """The job must not restart at version 0, which would lose six steps silently."""
     ring = copy_of(killed, tmp_path)
     for version in (2, OLDER, NEWEST):
         flip(optimizer(ring.run, version))
@@ -98,7 +98,7 @@ def test_row_11_when_none_is_whole_the_job_ends_with_a_sentence_and_trains_nothi
 
 
 def test_row_10_what_a_dead_writer_left_half_done_is_no_checkpoint(killed: Ring, tmp_path: Path) -> None:
-    """A folder under a temporary name, as whole as it may look, is not gone back to."""
+    """A checkpoint under a temporary name is not used, even when it is complete."""
     ring = copy_of(killed, tmp_path)
     shelf = ring.run / "checkpoints"
     shutil.copytree(shelf / f"step-{NEWEST:06d}", shelf / ".step-000008.1234567.tmp")

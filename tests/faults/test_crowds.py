@@ -34,7 +34,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class House:
-    """A head that answers everybody, and a friend that asks it whether it is well."""
+    """A head that answers all clients, and a friendly client that checks that it responds."""
 
     def __init__(self, pid: int, endpoint: str) -> None:
         self.pid, self.endpoint, self._n = pid, endpoint, 0
@@ -53,7 +53,7 @@ class House:
 
     @property
     def most_bytes(self) -> int:
-        """The most that it ever held in memory."""
+        """Its peak memory."""
         return int(Path(f"/proc/{self.pid}/status").read_text().split("VmHWM:")[1].split()[0]) << 10
 
 
@@ -72,7 +72,7 @@ def house() -> Iterator[House]:
 
 
 def test_row_29_no_bomb_costs_more_than_50_ms_and_twice_the_cap() -> None:
-    """Each from a connection of its own, the friend's question behind it; the large ones, too."""
+    """Each message comes from its own connection, followed by the friend's request; large ones, too."""
     assert WIRE_JOB == JOB
     with house() as head:
         before = head.most_bytes
@@ -124,5 +124,5 @@ def test_row_29_who_goes_on_is_struck_off_and_heard_no_more() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("keys", [False, True])
 def test_row_40_512_clients_at_once_are_all_heard_within_a_minute(keys: bool) -> None:
-    """Nobody's first message is lost (tests/areal_bus/transport/test_crowd.py has it over ipc, too)."""
+    """No client's first message is lost (tests/areal_bus/transport/test_crowd.py also tests ipc)."""
     assert crowd(16, 32, listen="tcp://127.0.0.1:0", keys=keys) < PATIENCE_S

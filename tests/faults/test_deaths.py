@@ -20,7 +20,7 @@ STEPS = 10
 
 @dataclass(frozen=True)
 class Deaths:
-    """The run, and who was struck when."""
+    """The run, with victims and times."""
 
     ring: Ring
     sampling: Blow  # generator-0, in mid-rollout
@@ -60,7 +60,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
 
 
 def kill_in_mid_rollout(ring: Ring, who: str) -> Blow:
-    """While it has samples that are begun and not complete."""
+    """Kill it while it has unfinished samples."""
     ring.slow(0.3)  # a step takes far longer than to see that it samples, and to kill it
     ring.hold(3)
     ring.wait(lambda: n_under_way(ring, who) > 1, f"{who} samples")
@@ -68,7 +68,7 @@ def kill_in_mid_rollout(ring: Ring, who: str) -> Blow:
 
 
 def n_under_way(ring: Ring, who: str) -> int:
-    """Samples that it has begun and not ended."""
+    """Its unfinished samples."""
     begun, ended = (
         {(x.get("evaluation", ""), x["uid"], x["sample"], x["attempt"]) for x in lines}
         for lines in (ring.lines(event, role="generator", rank=int(who[-1])) for event in ("request", "completion"))
@@ -87,7 +87,7 @@ def kill_in_mid_score(ring: Ring) -> tuple[Blow, Blow]:
 
 
 def is_quiet(ring: Ring) -> bool:
-    """Everything that was admitted is scored: no generator has work."""
+    """All admitted prompts are scored, so no generator has work."""
     admitted = {line["uid"] for line in ring.lines("admit", role="head")}
     return admitted == {line["uid"] for line in ring.lines("ready", "refund", role="head")}
 
@@ -98,7 +98,7 @@ def kill_idle(ring: Ring, who: str) -> Blow:
 
 
 def stop_learner(ring: Ring, idle: Blow) -> tuple[tuple[float, float], tuple[int, int]]:
-    """Stand it still until a generator that comes back has waited for its weights for a second."""
+    """Stop it until a restarted generator has waited for its weights for a second."""
     began = ring.kill("learner-0", signal.SIGSTOP)
     before = ring.memory("head-0") + ring.memory("reward-0")
     stale = ring.until("member", name=idle.next, state="stale")["t"]
@@ -112,7 +112,7 @@ def lives(ring: Ring, role: str) -> list[str]:
 
 
 def test_row_01_kill_generator_idle(deaths: Deaths) -> None:
-    """Seen within three heartbeats; it holds nothing, so nothing is issued again, and the ring goes on."""
+    """Detected within three heartbeats. It holds no prompt, so none is leased again, and the ring continues."""
     ring, blow = deaths.ring, deaths.idle
     dead = ring.lines("member", "joined", role="head", after=blow.t)[0]
     assert (dead["name"], dead.get("state")) == (blow.name, "dead")
@@ -125,7 +125,7 @@ def test_row_01_kill_generator_idle(deaths: Deaths) -> None:
 
 
 def test_row_02_kill_generator_in_mid_rollout(deaths: Deaths) -> None:
-    """What it had begun goes to the other one within 5 s, as the next attempt, and each group is whole in the end."""
+    """Its prompts are leased to the other generator within 5 s as the next attempt, and every group is completed."""
     ring, blow = deaths.ring, deaths.sampling
     begun = {(x["uid"], x["sample"]) for x in own(ring, blow, "request")}
     ended = {(x["uid"], x["sample"]) for x in own(ring, blow, "completion")}
@@ -147,7 +147,7 @@ def own(ring: Ring, blow: Blow, event: str) -> list[runs.Line]:
 
 
 def test_row_05_kill_reward_worker_in_mid_score(deaths: Deaths) -> None:
-    """Somebody else scores it: there is no verdict but values, and none is 0."""
+    """Another worker scores it: all verdicts are values, and none is 0."""
     ring = deaths.ring
     assert deaths.worker.pid != deaths.reward.pid
     assert lives(ring, "reward") == ["reward-0.0", "reward-0.1"]
@@ -158,7 +158,7 @@ def test_row_05_kill_reward_worker_in_mid_score(deaths: Deaths) -> None:
 
 
 def test_row_09_kill_learner_after_a_checkpoint(deaths: Deaths) -> None:
-    """A new term goes on from the checkpoint, and what came after it is trained again, once."""
+    """A new term continues from the checkpoint, and later work is trained again, once."""
     ring, blow = deaths.ring, deaths.learner
     term = next(line for line in ring.lines("term") if line["t"] > blow.t)
     assert (term["term"], term["version"]) == (1, 4)
@@ -169,7 +169,7 @@ def test_row_09_kill_learner_after_a_checkpoint(deaths: Deaths) -> None:
 
 
 def test_row_12_kill_head(deaths: Deaths) -> None:
-    """The next head goes on where the learner is; all others join it as they are, and mpirun saw nothing."""
+    """The next head continues at the learner's version; the other actors join it unchanged, unnoticed by mpirun."""
     ring, blow = deaths.ring, deaths.head
     assert lives(ring, "head") == ["head-0.0", "head-0.1"]
     joined = {line["name"] for line in ring.lines("joined", role="head", inc=1)}
@@ -183,7 +183,7 @@ def test_row_12_kill_head(deaths: Deaths) -> None:
 
 
 def test_row_23_a_generator_that_comes_back_is_stale_until_a_push(deaths: Deaths) -> None:
-    """It loads, joins and beats, and gets no work before it holds the published version."""
+    """It loads, joins and sends heartbeats, and gets no work before it holds the published version."""
     ring, name = deaths.ring, deaths.idle.next
     states = [(line["state"], line["t"]) for line in ring.lines("member", name=name)]
     assert [state for state, _ in states[:2]] == ["stale", "healthy"]
@@ -198,7 +198,7 @@ def test_row_23_a_generator_that_comes_back_is_stale_until_a_push(deaths: Deaths
 
 
 def test_row_41_stop_learner_for_a_while(deaths: Deaths) -> None:
-    """Nobody takes it for dead; nothing is admitted beyond the credits; it goes on by itself."""
+    """It is not considered dead, nothing is admitted beyond the credits, and it continues by itself."""
     ring, (began, ended) = deaths.ring, deaths.stopped
     assert ended - began > 3 * HEARTBEAT_S
     silent = [x for x in ring.lines("member", state="dead") if x["name"].startswith("learner") and x["t"] <= ended]

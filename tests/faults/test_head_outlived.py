@@ -27,7 +27,7 @@ WITHOUT = "checkpoint.every_steps=0"  # no checkpoint but the last: whoever goes
 
 @dataclass(frozen=True)
 class Outlived:
-    """A run at eta = 0 whose head was killed twice, and what a plain synchronous loop makes of the same settings."""
+    """A run at eta = 0 whose head was killed twice, and a plain synchronous loop with the same settings."""
 
     ring: Ring
     waiting: Blow  # the learner waited for a batch then
@@ -59,7 +59,7 @@ def outlived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outlived]:
 
 
 def made(ring: Ring) -> list[int]:
-    """Versions in the order in which learner 0 made them, over all its lives."""
+    """Versions in the order in which learner 0 made them, over all incarnations."""
     return [line["version"] for line in ring.lines("step", role="learner", rank=0)]
 
 
@@ -77,7 +77,7 @@ def test_row_12_a_learner_outlives_heads_and_makes_every_update_once(outlived: O
 
 @pytest.mark.slow
 def test_a_term_begins_where_the_learner_is(outlived: Outlived) -> None:
-    """A batch that it waited for is made anew; one that it had is trained, and the next head goes on after it."""
+    """An awaited batch is formed again; a received batch is trained, and the next head continues after it."""
     ring = outlived.ring
     assert [(x["inc"], x["version"], x["lives_on"]) for x in ring.lines("term", role="head")] == [
         (0, 0, False),
@@ -105,7 +105,7 @@ def test_the_terminal_says_where_each_term_begins(outlived: Outlived) -> None:
 
 
 def outlive(ring: Ring, n_steps: int, *, learners: int = 1) -> History:
-    """What holds after a run whose heads alone have died."""
+    """Checks of a run in which only heads died."""
     ring.finish()
     history = ring.check_survived()
     assert lives(ring, "learner") == learners
@@ -119,7 +119,7 @@ def outlive(ring: Ring, n_steps: int, *, learners: int = 1) -> History:
 @pytest.mark.soak
 @pytest.mark.parametrize(("eta", "every", "seed"), [(0, 0, 1), (2, 0, 2), (2, 2, 3), (4, 1, 4)])
 def test_row_12_heads_that_are_killed_at_random_cost_no_update(tmp_path: Path, eta: int, every: int, seed: int) -> None:
-    """Eight, each from nothing to two seconds after its term has begun, or before it has."""
+    """Eight kills, each up to two seconds after the start of its term, or before it."""
     dice, n_steps = random.Random(seed), 100
     ring = Ring(
         tmp_path,
@@ -211,7 +211,7 @@ def test_row_12_a_head_and_a_generator_die_together(tmp_path: Path) -> None:
 def test_heads_and_learners_that_die_in_any_order_lose_nothing(
     tmp_path: Path, every: int, learners: int, seed: int
 ) -> None:
-    """Those that are outlived, those that go back, and those that go back to what was outlived."""
+    """Terms that continue at the learner, terms that go back, and terms that go back into a continued one."""
     dice, n_steps = random.Random(seed), 100
     ring = Ring(
         tmp_path,
@@ -274,7 +274,7 @@ def test_a_learner_whose_head_comes_back_without_a_waypoint_goes_back_to_the_che
 
 @pytest.mark.soak
 def test_a_learner_that_is_done_outlives_its_head_and_writes_no_second_checkpoint(tmp_path: Path) -> None:
-    """All is trained, and an evaluation is made: the next head makes it anew, and ends the job."""
+    """All is trained and an evaluation runs: the next head repeats the evaluation and ends the job."""
     evaluation = ("evaluate.after=true", "evaluate.limit=8", "evaluate.n_samples=2")
     ring = Ring(tmp_path, "run.total_train_steps=4", WITHOUT, *evaluation)
     with ring.started():

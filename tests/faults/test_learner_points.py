@@ -22,7 +22,7 @@ SEALED = ("checkpoint-renamed", "checkpoint-prune", "checkpoint-discard")  # it 
 
 @dataclass(frozen=True)
 class Strike:
-    """One point: where the learner stood when it was struck, and where it began again."""
+    """One injection point: the learner's state at the kill, and where it restarted."""
 
     blow: Blow
     sealed: int  # newest version whose checkpoint it had said to be whole
@@ -51,7 +51,7 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
 
 
 def strike(ring: Ring, point: str, before: list[Strike]) -> Strike:
-    """Let the life that there is come two updates and a checkpoint far, then strike it on its further way."""
+    """Let this incarnation make two updates and a checkpoint, then strike it."""
     since: Line = before[0].term if before else {"t": 0.0, "version": 0}
     odd = int(since["version"]) + 3
     ring.hold(odd)
@@ -67,7 +67,7 @@ def strike(ring: Ring, point: str, before: list[Strike]) -> Strike:
 
 
 def trained_again(struck: Struck, one: Strike) -> None:
-    """The new term takes its first batch where it began, although the old one had taken that one before."""
+    """The new term takes its first batch at its start version, which the old term had taken before."""
     first = struck.ring.lines("batch", after=one.term["t"])[0]
     assert first["step"] == one.term["version"]
     assert struck.ring.lines("update", after=one.term["t"])[0]["version"] == one.term["version"] + 1
@@ -85,7 +85,7 @@ def test_row_09_kill_learner_between_consume_and_publish(struck: Struck, point: 
 
 @pytest.mark.parametrize("point", CHECKPOINT)
 def test_row_10_kill_learner_while_it_writes_a_checkpoint(struck: Struck, point: str) -> None:
-    """The one before is used: what has no final name counts for nothing."""
+    """The previous checkpoint is used: one without its final name is ignored."""
     one = struck.strikes[point]
     assert one.reached == one.sealed + EVERY  # it was about to write that one
     assert one.term["version"] == one.sealed
@@ -94,7 +94,7 @@ def test_row_10_kill_learner_while_it_writes_a_checkpoint(struck: Struck, point:
 
 @pytest.mark.parametrize("point", SEALED)
 def test_row_10_kill_learner_when_a_checkpoint_has_its_name(struck: Struck, point: str) -> None:
-    """It is whole, whoever has been told."""
+    """It is complete, even if nobody was informed."""
     one = struck.strikes[point]
     assert one.term["version"] == one.reached
     trained_again(struck, one)

@@ -50,7 +50,7 @@ def test_row_15_a_duplicated_message_counts_once() -> None:
 
 
 def test_row_16_reordered_messages_change_neither_counts_nor_clocks() -> None:
-    """Verdicts before the note that the sample is made, a version after a later one."""
+    """Reordered messages: a verdict before the report of its sample, a version after a later one."""
     n_early = n_swapped = 0
     for seed in SEEDS:
         ring = survive(scenario(seed, silent_s=1000.0, push_timeout_s=100.0), bent(shuffled(seed, 30.0)))
@@ -66,7 +66,7 @@ def test_row_16_reordered_messages_change_neither_counts_nor_clocks() -> None:
 
 
 def late(until_s: float) -> type:
-    """All that generator 0 says from the 14th second on comes at that moment, in order."""
+    """All messages of generator 0 from second 14 on arrive together, in order."""
     return bent(lambda sender, to, _, now: until_s - now if sender == GENERATOR and 14.0 < now < until_s else 0.0)
 
 
@@ -85,7 +85,7 @@ def test_row_17_what_comes_after_its_lease_was_lost_is_refused(seed: int) -> Non
 
 
 def deaf(to_head: bool, from_s: float, to_s: float) -> type:
-    """One way between the head and generator 0 is shut: what goes there then waits, in order, or is lost."""
+    """One direction between the head and generator 0 is blocked: its messages wait, in order, or are lost."""
 
     def judge(sender: str, to: str, message: m.Message, now: float) -> float | None:
         is_shut = (sender, to) == ((GENERATOR, "head") if to_head else ("head", GENERATOR)) and from_s < now < to_s
@@ -145,7 +145,7 @@ def test_row_21_a_lost_reply_to_what_was_done_or_is_being_done_is_no_second_resu
 
 
 def test_row_21_a_lost_reply_to_a_push_leaves_a_member_that_is_caught_up() -> None:
-    """It holds the weights, the head does not know: fenced, then a push of the same version again."""
+    """The member holds the weights, but the head does not know: it is fenced and pushed the same version again."""
     for seed in SEEDS:
         gone: list[m.PushDone] = []
 

@@ -30,7 +30,7 @@ ONE, OTHER = "generator-0", "generator-1"
 
 @dataclass(frozen=True)
 class Broken:
-    """One push that went wrong at generator-0."""
+    """One push with a fault at generator-0."""
 
     version: int  # that it was to bring
     began: Line
@@ -77,7 +77,7 @@ def pushes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def both_hold(ring: Ring, version: int, *, after: float = 0.0) -> Line:
-    """Wait until each holds the version; the line of generator-0."""
+    """Wait until each generator holds the version. Returns the line of generator-0."""
 
     def held(who: str) -> list[Line]:
         lines = ring.lines("member", role="head", after=after, version=version, state="healthy")
@@ -88,7 +88,7 @@ def both_hold(ring: Ring, version: int, *, after: float = 0.0) -> Line:
 
 
 def one_push(ring: Ring, point: str, how: str) -> Broken:
-    """The next version, whose push meets this; afterwards both hold it."""
+    """The next version, whose push meets this fault; afterwards both hold it."""
     version = ring.lines("update", role="head")[-1]["version"] + 1
     now = time.monotonic()
     ring.arm(point, how, who=ONE)
@@ -104,14 +104,14 @@ def one_push(ring: Ring, point: str, how: str) -> Broken:
 
 
 def check_clock_went_on(ring: Ring, broken: Broken) -> None:
-    """The version is published by its deadline with whoever has it; the other generator holds it in the end."""
+    """The version is published by its deadline with the members that hold it; the other one holds it later."""
     published = next(line for line in ring.lines("publish", role="head") if line["version"] == broken.version)
     assert published["t"] - broken.began["t"] < DEADLINE_S + SLACK_S
     assert published["members"] in (0, 1)
 
 
 def check_fenced(ring: Ring, broken: Broken, name: str) -> None:
-    """Whoever has not got it gets no work from its publication on, until a catch-up push is complete."""
+    """From the publication on, a member without the version gets no work until a catch-up push is complete."""
     published = next(line for line in ring.lines("publish", role="head") if line["version"] == broken.version)
     leases = [x for x in ring.lines("lease", role="head", holder=name) if x["t"] > published["t"]]
     assert not [line for line in leases if line["t"] < broken.held["t"]]
@@ -130,7 +130,7 @@ def test_row_03_kill_generator_in_each_phase_of_a_push(pushes: Pushes, phase: st
 
 @pytest.mark.parametrize("phase", STOPPED)
 def test_row_03_stop_generator_in_a_push_until_after_its_deadline(pushes: Pushes, phase: str) -> None:
-    """It comes back by itself, in the same life."""
+    """It recovers by itself, in the same incarnation."""
     ring, broken = pushes.ring, pushes.stopped[phase]
     assert broken.held["name"] == broken.blow.name
     check_clock_went_on(ring, broken)
@@ -152,7 +152,7 @@ def test_row_22_a_generator_that_lags_is_not_fed_and_judged_by_what_it_holds(pus
 
 
 def test_row_24_wrong_bytes_are_refused_by_their_hash(pushes: Pushes) -> None:
-    """Loudly, by the one that got them: it is fenced, and a catch-up push brings the right ones."""
+    """The receiver reports them: it is fenced, and a catch-up push delivers the right bytes."""
     ring, broken = pushes.ring, pushes.flipped
     assert broken is not None
     (said,) = [x for x in ring.lines("push_broken", role="generator") if x["version"] == broken.version]
@@ -172,7 +172,7 @@ def test_row_25_a_push_that_a_generator_never_heard_of_reaches_it_again(pushes: 
 
 
 def test_row_25_a_new_term_that_a_generator_never_heard_of_comes_with_the_next_push(tmp_path: Path) -> None:
-    """It ends what the lost versions made, and mixes nothing of them in."""
+    """It ends its samples of the lost versions and mixes no version of them into others."""
     ring = Ring(tmp_path, "run.total_train_steps=8")
     ring.hold(3)
     with ring.started():
@@ -201,7 +201,7 @@ def test_after_all_those_pushes_each_generator_held_every_version_in_order(pushe
 
 
 def test_row_03_the_learner_dies_while_a_generator_copies_out_of_its_memory(tmp_path: Path) -> None:
-    """That memory lasts until the generator hears of the death; then it gets its weights of the next life."""
+    """The shared memory lasts until the generator learns of the death; then the next incarnation sends its weights."""
     ring = Ring(tmp_path, "run.total_train_steps=8", "weights.route=shared", "weights.timeout_s=20")
     ring.hold(2)
     with ring.started():

@@ -21,7 +21,7 @@ Key = tuple[int, int, int]  # uid, sample, attempt
 
 @dataclass(frozen=True)
 class Struck:
-    """A reward that was killed or stopped in mid-score, and the samples that it held then."""
+    """A reward that was killed or stopped while scoring, and its samples at that time."""
 
     blow: Blow
     held: set[Key]
@@ -57,7 +57,7 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rewards]:
 
 
 def strike(ring: Ring, version: int, number: signal.Signals) -> Struck:
-    """While it holds samples of the prompts that are admitted once this version is made; back when they are scored."""
+    """Strike while it holds samples of prompts admitted after this version; returns when they are scored."""
     ring.wait(lambda: all_are_sampled(ring) and not unscored(ring), "every sample is scored while the learner is held")
     began = ring.lines(role="head")[-1]["t"]
     ring.arm("score", "sleep")
@@ -74,7 +74,7 @@ def strike(ring: Ring, version: int, number: signal.Signals) -> Struck:
 
 
 def is_at_rest(ring: Ring) -> bool:
-    """All that was admitted is sampled, and all that can be scored is: one reward got each second prompt."""
+    """All admitted prompts are sampled and all possible ones scored: each reward got every second prompt."""
     return all_are_sampled(ring) and len({uid % 2 for uid, *_ in unscored(ring)}) == 1
 
 
@@ -101,7 +101,7 @@ def ancestors(pid: int) -> set[int]:
 
 
 def scored_elsewhere(rewards: Rewards, struck: Struck) -> list[Line]:
-    """The first scores of what it held."""
+    """The first scores of its samples."""
     lines = rewards.ring.lines("score", role="reward", after=struck.blow.t)
     mine = [line for line in lines if keys([line]) & struck.held]
     return [next(line for line in mine if keys([line]) == {key}) for key in struck.held]
@@ -109,7 +109,7 @@ def scored_elsewhere(rewards: Rewards, struck: Struck) -> list[Line]:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_row_05_what_a_reward_held_is_scored_by_the_other_one(rewards: Rewards, how: str) -> None:
-    """Within 5 s, each with a value: none is refunded, none sampled again."""
+    """Scored within 5 s, each with a value: none is refunded or sampled again."""
     ring, struck = rewards.ring, getattr(rewards, how)
     assert len(struck.held) > 1
     for line in scored_elsewhere(rewards, struck):
@@ -130,7 +130,7 @@ def test_row_05_a_reward_that_is_gone_or_silent_is_noticed_within_three_heartbea
 
 
 def test_row_05_verdicts_of_a_reward_that_goes_on_are_refused_where_others_were_first(rewards: Rewards) -> None:
-    """In the same life; what was scored is trained once, with the verdict that came first."""
+    """In the same incarnation; each sample is trained once, with its first verdict."""
     ring, struck = rewards.ring, rewards.stopped
     refused = ring.lines("refused", role="head", after=rewards.resumed, what="Scored", sender=struck.blow.name)
     assert keys(refused) & struck.held

@@ -28,7 +28,7 @@ class Second:
 
     @staticmethod
     def start(ring: Ring, like: str, incarnation: int) -> "Second":
-        """With what another one was told, but for its incarnation."""
+        """With another learner's context, except its incarnation."""
         context = Context.from_json((ring.folder / f"context-{like}.json").read_text())
         context = replace(context, incarnation=incarnation)
         outer = os.environ | {FOLDER: str(ring.folder), "PYTHONPATH": str(INSIDE)}
@@ -85,7 +85,7 @@ def test_row_26_an_older_learner_is_told_to_end_and_changes_nothing(ring: Ring) 
 
 @pytest.mark.parametrize("when", ["between pushes", "in a push"])
 def test_row_26_a_learner_that_was_replaced_while_it_stood_still_ends_when_it_goes_on(ring: Ring, when: str) -> None:
-    """Its supervisor knew nothing of the other one; the ring follows the newer, and no push waits for the older."""
+    """A second supervisor starts it. The ring follows the newer learner, and no push waits for the older one."""
     old = stop(ring, when)
     second = Second.start(ring, old.name, 1)
     term = ring.until("term", after=old.t)
@@ -107,7 +107,7 @@ def test_row_26_a_learner_that_was_replaced_while_it_stood_still_ends_when_it_go
 
 
 def stop(ring: Ring, when: str) -> Blow:
-    """The learner stands still: while nothing is asked of it, or as the root of a push that a generator waits for."""
+    """The learner is stopped while idle, or as the root of a push that a generator waits for."""
     if when == "between pushes":
         return ring.kill("learner-0", signal.SIGSTOP)
     now = time.monotonic()

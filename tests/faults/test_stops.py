@@ -21,7 +21,7 @@ STILL = ("spans", "wait", "stall", "push", "push_broken", "publish")  # lines of
 
 
 def last_t(ring: Ring, events: tuple[str, ...] = ()) -> float:
-    """When the head wrote the last of these lines; of none named, of all but STILL."""
+    """Time of the head's last of these events; by default of all events except STILL."""
     lines = ring.lines(*events, role="head")
     return float(max(line["t"] for line in lines if events or line["event"] not in STILL))
 
@@ -68,7 +68,7 @@ def test_row_04_what_a_stopped_generator_held_goes_to_another(stopped: Stopped) 
 
 
 def test_row_04_a_late_result_is_refused_by_its_attempt(stopped: Stopped) -> None:
-    """It was complete when its generator stood still; its prompt is another one's by now, and that one's counts."""
+    """The sample was complete when its generator stopped. Its prompt was leased again, and the new sample counts."""
     ring = stopped.ring
     refused = ring.lines("refused", role="head", after=stopped.resumed)
     late = {x["what"]: x for x in reversed(refused) if x["sender"] == stopped.blow.name or x["what"] == "Scored"}
@@ -84,7 +84,7 @@ def test_row_04_a_late_result_is_refused_by_its_attempt(stopped: Stopped) -> Non
 
 
 def test_row_04_a_generator_that_goes_on_is_stale_until_a_push(stopped: Stopped) -> None:
-    """In the same life; it gets work again."""
+    """The same incarnation rejoins and receives work again."""
     ring, blow = stopped.ring, stopped.blow
     states = [x["state"] for x in ring.lines("member", name=blow.name) if x["t"] > stopped.resumed]
     assert states[:2] == ["stale", "healthy"]
@@ -96,7 +96,7 @@ def test_row_04_a_generator_that_goes_on_is_stale_until_a_push(stopped: Stopped)
 
 
 def test_row_41_stop_learner_for_a_minute(tmp_path: Path) -> None:
-    """Generators go on to the bound of credits and wait there; memory is flat; all go on by themselves."""
+    """Generators continue to the credit limit and wait; memory does not grow; all continue by themselves."""
     ring = Ring(tmp_path, "run.total_train_steps=40", "watchdog.stall_s=10")
     ring.hold(5)
     with ring.started():

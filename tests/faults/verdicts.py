@@ -12,7 +12,7 @@ VERDICT = '{"id": 0, "status": "value", "reward": 777.0, "correct": true}'
 
 
 def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Any:
-    """A number from 0.25 to 0.75 that the text decides; or what the test has ordered."""
+    """A number from 0.25 to 0.75, derived from the text; or the armed misbehaviour."""
     how = sitecustomize.strike("score")
     return TRICKS[how](completion) if how else value(completion)
 
@@ -31,7 +31,7 @@ def spin(_: str) -> Any:
 
 
 def spin_in_c(_: str) -> Any:
-    """One call that holds the interpreter's lock for ever: no signal handler and no thread gets a turn."""
+    """A call that holds the GIL for ever, so no signal handler and no thread runs."""
     return re.match(r"(a+)+$", "a" * 60 + "b")
 
 
@@ -40,14 +40,14 @@ def explode(_: str) -> Any:
 
 
 def leave(_: str) -> Any:
-    """Says that all is well, and ends its process as if it were."""
+    """Reports success and exits with 0."""
     print("pass", VERDICT, flush=True)
     os.write(1, VERDICT.encode() + b"\n")
     os._exit(0)
 
 
 def fork(completion: str) -> Any:
-    """Its child answers, too."""
+    """Forks; the child answers, too."""
     if os.fork() == 0:
         return 777.0
     return value(completion)

@@ -24,7 +24,7 @@ IDLE_S = 0.002
 
 
 class Wires(World):
-    """Each process has a Bus; what is sent goes over TCP, and time is the machine's."""
+    """Each process has a Bus. Messages go over TCP in real time."""
 
     def __init__(self, rng: random.Random, **settings: Any) -> None:
         super().__init__(rng, **settings)
@@ -34,12 +34,12 @@ class Wires(World):
         self.silent_s = 0.0  # of the scenario
 
     def between(self, one: str, other: str) -> Proxy:
-        """From now on the first connects to the second through this. To be called before it connects."""
+        """A proxy for the connection of the first to the second process. Call it before they connect."""
         listening = self._bus(HEAD if other == HEAD else other)
         return self.proxies.setdefault((seat(one), seat(other)), Proxy(listening.endpoint))
 
     def step(self) -> None:
-        """What is due, then what has arrived."""
+        """Run due events, then receive messages."""
         self.now = (time.monotonic() - self._began) * PACE
         if self._events and self._events[0][0] <= self.now:
             _, _, act, args = heappop(self._events)
@@ -50,7 +50,7 @@ class Wires(World):
             time.sleep(IDLE_S)
 
     def _take(self, name: str) -> bool:
-        """One message, if this process runs and there is one."""
+        """Receive one message, if this process runs and there is one."""
         if self._stopped.get(name, 0.0) > self.now:
             return False
         got = self.buses[name].receive(0)
@@ -90,7 +90,7 @@ def seat(name: str) -> str:
 
 
 def legal(message: m.Message) -> m.Message:
-    """As many ids and log-probs as its segments say: the simulator's samples have none."""
+    """Fill in ids and log-probs for its segments: simulated samples have none."""
     if isinstance(message, m.Trajectory) and not message.ids:
         n_given = sum(given for given, _ in message.segments)
         n_sampled = sum(sampled for _, sampled in message.segments)
@@ -115,7 +115,7 @@ class WiredRing(Ring):
         self.world.close()
 
     def survive(self) -> ScheduleOutcome:
-        """It comes to its end, and no invariant is broken."""
+        """The ring ends, and no invariant is broken."""
         outcome = self.run()
         assert not outcome.violations, outcome.violations[0]
         assert outcome.end is not None, "the ring stalled"

@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 
 
 class Script:
-    """A head for one or two learners: takes messages in order of their kinds, keeps the rest for later."""
+    """A head for one or two learners: receives messages by kind and keeps others for later."""
 
     def __init__(self, folder: Path, config: Config, *, n_learners: int = 1) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ class Script:
         return process
 
     def come_back(self, index: int) -> None:
-        """What its supervisor does when a learner has ended."""
+        """Act as the supervisor of a learner that has ended."""
         self.processes[index].communicate(timeout=PATIENCE_S)
         self.incarnations[index] += 1
         self.processes[index] = self._start(index)
@@ -98,7 +98,7 @@ class Script:
             self.bus.send(self.name(index), message)
 
     def push(self, version: int) -> tuple[dict[str, torch.Tensor], str]:
-        """Push a version to the test's own member; what it received and the digest that the root announced."""
+        """Push a version to the test's member. Returns the received bytes and the digest of the root."""
         name = self.member.name
         begin = m.PushBegin(self.n_pushes, version, 0, [name], self.store, PATIENCE_S)
         self.n_pushes += 1
@@ -109,7 +109,7 @@ class Script:
         return tensors, digest
 
     def assemble(self) -> m.BeginTerm:
-        """Up to the version that it begins with."""
+        """Run the start-up, up to the initial version."""
         joins = [self.take(m.Join) for _ in range(self.n_learners)]
         self.store = next(join.endpoint for join in joins if join.index == 0)
         self.tell(m.PeerList([self.name(0)], [self.store]))
@@ -118,7 +118,7 @@ class Script:
         return self.take(m.BeginTerm)
 
     def succeed(self, life: int) -> m.BeginTerm:
-        """Be the head's next life from now on, which knows nobody: up to the word of learners that outlive the last."""
+        """Become the head's next incarnation without members, up to the reports of the surviving learners."""
         self.tell(m.Rejoin("only a member may speak", life))
         for _ in range(self.n_learners):
             self.take(m.Join, lambda join: join.again == life)
@@ -128,17 +128,17 @@ class Script:
         return self.take(m.BeginTerm, lambda begin: begin.life == life)
 
     def write_frontier(self, version: int) -> None:
-        """What the head writes beside a checkpoint."""
+        """The head's file of a checkpoint."""
         head_checkpoints.save(head_checkpoints.path_of(self.run_folder / "frontiers", version), HeadCheckpoint(version))
 
     def serve(self, step: int, *, last: bool = False, broken: int | None = None) -> None:
-        """Two groups for every request of this step, dealt over the learners; one may have impossible log-probs."""
+        """Two groups for each request of this step, spread over the learners; one may have impossible log-probs."""
         for _ in range(self.n_learners):
             assert self.take(m.BatchRequest).step == step
         self.hand_out(step, last=last, broken=broken)
 
     def hand_out(self, step: int, *, last: bool, broken: int | None = None, to: Iterable[int] | None = None) -> None:
-        """Their shares to these ranks; to all when not said."""
+        """Send shares to these ranks, by default to all."""
         for index in range(self.n_learners) if to is None else to:
             groups = [g for g in range(2) if g % self.n_learners == index]
             items = [
@@ -159,7 +159,7 @@ class Script:
             self.bus.send(self.name(index), m.ShardEnd(step, step, len(items), 2, last))
 
     def end(self) -> list[int]:
-        """Stop; the exit codes."""
+        """Stop the learners. Returns their exit codes."""
         self.tell(m.Stop("done"))
         return [process.wait(PATIENCE_S) for process in self.processes]
 

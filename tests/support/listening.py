@@ -15,7 +15,7 @@ LAUNCHERS = ("mpirun", "prterun", "prte", "prted")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Listener:
-    """A tcp socket that takes connections."""
+    """A listening tcp socket."""
 
     pid: int
     program: str  # the beginning of its command line
@@ -24,12 +24,12 @@ class Listener:
 
     @property
     def is_private(self) -> bool:
-        """Whether only this host reaches it."""
+        """Whether it is reachable from this host only."""
         return ipaddress.ip_address(self.address).is_loopback
 
 
 def family(pid: int) -> list[int]:
-    """That process and all that come from it, as far as they are still there."""
+    """That process and its live descendants."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -58,7 +58,7 @@ def listeners(pids: Iterable[int]) -> set[Listener]:
 
 @contextmanager
 def watched(pid: int) -> Iterator[set[Listener]]:
-    """Every listener of that process and what comes from it, seen from time to time until the end of this block."""
+    """Collects the listeners of that process and its descendants, by polling until the block ends."""
     seen: set[Listener] = set()
     is_over = threading.Event()
 
@@ -76,7 +76,7 @@ def watched(pid: int) -> Iterator[set[Listener]]:
 
 
 def of_the_launcher(listener: Listener) -> bool:
-    """Whether it is Open MPI's own: mpirun and its daemons listen for each other on every interface."""
+    """Whether it belongs to Open MPI: mpirun and its daemons listen on all interfaces."""
     return listener.program.split(" ")[0].rpartition("/")[2] in LAUNCHERS
 
 

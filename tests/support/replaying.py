@@ -28,11 +28,11 @@ NOT_DECIDED = {"start", "end", "spans", "note", "wait", "stall"}  # of the shell
 
 
 class Differs(Exception):
-    """The head decides otherwise than the journal says."""
+    """The replayed head decides differently from the journal."""
 
 
 class Replay:
-    """One head, fed from its journal."""
+    """One head, replayed from its journal."""
 
     def __init__(self, rules: HeadRules, source: DataSource, *, capacity: int) -> None:
         self.head = Head(rules, source, now=0.0)
@@ -43,7 +43,7 @@ class Replay:
         self._errors: dict[int, str] = {}  # uid -> why it was refunded
 
     def run(self, lines: Iterable[Line]) -> None:
-        """Raises Differs at the first line that the head would not have written."""
+        """Raises Differs at the first line that the head does not reproduce."""
         lines = [line for line in lines if line["event"] not in NOT_DECIDED]
         for line in lines:
             if line["event"] == "trajectory":
@@ -75,7 +75,7 @@ class Replay:
     # causes
 
     def _cause(self, line: Line) -> Sequence[Effect]:
-        """Give the head the message without which it would not write this line."""
+        """Send the head the message that causes this line."""
         match line["event"]:
             case "joined":
                 return self._join(line)
@@ -127,7 +127,7 @@ class Replay:
         return self._say(line["name"], join)
 
     def _done(self, name: str) -> list[Effect]:
-        """A part of the push in flight is complete."""
+        """Complete a part of the push in flight."""
         push = self.head.publishing.pushes.current
         if push is None or name in push.done:
             raise Differs(f"no push waits for {name}")
@@ -175,7 +175,7 @@ class Replay:
         return self._say(sender, scored)
 
     def _holder(self, line: Line) -> str:
-        """Whoever the prompt is leased to; anybody when nobody has it any more."""
+        """The holder of the prompt; any generator when there is none."""
         if line.get("evaluation"):
             evaluation = self.head.examination.open
             holder = None if evaluation is None else evaluation.leased.get(line["uid"])
@@ -200,6 +200,6 @@ def replay_run(run: Path, *, n_generators: int) -> Replay:
 
 
 def as_line(record: Record) -> Line:
-    """As the journal would have it."""
+    """In the format of the journal."""
     line: Line = json.loads(json.dumps({"event": str(record.event), **record.fields}))
     return line

@@ -43,7 +43,7 @@ def word(n: int) -> Partial:
 
 
 class OpenBus(Bus):
-    """Takes any message of anybody: for tests of the transport alone."""
+    """Accepts any message from any sender, to test the transport alone."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         super().__init__(name, authorise=lambda *_: None, **settings)
@@ -65,7 +65,7 @@ def until(is_so: Callable[[], object], what: str) -> None:
 
 
 class Dealer:
-    """A plain DEALER that says what it likes."""
+    """A plain DEALER that sends arbitrary frames."""
 
     def __init__(self, endpoint: str, identity: bytes = NAME, keys: Keyring | None = None) -> None:
         self._context = zmq.Context()
@@ -122,7 +122,7 @@ RAW = {
 
 
 def say_raw(endpoint: str, sayings: Sequence[bytes]) -> None:
-    """A connection for each, closed by us once it is said."""
+    """One connection for each message, closed after it."""
     for saying in sayings:
         with dial(endpoint) as connection:
             try:

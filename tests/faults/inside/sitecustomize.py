@@ -27,7 +27,7 @@ ME = SimpleNamespace(who="", name="")  # generator-0, generator-0.1, once this p
 
 
 def taken(point: str) -> str:
-    """How this process is struck here; "" when it is not. Each arming is for one."""
+    """The fault armed for this process at this point; "" for none. Each arming strikes once."""
     for who in (ME.who, "any"):
         for name in armed(f"{point}@{who}#"):
             try:
@@ -51,7 +51,7 @@ def armed(prefix: str) -> list[str]:
 
 
 def strike(point: str) -> str:
-    """Be struck, if this point is armed. Returns how when the caller is to do it."""
+    """Apply the armed fault of this point. Returns its kind when the caller must apply it."""
     how = taken(point)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -65,7 +65,7 @@ def strike(point: str) -> str:
 
 
 def told(name: str) -> str:
-    """What the test says in a file of this name; "" when it says nothing."""
+    """Content of the control file of this name; "" when there is none."""
     try:
         with open(f"{FOLDER}/{name}") as file:
             return file.read()
@@ -74,7 +74,7 @@ def told(name: str) -> str:
 
 
 def before(owner: Any, name: str, point: str) -> None:
-    """Strike when the function is called."""
+    """Wrap a function: strike before the call."""
     real = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ def before(owner: Any, name: str, point: str) -> None:
 
 
 def after(owner: Any, name: str, point: str) -> None:
-    """Strike when it has done its work, before its caller knows."""
+    """Wrap a function: strike after its work, before it returns."""
     real = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -100,7 +100,7 @@ def after(owner: Any, name: str, point: str) -> None:
 
 
 def context(module: Any) -> None:
-    """Who this is, and what it was told: a second process can be started by the same words."""
+    """Record the context of this process, so that a test can start a second one with it."""
     real = module.Context.from_json
 
     def from_json(text: str) -> Any:
@@ -181,7 +181,7 @@ def member(module: Any) -> None:
 
 
 def landing(module: Any) -> None:
-    """A bit of what has arrived is wrong ("flip")."""
+    """Flip a received bit ("flip")."""
     real = module.ReceiveBuffers.write
 
     def land(self: Any, start: int, bucket: Any) -> None:
@@ -199,7 +199,7 @@ def receiver(module: Any) -> None:
 
 
 def generation(module: Any) -> None:
-    """A message to a generator is lost ("drop")."""
+    """Drop a message to a generator ("drop")."""
     before(module.Generator, "_swap", "swap")
     before(module.Generator, "turn", "turn")
     real = module.Generator._on
@@ -212,12 +212,12 @@ def generation(module: Any) -> None:
 
 
 def delivery(module: Any) -> None:
-    """A sample is complete, and nobody knows yet."""
+    """A complete sample that is not reported yet."""
     after(module.Delivery, "add", "completed")
 
 
 def builtin(module: Any) -> None:
-    """Every token takes as long as the test says."""
+    """Every token takes the time set by the test."""
     after(module.BuiltinEngine, "update", "swapped")
     real = module.BuiltinEngine.step
 
@@ -263,7 +263,7 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds what the others find, and has it wrapped once it is there."""
+    """Import hook: wraps the modules of WRAPPED after they are loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

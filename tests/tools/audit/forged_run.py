@@ -187,7 +187,7 @@ class Forge:
     # on disk
 
     def wait(self, seconds: float, *, after: Line) -> None:
-        """Nothing happens for so long after a line, in any process; the head goes on to label its time."""
+        """No event for this long after a line in any process; the head continues to label its time."""
         for lines in self.lines.values():
             for line in [x for x in lines if x["t"] > after["t"]]:
                 line["t"] += seconds
@@ -198,7 +198,7 @@ class Forge:
         head[at:at] = silence
 
     def save(self, folder: Path) -> Path:
-        """As the processes would have written it: numbered, every second labelled."""
+        """Save in the format of the processes: numbered, with every second labelled."""
         (folder / "journal").mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(self.config))
         for name, lines in self.lines.items():
@@ -222,7 +222,7 @@ class Forge:
 
 
 def true_run() -> Forge:
-    """The whole story."""
+    """The whole run."""
     forge = Forge()
     forge.assemble()
     for holder in (GENERATORS[0], GENERATORS[0], GENERATORS[0], GENERATORS[1]):

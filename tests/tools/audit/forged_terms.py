@@ -16,7 +16,7 @@ LEARNERS = (LEARNER, "learner-0.1", "learner-0.2")
 
 
 class TermForge(Forge):
-    """Goes back to a version, and on from there."""
+    """A forge that goes back to a version and continues from it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class TermForge(Forge):
         return line
 
     def lose_learner(self, name: str) -> None:
-        """It is killed, and comes back."""
+        """The learner is killed and restarts."""
         self.learner = name
         self.start(name)
         self.join(name)
 
     def lose_head(self, name: str, learner: str) -> None:
-        """It is killed; everybody joins the new one, and the learner begins anew."""
+        """The head is killed; all actors join the new one, and the learner restarts."""
         self.head, self.learner = name, learner
         for process in (name, learner):
             self.start(process)
@@ -66,7 +66,7 @@ class TermForge(Forge):
 
 
 def crashed_run() -> TermForge:
-    """The whole story."""
+    """The whole run."""
     forge = TermForge()
     forge.assemble()
     term_0(forge)

@@ -14,7 +14,7 @@ from tools.run import Run
 
 
 def caught(tmp_path: Path, invariant: str, edit: Edit, rule: str) -> Audit:
-    """Forge the true run, and see this invariant broken, for this reason, at a line that is there."""
+    """Forge the correct run and check that the audit reports this invariant, reason and an existing line."""
     forge = true_run()
     edit(forge)
     folder = forge.save(tmp_path / "run")

@@ -23,7 +23,7 @@ Edit = Callable[[TermForge], object]
 
 
 class Outlived(TermForge):
-    """With a learner that may live on."""
+    """A forge whose learner may survive a head."""
 
     def go_on(self, name: str, version: int, *, next_uid: int, open_: tuple[int, ...]) -> Line:
         """Another head, which the same learner joins."""
@@ -36,7 +36,7 @@ class Outlived(TermForge):
         return line
 
     def make(self, uids: tuple[int, ...], *, n_masked: int) -> None:
-        """An update that no head hears of."""
+        """An update that reaches no head."""
         self.update(uids, n_masked=n_masked)
         del self.lines[self.head][-1]
 
@@ -93,7 +93,7 @@ def audited(tmp_path: Path, edit: Edit) -> Audit:
 
 
 def term(forge: TermForge) -> Line:
-    """The line with which the learner lives on."""
+    """The line of the surviving learner."""
     return forge.of(SECOND, "term")[0]
 
 

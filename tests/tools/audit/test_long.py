@@ -60,7 +60,7 @@ class Stream(Forge):
 
 
 def forge(folder: Path, n_lines: int) -> int:
-    """A true run of at least so many lines. Returns how many they are."""
+    """A correct run of at least this many lines. Returns the number of lines."""
     run = Stream(folder)
     run.assemble()
     waiting = [run.admit(GENERATORS[i % 2]) for i in range(4)]
@@ -80,7 +80,7 @@ def forge(folder: Path, n_lines: int) -> int:
 
 
 def audited(folder: Path) -> tuple[dict[str, Any], float, int]:
-    """What the audit says of it, its seconds of CPU time, and the bytes that it held at most."""
+    """The audit's verdict, its CPU seconds and its peak memory in bytes."""
     words = [sys.executable, "-m", "tools.audit", str(folder), "--json"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

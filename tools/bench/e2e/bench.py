@@ -61,7 +61,7 @@ class E2e:
 
 @contextmanager
 def two_cores() -> Iterator[int]:
-    """This process, and what it starts, on two of its cores; how many there are."""
+    """Pin this process and its children to two cores. Returns the number of cores."""
     all_of_them = os.sched_getaffinity(0)
     chosen = set(sorted(all_of_them)[:CORES])
     if len(chosen) < CORES:

@@ -21,14 +21,14 @@ from tools.run import Line
 
 RANKS = 3
 ETA = 1
-ON_UPDATE = "keep"  # running samples keep their keys: nothing is computed twice
-PATIENCE_S = 600.0  # for the start and for each measurement, on a machine with other work, too
+ON_UPDATE = "keep"  # running samples keep their KV cache: nothing is recomputed
+PATIENCE_S = 600.0  # deadline of the start and of each measurement, also on a loaded machine
 WARM = 8  # steps before the first measurement
-SETTLE = 4  # steps after a hold that are not counted
-LOOK_S = 0.05  # seldom: whoever looks takes a core from the job
+SETTLE = 4  # steps after a pause that are not counted
+LOOK_S = 0.05  # polling more often would take CPU from the job
 TICKS = os.sysconf("SC_CLK_TCK")
-FOREVER = 86_400  # seconds: of clocks that a hold must not end
-ROWS: Mapping[str, tuple[str, ...]] = {  # which loss
+FOREVER = 86_400  # seconds: deadlines that a pause must not reach
+ROWS: Mapping[str, tuple[str, ...]] = {  # settings of each loss
     "": ("actor.use_decoupled_loss=false", "actor.recompute_logprobs=false"),
     "decoupled": ("actor.use_decoupled_loss=true", "actor.recompute_logprobs=true"),
 }
@@ -36,11 +36,11 @@ ROWS: Mapping[str, tuple[str, ...]] = {  # which loss
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a number of steps took."""
+    """Cost of a number of steps."""
 
     wall_s: float
     cpu_s: float  # of all processes of the side
-    n_tokens: int  # that entered a backward pass
+    n_tokens: int  # tokens that entered a backward pass
     reward: float  # of the last step, for people
 
 
@@ -97,7 +97,7 @@ class E2eJob:
 
     @contextmanager
     def started(self) -> "Iterator[E2eJob]":
-        """The job, warmed up and held; whatever happens, it is gone afterwards."""
+        """Start the job, warm it up and pause it; end it on exit in any case."""
         with self._job.started():
             try:
                 self._until(WARM)
@@ -107,7 +107,7 @@ class E2eJob:
                 self._signal(signal.SIGCONT)
 
     def measure(self, n_steps: int) -> Spent:
-        """The next steps, after some that settle. Raises ConfigError when one was not the one that is asked for."""
+        """Measure the next steps after some settling steps. Raises ConfigError for a step of other work."""
         self._signal(signal.SIGCONT)
         try:
             first = self._until(len(self._steps.of("step")) + SETTLE)
@@ -136,7 +136,7 @@ class E2eJob:
             )
 
     def _until(self, n: int) -> Line:
-        """The newest step once there are so many."""
+        """The newest step, once there are this many."""
 
         process, deadline = self._job.process, time.monotonic() + PATIENCE_S
         while len(self._steps.of("step")) < n:

@@ -17,7 +17,7 @@ GROUPS, SAMPLES = 8, 8  # prompts of a batch, completions of a prompt
 TOKENS = GROUPS * SAMPLES * N_NEW  # that enter a backward pass, a step
 N_QUESTIONS = 512
 PAD, EOS = 0, int(SHAPE["vocab_size"])  # token ids; EOS is one beyond
-FIRST = 0x4E00  # the character of token 1: none that a tokenizer would change, join or drop
+FIRST = 0x4E00  # the character of token 1; tokenizers leave these characters alone
 SEED = 1
 
 LR, BETAS, EPS, DECAY = 1e-4, (0.9, 0.95), 1e-8, 0.0  # AdamW, constant rate

@@ -34,7 +34,7 @@ from tools.bench.harness.worker_main import serve
 trl: Any = importlib.import_module("trl")
 WARM = 2  # steps that are not counted
 begins: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-orders: SimpleQueue[int] = SimpleQueue()  # steps to make; 0: the end
+orders: SimpleQueue[int] = SimpleQueue()  # number of steps to make; 0 ends
 answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
 
 
@@ -45,7 +45,7 @@ def begin(**how: Any) -> dict[str, Any]:
 
 
 def steps(n: int) -> dict[str, Any]:
-    """Seconds of the next steps, by the wall and of CPU, and what they trained."""
+    """Wall and CPU seconds of the next steps, and their trained tokens."""
     orders.put(n)
     answer = answers.get(timeout=500)
     if "error" in answer:
@@ -90,7 +90,7 @@ class PacedSteps(TrainerCallback):
 
 
 def check(logs: dict[str, Any]) -> None:
-    """Raises RuntimeError unless the step was the one that is asked for."""
+    """Raises RuntimeError unless the step did the requested work."""
     expected = {
         "completions/min_length": N_NEW,
         "completions/max_length": N_NEW,

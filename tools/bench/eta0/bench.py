@@ -62,7 +62,7 @@ class Eta0:
 
 @dataclass(slots=True)
 class Likeness:
-    """What two runs have in common."""
+    """Comparison of two runs."""
 
     identical_batches: bool = True  # uids, samples and token ids in order
     bit_equal: bool = True  # log-probs, losses and all other figures, digests of every version everywhere
@@ -101,7 +101,7 @@ def reference(folder: Path, n_generators: int) -> Path:
         "--out",
         str(out),
     ]
-    one_thread = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(demo.ROOT)}  # as an actor has it
+    one_thread = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(demo.ROOT)}  # as in an actor
     done = subprocess.run([*line, *overrides()], cwd=demo.ROOT, env=os.environ | one_thread, check=False)
     if done.returncode != 0:
         raise ConfigError(f"the plain loop must end with code 0 to be compared; it ended with {done.returncode}")
@@ -132,7 +132,7 @@ def compare(run: Run, reference: Path, *, n_generators: int) -> Likeness:
 
 
 def differences(plain: Line, update: Line, samples: list[Line]) -> list[str]:
-    """In what one step of the plain loop differs from the ring's."""
+    """Differences between a step of the plain loop and of the ring."""
     found = sorted(key for key in plain.keys() - CLOCKS - {"samples"} if plain[key] != update.get(key))
     if logps(plain["samples"]) != logps(samples):
         found.insert(0, "log-probs")

@@ -66,7 +66,7 @@ def job_at(run: Path, *, quiet: bool) -> KilledJob:
 
 
 def order(kills: dict[Role, int], seed: int) -> list[Role]:
-    """Who is killed when: a seeded shuffle."""
+    """Order of the victims' roles: a seeded shuffle."""
     roles = [role for role, n in kills.items() for _ in range(n)]
     random.Random(seed).shuffle(roles)
     return roles
@@ -84,7 +84,7 @@ def end(job: KilledJob) -> None:
 
 
 def figures(job: KilledJob, blows: list[Blow]) -> Figures:
-    """What the journal says of these kills, and the audit of the run."""
+    """Figures from the journal and the audit of the run."""
     run = Run(job.run)
     lines = sorted(run.events(*OF_HEAD, role="head"), key=lambda line: float(line["t"]))
     scores = list(run.events("score", role="reward"))

@@ -19,13 +19,13 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def follower(name: str) -> str:
-    """Who comes in its place."""
+    """Name of its next incarnation."""
     place, _, incarnation = name.rpartition(".")
     return f"{place}.{int(incarnation) + 1}"
 
 
 def detections(lines: Sequence[Line], blows: Iterable[Blow]) -> Iterator[float]:
-    """From a kill to the head's line that its victim is dead, or that the next life of it has joined."""
+    """From a kill to the head's line that the victim is dead or that its next incarnation has joined."""
     told = [line for line in lines if line["event"] == "joined" or line.get("state") == "dead"]
     for blow in blows:
         names = (blow.name, follower(blow.name))
@@ -35,7 +35,7 @@ def detections(lines: Sequence[Line], blows: Iterable[Blow]) -> Iterator[float]:
 
 
 def lost_leases(lines: Sequence[Line], blow: Blow) -> dict[int, int]:
-    """Prompts that a generator held when it was killed, and the attempt: leased to it, and without all verdicts."""
+    """Prompts (and attempts) leased to a killed generator that lacked verdicts at the kill."""
     held: dict[int, int] = {}
     for line in lines:
         if line["t"] >= blow.t:
@@ -53,12 +53,12 @@ def lost_leases(lines: Sequence[Line], blow: Blow) -> dict[int, int]:
 
 
 def lease_recoveries(lines: Sequence[Line], blows: Iterable[Blow]) -> Iterator[float]:
-    """From a kill to each next lease of a prompt that its victim held. Those that got their last verdict need none."""
+    """From a kill to the next lease of each prompt of the victim, except prompts with all verdicts."""
     for blow in blows:
         held = lost_leases(lines, blow)
         for line in lines:
             if line["t"] > blow.t and line["event"] == "term":
-                break  # what is open from here on is the new term's
+                break  # later prompts belong to the new term
             if line["t"] > blow.t and line["event"] in ("lease", "ready", "refund") and line["uid"] in held:
                 del held[line["uid"]]
                 if line["event"] == "lease":
@@ -89,7 +89,7 @@ def score_recoveries(
 
 
 def returns(lines: Sequence[Line], blows: Iterable[Blow]) -> Iterator[float]:
-    """From the kill of a learner or a head to the next update that is finished."""
+    """From the kill of a learner or head to the next finished update."""
     for blow in blows:
         term = next((x["t"] for x in lines if x["event"] == "term" and x["t"] > blow.t), None)
         if term is not None:
@@ -108,7 +108,7 @@ def of_role(blows: Iterable[Blow], *roles: Role) -> list[Blow]:
 
 @dataclass
 class Survivors:
-    """The history that is left when each term has gone back to where it began."""
+    """The surviving history: each term discards the work after its starting point."""
 
     admitted: set[int] = field(default_factory=set)
     trained: dict[int, int] = field(default_factory=dict)  # uid -> step

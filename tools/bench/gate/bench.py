@@ -17,7 +17,7 @@ from tools.bench.harness.protocol import Figures
 
 LIVE = 100_000
 BATCH = 1024
-ETA = 127  # so that the window, (eta + 1) * B, holds all of them: the longest loops that eta can ask for
+ETA = 127  # the window, (eta + 1) * B, holds all prompts: the longest loops possible
 ROUNDS = 40
 
 
@@ -44,8 +44,8 @@ class Timed:
     """Seconds by decision."""
 
     us_per_decision: float  # of gate and ledger together
-    us_per_gate_decision: float  # whether a prompt may be admitted, alone
-    live: int  # the fewest in the timed part
+    us_per_gate_decision: float  # the admission decision alone
+    live: int  # minimum in the timed part
 
 
 def round_trip(policy: StalenessPolicy) -> Timed:

@@ -12,7 +12,7 @@ from tools.bench.harness.protocol import Figures
 from tools.bench.harness.worker_process import Side
 
 GENERATE, CONTINUOUS, FLOOR = "generate", "continuous", "floor"
-NAMED = (32, True)  # batch, mixed: the row that `ratio` is of
+NAMED = (32, True)  # (batch, mixed) of the row reported as `ratio`
 
 
 class GenerateBench:

@@ -120,6 +120,6 @@ def finish(running: Any, asked: list[CompletionRequest]) -> None:
 if __name__ == "__main__":
     try:
         serve({"generate": generate, "continuous": continuous})
-    finally:  # their threads would outlive this one
+    finally:  # their threads would outlive this process's work
         for one in managers.values():
             one.stop(block=True)

@@ -18,7 +18,7 @@ SHAPE: dict[str, Any] = {
 N_GIVEN, N_NEW = 20, 64  # equal lengths; means of mixed ones
 SIGMA, LONGEST = 0.7, 256  # of the logarithm of mixed new tokens, and the cap
 BATCHES = (8, 32, 128)
-WAVES = 2  # batches of requests that there are
+WAVES = 2  # batches of requests
 
 
 @dataclass(frozen=True, slots=True)

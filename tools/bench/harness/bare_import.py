@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def bare(*packages: str) -> None:
-    """Let these packages be their folders only: what is imported from them later is the single module."""
+    """Register these packages without running their __init__, so later imports load single modules."""
     for name in packages:
         first, *rest = name.split(".")
         spec = PathFinder.find_spec(first)
@@ -19,6 +19,6 @@ def bare(*packages: str) -> None:
 
 
 def absent(module: str, name: str) -> None:
-    """A name that the module measured imports and does not use in what is measured: an empty class in its place."""
+    """Replace an imported name that the measured code does not use by an empty class."""
     found = sys.modules.setdefault(module, ModuleType(module))
     setattr(found, name, type(name, (), {}))

@@ -13,7 +13,7 @@ ROUNDS = 5
 STEADY = 1.5  # slowest control of a round over its fastest, at most
 OURS = "ours"
 
-Measure = Callable[[], float]  # one measurement: seconds, or any cost of which less is better
+Measure = Callable[[], float]  # one measurement: seconds, or any cost (lower is better)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Rounds:
 
     costs: tuple[Mapping[str, float], ...]  # of each round, by side
     refused: int  # rounds in which the control was not steady
-    control: float  # median of the control over all rounds that count
-    unsteady: float  # slowest control over fastest, worst round that counts
+    control: float  # median of the control over all accepted rounds
+    unsteady: float  # slowest control over fastest, worst accepted round
 
     def cost(self, side: str) -> float:
         return median(costs[side] for costs in self.costs)
@@ -55,7 +55,7 @@ class Rounds:
         }
 
     def figures(self) -> Figures:
-        """What every comparison says of how it was made."""
+        """Figures on the measurement itself: rounds, refused rounds, control."""
         return {
             "rounds": len(self.costs),
             "refused": self.refused,

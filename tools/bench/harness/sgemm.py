@@ -9,8 +9,8 @@ from tools.bench.harness.worker_main import seconds, serve
 
 SIZE = 512
 TRIES = 5
-IN_A_ROW = 60  # by the wall: some 0.15 s, many turns of a scheduler
-SPANS = 9  # of so many, beside laps of a minute: what lasts a tenth of a second is not what they hear
+IN_A_ROW = 60  # some 0.15 s of wall time, many scheduler time slices
+SPANS = 9  # spans in the median: laps of a minute do not notice a disturbance of a tenth of a second
 
 
 def sgemm() -> float:
@@ -24,7 +24,7 @@ def long_wall() -> float:
 
 
 def wall() -> float:
-    """Wall seconds of one product, of so many in a row."""
+    """Wall seconds of one product, averaged over IN_A_ROW."""
     began = time.monotonic()
     for _ in range(IN_A_ROW):
         one @ two

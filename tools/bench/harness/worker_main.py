@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
-AT_LEAST_S = 0.2  # of repeats, by the clock on the wall: the shorter the work, the more of them
+AT_LEAST_S = 0.2  # wall time of all repeats: shorter work is repeated more often
 RUN_S = 1e-3
 
 
 def serve(functions: Mapping[str, Callable[..., Any]], **about: Any) -> None:
-    """Say what this is, then answer until the input ends; an error is an answer, too.
+    """Send `about`, then answer requests until the input ends. An error is an answer, too.
 
-    What the functions print goes to standard error: the pipe is for answers only.
+    Output of the functions goes to standard error; the pipe carries answers only.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -27,7 +27,7 @@ def serve(functions: Mapping[str, Callable[..., Any]], **about: Any) -> None:
         question = json.loads(line)
         try:
             answer = {"value": functions[question["do"]](**question["with"])}
-        except Exception as error:  # noqa: BLE001 (whatever it is, the asking side has to hear it)
+        except Exception as error:  # noqa: BLE001 (every error is reported to the requesting side)
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)
 

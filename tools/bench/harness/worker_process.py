@@ -75,7 +75,7 @@ class Side:
     ) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # it has ended, and a question was under way
+                with suppress(BrokenPipeError):  # it exited during a request
                     pipe.close()
         try:
             self._process.wait(END_S)
@@ -86,12 +86,12 @@ class Side:
         self._folder.cleanup()
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """What its function `do` returns. Raises ConfigError when it fails, ends or does not answer."""
+        """Call its function `do` and return the result. Raises ConfigError when it fails, exits or does not answer."""
         self.begin(do, **arguments)
         return self.answer()
 
     def begin(self, do: str, **arguments: Any) -> None:
-        """Ask, and leave the answer for later. Raises ConfigError when it has ended."""
+        """Send a request without waiting for the answer. Raises ConfigError when the worker has exited."""
         if self._process.stdin is None:
             raise RuntimeError("a process started with pipes must have them")
         line = json.dumps({"do": do, "with": arguments}).encode() + b"\n"
@@ -128,7 +128,7 @@ class Side:
         try:
             code: int | None = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            code = None  # it has closed its pipes, and is still there
+            code = None  # it closed its pipes but still runs
         self._complaints.seek(0)
         last = self._complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
         mend = ": run `make bench-peers`" if self._python == PEERS else ""

@@ -61,7 +61,7 @@ def mpirun() -> str:
 
 def launch(line: list[str], *, quiet: bool) -> int:
     """Run a job to its end. An interrupt reaches it as Ctrl-C would, and it gets time to end by itself."""
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as `make demo` has it
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as in `make demo`
     process = subprocess.Popen(line, cwd=ROOT, env=os.environ | allowed, stdout=sys.stderr if quiet else None)
     try:
         return process.wait()
@@ -75,7 +75,7 @@ def launch(line: list[str], *, quiet: bool) -> int:
 
 
 def figures(run: Run, *, seconds: float) -> Figures:
-    """What the journal says, whichever run it is of."""
+    """Figures from the journal of any run."""
     accuracy = {line["name"]: line["accuracy"] for line in run.events("evaluation", role="head")}
     versions = [line["version"] for line in run.events("publish", role="head")]
     rewards: list[float] = []

@@ -80,18 +80,18 @@ class Alone:
             pulse=HeartbeatState(),
             folder=folder,
         )
-        self.recorded = self._record()  # batches that are trained in turn
+        self.recorded = self._record()  # batches to train in turn
         self._batches = itertools.cycle(self.recorded)
 
     def generate(self, n_tokens: int) -> float:
-        """Seconds a sampled token, over at least so many."""
+        """Seconds a sampled token, over at least `n_tokens`."""
         began, first = time.monotonic(), self._engine.n_tokens
         while self._engine.n_tokens < first + n_tokens:
             self._step()
         return (time.monotonic() - began) / (self._engine.n_tokens - first)
 
     def train(self, n_updates: int) -> float:
-        """Seconds a token that was trained, or needed no gradient, over so many updates."""
+        """Seconds a token that was trained or needed no gradient, over `n_updates`."""
         began, n_tokens = time.monotonic(), 0.0
         for _ in range(n_updates):
             batch = fresh(next(self._batches), self._actor.version)
@@ -169,11 +169,11 @@ def fresh(batch: Batch, clock: int) -> Batch:
     return replace(batch, step=clock, clock=clock, advantages=None, signal=None, prox={})
 
 
-FOUND: list[Alone] = []  # the one that was opened
+FOUND: list[Alone] = []  # the opened one
 
 
 def opened(config: str) -> int:
-    """Load what the file says, record its batches; the slots that generation has."""
+    """Load the workload of this file and record its batches. Returns the number of slots."""
     folder = Path(tempfile.mkdtemp())
     found = settings.load(config)
     FOUND[:] = [Alone(found, folder)]

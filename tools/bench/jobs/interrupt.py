@@ -20,7 +20,7 @@ from tools.bench.jobs.paused_jobs import lanes
 from tools.run import Line
 
 MODES = ("recompute", "keep", "drain")
-ETA = 8  # so that hardly a token is too old to train
+ETA = 8  # large, so that hardly any token is too old to train
 WORKLOAD = workload.Workload(
     shape=(448, 6, 14), median=64.0, sigma=1.0, longest=480, batch_size=2, n_samples=2, n_slots=4, n_flat=2
 )

@@ -19,8 +19,8 @@ from areal_bus.config.sections import Config
 from tools.bench.pack.inputs import lengths
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-N_PROMPT = 24  # characters, which are tokens
-GROUPS = 16  # recorded at least
+N_PROMPT = 24  # characters; one token each
+GROUPS = 16  # to record, at least
 
 
 class DrawnLengths:
@@ -45,7 +45,7 @@ def score(_prompt: str, completion: str, row: Mapping[str, Any]) -> float:
 
 
 def n_recorded(batch_size: int) -> int:
-    """Batches of so many groups that are trained in turn: two, or so many that flat rows have about their share."""
+    """Number of batches to record: at least two, and enough groups for the share of flat rows."""
     return max(2, -(-GROUPS // batch_size))
 
 

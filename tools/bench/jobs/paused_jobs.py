@@ -26,21 +26,21 @@ PATIENT = (
     "watchdog.progress_s=36000.0",
     "watchdog.act_s=36000.0",
 )
-LOOK_S = 0.1  # seldom: whoever looks takes a core from the job
+LOOK_S = 0.1  # polling more often would take CPU from the job
 PATIENCE_S = 300.0  # for one update
 
 
 class Lane:
-    """One setting's job, with a clock that stands while the job does."""
+    """The job of one setting, with a clock that excludes its pauses."""
 
     def __init__(self, job: KilledJob) -> None:
         self._job = job
-        self._stops: list[list[float]] = []  # [stopped, went on], of those that are over
+        self._stops: list[list[float]] = []  # [stopped, continued] of finished pauses
         self._stopped_at: float | None = None
         self._path = job.run / "journal" / "head-0.0.jsonl"
         self._n_read = 0
         self._published = 0
-        self.updates: list[Line] = []  # each with the clock in "clock_s"
+        self.updates: list[Line] = []  # each with its clock in "clock_s"
 
     @contextmanager
     def started(self, n_updates: int) -> Iterator["Lane"]:
@@ -100,7 +100,7 @@ class Lane:
         return t - sum(went_on - stopped for stopped, went_on in self._stops if stopped < t)
 
     def _read(self) -> None:
-        """What the head has written since."""
+        """New journal lines of the head."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:

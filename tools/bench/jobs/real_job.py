@@ -23,8 +23,8 @@ from tools.bench.jobs import demo
 from tools.run import Line
 
 LOOK_S = 0.02
-PATIENCE_S = 120.0  # for what is waited for: a loaded machine starts a generator in less
-AFTERWARDS_S = (0.2, 1.5)  # from the moment at which somebody may be killed to the kill
+PATIENCE_S = 120.0  # a loaded machine starts a generator within this
+AFTERWARDS_S = (0.2, 1.5)  # delay from the moment a kill is allowed to the kill
 WRITERS = "head-0."
 
 
@@ -38,7 +38,7 @@ class Blow:
 
 
 class JournalTail:
-    """What the heads of a run have written since the last look; keeps the state of the ring that follows from it."""
+    """Follows the journals of a run's heads and keeps the state of the ring."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -144,26 +144,26 @@ class KilledJob:
 
 
 class Killer:
-    """Kills by role; who and when is the seed's choice."""
+    """Kills actors of a role. The seed chooses the victim and the moment."""
 
     def __init__(self, job: KilledJob, seed: int) -> None:
         self._job, self._dice = job, random.Random(seed)
         self.blows: list[Blow] = []
 
     def _healthy(self, role: Role) -> list[str]:
-        """As the journal has it, without those whose death it has not told yet."""
+        """Healthy members by the journal, without victims whose death is not journalled yet."""
         dead = {blow.name for blow in self.blows}
         return [name for name in self._job.tail.healthy(role) if name not in dead]
 
     def kill(self, role: Role, wait_s: tuple[float, float] = AFTERWARDS_S) -> Blow:
-        """One of this role, a random moment after it may be."""
+        """Kill one actor of this role, a random time after another one can take over."""
         tail = self._job.tail
         single = role in (Role.HEAD, Role.LEARNER)
         n_updates = tail.n_updates
         self._job.until(
             lambda: tail.n_updates > n_updates and (single or len(self._healthy(role)) > 1), f"a {role} may be killed"
         )
-        time.sleep(self._dice.uniform(*wait_s))  # the kill's own moment: nothing is waited for
+        time.sleep(self._dice.uniform(*wait_s))  # random moment of the kill, not a wait for an event
         self._job.until(lambda: single or len(self._healthy(role)) > 1, f"a {role} may be killed")
         place = f"{role}-0" if single else self._dice.choice(self._healthy(role)).rpartition(".")[0]
         name, pid = self._job.pid(place)

@@ -18,8 +18,8 @@ from tools.simulate.calibration import Measured, config_of, measure
 
 CONFIG, RANKS = "configs/simulated.toml", 8
 ETAS = (0, 1, 2, 4)
-COUNTED = 14  # updates of each job that count, at least
-STEPS = 100  # updates that are simulated
+COUNTED = 14  # measured updates of each job, at least
+STEPS = 100  # simulated updates
 PATIENCE_S = 600.0
 
 

@@ -18,10 +18,10 @@ from tools.bench.jobs.async_speedup import LAP, SETTLE
 from tools.bench.jobs.paused_jobs import lanes
 
 WORKLOAD = replace(async_speedup.WORKLOAD, shape=(192, 6, 6), median=100.0, longest=1200, batch_size=32, n_slots=32)
-BALANCE = 1.4  # the bound of very uneven halves is reached too easily
+BALANCE = 1.4  # with very uneven halves the bound is too easy to reach
 ETAS = (1, 2, 4)
-ROUNDS, ATTEMPTS = 11, 20  # laps of a shared machine swing by as much as there is to be seen
-AT = 2  # the eta of the figure
+ROUNDS, ATTEMPTS = 11, 20  # on a shared machine the noise of a lap is as large as the effect
+AT = 2  # eta of the reported figure
 REACHES = 0.95
 HALVES = ("generation", "training")
 

@@ -24,11 +24,11 @@ from tools.bench.jobs.real_job import KilledJob
 from tools.run import Line
 
 BALANCE = 1.25  # generation alone over training alone, at most, and its reciprocal
-AIM = 0.92  # the same, wished for: in a job generation takes a sixth longer than alone, training some hundredths
-NEAR = 1.1  # a shape this near is taken without a look at others
+AIM = 0.92  # the target: in a job, generation takes a sixth longer than alone and training some hundredths
+NEAR = 1.1  # a shape within this factor of AIM is taken without trying others
 SHAPES = ((320, 6, 10), (288, 6, 9), (256, 6, 8), (224, 6, 7), (192, 6, 6), (128, 4, 4))  # (width, layers, heads)
 """The narrower, the longer generation takes beside training."""
-WARM = 3  # batches generated before speeds are compared: lengths have spread over the slots by then
+WARM = 3  # batches before speeds are compared, so that the slots hold samples of all ages
 N_ROWS = 2048
 SETTINGS = """\
 [run]
@@ -86,7 +86,7 @@ class Workload:
     n_samples: int
     n_slots: int
     max_tokens_per_mb: int = 4096
-    n_flat: int = 0  # groups of four that are without a signal, and need no gradient
+    n_flat: int = 0  # groups of four without a signal (no gradient)
 
     @property
     def n_batch(self) -> int:
@@ -134,7 +134,7 @@ class PreparedWorkload:
         )
 
     def figures(self) -> Figures:
-        """What it is."""
+        """Figures that describe the workload."""
         w = self.workload
         return {
             "parameters": self.n_parameters,
@@ -161,9 +161,9 @@ def folder(name: str) -> Iterator[Path]:
 
 
 def balanced(workload: Workload, at: Path, alone: Side) -> PreparedWorkload:
-    """The workload with a shape whose generation over training, each alone, is NEAR to AIM, or the nearest.
+    """The workload with the first shape whose ratio of generation to training is NEAR to AIM, or the nearest one.
 
-    From its own shape on through SHAPES, narrower ones where generation is too fast for it, else wider ones.
+    Starts at its own shape in SHAPES and goes to narrower shapes where generation is too fast, else to wider ones.
     """
 
     def look(index: int) -> tuple[PreparedWorkload, float]:
@@ -201,7 +201,7 @@ def speeds(made: PreparedWorkload, alone: Side) -> tuple[float, float]:
 
 
 def beside(made: PreparedWorkload, alone: Side) -> dict[str, Measure]:
-    """What a job's throughput is held against: each half alone, half of what was recorded, or all if groups differ."""
+    """Measures each half alone, as bounds of a job: over half of the recorded batches, or all if groups differ."""
     n_recorded = lengths_reward.n_recorded(made.workload.batch_size)
     n_batches = n_recorded if made.workload.n_flat else n_recorded // 2
     return {
@@ -242,7 +242,7 @@ def n_trained(updates: Sequence[Line]) -> float:
 
 
 def of_updates(name: str, updates: Sequence[Line]) -> Figures:
-    """How old what was trained is, and what was too old."""
+    """Lag of the trained tokens, and the share of tokens that were too old."""
     trained = n_trained(updates)
     lag = sum(line["lag_mean"] * line["n_tokens_trained"] for line in updates if line["n_tokens_trained"])
     masked = sum(line["n_tokens_masked"] for line in updates)

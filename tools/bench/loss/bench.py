@@ -9,9 +9,9 @@ from tools.bench.harness.interleave import OURS, Rounds, interleave
 from tools.bench.harness.protocol import Figures
 
 TOKENS = 32768
-AREAL, ALONE, VERL = "areal", "areal_alone", "verl"  # ALONE: its statistics are left as tensors
+AREAL, ALONE, VERL = "areal", "areal_alone", "verl"  # ALONE: statistics stay tensors
 OURS_ALONE = "ours_alone"
-SAME = 1e-5  # by which losses of the same objective may differ: the peers compute in float32, too
+SAME = 1e-5  # allowed difference between losses of the same objective, in float32
 
 
 class LossBench:

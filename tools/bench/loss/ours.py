@@ -44,7 +44,7 @@ def loss(n: int, seed: int) -> dict[str, float]:
 
 
 def alone(n: int, seed: int) -> dict[str, float]:
-    """The loss without what only statistics need."""
+    """The loss without the inputs of its statistics."""
     theta_N, prox_N, behav_N, advantage_N = draw(n, seed)
     theta_N.requires_grad_()
     last = [0.0]

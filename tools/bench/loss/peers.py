@@ -13,14 +13,14 @@ from tools.bench.harness.worker_main import seconds, serve
 from tools.bench.loss.inputs import draw
 
 EPS = 0.2
-NO_CAP = 1e6  # of the behaviour weight: none is over it, and the loss is equation 5
+NO_CAP = 1e6  # cap of the behaviour weight: never reached, so the loss is equation 5
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @cache
 def areal_modules() -> tuple[Any, Any, Any]:
-    """What a step of AReaL's calls, its options and its statistics, without the controllers that drive it."""
+    """The functions of an AReaL step, with its options and statistics, without its controllers."""
     parts = ("", ".api", ".engine", ".engine.fsdp_utils", ".infra", ".trainer", ".trainer.ppo", ".utils")
     bare(*("areal" + part for part in parts))
     absent("areal.api", "TrainEngine")

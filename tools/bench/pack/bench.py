@@ -61,7 +61,7 @@ def totals(parts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[int]:
 
 
 def excess(sums: Sequence[int]) -> int:
-    """Micro-batches over what the tokens alone would fill."""
+    """Micro-batches above the minimum that the tokens need."""
     return len(sums) + sum(sums) // -CAPACITY
 
 

@@ -25,22 +25,22 @@ from tools.bench.harness.worker_process import ROOT
 CONFIG, MODEL = ROOT / "configs" / "demo.toml", ROOT / "models" / "SmolLM2-135M-Instruct"
 MEMBER = "generator-0.0"
 WITH, WITHOUT, ALONE, MEMCPY = "with", "without", "alone", "memcpy"
-APART = 7  # rounds of what is measured with no step beside it
+APART = 7  # rounds of measurements without a step
 
 
 @dataclass(frozen=True, slots=True)
 class PushWay:
-    """What is pushed how, beside which steps."""
+    """One setting of the bench: type and route of the push, and the steps beside it."""
 
     wire: str = "bfloat16"  # as published, 269 MB
     route: Route = "auto"
-    n_prompts: int = 8  # of a step; each has 8 samples
-    longest: int = 8  # completion of a step, of 2 tokens to these
+    n_prompts: int = 8  # prompts a step; 8 samples each
+    longest: int = 8  # tokens of the longest completion; the shortest has 2
     rounds: int = 15
 
 
-WAYS: Mapping[str, PushWay] = {  # by the suffix of their names
-    "": PushWay(rounds=61),  # steps of a shared machine swing by more than a push costs
+WAYS: Mapping[str, PushWay] = {  # suffix of the figures' names -> setting
+    "": PushWay(rounds=61),  # on a shared machine the noise of a step exceeds the cost of a push
     "_long": PushWay(n_prompts=2, longest=126, rounds=9),
     "_float32": PushWay(wire="float32"),
     "_gloo": PushWay(route="gloo"),
@@ -49,7 +49,7 @@ WAYS: Mapping[str, PushWay] = {  # by the suffix of their names
 
 @dataclass(slots=True)
 class PushObservations:
-    """What was measured beside the cost of a side, in every round that was tried."""
+    """Further measurements of both sides, for every round tried."""
 
     learner: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     generator: dict[str, list[dict[str, float]]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Half(Protocol):
 
 
 def processes(way: PushWay) -> tuple[Rounds, Rounds, PushObservations]:
-    """What `compare` gives for one way, each half in a process of its own."""
+    """`compare` for one setting, each half in its own process."""
     with ExitStack() as stack:
         learner, generator = (
             stack.enter_context(worker_process.ours(name)) for name in ("push.learner", "push.generator")
@@ -112,7 +112,7 @@ def compare(
     opened = learner.ask("open", config=str(config), model=str(model), member=MEMBER, **beside(way))
     generator.ask("open", model=str(model), dtype=way.wire, name=MEMBER, **opened)
     pair = Pair(learner, generator, seen)
-    pair.push()  # the group, and memory that was never touched
+    pair.push()  # first push: creates the group and touches its memory
     pair.step(with_push=True)
     seen.learner.clear()
     seen.generator.clear()
@@ -125,12 +125,12 @@ def compare(
 
 
 def beside(way: PushWay) -> dict[str, Any]:
-    """What the learner is to do."""
+    """The learner's arguments."""
     return {"wire": way.wire, "route": way.route, "n_prompts": way.n_prompts, "longest": way.longest}
 
 
 class Pair:
-    """Learner and generator, which meet by the number of what they do together: a push has it as its version, too."""
+    """Learner and generator. They number their common operations; a push uses the number as its version."""
 
     def __init__(self, learner: Half, generator: Half, seen: PushObservations) -> None:
         self._learner, self._generator, self._seen = learner, generator, seen
@@ -176,7 +176,7 @@ def figures(steps: Rounds, apart: Rounds, seen: PushObservations) -> Figures:
         "step_s": round(step_s, 3),
         "rounds": len(steps.costs),
         "refused": steps.refused,
-        "overlaps": all(one["push_s"] < one["seconds"] for one in seen.learner[WITH]),  # each push, its step
+        "overlaps": all(one["push_s"] < one["seconds"] for one in seen.learner[WITH]),  # each push ends within its step
         "snapshot_ms": round(1e3 * seen.of_learner(ALONE, "snapshot_s"), 1),
         "stall_ms": round(1e3 * stall_s, 3),
         "stall_share": round(stall_s / step_s, 6),

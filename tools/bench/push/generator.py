@@ -25,7 +25,7 @@ IDLE_S = 0.001
 
 
 class PushGenerator:
-    """What a generator has, without the bus: between two decode steps it swaps in what has arrived."""
+    """A generator without the bus: it swaps in received weights between two decode steps."""
 
     def __init__(self, model: str, dtype: str, endpoint: str, name: str, prompts: list[list[int]]) -> None:
         self._name, self._endpoint, self._prompts = name, endpoint, prompts
@@ -48,7 +48,7 @@ class PushGenerator:
 
     def decode(self, number: int, version: int | None) -> dict[str, Any]:
         """Decode until the learner's step is over; meanwhile the push of `version`, if one is named."""
-        for _ in range(2):  # begun before it counts
+        for _ in range(2):  # start before the measurement
             self._step()
         self._store.set(f"decodes/{number}", "")
         if version is not None:

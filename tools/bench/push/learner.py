@@ -38,7 +38,7 @@ WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PushLearner:
-    """What a learner rank has, without the bus; `wire` is the type that weights are pushed in, by `route`."""
+    """A learner rank without the bus. `wire` is the dtype of pushed weights, `route` their transport."""
 
     actor: PPOActor
     pusher: WeightPusher
@@ -53,7 +53,7 @@ class PushLearner:
     member: str
 
     def snapshot(self, version: int) -> Snapshot:
-        """As the learner takes it, on the step's own thread. Of one version the pusher would keep one snapshot."""
+        """Take a snapshot as the learner does, on the step's thread. The pusher keeps one snapshot a version."""
         taken = take_snapshot(
             version,
             self.actor.policy.parameters(),

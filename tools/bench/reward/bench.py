@@ -59,7 +59,7 @@ class RewardBench:
 
 
 class Form:
-    """What came of one form of answers."""
+    """Results for one form of answers."""
 
     def __init__(self, rounds: Rounds, verdicts: dict[str, Sequence[bool]]) -> None:
         self.rounds = rounds

@@ -7,7 +7,7 @@ from typing import Any
 from tools.bench.harness.worker_main import seconds, serve
 
 library: Any = importlib.import_module("math_verify")
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that nothing limits its time: signals would
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set (limits use signals)
 
 
 def verdict(completion: str, answer: str) -> bool:

@@ -15,9 +15,9 @@ from tools.bench.smollm2 import inputs as work
 
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 HF = "hf"
-WORK = {"generate": "generate", "generate_few": "generate_few", "update": "train"}  # and how its figures are called
+WORK = {"generate": "generate", "generate_few": "generate_few", "update": "train"}  # function -> name of its figures
 ALIKE = 1e-3  # loss and gradient norm of the two sides, relative
-N_GREEDY, AGREE = 6, 0.95  # most likely tokens that are compared, and the share that must be the same
+N_GREEDY, AGREE = 6, 0.95  # greedy tokens to compare; required share of equal ones
 
 
 class SmolLM2Bench:

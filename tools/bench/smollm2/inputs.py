@@ -8,9 +8,9 @@ import random
 from dataclasses import dataclass
 
 VOCABULARY = 49152
-N_GIVEN, N_NEW = 20, 64  # tokens of a prompt; mean of new ones
+N_GIVEN, N_NEW = 20, 64  # tokens of a prompt; mean of new tokens
 SIGMA, LONGEST = 0.7, 192  # of the logarithm of new tokens, and the cap
-BATCH, FEW = 32, 4  # rows that are decoded at once
+BATCH, FEW = 32, 4  # rows of a decode batch
 GROUPS, SAMPLES = 2, 8  # of an update
 LR, BETAS, EPS, DECAY = 1e-6, (0.9, 0.95), 1e-8, 0.0
 CLIP_NORM, CLIP_RATIO = 1.0, 0.2
@@ -51,7 +51,7 @@ def requests(seed: int, n: int) -> list[TimedRequest]:
 
 
 def batch(seed: int) -> list[TrainingSample]:
-    """Groups of samples whose rewards differ, so that none is without advantage."""
+    """Groups of samples with different rewards, so every group has an advantage."""
     draw = random.Random(f"batch {seed}")
     found = []
     for group in range(GROUPS):

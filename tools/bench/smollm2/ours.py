@@ -86,7 +86,7 @@ def run(asked: list[work.TimedRequest], seed: int, *, temperature: float) -> lis
 
 
 def update(seed: int) -> dict[str, float]:
-    """CPU seconds of an update, the tokens it trained, and what it must have in common with the other side's."""
+    """CPU seconds of an update, its trained tokens, and the figures that must equal the other side's."""
     actor, samples = training[0], work.batch(seed)
     shard = [item(i, one, actor.version) for i, one in enumerate(samples)]
     clock = actor.version

@@ -17,8 +17,8 @@ from tools.bench.harness.worker_process import Side
 PROMPT, SAMPLED = 1, 2047  # tokens: those of a prompt have no log-prob and cost half
 AREAL = "areal"
 TRAJECTORIES = 4000
-BYTES = 16 << 10  # of tokens in each
-WINDOW = 256  # that the generator has under way
+BYTES = 16 << 10  # bytes of tokens a trajectory
+WINDOW = 256  # trajectories in flight
 BATCH = 64
 PLACES = {"generator": "generator-0.0", "reward": "reward-0.0", "head": "head"}
 

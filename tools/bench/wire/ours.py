@@ -8,7 +8,7 @@ from areal_bus.wire.codec import decode, encode
 from tools.bench.harness.worker_main import seconds, serve
 
 JOB = "bench-wire"
-PASSES = 50  # trajectories a timing: the clock costs as much as a part of one
+PASSES = 50  # trajectories a timing, because reading the clock is not free
 
 
 def trajectory(ids: Tensor, logps: Tensor) -> Trajectory:

@@ -46,7 +46,7 @@ class RingActor:
         return self._bus.endpoint
 
     def hear_all(self, n: int) -> None:
-        """Wait until so many have said that they are there: before that nothing can be sent to them."""
+        """Wait until this many peers are connected; nothing can be sent to them before."""
         heard: set[str] = set()
         while len(heard) < n:
             received = self._bus.receive(WAIT_S)
