@@ -26,7 +26,8 @@ SAYS = re.compile(
 TAGGED = re.compile(r"<[A-Za-z/|]")
 CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 FENCE = re.compile(r"^\s*(?:```|~~~)[A-Za-z]*\s*$")
-END_TOKENS = re.compile(r"(?:\s*(?:<\|[a-z_]{1,20}\|>|</s>|<eos>))+\s*$")
+END_TOKEN = re.compile(r"(?:<\|[a-z_]{1,20}\|>|</s>|<eos>)\Z")
+LONGEST_END_TOKEN = 24  # characters
 TAIL = 4000  # characters at the end that are searched for the last sentence
 DISPLAY_START = re.compile(r"\s*(?:\$\$|\\\[)")
 DISPLAY_END = re.compile(r"(?:\$\$|\\\])\s*[.,]?\s*$")
@@ -54,7 +55,7 @@ def final_answer(completion: str) -> Stated | None:
     if TAGGED.search(completion):
         if (after := without_thoughts(completion)) is None:
             return None
-        text = in_tag(END_TOKENS.sub("", after))
+        text = in_tag(without_end_tokens(after))
     if "\\boxed" in text or "\\fbox" in text:
         box = last_box(text)
         return None if box is None else Stated(box, plain=True)
@@ -72,6 +73,19 @@ def without_thoughts(text: str) -> str | None:
     if not thoughts:
         return text
     return text[thoughts[-1].end() :] if thoughts[-1][1] else None
+
+
+def without_end_tokens(text: str) -> str:
+    """The text without the end tokens at its end, in time linear in the text."""
+    kept = end = len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        begin = max(0, end - LONGEST_END_TOKEN)
+        found = END_TOKEN.search(text[begin:end])
+        if found is None:
+            return text[:kept]
+        kept = end = begin + found.start()
 
 
 def in_tag(text: str) -> str:

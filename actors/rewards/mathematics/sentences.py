@@ -22,10 +22,24 @@ VERB = re.compile(
 )
 CUT = re.compile(r",?\s+(?:because|since|so|which|where|as)\b.*$", re.DOTALL)
 UNIT_AFTER = re.compile(r"\s*(?:\\?%|°|percent\b|[A-Za-z]+\b)")
-DENIAL = re.compile(r"\b(?:not|never|neither|nor|wrong|incorrect|false|cannot)\b|n't\b", re.IGNORECASE)
-BOUND = re.compile(
-    r"\b(?:at least|at most|(?:more|less|fewer|greater) than|over|under|up to|above|below|nearly|almost|between)"
-    r"\s+[$€£]?$",
+DENIAL = re.compile(
+    r"\b(?:not|never|neither|nor|wrong|incorrect|false|cannot|fails|impossible|unlike)\b|n['’]t\b|\bruled?\s+out\b"
+    r"|\b(?:anything|everything|all|nothing)\s+(?:but|except)\b|\bexcept(?:ing)?\b|\bother than\b"
+    r"|\b(?:eliminat|exclud|reject|discard)\w*|\bdiffers?(?:ent)?\s+from\b",
+    re.IGNORECASE,
+)
+BEFORE = re.compile(  # words directly before a number that make it a part of another value, or a bound
+    r"\b(?:at least|at most|(?:\w+er|more|less) than|over|under|up to|above|below|nearly|almost|between|exceeds?|beyond"
+    r"|negative|minus|plus|half(?: of)?"
+    r"|(?:third|quarter|percent|square|cube|power|root|factorial|reciprocal|inverse|opposite|negation"
+    r"|multiple|factor|divisor|complement|logarithm|log|sine?|cosine?|product) of"
+    r"|twice|double|triple|thrice|times|divided by|divisible by|multiplied by|choose|sqrt|to the)"
+    r"\s+(?:the\s+)?[$€£]?$",
+    re.IGNORECASE,
+)
+AFTER = re.compile(
+    r"\s*(?:times\b|(?:\w+\s+)?(?:less|more|fewer|greater) than\b|or (?:more|less|fewer|greater)\b"
+    r"|at (?:most|least)\b|factorial\b|squared\b|cubed\b|choose\b)",
     re.IGNORECASE,
 )
 NOTATION = re.compile(r"[\\^_{}]")
@@ -33,6 +47,7 @@ ESCAPED = re.compile(r"\\[$%,!; ]")
 LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}")
 LONGEST = 2000
 MANY = 20
+NEAR = 40  # characters before a value that may alter it
 
 
 def value_in(sentence: str) -> str | None:
@@ -46,7 +61,7 @@ def value_in(sentence: str) -> str | None:
     if not 0 < len(items) <= MANY:
         return None
     if len(items) == 1:
-        return items[0][1]
+        return items[0][1] or None
     start = after_verb(sentence, items)
     after = [item for item in items if start is not None and item[0] >= start]
     return after[0][1] if len(after) == 1 else None
@@ -73,16 +88,24 @@ def items_of(sentence: str) -> list[tuple[int, str, int]]:
         if span["one"] and MONEY_SPAN.fullmatch(content):
             continue
         unit = UNIT_AFTER.match(sentence, span.end())
-        found.append((span.start(), with_unit(content, unit[0] if unit else ""), span.end()))
+        value = "" if is_altered(sentence, span.span()) else with_unit(content, unit[0] if unit else "")
+        found.append((span.start(), value, span.end()))
         covered.append(span.span())
     for number in NUMBER.finditer(sentence):
         if any(start <= number.start() < end for start, end in covered):
             continue
-        if OPERATED.match(sentence, number.end("value")) or BOUND.search(sentence, 0, number.start()):
+        if OPERATED.match(sentence, number.end("value")) or is_altered(sentence, number.span("value")):
             found.append((number.start(), "", number.end("value")))  # a part of a formula, not a value
         else:
             found.append((number.start(), with_unit(number["value"], number["unit"] or ""), number.end("value")))
     return sorted(found)
+
+
+def is_altered(sentence: str, span: tuple[int, int]) -> bool:
+    """Whether the words next to a value change it ("half of 7") or make it a bound ("at least $7$")."""
+    begin, end = span
+    before = sentence[max(0, begin - NEAR) : begin]
+    return BEFORE.search(before) is not None or AFTER.match(sentence, end) is not None
 
 
 def with_unit(value: str, unit: str) -> str:

@@ -122,8 +122,10 @@ def said_words(stated: Stated) -> str:
 
 def chosen(stated: Stated) -> str | None:
     """The chosen letter of a multiple choice."""
+    if not stated.plain and DENIAL.search(stated.text):
+        return None
     letter = choice_of(clean(stated.text))
-    if letter is None and not stated.plain and not DENIAL.search(stated.text):
+    if letter is None and not stated.plain:
         named = set(re.findall(r"\(([A-J])\)", stated.text)) or set(
             re.findall(r"\b(?:option|choice|is)\s+([A-J])\b", stated.text)
         )

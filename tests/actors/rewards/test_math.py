@@ -106,6 +106,14 @@ RIGHT = {
 }  # fmt: skip
 
 WRONG = {
+    # words next to the only value of a sentence that change it, bound it or deny it
+    "7": [
+        *("The answer is negative 7.", "The answer is minus $7$.", "The answer is half of 7."),
+        "The answer is twice 7.",
+        *("The answer is ten times 7", "The answer is the square root of 7", "The answer is the factorial of 7"),
+        *("The answer is 7 less than x.", "x exceeds 7.", "at least $7$", "The answer is more than $7$"),
+        *("The answer is anything but 7.", "The value 7 was ruled out", "It isn’t 7.", "So it can’t be 7."),
+    ],
     "5": [
         *("6", "", " ", "-5", "5.1", "50", "55", "15", "0.5", "1/5", "five", "I do not know.", r"\boxed{}"),
         *(r"\boxed{5", "$", r"\boxed{6}", "５", "٥", "⑤", r"\boxed{５}", "<think>5</think>", "<think>5"),
@@ -205,6 +213,7 @@ POISON = [  # long, deep, large or malformed: each was an error or a hang for so
     ),
     *("<think>" * 20_000, "answer is " * 20_000, "####" * 20_000, "$" * 50_000, "5, " * 20_000, "5=" * 5000),
     *("a " * 50_000, "is " * 30_000, "<<" * 30_000, "1 000 " * 5000, "1,000," * 10_000, "\\sin " * 300, "**" * 20_000),
+    *("</s>" * 14_000 + "x", "<think>hm</think>" + " " * 60_000 + "x 5 6", "</s> " * 30_000 + "x"),
     *(r"\boxed{" * 10_000, "x \\in " * 3000, rf"\boxed{{{'500!' * 200}}}"),
 ]
 GOLDS = ["6", r"\frac{1}{2}", "x^2+1", "1,-2", r"\text{east}", "B", "(1,2)", "x=6", "40_9", "6 m", r"2\sqrt{3}"]
