@@ -151,7 +151,11 @@ WRONG = {
     r"\$36": ["36 cents", "36 m", r"36^\circ"],
     r"5.4 \text{ cents}": [r"\$5.4", "5.4 dollars", "54 cents"],
     r"90^\circ": [r"\frac{\pi}{2}", "90 m", "90 radians", "9"],
-    "A": ["B", "(B)", "(A) or (B)", "A or B", "A, B", "The answer is (B).", "A cat", r"\boxed{AB}", "(A)(B)", "AA"],
+    "A": [
+        *("B", "(B)", "(A) or (B)", "A or B", "A, B", "The answer is (B).", "A cat", r"\boxed{AB}", "(A)(B)", "AA"),
+        *("The answer isn’t (A).", "(A) is incorrect.", "We can eliminate (A).", "except (A)", "All but (A)."),
+        "It can’t be (A).",
+    ],
     r"\text{(C)}": ["(A), (B), (C)", "Is it (C)?", "5"],
     r"\text{Evelyn}": ["Navin", "not Evelyn", "Evelyn or Navin", "Is it Evelyn?", "Eve"],
     r"\text{even}": ["odd", "not even", "seven"],
