@@ -136,7 +136,7 @@ def look(where: Run, now: float) -> WhyReport:
             head = HeadStatus(n_refused=head.n_refused, refused=head.refused)
         head.take(line)
     actors = [_actor(place, starts, head, now) for place, starts in lives.items()]
-    state, sentence = _judge(head, actors, was_asked=_was_asked_to_end(where))
+    state, sentence = _judge(head, actors, was_asked=_was_asked_to_end(where), crash=_crash(where, actors))
     silences = [actor.silent_s for actor in actors if actor.name.startswith("head-")]
     until = now if state in ("alive", "stalled") else now - min(silences, default=0.0)
     verdicts = [line for line in (*head.waits[:1], *([head.stall] if head.stall else ())) if line["verdict"]]
@@ -167,7 +167,17 @@ def _was_asked_to_end(where: Run) -> bool:
     return bool(where.origin()) and not (where.folder / "pid").exists()
 
 
-def _judge(head: HeadStatus, actors: list[ActorStatus], *, was_asked: bool) -> tuple[str, str]:
+def _crash(where: Run, actors: list[ActorStatus]) -> str:
+    """The error of an actor whose newest incarnation ended with one: its last line, and the traceback's path."""
+    for actor in actors:
+        path = where.folder / "logs" / f"{actor.name}.error.txt"
+        if path.exists():
+            error = path.read_text(errors="replace").strip().rpartition("\n")[2]
+            return f"{actor.name}: {error}; full traceback: {path}"
+    return ""
+
+
+def _judge(head: HeadStatus, actors: list[ActorStatus], *, was_asked: bool, crash: str) -> tuple[str, str]:
     """State and sentence. The head's file decides: it alone writes whatever happens."""
     if head.end is not None and head.end.get("code") == 0:
         return "ended", f"it ended: {head.end.get('reason', 'done')}"
@@ -177,7 +187,7 @@ def _judge(head: HeadStatus, actors: list[ActorStatus], *, was_asked: bool) -> t
     silent_s = next((s for name, s in silences.items() if name.startswith("head-")), None)
     heard = sorted(actor.name for actor in actors if _is_heard(actor))
     if not heard:
-        return _dead(head, min(silences.values()), was_asked=was_asked)
+        return _dead(head, min(silences.values()), was_asked=was_asked, crash=crash)
     stopped = [actor for actor in actors if actor.process == Process.STOPPED]
     if stopped:
         names, verb = ", ".join(x.name for x in stopped[:N_SHOWN]), "is" if len(stopped) == 1 else "are"
@@ -208,11 +218,13 @@ def _is_heard(actor: ActorStatus) -> bool:
     return actor.process != Process.GONE
 
 
-def _dead(head: HeadStatus, least_s: float, *, was_asked: bool) -> tuple[str, str]:
+def _dead(head: HeadStatus, least_s: float, *, was_asked: bool, crash: str) -> tuple[str, str]:
     """Nobody is there, and the head wrote no end."""
     since = f"nobody has written for {_seconds(least_s)}"
     if head.error:
         return "dead", f"it is dead: {since}, and the head failed: {head.error}"
+    if was_asked and crash:
+        return "failed", f"it failed: {crash}"
     if was_asked:
         return "interrupted", f"it was interrupted by a signal (Ctrl-C or SIGTERM): {since}"
     return "dead", f"it is dead: {since}, and there is no end line: it was killed, or its host is gone"

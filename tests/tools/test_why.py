@@ -359,3 +359,13 @@ def test_the_command_reads_a_live_journal_and_leaves_with_its_code(tmp_path: Pat
     done = subprocess.run([*command, str(tmp_path / "no")], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "does not exist" in done.stderr
+
+
+def test_a_job_that_user_code_ended_names_the_error_and_no_signal(forge: Forge) -> None:  # item 13
+    folder = forge.run.folder
+    (folder / "origin.json").write_text('{"folder": "x"}')
+    (folder / "logs").mkdir()
+    (folder / "logs" / "learner-0.0.error.txt").write_text("Traceback\nAttributeError: no ppo_updat\n")
+    report = forge.look(now=NOW + 100)
+    assert report.state == "failed"
+    assert "learner-0.0: AttributeError: no ppo_updat; full traceback: " in report.sentence
