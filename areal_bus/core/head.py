@@ -62,17 +62,17 @@ class Head:
         self._effects = Effects()
         self.gate = Gate(batch_size=rules.batch_size, eta=rules.eta, policy=rules.policy)
         self.members = Membership(silent_s=rules.silent_s)
-        self.publishing = Publisher(self.gate, self.members, self._effects, timeout_s=rules.push_timeout_s, life=life)
+        self.publisher = Publisher(self.gate, self.members, self._effects, timeout_s=rules.push_timeout_s, life=life)
         self.supply = DataCursor(source, max_reissues=rules.max_reissues)
         self.examination = Examination()
         self.rollouts = Rollouts(rules, self.supply, self.gate, self.members, self.examination, self._effects)
-        self.leasing = Scheduler(
+        self.scheduler = Scheduler(
             rules,
             self.supply,
             self.gate,
             self.rollouts.ledger,
             self.members,
-            self.publishing.pushes,
+            self.publisher.pushes,
             self.examination,
             self.rollouts.partials,
             self._effects,
@@ -82,8 +82,8 @@ class Head:
         self._n_refused: Counter[tuple[str, str]] = Counter()  # by sender and kind
         self._n_late: Counter[tuple[str, str]] = Counter()  # of those
         self.terms = Terms(term, frontiers, waypoints, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
-        self.gathering = MemberLifecycle(
-            self.members, self.rollouts, self.publishing, self.terms, self._effects, life=life
+        self.lifecycle = MemberLifecycle(
+            self.members, self.rollouts, self.publisher, self.terms, self._effects, life=life
         )
         self._handlers: dict[type, Handler] = {
             m.Ready: self._on_ready,
@@ -92,15 +92,15 @@ class Head:
             m.Partial: self.rollouts.partial,
             m.SampleFailed: self.rollouts.unsampled,
             m.Scored: lambda _, message: self.rollouts.scored(message),
-            m.LeaveRequest: lambda member, _: self.gathering.leave(member),
+            m.LeaveRequest: lambda member, _: self.lifecycle.leave(member),
             m.BeginTerm: self._on_begin,
             m.Checkpointed: self._on_checkpointed,
             m.BatchRequest: self._on_batch_request,
             m.UpdateDone: self._on_update_done,
             m.Finished: self._on_finished,
             m.Failure: self._on_failure,
-            m.PushDone: self.publishing.done,
-            m.PushBroken: self.publishing.broken,
+            m.PushDone: self.publisher.done,
+            m.PushBroken: self.publisher.broken,
         }
 
     def on(self, sender: str, message: m.Message, now: float) -> list[Effect]:
@@ -110,11 +110,11 @@ class Head:
             if isinstance(message, m.Join):
                 self._on_join(sender, message, now)
             elif isinstance(message, m.Disconnected):
-                self.gathering.cut(sender)
+                self.lifecycle.cut(sender)
             elif sender not in self.members.by_name:
-                self.gathering.answer_stranger(sender, now)
+                self.lifecycle.answer_stranger(sender, now)
             else:
-                member, is_news = self.gathering.heard(sender, message, now)
+                member, is_news = self.lifecycle.heard(sender, message, now)
                 if isinstance(message, m.Heartbeat) and not is_news:
                     self._on_heartbeat(member, message)
                     return self._effects.take()  # nothing follows from it
@@ -130,14 +130,14 @@ class Head:
     def tick(self, now: float, *, until: float | None = None) -> list[Effect]:
         """Time has passed: silences and deadlines. `until`: what came before this is handled (None: all that came)."""
         self._turn(now)
-        self.gathering.miss(now if until is None else until, now)
-        self.publishing.expire(now)
+        self.lifecycle.miss(now if until is None else until, now)
+        self.publisher.expire(now)
         if self._awaits_a_step:
             self._began = now
         if self.phase is Phase.ASSEMBLING and self.is_draining and now - self._began > self.rules.assemble_s:
             self._end_drained()
         if self.phase is Phase.ASSEMBLING and now - self._began > self.rules.assemble_s:
-            awaited = self.members.awaited(self._wanted, self.publishing.errors())
+            awaited = self.members.awaited(self._wanted, self.publisher.errors())
             self._end(1, f"the ring must be complete within {self.rules.assemble_s:g} s; {awaited}")
         return self._settle(now)
 
@@ -174,8 +174,8 @@ class Head:
         """What this member holds goes to others: it counts as dead until it is heard, and is then STALE (I7)."""
         member = self.members.by_name.get(name)
         if member is not None and member.can_be_lost:
-            self.members.bury(member)
-            self.gathering.lose(member, "it stands still", died=False)
+            self.members.mark_dead(member)
+            self.lifecycle.lose(member, "it stands still", died=False)
         return self._settle(now)
 
     # members
@@ -184,7 +184,7 @@ class Head:
         if self.phase is Phase.STOPPING:
             self._effects.send(sender, m.Stop("the job is over"))
             raise ImpossibleEvent("nobody joins a job that is over")
-        self.gathering.join(sender, message, now)
+        self.lifecycle.join(sender, message, now)
 
     @property
     def _awaits_a_step(self) -> bool:
@@ -245,7 +245,7 @@ class Head:
         term = self.terms.term
         kept = self.rollouts.begin_term(term, frontier)
         self._effects.discard(self.terms.later_than(message.version))
-        self.publishing.restart(term, message.version, message.digest, root=member.name)
+        self.publisher.restart(term, message.version, message.digest, root=member.name)
         self.terms.begun_by = member.name
         self.figures = dict(frontier.results)
         self.max_lag = largest(frontier.max_lag, message.max_lag if message.lives_on else None)
@@ -329,7 +329,7 @@ class Head:
         clock = {"version": message.version, "u": self.gate.u}
         self._effects.record(Event.UPDATE, **clock, digest=message.digest, **message.stats)
         self._effects.progress("step", version=message.version, v=self.gate.v, **message.stats)
-        self.publishing.snapshot(message.version, message.digest)
+        self.publisher.snapshot(message.version, message.digest)
         self._effects.discard(self.terms.updated())
         if message.kept or self.terms.is_due(message.version):
             self._capture()
@@ -348,18 +348,18 @@ class Head:
     def _settle(self, now: float) -> list[Effect]:
         """Do everything that the rules now allow, and hand over the effects."""
         if self.phase is not Phase.STOPPING:
-            self.publishing.close(now)
-            hopeless = self.gathering.dismiss(self.rules.n_generators) if self.publishing.pushes.apart else None
+            self.publisher.close(now)
+            hopeless = self.lifecycle.dismiss(self.rules.n_generators) if self.publisher.pushes.quarantined else None
             if hopeless is None:
-                self.publishing.begin(now)
+                self.publisher.begin(now)
             else:
                 self._end(1, hopeless)
             self._advance()
             self._drop_too_old()
             if self.phase is not Phase.ASSEMBLING:
                 admitting = self.phase in (Phase.BEFORE, Phase.TRAINING) and not self.is_draining
-                self.leasing.lease_all(admitting=admitting)
-            self.gathering.let_go()
+                self.scheduler.lease_all(admitting=admitting)
+            self.lifecycle.let_go()
             self._serve_requests()
             self._give_up_on_refunds()
         return self._effects.take()
@@ -408,8 +408,8 @@ class Head:
 
         When eta is 0 all generators, since shares are fixed, but those that no share waits for either.
         """
-        rules, fed = self.rules, len(self.leasing.fed())
-        left_out = [x for x in self.leasing.left_out() if x.index < rules.n_generators]
+        rules, fed = self.rules, len(self.scheduler.fed())
+        left_out = [x for x in self.scheduler.left_out() if x.index < rules.n_generators]
         return (
             fed >= (max(1, rules.n_generators - len(left_out)) if rules.eta == 0 else 1)
             and bool(self.members.of(Role.REWARD, MemberState.HEALTHY))
@@ -423,7 +423,7 @@ class Head:
 
     def _may_evaluate(self) -> bool:
         """Somebody holds the last version, or nobody need."""
-        return not self.rules.evaluate_after or bool(self.leasing.fed())
+        return not self.rules.evaluate_after or bool(self.scheduler.fed())
 
     def _evaluation_is_over(self) -> bool:
         evaluation = self.examination.close()
@@ -491,7 +491,7 @@ class Head:
         if self.phase is Phase.STOPPING:
             return
         self._enter(Phase.STOPPING)
-        for line in self.gathering.deaths.rest():
+        for line in self.lifecycle.deaths.rest():
             self._effects.progress("warning", text=line)
         if text := self.rollouts.failures.summary():
             self._effects.progress("warning", text=text)

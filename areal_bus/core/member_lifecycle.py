@@ -1,7 +1,6 @@
-"""Members come, fall silent, come back, leave and are replaced; knows no phase, batch or version.
+"""Member lifecycle: join, silence, return, leave, eviction and replacement.
 
-Consumes Join, signs of life and silence; what a lost member held goes to others (I4), and learners, who compute
-together, come back together.
+The work of a lost member is leased to others (I4). Learner ranks compute together, so they restart together.
 """
 
 from areal_bus import messages as m
@@ -20,13 +19,13 @@ MOST_STRANGERS = 4096  # that are remembered
 
 
 class MemberLifecycle:
-    """Keeps the members; tells those who depend on it what they have lost."""
+    """Applies changes of membership, and reports losses to the modules that depend on members."""
 
     def __init__(
         self,
         members: Membership,
         rollouts: Rollouts,
-        publishing: Publisher,
+        publisher: Publisher,
         terms: Terms,
         effects: Effects,
         *,
@@ -34,7 +33,7 @@ class MemberLifecycle:
     ) -> None:
         self.members = members
         self.rollouts = rollouts
-        self.publishing = publishing
+        self.publisher = publisher
         self.terms = terms
         self.life = life
         self._effects = effects
@@ -43,7 +42,7 @@ class MemberLifecycle:
         self.deaths = Deaths()
 
     def answer_stranger(self, sender: str, now: float) -> None:
-        """Somebody this head does not know: of an older incarnation, or from before this head's life."""
+        """Reply to an unknown sender: an older incarnation, or a member of an earlier head."""
         newer = self.members.replaced_by(sender)
         if newer is not None:
             self._effects.send(sender, m.Stop(f"{newer} has taken its place"))  # I6
@@ -61,9 +60,9 @@ class MemberLifecycle:
         """
         known = self.members.by_name[sender]
         is_news = known.is_cut
-        if isinstance(message, m.Heartbeat) and (not message.hears or known.deaf_from is not None):
+        if isinstance(message, m.Heartbeat) and (not message.hears or known.cannot_hear_since is not None):
             is_news = self._hears(known, message.hears, now) or is_news
-        was_dead = known.standing is MemberState.DEAD and not known.is_deaf
+        was_dead = known.standing is MemberState.DEAD and not known.cannot_hear_head
         lost = sorted({lease[:3] for lease in known.leased}) if was_dead else []
         member = self.members.heard(sender, now)
         if known.is_cut:
@@ -71,7 +70,7 @@ class MemberLifecycle:
         if was_dead:
             self._effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
             self.deaths.back(sender)
-            self.rollouts.acquit({uid for evaluation, uid, _ in lost if not evaluation})
+            self.rollouts.clear_suspicion({uid for evaluation, uid, _ in lost if not evaluation})
             for evaluation, uid, attempt in lost:
                 self._effects.send(sender, m.Cancel(uid, attempt, evaluation))
             self.send_directory()
@@ -83,15 +82,15 @@ class MemberLifecycle:
         No news when it was we that stood still; on an overloaded machine it must last longer, as a silence must.
         """
         if hears:
-            member.deaf_from, was_deaf, member.is_deaf = None, member.is_deaf, False
+            member.cannot_hear_since, was_deaf, member.cannot_hear_head = None, member.cannot_hear_head, False
             return was_deaf
         if now < self.members.awake_from:
             return False
-        member.deaf_from = now if member.deaf_from is None else member.deaf_from
+        member.cannot_hear_since = now if member.cannot_hear_since is None else member.cannot_hear_since
         waits_s = self.members.limit_s(member, now) - self.members.patience.least_s
-        if member.is_deaf or now - member.deaf_from < waits_s:
+        if member.cannot_hear_head or now - member.cannot_hear_since < waits_s:
             return False
-        member.is_deaf = True
+        member.cannot_hear_head = True
         self._presume_dead(member, "it does not hear the head")
         return True
 
@@ -105,7 +104,7 @@ class MemberLifecycle:
     def _presume_dead(self, member: Member, why: str) -> None:
         """What it holds goes to others, unless it is one that only its next incarnation replaces."""
         if member.can_be_lost:
-            self.members.bury(member)
+            self.members.mark_dead(member)
             self.lose(member, why)
 
     def _ask_again(self, member: Member) -> None:
@@ -144,10 +143,10 @@ class MemberLifecycle:
     def _send_back(self, member: Member, newcomer: Member) -> None:
         self._effects.send(member.name, m.Rejoin(f"{newcomer.name} begins anew", self.life, anew=True))
         self._forget(member.name)
-        self.members.expel(member.name)
+        self.members.remove(member.name)
 
     def leave(self, member: Member) -> None:
-        """A generator wants no further work: it is let go when it holds none."""
+        """A generator asks to leave. It is removed when it holds no work."""
         if member.role is not Role.GENERATOR:
             raise ImpossibleEvent(f"only a generator may leave; {member.name} is none")
         if not member.leaving:
@@ -156,7 +155,7 @@ class MemberLifecycle:
             self._effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why="leaves")
 
     def let_go(self) -> None:
-        """Whoever wants no further work and holds none."""
+        """Remove generators that asked to leave and hold no work."""
         for name in sorted(self._leaving):
             member = self.members.by_name.get(name)
             if member is None or not member.leaving:  # it died, or has joined anew
@@ -169,8 +168,8 @@ class MemberLifecycle:
         """Generators that miss every push of their own go, and their supervisors start them anew, while there is hope
         that others complete theirs. Returns why the job cannot go on, if there is none.
         """
-        hopeless = self.publishing.hopeless()
-        patience = self.publishing.pushes.patience
+        hopeless = self.publisher.hopeless()
+        patience = self.publisher.pushes.patience
         generators = self.members.of(Role.GENERATOR)
         standings = {other.standing for other in generators if other.name not in hopeless}
         if not hopeless or (MemberState.STALE in standings and MemberState.HEALTHY not in standings):
@@ -190,8 +189,8 @@ class MemberLifecycle:
         self._effects.send(name, order)
         self._effects.record(Event.MEMBER, name=name, state="left", why=why)
         self._forget(name, died=False)
-        self.publishing.pushes.forget(name)
-        self.members.expel(name)
+        self.publisher.pushes.forget(name)
+        self.members.remove(name)
 
     def miss(self, until: float, now: float) -> None:
         """At every tick: who has been silent for too long is dead, and people are told. `until`: as in `silent`."""
@@ -209,10 +208,10 @@ class MemberLifecycle:
 
     def _forget(self, name: str, *, died: bool = True) -> None:
         self.rollouts.lose(name, died=died)
-        self.publishing.lose(name)
+        self.publisher.lose(name)
 
     def send_directory(self) -> None:
-        """Who listens where, to those who connect."""
+        """Send the endpoints of all members to all members."""
         listening = [member for member in self.members.alive() if member.endpoint]
         directory = m.PeerList([x.name for x in listening], [x.endpoint for x in listening], self.life)
         for member in self.members.alive():

@@ -1,4 +1,4 @@
-"""Who belongs to the ring and in what state; knows nothing of sockets, prompts or weights but their version.
+"""The members of the ring and their states.
 
 JOINING -> STALE -> HEALTHY -> DEAD -> (heard again, or a new incarnation) -> STALE. For a generator only a completed
 push makes HEALTHY (I7); a reward or learner is HEALTHY when it is ready.
@@ -41,9 +41,9 @@ class Member:
     progress: int = 0
     leaving: bool = False  # it wants no further work
     alone: bool = False  # it samples a prompt that is run alone
-    is_cut: bool = False  # its connection has ended: what was under way is lost
-    is_deaf: bool = False  # it is heard, and does not hear us
-    deaf_from: float | None = None  # when it first reported that it does not hear us; None: it hears us
+    is_cut: bool = False  # its connection has ended: messages in flight are lost
+    cannot_hear_head: bool = False  # we receive its messages; it does not receive ours
+    cannot_hear_since: float | None = None  # when it first reported that it does not receive ours; None: it does
     gap_s: float = 0.0  # the longest of late between two signs of life (areal_bus/core/failure_detector.py)
 
     @property
@@ -90,7 +90,7 @@ class Membership:
                 return other
             if other.incarnation > message.incarnation:
                 raise ImpossibleEvent(f"{other.name} is newer than {message.name}: an older incarnation stays out")
-            self.expel(other.name)
+            self.remove(other.name)
         member = Member(
             message.name, role, message.index, message.incarnation, message.endpoint, now, again=message.again
         )
@@ -100,8 +100,8 @@ class Membership:
         self._of_role[role].sort(key=lambda member: member.index)
         return member
 
-    def expel(self, name: str) -> None:
-        """It is no member any more, whatever it says."""
+    def remove(self, name: str) -> None:
+        """Remove a member."""
         member = self.by_name.pop(name)
         self._n_standing[member.role, member.standing] -= 1
         self._of_role[member.role].remove(member)
@@ -119,13 +119,13 @@ class Membership:
         return None
 
     def heard(self, name: str, now: float) -> Member:
-        """Any sign of life. One taken for dead is back, without credit for what it held."""
+        """Record a message from a member. A dead member is alive again, without its former leases."""
         member = self.by_name.get(name)
         if member is None:
             raise ImpossibleEvent(f"only a member may speak; {name!r} has not joined")
         member.gap_s = self.patience.gap(member.gap_s, now - member.heard)
         member.heard = now
-        if member.standing is MemberState.DEAD and not member.is_deaf:
+        if member.standing is MemberState.DEAD and not member.cannot_hear_head:
             member.leased.clear()
             member.alone = False
             member.version = None
@@ -153,14 +153,14 @@ class Membership:
         return member
 
     def fence(self, name: str) -> Member:
-        """It missed a push: no new work until a later one completes."""
+        """A generator missed a push: it gets no new work until it completes a later one."""
         member = self.by_name[name]
         if member.standing is MemberState.HEALTHY:
             self._stand(member, MemberState.STALE)
         return member
 
-    def bury(self, member: Member) -> None:
-        """It counts as dead until it is heard again."""
+    def mark_dead(self, member: Member) -> None:
+        """Mark a member as dead until it is heard again."""
         self._stand(member, MemberState.DEAD)
 
     def silent(self, until: float) -> list[tuple[Member, float]]:
@@ -178,7 +178,7 @@ class Membership:
             if until - member.heard > limit_s:
                 lost.append((member, limit_s))
         for member, _ in lost:
-            self.bury(member)
+            self.mark_dead(member)
         return lost
 
     def usual_gap(self, until: float) -> float:
@@ -193,7 +193,7 @@ class Membership:
         """The head itself stood still for so long: nobody was silent meanwhile."""
         for member in self.by_name.values():
             member.heard = min(member.heard + gap_s, now)
-            member.deaf_from = None
+            member.cannot_hear_since = None
         self.awake_from = now + self.patience.limit(0.0, self.usual_gap(now))
 
     def of(self, role: Role, *standings: MemberState, index: int | None = None) -> list[Member]:

@@ -1,8 +1,8 @@
-"""How versions reach the generators: which push is next, who completed it, what is published; knows no tensors.
+"""Publishes versions: starts pushes, records which generators completed them, and publishes the version.
 
-The newest update goes to the generators that are in step; a late one gets it by a catch-up push, and one that missed a
-push by a push of its own. Late ones wait for one regular push at most. One push is in flight at most. A digest that
-differs is a broken push (I5); only a completed one makes a generator HEALTHY (I7).
+A regular push sends the newest version to the generators that are in step. A catch-up push sends it to late ones. A
+generator that missed a push gets a push of its own. A late generator waits for at most one regular push. At most one
+push is in flight. A wrong digest breaks the push (I5). Only a completed push makes a generator HEALTHY (I7).
 """
 
 from areal_bus import messages as m
@@ -113,7 +113,7 @@ class Publisher:
 
     def errors(self) -> dict[str, str]:
         """Who is kept apart, and the last error of each."""
-        return {name: apart.error for name, apart in self.pushes.apart.items()}
+        return {name: apart.error for name, apart in self.pushes.quarantined.items()}
 
     def hopeless(self) -> dict[str, str]:
         """Members, alive, that missed too many pushes of their own in a row, and the last error."""
@@ -156,7 +156,7 @@ class Publisher:
         """
         there = [x for x in self.members.of(Role.GENERATOR, MemberState.HEALTHY) if x.version != version]
         there += self.members.of(Role.GENERATOR, MemberState.STALE)
-        together = [x for x in sorted(there, key=lambda x: x.index) if x.name not in self.pushes.apart]
+        together = [x for x in sorted(there, key=lambda x: x.index) if x.name not in self.pushes.quarantined]
         return [x.name for x in together if x.version is not None] or [x.name for x in together]
 
     def _late(self, now: float) -> list[str]:
@@ -164,10 +164,10 @@ class Publisher:
         stale = [x.name for x in self.members.of(Role.GENERATOR, MemberState.STALE)]
         if not stale:
             return stale
-        together = [name for name in stale if name not in self.pushes.apart]
+        together = [name for name in stale if name not in self.pushes.quarantined]
         if together:
             return together
-        return self.pushes.next_apart([name for name in stale if name in self.pushes.apart], now)
+        return self.pushes.next_quarantined([name for name in stale if name in self.pushes.quarantined], now)
 
     def _announce(self, push: Push, store: str) -> None:
         own_s, term, base = OWN_SHARE * self.pushes.timeout_s, self.term, self.base

@@ -1,12 +1,12 @@
-"""Which weights go to whom, one push at a time; knows nothing of tensors, groups or sockets.
+"""The push queue: one push at a time, with quarantine of members that fail.
 
-A regular push brings the newest finished update to the generators; a catch-up push brings it to late ones. A member
-that breaks or misses the deadline is fenced; the version is published all the same (I11).
+A regular push sends the newest finished update to the generators; a catch-up push sends it to late ones. A member
+that breaks a push or misses its deadline is fenced. The version is published nevertheless (I11).
 
-A push is one act of all: one member that refuses fails it for everybody. So whoever missed a push is kept apart, that
-is pushed to alone, until it completes one; of many who missed one together, first each half is. A miss is held against
-a member when it was alone, or when the root completed its part; what failed in company, by a death or by the root's
-silence tells nothing about a member.
+A push is collective: one failing member breaks it for all. So a member that missed a push is quarantined: it gets
+pushes of its own until it completes one. When many members missed a push together, each half is tried first. A miss
+counts against a member if it was the only one, or if the root completed its part. A push that a death or a silent
+root broke counts against nobody.
 """
 
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ class Push:
 
 @dataclass(slots=True)
 class Quarantine:
-    """A member that missed a push: it is pushed to alone, or with others of its lot."""
+    """A member that missed a push: it is pushed to alone, or with the members of the same lot (its half)."""
 
     lot: int = 0
     misses: int = 0  # of its own, in a row
@@ -68,7 +68,7 @@ class PushQueue:
         self.timeout_s = timeout_s
         self.patience = patience
         self.current: Push | None = None
-        self.apart: dict[str, Quarantine] = {}
+        self.quarantined: dict[str, Quarantine] = {}
         self._n_pushes = self._n_views = life * NUMBERS
         self._views: dict[tuple[str, ...], int] = {}
         self._n_lots = 0
@@ -90,7 +90,7 @@ class PushQueue:
     def done(self, id: int, name: str) -> Push:
         push = self._of(id, name)
         push.done.add(name)
-        self.apart.pop(name, None)
+        self.quarantined.pop(name, None)
         return push
 
     def broken(self, id: int, name: str, error: str) -> Push:
@@ -101,7 +101,7 @@ class PushQueue:
     def restart(self) -> None:
         """A term begins: no push is in flight and no group is left. Numbers go on."""
         self.current = None
-        self.apart.clear()
+        self.quarantined.clear()
         self._views.clear()
         self._n_silent = 0
 
@@ -146,10 +146,10 @@ class PushQueue:
         size = 1 if is_blamed or len(missing) <= FEW else (len(missing) + 1) // 2
         for i, name in enumerate(missing):
             self._n_lots += i % size == 0
-            self._keep_apart(name, push, now, is_blamed=is_blamed)
+            self._quarantine(name, push, now, is_blamed=is_blamed)
 
-    def _keep_apart(self, name: str, push: Push, now: float, *, is_blamed: bool) -> None:
-        apart = self.apart.setdefault(name, Quarantine())
+    def _quarantine(self, name: str, push: Push, now: float, *, is_blamed: bool) -> None:
+        apart = self.quarantined.setdefault(name, Quarantine())
         apart.lot = self._n_lots
         apart.error = (push.broken.get(name) if push.root in push.done else None) or push.error
         if is_blamed:
@@ -157,23 +157,23 @@ class PushQueue:
             pause = 2 ** (apart.misses - 2) / 16 if apart.misses > 1 else 0.0
             apart.again = now + min(pause, 1.0) * self.timeout_s
 
-    def next_apart(self, names: Iterable[str], now: float) -> list[str]:
+    def next_quarantined(self, names: Iterable[str], now: float) -> list[str]:
         """Of these, who are kept apart, the lot whose turn it is: it has missed least, and waits longest."""
-        due = {name: self.apart[name] for name in names if self.apart[name].again <= now}
+        due = {name: self.quarantined[name] for name in names if self.quarantined[name].again <= now}
         first = min(due.values(), key=lambda apart: (apart.misses, apart.lot), default=None)
         return [name for name, apart in due.items() if first is not None and apart.lot == first.lot]
 
     def misses_its_own(self, name: str) -> bool:
         """It is kept apart, and has missed a push of its own since it completed one: nobody waits for it."""
-        return name in self.apart and self.apart[name].misses > 0
+        return name in self.quarantined and self.quarantined[name].misses > 0
 
     def hopeless(self) -> dict[str, str]:
         """Members that missed `patience` pushes of their own in a row, and the last error."""
-        return {name: apart.error for name, apart in self.apart.items() if apart.misses >= self.patience}
+        return {name: apart.error for name, apart in self.quarantined.items() if apart.misses >= self.patience}
 
     def forget(self, name: str) -> None:
-        """It belongs to the ring no more."""
-        self.apart.pop(name, None)
+        """The member has left the ring."""
+        self.quarantined.pop(name, None)
 
     def _of(self, id: int, name: str) -> Push:
         push = self.current

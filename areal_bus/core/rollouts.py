@@ -1,4 +1,4 @@
-"""What becomes of leased prompts: sampled, scored, lost, refunded, carried into a new term; knows no batch."""
+"""Handles leased prompts: sampled, scored, lost, refunded, or carried into a new term."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,7 +25,7 @@ EXPECTED = (Refund.END_OF_DATA, Refund.END_OF_RUN, Refund.TOO_OLD)  # no sign th
 
 
 class Rollouts:
-    """Moves the ledger and the open evaluation by what generators and rewards say; returns the gate's credits."""
+    """Applies reports of generators and rewards to the ledger and the open evaluation. Returns credits to the gate."""
 
     def __init__(
         self,
@@ -119,15 +119,15 @@ class Rollouts:
         if self.examination.open is not None:
             self.examination.open.lose(name)
 
-    def acquit(self, uids: Iterable[int]) -> None:
-        """Whoever was taken for dead while it sampled these is alive: they did not kill it."""
+    def clear_suspicion(self, uids: Iterable[int]) -> None:
+        """A generator that was declared dead while it sampled these prompts is alive: uncount that death."""
         for uid in uids:
             entry = self.ledger.open.get(uid)
             if entry is not None and entry.n_deaths:
                 entry.n_deaths -= 1
 
     def sampled(self, member: Member, message: m.Sampled) -> None:
-        """A slot is free; the sample itself comes by way of a reward, perhaps sooner than this note."""
+        """A generator finished a sample: its slot is free. The verdict comes from a reward and may arrive first."""
         self._discard(member, (message.evaluation, message.uid, message.attempt, message.sample))
         if message.evaluation:
             self.examination.named(message.evaluation).sampled(member.name, message)
@@ -155,7 +155,7 @@ class Rollouts:
         self.partials.keep(replace(message, lease=""))
 
     def unsampled(self, member: Member, message: m.SampleFailed) -> None:
-        """A generator cannot make this group: its slots are free, whatever becomes of that."""
+        """A generator cannot sample this group. Its slots are free in any case."""
         self._free(member, message.evaluation, message.uid, message.attempt)
         if message.evaluation:
             evaluation = self.examination.named(message.evaluation)

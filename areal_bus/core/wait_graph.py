@@ -19,7 +19,7 @@ WORKING = (MemberState.STALE, MemberState.HEALTHY)
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """`who` cannot go on before `for_what`."""
+    """`who` is blocked until `for_what`."""
 
     who: str
     for_what: str
@@ -85,13 +85,13 @@ class _Moment:
 
     def _assembly(self) -> Wait:
         rules, missing = self.rules, []
-        fed = {x.name for x in self.head.leasing.fed()}
+        fed = {x.name for x in self.head.scheduler.fed()}
         needed = {Role.LEARNER: rules.n_learners}
         if not self.members.of(Role.REWARD, MemberState.HEALTHY):
             needed[Role.REWARD] = rules.n_rewards
         if not fed or rules.eta == 0:
             needed[Role.GENERATOR] = rules.n_generators
-        left_out = {x.name for x in self.head.leasing.left_out()} if fed else set()
+        left_out = {x.name for x in self.head.scheduler.left_out()} if fed else set()
         for role, n in needed.items():
             known = {x.index: x for x in self.members.of(role)}
             for index in range(n):
@@ -183,7 +183,7 @@ class _Moment:
 
     def _why_none(self) -> str:
         """Why no further prompt is leased."""
-        gate, fed = self.gate, self.head.leasing.fed()
+        gate, fed = self.gate, self.head.scheduler.fed()
         if self.head.is_draining:
             return "the run drains"
         if gate.free <= 0:
@@ -246,7 +246,7 @@ class _Moment:
         return Wait(f"version {self.gate.u + 1}", for_what, on, since_s, self._notes(learners, since_s))
 
     def _push(self) -> Wait | None:
-        pushes = self.head.publishing.pushes
+        pushes = self.head.publisher.pushes
         push = pushes.current
         if push is None:
             return None
@@ -259,7 +259,7 @@ class _Moment:
     def _version(self) -> Wait | None:
         """Generators that get no work before a push, and none is in flight."""
         behind = [x for x in self.members.of(Role.GENERATOR, MemberState.STALE) if not x.leaving]
-        if self.head.publishing.pushes.current is not None or not (behind or self.gate.u > self.gate.v):
+        if self.head.publisher.pushes.current is not None or not (behind or self.gate.u > self.gate.v):
             return None
         who = _some([place(x.name) for x in behind]) if 0 < len(behind) <= N_NAMED else "generators"
         ages = [self.watch.age(self.watch.standings, x.name) for x in behind]

@@ -57,14 +57,14 @@ def test_row_03_two_of_nine_that_refuse_every_push_hurt_themselves_alone(how: st
 class AllTogether(PushQueue):
     """The rule as it was: whoever missed a push is pushed to again with all the others."""
 
-    def _keep_apart(self, name: str, push: Push, now: float, *, is_blamed: bool) -> None:
+    def _quarantine(self, name: str, push: Push, now: float, *, is_blamed: bool) -> None:
         return
 
 
 class HeadWithAllTogether(Head):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.publishing.pushes.__class__ = AllTogether
+        self.publisher.pushes.__class__ = AllTogether
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ class SharesForAll(Scheduler):
 class HeadWithSharesForAll(Head):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.leasing.__class__ = SharesForAll
+        self.scheduler.__class__ = SharesForAll
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_row_03_at_eta_0_a_ring_that_waits_for_all_never_begins(how: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["said", "silent"])
 def test_row_03_pushed_to_with_the_others_it_starves_the_ring(how: str) -> None:
-    """What the simulator would find if nobody was kept apart."""
+    """What the simulator would find if nobody was quarantined."""
     for seed in SEEDS:
         one = refusing(seed, how, EVER, patience_s=200.0, total_steps=30, refuses_from_s=20.0, joins_s=(0.0,) * 3)
         starved = Ring(one, head_class=HeadWithAllTogether).run()

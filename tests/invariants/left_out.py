@@ -85,7 +85,7 @@ def late_members_are_passed_over_in_silence(patch: pytest.MonkeyPatch) -> None:
 
 
 def every_loss_is_a_death(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Rollouts, "acquit", lambda *_: None)
+    patch.setattr(Rollouts, "clear_suspicion", lambda *_: None)
 
 
 def who_sampled_alone_stays_alone(patch: pytest.MonkeyPatch) -> None:

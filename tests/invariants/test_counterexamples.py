@@ -256,7 +256,7 @@ class NoCatchUp(Publisher):
 class HeadWithoutCatchUp(Head):
     def __init__(self, *args: object, **more: object) -> None:
         super().__init__(*args, **more)  # type: ignore[arg-type]
-        self.publishing.__class__ = NoCatchUp
+        self.publisher.__class__ = NoCatchUp
 
 
 @pytest.mark.parametrize("policy", StalenessPolicy)

@@ -275,13 +275,13 @@ def test_I11_an_end_for_pushes_that_were_not_missed_is_noticed(monkeypatch: pyte
     """A miss or two make no generator hopeless, whatever the head says of it at its end."""
 
     def blames_whoever_was_there(patch: pytest.MonkeyPatch) -> None:
-        keep_apart = PushQueue._keep_apart
+        keep_apart = PushQueue._quarantine
 
         def wrong(self: Any, name: str, push: Any, now: float, *, is_blamed: bool) -> None:
             for _ in range(self.patience):
                 keep_apart(self, name, push, now, is_blamed=True)
 
-        patch.setattr(PushQueue, "_keep_apart", wrong)
+        patch.setattr(PushQueue, "_quarantine", wrong)
 
     assert first_break(monkeypatch, blames_whoever_was_there) == "I11"
 

@@ -88,7 +88,7 @@ def a_push_that_nobody_answers_is_journalled_as_broken() -> None:
     push_done(head, LEARNER, 1)
     broken: list[dict[str, object]] = []
     now = 0.0
-    while head.publishing.pushes.current is not None and now < 100:
+    while head.publisher.pushes.current is not None and now < 100:
         now += 4.0
         for name in (LEARNER, REWARD, GENERATOR):
             head.on(name, m.Heartbeat(0, None, ""), now)
@@ -115,7 +115,7 @@ def test_strangers_cost_a_bounded_memory() -> None:
     head, _ = head_with()
     for i in range(member_lifecycle.MOST_STRANGERS + 10):
         say(head, f"generator-{i + 9}.0", m.Heartbeat(1, None, ""))
-    assert len(head.gathering._told) <= member_lifecycle.MOST_STRANGERS
+    assert len(head.lifecycle._told) <= member_lifecycle.MOST_STRANGERS
 
 
 def no_two_lives_of_a_head_number_a_push_or_a_view_alike() -> None:

@@ -60,7 +60,7 @@ class Replay:
     def _follow(self, line: Line, *, ends_push: bool) -> None:
         """Compare one line; the one after it tells whether a push ends with it, so that the root was done before."""
         while not self._written:
-            push = self.head.publishing.pushes.current
+            push = self.head.publisher.pushes.current
             holds = line["event"] == "member" and line["why"].startswith("holds version")
             if ends_push and holds and push is not None and push.root not in push.done:
                 self._done(push.root)
@@ -128,10 +128,10 @@ class Replay:
 
     def _done(self, name: str) -> list[Effect]:
         """Complete a part of the push in flight."""
-        push = self.head.publishing.pushes.current
+        push = self.head.publisher.pushes.current
         if push is None or name in push.done:
             raise Differs(f"no push waits for {name}")
-        digest = self.head.publishing._digests[push.version]
+        digest = self.head.publisher._digests[push.version]
         return self._say(name, m.PushDone(push.id, push.version, digest, 0.0, 0.0))
 
     def _request(self) -> list[Effect]:

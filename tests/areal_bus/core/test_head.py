@@ -143,7 +143,7 @@ def head_with(n_generators: int = 1, *, secret: bytes = b"", **changes: object) 
 
 
 def push_done(head: Head, name: str, version: int) -> list[Effect]:
-    push = head.publishing.pushes.current
+    push = head.publisher.pushes.current
     assert push is not None
     return head.on(name, m.PushDone(push.id, version, f"digest {version}", 0.0, 0.0), 0.0)
 

@@ -77,7 +77,7 @@ def die(head: Head, name: str) -> list[Effect]:
     new = f"{actor}.{int(incarnation) + 1}"
     effects = head.on(new, m.Join(new, "generator", int(actor[-1]), int(incarnation) + 1, "", 1, ""), 0.0)
     effects += head.on(new, m.Ready(4), 0.0)
-    if head.publishing.pushes.current is not None:
+    if head.publisher.pushes.current is not None:
         effects += push_done(head, "learner-0.0", head.gate.v)
         effects += push_done(head, new, head.gate.v)
     return effects

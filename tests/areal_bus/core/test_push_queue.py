@@ -38,17 +38,17 @@ def over(pushes: PushQueue, *done: str, now: float = 1.0, error: str = "it broke
 def test_members_of_a_push_that_its_root_broke_are_apart_and_none_is_blamed() -> None:
     pushes = pushes_with(A, B)
     over(pushes)
-    assert {name: apart.misses for name, apart in pushes.apart.items()} == {A: 0, B: 0}
-    assert pushes.next_apart([A, B], 1.0) == [A]
+    assert {name: apart.misses for name, apart in pushes.quarantined.items()} == {A: 0, B: 0}
+    assert pushes.next_quarantined([A, B], 1.0) == [A]
 
 
 def test_a_member_that_was_alone_is_blamed_and_so_is_one_that_misses_what_the_root_completed() -> None:
     alone = pushes_with(A)
     over(alone)
-    assert alone.apart[A].misses == 1
+    assert alone.quarantined[A].misses == 1
     pushes = pushes_with(A, B)
     over(pushes, ROOT, A)
-    assert {name: apart.misses for name, apart in pushes.apart.items()} == {B: 1}
+    assert {name: apart.misses for name, apart in pushes.quarantined.items()} == {B: 1}
 
 
 def test_a_completed_push_ends_being_apart() -> None:
@@ -56,29 +56,29 @@ def test_a_completed_push_ends_being_apart() -> None:
     over(pushes)
     pushes.begin(version=1, root=ROOT, members=[B], catch_up=True, now=2.0)
     over(pushes, ROOT, B)
-    assert list(pushes.apart) == [A]
+    assert list(pushes.quarantined) == [A]
 
 
 def test_a_death_is_its_victims_alone() -> None:
     pushes = pushes_with(A, B)
     pushes.lose(A)
     over(pushes)
-    assert not pushes.apart
+    assert not pushes.quarantined
 
 
 def test_a_root_that_says_nothing_is_not_held_against_members_until_it_does_so_again() -> None:
     pushes = pushes_with(A, B)
     assert pushes.expire(TIMEOUT_S) == [ROOT, A, B]
     pushes.finish(11.0)
-    assert not pushes.apart
+    assert not pushes.quarantined
     pushes.begin(version=1, root=ROOT, members=[A, B], catch_up=True, now=11.0)
     pushes.expire(100.0)
     pushes.finish(100.0)
-    assert {name: apart.misses for name, apart in pushes.apart.items()} == {A: 0, B: 0}
+    assert {name: apart.misses for name, apart in pushes.quarantined.items()} == {A: 0, B: 0}
     pushes.begin(version=1, root=ROOT, members=[A], catch_up=True, now=100.0)
     pushes.expire(200.0)
     pushes.finish(200.0)
-    assert pushes.apart[A].misses == 0, "it may be the root that stands still"
+    assert pushes.quarantined[A].misses == 0, "it may be the root that stands still"
 
 
 def test_root_and_members_give_up_before_the_head_does_so_that_it_hears_why() -> None:
@@ -93,7 +93,7 @@ def test_a_root_that_gives_up_at_its_deadline_says_that_its_only_member_is_to_bl
     pushes.broken(pushes.current.id, ROOT, "it waits for generator-0.0")
     assert pushes.expire(TIMEOUT_S) == [A]
     pushes.finish(TIMEOUT_S)
-    assert (pushes.apart[A].misses, pushes.apart[A].error) == (1, "it waits for generator-0.0")
+    assert (pushes.quarantined[A].misses, pushes.quarantined[A].error) == (1, "it waits for generator-0.0")
 
 
 def test_whoever_missed_least_is_next_and_pauses_grow() -> None:
@@ -101,7 +101,7 @@ def test_whoever_missed_least_is_next_and_pauses_grow() -> None:
     over(pushes)
     turns, now = [], 0.0
     for _ in range(10):
-        while not (due := pushes.next_apart([A, B], now)):
+        while not (due := pushes.next_quarantined([A, B], now)):
             now += TIMEOUT_S / 64
         (name,) = due
         turns.append((name, now))
@@ -125,13 +125,13 @@ def test_of_many_each_half_is_pushed_to_next_so_that_one_among_hundreds_is_found
     pushes = pushes_with(*names)
     over(pushes)
     n_pushes = 0
-    while pushes.apart.keys() != bad or not pushes.apart[names[123]].misses:
-        due = pushes.next_apart([name for name in names if name in pushes.apart], 1.0)
+    while pushes.quarantined.keys() != bad or not pushes.quarantined[names[123]].misses:
+        due = pushes.next_quarantined([name for name in names if name in pushes.quarantined], 1.0)
         n_pushes += 1
         pushes.begin(version=1, root=ROOT, members=due, catch_up=True, now=1.0)
         over(pushes, *(() if bad & {*due} else (ROOT, *due)))
         if n_pushes == 4:
-            assert len(pushes.apart) <= len(names) / 2, "most are back soon"
+            assert len(pushes.quarantined) <= len(names) / 2, "most are back soon"
     assert n_pushes <= 20
 
 
@@ -146,7 +146,7 @@ def members_of(effects: list[Effect]) -> list[str]:
 
 def break_push(head: Head, *done: str, now: float = 1.0, error: str = "no") -> list[Effect]:
     """The push in flight fails at everybody but these."""
-    push = head.publishing.pushes.current
+    push = head.publisher.pushes.current
     assert push is not None
     effects: list[Effect] = []
     for name in (*push.members, push.root):
@@ -160,7 +160,7 @@ def break_push(head: Head, *done: str, now: float = 1.0, error: str = "no") -> l
 def updated(n_generators: int = 3) -> tuple[Head, list[Effect]]:
     """A head whose push of version 1 has just begun."""
     head, _ = head_with(n_generators, batch_size=1, n_samples=1, eta=3)
-    while (push := head.publishing.pushes.current) is not None:
+    while (push := head.publisher.pushes.current) is not None:
         for name in (push.root, *push.members):
             push_done(head, name, 0)
     return head, update(head, 1)
@@ -191,7 +191,7 @@ def test_after_a_broken_push_members_come_back_one_by_one_and_the_bad_one_hurts_
     assert members_of(break_push(head, ROOT, C)) == [A], "its pause is over, and nothing else is to do"
     break_push(head)
     assert members_of(update(head, 2)) == [B, C]
-    assert [member.name for member in head.leasing.fed()] == [B, C]
+    assert [member.name for member in head.scheduler.fed()] == [B, C]
 
 
 def test_one_that_is_late_waits_for_one_regular_push_at_most() -> None:
@@ -199,8 +199,8 @@ def test_one_that_is_late_waits_for_one_regular_push_at_most() -> None:
     break_push(head)
     for done in ((ROOT, A), (ROOT, B)):
         break_push(head, *done)
-    assert head.publishing.pushes.current is not None
-    assert head.publishing.pushes.current.members == [C]
+    assert head.publisher.pushes.current is not None
+    assert head.publisher.pushes.current.members == [C]
     update(head, 2)
     assert members_of(break_push(head)) == [A, B], "the newest version first"
     head.on(ROOT, m.BatchRequest(2), 1.0)
@@ -238,7 +238,7 @@ def test_one_that_misses_every_push_is_dismissed_while_others_complete_theirs() 
             head.on(name, m.Heartbeat(0, None, ""), now)
         assert members_of(head.tick(now)) == [A]
         effects = break_push(head, now=now, error="another model")
-    assert head.publishing.pushes.hopeless() == {}
+    assert head.publisher.pushes.hopeless() == {}
     ((to, order),) = sent(effects, m.Evict)
     assert (to, order) == (A, m.Evict("it missed 5 pushes of its own in a row; the last error: another model"))
     assert A not in head.members.by_name
@@ -311,7 +311,7 @@ def assembling(n_generators: int = 3) -> Head:
     head = Head(scenario(n_generators=n_generators, batch_size=3, n_samples=1, eta=0).rules, Numbers(None), now=0.0)
     joined(head, ROOT, "reward-0.0", *(f"generator-{i}.0" for i in range(n_generators)))
     head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0)
-    assert head.publishing.pushes.current is not None
+    assert head.publisher.pushes.current is not None
     return head
 
 
@@ -358,7 +358,7 @@ def test_at_eta_0_a_generator_that_has_not_come_is_waited_for() -> None:
     assert not holders(break_push(head, ROOT, B))
     assert str(head.phase) == "assembling"
     joined(head, C, now=1.0)
-    while (push := head.publishing.pushes.current) is not None and push.members != [C]:
+    while (push := head.publisher.pushes.current) is not None and push.members != [C]:
         break_push(head)
     assert set(holders(break_push(head, ROOT, C)).values()) == {B, C}
 
@@ -366,7 +366,7 @@ def test_at_eta_0_a_generator_that_has_not_come_is_waited_for() -> None:
 def test_at_eta_0_one_that_missed_in_company_alone_is_waited_for() -> None:
     head = assembling()
     for member in (A, B, C):
-        push = head.publishing.pushes.current
+        push = head.publisher.pushes.current
         assert push is not None
         head.on(member, m.PushDone(push.id, 0, "digest 0", 0.0, 0.0), 0.0)
     push_done(head, ROOT, 0)
@@ -385,7 +385,7 @@ def test_at_eta_0_one_that_completes_a_push_again_has_a_share_of_the_next_batch_
     head = assembling()
     assert holders(in_turn(head, A)) == {0: B, 1: C, 2: B}
     head.tick(1.0)
-    push = head.publishing.pushes.current
+    push = head.publisher.pushes.current
     assert push is not None
     assert push.members == [A]
     assert not holders(break_push(head, ROOT, A)), "the share in flight is dealt"
@@ -397,11 +397,11 @@ def test_at_eta_0_one_that_completes_a_push_again_has_a_share_of_the_next_batch_
 def test_an_incarnation_that_is_replaced_is_kept_apart_no_more_and_one_that_is_silent_is() -> None:
     head = assembling()
     in_turn(head, A)
-    assert head.publishing.pushes.misses_its_own(A)
+    assert head.publisher.pushes.misses_its_own(A)
     head.requeue(A, 1.0)
-    assert head.publishing.pushes.misses_its_own(A), "it may be heard again"
+    assert head.publisher.pushes.misses_its_own(A), "it may be heard again"
     joined(head, "generator-0.1", now=1.0)
-    assert not head.publishing.pushes.apart
+    assert not head.publisher.pushes.quarantined
 
 
 def test_an_incomplete_ring_names_the_last_error_of_a_push() -> None:

@@ -41,7 +41,7 @@ class PlainMembership(Membership):
 class PlainHead(Head):
     def __init__(self, *given: object, **named: object) -> None:
         super().__init__(*given, **named)  # type: ignore[arg-type]
-        self.leasing.__class__ = PlainLeasing
+        self.scheduler.__class__ = PlainLeasing
         self.members.__class__ = PlainMembership
 
 

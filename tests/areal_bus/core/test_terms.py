@@ -259,7 +259,7 @@ def test_generators_hear_of_the_term_and_wait_for_a_push_of_its_version() -> Non
 def test_nothing_is_pushed_before_the_learner_has_begun() -> None:
     """The old one died in the push of version 1, so its generator waits for weights; the new one has none of it yet."""
     head, _ = trained_head()
-    push = head.publishing.pushes.current
+    push = head.publisher.pushes.current
     assert push is not None
     effects = join(head, "learner-0.1")
     effects += say(head, GENERATOR, m.PushBroken(push.id, 1, "the group broke"))

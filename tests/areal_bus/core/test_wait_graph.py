@@ -72,7 +72,7 @@ class Bench:
 
     def push(self, version: int, *names: str) -> None:
         """These, or all, complete the pushes in flight."""
-        while (push := self.head.publishing.pushes.current) is not None:
+        while (push := self.head.publisher.pushes.current) is not None:
             awaited = [name for name in (push.root, *push.members) if name not in push.done]
             if not [name for name in awaited if not names or name in names]:
                 return
@@ -167,12 +167,12 @@ def test_a_ring_of_eta_0_waits_for_no_generator_that_is_left_out_of_its_shares()
         bench.say(name, m.Ready(4))
     bench.say(LEARNER, m.BeginTerm(0, "digest 0"))
     assert bench.first().on == ("reward-0", G0, G1)
-    push = bench.head.publishing.pushes.current
+    push = bench.head.publisher.pushes.current
     assert push is not None
     bench.push(0, LEARNER, G0)
     assert bench.first().on == ("reward-0", G1)
     bench.say(G1, m.PushBroken(push.id, 0, "it is full"))
-    assert [x.name for x in bench.head.leasing.left_out()] == [G1]
+    assert [x.name for x in bench.head.scheduler.left_out()] == [G1]
     assert bench.first().on == ("reward-0",)
 
 

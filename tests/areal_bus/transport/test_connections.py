@@ -159,7 +159,7 @@ def test_a_head_that_stood_still_blames_nobody_for_not_hearing_it() -> None:
 
 def push_all(head: Head, now: float) -> None:
     """Whoever is awaited in a push completes it."""
-    while (push := head.publishing.pushes.current) is not None:
+    while (push := head.publisher.pushes.current) is not None:
         for name in (push.root, *push.members):
             if name not in push.done | push.broken.keys():
                 head.on(name, m.PushDone(push.id, push.version, f"digest {push.version}", 0.0, 0.0), now)

@@ -97,7 +97,7 @@ class Court:
         assert self.entry.holder == G0
 
     def lease(self, uid: int = 0, attempt: int = 0, evaluation: str = "") -> str:
-        return self.head.leasing.lease_ids.of(evaluation, uid, attempt)
+        return self.head.scheduler.lease_ids.of(evaluation, uid, attempt)
 
     def decides(self) -> list[Effect]:
         sender, message = next_of(self.door.bus)
@@ -253,10 +253,10 @@ def test_32_20_ids_of_leases_differ_by_prompt_attempt_evaluation_and_job() -> No
     told = {message.lease for message in prompts if isinstance(message, m.Prompt)}
     assert len(told) == len(prompts) > 1
     assert all(len(lease) == 16 for lease in told)
-    ids = head.leasing.lease_ids
+    ids = head.scheduler.lease_ids
     assert len({ids.of("", 1, 11), ids.of("", 11, 1), ids.of("1", 1, 11), ids.of("", 111, 1)}) == 4
     other, _ = head_with(2, secret=b"of another job")
-    assert other.leasing.lease_ids.of("", 0, 0) != ids.of("", 0, 0)
+    assert other.scheduler.lease_ids.of("", 0, 0) != ids.of("", 0, 0)
 
 
 def test_32_20_the_holder_alone_is_told_the_id_and_a_guest_gets_its_own() -> None:

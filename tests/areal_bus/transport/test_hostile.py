@@ -503,7 +503,7 @@ def test_a_push_of_another_version_than_the_one_in_flight_is_refused(kind: type)
         for sample in entry.missing:
             head.on("reward-0.0", dataclasses.replace(SCORED, uid=entry.uid, sample=sample), 0.0)
     head.on("learner-0.0", UpdateDone(1, {}, "digest 1"), 0.0)
-    push = head.publishing.pushes.current
+    push = head.publisher.pushes.current
     assert push is not None
     assert push.version == 1
     for version in (0, 2):
