@@ -30,7 +30,8 @@ RANKS = (  # (rank, size) as known starters name them, most specific first
 JOBS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_JOBID", "TORCHELASTIC_RUN_ID")
 POLL_S = 0.002
 MAX_PART_BYTES = 1 << 20  # of what one rank tells the others
-LINGER_MS = 2000  # for the last answers to leave: the ranks wait for them
+LINGER_MS = 2000  # of a rank: for its last part to leave
+LINGER_0_MS = 10_000  # of rank 0: for its last answers to leave; the ranks wait for them
 MAX_WAITING = 4  # parts of one peer that may wait at rank 0
 
 
@@ -160,7 +161,7 @@ class EnvBootstrap:
         self._context = zmq.Context()
         url = rendezvous or f"ipc://{self._own_folder(environ) / 'rendezvous.sock'}"
         self._socket = self._context.socket(zmq.ROUTER if self.rank == 0 else zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS if self.rank else LINGER_0_MS)
         if self.rank == 0:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_PART_BYTES)

@@ -52,6 +52,7 @@ def run(config: Config, file: Path) -> int:
 def join(config: Config, file: Path) -> tuple[Bootstrap, int]:
     """Meet the other ranks, then run this rank's actors. Exit code, with the bootstrap still open."""
     rank, _ = rank_and_size()
+    bootstrap: Bootstrap | None = None
     try:
         bootstrap = open_bootstrap(config.launch)
         pair = new_pair()
@@ -66,6 +67,8 @@ def join(config: Config, file: Path) -> tuple[Bootstrap, int]:
         addresses = choose(config.bus.interface, facts)
         transport(config.bus, facts)
     except ArealBusError as error:
+        if bootstrap is not None:
+            bootstrap.rest()  # waits until the others have rank 0's answer: without it they cannot refuse, too
         leave(refuse(rank, error))
     return bootstrap, play(config, file, bootstrap, facts=facts, places=places, addresses=addresses, pair=pair)
 

@@ -72,7 +72,12 @@ def test_a_start_on_a_machine_without_gpus_says_so_once_and_leaves_no_run(tmp_pa
         subprocess.Popen(words, cwd=FOLDER.parent, env=meeting | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
         for rank in (0, 1)
     ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    try:
+        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
     assert [rank.returncode for rank in ranks] == [2, 2]
     assert re.fullmatch(r"error: topology\.gpus_per_host = 1 needs .* finds 0 on .*--dry-run\n", said[0])
     assert said[1] == ""
