@@ -7,10 +7,12 @@ from pathlib import Path
 
 from actors.data.loading import rows_with_origins
 from actors.engines.servers.server_process import installed, interpreter
+from areal_bus.config.loader import extending
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.fits import amount, compare, need
+from launch.fits import Fit, compare
+from launch.loads import Proposal, amount, need
 from launch.memory import BYTES, N_LOGITS, DecoderShape, MicroBatch, find_shape, saved
 from launch.prepare import count_tokens, filled
 from launch.resume import preview
@@ -35,7 +37,7 @@ FEW = 16  # up to so many ranks each has its own line
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`is_too_large`: a GPU cannot hold what is planned for it."""
+    """`is_too_large`: a GPU or a host cannot hold what is planned for it."""
 
     text: str
     is_too_large: bool
@@ -52,13 +54,13 @@ def look_ahead(config: Config, file: Path, size: int | None, *, every: bool = Fa
     `size` None: the number of ranks the file is written for, or the fewest. Raises ConfigError.
     """
     resumed = preview(config, file)
-    size = size or least_ranks(config.topology)
-    places = plan(config.topology, dry_hosts(config.topology, size))
+    places = plan(config.topology, dry_hosts(config.topology, size or least_ranks(config.topology)))
     check_route(config, places)
     shape = find_shape(config, file.resolve().parent)
     n_prompt = longest_prompt(config, file.resolve().parent)
-    fit = compare(config, places, shape, n_prompt)
+    fit = compare(Proposal(config, size, shape, n_prompt)) if shape else Fit()
     plan_lines = [
+        *base_lines(config, file),
         headline(config, places, shape),
         *aligned([HEADINGS, *table(config, places, shape, n_prompt)]),
         *shared_gpus(config, places, shape, n_prompt),
@@ -78,6 +80,12 @@ def headline(config: Config, places: Sequence[RankPlan], shape: DecoderShape | N
         f"{shape.n_parameters / 1e6:,.0f} million parameters" if shape else "shape unknown: it has no config.json here"
     )
     return f"{len(places)} ranks, {len({p.host for p in places})} host(s); model {model} ({known})"
+
+
+def base_lines(config: Config, file: Path) -> list[str]:
+    """For a file without run.name that others in its folder extend."""
+    over = [] if config.run.name else extending(file)
+    return [f"{file} is a base and no run by itself; these extend it: {', '.join(over)}"] if over else []
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

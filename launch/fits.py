@@ -1,182 +1,154 @@
-"""Compares the memory that a plan needs with that of its GPUs, and names single settings that make it fit."""
+"""Compares the memory that a plan needs with that of its GPUs and hosts, and names single settings that make it fit."""
 
-import os
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from areal_bus.config.gpu_memory import gib_of
 from areal_bus.config.sections import Config
+from areal_bus.config.validation import check
+from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.gpus import smallest_gpu_mib
-from launch.memory import (
-    BYTES,
-    GIB,
-    MIB,
-    SUPERVISOR,
-    DecoderShape,
-    Need,
-    estimate,
-    receives_on_device,
-)
-from launch.topology import RankPlan, by_gpu
+from launch.loads import Load, Proposal, amount, gpu_memory, host_memory, is_served, of_gpus, of_hosts, on_device
+from launch.memory import receives_on_device
 
-CUDA = 768 * MIB  # a process's context, kernels and workspaces
-NCCL = 1 * GIB  # buffers of one process group
 LEAST_SLOTS = 1  # with so many a server runs, and lets other samples wait
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The ranks of one GPU; of GPUs alike the one that needs most."""
-
-    places: tuple[RankPlan, ...]
-    n_alike: int
-    n_bytes: int  # what they need together, with `on_top`
-
-    @property
-    def roles(self) -> str:
-        return " + ".join(dict.fromkeys(str(role) for place in self.places for role in roles(place)))
+SPARE = 0.05  # of the memory: stays free in a plan that is advised, for what the formula does not count
+SLOTS = "rollout.max_concurrent_rollouts"
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The comparison, as lines; `is_too_large`: some GPU cannot hold what is planned for it."""
+    """The comparison, as lines; `is_too_large`: some GPU or host cannot hold what is planned for it."""
 
     lines: tuple[str, ...] = ()
     is_too_large: bool = False
 
 
-def compare(config: Config, places: Sequence[RankPlan], shape: DecoderShape | None, n_prompt: int) -> Fit:
-    """On GPUs with topology.gpu_memory_gib, else with those of this machine; on CPU with this machine's memory."""
-    if shape is None:
-        return Fit()
-    if config.topology.gpus_per_host == 0:
-        return compare_host(config, places, shape, n_prompt)
-    capacity, origin = device(config)
-    if not capacity:
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of one GPU (`is_gpu`) or of one host."""
+
+    n_bytes: int
+    is_gpu: bool
+
+    def loads(self, proposal: Proposal) -> list[Load]:
+        return of_gpus(proposal) if self.is_gpu else of_hosts(proposal)
+
+    def holds(self, proposal: Proposal, load: Load) -> bool:
+        return load.n_bytes <= self.n_bytes or self.serves(proposal, load)
+
+    def serves(self, proposal: Proposal, load: Load) -> bool:
+        """Whether a server fits with one slot: it lets other samples wait."""
+        if not self.is_gpu or not is_served(proposal.config, load):
+            return False
+        least = proposal.changed(SLOTS, LEAST_SLOTS)
+        return sum(on_device(least, place) for place in load.places) <= self.n_bytes
+
+
+def compare(proposal: Proposal) -> Fit:
+    """On GPUs with topology.gpu_memory_gib, else with those of this machine; on CPU with the memory of a host."""
+    topology = proposal.config.topology
+    if topology.gpus_per_host == 0:
+        return compare_hosts(proposal)
+    gpus = compare_gpus(proposal)
+    hosts = compare_hosts(proposal) if topology.host_memory_gib is not None else Fit()
+    return Fit(gpus.lines + hosts.lines, gpus.is_too_large or hosts.is_too_large)
+
+
+def compare_gpus(proposal: Proposal) -> Fit:
+    n_bytes, origin = gpu_memory(proposal.config)
+    if not n_bytes:
         return Fit(('memory is compared with nothing: set topology.gpu_memory_gib = 80, or a card\'s name ("H100")',))
-    lines = [f"each GPU has {amount(capacity)} ({origin}); CUDA, NCCL and what FSDP gathers included, needed are:"]
-    is_too_large = False
-    for load in loads(config, places, shape, n_prompt):
-        where = f"  {load.roles} ({load.n_alike} GPU{'s' if load.n_alike > 1 else ''}): {amount(load.n_bytes)}"
-        if load.n_bytes <= capacity:
+    first = f"each GPU has {amount(n_bytes)} ({origin}); CUDA, NCCL and what FSDP gathers included, needed are:"
+    return compare_loads(proposal, Memory(n_bytes, is_gpu=True), first)
+
+
+def compare_hosts(proposal: Proposal) -> Fit:
+    """Several hosts are compared only with a given memory: this machine may be none of them."""
+    n_hosts = len({place.host for place in proposal.places()})
+    if n_hosts > 1 and proposal.config.topology.host_memory_gib is None:
+        unknown = f"the memory of {n_hosts} hosts is compared with nothing: set topology.host_memory_gib to that of one"
+        return Fit((unknown,))
+    n_bytes, origin = host_memory(proposal.config)
+    return compare_loads(
+        proposal, Memory(n_bytes, is_gpu=False), f"each host has {amount(n_bytes)} ({origin}); needed are:"
+    )
+
+
+def compare_loads(proposal: Proposal, memory: Memory, first: str) -> Fit:
+    lines, is_too_large, kind = [first], False, "GPU" if memory.is_gpu else "host"
+    for load in memory.loads(proposal):
+        where = f"  {load.roles} ({load.n_alike} {kind}{'s' if load.n_alike > 1 else ''}): {amount(load.n_bytes)}"
+        if load.n_bytes <= memory.n_bytes:
             lines.append(f"{where}, fits")
-        elif is_served(config, load) and total(with_slots(config), load.places, shape, n_prompt) <= capacity:
+        elif memory.serves(proposal, load):
             lines.append(f"{where} with all slots at full length: the server lets samples wait where they do not fit")
         else:
             is_too_large = True
-            lines.append(f"{where}, DOES NOT FIT: {advice(config, load, shape, n_prompt, capacity)}")
+            lines.append(f"{where}, DOES NOT FIT: {advice(proposal, load, memory)}")
     return Fit(tuple(lines), is_too_large)
 
 
-def device(config: Config) -> tuple[int, str]:
-    """Bytes of one GPU, and who says so; 0 where nobody does."""
-    if config.topology.gpu_memory_gib:
-        gib = gib_of(config.topology.gpu_memory_gib) or 0.0
-        return int(gib * GIB), f"topology.gpu_memory_gib = {config.topology.gpu_memory_gib}"
-    return smallest_gpu_mib() * MIB, "nvidia-smi on this machine; topology.gpu_memory_gib is unset"
-
-
-def loads(config: Config, places: Sequence[RankPlan], shape: DecoderShape, n_prompt: int) -> list[Load]:
-    """A load for each combination of roles on a GPU."""
-    found: dict[str, Load] = {}
-    for ranks in by_gpu(places).values():
-        one = Load(tuple(ranks), 1, total(config, ranks, shape, n_prompt))
-        before = found.get(one.roles)
-        most = one if before is None or one.n_bytes > before.n_bytes else before
-        found[one.roles] = Load(most.places, 1 + (before.n_alike if before else 0), most.n_bytes)
-    return [load for load in found.values() if load.n_bytes]
-
-
-def total(config: Config, places: Sequence[RankPlan], shape: DecoderShape, n_prompt: int) -> int:
-    """Bytes on the device of these ranks together."""
-    return sum(need(config, place, shape, n_prompt).device + on_top(config, place, shape) for place in places)
-
-
-def need(config: Config, place: RankPlan, shape: DecoderShape, n_prompt: int) -> Need:
-    """Of one rank, its actors and its supervisor; a member needs what its generator does on the device."""
-    seats = place.seats if place.member_of is None else (place.member_of,)
-    needs = [estimate(config, shape, seat.role, seat.index, n_prompt=n_prompt) for seat in seats]
-    host = SUPERVISOR + (0 if place.member_of else sum(need.host for need in needs))
-    return Need(sum(need.device for need in needs), host)
-
-
-def on_top(config: Config, place: RankPlan, shape: DecoderShape) -> int:
-    """What CUDA takes for itself, NCCL's buffers and the layers that FSDP gathers; 0 for a rank without a GPU."""
-    found = roles(place)
-    if place.own_gpu is None or not {Role.LEARNER, Role.GENERATOR} & set(found):
-        return 0
-    if Role.LEARNER not in found or config.topology.learners == 1:
-        return CUDA
-    return CUDA + NCCL + gathered(config, shape)
-
-
-def gathered(config: Config, shape: DecoderShape) -> int:
-    """FSDP2 at the peak, where logits are: embedding and head, a layer and the next one; without their gradients."""
-    one = BYTES[config.model.dtype]
-    root = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-    layer = (shape.n_parameters - root) // shape.layers
-    return one * (root + 2 * layer)
-
-
-def advice(config: Config, load: Load, shape: DecoderShape, n_prompt: int, capacity: int) -> str:
-    """Single settings, each of which makes it fit."""
+def advice(proposal: Proposal, load: Load, memory: Memory) -> str:
+    """Single settings; with each the whole plan passes all checks and this load leaves `SPARE` of the memory free."""
     found = [
-        f"{key} = {shown(value)} (it is {shown(read(config, key))})"
-        for key, values in remedies(config, load, n_prompt)
-        if (value := first_that_fits(config, key, values, load, shape, n_prompt, capacity)) is not None
+        f"{key} = {shown(value)} (it is {shown(read(proposal.config, key))})"
+        for key, values in remedies(proposal, load, memory)
+        if (value := first_that_works(proposal, key, values, load, memory)) is not None
     ]
-    lacks = f"{amount(load.n_bytes - capacity)} too much; "
-    if not found:
-        return lacks + "no single setting is enough: use larger GPUs, or change several of those of its actors"
-    return f"{lacks}set {'; or '.join(found)}"
+    lacks = f"{amount(load.n_bytes - memory.n_bytes)} too much; "
+    if found:
+        return f"{lacks}set {'; or '.join(found)}; each leaves {SPARE:.0%} or more free"
+    larger = "GPUs, or more of them" if memory.is_gpu else "hosts, or fewer ranks on each"
+    return f"{lacks}no single setting is enough: use a smaller model, larger {larger}, or change several settings"
 
 
-def remedies(config: Config, load: Load, n_prompt: int) -> Iterator[tuple[str, list[Any]]]:
-    """(key, values to try in order of preference) for the actors of this GPU."""
-    has, longest = set(load.roles.split(" + ")), n_prompt + config.gconfig.max_new_tokens
+def remedies(proposal: Proposal, load: Load, memory: Memory) -> Iterator[tuple[str, list[Any]]]:
+    """(key, values to try in order of preference) for the actors of this load."""
+    config, has = proposal.config, set(load.roles.split(" + "))
     if Role.LEARNER in has:
-        if config.topology.ranks_per_gpu == 1:
+        if memory.is_gpu and config.topology.ranks_per_gpu == 1:
             yield "topology.learners", [n for f in (2, 4, 8, 16) if (n := f * config.topology.learners) <= 1024]
         if not config.learner.gradient_checkpointing:
             yield "learner.gradient_checkpointing", [True]
-        yield (
-            "learner.max_tokens_per_mb",
-            [n for f in (2, 4, 8, 16) if (n := config.learner.max_tokens_per_mb // f) >= longest],
-        )
+        longest, most = proposal.n_prompt + config.gconfig.max_new_tokens, config.learner.max_tokens_per_mb
+        yield "learner.max_tokens_per_mb", [n for f in (2, 4, 8, 16) if (n := most // f) >= longest]
     if Role.GENERATOR in has:
-        most = config.rollout.max_concurrent_rollouts
-        yield "rollout.max_concurrent_rollouts", list(range(most - 1, config.gconfig.n_samples - 1, -1))
-        if receives_on_device(config):
+        yield SLOTS, list(range(config.rollout.max_concurrent_rollouts - 1, config.gconfig.n_samples - 1, -1))
+        if memory.is_gpu and receives_on_device(config):
             yield "weights.staging", ["host"]
-        if config.rollout.engine in ("sglang", "vllm"):
+        if memory.is_gpu and config.rollout.engine in ("sglang", "vllm"):
             yield "topology.tensor_parallel", [n for f in (2, 4, 8) if (n := f * config.topology.tensor_parallel) <= 8]
     if config.model.dtype == "float32":
         yield "model.dtype", ["bfloat16"]
 
 
-def first_that_fits(
-    config: Config, key: str, values: Sequence[Any], load: Load, shape: DecoderShape, n_prompt: int, capacity: int
-) -> Any | None:
-    for value in values:
-        if total(replaced(config, key, value), load.places, shape, n_prompt) <= capacity:
-            return value
-    return None
+def first_that_works(proposal: Proposal, key: str, values: Sequence[Any], load: Load, memory: Memory) -> Any | None:
+    def does(value: Any) -> bool:
+        return works(proposal.changed(key, value), load, memory, proposal)
+
+    if key == SLOTS:  # fewer slots always need less
+        place = bisect_left(values, True, key=does)
+        return values[place] if place < len(values) else None
+    return next((value for value in values if does(value)), None)
 
 
-def is_served(config: Config, load: Load) -> bool:
-    return config.rollout.engine in ("sglang", "vllm") and load.roles == str(Role.GENERATOR)
-
-
-def with_slots(config: Config) -> Config:
-    return replaced(config, "rollout.max_concurrent_rollouts", LEAST_SLOTS)
-
-
-def replaced(config: Config, key: str, value: Any) -> Config:
-    """With another value of `section.key`; nothing is checked."""
-    section, _, name = key.partition(".")
-    return config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
+def works(new: Proposal, load: Load, memory: Memory, old: Proposal) -> bool:
+    """Whether the whole new plan passes all checks, has room to spare for this load, and is worse for no other one."""
+    try:
+        check(new.config)
+        loads = memory.loads(new)
+    except ConfigError:
+        return False
+    before = {one.roles: one.n_bytes for one in memory.loads(old)}
+    roomy = memory.n_bytes * (1 - SPARE)
+    return all(
+        one.n_bytes <= roomy
+        if one.roles == load.roles
+        else memory.holds(new, one) or one.n_bytes <= before.get(one.roles, 0)
+        for one in loads
+    )
 
 
 def read(config: Config, key: str) -> Any:
@@ -185,30 +157,7 @@ def read(config: Config, key: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def roles(place: RankPlan) -> list[Role]:
-    """That compute on this rank's GPU."""
-    seats = place.seats if place.member_of is None else (place.member_of,)
-    return [seat.role for seat in seats if seat.role in (Role.LEARNER, Role.GENERATOR)]
-
-
-def compare_host(config: Config, places: Sequence[RankPlan], shape: DecoderShape, n_prompt: int) -> Fit:
-    """All ranks on one host's CPU: with the memory of this machine."""
-    if len({place.host for place in places}) > 1:
-        return Fit()
-    needs = [need(config, place, shape, n_prompt) for place in places]
-    n_bytes, here = (
-        sum(one.device + one.host for one in needs),
-        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-    )
-    verdict = "fits" if n_bytes <= here else "more than there is: use a smaller model, or fewer ranks on this host"
-    return Fit((f"all ranks together need {amount(n_bytes)}; this machine has {amount(here)}: {verdict}",))
-
-
-def amount(n_bytes: int) -> str:
-    """A size with the unit that suits it."""
-    if n_bytes == 0:
-        return "-"
-    return f"{n_bytes / GIB:.3g} GiB" if n_bytes >= GIB else f"{n_bytes / MIB:.3g} MiB"
+    """As TOML has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

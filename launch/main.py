@@ -149,8 +149,8 @@ def show_plan(rank: int, page: Page) -> int:
     say(rank, page.text)
     if not page.is_too_large:
         return 0
-    return refuse(rank, ConfigError("a GPU must hold what is planned for it: the line that says DOES NOT FIT names what"
-                                    " to change"))  # fmt: skip
+    rule = "a GPU, or a host, must hold what is planned for it"
+    return refuse(rank, ConfigError(f"{rule}: the line with DOES NOT FIT names the memory and what to change"))
 
 
 def check_size(config: Config, size: int, file: str) -> None:

@@ -63,6 +63,8 @@ class TopologyConfig(Section):
     """GPUs per host; 0: everything runs on CPU."""
     gpu_memory_gib: float | str = ""
     """Memory of one GPU for --dry-run: GiB or a card name ("H100", "A100-80G"). Empty: detect the GPUs of this host."""
+    host_memory_gib: float | None = Field(None, gt=0)
+    """Memory of one host in GiB for --dry-run. Empty: that of this machine, for plans of one host without GPUs."""
     ranks_per_gpu: int = Field(1, ge=1)
     """Ranks per GPU, assigned round-robin. Two learners, or two ranks of one generator, cannot share a GPU."""
 

@@ -170,6 +170,11 @@ def _ring(c: Config) -> list[Rule]:
             f"{nearest(str(c.topology.gpu_memory_gib))}",
         ),
         (
+            c.topology.gpu_memory_gib != "" and c.topology.gpus_per_host == 0,
+            "topology.gpu_memory_gib is the memory of a GPU, and topology.gpus_per_host = 0 runs everything on CPU: "
+            f"set topology.gpus_per_host, or remove topology.gpu_memory_gib ({c.topology.gpu_memory_gib})",
+        ),
+        (
             c.run.name in {".", "..", "latest"},
             f"run.name must be a folder's name of its own: {c.run.name!r} means another; set for example run.name = "
             '"first"',

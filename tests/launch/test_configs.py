@@ -30,6 +30,16 @@ def test_a_config_can_be_planned(file: Path) -> None:
     assert "head-0 + learner-0" in said
 
 
+def test_a_base_says_that_it_is_no_run() -> None:
+    """Issue 32.22."""
+    for name in BASES:
+        assert (FOLDER / name).read_text().startswith(("# A base", "# What the four sizes")), name
+    assert (FOLDER / "plan.toml").read_text().startswith("# Input of tools.simulate, not a run to start")
+    said = dry_run(load(FOLDER / "gpus.toml", (), {}), FOLDER / "gpus.toml", None)
+    assert re.match(r"\S+/gpus.toml is a base and no run by itself; these extend it: .*/gpus-1.toml, ", said)
+    assert "is a base" not in dry_run(load(FOLDER / "tiny.toml", (), {}), FOLDER / "tiny.toml", None), "a run, too"
+
+
 @pytest.mark.parametrize("file", FOR_GPUS, ids=lambda path: path.stem)
 def test_a_config_for_gpus_says_how_it_is_started_and_fits_them(file: Path) -> None:
     config, first = load(file, (), {}), file.read_text().splitlines()[0]

@@ -18,7 +18,8 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.dry_run import dry_run, longest_prompt, look_ahead
-from launch.fits import CUDA, NCCL, gathered, on_top
+from launch.fits import SPARE
+from launch.loads import CUDA, NCCL, Proposal, amount, gathered, of_gpus, on_top
 from launch.memory import (
     LIBRARIES,
     MIB,
@@ -197,6 +198,66 @@ def test_a_gpu_that_cannot_hold_its_plan_is_flagged_with_what_to_change(tmp_path
     assert not any("generator" in line and "DOES NOT FIT" in line for line in page.text.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("config_name", "key"), [("gpus-2", "topology.learners"), ("7b", "rollout.max_concurrent_rollouts")]
+)
+def test_what_is_advised_is_a_plan_that_passes_all_checks_with_room_to_spare(config_name: str, key: str) -> None:
+    """Issue 32.22: two learners of two ranks were advised and then refused; 79.0 GiB of 79.6 were advised."""
+    file = ROOT / "configs" / f"{config_name}.toml"
+    gpus = {"gpus-2": ["topology.gpu_memory_gib=24"], "7b": ["rollout.max_concurrent_rollouts=32"]}[config_name]
+    page = look_ahead(load(file, gpus, {}), file, None)
+    assert page.is_too_large
+    (line,) = [line for line in page.text.splitlines() if "DOES NOT FIT" in line]
+    said = re.findall(r"([a-z_]+\.[a-z_]+) = (\S+) \(it is", line)
+    assert (key in dict(said)) == (config_name == "7b")
+    if config_name == "gpus-2":
+        assert "no single setting is enough: use a smaller model, larger GPUs, or more of them" in line
+    for name, value in said:
+        settings = load(file, [*gpus, f"{name}={value}"], {})
+        assert not look_ahead(settings, file, None).is_too_large
+        shape = find_shape(settings, file.parent)
+        assert shape is not None
+        loads = of_gpus(Proposal(settings, None, shape, longest_prompt(settings, file.parent)))
+        changed = [load for load in loads if f"  {load.roles} (" in line]
+        assert changed
+        assert all(load.n_bytes <= 81559 * MIB * (1 - SPARE) for load in changed)
+
+
+def test_a_host_that_cannot_hold_its_plan_is_flagged_and_other_hosts_are_planned_by_their_memory() -> None:
+    """Issue 32.22: a CPU plan of 554 GiB ended with 0 on a machine of 24."""
+    file = ROOT / "configs" / "plan.toml"
+    small = look_ahead(load(file, ["topology.host_memory_gib=500"], {}), file, None)
+    assert small.is_too_large
+    assert "each host has 500 GiB (topology.host_memory_gib = 500)" in small.text
+    said = re.search(
+        r"DOES NOT FIT: 5\d.* GiB too much; set (rollout.max_concurrent_rollouts = \d+) \(it is 256\)", small.text
+    )
+    assert said is not None
+    less = load(file, ["topology.host_memory_gib=500", said[1].replace(" ", "")], {})
+    assert not look_ahead(less, file, None).is_too_large
+    assert not look_ahead(load(file, ["topology.host_memory_gib=600"], {}), file, None).is_too_large
+    here = look_ahead(load(file, ["model.path=nobody/unknown"], {}), file, None)
+    assert not here.is_too_large, "nothing is known"
+    tiny = ROOT / "configs" / "tiny.toml"
+    assert "(this machine, " in dry_run(load(tiny, (), {}), tiny, None)
+    several = look_ahead(load(file, ["topology.ranks_per_host=2"], {}), file, None)
+    assert not several.is_too_large
+    assert "the memory of 4 hosts is compared with nothing: set topology.host_memory_gib" in several.text
+
+
+def test_memory_of_a_gpu_is_refused_for_a_plan_without_gpus() -> None:
+    """Issue 32.22: it was ignored."""
+    with pytest.raises(ConfigError, match=r"is the memory of a GPU, and topology.gpus_per_host = 0 runs everything on"):
+        load(ROOT / "configs" / "plan.toml", ["topology.gpu_memory_gib=24"], {})
+
+
+def test_sizes_are_plain_numbers() -> None:
+    """Issue 32.12: 1.02e+03 MiB."""
+    assert [amount(int(n * MIB)) for n in (0, 0.5, 12.34, 1020, 1024, 3000, 600 * 1024, 2e6)] == [
+        "-", "0.5 MiB", "12.3 MiB", "1020 MiB", "1 GiB", "2.93 GiB", "600 GiB", "1953 GiB",
+    ]  # fmt: skip
+
+
 def test_a_card_is_known_by_its_name_and_a_wrong_name_is_refused(tmp_path: Path) -> None:
     """Issue 32.22."""
     for name in ("H100", "NVIDIA H100 80GB HBM3", "h100-80g"):
@@ -234,7 +295,7 @@ def test_a_plan_comes_first_and_then_only_what_differs_from_the_defaults(tmp_pat
     assert short.startswith("4 ranks, 1 host(s); model [model.scratch]")
     plan_lines, _, toml = short.partition("\n\n")
     assert "learner-0" in plan_lines
-    assert "all ranks together need" in plan_lines
+    assert "each host has " in plan_lines
     assert len(short.splitlines()) < 60 < 160 < len(long.splitlines())
     again = tmp_path / "again.toml"
     again.write_text(toml)

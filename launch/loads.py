@@ -1,0 +1,157 @@
+"""Memory that a plan needs, by GPU and by host, and the memory that there is. launch/fits.py compares them."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from areal_bus.config.gpu_memory import gib_of
+from areal_bus.config.sections import Config
+from areal_bus.messages import Role
+from launch.gpus import smallest_gpu_mib
+from launch.memory import BYTES, GIB, MIB, SUPERVISOR, DecoderShape, Need, estimate
+from launch.topology import RankPlan, by_gpu, check_route, dry_hosts, least_ranks, plan
+
+CUDA = 768 * MIB  # a process's context, kernels and workspaces
+NCCL = 1 * GIB  # buffers of one process group
+CGROUP = Path("/sys/fs/cgroup/memory.max")  # this container's limit in bytes, or "max"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What is planned. `size` None: as many ranks as the settings say, or the fewest that they take."""
+
+    config: Config
+    size: int | None
+    shape: DecoderShape
+    n_prompt: int  # tokens of the longest prompt
+
+    def places(self) -> tuple[RankPlan, ...]:
+        """Raises ConfigError where the ranks do not fit the topology, or weights cannot take their route."""
+        topology = self.config.topology
+        places = plan(topology, dry_hosts(topology, self.size or least_ranks(topology)))
+        check_route(self.config, places)
+        return places
+
+    def changed(self, key: str, value: Any) -> "Proposal":
+        """With another value of `section.key`; nothing is checked."""
+        section, _, name = key.partition(".")
+        inner = getattr(self.config, section).model_copy(update={name: value})
+        return replace(self, config=self.config.model_copy(update={section: inner}))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The ranks of one GPU, or of one host; of those alike the one that needs most."""
+
+    places: tuple[RankPlan, ...]
+    n_alike: int
+    n_bytes: int  # what they need together; on a GPU with `on_top`
+
+    @property
+    def roles(self) -> str:
+        return " + ".join(dict.fromkeys(str(role) for place in self.places for role in roles(place)))
+
+
+def gpu_memory(config: Config) -> tuple[int, str]:
+    """Bytes of one GPU, and their origin; 0 where nothing is known."""
+    if config.topology.gpu_memory_gib:
+        gib = gib_of(config.topology.gpu_memory_gib) or 0.0
+        return int(gib * GIB), f"topology.gpu_memory_gib = {config.topology.gpu_memory_gib}"
+    return smallest_gpu_mib() * MIB, "nvidia-smi on this machine; topology.gpu_memory_gib is unset"
+
+
+def host_memory(config: Config) -> tuple[int, str]:
+    """Bytes of one host, and their origin."""
+    if config.topology.host_memory_gib is not None:
+        return int(
+            config.topology.host_memory_gib * GIB
+        ), f"topology.host_memory_gib = {config.topology.host_memory_gib:g}"
+    n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = CGROUP.read_text().strip() if CGROUP.is_file() else "max"
+    n_bytes = min(n_bytes, int(limit)) if limit.isdecimal() else n_bytes
+    return n_bytes, f"this machine, {socket.gethostname()}; topology.host_memory_gib is unset"
+
+
+def of_gpus(proposal: Proposal) -> list[Load]:
+    """A load for each combination of roles on a GPU."""
+    groups = by_gpu(proposal.places()).values()
+    return alike([Load(tuple(ranks), 1, sum(on_device(proposal, place) for place in ranks)) for ranks in groups])
+
+
+def of_hosts(proposal: Proposal) -> list[Load]:
+    """A load for each combination of roles on a host; on CPU both columns of the table are host memory."""
+    by_host: dict[str, list[RankPlan]] = {}
+    for place in proposal.places():
+        by_host.setdefault(place.host, []).append(place)
+    return alike(
+        [Load(tuple(ranks), 1, sum(in_host(proposal, place) for place in ranks)) for ranks in by_host.values()]
+    )
+
+
+def alike(every: Sequence[Load]) -> list[Load]:
+    found: dict[str, Load] = {}
+    for one in every:
+        before = found.get(one.roles)
+        most = one if before is None or one.n_bytes > before.n_bytes else before
+        found[one.roles] = replace(most, n_alike=1 + (before.n_alike if before else 0))
+    return [load for load in found.values() if load.n_bytes]
+
+
+def on_device(proposal: Proposal, place: RankPlan) -> int:
+    """Bytes on the GPU of this rank."""
+    return need(proposal.config, place, proposal.shape, proposal.n_prompt).device + on_top(
+        proposal.config, place, proposal.shape
+    )
+
+
+def in_host(proposal: Proposal, place: RankPlan) -> int:
+    """Bytes in the host's memory of this rank."""
+    found = need(proposal.config, place, proposal.shape, proposal.n_prompt)
+    return found.host + (found.device if proposal.config.topology.gpus_per_host == 0 else 0)
+
+
+def need(config: Config, place: RankPlan, shape: DecoderShape, n_prompt: int) -> Need:
+    """Of one rank, its actors and its supervisor; a member needs what its generator does on the device."""
+    seats = place.seats if place.member_of is None else (place.member_of,)
+    needs = [estimate(config, shape, seat.role, seat.index, n_prompt=n_prompt) for seat in seats]
+    host = SUPERVISOR + (0 if place.member_of else sum(need.host for need in needs))
+    return Need(sum(need.device for need in needs), host)
+
+
+def on_top(config: Config, place: RankPlan, shape: DecoderShape) -> int:
+    """What CUDA takes for itself, NCCL's buffers and the layers that FSDP gathers; 0 for a rank without a GPU."""
+    found = roles(place)
+    if place.own_gpu is None or not {Role.LEARNER, Role.GENERATOR} & set(found):
+        return 0
+    if Role.LEARNER not in found or config.topology.learners == 1:
+        return CUDA
+    return CUDA + NCCL + gathered(config, shape)
+
+
+def gathered(config: Config, shape: DecoderShape) -> int:
+    """FSDP2 at the peak, where logits are: embedding and head, a layer and the next one; without their gradients."""
+    one = BYTES[config.model.dtype]
+    root = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    layer = (shape.n_parameters - root) // shape.layers
+    return one * (root + 2 * layer)
+
+
+def is_served(config: Config, load: Load) -> bool:
+    return config.rollout.engine in ("sglang", "vllm") and load.roles == str(Role.GENERATOR)
+
+
+def roles(place: RankPlan) -> list[Role]:
+    """That compute on this rank's GPU."""
+    seats = place.seats if place.member_of is None else (place.member_of,)
+    return [seat.role for seat in seats if seat.role in (Role.LEARNER, Role.GENERATOR)]
+
+
+def amount(n_bytes: int) -> str:
+    """A size with the unit that suits it."""
+    if n_bytes == 0:
+        return "-"
+    size, unit = (n_bytes / GIB, "GiB") if n_bytes >= GIB else (n_bytes / MIB, "MiB")
+    return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
