@@ -28,6 +28,7 @@ from actors.models.scratch import character_tokenizer, check_shape, write_scratc
 from actors.rewards.loading import check_reward
 from actors.workflows.loading import check_workflow
 from actors.workflows.prompts import Question, prompt_lengths, prompt_of
+from areal_bus.config.algorithms import is_users
 from areal_bus.config.sections import Config, LearnerConfig, WorkflowConfig
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.parent_death import die_with_parent
@@ -205,9 +206,15 @@ def check_journal_folder(path: str) -> None:
 
 
 def check_functions(config: Config, folder: Path, fields: Collection[str]) -> None:
-    """Reward, workflow and loop import and can be called; `fields`: those of every row. Raises ConfigError."""
+    """The user's functions import and can be called; `fields`: those of every row. Raises ConfigError."""
     check_reward(config, folder, fields)
     check_workflow(config)
+    if any(
+        map(is_users, (config.actor.advantage, config.actor.loss, config.actor.correction, config.actor.aggregation))
+    ):
+        from actors.learner.algorithms.registry import find_algorithm  # brings torch
+
+        find_algorithm(config.actor)
     if config.learner.loop != LearnerConfig().loop:
         from actors.learner.loop import find_loop  # brings torch: only where there is something to look at
 

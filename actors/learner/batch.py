@@ -61,6 +61,7 @@ class Batch:
     signal: Tensor | None = (
         None  # (n_items,) bool: False where the gradient is 0, e.g. all rewards of the group are equal
     )
+    computed: Tensor | None = None  # (n_items,) bool: items whose trained tokens enter the loss; by default `signal`
     prox: dict[int, Tensor] = field(default_factory=dict)  # item index -> (n_trained,) log-probs, detached
 
     @property

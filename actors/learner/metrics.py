@@ -4,12 +4,12 @@ A metric without a value (an entropy when no token was trained) is left out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 
+from actors.learner.algorithms.fused import Mismatch, effective_share
 from actors.learner.batch import Batch, Item
-from actors.learner.losses import Mismatch, effective_share
 from actors.learner.rendezvous import LearnerRanks
 from areal_bus.messages import Finish
 
@@ -46,6 +46,7 @@ class StepMetrics:
     sums: MetricSums
     lag_max: float = 0
     mismatch_max: float = 0
+    user: dict[str, float] = field(default_factory=dict)  # sums of the statistics of a user's loss
 
     def add(self, mismatch: Mismatch) -> None:
         """Add the mismatch of one micro-batch."""
@@ -57,8 +58,11 @@ class StepMetrics:
 
     def reduce(self, ranks: LearnerRanks) -> None:
         """Sums and maxima over the ranks, in place (a collective)."""
-        names = [field.name for field in fields(MetricSums)]
-        self.sums = MetricSums(*ranks.sum([getattr(self.sums, name) for name in names]))
+        names = [one.name for one in fields(MetricSums)]
+        n = len(names)
+        totals = ranks.sum([*(getattr(self.sums, name) for name in names), *self.user.values()])
+        self.sums = MetricSums(*totals[:n])
+        self.user = dict(zip(self.user, totals[n:], strict=True))
         self.lag_max, self.mismatch_max = ranks.max([self.lag_max, self.mismatch_max])
 
     def flat(self) -> dict[str, float]:
@@ -81,6 +85,7 @@ class StepMetrics:
             ("entropy", s.entropy, s.trained),
             ("clip_share", s.clipped, s.trained),
             ("loss", s.loss, s.trained),
+            *((f"loss/{name}", value, s.trained) for name, value in self.user.items()),
         ]
         stats |= {name: part / whole for name, part, whole in shares if whole}
         if s.trained:
@@ -95,10 +100,12 @@ def count(batch: Batch) -> StepMetrics:
     """Rewards, shares and token counts of this rank, which need no forward pass."""
     if batch.signal is None:
         raise ValueError("a batch has advantages before it is counted: call compute_advantages_and_returns first")
+    computed = batch.signal if batch.computed is None else batch.computed
     metrics = StepMetrics(MetricSums())
     s = metrics.sums
-    with_signal: list[Item] = []
-    for item, has_signal in zip(batch.items, batch.signal.tolist(), strict=True):
+    trained: list[Item] = []
+    with_signal: set[int] = set()
+    for item, has_signal, is_computed in zip(batch.items, batch.signal.tolist(), computed.tolist(), strict=True):
         s.items += 1
         s.reward += item.reward
         s.judged += item.correct is not None
@@ -106,16 +113,18 @@ def count(batch: Batch) -> StepMetrics:
         s.truncated += item.finish == Finish.LENGTH
         s.tokens += item.n_sampled
         s.masked += item.n_sampled - item.n_trained
-        if not has_signal:
+        if has_signal:
+            with_signal.add(item.group)
+        if not is_computed:
             s.skipped += item.n_trained
         else:
             s.trained += item.n_trained
-            with_signal.append(item)
+            trained.append(item)
     if s.trained:
-        lags_N = torch.cat([item.lags_K for item in with_signal])[torch.cat([item.trained_K for item in with_signal])]
+        lags_N = torch.cat([item.lags_K for item in trained])[torch.cat([item.trained_K for item in trained])]
         s.lag, metrics.lag_max = float(lags_N.sum()), float(lags_N.max())
     s.groups = len(batch.groups)
-    s.zero_groups = s.groups - len({item.group for item in with_signal})
+    s.zero_groups = s.groups - len(with_signal)
     return metrics
 
 

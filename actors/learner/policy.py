@@ -113,11 +113,13 @@ class Policy:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
-    def logprobs(self, pieces: Sequence[SequencePiece], *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+    def logprobs(
+        self, pieces: Sequence[SequencePiece], *, entropy: bool = False, entropy_grad: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """(logp_N, entropy_N) of the wanted tokens of all pieces, in order, float32, at the policy's temperature.
 
         The pieces are packed into one row without attention across pieces. If the model allows it (`packed`), the
-        shared prompt of a family is computed once. The entropy carries no gradient.
+        shared prompt of a family is computed once. The entropy carries a gradient with `entropy_grad` only.
         """
         row = lay_out(pieces, share=self.packed)
         n = len(row.targets_N)
@@ -134,7 +136,8 @@ class Policy:
         logits_NV = output.logits.flatten(0, 1).float()  # a view: the gradient of [0] would be copied
         if self.temperature != 1.0:
             logits_NV = logits_NV / self.temperature
-        logp_N, entropy_N = _selected(logits_NV, row.targets_N.to(self.device), entropy=entropy)
+        choose_logprobs = _selected_with_entropy if entropy_grad else _selected
+        logp_N, entropy_N = choose_logprobs(logits_NV, row.targets_N.to(self.device), entropy=entropy)
         return logp_N[:n], None if entropy_N is None else entropy_N[:n]
 
     def idle_pass(self) -> None:
@@ -148,6 +151,13 @@ class Policy:
 def _selected(logits_NV: Tensor, targets_N: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
     logp_N, entropy_N = _SelectedLogProbs.apply(logits_NV, targets_N, entropy)  # type: ignore[no-untyped-call]
     return logp_N, entropy_N if entropy else None
+
+
+def _selected_with_entropy(logits_NV: Tensor, targets_N: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """As `_selected`, and the entropy has a gradient, too. Needs twice the memory."""
+    logprobs_NV = logits_NV.log_softmax(-1)
+    logp_N = logprobs_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1)
+    return logp_N, -(logprobs_NV.exp() * logprobs_NV).sum(-1) if entropy else None
 
 
 class _SelectedLogProbs(torch.autograd.Function):

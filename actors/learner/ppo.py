@@ -17,11 +17,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from actors.learner.advantages import group_advantages, normalize
+from actors.learner.algorithms.advantages import group_advantages, normalize
+from actors.learner.algorithms.corrections import second_moment_threshold
+from actors.learner.algorithms.fused import mismatch
+from actors.learner.algorithms.parts import Totals, Trajectories, sequences_of
+from actors.learner.algorithms.registry import find_algorithm
+from actors.learner.algorithms.reward_shaping import shape_rewards
 from actors.learner.batch import Batch, Item
-from actors.learner.losses import LogRatio, LossTerms, decoupled_ppo, gap, mismatch, ppo
 from actors.learner.metrics import SignalWarnings, StepMetrics, count
 from actors.learner.micro_batches import pack
+from actors.learner.objective import MicroBatchTokens, micro_batch_loss
 from actors.learner.policy import Policy, whole
 from actors.models.packed_row import SequencePiece, n_rows
 from actors.runtime.context import HeartbeatState
@@ -29,6 +34,7 @@ from areal_bus.config.sections import ActorConfig, Config
 from areal_bus.core.events import Event
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.journal import Journal
+from areal_bus.messages import Finish
 
 
 def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
@@ -56,18 +62,17 @@ def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
 
 
 def learning_rate(actor: ActorConfig, *, step: int, total: int) -> float:
-    """Learning rate of training step `step` (0, 1, ...) of `total`: linear warm-up, then constant, or down to 0 at
-    `total`.
+    """Learning rate of training step `step` (0, 1, ...) of `total`: linear warm-up, then constant, or down to
+    min_lr_ratio at `total`.
     """
     if step < actor.lr_warmup_steps:
         return actor.lr * (step + 1) / actor.lr_warmup_steps
     after = max(total - actor.lr_warmup_steps, 1)
     done = min((step - actor.lr_warmup_steps) / after, 1.0)
-    if actor.lr_schedule == "linear":
-        return actor.lr * (1 - done)
-    if actor.lr_schedule == "cosine":
-        return actor.lr * 0.5 * (1 + math.cos(math.pi * done))
-    return actor.lr
+    if actor.lr_schedule == "constant":
+        return actor.lr
+    share = 1 - done if actor.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return actor.lr * (actor.min_lr_ratio + (1 - actor.min_lr_ratio) * share)
 
 
 CLIP_EPSILON = 1e-6  # clip_grads_with_norm_ adds it to the norm
@@ -81,7 +86,8 @@ class _Minibatch:
 
     members: list[int] = field(default_factory=list)  # indices of the items to compute
     n_tokens: int = 0  # not masked, with or without signal
-    n_signal_tokens: int = 0  # of those, in items that have a signal
+    n_signal_tokens: int = 0  # of those, in items that are computed
+    n_sequences: int = 0  # items with a token that is not masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,7 @@ class PPOActor:
         self.version = 0
         self._config = config
         self._settings = config.actor
+        self.algorithm = find_algorithm(config.actor)
         self._ranks = policy.ranks
         self._journal = journal
         self._pulse = pulse
@@ -137,32 +144,60 @@ class PPOActor:
         update has these parameters, so no extra forward pass runs here.
         """
         with self._journal.span("prox"):
-            settings = self._settings
-            rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
-            advantages, signal = group_advantages(
-                (rewards + settings.reward_bias) * settings.reward_scaling,
-                torch.tensor([item.group for item in batch.items], dtype=torch.int64),
-                kind=settings.advantage,
-                unbiased=settings.std_unbiased,
-                eps=settings.std_eps,
-            )
-            if settings.normalize_batch:
-                advantages = self._normalized(batch, advantages, signal)
+            trajectories = self._trajectories(batch)
+            estimator, settings = self.algorithm.estimator, self._settings
+            advantages, signal = group_advantages(trajectories, estimator, settings)
+            is_masked = self._is_truncated(batch) & (settings.truncated_samples == "mask")
+            if settings.normalize_batch or estimator.normalization:
+                advantages = self._normalized(batch, advantages, signal, ~is_masked)
             batch.advantages = advantages
-            batch.signal = advantages != 0 if settings.advantage == "none" else signal | (advantages != 0)
-            if self._settings.recompute_logprobs and self._settings.ppo_n_minibatches > 1:
+            batch.signal = signal | (advantages != 0) if estimator.has_group_baseline else advantages != 0
+            batch.computed = self._needs_gradient(batch, batch.signal) & ~is_masked
+            if self.algorithm.needs_prox_pass:
                 self._compute_prox(batch)
         return batch
 
-    def _normalized(self, batch: Batch, advantages: Tensor, signal: Tensor) -> Tensor:
-        """Normalise over the global batch. With `normalize_batch_over = "all"`, groups without signal count, too."""
+    def _trajectories(self, batch: Batch) -> Trajectories:
+        lengths = torch.tensor([item.n_sampled for item in batch.items], dtype=torch.int64)
+        rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
+        most = self._config.gconfig.max_new_tokens
+        return Trajectories(
+            shape_rewards(rewards, lengths, self._is_truncated(batch), self._settings, max_new_tokens=most),
+            torch.tensor([item.group for item in batch.items], dtype=torch.int64),
+            lengths,
+        )
+
+    def _is_truncated(self, batch: Batch) -> Tensor:
+        """(n_items,) bool: cut off by the length limit."""
+        return torch.tensor([item.finish == Finish.LENGTH for item in batch.items], dtype=torch.bool)
+
+    def _needs_gradient(self, batch: Batch, signal: Tensor) -> Tensor:
+        """(n_items,) bool: an item without advantage still has a bonus term or a supervised one."""
+        if self._settings.entropy_coef:
+            return torch.ones_like(signal)
+        if self._settings.sft_coef:
+            return signal | torch.tensor([self._is_good(item) for item in batch.items], dtype=torch.bool)
+        return signal
+
+    def _is_good(self, item: Item) -> bool:
+        return item.reward >= self._settings.sft_min_reward
+
+    def _normalized(self, batch: Batch, advantages: Tensor, signal: Tensor, counted: Tensor) -> Tensor:
+        """Normalise over the global batch. With `normalize_batch_over = "all"`, groups without signal count, too; so
+        they do where the batch is the only baseline. Items that are not `counted` get a value and enter no statistic.
+        """
+        estimator = self.algorithm.estimator
+        is_only_baseline = bool(estimator.normalization) and not estimator.has_group_baseline
+        over_signal = self._settings.normalize_batch_over == "signal" and not is_only_baseline
+        n_trained = torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64)
         return normalize(
             advantages,
-            torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64),
-            signal if self._settings.normalize_batch_over == "signal" else torch.ones_like(signal),
+            n_trained * counted,
+            signal if over_signal else torch.ones_like(signal),
             self._ranks.sum,
             unbiased=self._settings.std_unbiased,
             eps=self._settings.std_eps,
+            divide=estimator.normalization != "mean",
         )
 
     def ppo_update(self, batch: Batch) -> dict[str, float]:
@@ -180,6 +215,7 @@ class PPOActor:
             )
         began = time.monotonic()
         metrics = count(batch)
+        metrics.user = dict.fromkeys(self.algorithm.statistics, 0.0)
         lr = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -211,26 +247,27 @@ class PPOActor:
         n = self._settings.ppo_n_minibatches
         minibatch_of = {group: (i + self._ranks.index) % n for i, group in enumerate(batch.groups)}
         parts = [_Minibatch() for _ in range(n)]
-        for index, (item, has_signal) in enumerate(zip(batch.items, batch.signal.tolist(), strict=True)):
+        computed = batch.signal if batch.computed is None else batch.computed
+        for index, (item, is_computed) in enumerate(zip(batch.items, computed.tolist(), strict=True)):
             part = parts[minibatch_of[item.group]]
             part.n_tokens += item.n_trained
-            if has_signal and item.n_trained:
+            part.n_sequences += item.n_trained > 0
+            if is_computed and item.n_trained:
                 part.members.append(index)
                 part.n_signal_tokens += item.n_trained
         return parts
 
     def _step(self, batch: Batch, part: "_Minibatch", metrics: StepMetrics) -> "_OptimizerStep | None":
         """Gradient and optimizer step of one minibatch; None if it has no token to train."""
-        n_tokens, n_signal_tokens = self._ranks.sum([float(part.n_tokens), float(part.n_signal_tokens)])
-        if not n_signal_tokens:
+        totals = self._totals(part)
+        if totals is None:
             return None
-        wanted = self._settings.loss_denominator
-        denominator = n_tokens if wanted == "all" else n_signal_tokens if wanted == "signal" else float(wanted)
+        bound = self._m2_bound(batch, part)
         with self._journal.span("backward"):
             self.optimizer.zero_grad()
             loss = 0.0
             for indices in self._micro_batches(batch, part.members):
-                loss += self._backward(batch, indices, denominator, metrics)
+                loss += self._backward(batch, indices, totals, metrics, m2_bound=bound)
                 self._beat()
         with self._journal.span("optimizer"):
             grads = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
@@ -243,53 +280,69 @@ class PPOActor:
                 clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
             self._n_applied += 1
             self.optimizer.step()
-        return _OptimizerStep(norm, denominator)
+        is_by_token = self._settings.aggregation == "token-mean"
+        return _OptimizerStep(norm, totals.n_tokens if is_by_token else totals.n_sequences)
 
-    def _backward(self, batch: Batch, indices: list[int], denominator: float, metrics: StepMetrics) -> float:
-        """Accumulate the gradient of one micro-batch; returns (sum of token losses) / denominator."""
+    def _totals(self, part: "_Minibatch") -> Totals | None:
+        """Denominators of a minibatch over all ranks, as `loss_denominator` says; None if no rank has a token."""
+        counts = [part.n_tokens, part.n_signal_tokens, part.n_sequences, len(part.members)]
+        n_tokens, n_signal_tokens, n_sequences, n_members = self._ranks.sum([float(n) for n in counts])
+        if not n_signal_tokens:
+            return None
+        wanted = self._settings.loss_denominator
+        if wanted == "signal":
+            return Totals(n_signal_tokens, n_members)
+        return Totals(n_tokens if wanted == "all" else float(wanted), n_sequences)
+
+    def _m2_bound(self, batch: Batch, part: "_Minibatch") -> float | None:
+        """Largest (prox - sampler)^2 that M2PO trains in this minibatch; None without M2PO."""
+        if self._settings.m2_threshold is None:
+            return None
+        squared = [
+            (batch.prox[i] - batch.items[i].behav_K[batch.items[i].trained_K]).square() for i in part.members
+        ] or [torch.zeros(0)]
+        return second_moment_threshold(torch.cat(squared), self._settings.m2_threshold, self._ranks.sum)
+
+    def _backward(
+        self, batch: Batch, indices: list[int], totals: Totals, metrics: StepMetrics, *, m2_bound: float | None
+    ) -> float:
+        """Accumulate the gradient of one micro-batch; returns its part of the loss of the minibatch."""
         if not indices:
             self.policy.idle_pass()
             return 0.0
-        items = [batch.items[i] for i in indices]
-        theta_N, entropy_N = self.policy.logprobs(_pieces(batch, indices), entropy=True)
-        device = theta_N.device
-        is_trained_N = torch.cat([item.trained_K for item in items])
-        behav_N = torch.cat([item.behav_K for item in items])[is_trained_N].to(device)
-        known = all(i in batch.prox for i in indices)
-        prox_N = torch.cat([batch.prox[i] for i in indices]).to(device) if known else theta_N.detach()
-        advantages = self._advantages(batch, indices).to(device)
-        log_ratio = gap(prox_N, behav_N)
-        terms, importance_N = self._objective(theta_N, prox_N, behav_N, log_ratio, advantages)
-        loss = terms.loss / denominator
-        loss.backward()  # type: ignore[no-untyped-call]
-        if known or not self._n_applied:  # later minibatches also differ by the steps of this update
-            metrics.add(mismatch(importance_N, log_ratio))
+        logprobs_N, entropy_N = self.policy.logprobs(
+            _pieces(batch, indices), entropy=True, entropy_grad=self._settings.entropy_coef > 0
+        )
+        part = self._micro_batch(batch, indices, logprobs_N.device)
+        done = micro_batch_loss(self.algorithm, part, logprobs_N, entropy_N, totals, m2_bound=m2_bound)
+        done.loss.backward()  # type: ignore[no-untyped-call]
+        if part.prox_N is not None or not self._n_applied:  # later minibatches also differ by this update's steps
+            metrics.add(mismatch(done.importance_N, done.log_ratio))
         sums = metrics.sums
-        sums.entropy += float(entropy_N.sum()) if entropy_N is not None else 0.0
-        sums.clipped += float(terms.clipped)
-        sums.loss += float(loss.detach()) * denominator
-        return float(loss.detach())
+        sums.entropy += float(entropy_N.detach().sum()) if entropy_N is not None else 0.0
+        sums.clipped += done.n_clipped
+        sums.loss += done.value * totals.n_tokens
+        for name, value in done.statistics.items():
+            metrics.user[name] += value
+        return float(done.loss.detach())
 
-    def _objective(
-        self, theta_N: Tensor, prox_N: Tensor, behav_N: Tensor, log_ratio: LogRatio, advantage_N: Tensor
-    ) -> tuple[LossTerms, Tensor]:
-        """The configured loss, and exp(theta - behav) for the statistics."""
-        settings = self._settings
-        if settings.use_decoupled_loss:
-            cap = settings.behav_imp_weight_cap
-            terms = decoupled_ppo(theta_N, prox_N, log_ratio.weight_N, advantage_N, eps_clip=settings.eps_clip, cap=cap)
-            return terms, terms.ratio_N * log_ratio.weight_N
-        if settings.recompute_logprobs:
-            terms = ppo(theta_N, prox_N, advantage_N, eps_clip=settings.eps_clip)
-            return terms, terms.ratio_N * log_ratio.weight_N
-        terms = ppo(theta_N, behav_N, advantage_N, eps_clip=settings.eps_clip)
-        return terms, terms.ratio_N
-
-    def _advantages(self, batch: Batch, indices: Sequence[int]) -> Tensor:
+    def _micro_batch(self, batch: Batch, indices: list[int], device: torch.device) -> MicroBatchTokens:
         if batch.advantages is None:
             raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
-        counts = torch.tensor([batch.items[i].n_trained for i in indices])
-        return batch.advantages[torch.tensor(indices)].repeat_interleave(counts)
+        items = [batch.items[i] for i in indices]
+        is_trained = torch.cat([item.trained_K for item in items])
+        lengths = torch.tensor([item.n_trained for item in items])
+        is_good = torch.tensor([float(self._is_good(item)) for item in items]) if self._settings.sft_coef else None
+        is_known = all(i in batch.prox for i in indices)
+        return MicroBatchTokens(
+            behav_N=torch.cat([item.behav_K for item in items])[is_trained].to(device),
+            prox_N=torch.cat([batch.prox[i] for i in indices]).to(device) if is_known else None,
+            advantages_N=batch.advantages[torch.tensor(indices)].repeat_interleave(lengths).to(device),
+            lags_N=torch.cat([item.lags_K for item in items])[is_trained].to(device),
+            sequences_N=sequences_of(lengths).to(device),
+            lengths_M=lengths.to(device),
+            is_good_N=None if is_good is None else is_good.repeat_interleave(lengths).to(device),
+        )
 
     def _compute_prox(self, batch: Batch) -> None:
         members = [i for part in self._minibatches(batch) for i in part.members]

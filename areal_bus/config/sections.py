@@ -254,9 +254,20 @@ class ActorConfig(Section):
     """Advantages use (reward + reward_bias) * reward_scaling; metrics and journal keep the raw reward."""
     reward_bias: float = 0.0
     """Added to each reward before scaling: -0.5, scaled by 10, maps 0 and 1 to -5 and +5 as in the paper."""
-    advantage: Literal["grpo", "rloo", "none"] = "grpo"
-    """Estimator: "grpo" (group mean and standard deviation), "rloo" (mean of the other samples), "none" (the reward;
-    the paper uses it with normalize_batch over "all")."""
+    reward_clip: float | None = Field(None, gt=0)
+    """Bound of the absolute reward after bias and scaling. Unset: no bound."""
+    overlong_tokens: int = Field(0, ge=0)
+    """DAPO's soft penalty: over the last so many tokens before gconfig.max_new_tokens the reward falls. 0: off."""
+    overlong_penalty_factor: float = Field(1.0, gt=0)
+    """Largest overlong penalty, reached at gconfig.max_new_tokens."""
+    length_penalty: float = Field(0.0, ge=0)
+    """Subtracted from the reward in proportion to length / gconfig.max_new_tokens."""
+    truncated_samples: Literal["train", "mask", "zero"] = "train"
+    """Samples cut off by the length limit: "train" them, "mask" their tokens (their reward stays in the group's
+    baseline), or train them with reward "zero"."""
+    advantage: str = "grpo"
+    """Estimator: "grpo", "dr_grpo", "rloo", "opo", "reinforce", "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline", "none" (the reward) or "module:function". See docs/algorithms.md."""
     normalize_batch: bool = False
     """Normalise advantages over the whole batch as well (as in the paper)."""
     normalize_batch_over: Literal["signal", "all"] = "signal"
@@ -268,14 +279,56 @@ class ActorConfig(Section):
     loss_denominator: Literal["all", "signal"] | Annotated[float, Field(gt=0)] = "all"
     """The loss is a sum over trained tokens, divided by: "all" fresh tokens of the minibatch, also of groups without
     signal; the tokens of groups with "signal"; or a fixed number. See docs/loss.md."""
+    aggregation: str = "token-mean"
+    """Weight of each token's loss: "token-mean", "seq-mean-token-mean", "seq-mean-token-sum" (the paper's formula),
+    "seq-mean-token-sum-norm" (Dr. GRPO) or "module:function"."""
+    aggregation_length: int | None = Field(None, ge=1)
+    """For "seq-mean-token-sum-norm": the constant that replaces the length, for example gconfig.max_new_tokens."""
+    loss: str = "ppo"
+    """Loss of a token: "ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce" or "module:function"."""
+    correction: str = ""
+    """Weight for the gap between proximal policy and sampler: "decoupled", "tis", "tis_sequence", "icepop", "kpop",
+    "none" or "module:function". Empty: "decoupled" or "none", by use_decoupled_loss."""
     use_decoupled_loss: bool = True
-    """Decoupled PPO (paper, eq. 5): clip around the proximal policy; weight by prox/behav."""
+    """Decoupled PPO (paper, eq. 5): clip around the proximal policy; weight by prox/behav. `correction` replaces it."""
     recompute_logprobs: bool = True
     """Compute the proximal log-probs with the parameters just before the update."""
+    prox_logp_method: Literal["recompute", "loglinear"] = "recompute"
+    """Proximal log-probs: "recompute" them, or "loglinear": interpolate between sampler and current policy (A-3PO)."""
     behav_imp_weight_cap: float | None = Field(None, gt=0)
-    """Upper clamp of the weight prox/behav. Unset: no clamp."""
+    """Upper bound of the weight prox/behav of the decoupled loss. Unset: no bound."""
+    behav_imp_weight_mode: Literal["clamp", "mask"] = "clamp"
+    """Weights above behav_imp_weight_cap: "clamp" them, or "mask" (exclude) their tokens."""
+    correction_level: Literal["token", "sequence"] | None = None
+    """Correct by token or by sequence; unset: as the correction defines. The same for the next five keys."""
+    correction_action: Literal["clamp", "mask"] | None = None
+    """What happens outside the bounds: "clamp" the weight, or "mask" the tokens."""
+    correction_metric: Literal["ratio", "k1", "k2", "k3", "binary_kl"] | None = None
+    """What the bounds apply to: the "ratio" prox/behav or an estimate of the KL divergence."""
+    correction_aggregate: Literal["mean", "sum", "max"] | None = None
+    """Aggregation of the metric over the trained tokens of a sequence, for level "sequence"."""
+    correction_lower: float | None = Field(None, ge=0)
+    """Lower bound."""
+    correction_upper: float | None = Field(None, gt=0)
+    """Upper bound."""
+    m2_threshold: float | None = Field(None, gt=0)
+    """M2PO: mask the tokens with the largest log(prox/behav)^2 until its mean is at most this (paper: 0.04)."""
     eps_clip: float = Field(0.2, gt=0)
     """PPO clipping range of the ratio."""
+    eps_clip_higher: float | None = Field(None, gt=0)
+    """Upper clipping range (DAPO's clip-higher: 0.28). Unset: eps_clip."""
+    c_clip: float | None = Field(None, gt=1)
+    """Dual clip: bound of the loss of tokens with negative advantage, times the advantage. Unset: none."""
+    sapo_tau_pos: float = Field(1.0, gt=0)
+    """SAPO's temperature for positive advantages."""
+    sapo_tau_neg: float = Field(1.05, gt=0)
+    """SAPO's temperature for negative advantages."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus, subtracted from each token's loss."""
+    sft_coef: float = Field(0.0, ge=0)
+    """Weight of a supervised term, -log pi of the tokens of good samples, added to the loss."""
+    sft_min_reward: float = 1.0
+    """Reward from which a sample counts as good for sft_coef."""
     ppo_n_minibatches: int = Field(1, ge=1)
     """Optimizer steps per training step, over equal parts of the batch."""
     lr: float = Field(2e-5, gt=0)
@@ -283,7 +336,9 @@ class ActorConfig(Section):
     lr_warmup_steps: int = Field(0, ge=0)
     """Linear warm-up, in training steps."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate schedule after the warm-up; "linear" and "cosine" reach 0 at total_train_steps."""
+    """Learning rate schedule after the warm-up; "linear" and "cosine" reach min_lr_ratio at total_train_steps."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Lowest learning rate of the schedule, as a share of lr."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     """AdamW beta 1."""
     adam_beta2: float = Field(0.95, ge=0, lt=1)

@@ -2,6 +2,7 @@
 
 import re
 
+from areal_bus.config.algorithms import GROUP_BASELINES, refusals
 from areal_bus.config.gpu_memory import gib_of, nearest
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.errors import ConfigError
@@ -14,7 +15,13 @@ RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc
 
 def check(config: Config) -> None:
     """Check all rules that span several keys. Raises ConfigError with the text of the first violation."""
-    for is_violated, sentence in [*_sources(config), *_training(config), *_engine(config), *_ring(config)]:
+    for is_violated, sentence in [
+        *_sources(config),
+        *_training(config),
+        *refusals(config),
+        *_engine(config),
+        *_ring(config),
+    ]:
         if is_violated:
             raise ConfigError(sentence)
 
@@ -60,14 +67,9 @@ def _training(c: Config) -> list[Rule]:
     """Rules for groups, batches and the loss."""
     return [
         (
-            c.actor.use_decoupled_loss and not c.actor.recompute_logprobs,
-            "actor.use_decoupled_loss needs the proximal log-probs: set actor.recompute_logprobs = true "
-            "(or actor.use_decoupled_loss = false)",
-        ),
-        (
-            c.gconfig.n_samples < 2 and (c.actor.advantage != "none" or _counts_signals(c)),
+            c.gconfig.n_samples < 2 and (c.actor.advantage in GROUP_BASELINES or _counts_signals(c)),
             f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}; set it higher, or "
-            'actor.advantage = "none" (normalised over "all")',
+            'actor.advantage = "reinforce" (or "none", normalised over "all")',
         ),
         *_verdicts(c),
         (

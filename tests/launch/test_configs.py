@@ -18,7 +18,7 @@ from launch.topology import least_ranks
 
 FOLDER = Path(__file__).parents[2] / "configs"
 BASES = {"paper.toml", "gpus.toml"}
-CONFIGS = sorted(path for path in FOLDER.glob("*.toml") if path.name not in BASES)
+CONFIGS = sorted(path for path in FOLDER.rglob("*.toml") if path.name not in BASES)
 FOR_GPUS = sorted(FOLDER.glob("gpus-*.toml"))
 
 

@@ -63,7 +63,7 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("data.batch_size=2.5", "data.batch_size must be a whole number, at least 1: it is 2.5"),
         ("data.batch_size=four", 'must be a whole number, at least 1: it is "four"'),
         ("data.shuffle=1", "data.shuffle must be true or false: it is 1"),
-        ("actor.advantage=gae", 'actor.advantage must be one of "grpo", "rloo", "none": it is "gae"'),
+        ("actor.advantage=rlo", "or \"module:function\": 'rlo' is neither; the nearest is 'rloo'"),
         (
             "actor.loss_denominator=mean",
             'actor.loss_denominator must be one of "all", "signal" or a number, above 0: it is "mean" (--set',
@@ -78,7 +78,7 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("launch.rendezvous=tcp://host", "or \"ipc://PATH\": it is 'tcp://host'"),
         ("launch.rendezvous=tcp://host:70000", "a port from 1 to 65535"),
         ("launch.rendezvous=ipc://", 'launch.rendezvous must be "tcp://HOST:PORT"'),
-        ("actor.recompute_logprobs=false", "actor.use_decoupled_loss needs the proximal log-probs"),
+        ("actor.recompute_logprobs=false", 'actor.correction = "decoupled" needs the proximal log-probs'),
         ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
         ("bus.silent_s=1.5", "bus.silent_s (1.5) must span at least three heartbeats"),
     ],

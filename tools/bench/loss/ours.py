@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from actors.learner.losses import decoupled_ppo, gap, mismatch
+from actors.learner.algorithms.fused import decoupled_ppo, gap, mismatch
 from tools.bench.harness.worker_main import seconds, serve
 from tools.bench.loss.inputs import draw
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actors.cpu import loss as kernels
 from actors.cpu.build import library
-from actors.learner.losses import LossTerms, Mismatch, decoupled_ppo, effective_share, gap, mismatch, ppo
+from actors.learner.algorithms.fused import LossTerms, Mismatch, decoupled_ppo, effective_share, gap, mismatch, ppo
 
 EPS = 0.2
 NAN, INF = math.nan, math.inf

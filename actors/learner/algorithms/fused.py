@@ -1,4 +1,4 @@
-"""PPO and decoupled PPO losses over trained tokens, and the statistics of their log-ratios.
+"""PPO and decoupled PPO by an analytic gradient, and the statistics of log-ratios. `losses.ppo` is the definition.
 
 The gradient with respect to the log-probs is computed analytically, without autograd, and attached to the loss.
 
@@ -50,14 +50,20 @@ class LossTerms:
 
 
 def ppo(
-    theta_N: Tensor, anchor_N: Tensor, advantage_N: Tensor, *, eps_clip: float, weight_N: Tensor | None = None
+    theta_N: Tensor,
+    anchor_N: Tensor,
+    advantage_N: Tensor,
+    *,
+    eps_clip: float,
+    eps_clip_higher: float | None = None,
+    weight_N: Tensor | None = None,
 ) -> LossTerms:
     """-weight * min(u A, clip(u, 1 - eps, 1 + eps) A) with u = theta / anchor (PPO; weighted: paper, eq. 5).
 
     Gradient with respect to theta (du = u dtheta): -weight * u A where the unclipped branch is smaller, else 0. The
     weight is never negative, so it is multiplied into A first.
     """
-    low, high = 1 - eps_clip, 1 + eps_clip
+    low, high = 1 - eps_clip, 1 + (eps_clip if eps_clip_higher is None else eps_clip_higher)
     weights = () if weight_N is None else (weight_N,)
     clipped = kernels.clipped if kernels.applies(theta_N, anchor_N, advantage_N, *weights) else _clipped
     loss, n_clipped, ratio_N, grad_N = clipped(theta_N, anchor_N, advantage_N, weight_N, low=low, high=high)
@@ -80,7 +86,14 @@ def _clipped(
 
 
 def decoupled_ppo(
-    theta_N: Tensor, prox_N: Tensor, weight_N: Tensor, advantage_N: Tensor, *, eps_clip: float, cap: float | None
+    theta_N: Tensor,
+    prox_N: Tensor,
+    weight_N: Tensor,
+    advantage_N: Tensor,
+    *,
+    eps_clip: float,
+    cap: float | None,
+    eps_clip_higher: float | None = None,
 ) -> LossTerms:
     """Decoupled PPO (paper, eq. 5): -(prox/behav) * min(u A, clip(u) A), u = theta / prox.
 
@@ -88,7 +101,7 @@ def decoupled_ppo(
     """
     if cap is not None:
         weight_N = weight_N.clamp(max=cap)
-    return ppo(theta_N, prox_N, advantage_N, eps_clip=eps_clip, weight_N=weight_N)
+    return ppo(theta_N, prox_N, advantage_N, eps_clip=eps_clip, eps_clip_higher=eps_clip_higher, weight_N=weight_N)
 
 
 def attach_grad(theta_N: Tensor, loss: Tensor, grad_N: Tensor) -> Tensor:

@@ -6,8 +6,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from actors.learner.advantages import group_advantages, normalize
+from actors.learner.algorithms import advantages as estimators
+from actors.learner.algorithms.advantages import ESTIMATORS, normalize
+from actors.learner.algorithms.parts import Trajectories
+from areal_bus.config.sections import ActorConfig
+
+
+def group_advantages(
+    rewards: Tensor, groups: Tensor, *, kind: str, unbiased: bool = True, eps: float = 1e-6
+) -> tuple[Tensor, Tensor]:
+    lengths = torch.ones(len(rewards), dtype=torch.int64)
+    trajectories = Trajectories(rewards.double(), groups, lengths)
+    settings = ActorConfig(std_unbiased=unbiased, std_eps=eps)
+    return estimators.group_advantages(trajectories, ESTIMATORS[kind], settings)
 
 
 @pytest.mark.parametrize("unbiased", [True, False])  # item 4: by n - 1 or by n

@@ -1,0 +1,170 @@
+"""Advantage estimators: from the rewards of groups to one number a trajectory. Pure: no I/O.
+
+Shapes: M trajectories, G groups. A trajectory whose tokens are all masked still counts in its group's baseline.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actors.learner.algorithms.parts import Advantage, Trajectories
+from areal_bus.config.sections import ActorConfig
+
+ROUNDING = 1e-9  # a standard deviation below this share of the mean is rounding error
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Sums over the trajectories of each group."""
+
+    index_M: Tensor  # int64: 0 .. G - 1
+    count_G: Tensor
+
+    def mean(self, values_M: Tensor) -> Tensor:
+        """(M,) mean over the group of each trajectory."""
+        return self.spread(self.sum(values_M) / self.count_G)
+
+    def sum(self, values_M: Tensor) -> Tensor:
+        return torch.zeros_like(self.count_G).index_add(0, self.index_M, values_M)
+
+    def spread(self, values_G: Tensor) -> Tensor:
+        return values_G[self.index_M]
+
+
+def groups_of(trajectories: Trajectories, least: int = 2) -> Groups:
+    """Raises ValueError for a group of fewer than `least` trajectories."""
+    _, index_M, count_G = torch.unique(trajectories.groups_M, return_inverse=True, return_counts=True)
+    if len(count_G) and bool((count_G < least).any()):
+        raise ValueError(f"a group baseline needs at least {least} samples: group sizes {count_G.tolist()}")
+    return Groups(index_M, count_G.to(trajectories.rewards_M.dtype))
+
+
+def has_signal(trajectories: Trajectories) -> Tensor:
+    """(M,) bool: the rewards of the trajectory's group differ."""
+    rewards = trajectories.rewards_M
+    groups = groups_of(trajectories, least=1)
+    empty_G = torch.zeros_like(groups.count_G)
+    low_G = empty_G.scatter_reduce(0, groups.index_M, rewards, "amin", include_self=False)
+    high_G = empty_G.scatter_reduce(0, groups.index_M, rewards, "amax", include_self=False)
+    return groups.spread(high_G > low_G)
+
+
+def grpo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+    """(r - mean) / (std + eps) over the group (DeepSeekMath, eq. 3); the variance by n - 1, or by n."""
+    groups = groups_of(trajectories)
+    centred_M = trajectories.rewards_M - groups.mean(trajectories.rewards_M)
+    n_G = groups.count_G - 1 if settings.std_unbiased else groups.count_G
+    variance_G = groups.sum(centred_M.square()) / n_G
+    return centred_M / (groups.spread(variance_G.sqrt()) + settings.std_eps)
+
+
+def dr_grpo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+    """r - mean over the group (Dr. GRPO, arXiv 2503.20783): no division by the deviation."""
+    return trajectories.rewards_M - groups_of(trajectories).mean(trajectories.rewards_M)
+
+
+def rloo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+    """r - mean of the other samples of the group (RLOO, arXiv 2402.14740) = n / (n - 1) (r - mean)."""
+    groups = groups_of(trajectories)
+    centred_M = trajectories.rewards_M - groups.mean(trajectories.rewards_M)
+    return centred_M * groups.spread(groups.count_G / (groups.count_G - 1))
+
+
+def opo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+    """r - length-weighted mean over the group (OPO, arXiv 2505.23585)."""
+    groups = groups_of(trajectories)
+    lengths_M = trajectories.lengths_M.to(trajectories.rewards_M.dtype)
+    baseline_M = groups.mean(lengths_M * trajectories.rewards_M) / groups.mean(lengths_M)
+    return trajectories.rewards_M - baseline_M
+
+
+def none(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+    """r: no baseline (REINFORCE; AReaL paper, together with normalize_batch)."""
+    return trajectories.rewards_M
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """An estimator, and what follows it."""
+
+    estimate: Advantage
+    has_group_baseline: bool = True  # then a group without signal has advantage exactly 0
+    normalization: str = ""  # over the trained tokens of the batch: "" as configured, "mean" (centre), "std" (both)
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": Estimator(grpo),
+    "dr_grpo": Estimator(dr_grpo),
+    "rloo": Estimator(rloo),
+    "opo": Estimator(opo),
+    "reinforce": Estimator(none, False, "mean"),  # the batch's mean is the baseline
+    "reinforce_plus_plus": Estimator(none, False, "std"),  # REINFORCE++ (arXiv 2501.03262)
+    "reinforce_plus_plus_baseline": Estimator(rloo, True, "std"),  # its form with a leave-one-out baseline
+    "none": Estimator(none, False),
+}
+
+
+def group_advantages(trajectories: Trajectories, estimator: Estimator, settings: ActorConfig) -> tuple[Tensor, Tensor]:
+    """(advantages_M float32, signal_M bool) before any normalization. Raises ValueError for a value that is not finite.
+
+    `signal_M`: the rewards of the group differ. Without it a group baseline leaves exactly 0.
+    """
+    if not bool(torch.isfinite(trajectories.rewards_M).all()):
+        raise ValueError("rewards are finite numbers: a NaN or infinite one reached the advantages")
+    if not len(trajectories.rewards_M):
+        return torch.zeros(0), torch.zeros(0, dtype=torch.bool)
+    signal_M = has_signal(trajectories)
+    values_M = estimator.estimate(trajectories, settings)
+    if estimator.has_group_baseline:
+        values_M = torch.where(signal_M, values_M, 0.0)
+    return values_M.float(), signal_M
+
+
+def normalize(
+    advantages_M: Tensor,
+    weights_M: Tensor,
+    counted_M: Tensor,
+    total: Callable[[list[float]], list[float]],
+    *,
+    unbiased: bool = True,
+    eps: float = 1e-6,
+    divide: bool = True,
+) -> Tensor:
+    """Advantages with mean 0 and (`divide`) standard deviation 1 over all trained tokens of the global batch.
+
+    `weights_M`: trained tokens of each trajectory, so that masked tokens enter no statistic (I2). `counted_M`:
+    trajectories that take part; the others get 0. If all values are equal, all get 0. `total` sums over the ranks.
+    """
+    weights = weights_M.double() * counted_M
+    values = advantages_M.double()
+    n, first = total([float(weights.sum()), float((weights * values).sum())])
+    if n == 0:
+        return torch.zeros_like(advantages_M)
+    mean = first / n
+    (second,) = total([float((weights * (values - mean).square()).sum())])
+    deviation = (second / max(n - 1 if unbiased else n, 1.0)) ** 0.5
+    if deviation <= ROUNDING * abs(mean):
+        return torch.zeros_like(advantages_M)
+    scaled = (values - mean) / (deviation + eps if divide else 1.0)
+    return torch.where(counted_M, scaled, 0.0).float()
+
+
+def generalized_advantages(
+    rewards_T: Tensor, values_T: Tensor, *, discount: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """(advantages_T, returns_T) of one trajectory (GAE, Schulman et al. 2016, eq. 16). T sampled tokens, in order.
+
+    `rewards_T`: the reward that follows each token. After the last token the value is 0. returns = advantages + values.
+    Masked tokens take part: their values bootstrap those before them; the caller trains none of them.
+    """
+    advantages = torch.zeros_like(values_T)
+    following = values_T.new_zeros(())
+    running = values_T.new_zeros(())
+    for t in range(len(values_T) - 1, -1, -1):
+        delta = rewards_T[t] + discount * following - values_T[t]
+        running = delta + discount * lam * running
+        advantages[t] = running
+        following = values_T[t]
+    return advantages, advantages + values_T

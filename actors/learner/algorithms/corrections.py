@@ -1,0 +1,170 @@
+"""Corrections: the weight of a token whose sampler was not the proximal policy.
+
+d = proximal - sampler, in log-probs; the exact importance weight is w = exp(d). Every correction is one `Rule`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from actors.learner.algorithms.parts import Correction, Tokens, select
+from areal_bus.config.sections import ActorConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A weight, and what happens to one out of [lower, upper]."""
+
+    level: str = "token"  # "sequence": one weight a trajectory, by `aggregate`
+    action: str = "clamp"  # to the bounds; "mask": weight 0
+    metric: str = "ratio"  # what is compared with the bounds; or "k1", "k2", "k3" or "binary_kl"
+    aggregate: str = "mean"  # of d or of the metric over the trained tokens of a trajectory; or "sum", "max"
+    lower: float | None = None
+    upper: float | None = None
+
+
+RULES = {
+    "decoupled": Rule(),
+    "tis": Rule(upper=2.0),
+    "tis_sequence": Rule(level="sequence", aggregate="sum", upper=2.0),
+    "icepop": Rule(action="mask", lower=0.5, upper=5.0),
+    "kpop": Rule(action="mask", metric="binary_kl", upper=2.0),
+}
+
+
+def rule_of(settings: ActorConfig, name: str) -> Rule:
+    """The rule of that name, with what the settings change."""
+    rule = RULES[name]
+    if name == "decoupled":
+        return replace(rule, action=settings.behav_imp_weight_mode, upper=settings.behav_imp_weight_cap)
+    given = {key: getattr(settings, f"correction_{key}") for key in ("level", "action", "metric", "aggregate")}
+    given |= {"lower": settings.correction_lower, "upper": settings.correction_upper}
+    return replace(rule, **{key: value for key, value in given.items() if value is not None})
+
+
+@torch.no_grad()
+def bounded_weight(tokens: Tokens, rule: Rule) -> Tensor:
+    """(N,) weights.
+
+    "ratio" at sequence level has one weight exp(aggregate of d) for all tokens of a trajectory; the other metrics
+    decide about tokens or whole trajectories and leave each token its own w.
+    """
+    d_N = tokens.prox_N - tokens.behav_N
+    measured_N = METRICS[rule.metric](tokens)
+    if rule.level == "sequence":
+        measured_N = select(aggregated(measured_N, tokens, rule.aggregate), tokens)
+    if rule.metric == "ratio":
+        measured_N = measured_N.exp()  # the mean of d is the geometric mean of w
+    weight_N = measured_N if rule.metric == "ratio" else d_N.exp()
+    if rule.action == "clamp":
+        return weight_N.clamp(rule.lower, rule.upper) if (rule.lower, rule.upper) != (None, None) else weight_N
+    is_kept_N = torch.ones_like(weight_N, dtype=torch.bool)
+    if rule.lower is not None:
+        is_kept_N &= measured_N >= rule.lower
+    if rule.upper is not None:
+        is_kept_N &= measured_N <= rule.upper
+    return torch.where(is_kept_N, weight_N, 0.0)
+
+
+def aggregated(values_N: Tensor, tokens: Tokens, how: str) -> Tensor:
+    """(M,) over the trained tokens of each trajectory."""
+    if how == "max":
+        lowest_M = values_N.new_full((len(tokens.lengths_M),), -torch.inf)
+        return lowest_M.scatter_reduce(0, tokens.sequences_N, values_N, "amax")
+    return tokens.sequence_sum(values_N) if how == "sum" else tokens.sequence_mean(values_N)
+
+
+def binary_kl(tokens: Tokens) -> Tensor:
+    """The larger one of KL(p, q) and KL(q, p) between "this token" and "another one" under both policies (KPop)."""
+    forward_N = _bernoulli_kl(tokens.prox_N, tokens.behav_N)
+    return torch.maximum(forward_N, _bernoulli_kl(tokens.behav_N, tokens.prox_N))
+
+
+def _bernoulli_kl(log_p_N: Tensor, log_q_N: Tensor) -> Tensor:
+    """KL of Bernoulli(p) from Bernoulli(q), from log p and log q."""
+    rest_p_N, rest_q_N = (torch.log(-torch.expm1(x.clamp(max=-1e-7))) for x in (log_p_N, log_q_N))
+    return log_p_N.exp() * (log_p_N - log_q_N) + rest_p_N.exp() * (rest_p_N - rest_q_N)
+
+
+METRICS: dict[str, Callable[[Tokens], Tensor]] = {
+    "ratio": lambda tokens: tokens.prox_N - tokens.behav_N,  # its log, until it is aggregated
+    "k1": lambda tokens: tokens.behav_N - tokens.prox_N,
+    "k2": lambda tokens: (tokens.prox_N - tokens.behav_N).square() / 2,
+    "k3": lambda tokens: torch.expm1(tokens.prox_N - tokens.behav_N) - (tokens.prox_N - tokens.behav_N),
+    "binary_kl": binary_kl,
+}
+
+
+def decoupled(tokens: Tokens, settings: ActorConfig) -> Tensor:
+    """w (AReaL paper, eq. 5), unbounded, clamped or masked above behav_imp_weight_cap."""
+    return bounded_weight(tokens, rule_of(settings, "decoupled"))
+
+
+def tis(tokens: Tokens, settings: ActorConfig) -> Tensor:
+    """min(w, upper) by token: truncated importance sampling (Yao et al. 2025)."""
+    return bounded_weight(tokens, rule_of(settings, "tis"))
+
+
+def tis_sequence(tokens: Tokens, settings: ActorConfig) -> Tensor:
+    """min(product of w over the trained tokens, upper) for all tokens of a trajectory."""
+    return bounded_weight(tokens, rule_of(settings, "tis_sequence"))
+
+
+def icepop(tokens: Tokens, settings: ActorConfig) -> Tensor:
+    """w where it lies in [lower, upper], else 0 (IcePop, arXiv 2510.18855)."""
+    return bounded_weight(tokens, rule_of(settings, "icepop"))
+
+
+def kpop(tokens: Tokens, settings: ActorConfig) -> Tensor:
+    """w where the two-sided binary KL is at most `upper`, else 0 (KPop)."""
+    return bounded_weight(tokens, rule_of(settings, "kpop"))
+
+
+def none(tokens: Tokens, settings: ActorConfig) -> Tensor:
+    """1: the sampler's mismatch is ignored (naive PPO)."""
+    return torch.ones_like(tokens.behav_N)
+
+
+CORRECTIONS: dict[str, Correction] = {
+    "decoupled": decoupled,
+    "tis": tis,
+    "tis_sequence": tis_sequence,
+    "icepop": icepop,
+    "kpop": kpop,
+    "none": none,
+}
+
+
+@torch.no_grad()
+def loglinear_prox(logprobs_N: Tensor, behav_N: Tensor, lags_N: Tensor) -> Tensor:
+    """Proximal log-probs without a forward pass: behav / lag + current (1 - 1 / lag); current at lag 0.
+
+    A-3PO, arXiv 2512.06547.
+    """
+    alpha_N = torch.where(lags_N > 0, 1.0 / lags_N.clamp(min=1).to(behav_N.dtype), 0.0)
+    return torch.lerp(logprobs_N.detach(), behav_N, alpha_N)
+
+
+def second_moment_threshold(squared_N: Tensor, limit: float, total: Callable[[list[float]], list[float]]) -> float:
+    """Largest t so that the mean of the values <= t, over all ranks, is at most `limit` (M2PO, arXiv 2510.01161).
+
+    `squared_N`: (log-ratio)^2 of the trained tokens of this rank's minibatch. `total` sums over the ranks. Tokens above
+    t are masked: those with the largest values, until the second moment keeps the limit. The mean of the values <= t
+    grows with t, so t is found by bisection, alike on every rank.
+    """
+    values_N = squared_N.double()
+
+    def mean_up_to(bound: float) -> float:
+        kept_N = values_N[values_N <= bound]
+        n, first = total([float(len(kept_N)), float(kept_N.sum())])
+        return first / n if n else 0.0
+
+    low, high = limit, 1e6  # values up to the limit keep it by themselves; log-ratios stay under 1,000
+    if mean_up_to(high) <= limit:
+        return high
+    for _ in range(64):
+        middle = (low * high) ** 0.5 if low > 0 else high / 2
+        low, high = (middle, high) if mean_up_to(middle) <= limit else (low, middle)
+    return low

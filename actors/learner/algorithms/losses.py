@@ -1,0 +1,102 @@
+"""Per-token losses. Each is a plain definition; autograd gives the gradient.
+
+A = advantage, u = exp(current - anchor) = `tokens.ratio_N`. The correction's weight and the aggregation are applied
+afterwards. `fused.py` computes PPO's sum and gradient analytically; a test holds it to `ppo`.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from actors.learner.algorithms.parts import Loss, Statistics, Tokens, select
+from areal_bus.config.sections import ActorConfig
+
+
+def clip_range(settings: ActorConfig) -> tuple[float, float]:
+    """Bounds of the ratio; the upper one may be wider (DAPO's clip-higher, arXiv 2503.14476)."""
+    higher = settings.eps_clip if settings.eps_clip_higher is None else settings.eps_clip_higher
+    return 1 - settings.eps_clip, 1 + higher
+
+
+def ppo(tokens: Tokens, settings: ActorConfig) -> tuple[Tensor, Statistics]:
+    """-min(u A, clip(u) A) (PPO, Schulman et al. 2017, eq. 7).
+
+    With `c_clip` (dual clip, arXiv 1912.09729) at most c_clip |A| where A < 0: a large ratio cannot dominate.
+    """
+    return clipped(tokens.ratio_N, tokens.advantages_N, settings)
+
+
+def clipped(ratio_N: Tensor, advantages_N: Tensor, settings: ActorConfig) -> tuple[Tensor, Statistics]:
+    low, high = clip_range(settings)
+    free_N, bounded_N = -ratio_N * advantages_N, -ratio_N.clamp(low, high) * advantages_N
+    losses_N = torch.maximum(free_N, bounded_N)
+    is_clipped_N = bounded_N > free_N
+    if settings.c_clip is not None:
+        ceiling_N = -settings.c_clip * advantages_N
+        is_over_N = (advantages_N < 0) & (losses_N > ceiling_N)
+        losses_N = torch.where(is_over_N, ceiling_N, losses_N)
+        is_clipped_N = is_clipped_N | is_over_N
+    return losses_N, {"clip_share": is_clipped_N.to(losses_N.dtype).detach()}
+
+
+def gspo(tokens: Tokens, settings: ActorConfig) -> tuple[Tensor, Statistics]:
+    """PPO with the sequence ratio s = exp(mean over tokens of log u) (GSPO, arXiv 2507.18071).
+
+    The value is s for all tokens of a trajectory, the gradient flows through each token's own log-prob (GSPO-token).
+    The mean is over trained tokens: with the staleness policy `mask`, s leaves out the masked ones.
+    """
+    mean_N = select(tokens.sequence_mean(tokens.log_ratio_N.detach()), tokens)
+    ratio_N = (tokens.logprobs_N - tokens.logprobs_N.detach() + mean_N).exp()
+    return clipped(ratio_N, tokens.advantages_N, settings)
+
+
+def gmpo(tokens: Tokens, settings: ActorConfig) -> tuple[Tensor, Statistics]:
+    """-A exp(mean over tokens of clipped log u) (GMPO, arXiv 2507.20673): a geometric mean, clipped by token.
+
+    A token is clipped where its log-ratio has left [log(1 - eps), log(1 + eps)] in the direction of its advantage.
+    The value is one number a trajectory, given to each of its tokens.
+    """
+    low, high = (math.log(bound) for bound in clip_range(settings))
+    log_ratio_N = tokens.log_ratio_N
+    bounded_N = torch.where(
+        tokens.advantages_N > 0, log_ratio_N.clamp(max=high), log_ratio_N.clamp(min=low)
+    )  # without an advantage nothing is lost by either
+    mean_M = tokens.sequence_mean(bounded_N)
+    losses_N = -select(mean_M.exp(), tokens) * tokens.advantages_N
+    return losses_N, {"clip_share": (bounded_N != log_ratio_N).to(losses_N.dtype).detach()}
+
+
+def cispo(tokens: Tokens, settings: ActorConfig) -> tuple[Tensor, Statistics]:
+    """-clip(u) A log pi, no gradient through clip(u) (CISPO, arXiv 2506.13585): no token loses its gradient."""
+    low, high = clip_range(settings)
+    ratio_N = tokens.ratio_N.detach()
+    weight_N = ratio_N.clamp(low, high)
+    losses_N = -weight_N * tokens.advantages_N * tokens.logprobs_N
+    return losses_N, {"clip_share": (weight_N != ratio_N).to(losses_N.dtype)}
+
+
+def sapo(tokens: Tokens, settings: ActorConfig) -> tuple[Tensor, Statistics]:
+    """-f(u) A, f(u) = 4 / tau sigmoid(tau (u - 1)): a soft gate instead of a clip (SAPO, arXiv 2511.20347).
+
+    tau is sapo_tau_pos where A > 0, else sapo_tau_neg.
+    """
+    advantages_N, ratio_N = tokens.advantages_N, tokens.ratio_N
+    positive, negative = ratio_N.new_tensor(settings.sapo_tau_pos), ratio_N.new_tensor(settings.sapo_tau_neg)
+    tau_N = torch.where(advantages_N > 0, positive, negative)
+    return -4 / tau_N * torch.sigmoid(tau_N * (ratio_N - 1)) * advantages_N, {}
+
+
+def reinforce(tokens: Tokens, settings: ActorConfig) -> Tensor:
+    """-A log pi (Williams 1992)."""
+    return -tokens.advantages_N * tokens.logprobs_N
+
+
+LOSSES: dict[str, Loss] = {
+    "ppo": ppo,
+    "gspo": gspo,
+    "gmpo": gmpo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "reinforce": reinforce,
+}

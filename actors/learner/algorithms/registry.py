@@ -1,0 +1,181 @@
+"""Finds the parts that the settings name, and tries the user's own on a small example before the run begins."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.learner.algorithms.advantages import ESTIMATORS, Estimator
+from actors.learner.algorithms.aggregations import AGGREGATIONS
+from actors.learner.algorithms.corrections import CORRECTIONS
+from actors.learner.algorithms.losses import LOSSES
+from actors.learner.algorithms.parts import (
+    Aggregation,
+    Correction,
+    Loss,
+    Statistics,
+    Tokens,
+    Totals,
+    Trajectories,
+    sequences_of,
+)
+from actors.runtime.user_code import cause
+from areal_bus.config.algorithms import correction_of, is_users
+from areal_bus.config.sections import ActorConfig
+from areal_bus.errors import ConfigError
+
+BUILTIN_STATISTICS = ("clip_share",)  # have a name of their own in the journal
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """The four parts of an algorithm, found and tried."""
+
+    settings: ActorConfig
+    estimator: Estimator
+    loss: Loss
+    correction: Correction
+    aggregation: Aggregation
+    statistics: tuple[str, ...] = ()  # names that the user's loss reports
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether `fused.py` computes this algorithm's sum and gradient."""
+        settings = self.settings
+        return (
+            settings.loss == "ppo"
+            and settings.c_clip is None
+            and settings.aggregation == "token-mean"
+            and correction_of(settings) in ("decoupled", "none")
+            and settings.behav_imp_weight_mode == "clamp"
+            and settings.m2_threshold is None
+            and not (settings.entropy_coef or settings.sft_coef)
+        )
+
+    @property
+    def needs_prox_pass(self) -> bool:
+        """Whether proximal log-probs are computed before the update. With one minibatch they are those of its forward
+        pass, unless the whole minibatch must be known first.
+        """
+        settings = self.settings
+        if not settings.recompute_logprobs or settings.prox_logp_method == "loglinear":
+            return False
+        return settings.ppo_n_minibatches > 1 or settings.m2_threshold is not None
+
+
+def find_algorithm(settings: ActorConfig) -> Algorithm:
+    """Raises ConfigError for a part that does not import, fails on the example or returns a wrong shape."""
+    correction = correction_of(settings)
+    advantage = ESTIMATORS.get(settings.advantage)
+    algorithm = Algorithm(
+        settings,
+        advantage or Estimator(load_function("actor.advantage", settings.advantage), has_group_baseline=False),
+        find("actor.loss", settings.loss, LOSSES),
+        find("actor.correction", correction, CORRECTIONS),
+        find("actor.aggregation", settings.aggregation, AGGREGATIONS),
+    )
+    names = try_parts(algorithm)
+    return Algorithm(settings, algorithm.estimator, algorithm.loss, algorithm.correction, algorithm.aggregation, names)
+
+
+def find(key: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    return known[name] if name in known else load_function(key, name)
+
+
+def load_function(key: str, name: str) -> Callable[..., Any]:
+    """ "module:function" from sys.path (the folder of the config is on it). Raises ConfigError."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{key} must import: {module_name!r} does not ({cause(error)})") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(f"{key} names a function of {module_name!r}: {function_name!r} is none")
+    return function  # type: ignore[no-any-return]
+
+
+def try_parts(algorithm: Algorithm) -> tuple[str, ...]:
+    """Call the user's parts on an example of two trajectories; returns the names of the loss's statistics."""
+    settings = algorithm.settings
+    names: tuple[str, ...] = ()
+    tokens, lengths = example(), torch.tensor([2, 3])
+    if is_users(settings.advantage):
+        rewards = torch.tensor([0.0, 1.0], dtype=torch.float64)
+        trajectories = Trajectories(rewards, torch.zeros(2, dtype=torch.int64), lengths)
+        checked("advantage", settings.advantage, lambda: algorithm.estimator.estimate(trajectories, settings), 2)
+    if is_users(correction_of(settings)):
+        checked("correction", settings.correction, lambda: algorithm.correction(tokens, settings), 5)
+    if is_users(settings.aggregation):
+        totals = Totals(n_tokens=5.0, n_sequences=2.0)
+        checked("aggregation", settings.aggregation, lambda: algorithm.aggregation(lengths, totals, settings), 2)
+    if is_users(settings.loss):
+        losses, statistics = checked_loss(algorithm, tokens)
+        if not losses.requires_grad:
+            raise ConfigError(
+                f'actor.loss = "{settings.loss}" must depend on tokens.logprobs_N: its result has no gradient'
+            )
+        names = tuple(sorted(statistics))
+    return names
+
+
+def example() -> Tokens:
+    """Five trained tokens of two trajectories; current, proximal and sampler's log-probs differ."""
+    logprobs = torch.tensor([-1.0, -0.5, -2.0, -1.5, -0.7], requires_grad=True)
+    return Tokens(
+        logprobs_N=logprobs,
+        anchor_N=logprobs.detach() - 0.1,
+        prox_N=logprobs.detach() - 0.1,
+        behav_N=logprobs.detach() + 0.1,
+        advantages_N=torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]),
+        lags_N=torch.tensor([0, 1, 0, 1, 2]),
+        sequences_N=sequences_of(torch.tensor([2, 3])),
+        lengths_M=torch.tensor([2, 3]),
+    )
+
+
+def checked(key: str, name: str, call: Callable[[], Any], n: int) -> Tensor:
+    """The result of a user's part on the example. Raises ConfigError unless it is `n` finite numbers."""
+    try:
+        result = call()
+    except Exception as error:
+        raise ConfigError(f'actor.{key} = "{name}" must take the example of five tokens: {cause(error)}') from error
+    refuse(key, name, result, n)
+    return result  # type: ignore[no-any-return]
+
+
+def refuse(key: str, name: str, result: Any, n: int) -> None:
+    """Raises ConfigError unless `result` is a tensor of `n` finite numbers."""
+    if not isinstance(result, Tensor):
+        raise ConfigError(f'actor.{key} = "{name}" returns a tensor: got {type(result).__name__}')
+    if result.shape != (n,):
+        raise ConfigError(f'actor.{key} = "{name}" returns shape ({n},) here: got {tuple(result.shape)}')
+    if not bool(torch.isfinite(result).all()):
+        raise ConfigError(f'actor.{key} = "{name}" returns finite numbers: got {result.tolist()} on the example')
+
+
+def checked_loss(algorithm: Algorithm, tokens: Tokens) -> tuple[Tensor, Statistics]:
+    """Losses and statistics of the user's loss on the example."""
+    name = algorithm.settings.loss
+    try:
+        losses, statistics = split(algorithm.loss(tokens, algorithm.settings))
+    except Exception as error:
+        raise ConfigError(f'actor.loss = "{name}" must take the example of five tokens: {cause(error)}') from error
+    refuse("loss", name, losses, len(tokens.behav_N))
+    for key, values in statistics.items():
+        refuse("loss", f"{name}, statistic {key}", values, len(tokens.behav_N))
+    return losses, statistics
+
+
+def split(result: Tensor | tuple[Tensor, Statistics]) -> tuple[Tensor, Statistics]:
+    """(losses_N, statistics) of either form that a loss may return."""
+    return result if isinstance(result, tuple) else (result, {})
+
+
+def first_line(function: object) -> str:
+    """First line of a part's docstring, for tables."""
+    return (inspect.getdoc(function) or "").partition("\n")[0]

@@ -1,0 +1,99 @@
+"""Writes the tables of docs/algorithms.md from the code: `python -m actors.learner.algorithms.tables`."""
+
+import sys
+from pathlib import Path
+
+from actors.learner.algorithms.advantages import ESTIMATORS
+from actors.learner.algorithms.aggregations import AGGREGATIONS
+from actors.learner.algorithms.corrections import CORRECTIONS
+from actors.learner.algorithms.losses import LOSSES
+from actors.learner.algorithms.registry import first_line
+from areal_bus.config.algorithms import refusals
+from areal_bus.config.loader import load
+from areal_bus.config.sections import Config
+
+ROOT = Path(__file__).resolve().parents[3]
+DOC = ROOT / "docs" / "algorithms.md"
+CONFIGS = ROOT / "configs" / "algorithms"
+BEGIN, END = "<!-- {}: generated -->", "<!-- end of {} -->"
+
+
+def parts() -> str:
+    """Each part with the first line of its docstring."""
+    rows = ["| part | name | what |", "|---|---|---|"]
+    known = [("advantage", name, one.estimate) for name, one in ESTIMATORS.items()]
+    for kind, table in (("loss", LOSSES), ("correction", CORRECTIONS), ("aggregation", AGGREGATIONS)):
+        known += [(kind, name, function) for name, function in table.items()]  # type: ignore[attr-defined]
+    for kind, name, function in known:
+        rows.append(f"| `actor.{kind}` | `{name}` | {cell(first_line(function) + note(kind, name))} |")
+    return "\n".join(rows)
+
+
+def note(kind: str, name: str) -> str:
+    """What follows an estimator."""
+    if kind != "advantage":
+        return ""
+    return {
+        "": "",
+        "mean": " Then minus the mean over the batch's trained tokens.",
+        "std": " Then normalised to mean 0 and deviation 1 over the batch's trained tokens.",
+    }[ESTIMATORS[name].normalization]
+
+
+def combinations() -> str:
+    """Loss by correction: whether the checks of the start accept it."""
+    rows = [f"| loss | {' | '.join(f'`{name}`' for name in CORRECTIONS)} |", "|---" * (1 + len(CORRECTIONS)) + "|"]
+    for loss in LOSSES:
+        marks = ["yes" if is_accepted(loss, correction) else "no" for correction in CORRECTIONS]
+        rows.append(f"| `{loss}` | {' | '.join(marks)} |")
+    return "\n".join(rows)
+
+
+def is_accepted(loss: str, correction: str) -> bool:
+    actor = {"loss": loss, "correction": correction}
+    config = Config.model_validate({"actor": actor})
+    return not any(is_violated for is_violated, _ in refusals(config))
+
+
+def algorithms() -> str:
+    """Each shipped config: its parts and its other settings."""
+    rows = ["| config | advantage | loss | correction | aggregation | also |", "|---" * 6 + "|"]
+    base = load(CONFIGS / "grpo.toml", (), {}).actor.model_dump()
+    common = {"lr", "lr_warmup_steps", "behav_imp_weight_cap", "advantage", "loss", "correction", "aggregation"}
+    for file in sorted(CONFIGS.glob("*.toml")):
+        if file.name == "base.toml":
+            continue
+        actor = load(file, (), {}).actor
+        more = [
+            f"`{key} = {value}`"
+            for key, value in actor.model_dump().items()
+            if key not in common and value != base[key]
+        ]
+        columns = [actor.advantage, actor.loss, actor.correction or "decoupled", actor.aggregation]
+        name = f"`configs/algorithms/{file.name}`"
+        rows.append(f"| {name} | {' | '.join(f'`{column}`' for column in columns)} | {', '.join(more)} |")
+    return "\n".join(rows)
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def page(text: str) -> str:
+    """The page with its generated tables."""
+    for name, table in (("parts", parts()), ("combinations", combinations()), ("algorithms", algorithms())):
+        begin, end = BEGIN.format(name), END.format(name)
+        head, _, rest = text.partition(begin)
+        _, _, tail = rest.partition(end)
+        text = f"{head}{begin}\n\n{table}\n\n{end}{tail}"
+    return text
+
+
+def main() -> int:
+    DOC.write_text(page(DOC.read_text()))
+    print(f"wrote {DOC}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

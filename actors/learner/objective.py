@@ -1,0 +1,129 @@
+"""The loss of one micro-batch, by the parts of the configured algorithm, and its statistics.
+
+Shapes: N trained tokens of the micro-batch, M trajectories.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actors.learner.algorithms.corrections import loglinear_prox
+from actors.learner.algorithms.fused import LogRatio, decoupled_ppo, gap, ppo
+from actors.learner.algorithms.parts import Tokens, Totals, select
+from actors.learner.algorithms.registry import BUILTIN_STATISTICS, Algorithm, split
+from areal_bus.config.algorithms import correction_of
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchTokens:
+    """What the loss of a micro-batch is computed from, besides the log-probs of the forward pass."""
+
+    behav_N: Tensor
+    prox_N: Tensor | None  # None: they were not computed before
+    advantages_N: Tensor
+    lags_N: Tensor
+    sequences_N: Tensor
+    lengths_M: Tensor
+    is_good_N: Tensor | None = None  # tokens of the supervised term, 1 or 0; None without this term
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchLoss:
+    """A loss with its gradient, and sums over tokens."""
+
+    loss: Tensor  # (): already divided by the denominators of the whole minibatch
+    value: float  # of the loss; of the surrogate loss alone, without bonus terms, times n_tokens of the totals
+    n_clipped: float
+    importance_N: Tensor  # exp(current - sampler), detached
+    log_ratio: LogRatio  # of the learner before the update to the sampler
+    statistics: dict[str, float]  # sums of the user's statistics
+
+
+def micro_batch_loss(
+    algorithm: Algorithm,
+    part: MicroBatchTokens,
+    logprobs_N: Tensor,
+    entropy_N: Tensor | None,
+    totals: Totals,
+    *,
+    m2_bound: float | None = None,
+) -> MicroBatchLoss:
+    """`m2_bound`: tokens with a larger (prox - behav)^2 are masked."""
+    before_N = logprobs_N.detach() if part.prox_N is None else part.prox_N
+    log_ratio = gap(before_N, part.behav_N)
+    if algorithm.is_fused and algorithm.settings.prox_logp_method == "recompute":
+        return _fused(algorithm, part, logprobs_N, before_N, log_ratio, totals)
+    tokens = tokens_of(algorithm, part, logprobs_N, before_N)
+    losses_N, statistics = split(algorithm.loss(tokens, algorithm.settings))
+    weight_N = algorithm.correction(tokens, algorithm.settings)
+    if m2_bound is not None:
+        weight_N = torch.where((tokens.prox_N - tokens.behav_N).square() <= m2_bound, weight_N, 0.0)
+    losses_N = losses_N * weight_N
+    share_N = select(algorithm.aggregation(part.lengths_M, totals, algorithm.settings), tokens).to(losses_N.dtype)
+    value = float((losses_N.detach() * share_N).sum())
+    loss = (share_N * (losses_N + extra_terms(algorithm, part, logprobs_N, entropy_N))).sum()
+    return MicroBatchLoss(
+        loss,
+        value,
+        float(statistics["clip_share"].sum()) if "clip_share" in statistics else 0.0,
+        (logprobs_N.detach() - part.behav_N).exp(),
+        log_ratio,
+        {name: float(values.sum()) for name, values in statistics.items() if name not in BUILTIN_STATISTICS},
+    )
+
+
+def tokens_of(algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor, before_N: Tensor) -> Tokens:
+    """With the proximal policy and the anchor that the settings choose."""
+    settings = algorithm.settings
+    if settings.prox_logp_method == "loglinear":
+        prox_N = anchor_N = loglinear_prox(logprobs_N, part.behav_N, part.lags_N)
+    elif settings.recompute_logprobs:
+        prox_N = anchor_N = before_N
+    else:
+        prox_N = anchor_N = part.behav_N
+    return Tokens(
+        logprobs_N=logprobs_N,
+        anchor_N=anchor_N,
+        prox_N=prox_N,
+        behav_N=part.behav_N,
+        advantages_N=part.advantages_N,
+        lags_N=part.lags_N,
+        sequences_N=part.sequences_N,
+        lengths_M=part.lengths_M,
+    )
+
+
+def extra_terms(algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor, entropy_N: Tensor | None) -> Tensor:
+    """(N,) terms beside the surrogate loss; no correction weighs them."""
+    extra_N = torch.zeros_like(logprobs_N)
+    if algorithm.settings.entropy_coef and entropy_N is not None:
+        extra_N = extra_N - algorithm.settings.entropy_coef * entropy_N
+    if part.is_good_N is not None:
+        extra_N = extra_N - algorithm.settings.sft_coef * part.is_good_N * logprobs_N
+    return extra_N
+
+
+def _fused(
+    algorithm: Algorithm,
+    part: MicroBatchTokens,
+    logprobs_N: Tensor,
+    before_N: Tensor,
+    log_ratio: LogRatio,
+    totals: Totals,
+) -> MicroBatchLoss:
+    """PPO and decoupled PPO by the analytic gradient."""
+    settings, advantages_N = algorithm.settings, part.advantages_N
+    low, high = settings.eps_clip, settings.eps_clip_higher
+    if correction_of(settings) == "decoupled":
+        weight_N, cap = log_ratio.weight_N, settings.behav_imp_weight_cap
+        terms = decoupled_ppo(logprobs_N, before_N, weight_N, advantages_N, eps_clip=low, eps_clip_higher=high, cap=cap)
+        importance_N = terms.ratio_N * weight_N
+    elif settings.recompute_logprobs:
+        terms = ppo(logprobs_N, before_N, advantages_N, eps_clip=low, eps_clip_higher=high)
+        importance_N = terms.ratio_N * log_ratio.weight_N
+    else:
+        terms = ppo(logprobs_N, part.behav_N, advantages_N, eps_clip=low, eps_clip_higher=high)
+        importance_N = terms.ratio_N
+    loss = terms.loss / totals.n_tokens
+    return MicroBatchLoss(loss, float(loss.detach()), float(terms.clipped), importance_N, log_ratio, {})

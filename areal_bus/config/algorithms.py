@@ -1,0 +1,183 @@
+"""Names of the parts of an algorithm, and which of them go together. Imports without torch.
+
+`actors/learner/algorithms/` has the functions by the same names (a test compares); docs/algorithms.md prints the table
+of combinations from `refusals`.
+"""
+
+import difflib
+
+from areal_bus.config.sections import ActorConfig, Config
+
+ADVANTAGES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "none",
+)
+LOSSES = ("ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce")
+CORRECTIONS = ("decoupled", "tis", "tis_sequence", "icepop", "kpop", "none")
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+GROUP_BASELINES = ("grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
+BATCH_BASELINES = ("reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+PARTS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS, "aggregation": AGGREGATIONS}
+CLIPPING = ("ppo", "gspo", "gmpo", "cispo")  # losses that use eps_clip
+DUAL_CLIPPING = ("ppo", "gspo")
+
+Rule = tuple[bool, str]  # (whether it is violated, error text)
+
+
+def correction_of(actor: ActorConfig) -> str:
+    """The correction by name; use_decoupled_loss decides where `correction` is empty."""
+    return actor.correction or ("decoupled" if actor.use_decoupled_loss else "none")
+
+
+def is_users(name: str) -> bool:
+    """Whether it is "module:function"."""
+    module, colon, function = name.partition(":")
+    return bool(module and colon and function)
+
+
+def check_names(actor: ActorConfig) -> list[Rule]:
+    """Every part is known, or the user's own."""
+    found: list[Rule] = []
+    for key, names in PARTS.items():
+        name = correction_of(actor) if key == "correction" else getattr(actor, key)
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), [n.replace("-", "_") for n in names], 1, 0.5)
+        hint = f"; the nearest is {_original(near[0], names)!r}" if near else ""
+        found.append(
+            (
+                name not in names and not is_users(name),
+                f'actor.{key} is one of {", ".join(names)}, or "module:function": {name!r} is neither{hint}',
+            )
+        )
+    return found
+
+
+def _original(name: str, names: tuple[str, ...]) -> str:
+    return next(one for one in names if one.replace("-", "_") == name)
+
+
+def refusals(c: Config) -> list[Rule]:
+    """Rules for combinations of parts."""
+    return [*check_names(c.actor), *_settings_without_use(c.actor), *_combinations(c)]
+
+
+def _combinations(c: Config) -> list[Rule]:
+    actor, correction = c.actor, correction_of(c.actor)
+    has_prox = actor.recompute_logprobs or actor.prox_logp_method == "loglinear"
+    return [
+        (
+            actor.loss == "sapo" and correction != "none",
+            f'actor.loss = "sapo" gates the ratio to one policy and has no place for the weight prox/behav: set '
+            f'actor.correction = "none" (it is "{correction}")',
+        ),
+        (
+            correction != "none" and not has_prox,
+            f'actor.correction = "{correction}" needs the proximal log-probs: set actor.recompute_logprobs = true, '
+            'or actor.prox_logp_method = "loglinear" (or actor.correction = "none")',
+        ),
+        (
+            actor.prox_logp_method == "loglinear" and correction == "none" and actor.m2_threshold is None,
+            'actor.prox_logp_method = "loglinear" is for a correction: set actor.correction = "decoupled" (it is '
+            '"none")',
+        ),
+        (
+            bool(actor.correction) and not actor.use_decoupled_loss and correction == "decoupled",
+            'actor.use_decoupled_loss = false contradicts actor.correction = "decoupled": remove the first',
+        ),
+        (
+            actor.m2_threshold is not None and (not actor.recompute_logprobs or actor.prox_logp_method == "loglinear"),
+            "actor.m2_threshold compares proximal policy and sampler over the whole minibatch: set "
+            'actor.recompute_logprobs = true and actor.prox_logp_method = "recompute"',
+        ),
+        (
+            correction == "kpop" and actor.correction_action == "clamp",
+            'actor.correction = "kpop" bounds a divergence, not the weight: set actor.correction_action = "mask"',
+        ),
+        (
+            actor.correction_metric not in (None, "ratio")
+            and actor.correction_action != "mask"
+            and correction != "kpop"
+            and not (correction == "icepop" and actor.correction_action is None),
+            f'actor.correction_metric = "{actor.correction_metric}" is no weight that could be clamped: set '
+            'actor.correction_action = "mask"',
+        ),
+        (
+            None not in (actor.correction_lower, actor.correction_upper)
+            and (actor.correction_lower or 0.0) > (actor.correction_upper or 0.0),
+            f"actor.correction_lower ({actor.correction_lower}) must be at most actor.correction_upper "
+            f"({actor.correction_upper})",
+        ),
+        (
+            actor.aggregation == "seq-mean-token-sum-norm" and actor.aggregation_length is None,
+            'actor.aggregation = "seq-mean-token-sum-norm" divides by a constant: set actor.aggregation_length (for '
+            f"example {c.gconfig.max_new_tokens}, gconfig.max_new_tokens)",
+        ),
+        (
+            actor.aggregation != "token-mean" and isinstance(actor.loss_denominator, float),
+            'actor.loss_denominator is a fixed number for token-mean only: set it to "all" or "signal", or '
+            'actor.aggregation = "seq-mean-token-sum-norm" with actor.aggregation_length',
+        ),
+        (
+            actor.advantage in BATCH_BASELINES and actor.normalize_batch,
+            f'actor.advantage = "{actor.advantage}" normalises over the batch itself: set '
+            "actor.normalize_batch = false",
+        ),
+        (
+            actor.overlong_tokens > c.gconfig.max_new_tokens,
+            f"actor.overlong_tokens ({actor.overlong_tokens}) is at most gconfig.max_new_tokens "
+            f"({c.gconfig.max_new_tokens})",
+        ),
+    ]
+
+
+def _settings_without_use(actor: ActorConfig) -> list[Rule]:
+    """A setting that the chosen parts do not read is refused, so that none does nothing."""
+    correction, defaults = correction_of(actor), ActorConfig()
+    ours = not is_users(actor.loss)
+    bounds = ("level", "action", "metric", "aggregate", "lower", "upper")
+    fixed = [f"correction_{key}" for key in bounds if getattr(actor, f"correction_{key}") is not None]
+    return [
+        (
+            ours and actor.eps_clip_higher is not None and actor.loss not in CLIPPING,
+            f'actor.eps_clip_higher is for losses that clip ({", ".join(CLIPPING)}): actor.loss is "{actor.loss}"',
+        ),
+        (
+            ours and actor.c_clip is not None and actor.loss not in DUAL_CLIPPING,
+            f'actor.c_clip is for {" and ".join(DUAL_CLIPPING)}: actor.loss is "{actor.loss}"',
+        ),
+        (
+            ours
+            and actor.loss != "sapo"
+            and (actor.sapo_tau_pos, actor.sapo_tau_neg) != (defaults.sapo_tau_pos, defaults.sapo_tau_neg),
+            f'actor.sapo_tau_pos and sapo_tau_neg are for actor.loss = "sapo": it is "{actor.loss}"',
+        ),
+        (
+            bool(fixed) and correction in ("decoupled", "none"),
+            f"actor.{fixed[0] if fixed else ''} is for the corrections tis, tis_sequence, icepop and kpop: "
+            f'actor.correction is "{correction}"'
+            + ("; behav_imp_weight_cap bounds its weight" if correction == "decoupled" else ""),
+        ),
+        (
+            actor.behav_imp_weight_mode == "mask" and actor.behav_imp_weight_cap is None,
+            'actor.behav_imp_weight_mode = "mask" excludes tokens above a cap: set actor.behav_imp_weight_cap',
+        ),
+        (
+            actor.aggregation_length is not None
+            and actor.aggregation in AGGREGATIONS
+            and actor.aggregation != "seq-mean-token-sum-norm",
+            f'actor.aggregation_length is for "seq-mean-token-sum-norm": actor.aggregation is "{actor.aggregation}"',
+        ),
+        (
+            actor.min_lr_ratio > 0 and actor.lr_schedule == "constant",
+            'actor.min_lr_ratio is for a schedule that falls: set actor.lr_schedule = "linear" or "cosine"',
+        ),
+        (
+            actor.sft_min_reward != defaults.sft_min_reward and not actor.sft_coef,
+            "actor.sft_min_reward chooses samples for the supervised term: set actor.sft_coef",
+        ),
+    ]
