@@ -21,9 +21,10 @@ BEGIN, END = "<!-- {}: generated -->", "<!-- end of {} -->"
 def parts() -> str:
     """Each part with the first line of its docstring."""
     rows = ["| part | name | what |", "|---|---|---|"]
-    known = [("advantage", name, one.estimate) for name, one in ESTIMATORS.items()]
-    for kind, table in (("loss", LOSSES), ("correction", CORRECTIONS), ("aggregation", AGGREGATIONS)):
-        known += [(kind, name, function) for name, function in table.items()]  # type: ignore[attr-defined]
+    known: list[tuple[str, str, object]] = [("advantage", name, one.estimate) for name, one in ESTIMATORS.items()]
+    known += [("loss", *item) for item in LOSSES.items()]
+    known += [("correction", *item) for item in CORRECTIONS.items()]
+    known += [("aggregation", *item) for item in AGGREGATIONS.items()]
     for kind, name, function in known:
         rows.append(f"| `actor.{kind}` | `{name}` | {cell(first_line(function) + note(kind, name))} |")
     return "\n".join(rows)
