@@ -64,6 +64,18 @@ class Batch:
     computed: Tensor | None = None  # (n_items,) bool: items whose trained tokens enter the loss; by default `signal`
     prox: dict[int, Tensor] = field(default_factory=dict)  # item index -> (n_trained,) log-probs, detached
 
+    token_advantages: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # item index -> (n_trained,): replace `advantages`
+
+    def advantages_of(self, index: int) -> Tensor:
+        """(n_trained,) advantages of an item's trained tokens."""
+        if index in self.token_advantages:
+            return self.token_advantages[index]
+        if self.advantages is None:
+            raise ValueError("a batch has advantages after compute_advantages_and_returns")
+        return self.advantages[index].expand(self.items[index].n_trained)
+
     @property
     def groups(self) -> list[int]:
         """Indices of this rank's groups, ascending."""

@@ -17,12 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from actors.learner.algorithms.advantages import group_advantages, normalize
+from actors.learner.advantage_stage import fill_advantages, is_good
 from actors.learner.algorithms.corrections import second_moment_threshold
 from actors.learner.algorithms.fused import mismatch
-from actors.learner.algorithms.parts import Totals, Trajectories, sequences_of
+from actors.learner.algorithms.parts import Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
-from actors.learner.algorithms.reward_shaping import shape_rewards
 from actors.learner.batch import Batch, Item
 from actors.learner.metrics import SignalWarnings, StepMetrics, count
 from actors.learner.micro_batches import pack
@@ -34,7 +33,6 @@ from areal_bus.config.sections import ActorConfig, Config
 from areal_bus.core.events import Event
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.journal import Journal
-from areal_bus.messages import Finish
 
 
 def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
@@ -144,61 +142,10 @@ class PPOActor:
         update has these parameters, so no extra forward pass runs here.
         """
         with self._journal.span("prox"):
-            trajectories = self._trajectories(batch)
-            estimator, settings = self.algorithm.estimator, self._settings
-            advantages, signal = group_advantages(trajectories, estimator, settings)
-            is_masked = self._is_truncated(batch) & (settings.truncated_samples == "mask")
-            if settings.normalize_batch or estimator.normalization:
-                advantages = self._normalized(batch, advantages, signal, ~is_masked)
-            batch.advantages = advantages
-            batch.signal = signal | (advantages != 0) if estimator.has_group_baseline else advantages != 0
-            batch.computed = self._needs_gradient(batch, batch.signal) & ~is_masked
+            fill_advantages(batch, self.algorithm, self._config, self._ranks.sum)
             if self.algorithm.needs_prox_pass:
                 self._compute_prox(batch)
         return batch
-
-    def _trajectories(self, batch: Batch) -> Trajectories:
-        lengths = torch.tensor([item.n_sampled for item in batch.items], dtype=torch.int64)
-        rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
-        most = self._config.gconfig.max_new_tokens
-        return Trajectories(
-            shape_rewards(rewards, lengths, self._is_truncated(batch), self._settings, max_new_tokens=most),
-            torch.tensor([item.group for item in batch.items], dtype=torch.int64),
-            lengths,
-        )
-
-    def _is_truncated(self, batch: Batch) -> Tensor:
-        """(n_items,) bool: cut off by the length limit."""
-        return torch.tensor([item.finish == Finish.LENGTH for item in batch.items], dtype=torch.bool)
-
-    def _needs_gradient(self, batch: Batch, signal: Tensor) -> Tensor:
-        """(n_items,) bool: an item without advantage still has a bonus term or a supervised one."""
-        if self._settings.entropy_coef:
-            return torch.ones_like(signal)
-        if self._settings.sft_coef:
-            return signal | torch.tensor([self._is_good(item) for item in batch.items], dtype=torch.bool)
-        return signal
-
-    def _is_good(self, item: Item) -> bool:
-        return item.reward >= self._settings.sft_min_reward
-
-    def _normalized(self, batch: Batch, advantages: Tensor, signal: Tensor, counted: Tensor) -> Tensor:
-        """Normalise over the global batch. With `normalize_batch_over = "all"`, groups without signal count, too; so
-        they do where the batch is the only baseline. Items that are not `counted` get a value and enter no statistic.
-        """
-        estimator = self.algorithm.estimator
-        is_only_baseline = bool(estimator.normalization) and not estimator.has_group_baseline
-        over_signal = self._settings.normalize_batch_over == "signal" and not is_only_baseline
-        n_trained = torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64)
-        return normalize(
-            advantages,
-            n_trained * counted,
-            signal if over_signal else torch.ones_like(signal),
-            self._ranks.sum,
-            unbiased=self._settings.std_unbiased,
-            eps=self._settings.std_eps,
-            divide=estimator.normalization != "mean",
-        )
 
     def ppo_update(self, batch: Batch) -> dict[str, float]:
         """One training step: an optimizer step for each minibatch that has a token to train; returns its metrics.
@@ -327,21 +274,20 @@ class PPOActor:
         return float(done.loss.detach())
 
     def _micro_batch(self, batch: Batch, indices: list[int], device: torch.device) -> MicroBatchTokens:
-        if batch.advantages is None:
-            raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
         items = [batch.items[i] for i in indices]
         is_trained = torch.cat([item.trained_K for item in items])
         lengths = torch.tensor([item.n_trained for item in items])
-        is_good = torch.tensor([float(self._is_good(item)) for item in items]) if self._settings.sft_coef else None
+        least = self._settings.sft_min_reward if self._settings.sft_coef else None
+        good = None if least is None else torch.tensor([float(is_good(item, least)) for item in items])
         is_known = all(i in batch.prox for i in indices)
         return MicroBatchTokens(
             behav_N=torch.cat([item.behav_K for item in items])[is_trained].to(device),
             prox_N=torch.cat([batch.prox[i] for i in indices]).to(device) if is_known else None,
-            advantages_N=batch.advantages[torch.tensor(indices)].repeat_interleave(lengths).to(device),
+            advantages_N=torch.cat([batch.advantages_of(i) for i in indices]).to(device),
             lags_N=torch.cat([item.lags_K for item in items])[is_trained].to(device),
             sequences_N=sequences_of(lengths).to(device),
             lengths_M=lengths.to(device),
-            is_good_N=None if is_good is None else is_good.repeat_interleave(lengths).to(device),
+            is_good_N=None if good is None else good.repeat_interleave(lengths).to(device),
         )
 
     def _compute_prox(self, batch: Batch) -> None:

@@ -1,0 +1,83 @@
+"""From the rewards of a batch to its advantages, and to the items whose tokens enter the loss."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from actors.learner.algorithms.advantages import group_advantages, normalize
+from actors.learner.algorithms.parts import Trajectories
+from actors.learner.algorithms.registry import Algorithm
+from actors.learner.algorithms.reward_shaping import shape_rewards
+from actors.learner.batch import Batch, Item
+from areal_bus.config.sections import ActorConfig, Config
+from areal_bus.messages import Finish
+
+Total = Callable[[list[float]], list[float]]  # sums over the learner ranks
+
+
+def fill_advantages(batch: Batch, algorithm: Algorithm, config: Config, total: Total) -> None:
+    """Set `advantages`, `signal` and `computed` of this rank's share."""
+    settings, estimator = config.actor, algorithm.estimator
+    truncated = is_truncated(batch)
+    advantages, signal = group_advantages(trajectories_of(batch, config), estimator, settings)
+    is_masked = truncated & (settings.truncated_samples == "mask")
+    if settings.normalize_batch or estimator.normalization:
+        advantages = normalized(batch, advantages, signal, ~is_masked, algorithm, total)
+    batch.advantages = advantages
+    batch.signal = signal | (advantages != 0) if estimator.has_group_baseline else advantages != 0
+    batch.computed = needs_gradient(batch, batch.signal, settings) & ~is_masked
+
+
+def trajectories_of(batch: Batch, config: Config) -> Trajectories:
+    lengths = torch.tensor([item.n_sampled for item in batch.items], dtype=torch.int64)
+    rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
+    most = config.gconfig.max_new_tokens
+    return Trajectories(
+        shape_rewards(rewards, lengths, is_truncated(batch), config.actor, max_new_tokens=most),
+        torch.tensor([item.group for item in batch.items], dtype=torch.int64),
+        lengths,
+    )
+
+
+def is_truncated(batch: Batch) -> Tensor:
+    """(n_items,) bool: cut off by the length limit."""
+    return torch.tensor([item.finish == Finish.LENGTH for item in batch.items], dtype=torch.bool)
+
+
+def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tensor:
+    """(n_items,) bool: an item without advantage may still have a bonus term or a supervised one."""
+    if settings.entropy_coef:
+        return torch.ones_like(signal)
+    if settings.sft_coef:
+        good = [is_good(item, settings.sft_min_reward) for item in batch.items]
+        return signal | torch.tensor(good, dtype=torch.bool)
+    return signal
+
+
+def is_good(item: Item, least: float) -> bool:
+    """Whether the supervised term trains it."""
+    return item.reward >= least
+
+
+def normalized(
+    batch: Batch, advantages: Tensor, signal: Tensor, counted: Tensor, algorithm: Algorithm, total: Total
+) -> Tensor:
+    """Normalise over the global batch.
+
+    With `normalize_batch_over = "all"`, groups without signal count, too; so they do where the batch is the only
+    baseline. Items that are not `counted` get a value and enter no statistic.
+    """
+    settings, estimator = algorithm.settings, algorithm.estimator
+    is_only_baseline = bool(estimator.normalization) and not estimator.has_group_baseline
+    over_signal = settings.normalize_batch_over == "signal" and not is_only_baseline
+    n_trained = torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64)
+    return normalize(
+        advantages,
+        n_trained * counted,
+        signal if over_signal else torch.ones_like(signal),
+        total,
+        unbiased=settings.std_unbiased,
+        eps=settings.std_eps,
+        divide=estimator.normalization != "mean",
+    )
