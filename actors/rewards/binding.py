@@ -64,7 +64,7 @@ def bind(function: Callable[..., Any], name: str, fields: Collection[str] | None
     if not named and any(p.kind == inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return function
     check(named, f"reward.function {name!r} ({function_of(name)}{inspect.signature(function)})", fields)
-    return bound(function, [p for p in named if is_filled(p, fields)])
+    return bound(function, named, fields)
 
 
 def check(named: list[inspect.Parameter], what: str, fields: Collection[str] | None) -> None:
@@ -91,20 +91,23 @@ def is_filled(parameter: inspect.Parameter, fields: Collection[str] | None) -> b
     return parameter.name in NAMES and is_there
 
 
-def bound(function: Callable[..., Any], filled: list[inspect.Parameter]) -> RewardFunction:
-    """Wrap the function. A parameter with a default is left out when the row lacks its field."""
-    positional = [NAMES[p.name] for p in filled if p.kind == inspect.Parameter.POSITIONAL_ONLY]
-    keywords = {p.name: NAMES[p.name] for p in filled if p.kind != inspect.Parameter.POSITIONAL_ONLY}
-    optional = {p.name for p in filled if p.name in FROM_ROW and p.default is not p.empty}
+def bound(
+    function: Callable[..., Any], named: list[inspect.Parameter], fields: Collection[str] | None
+) -> RewardFunction:
+    """Wrap the function. A parameter that is not bound, or whose field the row lacks, keeps its default."""
+    positional = [p for p in named if p.kind == inspect.Parameter.POSITIONAL_ONLY]  # all: each keeps its place
+    keywords = [p for p in named if p.kind != inspect.Parameter.POSITIONAL_ONLY and is_filled(p, fields)]
+    filled = {p.name for p in named if is_filled(p, fields)}
+    optional = {p.name for p in named if p.name in FROM_ROW and p.default is not p.empty}
 
     @functools.wraps(function)
     def score(prompt: str, completion: str, row: Row, /) -> float | Score:
-        given = {
-            name: fill(prompt, completion, row)
-            for name, fill in keywords.items()
-            if name not in optional or name in row
-        }
-        value: float | Score = function(*(fill(prompt, completion, row) for fill in positional), **given)
+        def has(p: inspect.Parameter) -> bool:
+            return p.name in filled and (p.name not in optional or p.name in row)
+
+        values = (NAMES[p.name](prompt, completion, row) if has(p) else p.default for p in positional)
+        given = {p.name: NAMES[p.name](prompt, completion, row) for p in keywords if has(p)}
+        value: float | Score = function(*values, **given)
         return value
 
     return score

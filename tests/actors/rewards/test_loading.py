@@ -81,6 +81,13 @@ PLAIN_ROW = {"question": "1+1", "answer": "2"}
         ("ground_truth, data_source='none'", VERL_ROW, ["2", "gsm8k"]),
         ("row, completion, prompt", PLAIN_ROW, [PLAIN_ROW, "said", "asked"]),
         ("completion, /, *, strict=True, row", PLAIN_ROW, ["said", True, PLAIN_ROW]),
+        ("x=0, prompt='', /", PLAIN_ROW, [0, "asked"]),
+        (
+            "data_source='none', prompt='', strict=True, completion='', /, *, row",
+            PLAIN_ROW,
+            ["none", "asked", True, "said", PLAIN_ROW],
+        ),
+        ("data_source='none', prompt='', /", VERL_ROW, ["gsm8k", "asked"]),
         ("*all", PLAIN_ROW, [("asked", "said", PLAIN_ROW)]),
     ],
 )
