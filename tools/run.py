@@ -2,6 +2,7 @@
 
 import heapq
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -100,7 +101,8 @@ def _kept(path: Path) -> Iterator[Line]:
 def _objects(path: Path, wanted: tuple[bytes, ...]) -> Iterator[Line]:
     """JSON objects of a JSON-lines file. A torn last line is what a killed writer leaves: it is passed over in silence.
 
-    A broken line with whole lines after it is passed over, too, but named on standard error.
+    A broken line with whole lines after it is passed over, too, but named on standard error; so is one whose `wall` is
+    no number.
     """
     broken: int | None = None
     with path.open("rb") as file:
@@ -114,10 +116,14 @@ def _objects(path: Path, wanted: tuple[bytes, ...]) -> Iterator[Line]:
                 value = json.loads(raw) if raw.endswith(b"\n") else None
             except ValueError:
                 value = None
-            if isinstance(value, dict):
+            if isinstance(value, dict) and is_number(value.get("wall", 0.0)):
                 yield value
             elif raw.strip():
                 broken = number
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def read_object(path: Path) -> Line:

@@ -5,6 +5,7 @@ It reads what the processes wrote, so it says the same of a run that moves, hang
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,14 @@ FRESH_S = 7.0  # the head looks for new waits every 5 s: an older register still
 N_SHOWN = 5
 
 HEAD_EVENTS = ("start", "end", "failed", "member", "joined", "term", "update", "publish", "refused", "wait", "stall")
+TEXTS = {  # fields that are read, by event
+    "wait": ("who", "what", "on", "detail", "verdict"),
+    "stall": ("scope", "action", "verdict"),
+    "refused": ("what", "sender", "why"),
+    "member": ("name",),
+    "joined": ("name",),
+}
+NUMBERS = {"wait": ("i", "n", "since_s"), "term": ("term", "version"), "update": ("version",), "publish": ("version",)}
 MORE = """\
 Processes on this host are looked up in /proc; of others only the journal tells, 15 s later. Exit code: 0 the run is
 alive and moves, or ended well; 1 it is stalled, interrupted, dead or ended with an error; 2 no such run."""
@@ -70,7 +79,7 @@ class HeadStatus:
     def take(self, line: Line) -> None:
         event = line["event"]
         if event in ("member", "joined"):
-            self.states[line["name"]] = line.get("state", "joining")
+            self.states[line["name"]] = str(line.get("state", "joining"))
             if event == "joined":
                 self.hosts[line["name"]] = str(line.get("host", ""))
         elif event == "term":
@@ -132,6 +141,9 @@ def look(where: Run, now: float) -> WhyReport:
     """Judge the run by its journal, at `now` (wall time)."""
     head, lives = HeadStatus(), _lives(where)
     for line in where.events(*HEAD_EVENTS, role="head"):
+        if not _is_whole(line):
+            print(f"the head's line {line.get('seq')} ({line['event']}) is damaged and passed over", file=sys.stderr)
+            continue
         if line["event"] == "start":
             head = HeadStatus(n_refused=head.n_refused, refused=head.refused)
         head.take(line)
@@ -160,6 +172,13 @@ def look(where: Run, now: float) -> WhyReport:
         if head.refused is None
         else f"{head.refused['what']} of {head.refused['sender']}: {head.refused['why']}",
     )
+
+
+def _is_whole(line: Line) -> bool:
+    """Whether the fields that are read here are there and of their type."""
+    event = line["event"]
+    are_texts = all(isinstance(line.get(key), str) for key in TEXTS.get(event, ()))
+    return are_texts and all(run.is_number(line.get(key)) for key in ("wall", *NUMBERS.get(event, ())))
 
 
 def _was_asked_to_end(where: Run) -> bool:
@@ -255,7 +274,7 @@ def _actor(place: str, starts: list[Start], head: HeadStatus, now: float) -> Act
             doing = "ended" if line["event"] == "end" else "failed"
             break
         if line["event"] == "spans":
-            spans = {key[2:]: value for key, value in line.items() if key.startswith("s_")}
+            spans = {key[2:]: value for key, value in line.items() if key.startswith("s_") and run.is_number(value)}
             doing = max(spans, key=lambda label: spans[label], default="")
             break
     state = head.states.get(name, "") if place != "head-0" else ""
@@ -283,7 +302,7 @@ def _tail(path: Path) -> list[Line]:
             line = json.loads(piece)
         except ValueError:
             continue
-        if isinstance(line, dict) and "wall" in line and "event" in line:
+        if isinstance(line, dict) and run.is_number(line.get("wall")) and "event" in line:
             found.append(line)
     return found
 

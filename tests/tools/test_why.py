@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -198,6 +199,24 @@ def test_torn_lines_and_half_a_register_are_passed_over(forge: Forge, capsys: py
     assert (report.state, report.verdict) == ("alive", "learner-0 waits")
     assert [actor.silent_s for actor in report.actors][:2] == [1.0, 0.5]
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ['"soon"', "null", "[]", "NaN", "true", "1e999", "{}"])
+def test_damaged_lines_are_passed_over_and_named(forge: Forge, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+    """Issue 32.13: a start line whose `wall` is text was a traceback; whatever else is damaged must be none either."""
+    whole = forge.look()
+    files = {name: forge.path(name).read_text() for name in ("head-0.0", "generator-0.0")}
+    for name, text in files.items():
+        for key in re.findall(r'"(\w+)":', "".join(dict.fromkeys(re.findall(r'"\w+":', text)))):
+            if key != "event":
+                forge.path(name).write_text(re.sub(rf'"{key}":[^,}}]+', f'"{key}":{damage}', text))
+                assert why.show(forge.look()), (name, key)
+        forge.path(name).write_text(text)
+    assert "is broken and passed over" in capsys.readouterr().err
+    lines = files["generator-0.0"].splitlines(keepends=True)
+    broken = re.sub(r'"wall":[^,]+', f'"wall":{damage}', lines[0])
+    forge.path("generator-0.0").write_text(broken + "".join(lines))
+    assert forge.look() == whole
 
 
 def test_nobody_waits_is_a_register_too(forge: Forge) -> None:
