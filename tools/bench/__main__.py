@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
 from tools import terminal
+from tools.bench.agreement import bench as agreement
 from tools.bench.e2e import bench as e2e
 from tools.bench.eta0 import bench as eta0
 from tools.bench.faults import bench as faults
@@ -23,6 +24,7 @@ from tools.bench.smollm2 import bench as smollm2
 from tools.bench.wire import bench as wire
 
 BENCHES: Mapping[str, Bench] = {
+    "agreement": agreement.Agreement(),
     "async": async_speedup.Asynchrony(),
     "bound": throughput_bound.Bound(),
     "demo": demo.Demo(),

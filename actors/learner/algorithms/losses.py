@@ -4,8 +4,6 @@ A = advantage, u = exp(current - anchor) = `tokens.ratio_N`. The correction's we
 afterwards. `fused.py` computes PPO's sum and gradient analytically; a test holds it to `ppo`.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -54,13 +52,13 @@ def gspo(tokens: Tokens, settings: ActorConfig) -> tuple[Tensor, Statistics]:
 def gmpo(tokens: Tokens, settings: ActorConfig) -> tuple[Tensor, Statistics]:
     """-A exp(mean over tokens of clipped log u) (GMPO, arXiv 2507.20673): a geometric mean, clipped by token.
 
-    A token is clipped where its log-ratio has left [log(1 - eps), log(1 + eps)] in the direction of its advantage.
+    A log-ratio is clipped to [-eps_clip, eps_clip_higher], and only in the direction of its advantage (paper: 0.4).
     The value is one number a trajectory, given to each of its tokens.
     """
-    low, high = (math.log(bound) for bound in clip_range(settings))
+    high = settings.eps_clip if settings.eps_clip_higher is None else settings.eps_clip_higher
     log_ratio_N = tokens.log_ratio_N
     bounded_N = torch.where(
-        tokens.advantages_N > 0, log_ratio_N.clamp(max=high), log_ratio_N.clamp(min=low)
+        tokens.advantages_N > 0, log_ratio_N.clamp(max=high), log_ratio_N.clamp(min=-settings.eps_clip)
     )  # without an advantage nothing is lost by either
     mean_M = tokens.sequence_mean(bounded_N)
     losses_N = -select(mean_M.exp(), tokens) * tokens.advantages_N

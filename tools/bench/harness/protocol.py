@@ -1,8 +1,8 @@
 """The protocol of a bench: it runs and returns figures."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
-Figures = dict[str, float | int | str | bool | None]
+Figures = dict[str, Any]  # name -> number, text, None or a mapping of numbers
 
 
 class Bench(Protocol):

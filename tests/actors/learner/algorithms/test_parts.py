@@ -126,7 +126,7 @@ def test_gmpo_is_the_geometric_mean_of_clipped_ratios() -> None:
         own = range(at, at + n)
         advantage = float(t.advantages_N[at])
         ratios = [float(t.ratio_N[i].detach()) for i in own]
-        bounded = [min(u, 1.5) if advantage > 0 else max(u, 0.7) for u in ratios]
+        bounded = [min(u, math.exp(0.5)) if advantage > 0 else max(u, math.exp(-0.3)) for u in ratios]
         expected = -(math.prod(bounded) ** (1 / n)) * advantage
         assert losses[at : at + n].tolist() == pytest.approx([expected] * n, abs=1e-12)
         at += n

@@ -1,0 +1,135 @@
+"""Our side of the bench `agreement`: each function on packed trained tokens, its result in the order of the mask."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.learner.algorithms.advantages import ESTIMATORS, group_advantages, normalize
+from actors.learner.algorithms.aggregations import AGGREGATIONS
+from actors.learner.algorithms.corrections import CORRECTIONS, loglinear_prox, second_moment_threshold
+from actors.learner.algorithms.losses import LOSSES
+from actors.learner.algorithms.parts import Tokens, Totals, Trajectories, select, sequences_of
+from actors.learner.algorithms.registry import split
+from actors.learner.algorithms.reward_shaping import overlong_penalty
+from areal_bus.config.sections import ActorConfig
+from tools.bench.agreement import inputs
+from tools.bench.agreement.inputs import Rollouts, draw
+from tools.bench.harness.worker_main import serve
+
+Function = Callable[[Rollouts], Tensor]
+
+
+def tokens_of(rollouts: Rollouts) -> Tokens:
+    mask = rollouts.mask_BL
+    prox = rollouts.prox_BL[mask]
+    return Tokens(
+        logprobs_N=rollouts.theta_BL[mask].requires_grad_(),
+        anchor_N=prox,
+        prox_N=prox,
+        behav_N=rollouts.behav_BL[mask],
+        advantages_N=rollouts.advantages_BL[mask],
+        lags_N=rollouts.lags_BL[mask],
+        sequences_N=sequences_of(rollouts.lengths_B),
+        lengths_M=rollouts.lengths_B,
+    )
+
+
+def advantage(name: str) -> Function:
+    """One value a token, as the peers return it."""
+    settings, estimator = ActorConfig(advantage=name, std_eps=1e-6), ESTIMATORS[name]
+
+    def compute(rollouts: Rollouts) -> Tensor:
+        trajectories = Trajectories(rollouts.rewards_B, rollouts.groups_B, rollouts.lengths_B)
+        values, _ = group_advantages(trajectories, estimator, settings)
+        if estimator.normalization:
+            everything = torch.ones_like(values, dtype=torch.bool)
+            values = normalize(values, rollouts.lengths_B, everything, list, eps=1e-8)
+        return values.double()[sequences_of(rollouts.lengths_B)]
+
+    return compute
+
+
+def loss(name: str, aggregation: str = "token-mean", correction: str = "none", **keys: Any) -> Function:
+    """The gradient of the whole loss by the log-prob of each token."""
+    settings = ActorConfig(loss=name, aggregation=aggregation, correction=correction, **keys)
+
+    def compute(rollouts: Rollouts) -> Tensor:
+        tokens = tokens_of(rollouts)
+        losses_N, _ = split(LOSSES[name](tokens, settings))
+        totals = Totals(float(rollouts.mask_BL.sum()), float(inputs.B))
+        share_N = select(AGGREGATIONS[aggregation](tokens.lengths_M, totals, settings), tokens)
+        total = (share_N * CORRECTIONS[correction](tokens, settings) * losses_N).sum()
+        (gradient,) = torch.autograd.grad(total, tokens.logprobs_N)
+        return gradient
+
+    return compute
+
+
+def weight(name: str, **keys: Any) -> Function:
+    """The correction's weights."""
+    return lambda rollouts: CORRECTIONS[name](tokens_of(rollouts), ActorConfig(correction=name, **keys))
+
+
+def m2po(rollouts: Rollouts) -> Tensor:
+    tokens = tokens_of(rollouts)
+    squared_N = (tokens.prox_N - tokens.behav_N).square()
+    return (squared_N <= second_moment_threshold(squared_N, inputs.M2, list)).double()
+
+
+def loglinear(rollouts: Rollouts) -> Tensor:
+    tokens = tokens_of(rollouts)
+    return loglinear_prox(tokens.logprobs_N, tokens.behav_N, tokens.lags_N)
+
+
+def overlong(rollouts: Rollouts) -> Tensor:
+    settings = ActorConfig(overlong_tokens=inputs.OVERLONG, overlong_penalty_factor=inputs.PENALTY)
+    return overlong_penalty(rollouts.lengths_B.double(), settings, max_new_tokens=inputs.L)
+
+
+CLIP: dict[str, Any] = {"eps_clip": inputs.EPS, "eps_clip_higher": inputs.EPS_HIGHER}
+BOUNDS: dict[str, Any] = {"correction_lower": inputs.LOWER, "correction_upper": inputs.UPPER}
+SEQUENCE: dict[str, Any] = {
+    "correction_level": "sequence",
+    "correction_aggregate": "mean",
+    "correction_lower": inputs.SEQUENCE_LOWER,
+    "correction_upper": inputs.SEQUENCE_UPPER,
+}
+BY_MEAN = "seq-mean-token-mean"
+
+FUNCTIONS: dict[str, Function] = {
+    **{f"advantage {name}": advantage(name) for name in ESTIMATORS if name not in ("reinforce", "none")},
+    "loss ppo": loss("ppo", **CLIP),
+    "loss ppo, dual clip": loss("ppo", **CLIP, c_clip=inputs.DUAL),
+    "loss gspo": loss("gspo", BY_MEAN, **CLIP),
+    "loss gmpo": loss("gmpo", BY_MEAN, **CLIP),
+    "loss cispo": loss("cispo", **CLIP),
+    "loss sapo": loss("sapo", BY_MEAN, sapo_tau_pos=inputs.TAU_POS, sapo_tau_neg=inputs.TAU_NEG),
+    **{f"aggregation {name}": loss("ppo", name, aggregation_length=inputs.L, **CLIP) for name in AGGREGATIONS},
+    "decoupled, unbounded": loss("ppo", correction="decoupled", **CLIP),
+    "decoupled, clamped": loss("ppo", correction="decoupled", behav_imp_weight_cap=inputs.CAP, **CLIP),
+    "decoupled, masked": loss(
+        "ppo", correction="decoupled", behav_imp_weight_cap=inputs.CAP, behav_imp_weight_mode="mask", **CLIP
+    ),
+    "weight tis": weight("tis", correction_upper=inputs.CAP),
+    "weight tis_sequence": weight("tis_sequence", correction_upper=inputs.CAP),
+    "weight icepop": weight("icepop", **BOUNDS),
+    "weight by sequence, masked": weight("icepop", **SEQUENCE),
+    "weight by k2, masked": weight(
+        "icepop", correction_metric="k2", correction_lower=0.0, correction_upper=inputs.KL_UPPER
+    ),
+    "m2po mask": m2po,
+    "loglinear prox": loglinear,
+    "overlong penalty": overlong,
+}
+
+
+def compute(seed: int) -> dict[str, list[float]]:
+    return {name: function(draw(seed)).detach().tolist() for name, function in FUNCTIONS.items()}
+
+
+torch.set_num_threads(1)
+
+if __name__ == "__main__":
+    serve({"compute": compute})
