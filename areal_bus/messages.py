@@ -63,6 +63,7 @@ class Refund(StrEnum):
     PROMPT_TOO_LONG = "prompt_too_long"
     LOST_TIMELINE = "lost_timeline"  # the learner resumed from an earlier checkpoint; the row is issued again
     POISON = "poison"  # three generators died while they sampled it; the last one sampled nothing else
+    NO_SIGNAL = "no_signal"  # data.max_refill: all its rewards are equal, and another prompt takes its place
     TOO_OLD = "too_old"  # policy `drop`: more than eta versions old at training time
     END_OF_DATA = "end_of_data"
     END_OF_RUN = "end_of_run"

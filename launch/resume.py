@@ -37,6 +37,7 @@ FIXED: dict[str, str] = {  # section or key, the longest that fits decides: why 
     "data.batch_size": "the backlog of prompts that are open is counted in batches (I1, I2)",
     "data.total_train_epochs": "",
     "data.drop_last": "",
+    "data.max_refill": "one bound judges all refunds of a run (I3)",
     "data.max_prompt_tokens": "",
     "engine": "",
     "workflow": "the samples of an open group come from one workflow (I8)",

@@ -48,6 +48,7 @@ def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -
         silent_s=config.bus.silent_s,
         assemble_s=config.launch.timeout_s,
         push_timeout_s=config.weights.timeout_s,
+        max_refill=config.data.max_refill,
         drop_last=config.data.drop_last,
         checkpoint_every=config.checkpoint.every_steps,
         checkpoint_keep=config.checkpoint.keep,

@@ -76,6 +76,7 @@ class SynchronousReference:
         self._source = RowSource(self._rows, order)
         self._reward = load_reward(config.reward.function, config_folder)
         self._next_uid = 0
+        self._has_ended = False  # the data
         self._policy = self._make_policy()
         self._actor = PPOActor(self._policy, config, journal=self.journal, pulse=HeartbeatState(), folder=folder)
         self._engines = [self._make_engine() for _ in range(n_generators)]
@@ -154,21 +155,29 @@ class SynchronousReference:
     # a batch
 
     def _sample_batch(self) -> list[Group]:
-        """B groups in the order of their prompts, or fewer at the end of the data. Failed groups are replaced after the
-        others are done.
+        """B groups in the order of their prompts, or fewer at the end of the data. Failed groups, and up to max_refill
+        without signal, are replaced after the others are done.
         """
         groups: list[Group] = []
+        left = self.config.data.max_refill
         while len(groups) < self.config.data.batch_size:
             prompts = self._draw(self.config.data.batch_size - len(groups))
             if not prompts:
                 break
             groups += self._sample(prompts)
+            flat = [] if self._has_ended else [group for group in groups if len({r for _, r, _ in group}) == 1]
+            groups = [group for group in groups if not any(group is one for one in flat[:left])]
+            left -= min(left, len(flat))
         return groups
 
     def _draw(self, n: int) -> list[Prompt]:
         samples = list(range(self.config.gconfig.n_samples))
         prompts: list[Prompt] = []
-        while len(prompts) < n and (drawn := self._source.draw()) is not None:
+        while len(prompts) < n and not self._has_ended:
+            drawn = self._source.draw()
+            if drawn is None:
+                self._has_ended = True
+                break
             prompts.append(Prompt(self._next_uid, 0, self._actor.version, samples, "", drawn.text))
             self._next_uid += 1
         return prompts

@@ -131,6 +131,9 @@ class DataConfig(Section):
     """B: prompts (groups) per batch."""
     total_train_epochs: int | None = Field(None, ge=1)
     """Passes through the data after which the run ends, unless total_train_steps ends it first. Unset: no limit."""
+    max_refill: int = Field(0, ge=0)
+    """Dynamic sampling (DAPO): groups without signal (equal rewards) that new prompts replace, at most, for a batch.
+    0: such groups stay in the batch and are skipped."""
     drop_last: bool = False
     """At the end of the last pass: refund a remainder below B instead of training a short batch."""
     shuffle: bool = True

@@ -26,6 +26,7 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "checkpoint.keep": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep keep_last",
     "data.batch_size": "rollout_batch_size train_batch_size global_batch_size gen_batch_size prompts_per_step",
     "data.max_prompt_tokens": "max_prompt_length max_prompt_len prompt_max_len",
+    "data.max_refill": "dynamic_sampling filter_groups max_num_gen_batches filter_zero_variance oversampling",
     "data.path": "dataset dataset_name dataset_path train_files train_path prompt_data",
     "data.total_train_epochs": "num_train_epochs total_epochs num_epochs epochs num_episodes",
     "engine.python": "server_python python_executable",

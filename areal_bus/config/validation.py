@@ -71,6 +71,11 @@ def _training(c: Config) -> list[Rule]:
             f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}; set it higher, or "
             'actor.advantage = "reinforce" (or "none", normalised over "all")',
         ),
+        (
+            c.data.max_refill > 0 and c.gconfig.n_samples < 2,
+            "data.max_refill replaces groups whose rewards are all equal, and a group of one always is: set "
+            "gconfig.n_samples to 2 or more, or data.max_refill = 0",
+        ),
         *_verdicts(c),
         (
             c.actor.ppo_n_minibatches > c.data.batch_size,

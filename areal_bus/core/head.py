@@ -21,6 +21,7 @@ from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint,
 from areal_bus.core.member_lifecycle import MemberLifecycle
 from areal_bus.core.membership import Member, Membership, MemberState
 from areal_bus.core.publisher import Publisher
+from areal_bus.core.refill import Refill
 from areal_bus.core.rollouts import Rollouts
 from areal_bus.core.scheduler import Scheduler
 from areal_bus.core.staleness import StalenessPolicy
@@ -78,6 +79,7 @@ class Head:
             self._effects,
         )
         self.batches = Batcher(rules, self.gate, self.rollouts.ledger, self.supply, self._effects)
+        self.refill = Refill(rules, self.rollouts.ledger, self.supply)
         self._began = self._turned = now
         self._n_refused: Counter[tuple[str, str]] = Counter()  # by sender and kind
         self._n_late: Counter[tuple[str, str]] = Counter()  # of those
@@ -244,6 +246,7 @@ class Head:
             return
         term = self.terms.term
         kept = self.rollouts.begin_term(term, frontier)
+        self.refill.restart()
         self._effects.discard(self.terms.later_than(message.version))
         self.publisher.restart(term, message.version, message.digest, root=member.name)
         self.terms.begun_by = member.name
@@ -356,6 +359,7 @@ class Head:
                 self._end(1, hopeless)
             self._advance()
             self._drop_too_old()
+            self._refill()
             if self.phase is not Phase.ASSEMBLING:
                 admitting = self.phase in (Phase.BEFORE, Phase.TRAINING) and not self.is_draining
                 self.scheduler.lease_all(admitting=admitting)
@@ -457,6 +461,11 @@ class Head:
         while self.rules.policy is StalenessPolicy.DROP and self._wants_batch and (entry := self.batches.too_old()):
             self.rollouts.refund(entry, Refund.TOO_OLD)
 
+    def _refill(self) -> None:
+        """Groups without signal leave, and new prompts take their place."""
+        while self.phase is Phase.TRAINING and not self.is_draining and (entry := self.refill.next()):
+            self.rollouts.refund(entry, Refund.NO_SIGNAL)
+
     def _serve_requests(self) -> None:
         """A batch for the learner that waits, or the news that there is none."""
         root = self.terms.begun_by
@@ -469,6 +478,7 @@ class Head:
             n_groups = self.batches.n_next()
             if n_groups:
                 batch = self.batches.take(n_groups)
+                self.refill.restart()
                 self._mark(batch.step + 1, root)
                 self.batches.hand_out(batch, learners)
                 self.terms.hand_out()

@@ -58,6 +58,11 @@ class LedgerEntry:
         return dict(sorted((self.scored | self.failed).items()))
 
     @property
+    def has_signal(self) -> bool:
+        """Its rewards differ."""
+        return len({scored.reward for scored in self.scored.values()}) > 1
+
+    @property
     def is_hopeless(self) -> bool:
         """Too few samples can still be trained: the prompt must be refunded."""
         return bool(self.failed) and self.n_samples - len(self.failed) < LEAST
@@ -122,6 +127,7 @@ class Ledger:
         self.counts: Counter[PromptState] = Counter()
         self.refunds: Counter[Refund] = Counter()
         self.ready = Oldest()  # groups with a verdict for each sample, enough of them with a reward
+        self.flat = Oldest()  # of the ready groups those without signal
         self.queued = Oldest()  # whose lease was lost
         self._training: dict[int, list[LedgerEntry]] = {}
 
@@ -143,8 +149,7 @@ class Ledger:
         self.n_before -= 1
         self.counts[entry.state] += 1
         if not entry.missing:
-            self.ready.add(entry)
-            self._move(entry, PromptState.READY)
+            self._complete(entry)
         elif entry.holder is None:
             self.queued.add(entry)
             self._move(entry, PromptState.QUEUED)
@@ -222,8 +227,7 @@ class Ledger:
         """Update the state after a verdict."""
         entry.sampled.add(sample)
         if len(entry.scored) + len(entry.failed) == entry.n_samples and not entry.is_hopeless:  # I8
-            self.ready.add(entry)
-            self._move(entry, PromptState.READY)
+            self._complete(entry)
         elif entry.state is PromptState.LEASED and len(entry.sampled) == entry.n_samples:
             self._move(entry, PromptState.SCORING)
         return entry
@@ -246,6 +250,7 @@ class Ledger:
             raise ImpossibleEvent(f"{len(self.ready)} groups are ready; {n_prompts} were asked for")
         taken = [self.ready.pop() for _ in range(n_prompts)]
         for entry in taken:
+            self.flat.discard(entry.uid)
             self._move(entry, PromptState.TRAINING)
         self._training[batch] = taken
         return taken
@@ -266,6 +271,7 @@ class Ledger:
         if entry is None or entry.state not in LIVE:
             raise ImpossibleEvent(f"only a live prompt is refunded; prompt {uid} is not")
         self.ready.discard(uid)
+        self.flat.discard(uid)
         self.queued.discard(uid)
         self._move(entry, PromptState.REFUNDED)
         self.refunds[reason] += 1
@@ -294,6 +300,12 @@ class Ledger:
         if 0 <= uid < self.next_uid:
             return LateEvent(f"{rule}; prompt {uid} is closed")
         return ImpossibleEvent(f"{rule}; prompt {uid} was never admitted")
+
+    def _complete(self, entry: LedgerEntry) -> None:
+        self.ready.add(entry)
+        if not entry.has_signal:
+            self.flat.add(entry)
+        self._move(entry, PromptState.READY)
 
     def _requeue(self, entry: LedgerEntry) -> None:
         entry.holder = None

@@ -21,7 +21,7 @@ from areal_bus.core.state import HeadRules
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Partial, Refund, Role, Scored, VerdictStatus
 
-EXPECTED = (Refund.END_OF_DATA, Refund.END_OF_RUN, Refund.TOO_OLD)  # no sign that something is wrong
+EXPECTED = (Refund.END_OF_DATA, Refund.END_OF_RUN, Refund.TOO_OLD, Refund.NO_SIGNAL)  # no sign that something is wrong
 
 
 class Rollouts:

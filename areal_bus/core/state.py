@@ -25,6 +25,7 @@ class HeadRules:
     push_timeout_s: float
     policy: StalenessPolicy = StalenessPolicy.MASK
     max_reissues: int = 3  # policy `drop`: how often a row is issued again
+    max_refill: int = 0  # groups without signal that are replaced for a batch
     drop_last: bool = False
     checkpoint_every: int = 0  # versions between checkpoints; 0: none by steps
     checkpoint_keep: int = 1  # checkpoints that stay

@@ -44,6 +44,7 @@ class BatchChecks:
         self.finish()
         self.n += 1
         step = line["step"]
+        self.prompts.n_refilled = 0
         is_undone = self.terms.undo_step(step)
         self.current = BatchRecord(step, self.file.where(), line["n_groups"], line["n_trajectories"], is_undone)
         numbers = line.get("missing", [])

@@ -15,7 +15,7 @@ from tools.audit.data_passes import FAR, Passes, Row
 from tools.audit.journal_reader import JournalFile, Line
 from tools.audit.terms import TermLog
 
-ANY_TIME = frozenset({"sampling_error", "prompt_too_long", "poison", "lost_timeline"})
+ANY_TIME = frozenset({"sampling_error", "prompt_too_long", "poison", "lost_timeline", "no_signal"})  # no_signal: below
 
 
 def why_not(reason: str, *, born: int, failed: str, clock: Clock) -> tuple[str, str] | None:
@@ -95,6 +95,7 @@ class Prompts:
         self.left = (array("q"), array("q"))  # moments and uids, of all that left, in that order
         self.first_attempt = 0  # of the term
         self.refunds: Counter[str] = Counter()
+        self.n_refilled = 0  # refunds as no_signal since the last batch or term
         self.is_at_the_end = False  # a prompt was refunded as end_of_data in this term
         self.n_ready = 0
         self._by_age: list[tuple[int, int]] = []  # heap of (born, uid) of the ready ones, and of some that were
@@ -263,6 +264,8 @@ class Prompts:
         broken = why_not(reason, born=prompt.born, failed=prompt.failed, clock=self.clock)
         if broken is not None:
             self.file.add(*broken, uid=prompt.uid)
+        if reason == "no_signal":
+            self._refill(prompt)
         self.is_at_the_end |= reason == "end_of_data"
         if line["n_tokens_dropped"] != prompt.n_tokens:
             text = f"dropped tokens are those received: {prompt.n_tokens}, not {line['n_tokens_dropped']}"
@@ -270,6 +273,18 @@ class Prompts:
         if line.get("again", reason in AGAIN):
             self.passes.release(prompt.row)
         return prompt
+
+    def _refill(self, prompt: AuditedPrompt) -> None:
+        """A complete group with equal rewards, of at most data.max_refill for a batch (I3)."""
+        self.n_refilled += 1
+        most = self.clock.setup.max_refill
+        rewards = {sample.reward for sample in prompt.scored.values() if self.has_reward(sample)}
+        if not prompt.is_ready or len(rewards) != 1:
+            text = f"a group without signal is complete and has equal rewards: {len(rewards)} different ones"
+            self.file.add("I3", text, uid=prompt.uid)
+        if most is not None and self.n_refilled > most:
+            text = f"at most data.max_refill = {most} groups are replaced for a batch: this is number {self.n_refilled}"
+            self.file.add("I3", text, uid=prompt.uid)
 
     def close(self, *, ended: bool) -> None:
         """After an orderly end nothing is open."""
@@ -287,6 +302,7 @@ class Prompts:
         ready = [prompt for prompt in self.open.values() if prompt.is_ready]
         self._by_age = sorted((prompt.born, prompt.uid) for prompt in ready)
         self.n_ready = len(ready)
+        self.n_refilled = 0
         self.n_queued = sum(prompt.is_queued for prompt in self.open.values())
 
     # inside

@@ -22,6 +22,7 @@ class RunSettings:
     on_timeout: float | None = None  # reward that is declared for such a verdict; None: "refund"
     on_error: float | None = None
     partial_groups: bool = False
+    max_refill: int | None = None  # groups without signal that may be replaced for a batch
 
     def declared(self, status: str) -> float | None:
         """The reward of a verdict that is no value."""
@@ -58,5 +59,6 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunS
         earlier_totals=tuple(t for old in earlier if isinstance(t := old.get("run", {}).get("total_train_steps"), int)),
         on_timeout=number("reward", "on_timeout"),
         on_error=number("reward", "on_error"),
+        max_refill=config["data"].get("max_refill", 0) if "data" in config else None,
         partial_groups=config.get("reward", {}).get("partial_groups") is True,
     )

@@ -72,7 +72,7 @@ def lines(life: list[tuple[float, Record]]) -> list[dict[str, Any]]:
 def journal(folder: Path, scenario: Scenario, ring: Recorded) -> Path:
     """The files of the heads, one for each life."""
     config: dict[str, Any] = {
-        "data": {"batch_size": scenario.batch_size},
+        "data": {"batch_size": scenario.batch_size, "max_refill": scenario.max_refill},
         "rollout": {"max_head_offpolicyness": scenario.eta, "staleness_policy": str(scenario.policy)},
         "gconfig": {"n_samples": scenario.n_samples},
         "weights": {"timeout_s": scenario.push_timeout_s},

@@ -20,6 +20,10 @@ def score(prompt, completion, row):
         raise ValueError(f"cannot read {completion!r}")
     return sum(a == b for a, b in zip(completion, row["answer"]))
 """
+COARSE = """
+def score(prompt, completion, row):
+    return float(completion[:1] == row["answer"][:1])
+"""
 STEPS = 5
 SMALL = (f"run.total_train_steps={STEPS}", "learner.warmup.steps=20", "data.batch_size=8")
 
@@ -67,6 +71,24 @@ def test_32_2_at_eta_0_short_groups_are_those_of_the_plain_loop(
     likeness = eta0.compare(run, eta0.reference(tmp_path, 1), n_generators=1)
     assert (likeness.difference, likeness.n_same) == (None, STEPS)
     assert any("missing" in line for line in run.events("batch", role="head"))
+
+
+@pytest.mark.slow
+def test_at_eta_0_groups_without_signal_are_replaced_as_in_the_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "coarse.py").write_text(COARSE)
+    (tmp_path / "coarse.toml").write_text(
+        f'extends = "{ROOT / eta0.CONFIG}"\n[reward]\nfunction = "coarse:score"\n[data]\nmax_refill = 5\n'
+    )
+    monkeypatch.setattr(eta0, "CONFIG", str(tmp_path / "coarse.toml"))
+    monkeypatch.setattr(eta0, "CHANGES", [*eta0.CHANGES, f"run.total_train_steps={STEPS}"])
+    run = eta0.ring(tmp_path, 2)
+    likeness = eta0.compare(run, eta0.reference(tmp_path, 2), n_generators=2)
+    assert (likeness.difference, likeness.n_same) == (None, STEPS)
+    reasons = [line["reason"] for line in run.events("refund", role="head")]
+    assert reasons.count("no_signal") > STEPS
+    check_clean(run.folder)
 
 
 @pytest.mark.slow

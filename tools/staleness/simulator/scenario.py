@@ -83,6 +83,8 @@ class Scenario:
     on_timeout: float | None = None  # reward of such a sample
     on_error: float | None = None
     partial_groups: bool = False
+    max_refill: int = 0  # groups without signal that are replaced for a batch
+    p_flat: float = 0.0  # share of prompts whose rewards are all equal
     p_unsampled: float = 0.0  # a group cannot be sampled
     p_lost: float = 0.0  # of the messages that somebody repeats
     p_twice: float = 0.0
@@ -137,6 +139,7 @@ class Scenario:
             on_timeout=self.on_timeout,
             on_error=self.on_error,
             partial_groups=self.partial_groups,
+            max_refill=self.max_refill,
         )
 
     @property
@@ -154,6 +157,10 @@ class Scenario:
     def rejects_all(self) -> bool:
         """No prompt can ever be trained."""
         return self.p_unsampled >= 1.0 or (self.p_error >= 1.0 and self.on_timeout is None and self.on_error is None)
+
+    def is_flat(self, uid: int) -> bool:
+        """Whether the values of this prompt's samples are all equal."""
+        return self.p_flat > 0 and random.Random(f"flat {self.seed} {uid}").random() < self.p_flat
 
 
 class Numbers:
@@ -229,6 +236,10 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
     scenario = replace(scenario, p_timed=timed.choice((0.0, 0.0, 0.0, 0.5)))
     if scenario.p_error:
         scenario = _under_declared_verdicts(scenario, random.Random(f"verdicts of {seed}"))
+    refill = random.Random(f"refill of {seed}")
+    if scenario.n_samples > 1 and refill.random() < 0.4:
+        p_flat, most = refill.choice((0.2, 0.5, 0.9, 1.0)), refill.choice((0, 1, 2, 5))
+        scenario = replace(scenario, p_flat=p_flat, max_refill=most)
     if rough and more.random() < 0.05:
         return _in_a_storm(scenario, more)
     heads = random.Random(f"heads of {seed}")

@@ -142,6 +142,8 @@ class Witness:
         self.groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
         self.named: dict[int, set[tuple[int, int]]] = {}  # step -> (uid, sample) that it goes without, as its line says
         self.samples_trained: set[tuple[int, int]] = set()
+        self.n_refilled = 0  # groups without signal that were replaced since the last batch or term
+        self.is_refilled = True  # the last batch may have groups without signal
         self.whole: set[tuple[int, int]] = set()  # born and uid of live prompts whose samples all have a value
         self.saved: dict[int, dict[int, dict[int, int]]] = {}  # version -> what had counted when it was saved
         self.is_same_head = True  # since the last term, or the beginning
@@ -215,6 +217,7 @@ class Witness:
         self.n_live = n_live
         self.taken, self.update_of, self.groups, self.handed, self.named = {}, {}, {}, set(), {}
         self.weights = {other: weights for other, weights in self.weights.items() if other <= version}
+        self.n_refilled = 0
         self.excuses.begin_term()
         self.pushed.begin_term(version)
 
@@ -290,6 +293,8 @@ class Witness:
         self.check("I3", prompt.state == "live", "a result counted when it was {}", prompt.state, uid=uid)
         prompt.accepted[sample] = line["attempt"]
         prompt.tokens[sample] = line["n_tokens"]
+        if line["status"] == "value" or self._declared(line["status"]) is not None:
+            prompt.rewards[sample, line["attempt"]] = line["reward"]
         if line["status"] != "value":
             prompt.failures[sample, line["attempt"]] = line["status"]
         n_samples, n_without = self.scenario.n_samples, len(self.without(prompt))
@@ -311,12 +316,14 @@ class Witness:
         prompt = self._of(uid)
         self.check("I3", prompt.state == "live", "refunded when it was {}", prompt.state, uid=uid)
         prompt.state = "refunded"
+        is_whole = (prompt.born, uid) in self.whole
         self.whole.discard((prompt.born, uid))
         prompt.n_accounted += line["n_tokens_dropped"]
         self.n_live -= 1
         self.rows[prompt.row] = "again" if line["again"] else "refunded"
         self.excuses.on_refund(line["reason"])
-        reasons = self._reasons(prompt)
+        reasons = self._reasons(prompt, is_whole=is_whole)
+        self.n_refilled += line["reason"] == m.Refund.NO_SIGNAL
         self.check(
             "I3",
             line["reason"] in reasons,
@@ -335,7 +342,7 @@ class Witness:
         )
         self._count()
 
-    def _reasons(self, prompt: Followed) -> set[str]:
+    def _reasons(self, prompt: Followed, *, is_whole: bool) -> set[str]:
         """For which it may leave untrained at this moment."""
         if prompt.failed:
             return {f"reward_{prompt.failed}"}
@@ -343,6 +350,7 @@ class Witness:
         known = {
             refund.SAMPLING_ERROR: True,
             refund.POISON: True,
+            refund.NO_SIGNAL: is_whole and prompt.is_flat and self.n_refilled < scenario.max_refill,
             refund.TOO_OLD: scenario.policy is StalenessPolicy.DROP and self.u - prompt.born > scenario.eta,
             refund.END_OF_RUN: self.u >= scenario.total_steps,
             refund.END_OF_DATA: scenario.n_rows is not None and len(self.rows) == scenario.n_rows,
@@ -374,8 +382,16 @@ class Witness:
         if line["short"]:
             self.check("I8", self.n_live == line["n_groups"], "a short batch while {} prompts live", self.n_live)
         self._on_left_out(line)
+        self.is_refilled = (
+            self.n_refilled == self.scenario.max_refill or self.head.is_draining or self._all_rows_are_out
+        )
+        self.n_refilled = 0
         self.taken[line["step"]] = set()
         self.update_of[line["step"]] = self.taken[line["step"]].copy()
+
+    @property
+    def _all_rows_are_out(self) -> bool:
+        return self.scenario.n_rows is not None and len(self.rows) == self.scenario.n_rows
 
     def _on_left_out(self, line: dict[str, Any]) -> None:
         """Samples that their groups are trained without: named, and their tokens dropped (I8, I12)."""
@@ -470,6 +486,8 @@ class Witness:
             oldest = min({(prompt.born, uid), *self.whole})
             self.check("I8", oldest[1] == uid, "it is taken before prompt {}, which is older", oldest[1], uid=uid)
             self.whole.discard((prompt.born, uid))
+            may_be_flat = self.is_refilled or not prompt.is_flat
+            self.check("I8", may_be_flat, "a group without signal is trained, and it could be replaced", uid=uid)
 
     # the clock
 

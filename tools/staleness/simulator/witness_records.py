@@ -36,8 +36,14 @@ class Followed:
     tokens: dict[int, int] = field(default_factory=dict)  # sample -> tokens of the verdict that counted
     failures: dict[tuple[int, int], str] = field(default_factory=dict)  # (sample, attempt) -> verdict, if no value
     failed: str = ""  # status of a verdict that counted, and after which only a refund can follow
+    rewards: dict[tuple[int, int], float] = field(default_factory=dict)  # (sample, attempt) -> reward, if it has one
     n_accounted: int = 0  # trained, masked or dropped
     n_leases: int = 0
+
+    @property
+    def is_flat(self) -> bool:
+        """All its rewards are equal."""
+        return len({self.rewards[key] for key in self.accepted.items() if key in self.rewards}) == 1
 
     @property
     def n_received(self) -> int:
@@ -132,7 +138,7 @@ class Pushed:
         return sum(len(missed) >= patience and max(missed) < before_s for missed in self._missed.values())
 
 
-EXPECTED = (Refund.TOO_OLD, Refund.END_OF_DATA, Refund.END_OF_RUN)  # no failure
+EXPECTED = (Refund.TOO_OLD, Refund.NO_SIGNAL, Refund.END_OF_DATA, Refund.END_OF_RUN)  # no failure
 PATIENCE = 5  # pushes of its own in a row that a generator may miss
 
 
