@@ -1,7 +1,7 @@
-"""How ranks meet: a number, a count and a few exchanges of bytes; knows nothing of what is exchanged.
+"""Rendezvous of the ranks: rank, size and an allgather of bytes, over MPI or over ZeroMQ.
 
-`MpiBootstrap` uses MPI for these exchanges only; afterwards MPI is idle. `EnvBootstrap` takes rank and size from the
-environment that the starter (mpirun, srun, torchrun) sets and exchanges over ZeroMQ, without MPI_Init.
+`MpiBootstrap` uses MPI only for these exchanges. `EnvBootstrap` reads rank and size from the environment that the
+launcher (mpirun, srun, torchrun) sets, and exchanges over ZeroMQ without MPI_Init.
 """
 
 import hashlib
@@ -21,22 +21,22 @@ from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.transport.listener import BACKLOG
 from launch.init_watch import bounded
 
-RANKS = (  # (rank, size) as known starters name them, most specific first
+RANK_VARIABLES = (  # (rank, size) of each known launcher, most specific first
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
     ("RANK", "WORLD_SIZE"),
 )
-JOBS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_JOBID", "TORCHELASTIC_RUN_ID")
+JOB_ID_VARIABLES = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_JOBID", "TORCHELASTIC_RUN_ID")
 POLL_S = 0.002
-MAX_PART_BYTES = 1 << 20  # of what one rank tells the others
-LINGER_MS = 2000  # of a rank: for its last part to leave
-LINGER_0_MS = 10_000  # of rank 0: for its last answers to leave; the ranks wait for them
-MAX_WAITING = 4  # parts of one peer that may wait at rank 0
+MAX_PART_BYTES = 1 << 20  # of one rank's message
+LINGER_MS = 2000  # time to send a rank's last message
+RANK_0_LINGER_MS = 10_000  # time to send rank 0's last answers, for which the other ranks wait
+MAX_QUEUED_PARTS = 4  # messages of one peer in rank 0's receive queue
 
 
 class Bootstrap(Protocol):
-    """The ranks of one start."""
+    """The ranks of one launch."""
 
     @property
     def rank(self) -> int: ...
@@ -45,17 +45,17 @@ class Bootstrap(Protocol):
     def size(self) -> int: ...
 
     def allgather(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes, by rank; all ranks call it. Raises Missing after launch.timeout_s."""
+        """Every rank's bytes, by rank. All ranks call it. Raises RanksMissing after launch.timeout_s."""
 
-    def rest(self) -> None:
-        """No exchange follows: nothing of this listens any more."""
+    def finish_exchanges(self) -> None:
+        """Close the sockets: no allgather follows."""
 
     def close(self) -> None:
-        """The last call."""
+        """Release everything. The last call."""
 
 
-class Missing(ArealBusError):
-    """Ranks that did not arrive in time: start anew."""
+class RanksMissing(ArealBusError):
+    """Ranks did not arrive in time. Start the job again."""
 
     def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
         names = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
@@ -64,32 +64,34 @@ class Missing(ArealBusError):
 
 
 def rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """From the environment that the starter set; (0, 1) when there is none. Raises ConfigError for no such rank."""
-    for names in RANKS:
+    """Rank and size from the launcher's environment; (0, 1) without a launcher. Raises ConfigError for bad values."""
+    for names in RANK_VARIABLES:
         if all(name in environ for name in names):
             rank, size = (environ[name] for name in names)
             if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
                 return int(rank), int(size)
-            raise ConfigError(f"a starter counts ranks from 0: {names[0]} is {rank!r} and {names[1]} {size!r}")
+            raise ConfigError(
+                f"the launcher must number ranks from 0 to size - 1: {names[0]} is {rank!r} and {names[1]} {size!r}"
+            )
     return 0, 1
 
 
 def open_bootstrap(config: LaunchConfig, environ: Mapping[str, str] = os.environ) -> Bootstrap:
-    """The kind that `launch.bootstrap` names."""
+    """The implementation that `launch.bootstrap` selects."""
     if config.bootstrap == "env":
         return EnvBootstrap(config.rendezvous, config.timeout_s, environ)
     return MpiBootstrap(config.timeout_s)
 
 
 class MpiBootstrap:
-    """Exchanges over MPI by point-to-point buffer calls, so that a rank that is late is named and nobody spins."""
+    """Exchanges over MPI with point-to-point calls: a late rank can be named, and waiting ranks sleep."""
 
     def __init__(self, timeout_s: float) -> None:
         if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == os.environ.get("OMPI_COMM_WORLD_SIZE"):
             os.environ.setdefault("OMPI_MCA_pml", "ob1")  # one host: saves about a second of MPI_Init
             os.environ.setdefault("OMPI_MCA_btl", "self,sm")
         with bounded(rank_and_size()[0], timeout_s):
-            from mpi4py import MPI  # the import initialises MPI: nothing else may import it
+            from mpi4py import MPI  # the import calls MPI_Init: import it nowhere else
 
         self._mpi = MPI
         self._world = MPI.COMM_WORLD
@@ -97,8 +99,8 @@ class MpiBootstrap:
         started = rank_and_size()[1]
         if self.size != started:
             raise ConfigError(
-                f"MPI and the starter must agree on the ranks: MPI has {self.size}, the starter {started}; use the "
-                'mpirun of this environment, or set launch.bootstrap = "env"'
+                f"MPI and the launcher must agree on the number of ranks: MPI has {self.size}, the launcher {started}; "
+                'use the mpirun of this environment, or set launch.bootstrap = "env"'
             )
 
     @property
@@ -118,10 +120,10 @@ class MpiBootstrap:
         while len(parts) < self.size:
             source, part = self._receive([r for r in range(self.size) if r not in parts], deadline)
             parts[source] = part
-        everything = [parts[rank] for rank in range(self.size)]
+        gathered = [parts[rank] for rank in range(self.size)]
         for rank in range(1, self.size):
-            self._send(pack(everything), rank, deadline)
-        return everything
+            self._send(pack(gathered), rank, deadline)
+        return gathered
 
     def _send(self, data: bytes, to: int, deadline: float) -> None:
         request = self._world.Isend([bytearray(data), self._mpi.BYTE], dest=to)
@@ -140,32 +142,32 @@ class MpiBootstrap:
 
     def _pause(self, missing: Sequence[int], deadline: float) -> None:
         if time.monotonic() > deadline:
-            raise Missing(missing, self._timeout_s)
+            raise RanksMissing(missing, self._timeout_s)
         time.sleep(POLL_S)
 
-    def rest(self) -> None:
-        """MPI opens nothing and waits for nobody until the end."""
+    def finish_exchanges(self) -> None:
+        """Nothing to close: MPI stays idle until the end."""
 
     def close(self) -> None:
-        """Wait for the others and leave MPI; a rank that fails does not come here, so that mpirun ends the job."""
+        """MPI_Finalize, which waits for all ranks. A failed rank skips it, so that mpirun ends the job."""
         self._mpi.Finalize()
 
 
 class EnvBootstrap:
-    """Exchanges through rank 0's ROUTER at the rendezvous."""
+    """Exchanges over ZeroMQ: rank 0 binds a ROUTER at the rendezvous, the other ranks connect to it."""
 
     def __init__(self, rendezvous: str, timeout_s: float, environ: Mapping[str, str] = os.environ) -> None:
         self.rank, self.size = rank_and_size(environ)
         self._timeout_s = timeout_s
         self._folder: Path | None = None
         self._context = zmq.Context()
-        url = rendezvous or f"ipc://{self._own_folder(environ) / 'rendezvous.sock'}"
+        url = rendezvous or f"ipc://{self._private_folder(environ) / 'rendezvous.sock'}"
         self._socket = self._context.socket(zmq.ROUTER if self.rank == 0 else zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, LINGER_MS if self.rank else LINGER_0_MS)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS if self.rank else RANK_0_LINGER_MS)
         if self.rank == 0:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_PART_BYTES)
-            self._socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
+            self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_PARTS)
             self._socket.setsockopt(zmq.BACKLOG, max(BACKLOG, self.size))
             self._bind(url)
         else:
@@ -184,17 +186,20 @@ class EnvBootstrap:
             self._socket.connect(url)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"launch.rendezvous must be an address that ranks can reach: {url}: {error}") from None
+            raise ConfigError(
+                f"launch.rendezvous must be an address that every rank can reach: {url}: {error}"
+            ) from None
 
-    def _own_folder(self, environ: Mapping[str, str]) -> Path:
-        """A folder that only this user can enter, the same for all ranks of this start on this host."""
-        job = next((environ[name] for name in JOBS if name in environ), f"parent-{os.getppid()}")
+    def _private_folder(self, environ: Mapping[str, str]) -> Path:
+        """A folder with mode 0700, the same for all ranks of this launch on this host."""
+        job = next((environ[name] for name in JOB_ID_VARIABLES if name in environ), f"parent-{os.getppid()}")
         digest = hashlib.sha256(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()).hexdigest()[:12]
         folder = Path(tempfile.gettempdir()) / f"areal-bus-{os.getuid()}-{digest}"
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
             raise ConfigError(
-                f"the rendezvous folder must be this user's own: remove {folder}, or set launch.rendezvous"
+                f"the rendezvous folder must belong to this user, with mode 0700: remove {folder}, or set "
+                "launch.rendezvous"
             )
         self._folder = folder
         return folder
@@ -209,50 +214,50 @@ class EnvBootstrap:
             missing = [rank for rank in range(self.size) if rank not in parts]
             sender, *frames = self._receive(missing, deadline)
             rank = rank_of(sender)
-            if rank in missing and len(frames) == 1:  # whatever else comes here is a stranger's
+            if rank in missing and len(frames) == 1:  # anything else is not from a rank of this job
                 parts[rank] = frames[0]
-        self._forget_folder()  # all are connected: nobody needs the path any more
-        everything = [parts[rank] for rank in range(self.size)]
+        self._remove_folder()  # all ranks are connected
+        gathered = [parts[rank] for rank in range(self.size)]
         for rank in range(1, self.size):
             try:
-                self._socket.send_multipart([identity(rank), pack(everything)])
-            except zmq.ZMQError:  # ROUTER_MANDATORY: it has gone
-                raise Missing([rank], self._timeout_s) from None
-        return everything
+                self._socket.send_multipart([identity(rank), pack(gathered)])
+            except zmq.ZMQError:  # ROUTER_MANDATORY: the rank disconnected
+                raise RanksMissing([rank], self._timeout_s) from None
+        return gathered
 
     def _receive(self, sources: Sequence[int], deadline: float) -> list[bytes]:
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not self._socket.poll(int(1000 * left_s) + 1):
-            raise Missing(sources, self._timeout_s)
+            raise RanksMissing(sources, self._timeout_s)
         return self._socket.recv_multipart()
 
-    def rest(self) -> None:
+    def finish_exchanges(self) -> None:
         if not self._socket.closed:
             self._socket.close()
             self._context.term()
 
     def close(self) -> None:
-        self.rest()
-        self._forget_folder()
+        self.finish_exchanges()
+        self._remove_folder()
 
-    def _forget_folder(self) -> None:
+    def _remove_folder(self) -> None:
         if self._folder is not None and self.rank == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
 
 def identity(rank: int) -> bytes:
-    """Of a rank's DEALER: may not begin with a zero byte."""
+    """ZeroMQ identity of a rank's DEALER. It must not begin with a zero byte."""
     return b"r" + rank.to_bytes(4, "little")
 
 
 def rank_of(sender: bytes) -> int | None:
-    """Whose identity that is; None when it is no rank's."""
+    """The rank of an identity; None for any other identity."""
     return int.from_bytes(sender[1:], "little") if len(sender) == 5 and sender[:1] == b"r" else None
 
 
 def pack(parts: Sequence[bytes]) -> bytes:
-    """Parts in one piece: how many, how long each is, then all of them."""
+    """Encode parts as one message: their number, their lengths, then their bytes."""
     return struct.pack(f"<{1 + len(parts)}Q", len(parts), *map(len, parts)) + b"".join(parts)
 
 

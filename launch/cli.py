@@ -1,17 +1,17 @@
-"""The console script `areal-bus COMMAND ...`: the same as `python -m` of the module behind the command."""
+"""The console script: `areal-bus COMMAND ...` runs the module of the command, as `python -m` does."""
 
 import runpy
 import sys
 
 COMMANDS = {
-    "launch": ("areal_bus.launch", "train, as a rank of mpirun; --dry-run and --explain without it"),
-    "samples": ("tools.samples", "what the model wrote"),
-    "breakdown": ("tools.breakdown", "where each actor's time went"),
-    "audit": ("tools.audit", "the run checked against its invariants, by its journal alone"),
-    "why": ("tools.why", "alive, stalled, dead or over, and who waits for whom"),
-    "simulate": ("tools.simulate", "which split, which eta: a ring in virtual time"),
+    "launch": ("areal_bus.launch", "train, as a rank of mpirun; --dry-run and --explain run without mpirun"),
+    "samples": ("tools.samples", "show sampled completions"),
+    "breakdown": ("tools.breakdown", "show where each actor spent its time"),
+    "audit": ("tools.audit", "check a run's journal against the invariants"),
+    "why": ("tools.why", "show whether a run is alive, stalled, dead or over, and which actor waits for which"),
+    "simulate": ("tools.simulate", "predict throughput and lag for each split and eta, in virtual time"),
     "evaluate": ("tools.evaluate", "score a model or a run on a file of problems"),
-    "bench": ("tools.bench", "measure; one JSON object on the last line"),
+    "bench": ("tools.bench", "run a benchmark; the last line is one JSON object"),
 }
 
 
@@ -22,7 +22,7 @@ def main() -> int:
         print("\n".join(f"  {name:10} {what}" for name, (_, what) in COMMANDS.items()))
         return 0
     if command not in COMMANDS:
-        print(f"error: areal-bus has the commands {', '.join(COMMANDS)}: {command!r} is none", file=sys.stderr)
+        print(f"error: the command must be one of {', '.join(COMMANDS)}: got {command!r}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[command]
     sys.argv = [f"areal-bus {command}", *sys.argv[2:]]

@@ -13,11 +13,11 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.fits import Fit, compare
 from launch.loads import Proposal, amount, need
-from launch.memory import BYTES, N_LOGITS, DecoderShape, MicroBatch, find_shape, saved
-from launch.prepare import count_tokens, filled
-from launch.resume import preview
+from launch.memory import BYTES, N_LOGITS, DecoderShape, MicroBatch, find_shape, saved_numbers
+from launch.prepare import count_tokens, render_prompt
+from launch.resume import preview_resume
 from launch.settings_help import as_toml
-from launch.topology import RankPlan, by_gpu, check_route, dry_hosts, least_ranks, plan
+from launch.topology import RankPlan, check_route, min_ranks, plan, planned_hosts, ranks_by_gpu
 
 FORMULA = """memory: the peak, every completion at full length.
 learner: 12 bytes a parameter (float32: itself, two AdamW moments) / learners; in a step the activations of a
@@ -53,8 +53,8 @@ def look_ahead(config: Config, file: Path, size: int | None, *, every: bool = Fa
 
     `size` None: the number of ranks the file is written for, or the fewest. Raises ConfigError.
     """
-    resumed = preview(config, file)
-    places = plan(config.topology, dry_hosts(config.topology, size or least_ranks(config.topology)))
+    resumed = preview_resume(config, file)
+    places = plan(config.topology, planned_hosts(config.topology, size or min_ranks(config.topology)))
     check_route(config, places)
     shape = find_shape(config, file.resolve().parent)
     n_prompt = longest_prompt(config, file.resolve().parent)
@@ -120,7 +120,7 @@ def longest_prompt(config: Config, folder: Path) -> int:
     has_rows = data.task or any((base / data.path).is_file() for base in (Path(), folder))
     if config.workflow.function != "single_turn" or not has_rows or not (models or config.model.scratch):
         return most
-    prompts = [filled(config, row) for row in rows_with_origins(config, folder)]
+    prompts = [render_prompt(config, row) for row in rows_with_origins(config, folder)]
     longest = sorted(prompts, key=lambda asked: len(asked.text.encode()))[-LOOKED_AT:]
     return min(max(count_tokens(longest, config, str(models[0]) if models else "")), most)
 
@@ -130,7 +130,7 @@ def per_token(config: Config, shape: DecoderShape | None, n_prompt: int) -> list
     if shape is None:
         return []
     one, batch = BYTES[config.model.dtype], MicroBatch.of(config, n_prompt)
-    row, seen = (one * shape.layers * n for n in saved(config, shape))
+    row, seen = (one * shape.layers * n for n in saved_numbers(config, shape))
     slot = one * shape.kv_per_token
     wanted = N_LOGITS * shape.vocabulary * BYTES["float32"]
     kept = "each layer's input" if config.learner.gradient_checkpointing else "all"
@@ -164,8 +164,8 @@ def table(
 
 def alike(place: RankPlan) -> tuple[object, ...]:
     """Ranks with the same key share a row: neighbours on a host with the same roles, a generator's members included."""
-    roles = [seat.role for seat in place.seats if seat.role is not Role.GENERATOR]
-    generates = place.member_of is not None or Role.GENERATOR in [seat.role for seat in place.seats]
+    roles = [seat.role for seat in place.actors if seat.role is not Role.GENERATOR]
+    generates = place.member_of is not None or Role.GENERATOR in [seat.role for seat in place.actors]
     return (place.host, generates, tuple(role for role in roles if not generates))
 
 
@@ -180,7 +180,7 @@ def gpu_name(place: RankPlan) -> str:
 def role_name(place: RankPlan) -> str:
     if place.member_of is not None:
         return f"member of {place.member_of}"
-    return " + ".join(map(str, place.seats))
+    return " + ".join(map(str, place.actors))
 
 
 def shared_gpus(config: Config, places: Sequence[RankPlan], shape: DecoderShape | None, n_prompt: int) -> list[str]:
@@ -188,7 +188,7 @@ def shared_gpus(config: Config, places: Sequence[RankPlan], shape: DecoderShape 
     if shape is None:
         return []
     needs = []
-    for (host, gpu), ranks in by_gpu(places).items():
+    for (host, gpu), ranks in ranks_by_gpu(places).items():
         if len(ranks) > 1:
             device = sum(need(config, place, shape, n_prompt).device for place in ranks)
             names = " and ".join(str(place.rank) for place in ranks)

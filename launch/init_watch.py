@@ -1,4 +1,4 @@
-"""Bounds MPI_Init, which holds the interpreter's lock: a small process of its own watches it, since no thread can."""
+"""Puts a timeout on MPI_Init. A forked process enforces it: MPI_Init holds the GIL, so a thread cannot."""
 
 import contextlib
 import os
@@ -12,9 +12,9 @@ from areal_bus.parent_death import die_with_parent
 
 @contextlib.contextmanager
 def bounded(rank: int, timeout_s: float) -> Iterator[None]:
-    """The block ends within `timeout_s`, or this process is killed, and a line says which rank that was.
+    """Kill this process, with a line that names the rank, unless the block ends within `timeout_s`.
 
-    It forks: to be entered before MPI_Init, and before this process has threads or sockets of its own.
+    It forks: enter it before MPI_Init, and before this process has threads or sockets.
     """
     read, write = os.pipe()
     ours = os.getpid()
@@ -31,9 +31,9 @@ def bounded(rank: int, timeout_s: float) -> Iterator[None]:
 
 
 def _watch(read: int, watched: int, rank: int, timeout_s: float) -> None:
-    """In the watcher: until the pipe is closed, the watched process ends, or the time is over. Does not return."""
+    """Body of the watcher process. Ends when the pipe closes or the watched process ends; kills it on timeout."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the rank
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(watched)
         if not select.select([read], [], [], timeout_s)[0]:
@@ -45,7 +45,7 @@ def _watch(read: int, watched: int, rank: int, timeout_s: float) -> None:
 
 def sentence(timeout_s: float, process: int) -> str:
     return (
-        f"MPI_Init must return within launch.timeout_s = {timeout_s:g}: that of process {process} on "
-        f"{socket.gethostname()} has not; it waits for a rank that did not start, or for an mpirun that is gone. Start "
-        "the job anew, with a larger launch.timeout_s if ranks need longer to start"
+        f"MPI_Init must return within launch.timeout_s = {timeout_s:g}: process {process} on {socket.gethostname()} is "
+        "still in it; a rank did not start, or mpirun is gone. Start the job again, with a larger launch.timeout_s if "
+        "ranks need longer to start"
     )

@@ -12,7 +12,7 @@ from areal_bus.config.sections import Config
 from areal_bus.messages import Role
 from launch.gpus import smallest_gpu_mib
 from launch.memory import BYTES, GIB, MIB, SUPERVISOR, DecoderShape, Need, estimate
-from launch.topology import RankPlan, by_gpu, check_route, dry_hosts, least_ranks, plan
+from launch.topology import RankPlan, check_route, min_ranks, plan, planned_hosts, ranks_by_gpu
 
 CUDA = 768 * MIB  # a process's context, kernels and workspaces
 NCCL = 1 * GIB  # buffers of one process group
@@ -31,7 +31,7 @@ class Proposal:
     def places(self) -> tuple[RankPlan, ...]:
         """Raises ConfigError where the ranks do not fit the topology, or weights cannot take their route."""
         topology = self.config.topology
-        places = plan(topology, dry_hosts(topology, self.size or least_ranks(topology)))
+        places = plan(topology, planned_hosts(topology, self.size or min_ranks(topology)))
         check_route(self.config, places)
         return places
 
@@ -77,7 +77,7 @@ def host_memory(config: Config) -> tuple[int, str]:
 
 def of_gpus(proposal: Proposal) -> list[Load]:
     """A load for each combination of roles on a GPU."""
-    groups = by_gpu(proposal.places()).values()
+    groups = ranks_by_gpu(proposal.places()).values()
     return alike([Load(tuple(ranks), 1, sum(on_device(proposal, place) for place in ranks)) for ranks in groups])
 
 
@@ -115,8 +115,8 @@ def in_host(proposal: Proposal, place: RankPlan) -> int:
 
 def need(config: Config, place: RankPlan, shape: DecoderShape, n_prompt: int) -> Need:
     """Of one rank, its actors and its supervisor; a member needs what its generator does on the device."""
-    seats = place.seats if place.member_of is None else (place.member_of,)
-    needs = [estimate(config, shape, seat.role, seat.index, n_prompt=n_prompt) for seat in seats]
+    actors = place.actors if place.member_of is None else (place.member_of,)
+    needs = [estimate(config, shape, seat.role, seat.index, n_prompt=n_prompt) for seat in actors]
     host = SUPERVISOR + (0 if place.member_of else sum(need.host for need in needs))
     return Need(sum(need.device for need in needs), host)
 
@@ -145,8 +145,8 @@ def is_served(config: Config, load: Load) -> bool:
 
 def roles(place: RankPlan) -> list[Role]:
     """That compute on this rank's GPU."""
-    seats = place.seats if place.member_of is None else (place.member_of,)
-    return [seat.role for seat in seats if seat.role in (Role.LEARNER, Role.GENERATOR)]
+    actors = place.actors if place.member_of is None else (place.member_of,)
+    return [seat.role for seat in actors if seat.role in (Role.LEARNER, Role.GENERATOR)]
 
 
 def amount(n_bytes: int) -> str:

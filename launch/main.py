@@ -1,6 +1,6 @@
-"""The command line: read the settings, check them against the ranks, then run this rank or print and end.
+"""The command line: loads the settings, checks the number of ranks, then runs this rank, or prints and ends.
 
-Every rank runs this. A fault in the settings shows on all ranks alike, so rank 0 alone speaks and all end with 2.
+Every rank runs this. All ranks find the same fault in the settings: rank 0 prints it, and all end with exit code 2.
 """
 
 import argparse
@@ -16,49 +16,49 @@ from areal_bus.config.sections import Config, RunConfig
 from areal_bus.errors import ConfigError
 from launch.bootstrap import rank_and_size
 from launch.dry_run import Page, look_ahead
-from launch.elastic import join
-from launch.rank import refuse, run
+from launch.elastic import join_job
+from launch.rank import report_error, run_rank
 from launch.resume import AUTO
-from launch.runs import CONFIG, ORIGIN, no_run, read_object
+from launch.runs import CONFIG, ORIGIN, read_object, why_no_run
 from launch.settings_help import explain
-from launch.topology import check_count, least_ranks
+from launch.topology import check_count, min_ranks
 
 OPTIONS = ("--set", "--dry-run", "--all", "--resume", "--join", "--key", "--explain", "--help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 an actor or the start failed, 2 the input cannot run, 128 + N ended by signal N."""
+    """Exit code: 0 success, 1 an actor or the start failed, 2 invalid input, 128 + N ended by signal N."""
     rank = 0
     try:
         rank, size = rank_and_size()
-        options = read_words(arguments)
-        check_alone(options)
+        options = parse_arguments(arguments)
+        check_combinations(options)
         if options.explain is not None:
-            return say(rank, explain(options.explain))
+            return print_on_rank_0(rank, explain(options.explain))
         if options.join is not None:
-            return join(options.join, options.key)
-        config, file = settings(options.config, options.resume, options.set)
+            return join_job(options.join, options.key)
+        config, file = load_settings(options.config, options.resume, options.set)
         if options.dry_run:
             return show_plan(rank, look_ahead(config, file, size if size > 1 else None, every=options.all))
-        check_size(config, size, options.config or f"--resume {options.resume}")
+        check_rank_count(config, size, options.config or f"--resume {options.resume}")
     except ConfigError as error:
-        return refuse(rank, error)
-    return run(config, file)
+        return report_error(rank, error)
+    return run_rank(config, file)
 
 
-def read_words(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Raises ConfigError for words that are no option."""
-    options, over = parser().parse_known_args(arguments)
-    for word in over:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Raises ConfigError for unknown options."""
+    options, unknown = parser().parse_known_args(arguments)
+    for word in unknown:
         if not word.startswith("-"):
-            raise ConfigError(f"one CONFIG.toml is read: {options.config} is one, and {word} another")
+            raise ConfigError(f"give one CONFIG.toml: got {options.config} and {word}")
         near = difflib.get_close_matches(word.partition("=")[0], OPTIONS, 1, 0.6)
-        raise ConfigError(f"unknown option {word}" + (f": the nearest is {near[0]}" if near else "; --help has all"))
+        raise ConfigError(f"unknown option {word}" + (f": the nearest is {near[0]}" if near else "; see --help"))
     return options
 
 
-def check_alone(options: argparse.Namespace) -> None:
-    """Raises ConfigError for words that would count for nothing."""
+def check_combinations(options: argparse.Namespace) -> None:
+    """Raises ConfigError for options that another option would make ineffective."""
     given = {
         "CONFIG.toml": options.config is not None,
         "--set": bool(options.set),
@@ -69,17 +69,17 @@ def check_alone(options: argparse.Namespace) -> None:
         "--key": options.key is not None,
         "--explain": options.explain is not None,
     }
-    for option, alone, why in (
-        ("--explain", ("--explain",), "prints what a setting means, and does nothing else"),
+    for option, allowed, why in (
+        ("--explain", ("--explain",), "prints the meaning of a setting, and does nothing else"),
         ("--join", ("--join", "--key"), "takes all settings from the job that it joins"),
     ):
-        over = [name for name, is_given in given.items() if is_given and name not in alone]
-        if given[option] and over:
-            raise ConfigError(f"{option} {why}: leave out {', '.join(over)}")
+        ineffective = [name for name, is_given in given.items() if is_given and name not in allowed]
+        if given[option] and ineffective:
+            raise ConfigError(f"{option} {why}: leave out {', '.join(ineffective)}")
     if given["--all"] and not given["--dry-run"]:
-        raise ConfigError("--all prints every setting of a --dry-run, which is not given")
+        raise ConfigError("--all needs --dry-run: it prints every setting there")
     if given["--key"] and not given["--join"]:
-        raise ConfigError("--key is the invitation for --join, which is not given")
+        raise ConfigError("--key needs --join: it is the invitation for it")
     for option, what in (
         ("resume", f"the folder of a run, or {AUTO}"),
         ("join", "the folder of a running job, or its head's endpoint"),
@@ -90,15 +90,15 @@ def check_alone(options: argparse.Namespace) -> None:
             raise ConfigError(f'--{option} takes {what}: got ""')
 
 
-def settings(file: str | None, resume: str | None, overrides: Sequence[str]) -> tuple[Config, Path]:
-    """The settings and the file they come from; a run that is resumed without one keeps its own. Raises ConfigError."""
+def load_settings(file: str | None, resume: str | None, overrides: Sequence[str]) -> tuple[Config, Path]:
+    """The settings and their file. --resume without a file uses the settings of the run. Raises ConfigError."""
     overrides = [*overrides, *([f"run.resume={resume}"] if resume else [])]
     if file is not None:
         return load(file, overrides), Path(file)
     if not resume or resume == AUTO:
-        raise ConfigError("a config file is needed: python -m areal_bus.launch configs/demo.toml")
+        raise ConfigError("give a config file: python -m areal_bus.launch configs/demo.toml")
     if not (Path(resume) / CONFIG).is_file():
-        raise ConfigError(f"--resume takes the folder of a run: {no_run(resume, RunConfig().folder)}")
+        raise ConfigError(f"--resume takes the folder of a run: {why_no_run(resume, RunConfig().folder)}")
     tree, origin = read_object(Path(resume) / CONFIG), read_object(Path(resume) / ORIGIN)
     if "config" not in origin:
         raise ConfigError(f"--resume takes the folder of a run: {resume} has no {ORIGIN}")
@@ -106,7 +106,7 @@ def settings(file: str | None, resume: str | None, overrides: Sequence[str]) -> 
 
 
 class Parser(argparse.ArgumentParser):
-    """Leaves it to `main` to refuse: in one line, by one rank."""
+    """Raises ConfigError instead of exiting, so that `main` prints one line on one rank."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -124,46 +124,48 @@ def parser() -> Parser:
     )
     parser.add_argument("--all", action="store_true", help="for --dry-run: every setting, and how memory is counted")
     parser.add_argument(
-        "--resume", metavar="RUN", help='go on with this run, with its own settings unless CONFIG.toml is given; "auto"'
+        "--resume",
+        metavar="RUN",
+        help='continue this run, with its own settings unless CONFIG.toml is given; "auto": the newest unfinished one',
     )
     parser.add_argument(
         "--join",
         metavar="ENDPOINT",
-        help="be one more generator of a running job: the head's endpoint, or the run's folder",
+        help="run one more generator of a running job: the head's endpoint, or the run's folder",
     )
     parser.add_argument("--key", metavar="FILE", help="for --join: the invitation, RUN/join.json")
     parser.add_argument("--explain", metavar="KEY", help="print what a setting (or a section) means")
     return parser
 
 
-def say(rank: int, text: str) -> int:
+def print_on_rank_0(rank: int, text: str) -> int:
     if rank == 0:
         try:
             print(text, flush=True)
-        except BrokenPipeError:  # `| head` has read enough
+        except BrokenPipeError:  # the reader closed the pipe, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def show_plan(rank: int, page: Page) -> int:
-    say(rank, page.text)
+    print_on_rank_0(rank, page.text)
     if not page.is_too_large:
         return 0
-    rule = "a GPU, or a host, must hold what is planned for it"
-    return refuse(rank, ConfigError(f"{rule}: the line with DOES NOT FIT names the memory and what to change"))
+    rule = "the plan must fit the memory of its GPUs and hosts"
+    return report_error(rank, ConfigError(f"{rule}: the line with DOES NOT FIT names the memory and what to change"))
 
 
-def check_size(config: Config, size: int, file: str) -> None:
-    """Raises ConfigError unless there are as many ranks as the topology takes."""
-    least = least_ranks(config.topology)
+def check_rank_count(config: Config, size: int, file: str) -> None:
+    """Raises ConfigError unless the number of ranks fits the topology."""
+    least = min_ranks(config.topology)
     if size == 1 and least > 1:
         raise ConfigError(
-            f"this topology takes {'exactly' if config.topology.ranks else 'at least'} {least} ranks, and none were "
-            f"started together: run mpirun -np {least} python -m areal_bus.launch {file}"
+            f"this topology needs {'exactly' if config.topology.ranks else 'at least'} {least} ranks, and this is one "
+            f"process without mpirun: run mpirun -np {least} python -m areal_bus.launch {file}"
         )
     check_count(config.topology, size)
     if config.topology.tensor_parallel > 1 and config.rollout.engine == "builtin":
         raise ConfigError(
             'rollout.engine = "builtin" computes on one GPU: topology.tensor_parallel is '
-            f"{config.topology.tensor_parallel}; set it to 1, or take a server's engine (--dry-run plans with either)"
+            f'{config.topology.tensor_parallel}; set it to 1, or rollout.engine to "sglang" or "vllm"'
         )

@@ -1,11 +1,9 @@
-"""Checks before a run begins: model, data, prompts, reward and workflow, in a process of its own.
+"""Checks model, data, prompts, reward and workflow before a run starts, then creates the run's folder.
 
-Or, when a run is resumed, hold the settings against those it had, and put what its last life left aside.
+For a resumed run it also compares the settings with the saved ones, and renames the files of the last start.
 
-A process of its own (`python -m launch.prepare`, a JSON line in, a JSON line out), so that the user's modules and the
-data leave no trace in the supervisor. All checks come before the first file is written.
-
-Each row fills data.prompt, has at most data.max_prompt_tokens, and leaves room for its completion in the model.
+It runs in a subprocess (`python -m launch.prepare`, JSON on stdin and stdout), so that the supervisor never imports the
+user's modules. All checks come before the first file is written.
 """
 
 import hashlib
@@ -32,25 +30,25 @@ from areal_bus.config.algorithms import is_users
 from areal_bus.config.sections import Config, LearnerConfig, WorkflowConfig
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.parent_death import die_with_parent
-from launch.process import environment
-from launch.resume import announce, changes, next_life
-from launch.runs import CONFIG, ORIGIN, SUMMARY, make_run_folder, point_latest, read_object, replace_file
+from launch.process import actor_environment
+from launch.resume import check_changes, next_start, resume_lines
+from launch.runs import CONFIG, ORIGIN, SUMMARY, make_run_folder, point_latest, read_object, write_atomically
 
-MOST = 8192  # prompts that are tokenized, the longest by bytes: about two seconds
+MAX_TOKENIZED = 8192  # the prompts that are longest in bytes are tokenized: about two seconds
 
 
 def check_prompts(config: Config, rows: Sequence[RowWithOrigin], model: str) -> None:
-    """Raises ConfigError for the longest prompt when it is too long, or the first that cannot be made."""
-    prompts = [filled(config, row) for row in rows]
-    chosen = sorted(range(len(rows)), key=lambda i: len(prompts[i].text.encode()), reverse=True)[:MOST]
+    """Raises ConfigError for the longest prompt if it is too long, or for the first row that cannot be rendered."""
+    prompts = [render_prompt(config, row) for row in rows]
+    chosen = sorted(range(len(rows)), key=lambda i: len(prompts[i].text.encode()), reverse=True)[:MAX_TOKENIZED]
     lengths = count_tokens([prompts[i] for i in chosen], config, model)
     longest = max(range(len(chosen)), key=lengths.__getitem__)
     where, n = rows[chosen[longest]].where, lengths[longest]
-    check_limit(config, where, n)
-    check_room(config, where, n, model)
+    check_prompt_length(config, where, n)
+    check_context_length(config, where, n, model)
 
 
-def filled(config: Config, row: RowWithOrigin) -> Question:
+def render_prompt(config: Config, row: RowWithOrigin) -> Question:
     try:
         return prompt_of(row.row, config.data)
     except ConfigError as error:
@@ -58,7 +56,7 @@ def filled(config: Config, row: RowWithOrigin) -> Question:
 
 
 def count_tokens(prompts: Sequence[Question], config: Config, model: str) -> list[int]:
-    """Tokens of each prompt, by the tokenizer that the generators will use."""
+    """Tokens of each prompt, with the generators' tokenizer."""
     if config.model.scratch is not None:
         return [
             len(encoding.ids)
@@ -68,21 +66,21 @@ def count_tokens(prompts: Sequence[Question], config: Config, model: str) -> lis
         return prompt_lengths(prompts, config.data, load_tokenizer(model))
     except TemplateError as error:
         raise ConfigError(
-            f"data.chat_template = true needs a template that takes data.system and the prompt: {model}: {error}"
+            f"data.chat_template = true needs a template that accepts data.system and the prompt: {model}: {error}"
         ) from None
 
 
-def check_limit(config: Config, where: str, n: int) -> None:
+def check_prompt_length(config: Config, where: str, n: int) -> None:
     most = config.data.max_prompt_tokens
     if n > most:
         raise ConfigError(
-            f"a prompt has at most data.max_prompt_tokens = {most} tokens: the longest, {where}, has {n}; set "
-            f"data.max_prompt_tokens = {n} (or more), or {drop(config)}"
+            f"a prompt may have at most data.max_prompt_tokens = {most} tokens: the longest, {where}, has {n}; set "
+            f"data.max_prompt_tokens = {n} (or more), or {shorten_hint(config)}"
         )
 
 
-def check_room(config: Config, where: str, n: int, model: str) -> None:
-    """The longest prompt and its completion fit the positions of the model."""
+def check_context_length(config: Config, where: str, n: int, model: str) -> None:
+    """Raises ConfigError unless the longest prompt and its completion fit the context length of the model."""
     scratch, n_new = config.model.scratch, config.gconfig.max_new_tokens
     if scratch is None:
         most, name = max_positions(model), "the model's max_position_embeddings"
@@ -92,19 +90,19 @@ def check_room(config: Config, where: str, n: int, model: str) -> None:
         ways = [f"set gconfig.max_new_tokens = {most - n} (or less)"] if n < most else []
         ways += [f"set model.scratch.max_positions = {n + n_new} (or more)"] if scratch is not None else []
         raise ConfigError(
-            f"a prompt and gconfig.max_new_tokens = {n_new} together have at most {name} = {most} tokens: the "
-            f"longest prompt, {where}, has {n}; {' or '.join([*ways, drop(config)])}"
+            f"a prompt plus gconfig.max_new_tokens = {n_new} may have at most {name} = {most} tokens: the "
+            f"longest prompt, {where}, has {n}; {' or '.join([*ways, shorten_hint(config)])}"
         )
 
 
-def drop(config: Config) -> str:
-    """How to be rid of the prompts that are too long."""
-    return "lower data.largest" if config.data.task else "drop every row as long"
+def shorten_hint(config: Config) -> str:
+    """Advice for prompts that are too long."""
+    return "lower data.largest" if config.data.task else "remove rows of that length"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Where the run lies, which model it starts from, and what people are told."""
+    """The run's folder, the model that it starts from, and lines to print."""
 
     run_folder: str
     model_folder: str
@@ -113,12 +111,12 @@ class Prepared:
 
 
 def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepared:
-    """All checks that need the world; then the run's folder (`run` when that is resumed). Raises ConfigError."""
+    """Check, then create the run's folder or reuse that of the resumed `run`. Raises ConfigError."""
     folder = config_file.resolve().parent
     sys.path.insert(0, str(folder))
-    found = [] if run is None else changes(run, config)
+    found = [] if run is None else check_changes(run, config)
     model = check_model(config, folder)
-    rows, problems = place(config, folder)
+    rows, problems = load_all_rows(config, folder)
     check_functions(config, folder, common_fields(rows + problems))
     check_sampling(config, rows + problems, model)
     data = fingerprint(rows)
@@ -126,7 +124,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
         check_journal_folder(config.journal.dir)
     if run is not None:
         check_same_data(run, data)
-    notes = [] if run is None else announce(run, found)
+    notes = [] if run is None else resume_lines(run, found)
     resumed = run is not None
     if run is None:
         run = make_run_folder(config.run.folder, config.run.name or config_file.stem)
@@ -134,26 +132,26 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
         if config.model.scratch is not None:
             write_scratch_folder(run / "scratch-model", config.model.scratch)
     else:
-        put_aside(run)
+        archive_last_start(run)
         if run.parent == config.run.folder.resolve():
             point_latest(run.parent, run.name)
     origin = {"config": str(config_file.resolve()), "folder": str(folder), "working_folder": str(Path.cwd())}
-    replace_file(run / ORIGIN, json.dumps(origin | data, indent=2) + "\n")
-    replace_file(run / CONFIG, config.model_dump_json(indent=2) + "\n")
+    write_atomically(run / ORIGIN, json.dumps(origin | data, indent=2) + "\n")
+    write_atomically(run / CONFIG, config.model_dump_json(indent=2) + "\n")
     model = model or str(run / "scratch-model")
     return Prepared(str(run), model, resumed, tuple(notes))
 
 
-def put_aside(run: Path) -> None:
-    """Settings and summary of the life that has ended, under its number."""
-    life = next_life(run) - 1
-    shutil.copyfile(run / CONFIG, run / f"config-{life}.json")
+def archive_last_start(run: Path) -> None:
+    """Rename settings and summary of the last start by its number."""
+    last = next_start(run) - 1
+    shutil.copyfile(run / CONFIG, run / f"config-{last}.json")
     if (run / SUMMARY).exists():
-        (run / SUMMARY).replace(run / f"summary-{life}.json")
+        (run / SUMMARY).replace(run / f"summary-{last}.json")
 
 
 def fingerprint(rows: Sequence[RowWithOrigin]) -> dict[str, Any]:
-    """Of the rows to train on, in order."""
+    """Number and SHA-256 of the training rows, in order."""
     digest = hashlib.sha256()
     for placed in rows:
         digest.update(json.dumps(placed.row, sort_keys=True).encode() + b"\n")
@@ -161,68 +159,68 @@ def fingerprint(rows: Sequence[RowWithOrigin]) -> dict[str, Any]:
 
 
 def check_same_data(run: Path, data: dict[str, Any]) -> None:
-    """Raises ConfigError unless the rows are those that the run began with (I4)."""
+    """Raises ConfigError unless the rows are those of the run's first start (I4)."""
     before = read_object(run / ORIGIN)
     if "rows_sha256" in before and before["rows_sha256"] != data["rows_sha256"]:
         raise ConfigError(
-            f"a run keeps its rows, for its prompts are counted by them: {run} began with {before['rows']} rows "
+            f"a run keeps its rows, because its uids count them: {run} began with {before['rows']} rows "
             f"(SHA-256 {before['rows_sha256'][:12]}), and the data has {data['rows']} ({data['rows_sha256'][:12]}) now"
         )
 
 
 def check_model(config: Config, folder: Path) -> str:
-    """The model's folder or id; "" for one from scratch, whose folder comes with the run's. Raises ConfigError."""
+    """The model's folder or id; "" for [model.scratch], whose folder is created in the run's. Raises ConfigError."""
     if config.model.scratch is None:
         return check_model_path(config.model.path, folder)
     check_shape(config.model.scratch)
     return ""
 
 
-def place(config: Config, folder: Path) -> tuple[list[RowWithOrigin], list[RowWithOrigin]]:
-    """Training rows and evaluation problems, all of them whole. Raises ConfigError."""
+def load_all_rows(config: Config, folder: Path) -> tuple[list[RowWithOrigin], list[RowWithOrigin]]:
+    """Training rows and evaluation problems. Raises ConfigError."""
     evaluates = config.evaluate.before or config.evaluate.after
     return rows_with_origins(config, folder), problems_with_origins(config, folder) if evaluates else []
 
 
 def common_fields(rows: Sequence[RowWithOrigin]) -> set[str]:
-    """Names that every row has: what a reward function may take from its row."""
+    """Fields that every row has, which a reward function may use."""
     return set.intersection(*(set(placed.row) for placed in rows))
 
 
 def check_sampling(config: Config, rows: Sequence[RowWithOrigin], model: str) -> None:
-    """The rows can be sampled by the built-in workflow, where that makes the prompts. Raises ConfigError."""
+    """Check the prompts if the built-in workflow renders them. Raises ConfigError."""
     if config.workflow.function == WorkflowConfig().function:
         check_prompts(config, rows, model)
 
 
 def check_journal_folder(path: str) -> None:
-    """On this node; those of the others are seen by their own processes. Raises ConfigError."""
+    """Check the folder on this node; processes on other nodes check their own. Raises ConfigError."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise ConfigError(f"journal.dir must be a folder that can be written: {path}: {error.strerror}") from None
+        raise ConfigError(f"journal.dir must be a writable folder: {path}: {error.strerror}") from None
 
 
 def check_functions(config: Config, folder: Path, fields: Collection[str]) -> None:
-    """The user's functions import and can be called; `fields`: those of every row. Raises ConfigError."""
+    """Import the user's functions and check their signatures. `fields`: of every row. Raises ConfigError."""
     check_reward(config, folder, fields)
     check_workflow(config)
     if any(
         map(is_users, (config.actor.advantage, config.actor.loss, config.actor.correction, config.actor.aggregation))
     ):
-        from actors.learner.algorithms.registry import find_algorithm  # brings torch
+        from actors.learner.algorithms.registry import find_algorithm  # imports torch
 
         find_algorithm(config.actor)
     if config.learner.loop != LearnerConfig().loop:
-        from actors.learner.loop import find_loop  # brings torch: only where there is something to look at
+        from actors.learner.loop import find_loop  # imports torch
 
         find_loop(config.learner.loop)
 
 
-def prepare_apart(config: Config, config_file: Path, run: Path | None = None) -> Prepared:
-    """`prepare` in a process of its own. Raises ConfigError with its sentence."""
+def prepare_in_subprocess(config: Config, config_file: Path, run: Path | None = None) -> Prepared:
+    """Run `prepare` in a subprocess. Raises its ConfigError."""
     question = {
         "config": config.model_dump(mode="json"),
         "file": str(config_file),
@@ -234,13 +232,13 @@ def prepare_apart(config: Config, config_file: Path, run: Path | None = None) ->
         input=json.dumps(question),
         stdout=subprocess.PIPE,
         text=True,
-        env=environment(os.environ, gpus=(), cpu=True),
+        env=actor_environment(os.environ, gpus=(), cpu=True),
         check=False,
     )
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        raise ArealBusError(f"checking the settings ended with exit code {done.returncode}") from None
+        raise ArealBusError(f"the check of the settings must end with a result: exit code {done.returncode}") from None
     if "error" in answer:
         raise ConfigError(answer["error"])
     return Prepared(**answer | {"notes": tuple(answer["notes"])})
@@ -255,7 +253,7 @@ def main() -> None:
         answer = asdict(prepare(config, Path(question["file"]), run))
     except ConfigError as error:
         answer = {"error": str(error)}
-    print(f"\n{json.dumps(answer)}", flush=True)  # a line of its own, whatever the user's module has printed
+    print(f"\n{json.dumps(answer)}", flush=True)  # on a new line: the user's module may have printed half a line
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Folders of runs: names, the lock, the pid file, and files that are replaced whole.
+"""Run folders: their names, the lock, the pid file and atomic file replacement.
 
-The supervisor of rank 0 holds it, and the kernel lets go of it when that process ends, however it ends.
-
-It is the supervisor of rank 0, on its host; the file is gone once the job has ended, unless that was killed.
+Rank 0's supervisor holds the lock; the kernel releases it when that process ends, however it ends. The pid file names
+the same process; it is removed at the end of the job, unless that process was killed.
 """
 
 import fcntl
@@ -23,27 +22,27 @@ LOCK = "lock"
 POLL_S = 0.2
 
 
-class Running(ConfigError):
-    """The run has a job that lives."""
+class RunInUse(ConfigError):
+    """A job uses the run now."""
 
     def __init__(self, run: Path, holder: str) -> None:
-        super().__init__(f"a run has one job at a time: {run} runs now ({holder})")
+        super().__init__(f"a run can have one job at a time: {run} runs now ({holder})")
         self.holder = holder
 
 
 class Lock:
-    """Held for as long as this process lives, or until it is released."""
+    """A file lock, held until this process ends or releases it."""
 
     def __init__(self, run: Path, *, wait_s: float = 0.0, name: str = LOCK) -> None:
-        """Raises Running when somebody else holds it for more than `wait_s`. `name` is the file's."""
+        """Raises RunInUse when another process holds it for more than `wait_s`. `name`: of the lock file."""
         path = run / name
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline = time.monotonic() + wait_s
-        while not take(self._file, path, fcntl.LOCK_EX):
+        while not try_lock(self._file, path, fcntl.LOCK_EX):
             if time.monotonic() >= deadline:
                 holder = read_holder(self._file)
                 os.close(self._file)
-                raise Running(run, holder)
+                raise RunInUse(run, holder)
             time.sleep(POLL_S)
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -53,20 +52,20 @@ class Lock:
 
 
 def check_free(run: Path) -> None:
-    """Raises Running when a job holds the run now; takes and writes nothing."""
+    """Raises RunInUse when a job holds the run now. Takes no lock and writes nothing."""
     try:
         file = os.open(run / LOCK, os.O_RDONLY)
     except FileNotFoundError:
         return
     try:
-        if not take(file, run / LOCK, fcntl.LOCK_SH):
-            raise Running(run, read_holder(file))
+        if not try_lock(file, run / LOCK, fcntl.LOCK_SH):
+            raise RunInUse(run, read_holder(file))
     finally:
         os.close(file)
 
 
-def is_held(run: Path) -> bool | None:
-    """Whether a job holds the run now; None where that cannot be known: the file system has no locks."""
+def is_locked(run: Path) -> bool | None:
+    """Whether a job holds the run now; None when the file system has no locks."""
     try:
         file = os.open(run / LOCK, os.O_RDONLY)
     except FileNotFoundError:
@@ -82,14 +81,14 @@ def is_held(run: Path) -> bool | None:
     return False
 
 
-def take(file: int, path: Path, kind: int) -> bool:
-    """False when another process is in the way. A file system without locks lets everybody in, and says so."""
+def try_lock(file: int, path: Path, kind: int) -> bool:
+    """False when another process holds the lock. True, with a warning, on a file system without locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        print(f"warning: nothing keeps a second job out of this run: {path}: {error.strerror}", file=sys.stderr)
+        print(f"warning: no lock protects this run from a second job: {path}: {error.strerror}", file=sys.stderr)
     return True
 
 
@@ -105,18 +104,18 @@ def make_run_folder(parent: Path, name: str) -> Path:
     """A new folder `parent/name`, or `name-2`, `name-3`, ... when that exists; `parent/latest` points to it."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder = first_free(parent, name)
+        folder = create_numbered_folder(parent, name)
         point_latest(parent, folder.name)
     except OSError as error:
-        raise ConfigError(f"run.folder must be a folder that can be written: {parent}: {error.strerror}") from None
+        raise ConfigError(f"run.folder must be a writable folder: {parent}: {error.strerror}") from None
     return folder.resolve()
 
 
-def first_free(parent: Path, name: str) -> Path:
+def create_numbered_folder(parent: Path, name: str) -> Path:
     for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
-            folder.mkdir()  # fails when it exists, so two starts never share one
+            folder.mkdir()  # fails when the folder exists: two starts never share one
         except FileExistsError:
             continue
         return folder
@@ -124,30 +123,30 @@ def first_free(parent: Path, name: str) -> Path:
 
 
 def point_latest(parent: Path, name: str) -> None:
-    """Replace the link in one step: a reader sees the old run or the new one."""
+    """Replace the link atomically: a reader sees the old run or the new one."""
     link = parent / f".latest.{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(name)
     link.replace(parent / "latest")
 
 
-def named(parent: Path, name: str) -> list[Path]:
-    """The runs that `make_run_folder` has made for this name, the one that was started last first."""
+def runs_named(parent: Path, name: str) -> list[Path]:
+    """The runs that `make_run_folder` has created for this name, the last started first."""
     if not parent.is_dir():
         return []
     alike = re.compile(rf"{re.escape(name)}(-\d+)?")
     found = [path for path in parent.iterdir() if alike.fullmatch(path.name) and (path / CONFIG).is_file()]
-    return sorted(found, key=started, reverse=True)
+    return sorted(found, key=start_time, reverse=True)
 
 
-def started(run: Path) -> float:
-    """When its last life began, by its lock."""
+def start_time(run: Path) -> float:
+    """Time of its last start, by the lock file."""
     lock = run / LOCK
     return (lock if lock.is_file() else run / CONFIG).stat().st_mtime
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; {} when there is no such file. Raises ConfigError when it is none."""
+    """A JSON object; {} without the file. Raises ConfigError when the file holds anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -159,27 +158,28 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def no_run(wanted: str, parent: Path) -> str:
-    """Why that is not the folder of a run, for people; `parent` is where runs lie."""
+def why_no_run(wanted: str, parent: Path) -> str:
+    """Why `wanted` is not the folder of a run. `parent`: the folder of all runs."""
     if not Path(wanted).is_dir():
         meant = parent / wanted
-        return f"{wanted!r} is no folder" + (f"; did you mean {meant}?" if (meant / CONFIG).is_file() else "")
-    return f"{wanted} has no {CONFIG}" + (" and is where runs lie" if (Path(wanted) / "latest").is_symlink() else "")
+        return f"{wanted!r} is not a folder" + (f"; did you mean {meant}?" if (meant / CONFIG).is_file() else "")
+    is_parent = (Path(wanted) / "latest").is_symlink()
+    return f"{wanted} has no {CONFIG}" + (" and is the folder of all runs" if is_parent else "")
 
 
 def is_finished(run: Path) -> bool:
-    """It has come to its end, and well; not one that was drained."""
+    """Whether the run has ended with code 0, without being drained."""
     summary = read_object(run / SUMMARY)
     return summary.get("code") == 0 and not summary.get("drained")
 
 
-def n_done(run: Path) -> int:
-    """Updates of a run that has ended."""
+def n_updates(run: Path) -> int:
+    """Number of updates of a run that has ended."""
     return int(read_object(run / SUMMARY).get("versions", 0))
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Folders of RUN/checkpoints whose version has a frontier, newest first; what is in them is not looked at."""
+    """Folders of RUN/checkpoints whose version has a head checkpoint, newest first. Their content is not checked."""
     found = {int(path.name.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-*")}
     return [found[v] for v in sorted(found, reverse=True) if (run / "frontiers" / f"frontier-{v:06d}").exists()]
 
@@ -189,13 +189,13 @@ def newest_checkpoint(run: Path) -> Path | None:
 
 
 def largest_incarnation(folders: Iterable[Path]) -> int:
-    """That a journal in these folders knows; -1 for none."""
+    """Largest incarnation in the names of the journals in these folders; -1 without journals."""
     names = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
     return max((int(match[1]) for name in names if (match := JOURNAL.fullmatch(name))), default=-1)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Whole or not at all."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a temporary file and rename it: a reader sees the whole text or the old file."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
@@ -205,11 +205,11 @@ PID = "pid"
 
 
 class PidFile:
-    """Of this process."""
+    """RUN/pid, with the pid of this process."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / PID
-        replace_file(self._path, f"{os.getpid()}\n")
+        write_atomically(self._path, f"{os.getpid()}\n")
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Settings explained: `--explain`, and docs/config.md by `python -m launch.settings_help`."""
+"""Documentation of the settings: `--explain KEY`, and docs/config.md by `python -m launch.settings_help`."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ file it names with `extends = "base.toml"` (one level). The resolved settings ar
 
 
 def explain(key: str) -> str:
-    """Type, default, limits and meaning of a key, or of all keys of a section. Raises ConfigError for no such key."""
+    """Type, default, limits and meaning of a key, or of all keys of a section. Raises ConfigError for unknown keys."""
     known = fields()
     chosen = {name: field for name, field in known.items() if name == key or name.startswith(f"{key}.")}
     if not chosen:
@@ -37,7 +37,7 @@ def shape(field: Any) -> str:
 
 def default(field: Any) -> str:
     if field.default is PydanticUndefined:
-        return "none, it must be set"
+        return "none (required)"
     return toml_value(field.default)
 
 
@@ -48,7 +48,7 @@ def toml_value(value: Any) -> str:
 
 
 def page() -> str:
-    """docs/config.md."""
+    """The text of docs/config.md."""
     parts = [HEADER]
     for name, field in Config.model_fields.items():
         section = section_of(field.annotation)
@@ -68,7 +68,7 @@ def table(name: str, section: type[BaseModel]) -> str:
 
 
 def as_toml(config: Config, *, changed_only: bool = False) -> str:
-    """The Config as TOML, every key with its value (unset keys as comments) or those that differ from the defaults."""
+    """The Config as TOML: all keys (unset ones as comments), or only those that differ from the defaults."""
     lines: list[str] = []
     for name in Config.model_fields:
         section = getattr(config, name)
@@ -78,7 +78,7 @@ def as_toml(config: Config, *, changed_only: bool = False) -> str:
 
 
 def section_lines(name: str, section: BaseModel, default: BaseModel | None, *, is_added: bool = False) -> list[str]:
-    """With `default` only what differs from it; nothing where nothing does, unless the section `is_added`."""
+    """Lines of one section; with `default` only the differences. `is_added`: print the heading also without any."""
     lines, inner = [], []
     for key in type(section).model_fields:
         value = getattr(section, key)

@@ -23,8 +23,7 @@ from areal_bus import parent_death
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
-from launch import process as lastwords
-from launch.process import ActorProcess, Signals, start_child
+from launch.process import ActorProcess, Signals, print_to_mpirun, resume_hint, start_actor
 from launch.restart_policy import Restarts, StallTimer
 from launch.runs import SUMMARY
 
@@ -66,7 +65,7 @@ class Supervisor:
     n_ranks: int = 0  # that mpirun was started with; 0: there is none
     command: Sequence[str] = (sys.executable, *(["-O"] if not __debug__ else []), "-m", "actors.runtime.start")
     at_end: Callable[[], None] = lambda: None  # called once the actors are told to end
-    stays: bool = False  # without actors, too, until the job is over: a rank that waits in MPI_Finalize spins
+    waits_for_job: bool = False  # without actors, too, until the job is over: a rank that waits in MPI_Finalize spins
     is_guest: bool = False  # its actor joined a running job: the first signal asks it to leave
     actors: list[SupervisedActor] = field(default_factory=list)
     _drain: tuple[signal.Signals, float] | None = None  # the first request to drain, and when it came
@@ -76,7 +75,7 @@ class Supervisor:
         """Raises ArealBusError when no process can be made."""
         actor = SupervisedActor(context, gpus, Restarts(self.launch.max_restarts), StallTimer(self.watchdog))
         self.actors.append(actor)
-        actor.child = start_child(context, gpus, self.command)
+        actor.child = start_actor(context, gpus, self.command)
 
     def wait(self) -> int:
         """Until all actors are done, one has failed for good, or a signal says so: the rank's exit code."""
@@ -109,7 +108,7 @@ class Supervisor:
             if (code := self._look(actor, now)) is not None:
                 return code
         over = self._is_over(now)
-        if all(actor.is_done for actor in self.actors) and (over or self._head is not None or not self.stays):
+        if all(actor.is_done for actor in self.actors) and (over or self._head is not None or not self.waits_for_job):
             return self._verdict()
         if over and now - (self._over_since or now) > OVER_S:
             return self._verdict()
@@ -147,7 +146,7 @@ class Supervisor:
 
     def _look_at_turns(self, head: ActorProcess, stillness: StallTimer, now: float) -> int | None:
         """Who names a head that stands still, if not we: its own watchdog stands still with it."""
-        found = stillness.look(now, moved=head.has_turned())
+        found = stillness.look(now, moved=head.loop_has_ticked())
         if found.acts and self.watchdog.action == "abort":
             self._say(f'head-0 stands still since {found.still_s:.0f} s: watchdog.action = "abort" ends the job')
             return CRASHED
@@ -188,7 +187,7 @@ class Supervisor:
 
     def _start_again(self, actor: SupervisedActor, now: float) -> int | None:
         try:
-            actor.child = start_child(actor.context, actor.gpus, self.command)
+            actor.child = start_actor(actor.context, actor.gpus, self.command)
             actor.stillness = StallTimer(self.watchdog)
         except ArealBusError as error:
             return self._bring_back(actor, str(error), crashed=True, progressed=False)
@@ -228,7 +227,7 @@ class Supervisor:
 
     def _say_what_is_safe(self, number: signal.Signals) -> None:
         if self._head is not None:
-            lastwords.say(f"rank {self.rank}: {number.name}: {lastwords.saved(self.run, self.n_ranks)}")
+            print_to_mpirun(f"rank {self.rank}: {number.name}: {resume_hint(self.run, self.n_ranks)}")
 
     def _leave_last_word(self, ended: SupervisedActor) -> None:
         """Give the head beside it, which knows already, a moment to end the job in order."""

@@ -1,8 +1,8 @@
-"""Ranks to roles, hosts and GPUs: a pure function of the settings and the ranks' hosts.
+"""Maps ranks to roles, hosts and GPUs. Pure: a function of the settings and the ranks' hosts.
 
-Learners come first (rank 0 is learner 0, with the head beside it), then reward actors, then generators. A generator of
-`tensor_parallel` ranks is its first rank (it runs the actor) and members that hold their GPU for it, on one host. Ranks
-of one host may share its GPUs (`ranks_per_gpu`): as they take them in turn, a learner and a generator come together.
+Learners come first (rank 0 runs learner 0 and the head), then reward actors, then generators. A generator takes
+`tensor_parallel` ranks of one host: the first one runs the actor, the members only provide their GPU. Ranks of one host
+may share its GPUs (`ranks_per_gpu`); GPUs are assigned in turn, so that a learner shares one with a generator.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from areal_bus.weights.route import home
 
 @dataclass(frozen=True, slots=True)
 class ActorId:
-    """One actor: its role and its index among that role."""
+    """One actor: its role and its index in that role."""
 
     role: Role
     index: int
@@ -28,19 +28,19 @@ class ActorId:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """One rank and what it runs."""
+    """One rank, its actors and its GPUs."""
 
     rank: int
     host: str
-    seats: tuple[ActorId, ...]  # actors it starts; none for a member
-    gpus: tuple[int, ...]  # that its actors compute on; none on CPU, and none for a member
-    member_of: ActorId | None  # the generator that it holds a GPU for
-    own_gpu: int | None  # the one that this rank brings
+    actors: tuple[ActorId, ...]  # empty for a member
+    gpus: tuple[int, ...]  # GPUs of its actors; empty on CPU, and for a member
+    member_of: ActorId | None  # the generator to which it gives its GPU
+    own_gpu: int | None  # the GPU that this rank contributes
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many actors of each role."""
+    """Number of actors of each role."""
 
     learners: int
     rewards: int
@@ -48,10 +48,10 @@ class Counts:
 
 
 def check_count(topology: TopologyConfig, size: int) -> None:
-    """Raises ConfigError unless `size` ranks are what the settings ask for."""
+    """Raises ConfigError unless the settings accept `size` ranks."""
     if topology.ranks is not None and size != topology.ranks:
         raise ConfigError(
-            f"topology.ranks says {topology.ranks} ranks: {size} started; run mpirun -np {topology.ranks} "
+            f"topology.ranks = {topology.ranks} ranks must start: {size} started; run mpirun -np {topology.ranks} "
             f"(or --set topology.ranks={size})"
         )
     own, width = fixed_ranks(topology), topology.tensor_parallel
@@ -59,12 +59,12 @@ def check_count(topology: TopologyConfig, size: int) -> None:
     parts = f"{topology.learners} learner(s), {own - topology.learners} reward(s), "
     if topology.generators is not None and size != wanted:
         raise ConfigError(
-            f"the topology takes exactly {wanted} ranks ({parts}{topology.generators} generator(s) of {width}): "
+            f"the topology needs exactly {wanted} ranks ({parts}{topology.generators} generator(s) of {width}): "
             f"{size} started; run mpirun -np {wanted}, or leave topology.generators out"
         )
     if size < wanted:
         raise ConfigError(
-            f"the topology takes at least {wanted} ranks ({parts}1 generator of {width}): {size} started; "
+            f"the topology needs at least {wanted} ranks ({parts}1 generator of {width}): {size} started; "
             f"run mpirun -np {wanted} or more"
         )
     if (size - own) % width:
@@ -75,53 +75,53 @@ def check_count(topology: TopologyConfig, size: int) -> None:
 
 
 def fixed_ranks(topology: TopologyConfig) -> int:
-    """Ranks that are not a generator's."""
+    """Number of learner and reward ranks."""
     return topology.learners + (topology.rewards if topology.reward == "rank" else 0)
 
 
-def counts(topology: TopologyConfig, size: int) -> Counts:
+def count_actors(topology: TopologyConfig, size: int) -> Counts:
     generators = (size - fixed_ranks(topology)) // topology.tensor_parallel
     return Counts(topology.learners, topology.rewards, generators)
 
 
 def plan(topology: TopologyConfig, hosts: Sequence[str]) -> tuple[RankPlan, ...]:
-    """What each rank runs, given the host of each. Raises ConfigError when the ranks do not fit."""
+    """The plan of each rank, from the host of each. Raises ConfigError when the ranks do not fit the topology."""
     check_count(topology, len(hosts))
     own = fixed_ranks(topology)
     groups = generator_groups(hosts, first=own, width=topology.tensor_parallel)
     gpu = gpu_of_rank(topology, hosts)
-    seats: dict[int, list[ActorId]] = defaultdict(list)
+    actors: dict[int, list[ActorId]] = defaultdict(list)
     gpus: dict[int, tuple[int, ...]] = {}
     member_of: dict[int, ActorId] = {}
     for index in range(topology.learners):
-        seats[index] = [ActorId(Role.HEAD, 0)] if index == 0 else []
-        seats[index].append(ActorId(Role.LEARNER, index))
+        actors[index] = [ActorId(Role.HEAD, 0)] if index == 0 else []
+        actors[index].append(ActorId(Role.LEARNER, index))
     for index, group in enumerate(groups):
-        seats[group[0]] = [ActorId(Role.GENERATOR, index)]
+        actors[group[0]] = [ActorId(Role.GENERATOR, index)]
         gpus[group[0]] = tuple(gpu[rank] for rank in group if rank in gpu)
         member_of |= dict.fromkeys(group[1:], ActorId(Role.GENERATOR, index))
     for index in range(topology.rewards):
         beside = topology.reward == "beside"
-        seats[groups[index % len(groups)][0] if beside else topology.learners + index].append(
+        actors[groups[index % len(groups)][0] if beside else topology.learners + index].append(
             ActorId(Role.REWARD, index)
         )
     places = tuple(
         RankPlan(
             rank=rank,
             host=host,
-            seats=tuple(seats[rank]),
+            actors=tuple(actors[rank]),
             gpus=() if rank in member_of else gpus.get(rank, (gpu[rank],) if rank in gpu else ()),
             member_of=member_of.get(rank),
             own_gpu=gpu.get(rank),
         )
         for rank, host in enumerate(hosts)
     )
-    check_shared(topology, places)
+    check_gpu_sharing(topology, places)
     return places
 
 
 def generator_groups(hosts: Sequence[str], *, first: int, width: int) -> list[list[int]]:
-    """Ranks from `first` on, in groups of `width` on one host, in order of their first rank."""
+    """Groups of `width` ranks on one host, from rank `first` on, in order of their first rank."""
     by_host: dict[str, list[int]] = defaultdict(list)
     for rank in range(first, len(hosts)):
         by_host[hosts[rank]].append(rank)
@@ -130,15 +130,15 @@ def generator_groups(hosts: Sequence[str], *, first: int, width: int) -> list[li
         over = len(ranks) % width
         if over:
             raise ConfigError(
-                f"a generator's topology.tensor_parallel = {width} ranks stay on one host: {host} has {len(ranks)} "
-                f"ranks for generators; move {over} ranks, or change topology.learners or topology.rewards"
+                f"the topology.tensor_parallel = {width} ranks of a generator must be on one host: {host} has "
+                f"{len(ranks)} ranks for generators; move {over} ranks, or change topology.learners or topology.rewards"
             )
         groups += [ranks[i : i + width] for i in range(0, len(ranks), width)]
     return sorted(groups)
 
 
 def gpu_of_rank(topology: TopologyConfig, hosts: Sequence[str]) -> dict[int, int]:
-    """GPU by rank: a host's ranks take its GPUs in turn, `ranks_per_gpu` times at most; reward ranks own none."""
+    """GPU by rank: assigned in turn on each host, to at most `ranks_per_gpu` ranks each. Reward ranks have none."""
     if topology.gpus_per_host == 0:
         return {}
     reward_ranks = range(topology.learners, fixed_ranks(topology))
@@ -153,7 +153,7 @@ def gpu_of_rank(topology: TopologyConfig, hosts: Sequence[str]) -> dict[int, int
         if taken[host] > most:
             width = topology.ranks_per_gpu
             rule = (
-                "a rank has a GPU of its own" if width == 1 else f"topology.ranks_per_gpu = {width} ranks share a GPU"
+                "each rank needs its own GPU" if width == 1 else f"topology.ranks_per_gpu = {width} ranks share a GPU"
             )
             raise ConfigError(
                 f"{rule}: host {host} has topology.gpus_per_host = {topology.gpus_per_host} for at least "
@@ -162,36 +162,36 @@ def gpu_of_rank(topology: TopologyConfig, hosts: Sequence[str]) -> dict[int, int
     return gpu
 
 
-def check_shared(topology: TopologyConfig, places: Sequence[RankPlan]) -> None:
-    """Raises ConfigError where a GPU would have two ranks that NCCL, or a server, wants on one each."""
+def check_gpu_sharing(topology: TopologyConfig, places: Sequence[RankPlan]) -> None:
+    """Raises ConfigError when two learners, or two ranks of one generator, would share a GPU."""
     learner_on: dict[tuple[str, int], ActorId] = {}
     for place in places:
-        for seat in place.seats:
-            if seat.role is Role.LEARNER and place.own_gpu is not None:
-                other = learner_on.setdefault((place.host, place.own_gpu), seat)
-                if other != seat:
+        for actor in place.actors:
+            if actor.role is Role.LEARNER and place.own_gpu is not None:
+                other = learner_on.setdefault((place.host, place.own_gpu), actor)
+                if other != actor:
                     raise ConfigError(
-                        f"learners compute together, each on a GPU of its own: {other} and {seat} would share GPU "
+                        f"each learner needs its own GPU: {other} and {actor} would share GPU "
                         f"{place.own_gpu} of {place.host}; set topology.learners to {topology.gpus_per_host} or fewer "
                         "a host"
                     )
-            if seat.role is Role.GENERATOR and len(set(place.gpus)) < len(place.gpus):
+            if actor.role is Role.GENERATOR and len(set(place.gpus)) < len(place.gpus):
                 raise ConfigError(
-                    f"a generator's topology.tensor_parallel = {topology.tensor_parallel} ranks have a GPU each: "
-                    f"{seat} would get GPUs {', '.join(map(str, place.gpus))} of {place.host}; lower "
+                    f"each of the topology.tensor_parallel = {topology.tensor_parallel} ranks of a generator needs its "
+                    f"own GPU: {actor} would get GPUs {', '.join(map(str, place.gpus))} of {place.host}; lower "
                     "topology.tensor_parallel, or change topology.learners or topology.generators"
                 )
 
 
 def check_route(config: Config, places: Sequence[RankPlan]) -> None:
-    """Raises ConfigError where weights are to be copied out of learner 0's memory and somebody cannot open that."""
+    """Raises ConfigError when weights.route = "shared" and a generator cannot open learner 0's memory."""
     if config.weights.route != "shared":
         return
     on_device = home(config, on_gpu=config.topology.gpus_per_host > 0) == "device"
     root = places[0]
     for place in places:
-        for seat in place.seats:
-            if seat.role is not Role.GENERATOR:
+        for actor in place.actors:
+            if actor.role is not Role.GENERATOR:
                 continue
             if place.host != root.host:
                 elsewhere = f"on {place.host}, learner-0 on {root.host}"
@@ -200,13 +200,13 @@ def check_route(config: Config, places: Sequence[RankPlan]) -> None:
             else:
                 continue
             raise ConfigError(
-                f'weights.route = "shared" needs all generators on the host and GPU of learner-0: {seat} is '
+                f'weights.route = "shared" needs all generators on the host and GPU of learner-0: {actor} is '
                 f'{elsewhere}; set weights.route = "auto", or topology.gpus_per_host = 1 with ranks_per_gpu'
             )
 
 
-def by_gpu(places: Sequence[RankPlan]) -> dict[tuple[str, int], list[RankPlan]]:
-    """The ranks of each GPU, by host and number."""
+def ranks_by_gpu(places: Sequence[RankPlan]) -> dict[tuple[str, int], list[RankPlan]]:
+    """The ranks of each GPU, by host and GPU number."""
     found: dict[tuple[str, int], list[RankPlan]] = defaultdict(list)
     for place in places:
         if place.own_gpu is not None:
@@ -214,11 +214,11 @@ def by_gpu(places: Sequence[RankPlan]) -> dict[tuple[str, int], list[RankPlan]]:
     return dict(found)
 
 
-def dry_hosts(topology: TopologyConfig, size: int) -> list[str]:
-    """Host names for a run that is only planned: `ranks_per_host` on each, in order."""
+def planned_hosts(topology: TopologyConfig, size: int) -> list[str]:
+    """Host names for a dry run: `ranks_per_host` on each, in order."""
     return [f"host-{rank // topology.ranks_per_host}" for rank in range(size)]
 
 
-def least_ranks(topology: TopologyConfig) -> int:
-    """The smallest number of ranks that this topology takes."""
+def min_ranks(topology: TopologyConfig) -> int:
+    """The smallest number of ranks that this topology accepts."""
     return topology.ranks or fixed_ranks(topology) + (topology.generators or 1) * topology.tensor_parallel

@@ -228,7 +228,7 @@ def test_row_38_a_requeued_job_that_is_started_twice_runs_once(tmp_path: Path) -
     (run,) = {path.resolve() for path in (tmp_path / "runs").iterdir() if path.is_dir()}
     assert json.loads((run / "summary.json").read_text())["versions"] == 10
     outputs = [ring.output for ring in rings]
-    waited = f'run.resume = "auto": {run} has been finished by the job before this one: nothing is left\n'
+    waited = f'run.resume = "auto": the job before this one has finished {run}: nothing is left to do\n'
     assert sorted(waited in output for output in outputs) == [False, True]
     assert [output for output in outputs if waited in output] == [waited]
 

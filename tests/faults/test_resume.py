@@ -199,7 +199,7 @@ def test_row_13_a_command_line_that_is_queued_again_goes_on_by_itself(tmp_path: 
     assert [(line["inc"], line["version"]) for line in ring.lines("term", role="head")] == [(0, 0), (1, 2), (2, 6)]
     assert set(history.rows().values()) == {1}
     assert len(list((ring.folder / "runs").glob("ring*"))) == 1
-    assert "has no unfinished run of 'ring', so a new one starts" in ring.output
+    assert "has no unfinished run of 'ring': a new run starts" in ring.output
     assert ring.output.count("resumes ") == 2
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from actors.runtime.context import Context
-from launch.process import environment
+from launch.process import actor_environment
 from tests.faults.ring import FOLDER, INSIDE, ROOT, Blow, Ring
 
 pytestmark = pytest.mark.soak
@@ -40,7 +40,7 @@ class Second:
                 stdout=file,
                 stderr=file,
                 cwd=ROOT,
-                env=environment(outer, gpus=(), cpu=True),
+                env=actor_environment(outer, gpus=(), cpu=True),
             )
         assert process.stdin is not None
         process.stdin.write(context.to_json().encode() + b"\n")

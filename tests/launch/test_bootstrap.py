@@ -1,4 +1,4 @@
-"""How ranks meet, over real processes."""
+"""Rendezvous of the ranks, with real processes."""
 
 import json
 import os
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from areal_bus.config.sections import LaunchConfig
 from areal_bus.errors import ConfigError
-from launch.bootstrap import EnvBootstrap, Missing, pack, rank_and_size, unpack
+from launch.bootstrap import EnvBootstrap, RanksMissing, pack, rank_and_size, unpack
 
 ROOT = Path(__file__).parents[2]
-EXCHANGE = """
+ALLGATHER_PROGRAM = """
 import json, sys
 from areal_bus.config.sections import LaunchConfig
 from launch.bootstrap import open_bootstrap
@@ -35,7 +35,7 @@ MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).p
 
 def start(rank: int, size: int, *, job: str, rendezvous: str = "") -> "subprocess.Popen[str]":
     environ = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(size), "TORCHELASTIC_RUN_ID": job}
-    command = [sys.executable, "-c", EXCHANGE, "env", rendezvous]
+    command = [sys.executable, "-c", ALLGATHER_PROGRAM, "env", rendezvous]
     return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
 
 
@@ -48,31 +48,31 @@ def test_ranks_meet_through_the_environment_alone(tmp_path: Path, rendezvous: st
     assert answers == [[0, True], [1, True], [2, True]]
 
 
-def test_a_meeting_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_rendezvous_leaves_no_folder(tmp_path: Path) -> None:
     environ = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": str(tmp_path)}
-    left = meeting_places()  # by jobs that were killed
+    left = rendezvous_sockets()  # of killed jobs
     alone = EnvBootstrap("", 5, environ)
     assert alone.allgather(b"x") == [b"x"]
     alone.close()
-    assert meeting_places() <= left
+    assert rendezvous_sockets() <= left
 
 
-def meeting_places() -> set[Path]:
+def rendezvous_sockets() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob(f"areal-bus-{os.getuid()}-*/rendezvous.sock"))
 
 
-def test_the_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_rank_that_does_not_arrive(tmp_path: Path) -> None:
     waiting = EnvBootstrap(f"ipc://{tmp_path}/meet", 0.2, {"RANK": "0", "WORLD_SIZE": "2"})
-    with pytest.raises(Missing, match=r"launch\.timeout_s = 0\.2: rank 1 did not come"):
+    with pytest.raises(RanksMissing, match=r"launch\.timeout_s = 0\.2: rank 1 did not come"):
         waiting.allgather(b"")
     waiting.close()
 
 
-def test_a_rank_without_rank_0_says_so(tmp_path: Path) -> None:
+def test_the_error_names_rank_0_when_it_does_not_answer(tmp_path: Path) -> None:
     waiting = EnvBootstrap(f"ipc://{tmp_path}/meet", 0.2, {"RANK": "1", "WORLD_SIZE": "2"})
-    with pytest.raises(Missing, match="rank 0 did not answer"):
+    with pytest.raises(RanksMissing, match="rank 0 did not answer"):
         waiting.allgather(b"")
-    waiting._socket.setsockopt(zmq.LINGER, 0)  # what was for rank 0 is for nobody
+    waiting._socket.setsockopt(zmq.LINGER, 0)  # its message has no receiver
     waiting.close()
 
 
@@ -86,7 +86,7 @@ def test_a_taken_rendezvous_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_an_address_that_is_none_is_refused_at_every_rank(rank: str) -> None:
+def test_an_invalid_rendezvous_is_refused_at_every_rank(rank: str) -> None:
     with pytest.raises(ConfigError, match=r"launch\.rendezvous must"):
         EnvBootstrap("foo", 1, {"RANK": rank, "WORLD_SIZE": "2"})
 
@@ -99,18 +99,20 @@ def test_parts_survive_packing(parts: list[bytes]) -> None:
 @pytest.mark.parametrize(
     "names", [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("RANK", "WORLD_SIZE")]
 )
-def test_rank_and_size_come_from_whoever_started_us(names: tuple[str, str]) -> None:
+def test_rank_and_size_come_from_the_launchers_environment(names: tuple[str, str]) -> None:
     assert rank_and_size({names[0]: "3", names[1]: "8"}) == (3, 8)
     assert rank_and_size({}) == (0, 1)
 
 
 @pytest.mark.parametrize(("rank", "size"), [("x", "3"), ("0", ""), ("3", "3"), ("-1", "3"), ("1.0", "3")])
-def test_a_rank_that_cannot_be_is_refused(rank: str, size: str) -> None:
-    with pytest.raises(ConfigError, match=rf"counts ranks from 0: RANK is '{rank}' and WORLD_SIZE '{size}'"):
+def test_an_invalid_rank_or_size_is_refused(rank: str, size: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"must number ranks from 0 to size - 1: RANK is '{rank}' and WORLD_SIZE '{size}'"
+    ):
         rank_and_size({"RANK": rank, "WORLD_SIZE": size})
 
 
-def test_a_rank_alone_ends_with_a_sentence(tmp_path: Path) -> None:
+def test_a_rank_without_the_others_ends_with_one_error_line(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "areal_bus.launch", "configs/tiny.toml", "--set", "launch.bootstrap=env"]
     line += ["--set", "launch.timeout_s=0.2", "--set", f"launch.rendezvous=ipc://{tmp_path}/meet"]
     environ = os.environ | {"RANK": "1", "WORLD_SIZE": "3"}
@@ -121,7 +123,7 @@ def test_a_rank_alone_ends_with_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
 def test_ranks_meet_through_mpi() -> None:
-    command = [str(MPIRUN), "--oversubscribe", "-np", "3", sys.executable, "-c", EXCHANGE, "mpi", ""]
+    command = [str(MPIRUN), "--oversubscribe", "-np", "3", sys.executable, "-c", ALLGATHER_PROGRAM, "mpi", ""]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | MPI, capture_output=True, text=True, timeout=120, check=False
     )

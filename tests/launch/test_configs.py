@@ -1,4 +1,4 @@
-"""The configs that come with the project: each can be planned, and those for GPUs say how they are started."""
+"""The shipped configs: each passes a dry run, and those for GPUs state their start command."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 from launch.dry_run import dry_run, look_ahead
 from launch.gpus import check_gpus
-from launch.topology import least_ranks
+from launch.topology import min_ranks
 
 FOLDER = Path(__file__).parents[2] / "configs"
 BASES = {"paper.toml", "gpus.toml"}
@@ -26,7 +26,7 @@ FOR_GPUS = sorted(FOLDER.glob("gpus-*.toml"))
 def test_a_config_can_be_planned(file: Path) -> None:
     config = load(file, (), {})
     said = dry_run(config, file, None)
-    assert said.startswith(f"{least_ranks(config.topology)} ranks, ")
+    assert said.startswith(f"{min_ranks(config.topology)} ranks, ")
     assert "head-0 + learner-0" in said
 
 
@@ -68,7 +68,9 @@ def test_one_gpu_of_24_gib_holds_learner_and_generator() -> None:
 def test_without_the_gpus_a_start_ends_with_a_sentence_that_names_the_host() -> None:
     check_gpus(2, ["a", "a", "b"], [(2, "2.13.0"), (2, "2.13.0"), (8, "2.13.0")])
     check_gpus(0, ["a"], [(0, "")])
-    with pytest.raises(ConfigError, match=r"gpus_per_host = 2 needs .*: torch \(2\.13\.0\) finds 1 on b; run on such"):
+    with pytest.raises(
+        ConfigError, match=r"gpus_per_host = 2 needs .*: torch \(2\.13\.0\) finds 1 on b; run on a machine"
+    ):
         check_gpus(2, ["a", "b"], [(2, "2.13.0"), (1, "2.13.0")])
 
 

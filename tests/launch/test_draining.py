@@ -1,4 +1,4 @@
-"""What signals do to a rank: an orderly end when there is time for it, an end at once when there is none."""
+"""Signals to a rank: drain when there is time, an immediate end otherwise."""
 
 import signal
 from pathlib import Path
@@ -23,10 +23,10 @@ def test_a_signal_ends_actors_and_rank(number: signal.Signals) -> None:
     assert gone(child)
 
 
-def test_an_end_at_once_says_which_checkpoint_is_safe(tmp_path: Path) -> None:
+def test_an_immediate_end_names_the_newest_checkpoint(tmp_path: Path) -> None:
     for name in ("checkpoints/step-000010", "checkpoints/step-000020", "checkpoints/step-000030", "frontiers"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("frontier-000010", "frontier-000020"):  # none for 30: nobody can go back there
+    for name in ("frontier-000010", "frontier-000020"):  # none for 30: it cannot be resumed
         (tmp_path / "frontiers" / name).touch()
     with rank(WAIT, role="head", run=tmp_path) as process:
         line(process)
@@ -34,21 +34,23 @@ def test_an_end_at_once_says_which_checkpoint_is_safe(tmp_path: Path) -> None:
         assert process.wait(10) == 128 + signal.SIGINT
         assert process.stderr is not None
         safe = tmp_path / "checkpoints" / "step-000020"
-        again = f"python -m areal_bus.launch --resume {tmp_path} goes on from there"
+        again = f"python -m areal_bus.launch --resume {tmp_path} continues from it"
         said = process.stderr.read()
-        assert said.startswith(f"rank 3: SIGINT: ends at once; {safe} is safe, what came after it is lost; {again}; ")
+        assert said.startswith(
+            f"rank 3: SIGINT: ends at once; the newest checkpoint is {safe}, later updates are lost; {again}; "
+        )
 
 
-def test_an_end_at_once_before_the_first_checkpoint_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+def test_an_immediate_end_before_the_first_checkpoint_says_so_and_how_to_resume(tmp_path: Path) -> None:
     """Issue 32.8: Ctrl-C was silent there."""
     with rank(WAIT, role="head", run=tmp_path) as process:
         line(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
         assert process.stderr is not None
-        again = f"python -m areal_bus.launch --resume {tmp_path} begins again at version 0"
-        first = f"to save first, use kill -USR1 $(cat {tmp_path}/pid) instead"
-        said = f"rank 3: SIGINT: ends at once; no checkpoint was written yet; {again}; {first}\n"
+        again = f"python -m areal_bus.launch --resume {tmp_path} starts again at version 0"
+        first = f"to write a checkpoint first, use kill -USR1 $(cat {tmp_path}/pid) instead"
+        said = f"rank 3: SIGINT: ends at once; there is no checkpoint yet; {again}; {first}\n"
         assert process.stderr.read() == said
 
 

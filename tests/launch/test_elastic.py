@@ -1,4 +1,4 @@
-"""Who may join a running job, and as whom."""
+"""Elastic join: which generators may join a running job, and with which index."""
 
 import json
 import os
@@ -19,10 +19,19 @@ from actors.runtime.context import Context
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
 from launch import elastic
-from launch.elastic import INVITATION, check_endpoint, guest, invitation, invite, join, read, seat
+from launch.elastic import (
+    INVITATION,
+    check_endpoint,
+    claim_index,
+    guest_context,
+    join_job,
+    load_invitation,
+    parse_invitation,
+    write_invitation,
+)
 from launch.main import main
-from launch.process import environment
-from launch.runs import Lock, is_held
+from launch.process import actor_environment
+from launch.runs import Lock, is_locked
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +47,7 @@ def template(run: Path, **changes: object) -> Context:
 
 @pytest.fixture
 def dead_run(tmp_path: Path) -> Path:
-    """Of a job that was killed."""
+    """The run of a killed job."""
     folder = tmp_path / "run"
     folder.mkdir()
     settings = {"model": {"scratch": {}}, "data": {"task": "reverse", "chat_template": False}}
@@ -48,79 +57,81 @@ def dead_run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(dead_run: Path) -> Iterator[Path]:
-    """Of a job that runs."""
+    """The run of a running job."""
     lock = Lock(dead_run)
     yield dead_run
     lock.release()
 
 
-def test_an_invitation_is_for_its_owner_and_makes_a_generator(run: Path) -> None:
-    invite(template(run))
-    invite(replace(template(run), lease_secret="the head's alone"))  # a job that is resumed writes it anew
+def test_an_invitation_is_readable_by_its_owner_only_and_gives_a_generators_context(run: Path) -> None:
+    write_invitation(template(run))
+    write_invitation(replace(template(run), lease_secret="head secret"))  # a resumed job writes a new one
     path = run / INVITATION
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in run.iterdir() if file.name.startswith(".")] == []
-    context = guest(read(path))
+    context = guest_context(parse_invitation(path))
     assert (context.name, context.rank, context.interface) == ("generator-2.0", 6, "lo")
     assert context.secret_key == "s" * 40
-    assert "the head's alone" not in path.read_text()  # 32, 20
+    assert "head secret" not in path.read_text()  # 32, 20
 
 
-def test_every_guest_is_another_generator(run: Path) -> None:
-    invite(template(run))
-    assert [guest(read(run / INVITATION)).index for _ in range(3)] == [2, 3, 4]
-    assert seat(run, 9) == 9  # the job was resumed with more generators of its own
+def test_each_guest_gets_its_own_index(run: Path) -> None:
+    write_invitation(template(run))
+    assert [guest_context(parse_invitation(run / INVITATION)).index for _ in range(3)] == [2, 3, 4]
+    assert claim_index(run, 9) == 9  # the job was resumed with more generators of its own
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
-        ({"run_folder": "/not/there"}, "is not there"),
+        ({"run_folder": "/not/there"}, "does not exist here"),
         ({"head": "ipc:///tmp/x"}, 'bus.transport = "tcp"'),
     ],
 )
-def test_who_cannot_join_is_told_why(
-    run: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], sentence: str
+def test_a_guest_that_cannot_join_is_refused_with_the_reason(
+    run: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
 ) -> None:
-    invite(template(run))
-    about = read(run / INVITATION) | changes
+    write_invitation(template(run))
+    about = parse_invitation(run / INVITATION) | changes
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-    with pytest.raises(ConfigError, match=sentence):
-        guest(about)
+    with pytest.raises(ConfigError, match=message):
+        guest_context(about)
 
 
 def test_a_job_that_has_ended_is_not_joined(run: Path) -> None:
-    invite(template(run))
+    write_invitation(template(run))
     (run / "summary.json").write_text("{}")
     with pytest.raises(ConfigError, match="has ended"):
-        join(str(run), None)
+        join_job(str(run), None)
 
 
-def test_a_run_whose_settings_cannot_be_read_takes_no_guest(run: Path) -> None:
-    invite(template(run))
+def test_a_run_with_unreadable_settings_accepts_no_guest(run: Path) -> None:
+    write_invitation(template(run))
     (run / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json must hold settings of this version"):
-        guest(read(run / INVITATION))
+        guest_context(parse_invitation(run / INVITATION))
 
 
-def test_fixed_shares_take_no_guest(run: Path) -> None:
-    invite(template(run))
+def test_eta_0_accepts_no_guest(run: Path) -> None:
+    write_invitation(template(run))
     settings = {"model": {"scratch": {}}, "rollout": {"max_head_offpolicyness": 0}}
     (run / "config.json").write_text(Config.model_validate(settings).model_dump_json())
-    with pytest.raises(ConfigError, match="shares are fixed"):
-        guest(read(run / INVITATION))
+    with pytest.raises(ConfigError, match="share is fixed"):
+        guest_context(parse_invitation(run / INVITATION))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"role": "generator"})])
-def test_what_is_no_invitation_is_refused_by_name(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_invitation_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "join.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"takes the join\.json of a running job"):
-        read(path)
+    with pytest.raises(
+        ConfigError, match=r"takes the unchanged join\.json of a running job|takes the join\.json of a running job"
+    ):
+        parse_invitation(path)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "sentence"),
+    ("field", "value", "message"),
     [
         ("host", None, "host is missing"),
         ("run_folder", None, "run_folder is missing"),
@@ -132,66 +143,68 @@ def test_what_is_no_invitation_is_refused_by_name(tmp_path: Path, text: str) -> 
         ("n_generators", True, "n_generators must be of type int: got bool"),
         ("rank", -1, "rank must not be negative: got -1"),
         ("is_guest", 1, "is_guest must be of type bool: got int"),
-        ("keys", 5, "keys must be an object of texts: got int"),
-        ("keys", {"head-0": 5}, "keys must be an object of texts: got dict"),
-        ("more", 5, "more is no field of it"),
+        ("keys", 5, "keys must be an object of strings: got int"),
+        ("keys", {"head-0": 5}, "keys must be an object of strings: got dict"),
+        ("more", 5, "more is an unknown field"),
     ],
 )
 def test_a_damaged_invitation_is_refused_by_file_and_field(
-    run: Path, capsys: pytest.CaptureFixture[str], field: str, value: object, sentence: str
+    run: Path, capsys: pytest.CaptureFixture[str], field: str, value: object, message: str
 ) -> None:
-    """None: the field is not there."""
-    invite(template(run))
+    """None: the field is missing."""
+    write_invitation(template(run))
     path = run / INVITATION
     changed = json.loads(path.read_text()) | {field: value}
     path.write_text(json.dumps({name: known for name, known in changed.items() if known is not None}))
     said = refused(capsys, "--join", str(run))
-    assert said == f"--join takes the join.json of a running job, as that wrote it: {path}: {sentence}\n"
+    assert said == f"--join takes the unchanged join.json of a running job: {path}: {message}\n"
     assert not (run / "guests").exists()
 
 
-def test_an_endpoint_is_one_or_a_folder(run: Path) -> None:
-    invite(template(run))
-    with pytest.raises(ConfigError, match="'somewhere' is no folder"):
-        join("somewhere", str(run / INVITATION))
-    assert invitation(str(run), None)["head"] == "tcp://127.0.0.1:4000"
-    assert invitation("tcp://127.0.0.1:5000", str(run / INVITATION))["head"] == "tcp://127.0.0.1:5000"
+def test_join_takes_an_endpoint_or_a_folder(run: Path) -> None:
+    write_invitation(template(run))
+    with pytest.raises(ConfigError, match="'somewhere' is not a folder"):
+        join_job("somewhere", str(run / INVITATION))
+    assert load_invitation(str(run), None)["head"] == "tcp://127.0.0.1:4000"
+    assert load_invitation("tcp://127.0.0.1:5000", str(run / INVITATION))["head"] == "tcp://127.0.0.1:5000"
 
 
 def test_a_job_that_was_killed_is_not_joined_on_its_host(dead_run: Path) -> None:
-    invite(template(dead_run))
+    write_invitation(template(dead_run))
     for _ in range(2):
-        assert is_held(dead_run) is False
-        with pytest.raises(ConfigError, match=rf"that of {dead_run} does not run \(--resume {dead_run} goes on"):
-            join(str(dead_run), None)
+        assert is_locked(dead_run) is False
+        with pytest.raises(
+            ConfigError, match=rf"the job of {dead_run} does not run \(--resume {dead_run} continues it"
+        ):
+            join_job(str(dead_run), None)
         Lock(dead_run).release()
     assert not (dead_run / "guests").exists()
 
 
-def test_who_cannot_know_whether_the_job_runs_asks_its_head(dead_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    invite(template(dead_run))
-    monkeypatch.setattr(elastic, "is_held", lambda _: None)  # a file system without locks
-    assert guest(read(dead_run / INVITATION)).is_guest
+def test_without_file_locks_a_guest_tries_to_join(dead_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_invitation(template(dead_run))
+    monkeypatch.setattr(elastic, "is_locked", lambda _: None)  # a file system without locks
+    assert guest_context(parse_invitation(dead_run / INVITATION)).is_guest
 
 
 @pytest.mark.parametrize(
     "url",
     ["http://a:1", "tcp://a", "tcp://a:0", "tcp://a:65536", "tcp://*:5", "tcp://a b:5", "ipc://x", "tcp://:5", "://"],
 )
-def test_what_is_no_endpoint_is_refused_with_what_one_looks_like(url: str) -> None:
+def test_an_invalid_endpoint_is_refused_with_the_valid_forms(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        invitation(url, None)
-    looks = 'looks like tcp://HOST:PORT or ipc:///PATH, as "head" in RUN/join.json has it'
-    assert str(caught.value) == f"the head's endpoint {looks}: got {url!r}"
+        load_invitation(url, None)
+    forms = 'tcp://HOST:PORT or ipc:///PATH ("head" in RUN/join.json)'
+    assert str(caught.value) == f"the head's endpoint must be {forms}: got {url!r}"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "0", "[::]", "[0:0::0]"])
-def test_an_address_that_stands_for_all_of_a_host_is_no_place_to_join(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"a guest needs the address of one host: tcp://\S+:5 stands for all"):
+def test_an_unspecified_address_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"a guest needs the address of one host: tcp://\S+:5 means all"):
         check_endpoint(f"tcp://{host}:5")
 
 
-def test_an_endpoint_where_nobody_can_be_is_refused(tmp_path: Path) -> None:
+def test_an_ipc_endpoint_without_a_socket_is_refused(tmp_path: Path) -> None:
     check_endpoint("tcp://[::1]:5000")
     check_endpoint("tcp://localhost:5000")
     (tmp_path / "file").touch()
@@ -201,16 +214,18 @@ def test_an_endpoint_where_nobody_can_be_is_refused(tmp_path: Path) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that the command line refuses with."""
+    """The error line of the command."""
     assert main(arguments) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     return said.err.removeprefix("error: ")
 
 
-def test_an_endpoint_alone_is_told_where_the_invitation_lies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_endpoint_without_key_is_refused_with_the_place_of_the_invitation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     said = refused(capsys, "--join", "tcp://127.0.0.1:4000")
-    assert "needs --key, the invitation that the job wrote into its run's folder: --key RUN/join.json" in said
+    assert "needs --key, the invitation in the run's folder: --key RUN/join.json" in said
 
 
 @pytest.mark.parametrize(
@@ -222,43 +237,43 @@ def test_an_endpoint_alone_is_told_where_the_invitation_lies(capsys: pytest.Capt
         (["--resume", ""], "--resume"),
     ],
 )
-def test_what_would_count_for_nothing_beside_join_is_refused(
+def test_options_that_join_would_ignore_are_refused(
     capsys: pytest.CaptureFixture[str], words: list[str], named: str
 ) -> None:
     said = refused(capsys, "--join", "runs/latest", *words)
     assert said == f"--join takes all settings from the job that it joins: leave out {named}\n"
 
 
-def test_an_empty_word_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "c.toml", "--resume", "") == '--resume takes the folder of a run, or auto: got ""\n'
     assert refused(capsys, "--join", "").startswith("--join takes the folder of a running job")
     assert refused(capsys, "--explain", "").startswith("--explain takes a setting")
     assert refused(capsys, "--explain", "actor.lr", "c.toml").endswith("leave out CONFIG.toml\n")
 
 
-def test_a_folder_that_is_no_run_or_has_no_invitation_is_refused(run: Path) -> None:
+def test_a_folder_that_is_not_a_run_or_has_no_invitation_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"--join takes the folder of a run: .* has no config.json"):
-        invitation(str(run.parent), None)
+        load_invitation(str(run.parent), None)
     with pytest.raises(ConfigError, match=r"join.json of a running job: .*run/join.json: No such file or directory"):
-        invitation(str(run), None)
+        load_invitation(str(run), None)
 
 
 @pytest.mark.slow
-def test_a_guest_that_is_told_to_leave_with_no_head_there_leaves_at_once(run: Path) -> None:
-    """As the command line has it: a process and its actor, which are gone afterwards."""
-    listening = socket.socket()  # somebody is there, but no head
+def test_a_guest_without_a_head_leaves_at_once_on_sigterm(run: Path) -> None:
+    """The real command: both the process and its actor end."""
+    listening = socket.socket()  # accepts connections, but is no head
     listening.bind(("127.0.0.1", 0))
     listening.listen()
     write_scratch_folder(run / "model", ScratchConfig())
     head = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
-    invite(template(run, head=head, model_folder=str(run / "model"), public_key="", secret_key=""))
+    write_invitation(template(run, head=head, model_folder=str(run / "model"), public_key="", secret_key=""))
     line = [sys.executable, "-m", "areal_bus.launch", "--join", str(run)]
     pipe = subprocess.PIPE
     with listening, subprocess.Popen(line, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.stdout is not None
             assert re.fullmatch(r"joins .*run as generator-2; .*\n", process.stdout.readline())
-            listening.accept()[0].close()  # its actor is there
+            listening.accept()[0].close()  # the actor has connected
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
         finally:
@@ -268,7 +283,7 @@ def test_a_guest_that_is_told_to_leave_with_no_head_there_leaves_at_once(run: Pa
 
 def test_a_guest_takes_the_first_gpu_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert elastic.gpus() == [0]
-    assert environment(os.environ, gpus=[0], cpu=False)["CUDA_VISIBLE_DEVICES"] == "3"
+    assert elastic.first_visible_gpu() == [0]
+    assert actor_environment(os.environ, gpus=[0], cpu=False)["CUDA_VISIBLE_DEVICES"] == "3"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert elastic.gpus() == []
+    assert elastic.first_visible_gpu() == []

@@ -1,4 +1,4 @@
-"""The command line: what is refused, with which words and exit code; and what a dry run prints."""
+"""The command line: refused input with its error line and exit code, and the dry run."""
 
 import json
 import os
@@ -12,12 +12,12 @@ import pytest
 from areal_bus.config.loader import load
 from areal_bus.config.sections import BusConfig, Config
 from areal_bus.errors import ConfigError
-from launch.bootstrap import RANKS
+from launch.bootstrap import RANK_VARIABLES
 from launch.main import main
-from launch.memory import KNOWN
-from launch.network import HostFacts, choose, here, open_endpoint
-from launch.prepare import prepare, prepare_apart
-from launch.rank import contexts
+from launch.memory import KNOWN_SHAPES
+from launch.network import HostFacts, choose_interfaces, local_facts, open_endpoint
+from launch.prepare import prepare, prepare_in_subprocess
+from launch.rank import actor_contexts, report_error
 from launch.runs import make_run_folder
 from launch.topology import plan
 from tests.launch.test_bootstrap import MPI, MPIRUN
@@ -43,7 +43,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small config in a working directory of its own, as rank 0 of 4."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for names in RANKS:
+    for names in RANK_VARIABLES:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", "0")
@@ -53,7 +53,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that the command line refuses with."""
+    """The error line of the command."""
     assert main(arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -67,13 +67,13 @@ def test_a_missing_config_is_refused(file: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_no_config_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a config file is needed" in refused(capsys)
+    assert "give a config file" in refused(capsys)
 
 
-def test_words_that_are_no_option_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_options_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, str(file), "--dryrun") == "error: unknown option --dryrun: the nearest is --dry-run\n"
-    assert "unknown option --bogus; --help has all" in refused(capsys, str(file), "--bogus")
-    assert f"one CONFIG.toml is read: {file} is one, and more.toml another" in refused(capsys, str(file), "more.toml")
+    assert "unknown option --bogus; see --help" in refused(capsys, str(file), "--bogus")
+    assert f"give one CONFIG.toml: got {file} and more.toml" in refused(capsys, str(file), "more.toml")
     assert "argument --resume: expected one argument" in refused(capsys, str(file), "--resume")
 
 
@@ -87,7 +87,7 @@ def test_fewer_ranks_than_actors_are_refused(file: Path, capsys: pytest.CaptureF
     assert "4 started; run mpirun -np 7" in said
 
 
-def test_a_start_without_mpirun_is_refused_with_the_line_to_run(
+def test_a_start_without_mpirun_is_refused_with_the_command_to_run(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -101,12 +101,8 @@ def test_tensor_parallel_generators_are_refused_as_long_as_no_engine_shards(
     assert "computes on one GPU: topology.tensor_parallel is 2" in said
 
 
-def test_the_other_ranks_say_nothing(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setattr("launch.rank.SPEAK_FIRST_S", 0.0)
-    assert main([str(file), "--set", "actor.lr=0"]) == 2
+def test_only_rank_0_prints_an_error_in_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_error(2, ConfigError("x"), wait_s=0.0) == 2
     assert capsys.readouterr().err == ""
 
 
@@ -121,7 +117,9 @@ def test_the_other_ranks_say_nothing(
         ("evaluate.path=none.jsonl", "the data file must exist: 'none.jsonl'"),
     ],
 )
-def test_what_does_not_fit_the_world_is_refused_before_anything_starts(file: Path, override: str, said: str) -> None:
+def test_settings_that_do_not_fit_files_or_functions_are_refused_before_the_start(
+    file: Path, override: str, said: str
+) -> None:
     config = load(file, [override, "evaluate.after=true"], {})
     with pytest.raises(ConfigError) as caught:
         prepare(config, file)
@@ -145,19 +143,19 @@ def test_a_row_without_an_answer_is_refused_with_its_line(file: Path) -> None:
         prepare(load(file, (), {}), file)
 
 
-def test_rank_0_prepares_in_a_process_of_its_own(file: Path) -> None:
+def test_rank_0_prepares_in_a_subprocess(file: Path) -> None:
     config = load(file, (), {})
-    prepared = prepare_apart(config, file)
+    prepared = prepare_in_subprocess(config, file)
     run = Path(prepared.run_folder)
     assert run == (file.parent / "runs" / "small").resolve()
     assert Config.model_validate_json((run / "config.json").read_text()) == config
     assert (run / "config.toml").read_text() == SMALL
     assert Path(prepared.model_folder, "config.json").is_file()
     with pytest.raises(ConfigError, match="must import"):
-        prepare_apart(load(file, ["reward.function=nowhere:score"], {}), file)
+        prepare_in_subprocess(load(file, ["reward.function=nowhere:score"], {}), file)
 
 
-def test_a_run_folder_is_never_written_over(tmp_path: Path) -> None:
+def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
     folders = [make_run_folder(tmp_path, "demo") for _ in range(3)]
     assert [folder.name for folder in folders] == ["demo", "demo-2", "demo-3"]
     assert (tmp_path / "latest").resolve() == folders[-1]
@@ -169,11 +167,11 @@ def test_a_taken_port_is_refused() -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"bus\.port must be free: {port} is taken on 127\.0\.0\.1"):
-            open_endpoint(BusConfig(transport="tcp", port=port), [here()], "127.0.0.1")
+            open_endpoint(BusConfig(transport="tcp", port=port), [local_facts()], "127.0.0.1")
 
 
-def test_one_host_meets_in_a_private_folder_that_goes_away() -> None:
-    endpoint = open_endpoint(BusConfig(), [here()], "127.0.0.1")
+def test_on_one_host_the_head_listens_in_a_private_folder_that_is_removed() -> None:
+    endpoint = open_endpoint(BusConfig(), [local_facts()], "127.0.0.1")
     folder = Path(endpoint.folder)
     assert endpoint.url == f"ipc://{folder}/head.sock"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -181,28 +179,32 @@ def test_one_host_meets_in_a_private_folder_that_goes_away() -> None:
     assert not folder.exists()
 
 
-def test_several_hosts_need_a_named_interface_and_are_told_what_they_share() -> None:
+def test_ranks_on_several_hosts_need_an_interface_that_they_share() -> None:
     a = HostFacts("a", {"lo": "127.0.0.1", "eth0": "10.0.0.1", "ib0": "10.1.0.1"})
     b = HostFacts("b", {"lo": "127.0.0.1", "eth0": "10.0.0.2"})
     with pytest.raises(ConfigError, match=r"set bus\.interface to one that they share \(eth0\)"):
-        choose("", [a, b])
+        choose_interfaces("", [a, b])
     with pytest.raises(ConfigError, match="'ib0' is not on b"):
-        choose("ib0", [a, b])
-    with pytest.raises(ConfigError, match="do not meet on a loopback address"):
-        choose("lo", [a, b])
+        choose_interfaces("ib0", [a, b])
+    with pytest.raises(ConfigError, match="cannot use a loopback address"):
+        choose_interfaces("lo", [a, b])
     with pytest.raises(ConfigError, match='set "tcp"'):
         open_endpoint(BusConfig(transport="ipc"), [a, b], "10.0.0.1")
-    assert choose("eth0", [a, b]) == choose("10.0.0.0/24", [a, b]) == [("eth0", "10.0.0.1"), ("eth0", "10.0.0.2")]
-    assert choose("", [a, a]) == [("lo", "127.0.0.1")] * 2
+    assert (
+        choose_interfaces("eth0", [a, b])
+        == choose_interfaces("10.0.0.0/24", [a, b])
+        == [("eth0", "10.0.0.1"), ("eth0", "10.0.0.2")]
+    )
+    assert choose_interfaces("", [a, a]) == [("lo", "127.0.0.1")] * 2
 
 
-def test_each_actor_is_told_its_place(file: Path) -> None:
+def test_each_actor_gets_its_context(file: Path) -> None:
     config = load(file, ["topology.gpus_per_host=2", "topology.reward=beside"], {})
     places = plan(config.topology, ["a", "a"])
     start = {"job": "j", "head": "ipc:///x", "run_folder": "/r", "model_folder": "/m"} | {
         "incarnation": 3,
     }
-    told = [c for p in places for c in contexts(config, file, p, 2, ("lo", "127.0.0.1"), start)]
+    told = [c for p in places for c in actor_contexts(config, file, p, 2, ("lo", "127.0.0.1"), start)]
     assert [(c.name, c.rank, c.device) for c in told] == [
         ("head-0.3", 0, "cpu"),
         ("learner-0.3", 0, "cuda"),
@@ -225,13 +227,13 @@ def test_the_plan_of_512_ranks_prints_without_mpirun(
 
 
 def test_parameters_are_counted_as_published() -> None:
-    sizes = {name.partition("Qwen")[2]: shape.n_parameters / 1e9 for name, shape in KNOWN.items()}
+    sizes = {name.partition("Qwen")[2]: shape.n_parameters / 1e9 for name, shape in KNOWN_SHAPES.items()}
     published = {"-1.5B": 1.777, "-7B": 7.615, "-14B": 14.77, "-32B": 32.76}
     published |= {"/Qwen2.5-0.5B-Instruct": 0.494, "/Qwen2.5-1.5B-Instruct": 1.544}
     assert sizes == pytest.approx(published, rel=2e-3)
 
 
-def test_strangers_under_our_names_are_refused(tmp_path: Path) -> None:
+def test_foreign_packages_with_our_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "__init__.py").touch()
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from areal_bus.launch import main; sys.exit(main())"
@@ -243,7 +245,7 @@ def test_strangers_under_our_names_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
-def test_bad_input_under_mpirun_ends_with_one_sentence_and_2(tmp_path: Path) -> None:
+def test_bad_input_under_mpirun_ends_with_one_error_line_and_code_2(tmp_path: Path) -> None:
     command = [str(MPIRUN), "--oversubscribe", "-np", "4", sys.executable, "-m", "areal_bus.launch", TINY]
     done = subprocess.run(
         [*command, "--set", "reward.function=nowhere:score", "--set", f"run.folder={tmp_path / 'runs'}"],

@@ -100,7 +100,7 @@ def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches
 def test_a_large_job_shares_learners_and_splits_generators() -> None:
     large = load(ROOT / "configs" / "32b.toml", ('rollout.engine="builtin"',), {})
     places = plan(large.topology, [f"h{r // 8}" for r in range(512)])
-    learner, generator = places[0].seats[1], places[128].seats[0]
+    learner, generator = places[0].actors[1], places[128].actors[0]
     n_learners, width, slots = (
         large.topology.learners,
         large.topology.tensor_parallel,
@@ -164,7 +164,7 @@ def test_a_dry_run_states_bytes_a_parameter_and_a_token(tmp_path: Path) -> None:
     shape = find_shape(load(file, (), {}), tmp_path)
     assert shape is not None
     assert "12 bytes a parameter" in page
-    assert f"learner {4 * shape.layers * shape.saved(by_us=True)[0]:,} for each that is read" in page
+    assert f"learner {4 * shape.layers * shape.activation_numbers(by_us=True)[0]:,} for each that is read" in page
     assert f"generator {4 * shape.kv_per_token:,} for each position of a slot" in page
 
 

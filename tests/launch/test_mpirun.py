@@ -1,4 +1,4 @@
-"""What mpirun sees of a rank whose actors die, drain and end: over a real mpirun, with small children as actors."""
+"""A job of two ranks under a real mpirun, with small scripts as actors: deaths, drain and the end."""
 
 import contextlib
 import json
@@ -22,15 +22,15 @@ import sys
 from pathlib import Path
 from areal_bus.config.sections import LaunchConfig
 from launch.bootstrap import open_bootstrap
-from launch.process import hold_back
+from launch.process import block_drain_signal
 from launch.supervise import Supervisor
 from tests.launch.test_supervise import context
-hold_back()
+block_drain_signal()
 launch = LaunchConfig(timeout_s=60)
 bootstrap = open_bootstrap(launch)
 bootstrap.allgather(b"")
 run = Path(sys.argv[1])
-rank = Supervisor(rank=bootstrap.rank, launch=launch, run=run, n_ranks=2, stays=True)
+rank = Supervisor(rank=bootstrap.rank, launch=launch, run=run, n_ranks=2, waits_for_job=True)
 rank.command = [sys.executable, "-c", sys.argv[2 + bootstrap.rank]]
 rank.start(context(role=["head", "generator"][bootstrap.rank], run=run))
 code = rank.wait()
@@ -77,7 +77,7 @@ def test_mpirun_notices_no_death_of_an_actor_and_a_drained_job_ends_with_0(tmp_p
             born, pid = job.stdout.readline().split()
             assert int(born) == incarnation
             os.kill(int(pid), signal.SIGKILL)
-        assert job.stdout.readline().startswith("2 ")  # it is done at once, and its rank stays
+        assert job.stdout.readline().startswith("2 ")  # it ends at once, and its rank waits
         job.send_signal(signal.SIGUSR1)
         assert job.wait(60) == 0
         said = job.stderr.read()
@@ -86,7 +86,7 @@ def test_mpirun_notices_no_death_of_an_actor_and_a_drained_job_ends_with_0(tmp_p
 
 
 @needs_mpirun
-def test_ctrl_c_says_which_checkpoint_is_safe_though_mpirun_has_stopped_listening(tmp_path: Path) -> None:
+def test_ctrl_c_names_the_newest_checkpoint_although_mpirun_drops_rank_output(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-000010").mkdir(parents=True)
     (tmp_path / "frontiers").mkdir()
     (tmp_path / "frontiers" / "frontier-000010").touch()
@@ -97,8 +97,8 @@ def test_ctrl_c_says_which_checkpoint_is_safe_though_mpirun_has_stopped_listenin
         job.send_signal(signal.SIGINT)
         assert job.wait(60) != 0
         said = job.stderr.read()
-        assert f"{tmp_path / 'checkpoints' / 'step-000010'} is safe" in said
-        assert f"mpirun -np 2 python -m areal_bus.launch --resume {tmp_path} goes on from there" in said
+        assert f"the newest checkpoint is {tmp_path / 'checkpoints' / 'step-000010'}" in said
+        assert f"mpirun -np 2 python -m areal_bus.launch --resume {tmp_path} continues from it" in said
         assert ends_within(int(pid), 10)
 
 
@@ -112,7 +112,7 @@ from areal_bus.config.sections import LaunchConfig
 from launch.bootstrap import open_bootstrap
 print(os.getpid(), flush=True)
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    time.sleep(600)  # it never comes: rank 0 waits for it in MPI_Init
+    time.sleep(600)  # rank 0 waits for it in MPI_Init
 open_bootstrap(LaunchConfig(timeout_s=float(sys.argv[1])))
 """
 MARK = "AREAL_BUS_TEST_JOB"
@@ -131,7 +131,7 @@ def mpirun(n: int, *words: str, mark: str = "") -> "Iterator[subprocess.Popen[st
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Living processes that a job with this mark started, mpirun included, with their command lines."""
+    """Processes of the job with this mark, mpirun included, with their command lines."""
     found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ def runs(mark: str, module: str) -> bool:
 
 
 def is_python(module: str, words: str) -> bool:
-    """Whether a command line is Python's that runs this module; mpirun's names it, too."""
+    """Whether the command line is Python running this module, not mpirun's."""
     return words.startswith(sys.executable) and f"-m {module} " in f"{words} "
 
 
@@ -203,7 +203,7 @@ def test_32_21_mpi_init_has_the_deadline_of_the_launch_and_a_rank_over_it_is_nam
     with mpirun(2, "-c", STUCK, "1") as job:
         _, said = job.communicate(timeout=PATIENCE_S)
         assert job.returncode != 0
-    assert "rank 0: MPI_Init must return within launch.timeout_s = 1: that of process " in said
+    assert "rank 0: MPI_Init must return within launch.timeout_s = 1: process " in said
     assert "rank 1: MPI_Init" not in said
 
 

@@ -1,4 +1,4 @@
-"""What is refused before the first file of a run is written, with the place and the change that mends it."""
+"""Input that is refused before the first file of a run is written, with its place and the change to make."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from actors.models.scratch import write_scratch_folder
 from areal_bus.config.loader import load
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import ConfigError
-from launch.prepare import prepare, prepare_apart
+from launch.prepare import prepare, prepare_in_subprocess
 
 SMALL = """
 [model.scratch]
@@ -45,7 +45,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def refusal(file: Path, *overrides: str) -> str:
-    """The sentence; nothing of a run is left behind."""
+    """The error text. No file of a run exists."""
     with pytest.raises(ConfigError) as caught:
         prepare(load(file, overrides, {}), file)
     assert "\n" not in str(caught.value)
@@ -64,19 +64,19 @@ def model(file: Path) -> Path:
     return folder
 
 
-def test_the_longest_prompt_may_be_exactly_as_long_as_both_limits(file: Path) -> None:
+def test_the_longest_prompt_may_reach_both_limits(file: Path) -> None:
     prepare(load(file, ["data.max_prompt_tokens=11", "gconfig.max_new_tokens=13"], {}), file)
 
 
 @pytest.mark.parametrize("kind", ["scratch", "folder"])
-def test_a_prompt_over_the_limit_is_refused_with_its_line_and_both_ways_out(
+def test_a_prompt_over_the_limit_is_refused_with_its_line_and_both_remedies(
     file: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
     if kind == "folder":
         request.getfixturevalue("model")
     said = refusal(file, "data.max_prompt_tokens=10")
     assert "at most data.max_prompt_tokens = 10 tokens" in said
-    assert "rows.jsonl:2, has 11; set data.max_prompt_tokens = 11 (or more), or drop every row as long" in said
+    assert "rows.jsonl:2, has 11; set data.max_prompt_tokens = 11 (or more), or remove rows of that length" in said
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_a_prompt_that_leaves_no_room_for_its_completion_is_refused(
     if kind == "folder":
         request.getfixturevalue("model")
     said = refusal(file, "gconfig.max_new_tokens=14")
-    assert f"gconfig.max_new_tokens = 14 together have at most {name} = 24 tokens" in said
+    assert f"a prompt plus gconfig.max_new_tokens = 14 may have at most {name} = 24 tokens" in said
     assert "rows.jsonl:2, has 11; set gconfig.max_new_tokens = 13 (or less)" in said
 
 
-def test_the_problems_of_an_evaluation_are_held_to_the_same_limits(file: Path) -> None:
+def test_evaluation_problems_have_the_same_limits(file: Path) -> None:
     write_rows(file.parent / "held.jsonl", [{"question": "a" * 16, "answer": "b"}])
     assert "held.jsonl:1, has 17" in refusal(file, "evaluate.path=held.jsonl", "evaluate.after=true")
     prepare(load(file, ["evaluate.path=held.jsonl"], {}), file)
@@ -105,20 +105,20 @@ def test_a_generated_row_is_named_by_its_number(file: Path) -> None:
     assert said.endswith("or lower data.largest")
 
 
-def test_prompts_of_an_own_workflow_are_its_own_business(file: Path) -> None:
+def test_prompts_of_a_users_workflow_are_not_checked(file: Path) -> None:
     (file.parent / "own_flow.py").write_text(
         "class Flow:\n    def __init__(self, config): ...\n    async def episode(self, row, ask): ...\n"
     )
     prepare(load(file, ["data.max_prompt_tokens=3", "workflow.function=own_flow:Flow"], {}), file)
 
 
-def test_a_field_of_the_prompt_that_a_later_row_has_not_is_refused(file: Path) -> None:
+def test_a_prompt_field_that_a_later_row_lacks_is_refused(file: Path) -> None:
     said = refusal(file, "data.prompt={question} {unit}>")
     assert "data.prompt may use fields of the row only: {unit}" in said
     assert said.endswith("rows.jsonl:2)")
 
 
-def test_a_chat_template_counts_and_must_be_there(file: Path, model: Path) -> None:
+def test_a_chat_template_is_required_and_counted(file: Path, model: Path) -> None:
     assert "needs a tokenizer with a template" in refusal(file, "data.chat_template=true")
     (model / "chat_template.jinja").write_text(TEMPLATE)
     said = refusal(file, "data.chat_template=true", "data.max_prompt_tokens=12")
@@ -127,7 +127,7 @@ def test_a_chat_template_counts_and_must_be_there(file: Path, model: Path) -> No
     assert "no such role" in refusal(file, "data.chat_template=true")
 
 
-def test_a_workflow_whose_init_raises_is_refused_in_a_sentence(file: Path) -> None:
+def test_a_workflow_whose_init_raises_is_refused_in_one_line(file: Path) -> None:
     (file.parent / "raising_flow.py").write_text(
         "print('hello', end='')\nclass Flow:\n    def __init__(self, config): raise KeyError('tools')\n"
         "    async def episode(self, row, ask): ...\n"
@@ -136,23 +136,23 @@ def test_a_workflow_whose_init_raises_is_refused_in_a_sentence(file: Path) -> No
     assert "must build from the config alone: Flow(config) of" in said
     assert said.endswith("raised KeyError: 'tools' (raising_flow.py:3)")  # item 15
     with pytest.raises(ConfigError, match="raised KeyError: 'tools'"):
-        prepare_apart(load(file, ["workflow.function=raising_flow:Flow"], {}), file)
+        prepare_in_subprocess(load(file, ["workflow.function=raising_flow:Flow"], {}), file)
 
 
-def test_a_module_that_prints_half_a_line_does_not_spoil_the_answer(file: Path) -> None:
+def test_a_module_that_prints_half_a_line_does_not_break_the_result(file: Path) -> None:
     (file.parent / "loud_flow.py").write_text(
         "print('hello', end='')\nclass Flow:\n    def __init__(self, config): ...\n"
         "    async def episode(self, row, ask): ...\n"
     )
-    assert Path(prepare_apart(load(file, ["workflow.function=loud_flow:Flow"], {}), file).run_folder).is_dir()
+    assert Path(prepare_in_subprocess(load(file, ["workflow.function=loud_flow:Flow"], {}), file).run_folder).is_dir()
 
 
 def test_a_journal_folder_that_cannot_be_written_is_refused(file: Path) -> None:
     (file.parent / "taken").write_text("")
-    assert "journal.dir must be a folder that can be written: taken/j" in refusal(file, "journal.dir=taken/j")
+    assert "journal.dir must be a writable folder: taken/j" in refusal(file, "journal.dir=taken/j")
 
 
-def test_a_scratch_shape_that_makes_no_model_leaves_nothing_behind(file: Path) -> None:
+def test_an_invalid_scratch_shape_is_refused(file: Path) -> None:
     assert "must be an even multiple" in refusal(file, "model.scratch.heads=3")
 
 
@@ -162,15 +162,20 @@ def test_a_truncated_model_is_refused(file: Path, model: Path) -> None:
     assert "weights must be whole safetensors files" in refusal(file)
 
 
-def test_a_row_with_half_a_character_is_refused(file: Path) -> None:
+def test_a_row_with_a_lone_surrogate_is_refused(file: Path) -> None:
     (file.parent / "rows.jsonl").write_text(
         '{"question": "a", "answer": "b"}\n{"question": "\\ud800", "answer": "b"}\n'
     )
     assert "rows.jsonl:2 has the lone surrogate '\\ud800'" in refusal(file)
 
 
-def test_a_run_says_where_it_was_started_from(file: Path) -> None:
+def test_a_run_records_where_it_was_started(file: Path) -> None:
     run = Path(prepare(load(file, (), {}), file).run_folder)
-    told = json.loads((run / "origin.json").read_text())
-    here = str(file.parent)
-    assert (told["config"], told["folder"], told["working_folder"], told["rows"]) == (str(file), here, here, 2)
+    origin = json.loads((run / "origin.json").read_text())
+    folder = str(file.parent)
+    assert (origin["config"], origin["folder"], origin["working_folder"], origin["rows"]) == (
+        str(file),
+        folder,
+        folder,
+        2,
+    )

@@ -1,4 +1,4 @@
-"""Going on with a run: which one, with which settings, and never two jobs at once."""
+"""Resuming a run: the choice of the run, its settings, and the lock against a second job."""
 
 import errno
 import fcntl
@@ -15,14 +15,23 @@ import pytest
 from areal_bus.config.loader import fields, load
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from launch.bootstrap import RANKS
+from launch.bootstrap import RANK_VARIABLES
 from launch.dry_run import dry_run
-from launch.main import main, settings
-from launch.network import here
-from launch.prepare import prepare, prepare_apart
-from launch.rank import journals, prepared, remove
-from launch.resume import FIXED, WHERE, choose_run, compare, find, one_by_one, preview, reason_to_stay
-from launch.runs import Lock, PidFile, Running, check_free, largest_incarnation
+from launch.main import load_settings, main
+from launch.network import local_facts
+from launch.prepare import prepare, prepare_in_subprocess
+from launch.rank import journal_folders, prepare_run, remove_all
+from launch.resume import (
+    FIXED_KEYS,
+    LOCATION_KEYS,
+    changed_settings,
+    choose_run,
+    exclusive_choice,
+    find_run,
+    preview_resume,
+    reason_fixed,
+)
+from launch.runs import Lock, PidFile, RunInUse, check_free, largest_incarnation
 from tests.launch.test_prepare import ROWS, SMALL, write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +44,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A config with two rows, in a working directory of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for names in RANKS:
+    for names in RANK_VARIABLES:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     write_rows(tmp_path / "rows.jsonl", ROWS)
@@ -49,7 +58,7 @@ def begin(file: Path, *overrides: str) -> Path:
 
 
 def resume(run: Path, file: Path, *overrides: str) -> tuple[str, ...]:
-    """Go on with the run: what people are told."""
+    """Resume the run: the printed lines."""
     return prepare(load(file, [*overrides, f"run.resume={run}"], {}), file, run).notes
 
 
@@ -65,31 +74,31 @@ def checkpoint(run: Path, *versions: int) -> None:
 
 
 def found(file: Path, *overrides: str) -> Path | None:
-    return find(load(file, overrides, {}), "small")
+    return find_run(load(file, overrides, {}), "small")
 
 
-def test_every_section_is_decided_and_every_decision_is_about_a_key() -> None:
-    assert set(Config.model_fields) <= set(FIXED)
+def test_fixed_keys_cover_every_section_and_name_only_real_keys() -> None:
+    assert set(Config.model_fields) <= set(FIXED_KEYS)
     keys = set(fields())
-    assert [name for name in FIXED if not any(f"{key}.".startswith(f"{name}.") for key in keys)] == []
-    assert keys >= WHERE
+    assert [name for name in FIXED_KEYS if not any(f"{key}.".startswith(f"{name}.") for key in keys)] == []
+    assert keys >= LOCATION_KEYS
 
 
-def test_what_a_checkpoint_means_stays_and_how_it_is_run_may_change() -> None:
-    stay = {key for key in fields() if reason_to_stay(key)} - WHERE
+def test_settings_that_define_a_run_are_fixed_and_settings_of_its_execution_may_change() -> None:
+    stay = {key for key in fields() if reason_fixed(key)} - LOCATION_KEYS
     assert stay >= {"run.seed", "model.path", "model.scratch.layers", "data.path", "data.batch_size", "data.limit"}
     assert stay >= {"gconfig.n_samples", "rollout.max_head_offpolicyness", "rollout.staleness_policy", "journal.dir"}
     free = set(fields()) - stay
     assert free >= {"run.total_train_steps", "actor.lr", "topology.generators", "launch.timeout_s", "bus.silent_s"}
     assert free >= {"checkpoint.every_steps", "evaluate.after", "data.total_train_epochs", "reward.workers"}
-    assert reason_to_stay("nothing.of_the_kind")
+    assert reason_fixed("nothing.of_the_kind")
 
 
-def test_the_page_on_resuming_names_every_setting_that_stays() -> None:
+def test_the_page_on_resuming_names_every_fixed_setting() -> None:
     page = (ROOT / "docs" / "resume.md").read_text(encoding="utf-8")
     named = {cell for line in page.splitlines() if line.startswith("| `") for cell in re.findall(r"`([^`]+)`", line)}
-    assert {key for key, reason in FIXED.items() if reason} <= named
-    assert not {key for key in named if FIXED.get(key) == ""}
+    assert {key for key, reason in FIXED_KEYS.items() if reason} <= named
+    assert not {key for key in named if FIXED_KEYS.get(key) == ""}
 
 
 def test_a_resumed_run_keeps_its_folder_and_takes_the_new_settings(file: Path) -> None:
@@ -100,7 +109,7 @@ def test_a_resumed_run_keeps_its_folder_and_takes_the_new_settings(file: Path) -
     begin(file, "run.name=other")
     notes = resume(run, file, "actor.lr=0.5", "run.total_train_steps=30", "topology.rewards=2")
     assert notes == (
-        f"resumes {run} (life 2; checkpoints step-000020, step-000010), with 3 changed settings:",
+        f"resumes {run} (start 2; checkpoints step-000020, step-000010), with 3 changed settings:",
         "  run.total_train_steps: 10 -> 30",
         "  topology.rewards: 1 -> 2",
         "  actor.lr: 2e-05 -> 0.5",
@@ -111,10 +120,10 @@ def test_a_resumed_run_keeps_its_folder_and_takes_the_new_settings(file: Path) -
     assert not (run / "summary.json").exists()
     assert (file.parent / "runs" / "latest").resolve() == run
     again = resume(run, file, "actor.lr=0.5", "run.total_train_steps=30", "topology.rewards=2")
-    assert again == (f"resumes {run} (life 3; checkpoints step-000020, step-000010), with 0 changed settings",)
+    assert again == (f"resumes {run} (start 3; checkpoints step-000020, step-000010), with 0 changed settings",)
 
 
-def test_settings_that_must_stay_are_refused_together_each_with_its_reason(file: Path) -> None:
+def test_changed_fixed_settings_are_refused_together_each_with_its_reason(file: Path) -> None:
     run = begin(file)
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     with pytest.raises(ConfigError) as caught:
@@ -143,18 +152,18 @@ def test_other_rows_under_the_same_name_are_refused(file: Path) -> None:
         resume(run, file)
 
 
-def test_a_section_that_comes_or_goes_is_a_change() -> None:
+def test_an_added_or_removed_section_is_a_change() -> None:
     before, after = Config(), Config.model_validate({"model": {"path": "m", "scratch": {"layers": 2}}})
-    keys = [change.key for change in compare(before, after)]
+    keys = [change.key for change in changed_settings(before, after)]
     assert {"model.path", "model.scratch.layers"} <= set(keys)
-    assert {change.key for change in compare(after, before)} == set(keys)
+    assert {change.key for change in changed_settings(after, before)} == set(keys)
 
 
 @pytest.mark.parametrize(
     ("summary", "resumes"),
     [({"code": 0}, False), ({"code": 0, "drained": True}, True), ({"code": 1}, True), ({}, True)],
 )
-def test_only_a_run_that_came_to_its_end_is_finished(file: Path, summary: dict[str, Any], resumes: bool) -> None:
+def test_a_failed_or_drained_run_is_not_finished(file: Path, summary: dict[str, Any], resumes: bool) -> None:
     run = begin(file)
     if summary:
         summarize(run, **summary)
@@ -162,11 +171,11 @@ def test_only_a_run_that_came_to_its_end_is_finished(file: Path, summary: dict[s
     if resumes:
         assert found(file, f"run.resume={run}") == run
     else:
-        with pytest.raises(ConfigError, match=r"only when it has more to do.*or start a new one, from its model"):
+        with pytest.raises(ConfigError, match=r"continues only with more steps.*or start a new run from its model"):
             found(file, f"run.resume={run}")
 
 
-def test_a_finished_run_goes_on_when_it_has_more_to_do_and_a_checkpoint(file: Path) -> None:
+def test_a_finished_run_continues_with_more_steps_and_a_checkpoint(file: Path) -> None:
     """Issue 32.24."""
     run = begin(file)
     summarize(run, code=0, versions=10)
@@ -181,13 +190,13 @@ def test_a_finished_run_goes_on_when_it_has_more_to_do_and_a_checkpoint(file: Pa
     assert chosen[0] == run
     chosen[1].release()
     assert resume(run, file, "run.total_train_steps=20") == (
-        f"extends {run}, which had finished at version 10 (life 2; checkpoints step-000010), with 1 changed setting:",
+        f"extends {run}, which had finished at version 10 (start 2; checkpoints step-000010), with 1 changed setting:",
         "  run.total_train_steps: 10 -> 20",
     )
     assert not (run / "summary.json").exists()
 
 
-def test_a_run_that_ended_with_its_data_needs_more_of_it_to_go_on(file: Path) -> None:
+def test_a_run_that_ended_with_its_data_needs_more_epochs_to_continue(file: Path) -> None:
     """Issue 32.24."""
     run = begin(file, "data.total_train_epochs=1")
     summarize(run, code=0, versions=7)
@@ -198,14 +207,14 @@ def test_a_run_that_ended_with_its_data_needs_more_of_it_to_go_on(file: Path) ->
     assert found(file, f"run.resume={run}") == run  # no limit
 
 
-def test_what_is_no_run_is_refused(file: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(file: Path) -> None:
     run = begin(file)
     for wanted, why in (
-        ("nowhere", "'nowhere' is no folder"),
-        (run.name, f"'{run.name}' is no folder; did you mean runs/{run.name}?"),
-        (str(file), f"'{file}' is no folder"),
+        ("nowhere", "'nowhere' is not a folder"),
+        (run.name, f"'{run.name}' is not a folder; did you mean runs/{run.name}?"),
+        (str(file), f"'{file}' is not a folder"),
         (str(file.parent), f"{file.parent} has no config.json"),
-        (str(run.parent), f"{run.parent} has no config.json and is where runs lie"),
+        (str(run.parent), f"{run.parent} has no config.json and is the folder of all runs"),
     ):
         with pytest.raises(ConfigError) as caught:
             found(file, f"run.resume={wanted}")
@@ -228,7 +237,7 @@ def test_auto_takes_the_unfinished_run_of_the_name_that_was_started_last(file: P
     chosen[1].release()
 
 
-def test_a_run_that_runs_now_is_refused_and_a_dead_one_is_not(file: Path) -> None:
+def test_a_running_run_is_refused_and_that_of_a_killed_job_is_not(file: Path) -> None:
     run = begin(file)
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -236,10 +245,10 @@ def test_a_run_that_runs_now_is_refused_and_a_dead_one_is_not(file: Path) -> Non
         assert job.stdout is not None
         assert job.stdout.readline() == "held\n"
         config = load(file, [f"run.resume={run}"], {})
-        with pytest.raises(Running, match=rf"a run has one job at a time: {run} runs now \(pid {job.pid} on "):
+        with pytest.raises(RunInUse, match=rf"a run can have one job at a time: {run} runs now \(pid {job.pid} on "):
             choose_run(config, "small")
-        with pytest.raises(Running):
-            preview(config, file)
+        with pytest.raises(RunInUse):
+            preview_resume(config, file)
         job.kill()
         job.wait(10)
     check_free(run)
@@ -255,14 +264,14 @@ def test_auto_waits_for_the_end_of_the_job_before_it(tmp_path: Path) -> None:
         assert job.stdout is not None
         assert job.stdin is not None
         job.stdout.readline()
-        with pytest.raises(Running):
+        with pytest.raises(RunInUse):
             Lock(tmp_path)
         job.stdin.close()  # it begins to end
         Lock(tmp_path, wait_s=20.0).release()
 
 
 class Late(Lock):
-    """The job that holds the lock finishes the run while this one waits."""
+    """A lock whose holder finishes the run while this start waits."""
 
     def __init__(self, run: Path, **how: Any) -> None:
         if (run / "config.json").exists():
@@ -270,43 +279,42 @@ class Late(Lock):
         super().__init__(run, **how)
 
 
-def test_auto_that_waited_for_the_job_that_finished_the_run_has_nothing_left_to_do(
+def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = begin(file)
     monkeypatch.setattr("launch.resume.Lock", Late)
-    traces: list[Any] = []
-    told = prepared(load(file, ["run.resume=auto"], {}), file, traces, facts=[here()], address="127.0.0.1")
-    remove(traces)
-    assert told == {"code": 0}
-    assert capsys.readouterr().out.startswith(f'run.resume = "auto": {run} has been finished by the job before')
+    cleanup: list[Any] = []
+    answer = prepare_run(load(file, ["run.resume=auto"], {}), file, cleanup, facts=[local_facts()], address="127.0.0.1")
+    remove_all(cleanup)
+    assert answer == {"code": 0}
+    assert capsys.readouterr().out.startswith(f'run.resume = "auto": the job before this one has finished {run}')
     assert [path.name for path in sorted(run.parent.iterdir()) if path.name[0] != "."] == ["latest", "small"]
     config = load(file, ["run.resume=auto"], {})
     assert choose_run(config, "small") is None  # started anew later it begins a new run
 
 
-def test_starts_with_auto_choose_one_after_the_other(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.resume.WAIT_S", 0.1)
+def test_only_one_start_with_auto_chooses_its_run_at_a_time(file: Path) -> None:
     config = load(file, ["run.resume=auto"], {})
-    with one_by_one(config, "small"):
-        with one_by_one(load(file, (), {}), "small"), one_by_one(config, "other"):
+    with exclusive_choice(config, "small"):
+        with exclusive_choice(load(file, (), {}), "small"), exclusive_choice(config, "other"):
             pass
-        still = rf"choose their run one by one: pid {os.getpid()} on .* still does"
-        with pytest.raises(ConfigError, match=still), one_by_one(config, "small"):
+        held = rf"may choose its run at a time: pid {os.getpid()} on .* holds the lock"
+        with pytest.raises(ConfigError, match=held), exclusive_choice(config, "small", wait_s=0.1):
             pass
-    with one_by_one(config, "small"):
+    with exclusive_choice(config, "small"):
         pass
 
 
-def test_the_process_to_signal_is_named_until_the_job_has_ended(tmp_path: Path) -> None:
+def test_the_pid_file_exists_until_the_job_has_ended(tmp_path: Path) -> None:
     pid = PidFile(tmp_path)
     assert (tmp_path / "pid").read_text() == f"{os.getpid()}\n"
-    remove([pid])
-    remove([pid])
+    remove_all([pid])
+    remove_all([pid])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_locks_lets_everybody_in_and_says_so(
+def test_a_file_system_without_locks_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def none(*_: int) -> None:
@@ -314,50 +322,48 @@ def test_a_file_system_without_locks_lets_everybody_in_and_says_so(
 
     monkeypatch.setattr(fcntl, "flock", none)
     Lock(tmp_path).release()
-    said = f"warning: nothing keeps a second job out of this run: {tmp_path / 'lock'}: No locks available\n"
+    said = f"warning: no lock protects this run from a second job: {tmp_path / 'lock'}: No locks available\n"
     assert capsys.readouterr().err == said
 
 
-def test_incarnations_go_on_above_the_largest_of_every_journal(tmp_path: Path) -> None:
+def test_incarnations_continue_above_the_largest_of_all_journals(tmp_path: Path) -> None:
     config = Config.model_validate({"journal": {"dir": str(tmp_path / "node")}})
-    folders = journals(config, {"run_folder": str(tmp_path / "run")})
+    folders = journal_folders(config, {"run_folder": str(tmp_path / "run")})
     assert largest_incarnation(folders) == -1
     for name in ("run/journal/head-0.2.jsonl", "node/generator-11.14.jsonl", "node/notes.99.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert largest_incarnation(folders) == 14
-    assert journals(config, {}) == [tmp_path / "node"]
+    assert journal_folders(config, {}) == [tmp_path / "node"]
 
 
-def test_without_a_config_file_a_run_goes_on_with_its_own_settings(file: Path) -> None:
+def test_without_a_config_file_a_resumed_run_keeps_its_settings(file: Path) -> None:
     run = begin(file, "actor.lr=0.5", "run.name=mine")
-    config, origin = settings(None, str(run), ["actor.eps_clip=0.4"])
+    config, origin = load_settings(None, str(run), ["actor.eps_clip=0.4"])
     assert (config.actor.lr, config.actor.eps_clip, config.run.resume, origin) == (0.5, 0.4, str(run), file)
     before = Config.model_validate_json((run / "config.json").read_text())
-    assert [change.key for change in compare(before, config)] == ["actor.eps_clip"]
-    prepared = prepare_apart(config, origin, run)
-    assert Path(prepared.run_folder) == run
-    assert (prepared.resumed, len(prepared.notes)) == (True, 2)
+    assert [change.key for change in changed_settings(before, config)] == ["actor.eps_clip"]
+    prepare_run = prepare_in_subprocess(config, origin, run)
+    assert Path(prepare_run.run_folder) == run
+    assert (prepare_run.resumed, len(prepare_run.notes)) == (True, 2)
 
 
-def test_a_dry_run_says_what_would_be_resumed(file: Path) -> None:
+def test_a_dry_run_shows_the_run_that_it_would_resume(file: Path) -> None:
     run = begin(file)
     page = dry_run(load(file, ["run.resume=auto", "actor.lr=0.5"], {}), file, 3)
-    assert page.startswith(
-        f"resumes {run} (life 2; no checkpoint yet, so from version 0), with 1 changed setting:\n  a"
-    )
+    assert page.startswith(f"resumes {run} (start 2; no checkpoint yet: from version 0), with 1 changed setting:\n  a")
     assert not (run / "config-1.json").exists()
     with pytest.raises(ConfigError, match="set them back, or start a new run with another"):
         dry_run(load(file, ["run.resume=auto", "run.seed=2"], {}), file, 3)
     summarize(run, code=0)
     page = dry_run(load(file, ["run.resume=auto"], {}), file, 3)
-    assert page.startswith("run.resume = \"auto\": runs has no unfinished run of 'small', so a new one starts\n")
+    assert page.startswith("run.resume = \"auto\": runs has no unfinished run of 'small': a new run starts\n")
 
 
 def test_resuming_nothing_is_refused_by_the_command_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--resume", "nowhere"]) == 2
-    assert "error: --resume takes the folder of a run: 'nowhere' is no folder\n" in capsys.readouterr().err
+    assert "error: --resume takes the folder of a run: 'nowhere' is not a folder\n" in capsys.readouterr().err
     assert main(["--resume", str(file)]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     assert main(["--resume", "auto"]) == 2
-    assert "a config file is needed" in capsys.readouterr().err
+    assert "give a config file" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from actors.runtime.process import BAD_INPUT, LEFT, OVER, RESTART, code_of
 from areal_bus import errors
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from launch import supervise as module
-from launch.process import environment, start_child
+from launch.process import actor_environment, start_actor
 from launch.restart_policy import Restarts, StallTimer
 from launch.supervise import Supervisor
 
@@ -313,7 +313,7 @@ def test_an_actor_that_waits_for_a_head_that_is_gone_is_ended(tmp_path: Path, mo
 def test_a_rank_may_stay_until_the_job_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.02)
     supervisor = make(READ + LEAVE, run=tmp_path)
-    supervisor.stays = True
+    supervisor.waits_for_job = True
     threading.Timer(0.2, summarize, [tmp_path], {"code": 0}).start()
     assert supervisor.wait() == 0
     assert (tmp_path / "summary.json").exists()
@@ -349,7 +349,7 @@ def test_an_actor_ends_with_a_supervisor_that_is_killed() -> None:
 
 def test_actors_see_nothing_of_the_starter_and_one_thread() -> None:
     outer = {"OMPI_X": "1", "PMIX_Y": "1", "PMI_RANK": "1", "RANK": "0", "HOME": "/h", "PYTHONPATH": "/mine"}
-    inner = environment(outer, gpus=(), cpu=True)
+    inner = actor_environment(outer, gpus=(), cpu=True)
     assert not [name for name in inner if name.startswith(("OMPI", "PMI")) or name == "RANK"]
     assert inner["HOME"] == "/h"
     assert inner["PYTHONPATH"] == f"{ROOT}:/mine"
@@ -359,7 +359,7 @@ def test_actors_see_nothing_of_the_starter_and_one_thread() -> None:
 def test_an_actor_prints_a_line_in_one_write() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # a write is a datagram
     program = "from actors.runtime.start import print_whole_lines; print_whole_lines(); print('version 1:', 2)"
-    inner = environment(os.environ | {"PYTHONUNBUFFERED": "1"}, gpus=(), cpu=True)
+    inner = actor_environment(os.environ | {"PYTHONUNBUFFERED": "1"}, gpus=(), cpu=True)
     with ours, theirs:
         subprocess.run([sys.executable, "-c", program], stdout=theirs, env=inner, check=True)
         ours.setblocking(False)
@@ -374,7 +374,7 @@ def test_a_learner_keeps_the_memory_of_its_activations(
     told = tmp_path / "told"
     program = f"import os; open({str(told)!r}, 'w').write(os.environ.get('MALLOC_TRIM_THRESHOLD_', ''))"
     context = Context(role, 0, 0, 0, "", "", "", "", "cpu", 1, 1, 1, str(tmp_path), "", "")
-    child = start_child(context, (), [sys.executable, "-c", program])
+    child = start_actor(context, (), [sys.executable, "-c", program])
     try:
         assert child.process.wait(60) == 0
     finally:
@@ -384,8 +384,8 @@ def test_a_learner_keeps_the_memory_of_its_activations(
 
 def test_an_actor_sees_its_gpus_only() -> None:
     seen = {"CUDA_VISIBLE_DEVICES": "4,5, 6,GPU-7"}
-    assert environment(seen, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "6,GPU-7"
-    assert environment({}, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert actor_environment(seen, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "6,GPU-7"
+    assert actor_environment({}, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_a_process_that_cannot_be_made_is_a_death_like_others(capfd: pytest.CaptureFixture[str]) -> None:
@@ -394,7 +394,7 @@ def test_a_process_that_cannot_be_made_is_a_death_like_others(capfd: pytest.Capt
     assert supervisor.wait() == 1
     said = capfd.readouterr().err.splitlines()
     assert said[0] == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1"
-    assert said[1].startswith("rank 3 (reward-0): a process for reward-0.1 must start: [Errno 2] No such file")
+    assert said[1].startswith("rank 3 (reward-0): the process of reward-0.1 must start: [Errno 2] No such file")
     assert said[1].endswith("that is 2 in a row without progress in between, and launch.max_restarts is 1")
 
 

@@ -1,4 +1,4 @@
-"""Ranks to roles, hosts and GPUs."""
+"""The topology: ranks to roles, hosts and GPUs."""
 
 from collections import Counter
 from typing import Any
@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from areal_bus.config.sections import Config, TopologyConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.topology import ActorId, by_gpu, check_count, check_route, counts, dry_hosts, least_ranks, plan
+from launch.topology import (
+    ActorId,
+    check_count,
+    check_route,
+    count_actors,
+    min_ranks,
+    plan,
+    planned_hosts,
+    ranks_by_gpu,
+)
 
 topologies = st.builds(
     TopologyConfig,
@@ -25,73 +34,71 @@ topologies = st.builds(
 )
 
 
-def seats(places: object) -> Counter[ActorId]:
-    return Counter(seat for place in places for seat in place.seats)  # type: ignore[attr-defined]
+def actors(places: object) -> Counter[ActorId]:
+    return Counter(actor for place in places for actor in place.actors)  # type: ignore[attr-defined]
 
 
 @given(topologies, st.integers(1, 64))
 def test_a_plan_holds_every_actor_once_or_is_refused(topology: TopologyConfig, size: int) -> None:
     try:
-        places = plan(topology, dry_hosts(topology, size))
+        places = plan(topology, planned_hosts(topology, size))
     except ConfigError:
         return
-    n = counts(topology, size)
+    n = count_actors(topology, size)
     expected = {ActorId(Role.HEAD, 0)}
     for role, number in ((Role.LEARNER, n.learners), (Role.REWARD, n.rewards), (Role.GENERATOR, n.generators)):
         expected |= {ActorId(role, index) for index in range(number)}
-    assert seats(places) == Counter(expected)
-    assert ActorId(Role.HEAD, 0) in places[0].seats
-    assert ActorId(Role.LEARNER, 0) in places[0].seats
+    assert actors(places) == Counter(expected)
+    assert ActorId(Role.HEAD, 0) in places[0].actors
+    assert ActorId(Role.LEARNER, 0) in places[0].actors
 
 
 @given(topologies, st.integers(1, 64))
 def test_a_generator_stays_on_one_host_with_a_gpu_for_each_of_its_ranks(topology: TopologyConfig, size: int) -> None:
     try:
-        places = plan(topology, dry_hosts(topology, size))
+        places = plan(topology, planned_hosts(topology, size))
     except ConfigError:
         return
     for place in places:
-        for seat in place.seats:
-            if seat.role is Role.GENERATOR:
-                group = [place, *(other for other in places if other.member_of == seat)]
+        for actor in place.actors:
+            if actor.role is Role.GENERATOR:
+                group = [place, *(other for other in places if other.member_of == actor)]
                 assert len(group) == topology.tensor_parallel
                 assert {other.host for other in group} == {place.host}
                 assert place.gpus == tuple(p.own_gpu for p in group if p.own_gpu is not None)
 
 
 @given(topologies, st.integers(1, 64))
-def test_a_gpu_has_as_many_ranks_as_may_share_it_one_learner_and_none_of_a_reward(
-    topology: TopologyConfig, size: int
-) -> None:
+def test_a_gpu_has_at_most_ranks_per_gpu_ranks_one_learner_and_no_reward(topology: TopologyConfig, size: int) -> None:
     try:
-        places = plan(topology, dry_hosts(topology, size))
+        places = plan(topology, planned_hosts(topology, size))
     except ConfigError:
         return
-    for ranks in by_gpu(places).values():
+    for ranks in ranks_by_gpu(places).values():
         assert len(ranks) <= topology.ranks_per_gpu
-        assert sum(seat.role is Role.LEARNER for place in ranks for seat in place.seats) <= 1
-        generators = [place.member_of or seat for place in ranks for seat in place.seats or (None,)]
-        owners = [seat for seat in generators if seat is not None and seat.role is Role.GENERATOR]
+        assert sum(actor.role is Role.LEARNER for place in ranks for actor in place.actors) <= 1
+        generators = [place.member_of or actor for place in ranks for actor in place.actors or (None,)]
+        owners = [actor for actor in generators if actor is not None and actor.role is Role.GENERATOR]
         assert len(set(owners)) == len(owners), "no two ranks of one generator"
     if topology.reward == "rank":
-        assert all(p.own_gpu is None for p in places if p.seats and p.seats[0].role is Role.REWARD)
+        assert all(p.own_gpu is None for p in places if p.actors and p.actors[0].role is Role.REWARD)
 
 
 @given(topologies)
-def test_the_fewest_ranks_are_enough_and_one_less_is_not(topology: TopologyConfig) -> None:
-    least = least_ranks(topology)
+def test_min_ranks_are_enough_and_one_less_is_not(topology: TopologyConfig) -> None:
+    least = min_ranks(topology)
     check_count(topology, least)
     with pytest.raises(ConfigError, match=f"{least} ranks.*: {least - 1} started"):
         check_count(topology, least - 1)
 
 
 @pytest.mark.parametrize("size", [3, 4, 6])
-def test_by_default_all_ranks_that_are_left_generate(size: int) -> None:
-    assert counts(TopologyConfig(), size).generators == size - 2
+def test_by_default_all_other_ranks_are_generators(size: int) -> None:
+    assert count_actors(TopologyConfig(), size).generators == size - 2
 
 
-def test_a_number_other_than_the_files_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"topology\.ranks says 8 ranks: 4 started; run mpirun -np 8"):
+def test_a_number_of_ranks_other_than_topology_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"topology\.ranks = 8 ranks must start: 4 started; run mpirun -np 8"):
         check_count(TopologyConfig(ranks=8), 4)
 
 
@@ -100,10 +107,10 @@ def test_left_over_ranks_of_a_tensor_parallel_generator_are_refused() -> None:
         check_count(TopologyConfig(tensor_parallel=2), 7)
 
 
-def test_ranks_dealt_to_hosts_in_turn_keep_generators_on_one_host() -> None:
+def test_generators_stay_on_one_host_when_ranks_alternate_between_hosts() -> None:
     topology = TopologyConfig(learners=2, reward="beside", tensor_parallel=2)
     places = plan(topology, ["a", "b"] * 3)
-    assert [str(p.member_of or p.seats[0]) for p in places[2:]] == [
+    assert [str(p.member_of or p.actors[0]) for p in places[2:]] == [
         "generator-0",
         "generator-1",
         "generator-0",
@@ -112,7 +119,7 @@ def test_ranks_dealt_to_hosts_in_turn_keep_generators_on_one_host() -> None:
 
 
 def test_a_generator_over_two_hosts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="stay on one host: a has 1 ranks"):
+    with pytest.raises(ConfigError, match="must be on one host: a has 1 ranks"):
         plan(TopologyConfig(reward="beside", tensor_parallel=2), ["a", "a", "b", "b", "b"][:3])
 
 
@@ -125,9 +132,9 @@ def shared(**more: Any) -> TopologyConfig:
     return TopologyConfig.model_validate({"reward": "beside", "ranks_per_gpu": 2} | more)
 
 
-def test_two_learners_and_two_generators_on_two_gpus_are_one_of_each_a_gpu() -> None:
+def test_two_learners_and_two_generators_on_two_gpus_share_them_in_pairs() -> None:
     places = plan(shared(learners=2, gpus_per_host=2), ["a"] * 4)
-    assert [(place.seats[-1].role, place.gpus) for place in places] == [
+    assert [(place.actors[-1].role, place.gpus) for place in places] == [
         (Role.LEARNER, (0,)),
         (Role.LEARNER, (1,)),
         (Role.REWARD, (0,)),  # beside generator-0
@@ -159,7 +166,7 @@ def test_more_ranks_than_may_share_a_hosts_gpus_are_refused() -> None:
         ({"gpus_per_host": 2}, ["a", "a"], "generator-0 is on GPU 1, learner-0 on GPU 0"),
     ],
 )
-def test_weights_are_not_to_be_shared_with_generators_elsewhere(
+def test_weights_cannot_be_shared_with_generators_on_another_host_or_gpu(
     topology: dict[str, Any], hosts: list[str], elsewhere: str
 ) -> None:
     sections = {"model": {"scratch": {}}, "data": {"task": "sums"}, "topology": {"reward": "beside"} | topology}
@@ -174,5 +181,5 @@ def test_weights_are_shared_within_a_host_or_a_gpu() -> None:
     sections = {"model": {"scratch": {}}, "data": {"task": "sums"}, "weights": {"route": "shared"}}
     for topology in (TopologyConfig(), shared(gpus_per_host=1)):
         check_route(
-            Config.model_validate(sections | {"topology": topology}), plan(topology, ["a"] * least_ranks(topology))
+            Config.model_validate(sections | {"topology": topology}), plan(topology, ["a"] * min_ranks(topology))
         )

@@ -17,7 +17,7 @@ from areal_bus.messages import Role, Stop
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import KeyPair, Keyring, identity_of, new_pair
 from areal_bus.transport.listener import GONE
-from launch.network import HostFacts, keys_for, wants_curve
+from launch.network import HostFacts, peer_keys, uses_curve
 from launch.topology import ActorId, plan
 from tests.support.strangers import JOB, next_of, until, word
 
@@ -134,18 +134,18 @@ def test_connections_are_encrypted_where_others_can_reach_them(
     settings: dict[str, str], hosts: list[str], address: str, wanted: bool
 ) -> None:
     facts = [HostFacts(host, {"eth0": address}) for host in hosts]
-    assert wants_curve(BusConfig.model_validate(settings), facts, [("eth0", address)] * len(hosts)) is wanted
+    assert uses_curve(BusConfig.model_validate(settings), facts, [("eth0", address)] * len(hosts)) is wanted
 
 
 def test_an_actor_gets_the_keys_of_those_it_talks_to_only() -> None:
     facts = [HostFacts("a", {}, key=f"key-{rank}") for rank in range(4)]
     places = plan(TopologyConfig(), ["a"] * 4)
-    assert keys_for(ActorId(Role.LEARNER, 0), places, facts) == {"head-0": "key-0"}
-    assert keys_for(ActorId(Role.GENERATOR, 0), places, facts) == {"head-0": "key-0", "reward-0": "key-1"}
-    assert keys_for(ActorId(Role.REWARD, 0), places, facts) == {
+    assert peer_keys(ActorId(Role.LEARNER, 0), places, facts) == {"head-0": "key-0"}
+    assert peer_keys(ActorId(Role.GENERATOR, 0), places, facts) == {"head-0": "key-0", "reward-0": "key-1"}
+    assert peer_keys(ActorId(Role.REWARD, 0), places, facts) == {
         "head-0": "key-0", "generator-0": "key-2", "generator-1": "key-3",
     }  # fmt: skip
-    assert keys_for(ActorId(Role.HEAD, 0), places, facts) == {
+    assert peer_keys(ActorId(Role.HEAD, 0), places, facts) == {
         "learner-0": "key-0", "reward-0": "key-1", "generator-0": "key-2", "generator-1": "key-3",
     }  # fmt: skip
 

@@ -44,7 +44,7 @@ from areal_bus.transport.listener import GONE, max_connections
 from areal_bus.transport.receiver import NAMELESS, SKIPPED, Received, Receiver
 from areal_bus.transport.rejections import NAMED, OTHERS, STRIKES, Rejections
 from areal_bus.wire import codec
-from launch.bootstrap import EnvBootstrap, Missing, identity
+from launch.bootstrap import EnvBootstrap, RanksMissing, identity
 from tests.areal_bus.core.test_head import head_with
 from tests.areal_bus.wire.test_bundle import ALL_BROKEN
 from tests.areal_bus.wire.test_codec import HOSTILE, VALUES, Values, of
@@ -385,7 +385,7 @@ def test_strangers_at_the_rendezvous_are_overlooked(tmp_path: Path) -> None:
         thread.join()
     assert met == [[b"zero", b"one"]]
     second.close()
-    first.rest()
+    first.finish_exchanges()
     with pytest.raises((ConnectionError, FileNotFoundError)):
         dial(url)
     first.close()
@@ -397,7 +397,7 @@ def test_a_stranger_does_not_stretch_the_wait_for_ranks(tmp_path: Path) -> None:
     with dealer(url, b"stranger") as stranger:
         for _ in range(1000):
             stranger.send(b"garbage")
-        with pytest.raises(Missing, match="rank 1 did not come"):
+        with pytest.raises(RanksMissing, match="rank 1 did not come"):
             waiting.allgather(b"")
     waiting.close()
 
