@@ -221,6 +221,6 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
 
 
 def receives_on_device(config: Config) -> bool:
-    """Where a generator's second set of weights place; what is for a server comes down in host memory."""
+    """Whether a generator's receive buffer is on the device. Weights for a server arrive in host memory."""
     staging, on_gpu = config.weights.staging, config.topology.gpus_per_host > 0
     return config.rollout.engine == "builtin" and (staging == "device" or (staging == "auto" and on_gpu))
