@@ -17,7 +17,7 @@ from launch.gpus import check_gpus
 from launch.topology import min_ranks
 
 FOLDER = Path(__file__).parents[2] / "configs"
-BASES = {"paper.toml", "gpus.toml"}
+BASES = {"paper.toml", "gpus.toml", "base.toml"}
 CONFIGS = sorted(path for path in FOLDER.rglob("*.toml") if path.name not in BASES)
 FOR_GPUS = sorted(FOLDER.glob("gpus-*.toml"))
 

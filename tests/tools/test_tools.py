@@ -147,7 +147,7 @@ def test_the_demo_bench_reads_its_figures_from_the_journal(tmp_path: Path) -> No
 
 
 def test_an_unknown_bench_is_answered_with_the_list(capsys: Out) -> None:
-    with pytest.raises(ConfigError, match="no bench is called 'nosuch'; there are: async, bound, "):
+    with pytest.raises(ConfigError, match="no bench is called 'nosuch'; there are: agreement, async, bound, "):
         bench.main(["nosuch"])
     with pytest.raises(ConfigError, match="no bench is named"):
         bench.main([])
