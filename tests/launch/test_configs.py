@@ -17,8 +17,8 @@ from launch.gpus import check_gpus
 from launch.topology import min_ranks
 
 FOLDER = Path(__file__).parents[2] / "configs"
-BASES = {"paper.toml", "gpus.toml", "base.toml"}
-CONFIGS = sorted(path for path in FOLDER.rglob("*.toml") if path.name not in BASES)
+BASES = {"paper.toml", "gpus.toml", "algorithms/base.toml"}
+CONFIGS = sorted(path for path in FOLDER.rglob("*.toml") if str(path.relative_to(FOLDER)) not in BASES)
 FOR_GPUS = sorted(FOLDER.glob("gpus-*.toml"))
 
 
