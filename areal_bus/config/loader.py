@@ -1,6 +1,8 @@
 """Loads settings from a TOML file, the environment and --set into one checked Config.
 
 Precedence, lowest first: the file named by `extends` (one level), the file, AREAL_BUS_SECTION__KEY, --set section.key.
+pydantic-settings reads and merges the files. It does not read the environment: its EnvSettingsSource drops unknown
+sections, parses JSON instead of TOML, and raises errors without key and value.
 """
 
 import difflib
@@ -15,6 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
 from areal_bus.config.sections import Config
 from areal_bus.config.synonyms import by_meaning
@@ -62,13 +65,14 @@ def read_file(path: Path) -> dict[str, Any]:
     tree = read_toml(path)
     if "extends" not in tree:
         return tree
-    base = tree.pop("extends")
+    base = tree["extends"]
     if not isinstance(base, str):
         raise ConfigError(f"extends must be the name of one TOML file: in {path} it is {base!r}")
-    below = read_toml(path.parent / base)
-    if "extends" in below:
+    if "extends" in (below := read_toml(path.parent / base)):
         raise ConfigError(f"extends goes one level deep: {path} extends {base}, which extends {below['extends']!r}")
-    return merge(below, tree)
+    merged = read_toml(path.parent / base, path)
+    del merged["extends"]
+    return merged
 
 
 def extending(path: Path) -> list[str]:
@@ -81,30 +85,23 @@ def extending(path: Path) -> list[str]:
     return found
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(*paths: Path) -> dict[str, Any]:
+    """Tables of the files, deeply merged; values of a later file win. Config checks them later."""
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"the config must be an existing TOML file: {path} is not there{similar(path)}")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"the config must be an existing TOML file: {path} is not there{similar(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the config must be a readable TOML file: {path}: {error}") from None
+        return TomlConfigSettingsSource(BaseSettings, list(paths), deep_merge=True).toml_data
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the config must be valid TOML: {path}: {error}") from None
+        raise ConfigError(f"the config must be valid TOML: {paths[-1]}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config must be a readable TOML file: {paths[-1]}: {error}") from None
 
 
 def similar(path: Path) -> str:
     beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, beside, 1, 0.6)
     return f"; did you mean {path.parent / near[0]}?" if near else ""
-
-
-def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge tables; values of `above` win."""
-    both = dict(below)
-    for key, value in above.items():
-        old = both.get(key)
-        both[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return both
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
