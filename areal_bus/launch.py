@@ -28,6 +28,7 @@ def main() -> int:
     if wrong := shadowed_packages():
         print("\n".join(wrong), file=sys.stderr)
         return 2
+    importlib.import_module("launch.process").note_terminal()
     return int(importlib.import_module("launch.main").main())
 
 

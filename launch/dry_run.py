@@ -7,6 +7,7 @@ from pathlib import Path
 
 from actors.data.loading import rows_with_origins
 from actors.engines.servers.server_process import installed, interpreter
+from areal_bus import terminal
 from areal_bus.config.loader import extending
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
@@ -62,7 +63,7 @@ def look_ahead(config: Config, file: Path, size: int | None, *, every: bool = Fa
     plan_lines = [
         *base_lines(config, file),
         headline(config, places, shape),
-        *aligned([HEADINGS, *table(config, places, shape, n_prompt)]),
+        *terminal.table([HEADINGS, *rank_rows(config, places, shape, n_prompt)]),
         *shared_gpus(config, places, shape, n_prompt),
         *fit.lines,
         *interpreter_lines(config, file.resolve().parent),
@@ -86,11 +87,6 @@ def base_lines(config: Config, file: Path) -> list[str]:
     """For a file without run.name that others in its folder extend."""
     over = [] if config.run.name else extending(file)
     return [f"{file} is a base and no run by itself; these extend it: {', '.join(over)}"] if over else []
-
-
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def changed(config: Config) -> str:
@@ -141,7 +137,7 @@ def per_token(config: Config, shape: DecoderShape | None, n_prompt: int) -> list
     ]
 
 
-def table(
+def rank_rows(
     config: Config, places: Sequence[RankPlan], shape: DecoderShape | None, n_prompt: int
 ) -> list[tuple[str, ...]]:
     """A row a rank; for many ranks, a row for each run of ranks that differ in their numbers only."""

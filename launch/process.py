@@ -19,6 +19,7 @@ from pathlib import Path
 from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
+from areal_bus.terminal import STYLED
 from launch.runs import newest_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]  # the folder of the packages areal_bus, actors, launch and tools
@@ -85,6 +86,7 @@ def start_actor(context: Context, gpus: Sequence[int], command: Sequence[str]) -
     inner = actor_environment(os.environ, gpus=gpus, cpu=context.device == "cpu") | numbers
     if context.role == Role.LEARNER:
         inner = MALLOC_VARIABLES | inner
+
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         process = subprocess.Popen(
@@ -130,11 +132,24 @@ def cuda_device(gpu: int, outer: Mapping[str, str]) -> str:
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted")
 
 
+def is_mpirun(pid: int) -> bool:
+    return Path(f"/proc/{pid}/comm").read_text().strip() in MPI_LAUNCHERS
+
+
+def note_terminal() -> None:
+    """Under mpirun, record in STYLED whether mpirun's own standard output is a terminal."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError):
+        if is_mpirun(parent):
+            target = os.readlink(f"/proc/{parent}/fd/1")
+            os.environ.setdefault(STYLED, "1" if target.startswith(("/dev/pts/", "/dev/tty")) else "0")
+
+
 def print_to_mpirun(text: str) -> None:
     """Print to mpirun's own stderr when it is the parent, else to ours: mpirun drops rank output once it ends."""
     parent = os.getppid()
     with contextlib.suppress(OSError):
-        if Path(f"/proc/{parent}/comm").read_text().strip() in MPI_LAUNCHERS:
+        if is_mpirun(parent):
             stderr = os.open(f"/proc/{parent}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
             with open(stderr, "w", encoding="utf-8") as stream:
                 stream.write(text + "\n")

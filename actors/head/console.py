@@ -8,13 +8,17 @@ from loguru import logger
 
 from areal_bus.core.evaluation import Evaluation
 from areal_bus.messages import Scored
+from areal_bus.terminal import styled
 
 ACCURACY = "  accuracy"  # a column only where the reward function returns `correct`
 COLUMNS = f"  step  version   reward{ACCURACY}  lag mean/max  masked   KL(mism.)   tokens/s  time left"
 
 
 class Console:
-    """Prints complete lines to one stream, so that the output also reads well in a file."""
+    """Prints complete lines to one stream, with styles on a terminal.
+
+    No line is redrawn: mpirun forwards lines, and the other processes of the job print to the same terminal.
+    """
 
     def __init__(self, *, total_steps: int, out: TextIO = sys.stdout) -> None:
         self._total = total_steps
@@ -27,8 +31,8 @@ class Console:
         self._has_accuracy = False
         self._muted = False
 
-    def say(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+    def print(self, text: str, style: str = "") -> None:
+        print(styled(text, style, self._out), file=self._out, flush=True)
 
     def mute(self) -> None:
         """Print no further progress."""
@@ -47,9 +51,9 @@ class Console:
         elif kind == "note":
             self._note(fields["name"], fields["text"])
         elif kind == "alert":
-            self.say(f"{fields['level']}: {fields['text']}")
+            self.print(f"{fields['level']}: {fields['text']}", "yellow" if fields["level"] == "warning" else "")
         elif kind == "warning":
-            self.say(f"warning: {fields['text']}")
+            self.print(f"warning: {fields['text']}", "yellow")
         elif kind == "phase" and fields["phase"] == "training":
             self._began = self._last = time.monotonic()
             self._first_version = None
@@ -61,15 +65,16 @@ class Console:
         same = before.split(" ")[0] == text.split(" ")[0]
         if text and (not same or now - at >= 5):
             self._notes[name] = (now, text)
-            self.say(f"{name}: {text}")
+            self.print(f"{name}: {text}", "dim")
 
     def _evaluation(self, figures: dict[str, Any]) -> None:
         accuracy = "" if figures["accuracy"] is None else f"accuracy {figures['accuracy']:.3f}, "
         reward = "no reward" if figures["reward"] is None else f"reward {figures['reward']:.3f}"
         failed = f", {figures['n_failed']} failed" if figures["n_failed"] else ""
-        self.say(
+        self.print(
             f"evaluation {figures['name']} (version {figures['version']}): {accuracy}{reward} "
-            f"on {figures['n']} held-out answers{failed}"
+            f"on {figures['n']} held-out answers{failed}",
+            "green",
         )
 
     def _step(self, s: dict[str, Any]) -> None:
@@ -77,7 +82,7 @@ class Console:
         is_new = not self._has_accuracy and s.get("correct") is not None
         self._has_accuracy = self._has_accuracy or is_new
         if self._n_lines % 20 == 0 or is_new:
-            self.say(COLUMNS if self._has_accuracy else COLUMNS.replace(ACCURACY, ""))
+            self.print(COLUMNS if self._has_accuracy else COLUMNS.replace(ACCURACY, ""), "bold")
         self._n_lines += 1
         step_s, self._last = now - self._last, now
         elapsed = now - (self._began if self._began is not None else now - step_s)
@@ -85,7 +90,7 @@ class Console:
         left = elapsed / (s["version"] - self._first_version) * (self._total - s["version"])
         lag = f"{s['lag_mean']:5.2f}/{s['lag_max']:<3.0f}" if "lag_max" in s else "      -  "
         accuracy = f"  {cell(s.get('correct'), '8.3f')}" if self._has_accuracy else ""
-        self.say(
+        self.print(
             f"{s['version']:6d}  {s['v']:7d} {cell(s.get('reward'), '8.3f')}{accuracy}    {lag}"
             f" {100 * s.get('masked_share', 0.0):6.1f}%   {cell(s.get('mismatch_kl'), '9.2e')}"
             f"  {s.get('n_tokens', 0) / max(step_s, 1e-9):8.0f}  {clock(left):>9s}"

@@ -282,7 +282,7 @@ class Shell:
             self.sample_log.close()
         if self.end is not None and not self.end.code:
             for line in self._report():
-                self.console.say(line)
+                self.console.print(line)
 
     def _report(self) -> list[str]:
         head, results, seconds = self.head, self.head.results, time.monotonic() - self.began

@@ -96,7 +96,7 @@ def _lengths(length: dict[str, Any]) -> list[str]:
         if told["n"]:
             shown = (f"{told['mean']:.1f}", str(told["median"]), str(told["p90"]), str(told["max"]))
             rows.append((kind, str(told["n"]), *shown, f"{told['truncated_share']:.1%}"))
-    out = terminal.columns(rows, right=frozenset(range(1, 7)))
+    out = terminal.table(rows, right=frozenset(range(1, 7)))
     scored, trained = length["scored"]["mean"], length["trained"]["mean"]
     if scored and trained:
         out.append(f"length bias: trained samples are {trained / scored - 1:+.1%} as long as all scored ones")

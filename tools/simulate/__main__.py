@@ -109,8 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     seen = measure(where, config_of(where)) if where is not None else None
     pace = as_measured(seen) if seen is not None else by_options(config, args)
     each = [split_of(seen)] if seen is not None and not args.gpus else splits(config, args.gpus)
-    cells = schedules(config, pace, each, etas(args.etas))
-    rows = [SweepCell(*cell, settled(cell[-1], n_steps=args.steps, seed=args.seed)) for cell in cells]
+    cells = list(schedules(config, pace, each, etas(args.etas)))
+    rows = [
+        SweepCell(*cell, settled(cell[-1], n_steps=args.steps, seed=args.seed))
+        for cell in terminal.progress(cells, "simulating")
+    ]
     itself = beside(where, seen, args) if where is not None and seen is not None else None
     if args.json:
         print(json.dumps(as_json(pace, rows, itself)))
@@ -209,7 +212,7 @@ def table(rows: Sequence[SweepCell]) -> list[str]:
             f"{o.generators_wait:.0%}", f"{o.slots_used:.0%}", f"{o.lag_mean:.2f}/{o.lag_max}", f"{o.masked:.1%}",
             f"{o.dropped:.1%}", "*" if row is smallest(rows, row.split) else "",
         ))  # fmt: skip
-    return terminal.columns(cells, right=frozenset(range(1, 10)))
+    return terminal.table(cells, right=frozenset(range(1, 10)))
 
 
 def smallest(rows: Sequence[SweepCell], split: Split) -> SweepCell:
