@@ -1,7 +1,6 @@
-"""Score a model on a problem file from outside: reads the command line, and leaves the work to a fresh process.
+"""Scores a model or a run on a file of problems.
 
-What it resolves is which model and which settings are meant; models, prompts and rewards are
-`actors/offline/evaluate.py`'s.
+It finds the model and the settings, and starts `actors/offline/evaluate.py` in a subprocess, which samples and scores.
 """
 
 import argparse
@@ -23,11 +22,11 @@ from tools import run, terminal
 
 ROOT = Path(areal_bus.__file__).parents[1]
 
-MORE = """\
-A run brings its own settings: prompt format, reward, seed, samples and temperature. With them and the problems that the
-run was evaluated on (its evaluation/problems.jsonl, the default of --data) its final model gives the accuracy that the
-run printed. A bare model starts from the defaults, or from --config. On CPU it computes with OMP_NUM_THREADS threads
-(1 when unset, as the ring's generators do: more may change an answer by rounding).
+EPILOG = """\
+For a run, the settings of the run are used: prompt format, reward, seed, samples and temperature. With them and the
+problems of the run's evaluation (evaluation/problems.jsonl, the default of --data), its final model gives the accuracy
+that the run printed. For a model, the settings are the defaults or those of --config. On CPU it computes with
+OMP_NUM_THREADS threads (1 when unset, as in a ring: more threads may change an answer by rounding).
 
 examples:
   python -m tools.evaluate runs/latest
@@ -39,14 +38,14 @@ examples:
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         "python -m tools.evaluate",
-        description="Score a model on a file of problems, in a fresh process.",
-        epilog=MORE,
+        description="Score a model or a run on a file of problems.",
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("model", metavar="MODEL_OR_RUN", help="model folder, Hugging Face id, or run (its exported model)")
     p.add_argument("--data", metavar="FILE", help="JSON lines with question and answer (a run: its own problems)")
     p.add_argument("--config", metavar="FILE", help="settings to start from: a TOML file, or a run's config.json")
-    p.add_argument("--modules", metavar="DIR", help="where my:score is found (as at the run's start)")
+    p.add_argument("--modules", metavar="DIR", help="folder of the module of my:score (as at the run's start)")
     p.add_argument("--reward", metavar="NAME", help="reward function: exact, sums, reverse, math or module:function")
     p.add_argument("--n-samples", type=int, metavar="N", help="answers a problem (8)")
     p.add_argument("--temperature", type=float, metavar="X", help="sampling temperature (1)")
@@ -67,30 +66,30 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    order = resolve(args)
+    order = make_order(args)
     line = [sys.executable, "-m", "actors.offline.evaluate"]
-    child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=environment(), check=False)
+    child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def environment() -> dict[str, str]:
-    """This one, with our packages first and, as a generator has it, one thread on CPU unless said otherwise."""
+def child_environment() -> dict[str, str]:
+    """This environment, with our packages first and, as in a generator, one thread on CPU unless it is set."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path}
 
 
-def resolve(args: argparse.Namespace) -> dict[str, Any]:
-    """What the fresh process is told: an Order of actors/offline/evaluate.py. Raises ConfigError."""
+def make_order(args: argparse.Namespace) -> dict[str, Any]:
+    """The input of the subprocess: an Order of actors/offline/evaluate.py. Raises ConfigError."""
     where = find_run(args.model)
     data = args.data or (str(where.folder / "evaluation" / "problems.jsonl") if where else None)
     if data is None:
-        raise ConfigError("problems are needed: give a JSON-lines file with --data FILE")
+        raise ConfigError("give a file of problems (JSON lines) with --data FILE")
     if where and args.data is None and not Path(data).is_file():
-        raise ConfigError(f"problems are needed: the run kept none ({data} is missing); give a file with --data FILE")
+        raise ConfigError(f"give a file of problems with --data FILE: the run has none ({data} is missing)")
     return {
         "model": str(exported_model(where)) if where else args.model,
         "data": data,
-        "config": configure(args, where).model_dump(mode="json"),
+        "config": load_config(args, where).model_dump(mode="json"),
         "folder": args.modules or modules_folder(args, where),
         "name": args.evaluation,
         "device": args.device,
@@ -99,7 +98,7 @@ def resolve(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def modules_folder(args: argparse.Namespace, where: run.Run | None) -> str:
-    """Where the user's modules lie: beside the config file, for a run's settings the one that it was started with."""
+    """The folder of the user's modules: that of the config file; for a run, of the one that started it."""
     if not args.config:
         return str(where.origin().get("folder", ".")) if where else "."
     beside = Path(args.config).parent
@@ -120,14 +119,14 @@ def exported_model(where: run.Run) -> Path:
     found = [final] if final.is_dir() else sorted((where.folder / "checkpoints").glob("step-*/model"))
     if not found:
         raise ConfigError(
-            f"a run is evaluated by its exported model: {where.folder} has neither model/ nor a checkpoint (it is not "
-            "so far, or its config says checkpoint.at_end = false)"
+            f"a run needs an exported model: {where.folder} has neither model/ nor a checkpoint (it has written none "
+            "yet, or checkpoint.at_end = false)"
         )
     return found[-1]
 
 
-def configure(args: argparse.Namespace, where: run.Run | None) -> Config:
-    """The run's settings, or those of --config, or the defaults; over them the options. Raises ConfigError."""
+def load_config(args: argparse.Namespace, where: run.Run | None) -> Config:
+    """The settings of --config, of the run, or the defaults, overridden by the options. Raises ConfigError."""
     if args.config:
         tree = read_settings(Path(args.config))
     else:
@@ -152,7 +151,7 @@ def configure(args: argparse.Namespace, where: run.Run | None) -> Config:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """A TOML file's settings, or those saved as JSON with a run. Raises ConfigError."""
+    """Settings from a TOML file, or from a run's config.json. Raises ConfigError."""
     if path.suffix != ".json":
         return settings.load(path).model_dump(mode="json")
     if not path.is_file():

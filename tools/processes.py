@@ -1,4 +1,4 @@
-"""Whether the process behind a journal file runs, is stopped or is gone, by /proc of this host."""
+"""Finds out from /proc of this host whether the process that writes a journal runs, is stopped or is gone."""
 
 import os
 import socket
@@ -16,9 +16,9 @@ class Process(StrEnum):
 
 
 def process_of(journal: Path, pid: int, host: str) -> Process:
-    """The process that writes this file. `host`: where it ran, "" when nobody wrote that down.
+    """State of the process that writes this file. `host`: where it ran; "" if unknown.
 
-    A process id may be another process's by now, or another host's: one that has the file open is the right one.
+    A pid may belong to another process by now, or to one of another host: the right process has the file open.
     """
     folder = PROC / str(pid)
     try:

@@ -1,4 +1,4 @@
-"""A run's folder on disk, found and read as what its processes wrote; knows the journal's lines, not what they mean."""
+"""Finds a run's folder and reads its files: journal lines, samples, settings and summary."""
 
 import heapq
 import json
@@ -20,7 +20,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run folder. Everything is read anew at each call, so a running job is read as far as it has come."""
+    """One run folder. Every call reads the files again, so a running job can be read at any time."""
 
     folder: Path
 
@@ -33,15 +33,15 @@ class Run:
         return read_object(self.folder / "config.json")
 
     def earlier_configs(self) -> list[Line]:
-        """Those of lives before the last start, in no order."""
+        """The configs of starts before the last one, in no order."""
         return [read_object(path) for path in self.folder.glob("config-*.json")]
 
     def origin(self) -> Line:
-        """Where the run was started from; {} when the run does not say."""
+        """Config file and folders of the run's start; {} if not recorded."""
         return read_object(self.folder / "origin.json")
 
     def summary(self) -> Line:
-        """What the head wrote at the end; {} when the run has not come so far."""
+        """The head's summary at the end; {} before the end."""
         return read_object(self.folder / "summary.json")
 
     def journals(self, role: str | None = None) -> list[Path]:
@@ -54,21 +54,21 @@ class Run:
         return [path for *_, path in sorted(found)]
 
     def events(self, *names: str, role: str | None = None) -> Iterator[Line]:
-        """Lines of all processes in order of wall time (of each file: in its own order); `names` empty: all events."""
+        """Lines of all processes, merged by wall time; each file keeps its order. Without `names`: all events."""
         each = [lines(path, *names) for path in self.journals(role)]
         return heapq.merge(*each, key=lambda line: float(line.get("wall", 0.0)))
 
     def samples(self) -> Iterator[Line]:
-        """Every kept sample, in the order of writing."""
+        """All logged samples, in the order of writing."""
         return _kept(self.folder / "samples" / "samples.jsonl")
 
     def tokens(self) -> Iterator[Line]:
-        """The kept tokens of every sample, in the order of writing."""
+        """The logged tokens of all samples, in the order of writing."""
         return _kept(self.folder / "samples" / "tokens.jsonl")
 
 
 def find(argument: str | None) -> Run:
-    """The run that a command line names: a folder, a name below runs/, or (None) the latest. Raises ConfigError."""
+    """The run of a command line: a folder, a name below runs/, or (None) the latest. Raises ConfigError."""
     folder = LATEST if argument is None else Path(argument)
     if argument is not None and not folder.exists() and (LATEST.parent / argument).is_dir():
         folder = LATEST.parent / argument
@@ -77,12 +77,12 @@ def find(argument: str | None) -> Run:
         raise ConfigError(f"a run is a folder with a journal: {folder} does not exist; {fix}")
     run = Run(folder)
     if not run.journals():
-        raise ConfigError(f"a run is a folder with a journal: no ROLE-RANK.INC.jsonl lies in {journal_folder(folder)}")
+        raise ConfigError(f"a run is a folder with a journal: {journal_folder(folder)} has no ROLE-RANK.INC.jsonl")
     return run
 
 
 def journal_folder(folder: Path) -> Path:
-    """Where the run's journal lies: beside its config, or in the folder that its config names."""
+    """The run's journal folder: journal/ in the run's folder, or journal.dir of its config."""
     named = read_object(folder / "config.json").get("journal", {}).get("dir", "")
     return Path(named) if named else folder / "journal"
 

@@ -1,4 +1,4 @@
-"""What the model wrote: prompt, completion, reward, finish reason, version spans and masked tokens of kept samples."""
+"""Shows logged samples: prompt, completion, reward, finish reason, version spans and masked tokens."""
 
 import argparse
 import json
@@ -8,24 +8,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.run import Line, Run
-from tools.surviving_history import undone
+from tools.surviving_history import undone_places
 
-MORE = """\
+EPILOG = """\
 examples:
   python -m tools.samples                         a few samples of the latest step of the latest run
   python -m tools.samples --step 3 --worst        the lowest rewards of step 3
   python -m tools.samples runs/demo --uid 12      every sample of one prompt (all attempts and steps)
-  python -m tools.samples --evaluation after      what was written in the evaluation "after"
+  python -m tools.samples --evaluation after      samples of the evaluation "after"
 
-Samples of steps that were undone (the learner died, and a later term went back behind them) are marked; without
---step and --uid they are passed over. Samples are kept when the config says journal.samples = true."""
+Samples of undone steps (a later term of the learner restarted from an earlier version) are marked; without --step and
+--uid they are skipped. Samples are logged when journal.samples = true."""
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         "python -m tools.samples",
-        description="Show what the model wrote in a run.",
-        epilog=MORE,
+        description="Show samples of a run.",
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
@@ -43,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.n is not None and args.n < 1:
         raise ConfigError(f"--n must be at least 1: {args.n}")
     if args.step is not None and args.evaluation is not None:
-        raise ConfigError("--step is for trained samples, --evaluation for others: give one of them")
+        raise ConfigError("give either --step (trained samples) or --evaluation (evaluation samples)")
     where = run.find(args.run)
-    found, title = select(marked(where), step=args.step, uid=args.uid, evaluation=args.evaluation)
-    ordered = sorted(found, key=_reward) if args.worst else across_groups(found)
-    ordered.sort(key=lambda sample: sample.get("undone", False))  # what lasts comes first
+    found, title = select(mark_undone(where), step=args.step, uid=args.uid, evaluation=args.evaluation)
+    ordered = sorted(found, key=_reward) if args.worst else interleave_groups(found)
+    ordered.sort(key=lambda sample: sample.get("undone", False))  # undone samples come last
     limit = args.n or (len(ordered) if args.uid is not None else 5)
     shown = ordered[:limit]
     if args.json:
@@ -55,19 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(sample, ensure_ascii=False))
         return 0
     order = ", lowest reward first" if args.worst else ""
-    lasting = [sample for sample in found if not sample.get("undone")] or found
+    surviving = [sample for sample in found if not sample.get("undone")] or found
     n_undone = sum(sample.get("undone", False) for sample in found)
     what = f", {n_undone} of them undone" if n_undone else ""
     print(f"{where.folder} ({where.name}): {title}; {len(shown)} of {len(found)} samples{what}{order}")
-    print(f"all {len(lasting)}{' that last' if lasting is not found else ''}: {overview(lasting)}\n")
+    print(f"all {len(surviving)}{' surviving' if surviving is not found else ''}: {overview(surviving)}\n")
     width = terminal.width()
     print("\n\n".join(render(sample, width) for sample in shown))
     return 0
 
 
-def marked(where: Run) -> Iterator[Line]:
-    """Every kept sample; those whose training is undone have `undone`."""
-    places = undone(where, where.samples())
+def mark_undone(where: Run) -> Iterator[Line]:
+    """All logged samples; those whose training is undone get `undone`."""
+    places = undone_places(where, where.samples())
     for place, sample in enumerate(where.samples()):
         yield sample | {"undone": True} if place in places else sample
 
@@ -75,16 +75,15 @@ def marked(where: Run) -> Iterator[Line]:
 def select(
     samples: Iterable[Line], *, step: int | None = None, uid: int | None = None, evaluation: str | None = None
 ) -> tuple[list[Line], str]:
-    """The samples asked for and a title for them; the latest step's when nothing is named.
+    """The selected samples and their title; without a selection those of the latest step.
 
-    One pass that holds no more than the selection. Raises ConfigError, naming what there is, when nothing fits.
+    One pass that holds no more than the selection. Raises ConfigError that lists what exists when nothing matches.
     """
     if step is None and uid is None and evaluation is None:
-        chosen = latest(samples)
+        chosen = latest_samples(samples)
         if not chosen:
             raise ConfigError(
-                "no sample is kept in this run: it has trained and evaluated nothing yet, or its config says "
-                "journal.samples = false"
+                "this run has no logged sample: it has trained and evaluated nothing yet, or journal.samples = false"
             )
         return chosen, _title(chosen, step=None, uid=None)
     chosen = []
@@ -103,12 +102,12 @@ def select(
         asked = {"step": step, "uid": uid, "evaluation": evaluation}
         wanted = ", ".join(f"--{key} {value}" for key, value in asked.items() if value is not None)
         trained = f"trained samples of steps {min(steps)} to {max(steps)}" if steps else "no trained sample"
-        raise ConfigError(f"no kept sample fits {wanted}; there are {trained}, evaluations {list(evaluations)}")
+        raise ConfigError(f"no logged sample matches {wanted}; there are {trained}, evaluations {list(evaluations)}")
     return chosen, _title(chosen, step=step, uid=uid)
 
 
-def latest(samples: Iterable[Line]) -> list[Line]:
-    """The samples of the last trained step that lasts; before there is one, those of the last evaluation."""
+def latest_samples(samples: Iterable[Line]) -> list[Line]:
+    """The samples of the last trained step that is not undone; if there is none, of the last evaluation."""
     trained: list[Line] = []
     evaluated: list[Line] = []
     for sample in samples:
@@ -132,8 +131,8 @@ def _title(chosen: list[Line], *, step: int | None, uid: int | None) -> str:
     return title if uid is None else f"prompt {uid}, {title}"
 
 
-def across_groups(samples: list[Line]) -> list[Line]:
-    """The first sample of each group, then the second of each, and so on: a few of them show many prompts."""
+def interleave_groups(samples: list[Line]) -> list[Line]:
+    """The first sample of each group, then the second of each, and so on, so that a few samples show many prompts."""
     seen: Counter[object] = Counter()
     ranked = []
     for place, sample in enumerate(samples):
@@ -144,12 +143,12 @@ def across_groups(samples: list[Line]) -> list[Line]:
 
 
 def _reward(sample: Line) -> float:
-    """Order of --worst; a timeout or error is no number (I10) and comes first."""
+    """Sort key of --worst. A timeout or an error has no reward (I10) and comes first."""
     return float("-inf") if sample["reward"] is None else float(sample["reward"])
 
 
 def overview(samples: list[Line]) -> str:
-    """One line on a selection: mean reward, share right, how they ended."""
+    """One line about samples: mean reward, number of correct ones, finish reasons."""
     scored = [sample for sample in samples if sample["reward"] is not None]
     judged = [sample["correct"] for sample in scored if sample["correct"] is not None]
     parts = []
@@ -187,9 +186,9 @@ def render(sample: Line, width: int) -> str:
 
 
 def texts(sample: Line) -> Iterator[tuple[str, str, str]]:
-    """(title, text, mark) of what was given ("|") and sampled (">"): of every turn where there are several.
+    """(title, text, mark) of prompts ("|") and completions (">"), for every turn.
 
-    Last what the reward read, where that is not what was sampled last.
+    The last entry is the text that the reward read, if it is not the last completion.
     """
     turns = sample.get("turns") or [[sample["prompt"], sample["completion"]]]
     for n, (given, sampled) in enumerate(turns, start=1):
@@ -197,11 +196,11 @@ def texts(sample: Line) -> Iterator[tuple[str, str, str]]:
         yield f"{which}prompt", given, "|"
         yield f"{which}completion", sampled, ">"
     if sample["completion"] != turns[-1][1]:
-        yield "what the reward read", sample["completion"], ">"
+        yield "text for the reward", sample["completion"], ">"
 
 
 def spans(sample: Line) -> str:
-    """Version spans for people: "3 x12, 4 x7 (trained at 4: lag 0 to 1)"."""
+    """Version spans as text: "3 x12, 4 x7 (lag 0 to 1)"."""
     pairs = sample["versions"]
     text = ", ".join(f"{version} x{n}" for version, n in pairs) or "none"
     if sample["evaluation"] or not pairs:

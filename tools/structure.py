@@ -1,8 +1,8 @@
 """`python -m tools.structure [ROOT]`: measures the structure of the sources (files, folders, imports, sizes).
 
-A room is a folder of a package, or a module that lies loose in the package itself. An arrow is an import from one room
-to another one of the same package; a floor is a step of the longest chain of arrows. Imports for types only do not
-count. Measures any checkout, so that two can be compared.
+A room is a folder of a package, or a module directly in the package. An arrow is an import from one room to another of
+the same package; floors count the rooms on the longest chain of arrows. Imports for types only do not count. It
+measures any checkout, so that two can be compared.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Module:
 
     @property
     def room(self) -> str:
-        """Its folder; a module that lies loose in its package is a room of its own."""
+        """Its folder; for a module directly in its package the module itself."""
         return ".".join(self.path.parent.parts) if len(self.path.parts) > 2 else self.name
 
     @property
@@ -44,7 +44,7 @@ class Module:
         return self.text.count("\n")
 
     def imported(self) -> Iterator[tuple[str, str]]:
-        """(module, name) of every import, wherever it stands; those for types only left out."""
+        """(module, name) of every import, also inside functions, without those for types only."""
         pending: list[ast.AST] = [self.tree]
         while pending:
             node = pending.pop()
@@ -58,7 +58,7 @@ class Module:
             pending += ast.iter_child_nodes(node)
 
     def top_level(self) -> Iterator[tuple[str, str]]:
-        """As `imported`, of what is imported when this module is."""
+        """`imported`, limited to imports at module level."""
         for node in self.tree.body:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 yield from Module(self.path, "", ast.Module([node], [])).imported()
@@ -85,15 +85,15 @@ class Sources:
         return names & self.by_name.keys()
 
     def imports(self) -> dict[str, set[str]]:
-        """Module -> the modules of ours that it imports, now or later."""
+        """Module -> the modules of ours that it imports anywhere."""
         return {module.name: self.ours(module.imported()) - {module.name} for module in self.modules}
 
     def imports_at_once(self) -> dict[str, set[str]]:
-        """Module -> the modules of ours that are imported when it is."""
+        """Module -> the modules of ours that it imports at module level."""
         return {module.name: self.ours(module.top_level()) - {module.name} for module in self.modules}
 
     def rooms(self, package: str) -> dict[str, set[str]]:
-        """Room of a package -> the rooms of it that it imports from. `__init__` of the package is none."""
+        """Room of a package -> the other rooms that it imports from, without the package's `__init__`."""
         inside = {m.name: m.room for m in self.modules if m.path.parts[0] == package and m.name != package}
         graph: dict[str, set[str]] = {room: set() for room in inside.values()}
         for name, there in self.imports().items():
@@ -102,7 +102,7 @@ class Sources:
         return graph
 
     def folders(self) -> dict[str, set[str]]:
-        """As `rooms`, over all packages."""
+        """`rooms` over all packages."""
         graph: dict[str, set[str]] = {m.room: set() for m in self.modules}
         for name, there in self.imports().items():
             room = self.by_name[name].room
@@ -175,7 +175,7 @@ def functions(modules: Iterable[Module]) -> Iterator[tuple[int, str]]:
 
 
 def constructors(modules: Iterable[Module]) -> Iterator[tuple[int, str]]:
-    """(parameters, where) of every constructor written down; `self` is none."""
+    """(parameters, where) of every explicit constructor, without `self`."""
     for module in modules:
         for node in ast.walk(module.tree):
             if not isinstance(node, ast.ClassDef):

@@ -1,7 +1,7 @@
-"""The history that counts: kept samples whose training no later term rolled back, and their age.
+"""Finds logged samples whose training was rolled back by a later term, and computes the lag of trained tokens.
 
-A sample that is trained is written down at once, in the head's journal and beside it, and once more if its batch is
-undone and it is trained again. So of the lines about one sample the last counts, if its batch was not undone.
+The head logs a sample when it is trained, and once more if its batch is undone and trained again. So the last line
+about a sample counts, if its batch was not undone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,15 +12,15 @@ from tools.run import Line, Run
 Spans = list[tuple[int, int]]  # (version, number of sampled tokens in a row), in order
 
 
-def pairs(flat: Sequence[int]) -> Spans:
+def span_pairs(flat: Sequence[int]) -> Spans:
     """Spans from the journal's flat form [version, n, version, n, ...]. Raises ValueError on an odd length."""
     if len(flat) % 2:
         raise ValueError(f"flat spans are pairs of version and count: {len(flat)} numbers")
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def trained(spans: Iterable[Sequence[int]], n_masked: int) -> Spans:
-    """The spans without their first n_masked tokens: versions never decrease (I5), so the masked ones come first."""
+def trained_spans(spans: Iterable[Sequence[int]], n_masked: int) -> Spans:
+    """The spans without their first n_masked tokens. Versions never decrease (I5), so the masked tokens come first."""
     left = n_masked
     rest = []
     for version, n in spans:
@@ -32,19 +32,19 @@ def trained(spans: Iterable[Sequence[int]], n_masked: int) -> Spans:
 
 
 def max_trained_lag(spans: Iterable[Sequence[int]], *, clock: int, n_masked: int) -> int | None:
-    """Largest c - ver(t) over the tokens that were trained (I2); None when none was."""
-    return max((clock - version for version, _ in trained(spans, n_masked)), default=None)
+    """Largest c - ver(t) over the trained tokens (I2); None without trained tokens."""
+    return max((clock - version for version, _ in trained_spans(spans, n_masked)), default=None)
 
 
-Key = tuple[int, int, int]  # uid, sample, attempt: no two samples of a job share one
+Key = tuple[int, int, int]  # uid, sample, attempt: unique in a job
 
 
-def undone(where: Run, kept: Iterable[Line]) -> set[int]:
-    """Places, from 0, of the lines (of samples.jsonl, or of tokens.jsonl) whose training is undone."""
+def undone_places(where: Run, kept: Iterable[Line]) -> set[int]:
+    """Line numbers, from 0, in samples.jsonl or tokens.jsonl whose training is undone."""
     survivors = surviving(where)
     if survivors is None:
         return set()
-    places: dict[Key, int] = {}  # of the last line about a sample
+    places: dict[Key, int] = {}  # sample -> number of its last line
     out = set()
     for place, line in enumerate(kept):
         if line["evaluation"]:
@@ -57,7 +57,7 @@ def undone(where: Run, kept: Iterable[Line]) -> set[int]:
 
 
 def surviving(where: Run) -> set[Key] | None:
-    """The samples trained in the surviving history; None when nothing was undone."""
+    """Samples trained in the surviving history; None when nothing was undone."""
     batches: dict[int, set[Key]] = {}
     n_terms = 0
     for path in where.journals("head"):

@@ -11,7 +11,7 @@ from tools import breakdown
 Out = pytest.CaptureFixture[str]
 
 
-def write_life(path: Path, *events: dict[str, Any]) -> None:
+def write_incarnation(path: Path, *events: dict[str, Any]) -> None:
     who = {"role": "learner", "rank": 0, "inc": 0}
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps({**who, **event}, separators=(",", ":")) + "\n" for event in events)
@@ -22,7 +22,7 @@ START = {"event": "start", "t": 50.0}
 
 
 def test_labels_are_shown_as_shares_of_the_wall_time(tmp_path: Path, capsys: Out) -> None:
-    write_life(
+    write_incarnation(
         tmp_path / "journal" / "learner-0.0.jsonl",
         START,
         {"event": "spans", "t": 54.0, "s_train": 3.0, "s_wait": 1.0},
@@ -43,7 +43,7 @@ def test_labels_are_shown_as_shares_of_the_wall_time(tmp_path: Path, capsys: Out
 def test_labels_that_do_not_sum_to_the_wall_time_are_an_error(
     s_train: float, code: int, tmp_path: Path, capsys: Out
 ) -> None:
-    write_life(
+    write_incarnation(
         tmp_path / "journal" / "learner-0.0.jsonl",
         START,
         {"event": "spans", "t": 60.0, "s_train": s_train},
@@ -55,28 +55,28 @@ def test_labels_that_do_not_sum_to_the_wall_time_are_an_error(
 
 def test_a_killed_actor_is_measured_up_to_its_last_label(tmp_path: Path, capsys: Out) -> None:
     path = tmp_path / "journal" / "learner-0.0.jsonl"
-    write_life(path, START, {"event": "spans", "t": 54.0, "s_train": 4.0}, {"event": "step", "t": 90.0})
+    write_incarnation(path, START, {"event": "spans", "t": 54.0, "s_train": 4.0}, {"event": "step", "t": 90.0})
     with path.open("a") as file:
         file.write('{"event":"spans","t":91.0,"s_tr')
     assert breakdown.main([str(tmp_path)]) == 0
     assert "learner-0.0   4.0 s   no end line (running or killed)" in capsys.readouterr().out
 
 
-def test_lives_in_one_file_are_told_apart_and_an_error_is_shown(tmp_path: Path, capsys: Out) -> None:
+def test_incarnations_in_one_file_are_separated_and_an_error_is_shown(tmp_path: Path, capsys: Out) -> None:
     path = tmp_path / "journal" / "learner-0.0.jsonl"
     again = {"event": "start", "t": 500.0}
-    write_life(
+    write_incarnation(
         path, START, {"event": "spans", "t": 54.0, "s_a": 4.0}, again, {"event": "failed", "t": 500.1, "error": "no"}
     )
-    assert [life.measured_s for life in breakdown.lives(path)] == [4.0, 0.0]
+    assert [life.measured_s for life in breakdown.read_incarnations(path)] == [4.0, 0.0]
     assert breakdown.main([str(tmp_path)]) == 0
     assert "learner-0.0   0.0 s   failed: no\n  no labelled second yet" in capsys.readouterr().out
 
 
-def test_the_head_telling_of_another_actors_error_has_not_failed_itself(tmp_path: Path) -> None:
+def test_an_error_that_the_head_reports_about_another_actor_is_not_its_own(tmp_path: Path) -> None:
     path = tmp_path / "journal" / "head-0.0.jsonl"
-    write_life(path, START, {"event": "failed", "t": 51.0, "error": "no", "name": "generator-0.0"})
-    assert [life.error for life in breakdown.lives(path)] == [None]
+    write_incarnation(path, START, {"event": "failed", "t": 51.0, "error": "no", "name": "generator-0.0"})
+    assert [life.error for life in breakdown.read_incarnations(path)] == [None]
 
 
 def test_a_journals_own_spans_account_for_its_wall_time(tmp_path: Path, capsys: Out) -> None:

@@ -67,7 +67,7 @@ def tool(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[st
 
 
 def resolved(*arguments: object) -> dict[str, Any]:
-    return evaluate.resolve(evaluate.parser().parse_args([str(argument) for argument in arguments]))
+    return evaluate.make_order(evaluate.parser().parse_args([str(argument) for argument in arguments]))
 
 
 def scored(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_a_runs_own_reward_is_found_where_the_run_was_started(run: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_cut_off_weights_end_with_code_2_and_a_sentence(run: Path, model: Path, tmp_path: Path) -> None:
+def test_truncated_weights_end_with_code_2_and_an_error_line(run: Path, model: Path, tmp_path: Path) -> None:
     cut = shutil.copytree(model, tmp_path / "cut")
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:500])
     (run / "model").unlink()
@@ -153,7 +153,7 @@ def test_a_model_folder_is_scored_with_options(
     assert (told["problems"], told["answers"], told["accuracy"]) == (2, 4, 0.5)
 
 
-def test_a_problem_that_cannot_be_sampled_is_counted_apart(
+def test_a_problem_that_cannot_be_sampled_is_counted_separately(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write_rows(tmp_path / "data.jsonl", [*ROWS[:2], {"question": "a" * 80, "answer": "b"}])
@@ -169,7 +169,7 @@ def test_a_reward_that_raises_gives_no_number(run: Path, tmp_path: Path, monkeyp
     assert told["reward"] is None
 
 
-def test_bad_input_is_a_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_is_refused_with_an_error_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"question": "abc"}])
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -179,7 +179,7 @@ def test_bad_input_is_a_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.
         ((run, "--data", rows), "each row of data must have the field 'answer'"),
         ((empty, "--data", rows), "a model folder holds its weights as "),
         ((run, "--reward", "nosuch:score"), "reward.function 'nosuch:score' must import"),
-        ((empty,), "problems are needed: give a JSON-lines file with --data FILE"),
+        ((empty,), "give a file of problems \\(JSON lines\\) with --data FILE"),
     ]:
         with pytest.raises(ConfigError, match=sentence):
             scored(monkeypatch, *arguments)
@@ -194,7 +194,7 @@ def test_bad_input_ends_with_code_2_and_no_traceback(run: Path, tmp_path: Path) 
     assert done.stderr.count("\n") == 1
 
 
-def test_a_run_without_a_model_says_why(run: Path, model: Path) -> None:
+def test_a_run_without_a_model_is_refused_with_the_reason(run: Path, model: Path) -> None:
     (run / "model").unlink()
     with pytest.raises(ConfigError, match="neither model/ nor a checkpoint"):
         resolved(run)
@@ -211,7 +211,7 @@ def test_a_new_scratch_model_has_nothing_to_score(tmp_path: Path) -> None:
         scoring.find_model(str(tmp_path / "shape"))
 
 
-def test_options_go_over_the_runs_settings(run: Path) -> None:
+def test_options_override_the_runs_settings(run: Path) -> None:
     order = resolved(run, "--n-samples", 4, "--temperature", 0.5, "--max-new-tokens", 9, "--seed", 3)
     config = Config.model_validate(order["config"])
     assert (config.evaluate.n_samples, config.evaluate.temperature) == (4, 0.5)

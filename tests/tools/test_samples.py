@@ -36,7 +36,7 @@ def sample(**fields: Any) -> dict[str, Any]:
 
 
 def forge(folder: Path, kept: list[dict[str, Any]] | None = None) -> Path:
-    """A run with these kept samples."""
+    """A run with these logged samples."""
     Journal(folder / "journal", role="head", index=0, incarnation=0).close()
     if kept is not None:
         (folder / "samples").mkdir()
@@ -92,7 +92,7 @@ def test_samples_shows_a_prompt_and_an_evaluation(kept: Path, capsys: Out) -> No
     assert shown(capsys) == ["final words"]
 
 
-def test_a_sample_is_printed_with_what_it_was_made_of(kept: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_printed_with_all_its_fields(kept: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     samples.main([str(kept), "--n", "1"])
     out = capsys.readouterr().out
@@ -108,19 +108,21 @@ def test_item_11_every_turn_of_a_sample_is_shown(tmp_path: Path, capsys: Out) ->
     out = capsys.readouterr().out
     for part in ("turn 1 of 2: prompt\n  | user: 3+4?", "turn 1 of 2: completion\n  > 8", "| user: sure?", "> 7"):
         assert out.count(part) == 2
-    assert out.count("what the reward read\n  > 8, then 7") == 1
+    assert out.count("text for the reward\n  > 8, then 7") == 1
 
 
-def test_samples_that_do_not_exist_are_answered_with_those_that_do(kept: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no kept sample fits --step 7; .* steps 0 to 1, .*\['before', 'after'\]"):
+def test_a_selection_without_samples_is_refused_with_the_existing_ones(kept: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no logged sample matches --step 7; .* steps 0 to 1, .*\['before', 'after'\]"
+    ):
         samples.main([str(kept), "--step", "7"])
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="give either --step"):
         samples.main([str(kept), "--step", "1", "--evaluation", "after"])
     with pytest.raises(ConfigError, match="--n must be at least 1: 0"):
         samples.main([str(kept), "--n", "0"])
 
 
-def test_a_run_without_kept_samples_says_why(tmp_path: Path) -> None:
+def test_a_run_without_logged_samples_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"journal\.samples = false"):
         samples.main([str(forge(tmp_path / "one"))])
 
@@ -131,7 +133,7 @@ def test_before_the_first_step_samples_shows_the_evaluation(tmp_path: Path, caps
     assert shown(capsys) == ["first words"]
 
 
-def test_samples_as_json_are_the_kept_lines(kept: Path, capsys: Out) -> None:
+def test_samples_as_json_are_the_logged_lines(kept: Path, capsys: Out) -> None:
     samples.main([str(kept), "--step", "0", "--json"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["uid"], line["sample"]) for line in lines] == [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -159,7 +161,7 @@ def test_samples_of_undone_steps_are_marked(tmp_path: Path, capsys: Out) -> None
     samples.main([run, "--step", "2", "--n", "12"])
     out = capsys.readouterr().out
     assert "step 2, trained at version 2; 12 of 12 samples, 8 of them undone" in out
-    assert "all 4 that last: mean reward 179.550" in out  # 104 and 204.1 of prompt 4, 205.0 and 205.1 of prompt 5
+    assert "all 4 surviving: mean reward 179.550" in out  # 104 and 204.1 of prompt 4, 205.0 and 205.1 of prompt 5
     assert out.count("step 2 (undone)") == 8
     samples.main([run, "--step", "2", "--n", "12", "--json"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -174,7 +176,7 @@ def test_a_sample_that_is_trained_again_counts_the_second_time(tmp_path: Path, c
     ]  # fmt: skip
 
 
-def test_the_latest_step_is_the_latest_that_lasts(tmp_path: Path, capsys: Out) -> None:
+def test_the_latest_step_is_the_latest_that_is_not_undone(tmp_path: Path, capsys: Out) -> None:
     """Until it is trained again, what the learner lost is not shown as what it has."""
     samples.main([str(crashed(tmp_path / "run", until="term"))])
     out = capsys.readouterr().out
@@ -182,7 +184,7 @@ def test_the_latest_step_is_the_latest_that_lasts(tmp_path: Path, capsys: Out) -
     assert "undone" not in out
 
 
-def test_a_models_output_cannot_steer_the_terminal() -> None:
+def test_a_models_output_cannot_control_the_terminal() -> None:
     text = terminal.quote("a\x1b[2Jb\r\x07 c\nd", indent="> ", width=80)
     assert text == "> a\\x1b[2Jb\\r\\x07 c\n> d"
     assert all(len(line) <= 40 for line in terminal.quote("word " * 50 + "x" * 90, indent="  ", width=40).split("\n"))

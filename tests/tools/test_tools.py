@@ -51,14 +51,14 @@ def test_a_run_is_found_by_folder_by_name_and_as_the_latest(tmp_path: Path, monk
 
 
 def test_a_folder_without_a_journal_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"a run is a folder with a journal: no ROLE-RANK.INC.jsonl lies in"):
+    with pytest.raises(ConfigError, match=r"a run is a folder with a journal: .* has no ROLE-RANK.INC.jsonl"):
         run.find(str(tmp_path))
     with pytest.raises(ConfigError, match="nowhere does not exist"):
         run.find(str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize("tool", ["samples", "breakdown"])
-def test_a_tool_without_a_run_ends_with_a_sentence_and_code_2(tool: str, tmp_path: Path) -> None:
+def test_a_tool_without_a_run_ends_with_an_error_line_and_code_2(tool: str, tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     told = subprocess.run(
         [sys.executable, "-m", f"tools.{tool}"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
@@ -86,7 +86,7 @@ def test_incarnations_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert names == ["generator-2.9.jsonl", "generator-2.10.jsonl", "generator-10.0.jsonl"]
 
 
-def test_a_torn_last_line_is_passed_over_in_silence(tmp_path: Path, capsys: Out) -> None:
+def test_a_torn_last_line_is_skipped_without_a_warning(tmp_path: Path, capsys: Out) -> None:
     book = Journal(tmp_path, role="head", index=0, incarnation=0)
     for uid in range(3):
         book.write(Event.READY, uid=uid)
@@ -96,7 +96,7 @@ def test_a_torn_last_line_is_passed_over_in_silence(tmp_path: Path, capsys: Out)
     assert capsys.readouterr().err == ""
 
 
-def test_a_broken_line_in_the_middle_is_named_and_the_rest_is_read(tmp_path: Path, capsys: Out) -> None:
+def test_a_broken_line_in_the_middle_is_reported_and_the_rest_is_read(tmp_path: Path, capsys: Out) -> None:
     path = tmp_path / "head-0.0.jsonl"
     path.write_text('{"event":"ready","uid":0}\n{"event":"rea\n[1]\n{"event":"ready","uid":1}\n')
     assert [line["uid"] for line in run.lines(path, "ready")] == [0, 1]
@@ -124,11 +124,11 @@ def test_lines_of_several_processes_come_in_order_of_wall_time(tmp_path: Path) -
 
 
 def test_masked_tokens_are_the_oldest_and_have_no_trained_lag() -> None:
-    spans = surviving_history.pairs([3, 12, 4, 7, 6, 1])
+    spans = surviving_history.span_pairs([3, 12, 4, 7, 6, 1])
     assert surviving_history.max_trained_lag(spans, clock=6, n_masked=0) == 3
     assert surviving_history.max_trained_lag(spans, clock=6, n_masked=11) == 3
     assert surviving_history.max_trained_lag(spans, clock=6, n_masked=12) == 2
-    assert surviving_history.trained(spans, 14) == [(4, 5), (6, 1)]
+    assert surviving_history.trained_spans(spans, 14) == [(4, 5), (6, 1)]
     assert surviving_history.max_trained_lag(spans, clock=6, n_masked=20) is None
 
 
@@ -146,7 +146,7 @@ def test_the_demo_bench_reads_its_figures_from_the_journal(tmp_path: Path) -> No
     assert figures["masked_share"] == pytest.approx(1 / 21, abs=1e-4)
 
 
-def test_an_unknown_bench_is_answered_with_the_list(capsys: Out) -> None:
+def test_an_unknown_bench_is_refused_with_the_list(capsys: Out) -> None:
     with pytest.raises(ConfigError, match="no bench is called 'nosuch'; there are: agreement, async, bound, "):
         bench.main(["nosuch"])
     with pytest.raises(ConfigError, match="no bench is named"):
@@ -180,7 +180,7 @@ def test_a_bench_of_a_job_that_fails_gives_no_figure(monkeypatch: pytest.MonkeyP
         demo.Demo().measure(quiet=True)
 
 
-def test_help_is_there_for_every_tool(capsys: Out) -> None:
+def test_every_tool_has_help(capsys: Out) -> None:
     for tool in (samples, breakdown, bench):
         with pytest.raises(SystemExit) as ended:
             tool.main(["--help"])

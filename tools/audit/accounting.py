@@ -48,8 +48,8 @@ class Ages:
         if not n_masked and len(versions) == 2:
             self.trained[clock - versions[0]] += versions[1]
             return
-        spans = surviving_history.pairs(versions)
-        rest = surviving_history.trained(spans, n_masked)
+        spans = surviving_history.span_pairs(versions)
+        rest = surviving_history.trained_spans(spans, n_masked)
         for version, n in spans:
             self.masked[clock - version] += n
         for version, n in rest:

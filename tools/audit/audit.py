@@ -12,7 +12,7 @@ from tools.audit.head_replay import HeadReplay
 from tools.audit.journal_reader import Handler, JournalFile
 from tools.audit.ledger import TRAINED, TRAINING
 from tools.audit.run_settings import RunSettings
-from tools.breakdown import Life
+from tools.breakdown import Incarnation
 from tools.run import Run
 
 
@@ -28,7 +28,7 @@ class Audit:
     files: list[JournalFile]
 
     @property
-    def lives(self) -> list[Life]:
+    def lives(self) -> list[Incarnation]:
         return [life for file in self.files for life in file.lives]
 
     @property

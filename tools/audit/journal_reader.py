@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.audit.findings import Findings
-from tools.breakdown import Life, take
+from tools.breakdown import Incarnation, add_line
 
 Line = dict[str, Any]
 Handler = Callable[[Line], None]
@@ -29,7 +29,7 @@ class JournalFile:
     findings: Findings
     number: int = 0
     torn: bool = False
-    lives: list[Life] = field(default_factory=list)  # seconds by label, for I12
+    lives: list[Incarnation] = field(default_factory=list)  # seconds by label, for I12
     last_t: float = 0.0
     still_s: float = 0.0  # in which its process wrote nothing at all, though it was there before and after
 
@@ -93,8 +93,8 @@ class JournalFile:
 
     def _label(self, line: Line) -> None:
         if line["event"] == "start" or not self.lives:
-            self.lives.append(Life(self.name, began=line["t"], marked=line["t"]))
-        take(self.lives[-1], line)
+            self.lives.append(Incarnation(self.name, began=line["t"], marked=line["t"]))
+        add_line(self.lives[-1], line)
 
 
 def find(path: Path, event: str) -> Iterator[Line]:

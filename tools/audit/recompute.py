@@ -9,9 +9,9 @@ from typing import Any
 
 from areal_bus.errors import ConfigError
 from tools.audit.findings import Findings
-from tools.evaluate import environment
+from tools.evaluate import child_environment
 from tools.run import Run
-from tools.surviving_history import undone
+from tools.surviving_history import undone_places
 
 TOLERANCE = 1e-4  # largest difference of a log-prob from that of the version stamped on it
 
@@ -62,10 +62,10 @@ class Recomputed:
 
 def recompute(run: Run, findings: Findings, digests: Mapping[int, str]) -> Recomputed:
     """Run it, and add what is off. Raises ConfigError when tokens or weights were not kept."""
-    skip = sorted(place + 1 for place in undone(run, run.tokens()))  # their weights may have been made anew
+    skip = sorted(place + 1 for place in undone_places(run, run.tokens()))  # their weights may have been made anew
     order = json.dumps({"run": str(run.folder.resolve()), "tolerance": TOLERANCE, "skip": skip}) + "\n"
     line = [sys.executable, "-m", "actors.offline.recompute_logprobs"]
-    child = subprocess.run(line, input=order, text=True, env=environment(), capture_output=True, check=False)
+    child = subprocess.run(line, input=order, text=True, env=child_environment(), capture_output=True, check=False)
     if child.returncode:
         raise ConfigError(
             child.stderr.strip() or f"actors.offline.recompute_logprobs ended with code {child.returncode}"

@@ -1,4 +1,4 @@
-"""`python -m tools.simulate CONFIG.toml`: which split, which eta; reads the command line and prints the table."""
+"""`python -m tools.simulate CONFIG.toml`: predicts throughput, waits and lag of a ring for each split and eta."""
 
 import argparse
 import json
@@ -13,14 +13,22 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.simulate.calibration import Measured, config_of, measure
-from tools.simulate.outcome import Outcome, settled
+from tools.simulate.outcome import Outcome, simulate_steady_state
 from tools.simulate.schedule import Schedule
-from tools.simulate.sweep import BALANCE, RingSpeed, Split, as_measured, assumed, schedules, splits
+from tools.simulate.sweep import (
+    LEARNER_SPEED_FACTOR,
+    RingSpeed,
+    Split,
+    assumed_speed,
+    measured_speed,
+    schedules,
+    splits,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What a run came to, and what was simulated of it."""
+class RunComparison:
+    """A run and its simulation."""
 
     eta: int
     measured: float  # tokens/s
@@ -29,31 +37,35 @@ class Known:
 
     @property
     def error(self) -> float:
-        """How much too fast the simulated one is, as a share."""
+        """Relative error of the simulated throughput."""
         return self.simulated.tokens_per_s / self.measured - 1
 
 
-def known(config: Config, speeds: Measured, seen: Measured, *, eta: int, n_steps: int, seed: int = 0) -> Known:
-    """The run `seen`, of this config but at this eta, played by the speeds and lengths of `speeds`."""
-    ((_, _, schedule),) = schedules(config, as_measured(speeds), [split_of(seen)], [eta])
-    return Known(eta, seen.tokens_per_s, seen.n_updates, settled(schedule, n_steps=n_steps, seed=seed))
+def compare_with_run(
+    config: Config, speeds: Measured, seen: Measured, *, eta: int, n_steps: int, seed: int = 0
+) -> RunComparison:
+    """Simulate the run `seen` at this eta with the speeds and lengths of `speeds`, and compare."""
+    ((_, _, schedule),) = schedules(config, measured_speed(speeds), [split_of(seen)], [eta])
+    return RunComparison(
+        eta, seen.tokens_per_s, seen.n_updates, simulate_steady_state(schedule, n_steps=n_steps, seed=seed)
+    )
 
 
 def split_of(seen: Measured) -> Split:
-    """On one device, too: the speeds of such a run have it in them."""
+    """The split of a run. The speeds of a run on one shared device already include the sharing."""
     return Split(seen.n_learners, seen.n_generators)
 
 
 ETAS = "0,1,2,4,8"
-REACHES = 0.98  # of the best of its split, in tokens that train
-MANY = 1e9  # tokens/s of a learner whose time does not depend on them
-MORE = """\
-Numbers of a model, in virtual time, around the production gate. Lengths and a generator's speeds are those of
-[engine.simulated] (change them with --set), the learner's those of the options; or all are measured with --from.
-tokens/s: sampled tokens that updates consume in a second. bound: the slower of both halves alone. slots: live samples
-of all slots. *: the smallest eta within 2 % of the best of its split, masked tokens left out. More learner ranks learn
-in proportion, longer contexts decode no slower, and nothing fails. On one device both halves run at half speed while
-both work."""
+NEAR_BEST = 0.98  # of the best of its split, in tokens that train
+UNLIMITED_TOKENS_PER_S = 1e9  # tokens/s of a learner whose time does not depend on them
+EPILOG = """\
+The figures come from a model in virtual time with the production gate. Lengths and the generators' speed are those of
+[engine.simulated] (change them with --set), the learner's speed that of the options; with --from all are measured in a
+run. tokens/s: sampled tokens that updates consume in a second. bound: the slower half alone. slots: share of slots with
+a live sample. *: the smallest eta within 2 % of the best of its split, without masked tokens. The model assumes that
+training speed is proportional to the learner ranks, that long contexts do not slow decoding, and that nothing fails. On
+one shared device both halves run at half speed while both work."""
 TITLES = ("learn + generate", "eta", "tokens/s", "of bound", "learner waits", "generators wait", "slots",
           "lag mean/max", "masked", "dropped", "")  # fmt: skip
 
@@ -75,8 +87,8 @@ class SweepCell:
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         "python -m tools.simulate",
-        description="Play a ring in virtual time: throughput, waits and lag by split and eta.",
-        epilog=MORE,
+        description="Simulate a ring in virtual time: throughput, waits and lag by split and eta.",
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the settings (with --from: the run's own)")
@@ -86,13 +98,15 @@ def parser() -> argparse.ArgumentParser:
         "--gpus",
         type=int,
         metavar="N",
-        help="try the splits of N devices (default: the config's own split; with --from: the run's)",
+        help="simulate all splits of N devices (default: the split of the config; with --from: of the run)",
     )
     p.add_argument("--etas", default=ETAS, metavar="0,1,...", help=f"which etas (default: {ETAS})")
     p.add_argument("--train-tokens-per-s", type=float, metavar="X", help="sampled tokens that one learner rank trains; "
-                   f"default: {BALANCE:g} times what a full generator samples on a device")  # fmt: skip
-    p.add_argument("--step-s", type=float, default=0.0, metavar="S", help="of each training step besides (default: 0)")
-    p.add_argument("--push-s", type=float, default=0.0, metavar="S", help="from an update to its weights being there")
+                   f"default: {LEARNER_SPEED_FACTOR:g} times what a full generator samples on a device")  # fmt: skip
+    p.add_argument("--step-s", type=float, default=0.0, metavar="S", help="fixed time of a training step (default: 0)")
+    p.add_argument(
+        "--push-s", type=float, default=0.0, metavar="S", help="from an update to the arrival of its weights"
+    )
     p.add_argument("--reward-s", type=float, default=0.0, metavar="S", help="from a sample's end to its score")
     p.add_argument("--prompt-tokens", type=int, default=0, metavar="N", help="tokens of a prompt (default: 0)")
     p.add_argument("--steps", type=int, default=40, help="updates that are measured (default: 40)")
@@ -103,36 +117,40 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    check(args)
+    check_arguments(args)
     where = run.find(args.run) if args.run else None
-    config = planned(args, where)
+    config = sweep_config(args, where)
     seen = measure(where, config_of(where)) if where is not None else None
-    pace = as_measured(seen) if seen is not None else by_options(config, args)
+    pace = measured_speed(seen) if seen is not None else pace_of_options(config, args)
     each = [split_of(seen)] if seen is not None and not args.gpus else splits(config, args.gpus)
     cells = list(schedules(config, pace, each, etas(args.etas)))
     rows = [
-        SweepCell(*cell, settled(cell[-1], n_steps=args.steps, seed=args.seed))
+        SweepCell(*cell, simulate_steady_state(cell[-1], n_steps=args.steps, seed=args.seed))
         for cell in terminal.progress(cells, "simulating")
     ]
-    itself = beside(where, seen, args) if where is not None and seen is not None else None
+    itself = compare_itself(where, seen, args) if where is not None and seen is not None else None
     if args.json:
         print(json.dumps(as_json(pace, rows, itself)))
     else:
-        print("\n".join([*heading(config, pace, where), which(each, args), "", *table(rows), *sentences(itself)]))
+        print(
+            "\n".join(
+                [*heading(config, pace, where), split_line(each, args), "", *table(rows), *comparison_lines(itself)]
+            )
+        )
     return 0
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raises ConfigError for what no ring can be played with."""
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raises ConfigError for missing or impossible values."""
     said = [args.train_tokens_per_s, args.step_s, args.push_s, args.reward_s, args.prompt_tokens]
     rules = [
-        (not args.config and not args.run, "settings are needed: name a CONFIG.toml, or a run with --from"),
-        (args.gpus is not None and args.gpus < 1, f"--gpus is 1 or more: it is {args.gpus}"),
-        (args.steps < 1, f"--steps is 1 or more: it is {args.steps}"),
-        (not all(math.isfinite(x) for x in said if x is not None), "times and speeds are finite numbers"),
-        (min(args.step_s, args.push_s, args.reward_s, args.prompt_tokens) < 0, "times and tokens are 0 or more"),
-        (args.train_tokens_per_s is not None and args.train_tokens_per_s <= 0, "--train-tokens-per-s is above 0"),
-        (bool(args.run) and any(said), "speeds are measured with --from, or said by options: give one of them"),
+        (not args.config and not args.run, "give a CONFIG.toml, or a run with --from"),
+        (args.gpus is not None and args.gpus < 1, f"--gpus must be 1 or more: it is {args.gpus}"),
+        (args.steps < 1, f"--steps must be 1 or more: it is {args.steps}"),
+        (not all(math.isfinite(x) for x in said if x is not None), "times and speeds must be finite numbers"),
+        (min(args.step_s, args.push_s, args.reward_s, args.prompt_tokens) < 0, "times and tokens must be 0 or more"),
+        (args.train_tokens_per_s is not None and args.train_tokens_per_s <= 0, "--train-tokens-per-s must be above 0"),
+        (bool(args.run) and any(said), "give either --from, which measures speeds, or options with speeds"),
     ]  # fmt: skip
     for broken, sentence in rules:
         if broken:
@@ -140,25 +158,25 @@ def check(args: argparse.Namespace) -> None:
 
 
 def etas(text: str) -> list[int]:
-    """Raises ConfigError unless they are whole numbers from 0."""
+    """The list of etas. Raises ConfigError unless they are whole numbers from 0."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"--etas are whole numbers from 0, with commas between: it is {text!r}")
+        raise ConfigError(f"--etas must be whole numbers from 0, separated by commas: it is {text!r}")
     return [int(word) for word in words]
 
 
-def planned(args: argparse.Namespace, where: run.Run | None) -> Config:
+def sweep_config(args: argparse.Namespace, where: run.Run | None) -> Config:
     """The settings of the sweep."""
     if args.config:
         return settings.load(Path(args.config), args.set)
     assert where is not None
     if args.set:
-        raise ConfigError("--set changes a CONFIG.toml: name one beside --from")
+        raise ConfigError("--set changes a CONFIG.toml: give one in addition to --from")
     return config_of(where)
 
 
-def by_options(config: Config, args: argparse.Namespace) -> RingSpeed:
-    return assumed(
+def pace_of_options(config: Config, args: argparse.Namespace) -> RingSpeed:
+    return assumed_speed(
         config,
         train=args.train_tokens_per_s,
         step_s=args.step_s,
@@ -168,25 +186,29 @@ def by_options(config: Config, args: argparse.Namespace) -> RingSpeed:
     )
 
 
-def beside(where: run.Run, seen: Measured, args: argparse.Namespace) -> Known:
-    """The run as it was, played."""
+def compare_itself(where: run.Run, seen: Measured, args: argparse.Namespace) -> RunComparison:
+    """Simulate the run with its own eta, and compare."""
     config = config_of(where)
-    return known(config, seen, seen, eta=config.rollout.max_head_offpolicyness, n_steps=args.steps, seed=args.seed)
+    return compare_with_run(
+        config, seen, seen, eta=config.rollout.max_head_offpolicyness, n_steps=args.steps, seed=args.seed
+    )
 
 
 def heading(config: Config, pace: RingSpeed, where: run.Run | None) -> list[str]:
-    """What the numbers rest on."""
+    """The assumptions, as lines."""
     speeds, n_slots, most = pace.speeds, slots(config), config.gconfig.max_new_tokens
     mean = pace.lengths.mean(most)
     source = f" (speeds and lengths of {where.folder})" if where is not None else ""
-    prefills = "prefills in it" if where is not None else f"{speeds.prefill_tokens_per_s:,.0f} prefilled"
+    prefills = "prefills included" if where is not None else f"{speeds.prefill_tokens_per_s:,.0f} prefilled"
     trains = (
-        f"{pace.train_tokens_per_s:,.0f} tokens/s a rank" if pace.train_tokens_per_s < MANY else "any tokens at once"
+        f"{pace.train_tokens_per_s:,.0f} tokens/s a rank"
+        if pace.train_tokens_per_s < UNLIMITED_TOKENS_PER_S
+        else "any tokens at once"
     )
     return [
         f"simulated, not measured{source}: {config.data.batch_size} x {config.gconfig.n_samples} samples a batch, "
         f"{config.rollout.staleness_policy}, {config.rollout.on_update}",
-        f"answers    {mean:,.0f} tokens at the mean, {most:,} at most; prompts of {pace.prompt_tokens:,}",
+        f"answers    {mean:,.0f} tokens on average, {most:,} at most; prompts of {pace.prompt_tokens:,}",
         f"generator  {speeds.tokens_per_s(n_slots):,.0f} tokens/s with all {n_slots} slots live, "
         f"{speeds.tokens_per_s(1):,.0f} with one, {prefills}; an update stops it for {speeds.update_s:.2f} s",
         f"learner    {trains} and {pace.step_s:.2f} s a step; a push takes {pace.push_s:.2f} s, a reward "
@@ -194,8 +216,8 @@ def heading(config: Config, pace: RingSpeed, where: run.Run | None) -> list[str]
     ]
 
 
-def which(each: Sequence[Split], args: argparse.Namespace) -> str:
-    """Whose split is played."""
+def split_line(each: Sequence[Split], args: argparse.Namespace) -> str:
+    """The line that states the simulated splits."""
     if args.gpus:
         return f"split      all splits of {args.gpus} devices"
     whose = f"that of {args.run}" if args.run else f"that of {args.config}"
@@ -210,19 +232,19 @@ def table(rows: Sequence[SweepCell]) -> list[str]:
         cells.append((
             str(row.split), str(row.eta), f"{o.tokens_per_s:,.0f}", f"{row.of_bound:.0%}", f"{o.learner_waits:.0%}",
             f"{o.generators_wait:.0%}", f"{o.slots_used:.0%}", f"{o.lag_mean:.2f}/{o.lag_max}", f"{o.masked:.1%}",
-            f"{o.dropped:.1%}", "*" if row is smallest(rows, row.split) else "",
+            f"{o.dropped:.1%}", "*" if row is smallest_good_eta(rows, row.split) else "",
         ))  # fmt: skip
     return terminal.table(cells, right=frozenset(range(1, 10)))
 
 
-def smallest(rows: Sequence[SweepCell], split: Split) -> SweepCell:
-    """Of this split, the smallest eta that comes near its best, in tokens that train."""
+def smallest_good_eta(rows: Sequence[SweepCell], split: Split) -> SweepCell:
+    """The smallest eta of this split with at least NEAR_BEST of its best throughput, without masked tokens."""
     of_split = sorted((row for row in rows if row.split == split), key=lambda row: row.eta)
     best = max(row.outcome.trained_per_s for row in of_split)
-    return next(row for row in of_split if row.outcome.trained_per_s >= REACHES * best)
+    return next(row for row in of_split if row.outcome.trained_per_s >= NEAR_BEST * best)
 
 
-def sentences(itself: Known | None) -> list[str]:
+def comparison_lines(itself: RunComparison | None) -> list[str]:
     if itself is None:
         return []
     return [
@@ -232,9 +254,9 @@ def sentences(itself: Known | None) -> list[str]:
     ]
 
 
-def as_json(pace: RingSpeed, rows: Sequence[SweepCell], itself: Known | None) -> dict[str, object]:
+def as_json(pace: RingSpeed, rows: Sequence[SweepCell], itself: RunComparison | None) -> dict[str, object]:
     return {
-        "speeds": {key: finite(value) for key, value in asdict(pace.speeds).items()},
+        "speeds": {key: finite_or_none(value) for key, value in asdict(pace.speeds).items()},
         "train_tokens_per_s": pace.train_tokens_per_s,
         "step_s": pace.step_s,
         "push_s": pace.push_s,
@@ -247,8 +269,8 @@ def as_json(pace: RingSpeed, rows: Sequence[SweepCell], itself: Known | None) ->
     }
 
 
-def finite(value: float) -> float | None:
-    """Infinity is no JSON: a speed without a limit is none."""
+def finite_or_none(value: float) -> float | None:
+    """JSON has no infinity: an unlimited speed becomes null."""
     return value if value < float("inf") else None
 
 

@@ -1,4 +1,4 @@
-"""What a ring in virtual time comes to: throughput, waits and ages, from one update on; knows no event."""
+"""Runs a ring in virtual time and measures throughput, waits and lag after a warm-up."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from tools.simulate.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a ring comes to, from one update on."""
+    """Figures of a ring after its warm-up."""
 
-    tokens_per_s: float  # consumed by updates, masked ones included
+    tokens_per_s: float  # consumed by updates, masked tokens included
     learner_waits: float  # share of the time
     generators_wait: float  # share of the time without a live sample
     slots_used: float  # share
@@ -21,20 +21,20 @@ class Outcome:
 
     @property
     def trained_per_s(self) -> float:
-        """Tokens that enter a loss."""
+        """Tokens a second that enter the loss."""
         return self.tokens_per_s * (1 - self.masked)
 
 
-def play(schedule: Schedule, *, n_steps: int, n_settle: int, seed: int = 0) -> Outcome:
-    """Of the updates after the first `n_settle`. Raises ValueError unless there are any."""
+def simulate(schedule: Schedule, *, n_steps: int, n_settle: int, seed: int = 0) -> Outcome:
+    """Measure the updates after the first `n_settle`. Raises ValueError if none are left."""
     if not 0 <= n_settle < n_steps:
-        raise ValueError(f"updates are left to measure: {n_settle} of {n_steps} settle")
+        raise ValueError(f"updates must be left to measure: {n_settle} of {n_steps} are warm-up")
     ring = RingModel(schedule, seed=seed)
     ring.run(n_settle)
-    began, idle_s, live_s, dropped = ring.now, *waiting(ring), ring.count.dropped
+    began, idle_s, live_s, dropped = ring.now, *idle_and_live_s(ring), ring.count.dropped
     ring.run(n_steps)
     seconds = ring.now - began
-    idle_s, live_s = (after - before for after, before in zip(waiting(ring), (idle_s, live_s), strict=True))
+    idle_s, live_s = (after - before for after, before in zip(idle_and_live_s(ring), (idle_s, live_s), strict=True))
     measured = ring.batches[n_settle:]
     n_tokens, n_masked = sum(b.n_tokens for b in measured), sum(b.n_masked for b in measured)
     dropped, of_all = ring.count.dropped - dropped, seconds * schedule.n_generators
@@ -50,13 +50,13 @@ def play(schedule: Schedule, *, n_steps: int, n_settle: int, seed: int = 0) -> O
     )
 
 
-def settled(schedule: Schedule, *, n_steps: int, seed: int = 0) -> Outcome:
-    """Of so many updates, after those in which the ring fills."""
+def simulate_steady_state(schedule: Schedule, *, n_steps: int, seed: int = 0) -> Outcome:
+    """Measure `n_steps` updates after a warm-up in which the ring fills."""
     n_settle = 8 + 2 * schedule.eta
-    return play(schedule, n_steps=n_settle + n_steps, n_settle=n_settle, seed=seed)
+    return simulate(schedule, n_steps=n_settle + n_steps, n_settle=n_settle, seed=seed)
 
 
-def waiting(ring: RingModel) -> tuple[float, float]:
+def idle_and_live_s(ring: RingModel) -> tuple[float, float]:
     """(seconds without a sample, samples times seconds) of all generators so far."""
     for generator in ring.generators:
         generator.advance(ring.now)

@@ -1,11 +1,11 @@
-"""A ring in virtual time for the planner: generators, rewards and a learner around the production gate.
+"""A discrete-event model of a ring for the planner: generators, rewards and a learner around the production gate.
 
-`progress` counts the tokens that a sample would have that began at time 0. So each ends at a known progress, whatever
-happens to the pace, and an event costs the logarithm of the slots.
+A generator's `progress` counts the tokens of an imaginary sample that began at time 0. A sample ends at a fixed
+progress, at any speed, so an event costs O(log slots).
 
-As in production: groups go to the least loaded generator with room, at eta = 0 a whole batch in shares; the B oldest
-complete groups are a batch; one push is in flight at most, and credits return when it is published. Left out: whatever
-fails, rewards that wait for each other, and the head's own time.
+As in production: groups go to the least loaded generator with room, at eta = 0 a whole batch in equal shares; the B
+oldest complete groups form a batch; at most one push is in flight, and its publication returns the credits. Not
+modelled: failures, a queue at the rewards, and the head's own time.
 """
 
 import heapq
@@ -19,12 +19,12 @@ from areal_bus.core.gate import Gate
 from areal_bus.core.staleness import runs_under
 from tools.simulate.schedule import Schedule
 
-NEAR = 1e-6  # tokens that do not count
+EPSILON_TOKENS = 1e-6  # rounding of progress
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSample:
-    """One completion."""
+    """One sample to decode."""
 
     uid: int
     length: int  # tokens
@@ -32,35 +32,35 @@ class PlannedSample:
 
 @dataclass(frozen=True, slots=True)
 class CompletedSample:
-    """One that is complete."""
+    """A sample with all its tokens."""
 
     sample: PlannedSample
     spans: list[list[int]]  # [[version, n_tokens], ...]
 
 
 class PlannedGenerator:
-    """Told the time by `advance`, which comes before whatever happens at it."""
+    """One generator. Call `advance` before any other method, to set the time."""
 
     def __init__(self, schedule: Schedule, index: int) -> None:
         self.index = index
         self.version = 0
-        self.pending: int | None = None  # a version that waits until the live samples have ended (drain)
-        self.speed = 1.0  # below 1 while somebody else has the device, too
-        self.live_s = self.idle_s = 0.0  # samples times seconds; seconds without one
+        self.pending: int | None = None  # a version that waits for the end of the live samples (drain)
+        self.speed = 1.0  # below 1 while the learner uses the device, too
+        self.live_s = self.idle_s = 0.0  # sum of seconds over samples; seconds without a sample
         self.n_tokens = 0  # of complete samples
         self._schedule = schedule
         self._live: list[
             tuple[float, int, float, PlannedSample]
-        ] = []  # heap of (progress at its end, n, at its begin, which)
+        ] = []  # heap of (progress at its end, number, progress at its start, sample)
         self._waiting: deque[PlannedSample] = deque()
         self._prompts: Counter[int] = Counter()  # uid -> live samples
-        self._marks: list[tuple[float, int]] = [(0.0, 0)]  # (progress, version from there on)
-        self._progress = self._since = self._stands_until = 0.0
-        self._n = 0  # samples begun
+        self._updates: list[tuple[float, int]] = [(0.0, 0)]  # (progress at which the version was loaded, version)
+        self._progress = self._since = self._stalled_until = 0.0
+        self._sequence = 0  # samples begun
 
     @property
     def load(self) -> int:
-        """Samples that it has or waits to begin."""
+        """Live and waiting samples."""
         return len(self._live) + len(self._waiting)
 
     @property
@@ -68,7 +68,7 @@ class PlannedGenerator:
         return bool(self._live)
 
     def live_tokens(self) -> float:
-        """Sampled by those that are not complete."""
+        """Tokens of the samples that are not complete."""
         return sum(self._progress - begin for _, _, begin, _ in self._live)
 
     def advance(self, now: float) -> None:
@@ -77,25 +77,25 @@ class PlannedGenerator:
         if not self._live:
             self.idle_s += now - begin
             return
-        decoded_s = now - max(begin, self._stands_until)
+        decoded_s = now - max(begin, self._stalled_until)
         if decoded_s > 0:
-            self._progress += decoded_s / self._token_s()
+            self._progress += decoded_s / self._seconds_per_token()
 
     def next_end(self) -> float | None:
-        """When the first of its samples ends, at this pace."""
+        """Time at which the first of its samples ends, at the current speed."""
         if not self._live:
             return None
         left = max(0.0, self._live[0][0] - self._progress)
-        return max(self._since, self._stands_until) + left * self._token_s()
+        return max(self._since, self._stalled_until) + left * self._seconds_per_token()
 
     def lease(self, samples: list[PlannedSample]) -> None:
         self._waiting.extend(samples)
         self._begin()
 
     def collect(self) -> list[CompletedSample]:
-        """What has ended; the slots go to those that wait."""
+        """Remove the samples that have ended, and start waiting ones."""
         ended = []
-        while self._live and self._live[0][0] <= self._progress + NEAR:
+        while self._live and self._live[0][0] <= self._progress + EPSILON_TOKENS:
             _, _, begin, sample = heapq.heappop(self._live)
             self._prompts[sample.uid] -= 1
             if not self._prompts[sample.uid]:
@@ -106,7 +106,7 @@ class PlannedGenerator:
         return ended
 
     def update(self, version: int) -> bool:
-        """New weights are there. Whether they are swapped in; under `drain` they wait for the live samples."""
+        """Load new weights; under `drain` later, after the live samples. Returns whether they are loaded."""
         schedule = self._schedule
         if schedule.on_update == "drain" and self._live:
             self.pending = version
@@ -116,49 +116,49 @@ class PlannedGenerator:
         if schedule.on_update == "recompute":
             again = self.live_tokens() + len(self._prompts) * schedule.prompt_tokens
             cost_s += schedule.speeds.prefill_s(round(again))
-        self._stand(cost_s)
-        self._marks.append((self._progress, version))
+        self._stall(cost_s)
+        self._updates.append((self._progress, version))
         self.version = version
         self._begin()
         return True
 
     def _begin(self) -> None:
-        """Free slots are taken; a prompt that a live sample has costs no prefill."""
+        """Start waiting samples in free slots. A prompt of a live sample costs no prefill."""
         while self._waiting and len(self._live) < self._schedule.slots and self.pending is None:
             sample = self._waiting.popleft()
             if not self._prompts[sample.uid]:
-                self._stand(self._schedule.speeds.prefill_s(self._schedule.prompt_tokens))
+                self._stall(self._schedule.speeds.prefill_s(self._schedule.prompt_tokens))
             self._prompts[sample.uid] += 1
-            self._n += 1
-            heapq.heappush(self._live, (self._progress + sample.length, self._n, self._progress, sample))
+            self._sequence += 1
+            heapq.heappush(self._live, (self._progress + sample.length, self._sequence, self._progress, sample))
 
-    def _stand(self, seconds: float) -> None:
-        """Decoding stops for so long."""
-        self._stands_until = max(self._stands_until, self._since) + seconds / self.speed
+    def _stall(self, seconds: float) -> None:
+        """Stop decoding for this time."""
+        self._stalled_until = max(self._stalled_until, self._since) + seconds / self.speed
 
-    def _token_s(self) -> float:
-        """For one more token of each live sample."""
+    def _seconds_per_token(self) -> float:
+        """Time of one decode step: one token for each live sample."""
         return self._schedule.speeds.step_s(len(self._live)) / self.speed
 
     def _spans(self, begin: float, length: int) -> list[list[int]]:
-        """Who sampled the tokens of a sample that began at this progress."""
-        first = bisect_right(self._marks, begin + NEAR, key=lambda mark: mark[0]) - 1
+        """Version spans of a sample that began at this progress."""
+        first = bisect_right(self._updates, begin + EPSILON_TOKENS, key=lambda mark: mark[0]) - 1
         spans, done = [], 0
-        for at in range(first, len(self._marks)):
-            ends = self._marks[at + 1][0] - begin if at + 1 < len(self._marks) else length
+        for at in range(first, len(self._updates)):
+            ends = self._updates[at + 1][0] - begin if at + 1 < len(self._updates) else length
             upto = min(length, round(ends))
             if upto > done:
-                spans.append([self._marks[at][1], upto - done])
+                spans.append([self._updates[at][1], upto - done])
                 done = upto
         return spans
 
 
-SHARED = 0.5  # of its speed, when two share a device
+SHARED_SPEED = 0.5  # relative speed of each half while both use one device
 
 
 @dataclass(slots=True)
 class PlannedGroup:
-    """A prompt's samples."""
+    """The samples of one prompt."""
 
     uid: int
     born: int
@@ -172,7 +172,7 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """What one update consumed."""
+    """The batch of one update."""
 
     began: float
     ended: float
@@ -184,7 +184,7 @@ class PlannedBatch:
 
 @dataclass(slots=True)
 class TokenCount:
-    """Tokens by where they are; dropped ones were sampled and refunded."""
+    """Number of tokens by fate. Dropped tokens were sampled and refunded."""
 
     trained: int = 0
     masked: int = 0
@@ -192,7 +192,7 @@ class TokenCount:
 
 
 class RingModel:
-    """One ring, from its first prompt on."""
+    """One ring in virtual time."""
 
     def __init__(self, schedule: Schedule, *, seed: int = 0) -> None:
         self.schedule = schedule
@@ -202,56 +202,56 @@ class RingModel:
         self.batches: list[PlannedBatch] = []
         self.count = TokenCount()
         self._random = random.Random(seed)
-        self._lengths: list[int] = []  # by uid and sample, whoever draws them first
+        self._lengths: list[int] = []  # by uid * n_samples + sample
         self._groups: dict[int, PlannedGroup] = {}  # leased
         self._ready: list[tuple[int, int, PlannedGroup]] = []  # heap by (born, uid)
         self._ready_born: Counter[int] = Counter()
         self._uids = itertools.count()
-        self._events: list[tuple[float, int, str, int]] = []  # (when, n, what, which)
-        self._n = itertools.count()
-        self._due: dict[int, int] = {}  # generator -> number of the event that is its next end
+        self._events: list[tuple[float, int, str, int]] = []  # heap of (time, number, event, its argument)
+        self._sequence = itertools.count()
+        self._next_end_event: dict[int, int] = {}  # generator -> number of the event of its next completed sample
         self._pushing: int | None = None
         self._training: tuple[float, list[PlannedGroup]] | None = None
-        self._left_s, self._trained_till, self._trained_by = 0.0, 0.0, -1  # the learner's work, and its event
+        self._learner_left_s, self._learner_time, self._update_event = 0.0, 0.0, -1
 
     def run(self, n_steps: int) -> None:
-        """Until so many updates are done."""
-        self._settle(set(self.generators))
+        """Run until `n_steps` updates are finished."""
+        self._apply_transitions(set(self.generators))
         while self.gate.u < n_steps:
             self.now, number, what, which = heapq.heappop(self._events)
             touched: set[PlannedGenerator] = set()
             if what == "sampled":
-                if self._due.get(which) != number:
+                if self._next_end_event.get(which) != number:
                     continue
-                touched.add(self._touch(self.generators[which]))
+                touched.add(self._advance(self.generators[which]))
                 self._collect(self.generators[which])
             elif what == "scored":
-                if not self._scored(which):
+                if not self._count_score(which):
                     continue
             elif what == "trained":
-                if number != self._trained_by:
+                if number != self._update_event:
                     continue
                 self._finish_update()
             elif what == "arrived":
-                touched |= self._arrived()
+                touched |= self._receive_weights()
             else:
                 self.gate.publish(which)
                 self._pushing = None
-            self._settle(touched)
+            self._apply_transitions(touched)
 
-    # what happens
+    # events
 
     def _collect(self, generator: PlannedGenerator) -> None:
         for sampled in generator.collect():
             group = self._groups[sampled.sample.uid]
             group.done.append(sampled)
-            self._at(self.now + self.schedule.reward_s, "scored", group.uid)
+            self._add_event(self.now + self.schedule.reward_s, "scored", group.uid)
         if generator.pending is not None and not generator.is_busy:
             generator.update(generator.pending)
-            self._swapped()
+            self._publish_when_updated()
 
-    def _scored(self, uid: int) -> bool:
-        """Whether its group is complete."""
+    def _count_score(self, uid: int) -> bool:
+        """Count a score of the group. Whether the group is complete."""
         group = self._groups[uid]
         group.missing -= 1
         if group.missing:
@@ -283,37 +283,37 @@ class RingModel:
         lags = sum(n * lag for n, lag in of_trained), max((lag for _, lag in of_trained), default=0)
         self.batches.append(PlannedBatch(began, self.now, n_trained + n_masked, n_masked, *lags))
 
-    def _arrived(self) -> set[PlannedGenerator]:
-        """The weights of a push are with the generators."""
+    def _receive_weights(self) -> set[PlannedGenerator]:
+        """The weights of the push have arrived at all generators."""
         assert self._pushing is not None
         for generator in self.generators:
-            self._touch(generator)
+            self._advance(generator)
             generator.update(self._pushing)
-        self._swapped()
+        self._publish_when_updated()
         return set(self.generators)
 
-    def _swapped(self) -> None:
-        """Once all have swapped, the version is published."""
+    def _publish_when_updated(self) -> None:
+        """Publish the version when all generators have loaded it."""
         if self._pushing is not None and all(generator.version == self._pushing for generator in self.generators):
-            self._at(self.now + self.schedule.speeds.update_s, "published", self._pushing)
+            self._add_event(self.now + self.schedule.speeds.update_s, "published", self._pushing)
 
-    # what follows from it
+    # transitions
 
-    def _settle(self, touched: set[PlannedGenerator]) -> None:
-        """Whatever may happen now does."""
+    def _apply_transitions(self, touched: set[PlannedGenerator]) -> None:
+        """Apply every transition that is possible now."""
         self._refund()
         self._take()
         touched |= self._admit()
         if self._pushing is None and self.gate.u > self.gate.v:
             self._pushing = self.gate.u
-            self._at(self.now + self.schedule.push_s, "arrived", self.gate.u)
+            self._add_event(self.now + self.schedule.push_s, "arrived", self.gate.u)
         if self.schedule.shares_device:
-            touched |= self._share()
-        for generator in sorted(touched, key=lambda x: x.index):  # sets of objects have no order of their own
+            touched |= self._share_device()
+        for generator in sorted(touched, key=lambda x: x.index):  # a set has no reproducible order
             self._plan(generator)
 
     def _refund(self) -> None:
-        """Policy `drop`: what is too old goes, and another prompt takes its credit."""
+        """Policy `drop`: refund groups that are too old."""
         while self._ready and self._training is None and self.gate.is_too_old(self._ready[0][0]):
             born, _, group = heapq.heappop(self._ready)
             self._ready_born[born] -= 1
@@ -330,12 +330,12 @@ class RingModel:
         groups = [group for _, _, group in taken]
         self._training = self.now, groups
         n_tokens = sum(group.n_tokens for group in groups)
-        self._left_s = self.schedule.step_s + n_tokens / self.schedule.train_tokens_per_s
-        self._trained_till = self.now
-        self._trained_by = self._at(self.now + self._left_s, "trained", 0)
+        self._learner_left_s = self.schedule.step_s + n_tokens / self.schedule.train_tokens_per_s
+        self._learner_time = self.now
+        self._update_event = self._add_event(self.now + self._learner_left_s, "trained", 0)
 
     def _admit(self) -> set[PlannedGenerator]:
-        """Groups for the least loaded, as long as the gate is open; at eta = 0 shares, when all is still."""
+        """Lease groups to the least loaded generators while the gate is open; at eta = 0 equal shares of a batch."""
         schedule, gate, touched = self.schedule, self.gate, set[PlannedGenerator]()
         if not gate.free:
             return touched
@@ -346,20 +346,20 @@ class RingModel:
                 touched.add(self._lease(self.generators[gate.live % schedule.n_generators]))
             return touched
         loads = [(x.load, x.index) for x in self.generators]
-        fed = [(load, index) for load, index in loads if load <= schedule.most_load and self._may_have(index)]
-        heapq.heapify(fed)
-        while fed and gate.free:
-            _, index = fed[0]
+        eligible = [(load, index) for load, index in loads if load <= schedule.max_load and self._is_eligible(index)]
+        heapq.heapify(eligible)
+        while eligible and gate.free:
+            _, index = eligible[0]
             generator = self._lease(self.generators[index])
             touched.add(generator)
-            if generator.load <= schedule.most_load and self._may_have(index):
-                heapq.heapreplace(fed, (generator.load, index))
+            if generator.load <= schedule.max_load and self._is_eligible(index):
+                heapq.heapreplace(eligible, (generator.load, index))
             else:
-                heapq.heappop(fed)
+                heapq.heappop(eligible)
         return touched
 
-    def _may_have(self, index: int) -> bool:
-        """Whether this generator holds what is published, and the gate admits what is born at it."""
+    def _is_eligible(self, index: int) -> bool:
+        """Whether this generator holds the published version, and the gate admits prompts born at its version."""
         version = self.generators[index].version
         return version >= self.gate.v and self.gate.may_admit(version)
 
@@ -367,45 +367,47 @@ class RingModel:
         self.gate.admit(generator.version)
         uid, n = next(self._uids), self.schedule.n_samples
         self._groups[uid] = PlannedGroup(uid, generator.version, n)
-        self._touch(generator).lease([PlannedSample(uid, self._length(uid * n + sample)) for sample in range(n)])
+        self._advance(generator).lease([PlannedSample(uid, self._length(uid * n + sample)) for sample in range(n)])
         return generator
 
     def _length(self, index: int) -> int:
         while len(self._lengths) <= index:
             drawn = self.schedule.lengths.draw(self._random.random())
-            self._lengths.append(min(drawn, self.schedule.most_tokens))
+            self._lengths.append(min(drawn, self.schedule.max_tokens))
         return self._lengths[index]
 
     # time
 
-    def _share(self) -> set[PlannedGenerator]:
-        """The generator and the learner have the device in turns while both work."""
+    def _share_device(self) -> set[PlannedGenerator]:
+        """Halve the speed of generator and learner while both use the device."""
         (generator,) = self.generators
         both = generator.is_busy and self._training is not None
         if both == (generator.speed < 1.0):
             return set()
-        self._touch(generator)
+        self._advance(generator)
         if self._training is not None:
-            self._left_s -= (self.now - self._trained_till) * generator.speed
-            self._trained_till = self.now
-        generator.speed = SHARED if both else 1.0
+            self._learner_left_s -= (self.now - self._learner_time) * generator.speed
+            self._learner_time = self.now
+        generator.speed = SHARED_SPEED if both else 1.0
         if self._training is not None:
-            self._trained_by = self._at(self.now + max(0.0, self._left_s) / generator.speed, "trained", 0)
+            self._update_event = self._add_event(
+                self.now + max(0.0, self._learner_left_s) / generator.speed, "trained", 0
+            )
         return {generator}
 
-    def _touch(self, generator: PlannedGenerator) -> PlannedGenerator:
+    def _advance(self, generator: PlannedGenerator) -> PlannedGenerator:
         generator.advance(self.now)
         return generator
 
     def _plan(self, generator: PlannedGenerator) -> None:
-        """When its next sample ends."""
+        """Add the event of its next completed sample."""
         end = generator.next_end()
         if end is None:
-            self._due.pop(generator.index, None)
+            self._next_end_event.pop(generator.index, None)
         else:
-            self._due[generator.index] = self._at(end, "sampled", generator.index)
+            self._next_end_event[generator.index] = self._add_event(end, "sampled", generator.index)
 
-    def _at(self, when: float, what: str, which: int) -> int:
-        number = next(self._n)
+    def _add_event(self, when: float, what: str, which: int) -> int:
+        number = next(self._sequence)
         heapq.heappush(self._events, (when, number, what, which))
         return number

@@ -1,4 +1,4 @@
-"""What is played: the settings, speeds and lengths that decide a ring's throughput; knows no time and no event."""
+"""The input of a simulation: settings, speeds and lengths, and the throughput bounds that follow from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.workload import SpeedLaw
 
 
-class Law(Protocol):
-    """Lengths of answers."""
+class LengthModel(Protocol):
+    """Distribution of the lengths of answers."""
 
     def draw(self, uniform: float) -> int:
-        """The length at this quantile, uniform in [0, 1); a token or more."""
+        """The length at the quantile `uniform` in [0, 1); at least 1 token."""
 
     def mean(self, most: int) -> float:
-        """Of answers that are cut at `most` tokens."""
+        """Mean length of answers that are truncated at `most` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedLengths:
-    """Lengths that were seen, each as likely as the others."""
+    """The lengths of a run, all with equal probability."""
 
     lengths: Sequence[int]  # ascending
 
@@ -33,7 +33,7 @@ class ObservedLengths:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One ring. All generators are alike; the learner ranks count as one learner."""
+    """One ring. All generators are equal; the learner ranks count as one learner."""
 
     batch_size: int  # B
     n_samples: int
@@ -42,26 +42,26 @@ class Schedule:
     on_update: Literal["recompute", "keep", "drain"]
     n_generators: int
     slots: int  # of a generator
-    lengths: Law
-    most_tokens: int  # that cut an answer
+    lengths: LengthModel
+    max_tokens: int  # limit of an answer
     prompt_tokens: int
     speeds: SpeedLaw  # of a generator
     train_tokens_per_s: float  # sampled tokens of a batch, over all learner ranks
-    step_s: float  # of a training step, whatever its size
-    push_s: float  # from the end of an update until all its weights are there, beside decoding
-    reward_s: float  # from a sample's last token until it is scored
-    groups_waiting: int = 2  # beside the samples in the slots, at most
-    shares_device: bool = False  # the generator and the learner halve one device while both work
+    step_s: float  # fixed part of a training step
+    push_s: float  # from the end of an update to the arrival of its weights
+    reward_s: float  # from a sample's last token to its score
+    groups_waiting: int = 2  # at most, in addition to the samples in the slots
+    shares_device: bool = False  # generator and learner share one device, at half speed while both work
 
     @property
-    def most_load(self) -> int:
-        """Samples with which a generator is still given another group."""
+    def max_load(self) -> int:
+        """Up to this number of samples a generator gets another group."""
         return self.slots + (self.groups_waiting - 1) * self.n_samples
 
     @property
     def generation_alone(self) -> float:
-        """Tokens a second of all generators, their slots always full and no update on the way."""
-        mean, speeds = self.lengths.mean(self.most_tokens), self.speeds
+        """Tokens a second of all generators with full slots and without updates."""
+        mean, speeds = self.lengths.mean(self.max_tokens), self.speeds
         token_s = speeds.step_s(self.slots) / self.slots + speeds.prefill_s(self.prompt_tokens) / (
             self.n_samples * mean
         )
@@ -69,12 +69,12 @@ class Schedule:
 
     @property
     def training_alone(self) -> float:
-        """Tokens a second of the learner with a batch always ready."""
-        batch = self.batch_size * self.n_samples * self.lengths.mean(self.most_tokens)
+        """Tokens a second of the learner when a batch is always ready."""
+        batch = self.batch_size * self.n_samples * self.lengths.mean(self.max_tokens)
         return batch / (self.step_s + batch / self.train_tokens_per_s)
 
     @property
     def bound(self) -> float:
-        """What no eta exceeds in the long run. On one device the halves take turns: their times add."""
+        """Upper bound of the throughput for every eta. On one shared device the times of both halves add."""
         halves = self.generation_alone, self.training_alone
         return 1 / sum(1 / half for half in halves) if self.shares_device else min(halves)

@@ -1,4 +1,4 @@
-"""From settings and speeds to the schedules of a sweep: every split of the devices, every eta; plays none of them."""
+"""Makes the schedules of a sweep from settings and speeds: one for each split of the devices and each eta."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,17 @@ from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
 from areal_bus.workload import LengthLaw, SpeedLaw
 from tools.simulate.calibration import Measured
-from tools.simulate.schedule import Law, Schedule
+from tools.simulate.schedule import LengthModel, Schedule
 
-BALANCE = 3.0  # a learner over a full generator of one device, where nothing is said: at 75 % generating they balance
-MOST_SPLITS = 7
+LEARNER_SPEED_FACTOR = (
+    3.0  # a learner over a full generator of one device, where nothing is said: at 75 % generating they balance
+)
+MAX_SPLITS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """So many learner ranks and generators."""
+    """Number of learner ranks and of generators."""
 
     learners: int
     generators: int
@@ -29,9 +31,9 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class RingSpeed:
-    """What the settings do not say of a ring's speed."""
+    """The speed of a ring, which is not part of the settings."""
 
-    lengths: Law
+    lengths: LengthModel
     speeds: SpeedLaw
     train_tokens_per_s: float  # of one learner rank
     step_s: float
@@ -40,18 +42,18 @@ class RingSpeed:
     prompt_tokens: int
 
 
-def assumed(
+def assumed_speed(
     config: Config, *, train: float | None, step_s: float, push_s: float, reward_s: float, prompt_tokens: int
 ) -> RingSpeed:
-    """By [engine.simulated] and what the command line says."""
-    told = config.engine.simulated
-    speeds = SpeedLaw(told.decode_tokens_per_s, told.half_slots, told.prefill_tokens_per_s, told.update_s)
+    """From [engine.simulated] and the options."""
+    law = config.engine.simulated
+    speeds = SpeedLaw(law.decode_tokens_per_s, law.half_slots, law.prefill_tokens_per_s, law.update_s)
     full = speeds.tokens_per_s(slots(config)) / config.topology.tensor_parallel
-    lengths = LengthLaw(told.median_tokens, told.sigma)
-    return RingSpeed(lengths, speeds, train or BALANCE * full, step_s, push_s, reward_s, prompt_tokens)
+    lengths = LengthLaw(law.median_tokens, law.sigma)
+    return RingSpeed(lengths, speeds, train or LEARNER_SPEED_FACTOR * full, step_s, push_s, reward_s, prompt_tokens)
 
 
-def as_measured(seen: Measured) -> RingSpeed:
+def measured_speed(seen: Measured) -> RingSpeed:
     return RingSpeed(
         lengths=seen.lengths,
         speeds=seen.speeds,
@@ -59,35 +61,35 @@ def as_measured(seen: Measured) -> RingSpeed:
         step_s=seen.step_s,
         push_s=seen.push_s,
         reward_s=seen.reward_s,
-        prompt_tokens=0,  # prefills are in the speed of decoding
+        prompt_tokens=0,  # the measured decode speed includes prefills
     )
 
 
 def splits(config: Config, n_gpus: int | None) -> list[Split]:
-    """Of so many devices, else the one that the settings name. Raises ConfigError when they name none."""
+    """The splits of `n_gpus` devices, or the split of the settings. Raises ConfigError if they define none."""
     if n_gpus is None:
-        return [named(config)]
+        return [configured_split(config)]
     size = config.topology.tensor_parallel
     if n_gpus == size == 1:
         return [Split(1, 1, shares_device=True)]
     every = [Split(n, (n_gpus - n) // size) for n in range(1, n_gpus) if (n_gpus - n) // size]
     if not every:
         raise ConfigError(
-            f"a split has a learner and a generator of topology.tensor_parallel = {size} devices: --gpus is {n_gpus}"
+            f"a split needs a learner and a generator of topology.tensor_parallel = {size} devices: --gpus is {n_gpus}"
         )
-    wanted = {round(i * (len(every) - 1) / (MOST_SPLITS - 1)) for i in range(MOST_SPLITS)}
-    return every if len(every) <= MOST_SPLITS else [every[i] for i in sorted(wanted)]
+    wanted = {round(i * (len(every) - 1) / (MAX_SPLITS - 1)) for i in range(MAX_SPLITS)}
+    return every if len(every) <= MAX_SPLITS else [every[i] for i in sorted(wanted)]
 
 
-def named(config: Config) -> Split:
-    """The split of a config."""
+def configured_split(config: Config) -> Split:
+    """The split of the settings."""
     topology = config.topology
     generators = topology.generators
     if generators is None and topology.ranks is not None:
         rewards = topology.rewards if topology.reward == "rank" else 0
         generators = (topology.ranks - topology.learners - rewards) // topology.tensor_parallel
     if not generators:
-        raise ConfigError("a split is needed: give --gpus N, or set topology.generators (or topology.ranks)")
+        raise ConfigError("give a split: --gpus N, topology.generators or topology.ranks")
     return Split(topology.learners, generators, shares_device=generators == 1 and topology.ranks_per_gpu > 1)
 
 
@@ -109,7 +111,7 @@ def schedules(
                     slots=slots(config),
                     groups_waiting=groups_waiting(config),
                     lengths=pace.lengths,
-                    most_tokens=config.gconfig.max_new_tokens,
+                    max_tokens=config.gconfig.max_new_tokens,
                     prompt_tokens=pace.prompt_tokens,
                     speeds=pace.speeds,
                     train_tokens_per_s=pace.train_tokens_per_s * split.learners,

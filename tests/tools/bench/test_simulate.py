@@ -8,7 +8,7 @@ from areal_bus.config import loader as settings
 from areal_bus.workload import SpeedLaw
 from tools.bench import __main__ as bench
 from tools.bench.jobs.simulator_accuracy import CONFIG, figures
-from tools.simulate.__main__ import known
+from tools.simulate.__main__ import compare_with_run
 from tools.simulate.calibration import Measured
 from tools.simulate.schedule import ObservedLengths
 
@@ -28,7 +28,7 @@ SEEN = Measured(
 
 def test_errors_are_of_the_speeds_at_eta_0_and_the_largest_is_named() -> None:
     config = settings.load(CONFIG)
-    true = {eta: known(config, SEEN, SEEN, eta=eta, n_steps=100).simulated.tokens_per_s for eta in (0, 2)}
+    true = {eta: compare_with_run(config, SEEN, SEEN, eta=eta, n_steps=100).simulated.tokens_per_s for eta in (0, 2)}
     other = replace(SEEN.speeds, decode_tokens_per_s=1.0)  # of no account: speeds are those at eta 0
     seen = {
         0: replace(SEEN, tokens_per_s=true[0]),

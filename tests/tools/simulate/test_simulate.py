@@ -17,7 +17,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.workload import LengthLaw, SpeedLaw
 from tools.simulate import __main__ as tool
 from tools.simulate import calibration
-from tools.simulate.outcome import play
+from tools.simulate.outcome import simulate
 from tools.simulate.ring import PlannedGenerator, PlannedSample, RingModel
 from tools.simulate.schedule import ObservedLengths, Schedule
 from tools.simulate.sweep import Split
@@ -31,7 +31,7 @@ BASE = Schedule(
     n_generators=3,
     slots=8,
     lengths=LengthLaw(60.0, 0.8),
-    most_tokens=300,
+    max_tokens=300,
     prompt_tokens=20,
     speeds=SpeedLaw(decode_tokens_per_s=500.0, half_slots=4.0, prefill_tokens_per_s=5000.0, update_s=0.1),
     train_tokens_per_s=1200.0,
@@ -51,7 +51,7 @@ rings = st.builds(
     n_generators=st.integers(1, 4),
     slots=st.integers(4, 9),
     lengths=st.builds(LengthLaw, st.floats(1, 60), st.floats(0, 1.5)),
-    most_tokens=st.integers(1, 200),
+    max_tokens=st.integers(1, 200),
     prompt_tokens=st.integers(0, 50),
     speeds=st.builds(SpeedLaw, st.floats(10, 5000), st.floats(0, 40), st.floats(100, 5000), st.floats(0, 3)),
     train_tokens_per_s=st.floats(10, 5000),
@@ -78,7 +78,7 @@ def test_no_ring_is_faster_than_its_slower_half(schedule: Schedule) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(rings)
-def test_every_token_is_somewhere_and_every_prompt_is_counted(schedule: Schedule) -> None:
+def test_all_tokens_and_prompts_are_accounted_for(schedule: Schedule) -> None:
     ring = RingModel(schedule)
     ring.run(STEPS)
     sampled = sum(generator.n_tokens for generator in ring.generators)
@@ -94,7 +94,7 @@ def test_every_token_is_somewhere_and_every_prompt_is_counted(schedule: Schedule
 
 @settings(max_examples=80, deadline=None)
 @given(rings)
-def test_ages_keep_their_bound_and_only_mask_masks_and_only_drop_drops(schedule: Schedule) -> None:
+def test_lag_stays_within_eta_and_only_mask_masks_and_only_drop_drops(schedule: Schedule) -> None:
     ring = RingModel(schedule)
     ring.run(STEPS)
     if schedule.policy is not StalenessPolicy.PAPER:
@@ -109,8 +109,8 @@ def test_ages_keep_their_bound_and_only_mask_masks_and_only_drop_drops(schedule:
 
 @settings(max_examples=20, deadline=None)
 @given(rings)
-def test_the_same_ring_twice_is_the_same(schedule: Schedule) -> None:
-    """However its objects lie in memory."""
+def test_a_ring_with_one_seed_is_reproducible(schedule: Schedule) -> None:
+    """Independent of the order of sets."""
     first, again = RingModel(schedule, seed=3), RingModel(schedule, seed=3)
     first.run(STEPS)
     again.run(STEPS // 2)
@@ -123,7 +123,9 @@ def test_the_same_ring_twice_is_the_same(schedule: Schedule) -> None:
 def test_more_eta_is_never_slower_beyond_the_noise(policy: StalenessPolicy) -> None:
     for speed in (400.0, 1200.0, 4000.0):
         rates = [
-            play(replace(BASE, eta=eta, policy=policy, train_tokens_per_s=speed), n_steps=90, n_settle=20).tokens_per_s
+            simulate(
+                replace(BASE, eta=eta, policy=policy, train_tokens_per_s=speed), n_steps=90, n_settle=20
+            ).tokens_per_s
             for eta in (0, 1, 2, 4, 8)
         ]
         assert all(after > 0.97 * before for before, after in itertools.pairwise(rates)), (speed, rates)
@@ -145,7 +147,7 @@ def test_eta_0_is_the_synchronous_schedule(n_generators: int, slots: int) -> Non
     n_tokens = schedule.batch_size * schedule.n_samples * length
     training_s = schedule.step_s + n_tokens / schedule.train_tokens_per_s
     step_s = sampling_s + schedule.reward_s + training_s + schedule.push_s + speeds.update_s
-    outcome = play(schedule, n_steps=6, n_settle=1)
+    outcome = simulate(schedule, n_steps=6, n_settle=1)
     # between updates lies what follows one: push, swap, which stands at the head of the next sampling
     assert n_tokens / outcome.tokens_per_s == pytest.approx(step_s, rel=1e-6)
     assert outcome.learner_waits == pytest.approx(1 - training_s / step_s, abs=1e-6)
@@ -153,7 +155,7 @@ def test_eta_0_is_the_synchronous_schedule(n_generators: int, slots: int) -> Non
 
 
 def test_a_slow_learner_is_the_bound_and_its_samples_are_eta_old() -> None:
-    outcome = play(replace(BASE, eta=3, train_tokens_per_s=100.0), n_steps=40, n_settle=12)
+    outcome = simulate(replace(BASE, eta=3, train_tokens_per_s=100.0), n_steps=40, n_settle=12)
     assert outcome.learner_waits < 0.01
     assert outcome.lag_mean > 2.5
     schedule = replace(BASE, train_tokens_per_s=100.0)
@@ -164,7 +166,7 @@ def test_slow_generators_are_the_bound() -> None:
     schedule = replace(
         BASE, eta=8, train_tokens_per_s=1e5, step_s=0.0, on_update="keep", speeds=replace(BASE.speeds, update_s=0.0)
     )
-    outcome = play(schedule, n_steps=120, n_settle=30)
+    outcome = simulate(schedule, n_steps=120, n_settle=30)
     assert outcome.slots_used > 0.97
     assert outcome.tokens_per_s == pytest.approx(schedule.generation_alone, rel=0.05)
 
@@ -179,10 +181,10 @@ def test_one_device_halves_both_speeds_while_both_work() -> None:
         reward_s=0.0,
         speeds=replace(BASE.speeds, update_s=0.0),
     )
-    shared = play(replace(alone, shares_device=True), n_steps=60, n_settle=15)
+    shared = simulate(replace(alone, shares_device=True), n_steps=60, n_settle=15)
     schedule = replace(alone, shares_device=True)
     assert shared.tokens_per_s == pytest.approx(schedule.bound, rel=0.06)
-    assert shared.tokens_per_s < 0.8 * play(alone, n_steps=60, n_settle=15).tokens_per_s
+    assert shared.tokens_per_s < 0.8 * simulate(alone, n_steps=60, n_settle=15).tokens_per_s
 
 
 def test_spans_are_split_where_the_versions_change() -> None:
@@ -203,15 +205,15 @@ def test_spans_are_split_where_the_versions_change() -> None:
 # a run
 
 
-def test_a_line_is_found_through_points_and_is_never_below_0() -> None:
-    assert calibration.line_through([(1, 3, 1), (2, 5, 2), (4, 9, 1)]) == pytest.approx((1, 2))
-    assert calibration.line_through([(2, 6, 1), (2, 6, 1)]) == pytest.approx((0, 3))
-    assert calibration.line_through([(1, 5, 1), (2, 4, 1)]) == pytest.approx((0, 3))  # no slope shows
-    assert calibration.line_through([(1, 2, 1), (2, 9, 1), (3, 1, 1), (4, 9, 1)]) == pytest.approx((0, 2.1))
-    assert calibration.line_through([(1, 1, 1), (2, 4, 1)])[0] >= 0
+def test_a_line_is_fitted_to_points_and_is_never_below_0() -> None:
+    assert calibration.fit_line([(1, 3, 1), (2, 5, 2), (4, 9, 1)]) == pytest.approx((1, 2))
+    assert calibration.fit_line([(2, 6, 1), (2, 6, 1)]) == pytest.approx((0, 3))
+    assert calibration.fit_line([(1, 5, 1), (2, 4, 1)]) == pytest.approx((0, 3))  # no slope shows
+    assert calibration.fit_line([(1, 2, 1), (2, 9, 1), (3, 1, 1), (4, 9, 1)]) == pytest.approx((0, 2.1))
+    assert calibration.fit_line([(1, 1, 1), (2, 4, 1)])[0] >= 0
 
 
-def test_a_generators_speed_is_read_from_its_samples_and_their_company() -> None:
+def test_a_generators_speed_is_fitted_to_its_samples_and_the_number_of_live_ones() -> None:
     speeds, slots = SpeedLaw(400.0, 8.0, math.inf, 0.0), 6
     schedule = replace(BASE, speeds=speeds, slots=slots, prompt_tokens=0, on_update="keep")
     generator, lines, now = PlannedGenerator(schedule, 0), [], 0.0
@@ -237,7 +239,7 @@ def test_a_generators_speed_is_read_from_its_samples_and_their_company() -> None
                 for x in generator.collect()
             ]
         now = until
-    found = calibration.speeds([lines], slots, 0.0)
+    found = calibration.fit_speeds([lines], slots, 0.0)
     assert found.decode_tokens_per_s == pytest.approx(400.0, rel=0.05)  # the mean over time is not that over tokens
     assert found.half_slots == pytest.approx(8.0, rel=0.1)
 
@@ -278,9 +280,9 @@ RECEIVED = {"event": "pushed", "t": 9.5, "wall": 9.5, "version": 1, "stall_s": 0
 
 
 def test_steps_pushes_and_scores_are_timed_by_the_journals_lines() -> None:
-    assert calibration.trained(HEAD) == [(100, 2.0), (200, 3.0)]
-    assert calibration.pushing_s(HEAD) == pytest.approx(0.6)
-    assert calibration.scoring_s(HEAD, [COMPLETIONS]) == pytest.approx(0.2)
+    assert calibration.batch_times(HEAD) == [(100, 2.0), (200, 3.0)]
+    assert calibration.mean_push_s(HEAD) == pytest.approx(0.6)
+    assert calibration.median_scoring_s(HEAD, [COMPLETIONS]) == pytest.approx(0.2)
 
 
 def journals(folder: Path, **lines_of: list[dict[str, Any]]) -> Path:
@@ -295,19 +297,19 @@ def journals(folder: Path, **lines_of: list[dict[str, Any]]) -> Path:
 
 def test_a_run_that_is_too_short_is_not_measured(tmp_path: Path) -> None:
     where = journals(tmp_path, head=HEAD, learner=[], generator=COMPLETIONS)
-    with pytest.raises(ConfigError, match="a run is measured by 5 updates after the first 4"):
+    with pytest.raises(ConfigError, match="needs more than 5 updates after a warm-up of 4"):
         tool.main(["--from", str(where)])
 
 
-def test_whose_split_is_played_is_said() -> None:
-    """Issue 32.27: with --from and a config the run's split was played in silence."""
+def test_the_output_names_the_origin_of_the_split() -> None:
+    """Issue 32.27: with --from and a config the run's split was used without a message."""
     each = [Split(1, 3)]
     args = tool.parser().parse_args([CONFIG, "--from", "runs/mine"])
-    assert tool.which(each, args) == (
+    assert tool.split_line(each, args) == (
         f"split      1 + 3: that of runs/mine, not that of {CONFIG} (--gpus N: all splits of N devices)"
     )
     args = tool.parser().parse_args([CONFIG, "--from", "runs/mine", "--gpus", "4"])
-    assert tool.which(each, args) == "split      all splits of 4 devices"
+    assert tool.split_line(each, args) == "split      all splits of 4 devices"
 
 
 @pytest.mark.parametrize(
@@ -319,7 +321,7 @@ def test_whose_split_is_played_is_said() -> None:
         ({"learner": [], "generator": [RECEIVED, COMPLETIONS[1]]}, "sample with its verdict"),
     ],
 )
-def test_a_run_of_which_a_part_is_elsewhere_is_not_measured(
+def test_a_run_with_a_missing_journal_is_not_measured(
     tmp_path: Path, lines_of: dict[str, list[dict[str, Any]]], part: str
 ) -> None:
     names = "batch", "update", "push", "publish"
@@ -333,7 +335,7 @@ def test_a_run_of_which_a_part_is_elsewhere_is_not_measured(
         tool.main(["--from", str(where)])
 
 
-def test_lengths_that_were_seen_are_drawn_alike() -> None:
+def test_observed_lengths_have_equal_probability() -> None:
     seen = ObservedLengths([3, 5, 5, 9])
     assert [seen.draw(i / 4) for i in range(4)] == [3, 5, 5, 9]
     assert seen.draw(0.9999) == 9
@@ -363,22 +365,22 @@ def test_the_table_has_each_split_and_eta(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "settings are needed"),
-        ([CONFIG, "--gpus", "0"], "--gpus is 1 or more"),
-        ([CONFIG, "--steps", "0"], "--steps is 1 or more"),
+        ([], "give a CONFIG.toml"),
+        ([CONFIG, "--gpus", "0"], "--gpus must be 1 or more"),
+        ([CONFIG, "--steps", "0"], "--steps must be 1 or more"),
         ([CONFIG, "--push-s", "-1"], "0 or more"),
-        ([CONFIG, "--train-tokens-per-s", "0"], "is above 0"),
+        ([CONFIG, "--train-tokens-per-s", "0"], "must be above 0"),
         ([CONFIG, "--step-s", "nan"], "finite numbers"),
         ([CONFIG, "--push-s", "inf"], "finite numbers"),
         ([CONFIG, "--train-tokens-per-s", "inf"], "finite numbers"),
         ([CONFIG, "--etas", "1,x"], "whole numbers from 0"),
         ([CONFIG, "--from", "nowhere"], "does not exist"),
-        (["--from", "runs", "--push-s", "1"], "give one of them"),
-        (["configs/demo.toml"], "a split is needed"),
-        ([CONFIG, "--gpus", "2", "--set", "topology.tensor_parallel=4"], "a split has a learner and a generator"),
-        ([CONFIG, "--gpus", "1", "--set", "topology.tensor_parallel=2"], "a split has a learner and a generator"),
+        (["--from", "runs", "--push-s", "1"], "give either --from"),
+        (["configs/demo.toml"], "give a split"),
+        ([CONFIG, "--gpus", "2", "--set", "topology.tensor_parallel=4"], "a split needs a learner and a generator"),
+        ([CONFIG, "--gpus", "1", "--set", "topology.tensor_parallel=2"], "a split needs a learner and a generator"),
     ],
 )
-def test_what_cannot_be_played_ends_with_a_sentence(words: list[str], sentence: str) -> None:
+def test_impossible_arguments_end_with_an_error_line(words: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         tool.main(words)

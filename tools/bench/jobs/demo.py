@@ -83,7 +83,7 @@ def figures(run: Run, *, seconds: float) -> Figures:
     n_tokens = n_masked = 0
     for line in run.events("trajectory", role="head"):
         lag = surviving_history.max_trained_lag(
-            surviving_history.pairs(line["versions"]), clock=line["clock"], n_masked=line["n_masked"]
+            surviving_history.span_pairs(line["versions"]), clock=line["clock"], n_masked=line["n_masked"]
         )
         lags += [] if lag is None else [lag]
         rewards.append(line["reward"])

@@ -13,7 +13,7 @@ from tools.bench.harness.protocol import Figures
 from tools.bench.jobs import workload
 from tools.bench.jobs.real_job import KilledJob
 from tools.run import Run
-from tools.simulate.__main__ import known
+from tools.simulate.__main__ import compare_with_run
 from tools.simulate.calibration import Measured, config_of, measure
 
 CONFIG, RANKS = "configs/simulated.toml", 8
@@ -54,7 +54,7 @@ def ended(job: KilledJob) -> None:
 
 def figures(config: Config, seen: Mapping[int, Measured]) -> Figures:
     """`errors` is the largest; each is the simulated throughput over the measured one, less 1."""
-    each = {eta: known(config, seen[0], measured, eta=eta, n_steps=STEPS) for eta, measured in seen.items()}
+    each = {eta: compare_with_run(config, seen[0], measured, eta=eta, n_steps=STEPS) for eta, measured in seen.items()}
     found: Figures = {"bench": "simulate", "errors": round(max(abs(one.error) for one in each.values()), 3)}
     for eta, one in each.items():
         found |= {
