@@ -244,17 +244,19 @@ def test_a_head_that_is_stopped_is_named_and_goes_on_or_ends_the_job(tmp_path: P
     with ring.started():
         ring.until("publish", version=3)
         blow = ring.kill("head-0", signal.SIGSTOP)
-        ring.wait(lambda: "rank 0: warning: head-0 stands still since " in ring.output, "it is named")
+        ring.wait(lambda: "rank 0: warning: head-0 has made no progress for " in ring.output, "it is named")
         ring.hold(None)
         if action == "abort":
             ring.wait(lambda: not ring.is_up, "the job ends", may_end=True)
             ring.wait(lambda: not ring.pids(), "all of it is gone", may_end=True)
             assert ring._processes[0].wait() == 1
-            assert re.search(r'head-0 stands still since \d+ s: watchdog.action = "abort" ends the job', ring.output)
+            assert re.search(
+                r'head-0 has made no progress for \d+ s: watchdog.action = "abort" ends the job', ring.output
+            )
             assert not (ring.run / "summary.json").exists()  # so that --resume goes on
         else:
             ring.resume_process(blow.pid)
-            ring.wait(lambda: "rank 0: head-0 goes on, after " in ring.output, "it goes on")
+            ring.wait(lambda: "rank 0: head-0 makes progress again, after " in ring.output, "it goes on")
             ring.finish()
             ring.check_survived()
 

@@ -62,7 +62,7 @@ def test_a_notice_drains_through_the_head_even_before_that_listens(number: signa
         process.send_signal(number)
         assert process.wait(20) == 0
         assert process.stderr is not None
-        assert process.stderr.read().startswith(f"rank 3: {number.name}: drains, that is checkpoint and end, within ")
+        assert process.stderr.read().startswith(f"rank 3: {number.name}: drains: writes a checkpoint and ends within ")
 
 
 def test_a_head_that_comes_back_is_told_again_to_drain() -> None:
@@ -87,12 +87,12 @@ def test_a_job_that_does_not_drain_in_time_ends_at_once() -> None:
 def test_a_second_request_ends_at_once_but_the_same_twice_is_one() -> None:
     term, usr1, interrupt = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 
-    def heeds(*received: tuple[float, signal.Signals], bootstrap: Any = "mpi") -> list[int | None]:
+    def handled(*received: tuple[float, signal.Signals], bootstrap: Any = "mpi") -> list[int | None]:
         supervisor = Supervisor(rank=3, launch=LaunchConfig(bootstrap=bootstrap))
-        return [supervisor._heed([number], now, is_orphan=False) for now, number in received]
+        return [supervisor._handle_signals([number], now, is_orphan=False) for now, number in received]
 
-    assert heeds((5.0, usr1), (5.5, usr1), (7.0, usr1)) == [None, None, 128 + usr1]
-    assert heeds((5.0, usr1), (5.5, term)) == [None, 128 + term]
-    assert heeds((5.0, term), bootstrap="mpi") == [128 + term]
-    assert heeds((5.0, term), (5.5, term), (7.0, term), bootstrap="env") == [None, None, 128 + term]
-    assert heeds((5.0, interrupt), bootstrap="env") == [128 + interrupt]
+    assert handled((5.0, usr1), (5.5, usr1), (7.0, usr1)) == [None, None, 128 + usr1]
+    assert handled((5.0, usr1), (5.5, term)) == [None, 128 + term]
+    assert handled((5.0, term), bootstrap="mpi") == [128 + term]
+    assert handled((5.0, term), (5.5, term), (7.0, term), bootstrap="env") == [None, None, 128 + term]
+    assert handled((5.0, interrupt), bootstrap="env") == [128 + interrupt]

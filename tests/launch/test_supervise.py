@@ -1,4 +1,4 @@
-"""A rank's supervisor, with real small children in place of actors."""
+"""The supervisor of a rank, with small scripts as actors."""
 
 import contextlib
 import json
@@ -22,20 +22,20 @@ from actors.runtime.last_fault import Fault, keep_fault
 from actors.runtime.process import BAD_INPUT, LEFT, OVER, RESTART, code_of
 from areal_bus import errors
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
-from launch import supervise as module
 from launch.process import actor_environment, start_actor
-from launch.restart_policy import Restarts, StallTimer
-from launch.supervise import Supervisor
+from launch.restart_policy import RestartBackoff, StallTimer
+from launch.supervise import Supervisor, SupervisorTimes
 
 ROOT = Path(__file__).parents[2]
+TIMES = SupervisorTimes()
 OVERS = (errors.ActorFailed, errors.NonFinite, errors.CheckpointError, errors.UserCodeFailed)
 READ = "import json, os, sys, signal, time; line = sys.stdin.readline(); inc = json.loads(line)['incarnation']; "
 LEAVE = f"sys.exit({LEFT})"
 WAIT = READ + "sys.stdin.read()"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 STUBBORN = READ + "signal.signal(signal.SIGTERM, signal.SIG_IGN); open({!r}, 'w').close(); time.sleep(60)"
-TURN = READ + f"turns = int(os.environ['{TURNS_FD}']); os.eventfd_write(turns, 1); "
-TELL = f"os.write(int(os.environ['{PROGRESS_FD}']), b'1'); "
+TICK = READ + f"turns = int(os.environ['{TURNS_FD}']); os.eventfd_write(turns, 1); "
+REPORT_PROGRESS = f"os.write(int(os.environ['{PROGRESS_FD}']), b'1'); "
 SUPERVISOR = """
 import json, sys
 from pathlib import Path
@@ -43,7 +43,6 @@ from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from launch import supervise
 from tests.launch.test_supervise import context
 
-supervise.LOOK_S = 0.1
 settings = json.loads(sys.argv[3])
 watchdog = WatchdogConfig(**settings.pop("watchdog", {}))
 
@@ -55,6 +54,7 @@ class Announced(supervise.Signals):
 
 supervise.Signals = Announced
 rank = supervise.Supervisor(rank=3, launch=LaunchConfig(**settings), watchdog=watchdog, run=Path(sys.argv[4]))
+rank.times = supervise.SupervisorTimes(poll_s=0.1)
 rank.command = [sys.executable, "-c", sys.argv[1]]
 rank.start(context(index=0, role=sys.argv[2]))
 sys.exit(rank.wait())
@@ -89,10 +89,16 @@ def context(*, index: int = 0, role: str = "reward", run: Path | str = "/nowhere
     )
 
 
-def make(*codes: str, run: Path | str = "/nowhere", roles: tuple[str, ...] = (), **settings: Any) -> Supervisor:
-    """A supervisor whose children run these lines of Python; without restarts unless the settings say so."""
+def make(
+    *codes: str,
+    run: Path | str = "/nowhere",
+    roles: tuple[str, ...] = (),
+    times: SupervisorTimes = TIMES,
+    **settings: Any,
+) -> Supervisor:
+    """A supervisor whose actors run these lines of Python, by default without restarts."""
     launch = LaunchConfig(**{"max_restarts": 0, **settings})
-    supervisor = Supervisor(rank=3, launch=launch, run=Path(run))
+    supervisor = Supervisor(rank=3, launch=launch, run=Path(run), times=times)
     for index, code in enumerate(codes):
         supervisor.command = [sys.executable, "-c", code]
         supervisor.start(context(index=index, role=roles[index] if roles else "reward", run=run))
@@ -107,7 +113,7 @@ def outcome(*codes: str, **settings: Any) -> int:
 def rank(
     code: str, *, role: str = "reward", run: Path | str = "/nowhere", **settings: Any
 ) -> "Iterator[subprocess.Popen[str]]":
-    """The same as a process of its own; its first line is its actor's process id."""
+    """A supervisor in a subprocess; its first line is the pid of its actor."""
     command = [sys.executable, "-c", SUPERVISOR, code, role, json.dumps(settings), str(run)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
@@ -145,7 +151,7 @@ def ends_within(pid: int, timeout_s: float) -> bool:
         os.close(descriptor)
 
 
-def test_all_actors_that_end_well_end_the_rank_well() -> None:
+def test_a_rank_whose_actors_succeed_ends_with_0() -> None:
     assert outcome(READ + LEAVE, READ + LEAVE) == 0
 
 
@@ -158,7 +164,7 @@ def test_an_actor_gets_its_context_as_a_line() -> None:
     assert outcome(READ + check) == 0
 
 
-def test_an_actor_that_may_not_come_back_ends_the_others_and_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_actor_without_restarts_left_ends_the_others_and_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
     supervisor = make(WAIT, READ + "sys.exit(7)")
     assert supervisor.wait() == 1
     assert capfd.readouterr().err == "rank 3 (reward-1): ended with exit code 7; launch.max_restarts is 0\n"
@@ -167,7 +173,7 @@ def test_an_actor_that_may_not_come_back_ends_the_others_and_the_rank(capfd: pyt
 
 
 @pytest.mark.parametrize(("code", "ends_with"), [(BAD_INPUT, 2), (OVER, 1)])
-def test_an_end_for_good_is_not_tried_again(tmp_path: Path, code: int, ends_with: int) -> None:
+def test_a_final_exit_code_is_not_retried(tmp_path: Path, code: int, ends_with: int) -> None:
     assert outcome(READ + f"open({str(tmp_path)!r} + f'/{{inc}}', 'w'); sys.exit({code})", max_restarts=5) == ends_with
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
@@ -180,24 +186,24 @@ def test_errors_have_the_codes_of_the_contract() -> None:
     assert set(codes.values()) == {code_of(OSError("x"))} == {1}
 
 
-def test_a_killed_actor_comes_back_as_its_next_incarnation(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_actor_is_restarted_as_its_next_incarnation(capfd: pytest.CaptureFixture[str]) -> None:
     assert outcome(READ + f"inc or {KILL}; {LEAVE}", max_restarts=1) == 0
     assert capfd.readouterr().err == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1\n"
 
 
-def test_item_15_a_life_that_ends_where_the_one_before_did_is_the_last_one(
+def test_item_15_a_second_failure_at_the_same_place_ends_the_job(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A training loop with a typo was restarted six times."""
     for incarnation, reached in enumerate((0, 3, 3)):
         keep_fault(tmp_path / "logs", f"reward-0.{incarnation}", Fault("mine/my.py:9", reached))
-    assert outcome(READ + TELL + "sys.exit(1)", run=tmp_path, max_restarts=5) == 1
+    assert outcome(READ + REPORT_PROGRESS + "sys.exit(1)", run=tmp_path, max_restarts=5) == 1
     said = capfd.readouterr().err.splitlines()
     assert said[:2] == [
         "rank 3 (reward-0): ended with exit code 1; started again as reward-0.1",
-        "rank 3 (reward-0): ended with exit code 1; started again as reward-0.2",  # it came further than before
+        "rank 3 (reward-0): ended with exit code 1; started again as reward-0.2",  # it had made progress
     ]
-    assert "mine/my.py:9 failed before, and nothing was trained since: the job ends" in said[2]
+    assert "mine/my.py:9 failed twice without an update in between: the job ends" in said[2]
 
 
 def test_an_actor_that_keeps_dying_ends_the_rank_with_its_last_error(
@@ -217,29 +223,29 @@ def test_an_actor_that_keeps_dying_ends_the_rank_with_its_last_error(
     )
 
 
-def test_progress_makes_a_death_the_first_again() -> None:
-    assert outcome(READ + f"inc == 4 and {LEAVE}; {TELL}{KILL}", max_restarts=1) == 0
+def test_progress_resets_the_count_of_crashes() -> None:
+    assert outcome(READ + f"inc == 4 and {LEAVE}; {REPORT_PROGRESS}{KILL}", max_restarts=1) == 0
 
 
-def test_one_who_asks_to_come_back_has_not_failed() -> None:
+def test_a_requested_restart_is_no_crash() -> None:
     assert outcome(READ + f"sys.exit({LEFT} if inc == 2 else {RESTART})", max_restarts=0) == 0
 
 
-def test_the_sixth_death_in_a_row_is_one_too_many() -> None:
-    restarts = Restarts(5)
-    assert [restarts.after(crashed=True, progressed=False) for _ in range(6)] == [0.0, 0.5, 1.0, 2.0, 4.0, None]
-    again = Restarts(5)
-    pauses = [again.after(crashed=True, progressed=n % 4 == 3) for n in range(40)]
+def test_the_sixth_crash_in_a_row_is_final() -> None:
+    backoff = RestartBackoff(5)
+    assert [backoff.next_delay_s(crashed=True, progressed=False) for _ in range(6)] == [0.0, 0.5, 1.0, 2.0, 4.0, None]
+    again = RestartBackoff(5)
+    pauses = [again.next_delay_s(crashed=True, progressed=n % 4 == 3) for n in range(40)]
     assert None not in pauses
-    asks = Restarts(0)
-    assert [asks.after(crashed=False, progressed=False) for _ in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+    asks = RestartBackoff(0)
+    assert [asks.next_delay_s(crashed=False, progressed=False) for _ in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
 
 
-def test_the_first_progress_of_a_life_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_progress_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setenv(PROGRESS_FD, str(write))
     pulse = HeartbeatState()
-    assert PROGRESS_FD not in os.environ  # nobody that this process starts takes a stranger's pipe for its own
+    assert PROGRESS_FD not in os.environ  # its child processes must not write to this pipe
     pulse.progress = 0
     assert not select.select([read], [], [], 0)[0]
     pulse.progress += 1
@@ -250,35 +256,28 @@ def test_the_first_progress_of_a_life_is_told_once(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("role", ["reward", "generator", "learner"])
-def test_32_19_an_actor_that_ends_with_0_before_the_job_is_over_comes_back(
-    role: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_32_19_an_actor_that_ends_with_0_before_the_job_is_over_is_restarted(
+    role: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A reward that a forged Stop ended was taken for done, and the ring stood still for ever."""
-    monkeypatch.setattr(module, "SEEN_S", 0.05)
-    assert outcome(READ + f"inc == 2 and {LEAVE}", roles=(role,), max_restarts=5) == 0
+    """A reward that a forged Stop ended counted as done, and the ring stalled for ever."""
+    times = SupervisorTimes(summary_s=0.05)
+    assert outcome(READ + f"inc == 2 and {LEAVE}", roles=(role,), times=times, max_restarts=5) == 0
     again = f"rank 3 ({role}-0): ended with exit code 0 before the job was over; "
     assert capfd.readouterr().err == (
         f"{again}started again as {role}-0.1\n{again}starts again in 0.5 s as {role}-0.2\n"
     )
 
 
-def test_32_19_an_actor_that_ends_with_0_again_and_again_ends_the_rank(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "SEEN_S", 0.05)
-    assert outcome(READ, max_restarts=1) == 1
+def test_32_19_an_actor_that_ends_with_0_repeatedly_ends_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    assert outcome(READ, times=SupervisorTimes(summary_s=0.05), max_restarts=1) == 1
     assert capfd.readouterr().err.endswith(
         "that is 2 in a row without progress in between, and launch.max_restarts is 1\n"
     )
 
 
-def test_32_19_an_end_that_shows_a_moment_later_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A network file system shows RUN/summary.json late: nobody is brought back for that."""
-    monkeypatch.setattr(module, "LOOK_S", 0.02)
-    monkeypatch.setattr(module, "SEEN_S", 60.0)
-    supervisor = make(READ, run=tmp_path)
+def test_32_19_a_late_summary_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A network file system shows RUN/summary.json late: no actor is restarted for that."""
+    supervisor = make(READ, run=tmp_path, times=SupervisorTimes(poll_s=0.02, summary_s=60.0))
     child = supervisor.actors[0].child
     assert child is not None
     assert ends_within(child.process.pid, 10)
@@ -287,39 +286,36 @@ def test_32_19_an_end_that_shows_a_moment_later_is_waited_for(
     assert capfd.readouterr().err == ""
 
 
-def test_nobody_comes_back_when_the_job_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_actor_is_restarted_when_the_job_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     summarize(tmp_path, code=1)
     assert outcome(READ + KILL, READ + f"sys.exit({RESTART})", run=tmp_path, max_restarts=5) == 0
     assert capfd.readouterr().err == ""
 
 
-def test_the_rank_of_the_head_speaks_for_the_job(tmp_path: Path) -> None:
+def test_the_rank_of_the_head_has_the_exit_code_of_the_job(tmp_path: Path) -> None:
     summarize(tmp_path, code=1)
     assert outcome(READ + KILL, run=tmp_path, roles=("head",)) == 1
     summarize(tmp_path, code=0)
     assert outcome(READ + KILL, run=tmp_path, roles=("head",)) == 0
 
 
-def test_an_actor_that_waits_for_a_head_that_is_gone_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OVER_S", 0.05)
-    monkeypatch.setattr(module, "LOOK_S", 0.05)
+def test_an_actor_that_waits_for_a_head_that_is_gone_is_ended(tmp_path: Path) -> None:
     summarize(tmp_path, code=0)
-    supervisor = make(WAIT, run=tmp_path)
+    supervisor = make(WAIT, run=tmp_path, times=SupervisorTimes(poll_s=0.05, over_s=0.05))
     assert supervisor.wait() == 0
     assert supervisor.actors[0].child is not None
     assert gone(supervisor.actors[0].child.process.pid)
 
 
-def test_a_rank_may_stay_until_the_job_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.02)
-    supervisor = make(READ + LEAVE, run=tmp_path)
+def test_a_rank_can_wait_until_the_job_is_over(tmp_path: Path) -> None:
+    supervisor = make(READ + LEAVE, run=tmp_path, times=SupervisorTimes(poll_s=0.02))
     supervisor.waits_for_job = True
     threading.Timer(0.2, summarize, [tmp_path], {"code": 0}).start()
     assert supervisor.wait() == 0
     assert (tmp_path / "summary.json").exists()
 
 
-def test_a_head_gets_the_last_word(tmp_path: Path) -> None:
+def test_a_head_gets_time_to_end_the_job(tmp_path: Path) -> None:
     head = READ + f"sys.stdin.readline(); open({str(tmp_path / 'said')!r}, 'w')"
     supervisor = make(head, READ + f"sys.exit({OVER})", roles=("head", "learner"))
     child = supervisor.actors[0].child
@@ -347,7 +343,7 @@ def test_an_actor_ends_with_a_supervisor_that_is_killed() -> None:
         assert ends_within(child, 10)
 
 
-def test_actors_see_nothing_of_the_starter_and_one_thread() -> None:
+def test_actors_get_no_variables_of_the_launcher_and_one_thread() -> None:
     outer = {"OMPI_X": "1", "PMIX_Y": "1", "PMI_RANK": "1", "RANK": "0", "HOME": "/h", "PYTHONPATH": "/mine"}
     inner = actor_environment(outer, gpus=(), cpu=True)
     assert not [name for name in inner if name.startswith(("OMPI", "PMI")) or name == "RANK"]
@@ -367,7 +363,7 @@ def test_an_actor_prints_a_line_in_one_write() -> None:
 
 
 @pytest.mark.parametrize(("role", "keeps"), [("learner", True), ("generator", False)])
-def test_a_learner_keeps_the_memory_of_its_activations(
+def test_malloc_keeps_the_memory_of_activations_in_a_learner(
     role: str, keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
@@ -382,13 +378,13 @@ def test_a_learner_keeps_the_memory_of_its_activations(
     assert bool(told.read_text()) == keeps
 
 
-def test_an_actor_sees_its_gpus_only() -> None:
+def test_an_actor_sees_only_its_gpus() -> None:
     seen = {"CUDA_VISIBLE_DEVICES": "4,5, 6,GPU-7"}
     assert actor_environment(seen, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "6,GPU-7"
     assert actor_environment({}, gpus=(2, 3), cpu=False)["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
-def test_a_process_that_cannot_be_made_is_a_death_like_others(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_cannot_be_started_counts_as_a_crash(capfd: pytest.CaptureFixture[str]) -> None:
     supervisor = make(READ + KILL, max_restarts=1)
     supervisor.command = ["/nowhere/python"]
     assert supervisor.wait() == 1
@@ -398,26 +394,26 @@ def test_a_process_that_cannot_be_made_is_a_death_like_others(capfd: pytest.Capt
     assert said[1].endswith("that is 2 in a row without progress in between, and launch.max_restarts is 1")
 
 
-# a head that stands still
+# a head that makes no progress
 
 
-def test_stillness_is_told_at_growing_intervals_and_its_end_once() -> None:
-    stillness = StallTimer(WatchdogConfig(progress_s=10, stall_s=30, act_s=30))
-    looks = {t: stillness.look(float(t), moved=t in (0, 50)) for t in range(0, 56, 5)}
-    assert [t for t, found in looks.items() if found.tells] == [10, 20, 40]
-    assert [t for t, found in looks.items() if found.acts] == [30]
-    assert [(t, found.still_s) for t, found in looks.items() if found.is_over] == [(50, 50.0)]
+def test_a_stall_is_reported_at_growing_intervals_and_its_end_once() -> None:
+    timer = StallTimer(WatchdogConfig(progress_s=10, stall_s=30, act_s=30))
+    looks = {t: timer.update(float(t), moved=t in (0, 50)) for t in range(0, 56, 5)}
+    assert [t for t, found in looks.items() if found.warns] == [10, 20, 40]
+    assert [t for t, found in looks.items() if found.aborts] == [30]
+    assert [(t, found.stalled_s) for t, found in looks.items() if found.recovered] == [(50, 50.0)]
 
 
-def test_nobody_stood_still_while_the_supervisor_did() -> None:
-    stillness = StallTimer(WatchdogConfig(progress_s=10))
-    looks = [stillness.look(t, moved=False) for t in (0.0, 5.0, 500.0, 504.0)]
-    assert [found.still_s for found in looks] == [0.0, 5.0, 5.0, 9.0]
-    assert not any(found.tells for found in looks)
+def test_a_pause_of_the_supervisor_is_not_a_stall() -> None:
+    timer = StallTimer(WatchdogConfig(progress_s=10))
+    looks = [timer.update(t, moved=False) for t in (0.0, 5.0, 500.0, 504.0)]
+    assert [found.stalled_s for found in looks] == [0.0, 5.0, 5.0, 9.0]
+    assert not any(found.warns for found in looks)
 
 
-STANDS_STILL = (
-    TURN
+STALLING_HEAD = (
+    TICK
     + """
 def until(path):
     while not os.path.exists(path):
@@ -429,16 +425,18 @@ for _ in until({end!r}): os.eventfd_write(turns, 1)
 )
 
 
-def test_a_head_whose_loop_stands_still_is_named_and_that_it_goes_on_is_said(tmp_path: Path) -> None:
+def test_a_stalled_head_is_reported_and_its_recovery_too(tmp_path: Path) -> None:
     go, end = tmp_path / "go", tmp_path / "end"
-    head = STANDS_STILL.format(go=str(go), end=str(end))
+    head = STALLING_HEAD.format(go=str(go), end=str(end))
     with rank(head, role="head", watchdog={"progress_s": 0.6}) as process:
         assert process.stderr is not None
         said = process.stderr.readline()
-        assert re.fullmatch(r"rank 3: warning: head-0 stands still since \d+ s, and all others wait for it\n", said)
+        assert re.fullmatch(r"rank 3: warning: head-0 has made no progress for \d+ s: all actors wait for it\n", said)
         go.touch()
         lines = iter(process.stderr.readline, "")
-        assert next(line for line in lines if "warning" not in line).startswith("rank 3: head-0 goes on, after ")
+        assert next(line for line in lines if "warning" not in line).startswith(
+            "rank 3: head-0 makes progress again, after "
+        )
         end.touch()
         assert process.wait(20) == 0
         assert process.stderr.read() == ""
@@ -446,17 +444,15 @@ def test_a_head_whose_loop_stands_still_is_named_and_that_it_goes_on_is_said(tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("action", "code"), [("abort", 1), ("warn", 0)])
-def test_a_head_that_stands_still_ends_the_job_only_where_the_settings_say_so(
-    tmp_path: Path, action: str, code: int
-) -> None:
+def test_a_stalled_head_ends_the_job_only_with_action_abort(tmp_path: Path, action: str, code: int) -> None:
     end = tmp_path / "end"
-    head = STANDS_STILL.format(go=str(end), end=str(end))
+    head = STALLING_HEAD.format(go=str(end), end=str(end))
     watchdog = {"action": action, "progress_s": 0.5, "stall_s": 1, "act_s": 1}
     with rank(head, role="head", watchdog=watchdog) as process:
         pid = int(line(process))
         assert process.stderr is not None
         for said in iter(process.stderr.readline, ""):
-            if int(said.split(" since ")[-1].split()[0]) > 1:  # beyond act_s
+            if int(said.split(" progress for ")[-1].split()[0]) > 1:  # beyond act_s
                 end.touch()
         assert process.wait(20) == code
     assert ends_within(pid, 10)
