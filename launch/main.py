@@ -15,7 +15,7 @@ from areal_bus.config.loader import load, resolve
 from areal_bus.config.sections import Config, RunConfig
 from areal_bus.errors import ConfigError
 from launch.bootstrap import rank_and_size
-from launch.dry_run import Page, look_ahead
+from launch.dry_run import PlanPage, make_plan_page
 from launch.elastic import join_job
 from launch.rank import report_error, run_rank
 from launch.resume import AUTO
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return join_job(options.join, options.key)
         config, file = load_settings(options.config, options.resume, options.set)
         if options.dry_run:
-            return show_plan(rank, look_ahead(config, file, size if size > 1 else None, every=options.all))
+            return show_plan(rank, make_plan_page(config, file, size if size > 1 else None, every=options.all))
         check_rank_count(config, size, options.config or f"--resume {options.resume}")
     except ConfigError as error:
         return report_error(rank, error)
@@ -147,7 +147,7 @@ def print_on_rank_0(rank: int, text: str) -> int:
     return 0
 
 
-def show_plan(rank: int, page: Page) -> int:
+def show_plan(rank: int, page: PlanPage) -> int:
     print_on_rank_0(rank, page.text)
     if not page.is_too_large:
         return 0

@@ -182,7 +182,7 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     return Need(device, host + max(loaded, snapshots))
 
 
-def saved_numbers(config: Config, shape: DecoderShape) -> tuple[int, int]:
+def learner_activation_numbers(config: Config, shape: DecoderShape) -> tuple[int, int]:
     """`DecoderShape.activation_numbers` for the learner of these settings."""
     topology = config.topology
     is_plain = config.model.dtype == "float32" and topology.learners == 1 and topology.gpus_per_host == 0
@@ -192,7 +192,7 @@ def saved_numbers(config: Config, shape: DecoderShape) -> tuple[int, int]:
 def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
     """Bytes of a micro-batch's activations and logits, and of the first gradient, that of the embedding."""
     one = BYTES[config.model.dtype]
-    row, seen = saved_numbers(config, shape)
+    row, seen = learner_activation_numbers(config, shape)
     layer = (batch.rows * row + batch.seen * seen) * one
     kept = shape.layers * layer
     if config.learner.gradient_checkpointing:  # a layer's input, and one layer at a time

@@ -12,7 +12,7 @@ import pytest
 from areal_bus.config.gpu_memory import gib_of
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
-from launch.dry_run import dry_run, look_ahead
+from launch.dry_run import dry_run, make_plan_page
 from launch.gpus import check_gpus
 from launch.topology import min_ranks
 
@@ -36,7 +36,7 @@ def test_a_base_says_that_it_is_no_run() -> None:
         assert (FOLDER / name).read_text().startswith(("# A base", "# What the four sizes")), name
     assert (FOLDER / "plan.toml").read_text().startswith("# Input of tools.simulate, not a run to start")
     said = dry_run(load(FOLDER / "gpus.toml", (), {}), FOLDER / "gpus.toml", None)
-    assert re.match(r"\S+/gpus.toml is a base and no run by itself; these extend it: .*/gpus-1.toml, ", said)
+    assert re.match(r"\S+/gpus.toml is a base for other configs; these extend it: .*/gpus-1.toml, ", said)
     assert "is a base" not in dry_run(load(FOLDER / "tiny.toml", (), {}), FOLDER / "tiny.toml", None), "a run, too"
 
 
@@ -116,4 +116,4 @@ def test_a_size_of_the_paper_names_its_card_and_fits_it(size: str) -> None:
     file = FOLDER / f"{size}.toml"
     config = load(file, (), {})
     assert gib_of(config.topology.gpu_memory_gib) is not None
-    assert not look_ahead(config, file, None).is_too_large
+    assert not make_plan_page(config, file, None).is_too_large

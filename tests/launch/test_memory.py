@@ -17,9 +17,9 @@ from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.dry_run import dry_run, longest_prompt, look_ahead
-from launch.fits import SPARE
-from launch.loads import CUDA, NCCL, Proposal, amount, gathered, of_gpus, on_top
+from launch.dry_run import dry_run, longest_prompt, make_plan_page
+from launch.fits import SPARE_SHARE
+from launch.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead
 from launch.memory import (
     LIBRARIES,
     MIB,
@@ -164,7 +164,10 @@ def test_a_dry_run_states_bytes_a_parameter_and_a_token(tmp_path: Path) -> None:
     shape = find_shape(load(file, (), {}), tmp_path)
     assert shape is not None
     assert "12 bytes a parameter" in page
-    assert f"learner {4 * shape.layers * shape.activation_numbers(by_us=True)[0]:,} for each that is read" in page
+    assert (
+        f"learner {4 * shape.layers * shape.activation_numbers(by_us=True)[0]:,} for each token of a micro-batch"
+        in page
+    )
     assert f"generator {4 * shape.kv_per_token:,} for each position of a slot" in page
 
 
@@ -180,9 +183,9 @@ def written(tmp_path: Path, **changes: str) -> tuple[Config, Path]:
 def test_a_gpu_that_cannot_hold_its_plan_is_flagged_with_what_to_change(tmp_path: Path) -> None:
     """Issue 32.22: every setting that is named makes it fit."""
     settings, file = written(tmp_path, topology__gpu_memory_gib="4")
-    assert not look_ahead(settings, file, None).is_too_large
+    assert not make_plan_page(settings, file, None).is_too_large
     large = written(tmp_path, topology__gpu_memory_gib="1", gconfig__max_new_tokens="2000")[0]
-    page = look_ahead(large, file, None)
+    page = make_plan_page(large, file, None)
     assert page.is_too_large
     (line,) = [line for line in page.text.splitlines() if line.startswith("  generator (1 GPU")]
     said = re.search(r"DOES NOT FIT: .* set rollout.max_concurrent_rollouts = (\d+) \(it is \d+\)", line)
@@ -193,7 +196,7 @@ def test_a_gpu_that_cannot_hold_its_plan_is_flagged_with_what_to_change(tmp_path
         gconfig__max_new_tokens="2000",
         rollout__max_concurrent_rollouts=said[1],
     )[0]
-    page = look_ahead(changed, file, None)
+    page = make_plan_page(changed, file, None)
     assert "generator (1 GPU" in page.text
     assert not any("generator" in line and "DOES NOT FIT" in line for line in page.text.splitlines())
 
@@ -205,7 +208,7 @@ def test_what_is_advised_is_a_plan_that_passes_all_checks_with_room_to_spare(con
     """Issue 32.22: two learners of two ranks were advised and then refused; 79.0 GiB of 79.6 were advised."""
     file = ROOT / "configs" / f"{config_name}.toml"
     gpus = {"gpus-2": ["topology.gpu_memory_gib=24"], "7b": ["rollout.max_concurrent_rollouts=32"]}[config_name]
-    page = look_ahead(load(file, gpus, {}), file, None)
+    page = make_plan_page(load(file, gpus, {}), file, None)
     assert page.is_too_large
     (line,) = [line for line in page.text.splitlines() if "DOES NOT FIT" in line]
     said = re.findall(r"([a-z_]+\.[a-z_]+) = (\S+) \(it is", line)
@@ -214,19 +217,19 @@ def test_what_is_advised_is_a_plan_that_passes_all_checks_with_room_to_spare(con
         assert "no single setting is enough: use a smaller model, larger GPUs, or more of them" in line
     for name, value in said:
         settings = load(file, [*gpus, f"{name}={value}"], {})
-        assert not look_ahead(settings, file, None).is_too_large
+        assert not make_plan_page(settings, file, None).is_too_large
         shape = find_shape(settings, file.parent)
         assert shape is not None
-        loads = of_gpus(Proposal(settings, None, shape, longest_prompt(settings, file.parent)))
+        loads = gpu_loads(Proposal(settings, None, shape, longest_prompt(settings, file.parent)))
         changed = [load for load in loads if f"  {load.roles} (" in line]
         assert changed
-        assert all(load.n_bytes <= 81559 * MIB * (1 - SPARE) for load in changed)
+        assert all(load.n_bytes <= 81559 * MIB * (1 - SPARE_SHARE) for load in changed)
 
 
 def test_a_host_that_cannot_hold_its_plan_is_flagged_and_other_hosts_are_planned_by_their_memory() -> None:
     """Issue 32.22: a CPU plan of 554 GiB ended with 0 on a machine of 24."""
     file = ROOT / "configs" / "plan.toml"
-    small = look_ahead(load(file, ["topology.host_memory_gib=500"], {}), file, None)
+    small = make_plan_page(load(file, ["topology.host_memory_gib=500"], {}), file, None)
     assert small.is_too_large
     assert "each host has 500 GiB (topology.host_memory_gib = 500)" in small.text
     said = re.search(
@@ -234,15 +237,15 @@ def test_a_host_that_cannot_hold_its_plan_is_flagged_and_other_hosts_are_planned
     )
     assert said is not None
     less = load(file, ["topology.host_memory_gib=500", said[1].replace(" ", "")], {})
-    assert not look_ahead(less, file, None).is_too_large
-    assert not look_ahead(load(file, ["topology.host_memory_gib=600"], {}), file, None).is_too_large
-    here = look_ahead(load(file, ["model.path=nobody/unknown"], {}), file, None)
+    assert not make_plan_page(less, file, None).is_too_large
+    assert not make_plan_page(load(file, ["topology.host_memory_gib=600"], {}), file, None).is_too_large
+    here = make_plan_page(load(file, ["model.path=nobody/unknown"], {}), file, None)
     assert not here.is_too_large, "nothing is known"
     tiny = ROOT / "configs" / "tiny.toml"
     assert "(this machine, " in dry_run(load(tiny, (), {}), tiny, None)
-    several = look_ahead(load(file, ["topology.ranks_per_host=2"], {}), file, None)
+    several = make_plan_page(load(file, ["topology.ranks_per_host=2"], {}), file, None)
     assert not several.is_too_large
-    assert "the memory of 4 hosts is compared with nothing: set topology.host_memory_gib" in several.text
+    assert "the memory of 4 hosts is not checked: set topology.host_memory_gib" in several.text
 
 
 def test_memory_of_a_gpu_is_refused_for_a_plan_without_gpus() -> None:
@@ -253,7 +256,7 @@ def test_memory_of_a_gpu_is_refused_for_a_plan_without_gpus() -> None:
 
 def test_sizes_are_plain_numbers() -> None:
     """Issue 32.12: 1.02e+03 MiB."""
-    assert [amount(int(n * MIB)) for n in (0, 0.5, 12.34, 1020, 1024, 3000, 600 * 1024, 2e6)] == [
+    assert [format_bytes(int(n * MIB)) for n in (0, 0.5, 12.34, 1020, 1024, 3000, 600 * 1024, 2e6)] == [
         "-", "0.5 MiB", "12.3 MiB", "1020 MiB", "1 GiB", "2.93 GiB", "600 GiB", "1953 GiB",
     ]  # fmt: skip
 
@@ -277,13 +280,13 @@ def test_what_fsdp_gathers_and_cuda_take_counts_against_the_gpu() -> None:
     """Issue 32.22: 79.7 GiB did not fit 80."""
     two = config(topology={"learners": 2, "gpus_per_host": 3, "generators": 1})
     place = plan(two.topology, ["h"] * 4)[0]
-    assert on_top(two, place, SHAPE) == CUDA + NCCL + gathered(two, SHAPE)
+    assert gpu_overhead(two, place, SHAPE) == CUDA + NCCL + fsdp_bytes(two, SHAPE)
     root, layer = 80, (N - 80) // 2
-    assert gathered(two, SHAPE) == 4 * (root + 2 * layer)
+    assert fsdp_bytes(two, SHAPE) == 4 * (root + 2 * layer)
     one = config(topology={"learners": 1, "gpus_per_host": 2, "generators": 1})
-    assert on_top(one, plan(one.topology, ["h"] * 3)[0], SHAPE) == CUDA
+    assert gpu_overhead(one, plan(one.topology, ["h"] * 3)[0], SHAPE) == CUDA
     on_cpu = config(topology={"learners": 2})
-    assert on_top(on_cpu, plan(on_cpu.topology, ["h"] * 4)[0], SHAPE) == 0
+    assert gpu_overhead(on_cpu, plan(on_cpu.topology, ["h"] * 4)[0], SHAPE) == 0
 
 
 def test_a_plan_comes_first_and_then_only_what_differs_from_the_defaults(tmp_path: Path) -> None:
