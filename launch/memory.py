@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from areal_bus.config.capacity import logits_chunk
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
 from areal_bus.weights.route import home
@@ -197,7 +198,8 @@ def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
     kept = shape.layers * layer
     if config.learner.gradient_checkpointing:  # a layer's input, and one layer at a time
         kept = shape.layers * batch.rows * shape.hidden * one + layer
-    logits = N_LOGITS * batch.wanted * shape.vocabulary * BYTES["float32"]
+    at_once = logits_chunk(batch.wanted, shape.vocabulary, config.learner.max_logits_mib) or batch.wanted
+    logits = N_LOGITS * at_once * shape.vocabulary * BYTES["float32"]
     return kept + logits + shape.vocabulary * shape.hidden * GRADIENT_BYTES
 
 

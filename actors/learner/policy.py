@@ -16,11 +16,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from actors.cpu import layer_kernels, linear, llama_layer
+from actors.learner import chunked_head
 from actors.learner.rendezvous import LearnerRanks
 from actors.models import packed_attention
 from actors.models.attention import choose
 from actors.models.matmul import stepped
-from actors.models.packed_row import SequencePiece, lay_out
+from actors.models.packed_row import PackedRow, SequencePiece, lay_out
+from areal_bus.config.capacity import logits_chunk
 from areal_bus.errors import ConfigError
 from areal_bus.weights.route import Home
 
@@ -43,6 +45,7 @@ class Policy:
         temperature: float,
         dtype: str = "float32",
         gradient_checkpointing: bool = False,
+        max_logits_mib: float = 512,
     ) -> None:
         """Raises ValueError if the model is not in float32."""
         found = {parameter.dtype for parameter in model.parameters()}
@@ -58,6 +61,8 @@ class Policy:
         if self.packed:
             self.model.set_attn_implementation(packed_attention.NAME)
         linear.replace(self.model)
+        self._head = chunked_head.install(self.model)
+        self._max_logits_mib = max_logits_mib
         self.model.eval()  # no dropout: log-probs must be those of the sampler
         if ranks.size == 1:
             self._fuse()
@@ -125,6 +130,24 @@ class Policy:
         n = len(row.targets_N)
         if self.packed:  # other models would need a mask for the filling
             row = row.filled(stepped(len(row.ids_S), self.device), stepped(n, self.device))
+        targets_N = row.targets_N.to(self.device)
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        n_chunk = logits_chunk(len(targets_N), vocabulary, self._max_logits_mib)
+        if n_chunk is not None and self._head is not None:
+            task = chunked_head.HeadTask(targets_N, self.temperature, n_chunk, entropy_grad)
+            with chunked_head.working(self.model, self._head, task):
+                found_N2 = self._forward(row).flatten(0, 1)
+            entropy_N = found_N2[:n, 1] if entropy_grad else found_N2[:n, 1].detach()
+            return found_N2[:n, 0], entropy_N if entropy else None
+        logits_NV = self._forward(row).flatten(0, 1).float()  # a view: the gradient of [0] would be copied
+        if self.temperature != 1.0:
+            logits_NV = logits_NV / self.temperature
+        choose_logprobs = _selected_with_entropy if entropy_grad else _selected
+        logp_N, entropy_N = choose_logprobs(logits_NV, targets_N, entropy=entropy)
+        return logp_N[:n], None if entropy_N is None else entropy_N[:n]
+
+    def _forward(self, row: PackedRow) -> Tensor:
+        """What the head makes of the wanted tokens."""
         with self._compute():
             output = self.model(
                 input_ids=row.ids_S.unsqueeze(0).to(self.device),
@@ -133,12 +156,7 @@ class Policy:
                 logits_to_keep=row.wanted_N.to(self.device),
                 **({"packing": packed_attention.PackedAttention.of(row, self.device)} if self.packed else {}),
             )
-        logits_NV = output.logits.flatten(0, 1).float()  # a view: the gradient of [0] would be copied
-        if self.temperature != 1.0:
-            logits_NV = logits_NV / self.temperature
-        choose_logprobs = _selected_with_entropy if entropy_grad else _selected
-        logp_N, entropy_N = choose_logprobs(logits_NV, row.targets_N.to(self.device), entropy=entropy)
-        return logp_N[:n], None if entropy_N is None else entropy_N[:n]
+        return output.logits  # type: ignore[no-any-return]
 
     def idle_pass(self) -> None:
         """A forward and backward pass without effect, so that this rank joins the collectives of the others."""

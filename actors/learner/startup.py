@@ -128,6 +128,7 @@ def load_policy(config: Config, context: Context, beginning: StartPoint, ranks: 
         temperature=config.gconfig.temperature,
         dtype=config.model.dtype,
         gradient_checkpointing=config.learner.gradient_checkpointing,
+        max_logits_mib=config.learner.max_logits_mib,
     )
 
 

@@ -116,6 +116,7 @@ class SynchronousReference:
             temperature=config.gconfig.temperature,
             dtype=config.model.dtype,
             gradient_checkpointing=config.learner.gradient_checkpointing,
+            max_logits_mib=config.learner.max_logits_mib,
         )
         if config.learner.warmup.steps:
             demonstrations = demonstrate(self._rows, self._tokenizer, config.data)

@@ -1,4 +1,4 @@
-"""Numbers of samples and trajectories per generator that follow from the settings. Pure: no I/O."""
+"""Numbers that follow from the settings: samples per generator, rows of logits. Pure: no I/O."""
 
 from areal_bus.config.sections import Config
 
@@ -35,3 +35,14 @@ def together(config: Config) -> int:
     """
     n_samples = config.gconfig.n_samples
     return n_samples if groups_waiting(config) > 1 else n_samples // 2
+
+
+PARTS = 8  # chunks of a logits matrix that has just reached its limit
+
+
+def logits_chunk(n_tokens: int, vocabulary: int, limit_mib: float) -> int | None:
+    """Tokens whose logits a learner computes at once; None: all, because their matrix (float32) is within the limit."""
+    limit = int(limit_mib * (1 << 20))
+    if 4 * n_tokens * vocabulary <= limit:
+        return None
+    return max(limit // (4 * vocabulary * PARTS), 1)

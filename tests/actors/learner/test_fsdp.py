@@ -26,6 +26,8 @@ from areal_bus.weights.snapshot import digest_of, take_snapshot
 from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
 
 STEPS = 3
+CHUNKED = "chunked"  # a file by which a test asks for the head in chunks
+FEW_MIB = 23 * 4 * 9 / 2**20  # a logits matrix of nine tokens
 
 
 class Words:
@@ -74,6 +76,8 @@ def rank(folder: Path, index: int, endpoint: str, dtype: str) -> None:
     torch.set_num_threads(1)
     ranks = meet(join_store(endpoint, 60.0), index=index, size=2, interface="lo", device="cpu", timeout_s=60.0)
     actor = tiny_actor(folder / f"rank-{index}", config_of(dtype), ranks=ranks)
+    if (folder / CHUNKED).exists():
+        actor.policy._max_logits_mib = FEW_MIB
     stats = life(actor, index=index, size=2)
     saved = checkpoint.save(
         folder / "checkpoints",
@@ -128,7 +132,10 @@ def two_ranks(folder: Path, dtype: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunked", [False, True])
+def test_two_ranks_equal_one(tmp_path: Path, chunked: bool) -> None:
+    if chunked:
+        (tmp_path / CHUNKED).touch()
     two = two_ranks(tmp_path, "float32")
     one = tiny_actor(tmp_path / "one", config_of())
     expected = life(one, index=0, size=1)

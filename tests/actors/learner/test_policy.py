@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, MistralConfig, Qwen2Config
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
 from actors.learner import policy as module
 from actors.learner.policy import Policy
@@ -203,3 +204,61 @@ def test_a_model_that_is_not_packed_is_given_its_rows_as_they_are(monkeypatch: p
     policy.model.model.embed_tokens.register_forward_pre_hook(partial(told, sizes))
     policy.logprobs(pieces()[:1])
     assert sizes == [pieces()[0].n_read]
+
+
+# the head in chunks
+
+FEW_MIB = 23 * 4 * 12 / 2**20  # a matrix of twelve tokens: chunks of one
+
+
+def gemma2() -> Any:
+    """A soft cap on its logits, tied embeddings."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        config = Gemma2Config(
+            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, max_position_embeddings=128, sliding_window=64,
+            final_logit_softcapping=0.7, initializer_range=0.2, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        )  # fmt: skip
+        return Gemma2ForCausalLM(config)
+
+
+@pytest.mark.parametrize("make", [tiny_model, lambda: tiny_model(tied=True), gemma2], ids=["llama", "tied", "gemma2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunks_of_the_head_give_the_log_probs_entropies_and_gradients_of_the_whole(
+    make: Callable[[], Any], dtype: str
+) -> None:
+    found = []
+    for limit in (512.0, FEW_MIB, 3.1 * FEW_MIB):
+        policy = Policy(
+            make(), ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE, dtype=dtype, max_logits_mib=limit
+        )
+        cap = getattr(policy.model.config, "final_logit_softcapping", None)
+        logp, entropy = policy.logprobs(pieces(), entropy=True, entropy_grad=True)
+        assert entropy is not None
+        (logp.square().sum() + 0.3 * entropy.sum()).backward()  # type: ignore[no-untyped-call]
+        assert getattr(policy.model.config, "final_logit_softcapping", None) == cap
+        found.append((logp.detach(), entropy.detach(), [p.grad for p in policy.parameters().values()]))
+    within = 1e-5 if dtype == "float32" else 3e-2
+    for logp, entropy, grads in found[1:]:
+        assert torch.allclose(logp, found[0][0], atol=within)
+        assert torch.allclose(entropy, found[0][1], atol=within)
+        for ours, theirs in zip(grads, found[0][2], strict=True):
+            assert ours is not None
+            assert theirs is not None
+            assert torch.allclose(ours, theirs, atol=within * float(theirs.abs().max()) + 1e-7, rtol=within)
+
+
+def test_an_entropy_that_is_only_a_figure_has_no_gradient_in_chunks() -> None:
+    policy = policy_of(tiny_model())
+    policy._max_logits_mib = FEW_MIB
+    logp, entropy = policy.logprobs(pieces(), entropy=True)
+    assert entropy is not None
+    assert logp.requires_grad
+    assert not entropy.requires_grad
+
+
+def test_a_model_that_scales_its_logits_itself_keeps_its_head() -> None:
+    model = tiny_model()
+    model.config.logits_scaling = 8.0
+    assert policy_of(model)._head is None

@@ -1,0 +1,157 @@
+"""Log-probs of the targets from hidden states, in chunks of tokens, so that no (tokens, vocabulary) matrix is kept.
+
+The backward pass computes the logits of each chunk again: one more product of the head.
+
+Shapes: N tokens, H hidden size, V vocabulary, C tokens of a chunk.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actors.cpu import layer_kernels
+from actors.cpu.linear import Linear
+
+SCALED = ("logits_scaling", "logit_scale", "lm_head_multiplier")  # settings by which a model changes its logits itself
+SOFT_CAP = "final_logit_softcapping"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTask:
+    """What a forward pass of the model wants from its head instead of logits."""
+
+    targets_N: Tensor
+    temperature: float
+    n_chunk: int
+    entropy_grad: bool = False
+    soft_cap: float | None = None
+
+
+class ChunkedHead(Linear):
+    """The head of a causal LM. Returns logits or, with a task, (log-prob, entropy) of each target."""
+
+    task: HeadTask | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., N, V) logits, or (..., N, 2) float32."""
+        if self.task is None:
+            return super().forward(x)
+        flat_NH = x.reshape(-1, x.shape[-1])
+        found_N2 = _ChunkedLogProbs.apply(flat_NH, self.weight, self.bias, self.task)  # type: ignore[no-untyped-call]
+        return found_N2.view(*x.shape[:-1], 2)  # type: ignore[no-any-return]
+
+
+def install(model: Any) -> ChunkedHead | None:
+    """Let the model's head take tasks; its parameters stay. None for a model that treats its logits in another way."""
+    head = model.get_output_embeddings()
+    config = model.config.get_text_config()
+    if not isinstance(head, nn.Linear) or any(getattr(config, name, None) not in (None, 1.0) for name in SCALED):
+        return None
+    head.__class__ = ChunkedHead
+    return head  # type: ignore[return-value]
+
+
+@contextmanager
+def working(model: Any, head: ChunkedHead, task: HeadTask) -> Iterator[None]:
+    """The head works on this task. A soft cap is applied by the head: the model must not cap log-probs."""
+    config = model.config.get_text_config()
+    cap = getattr(config, SOFT_CAP, None)
+    head.task = HeadTask(task.targets_N, task.temperature, task.n_chunk, task.entropy_grad, cap)
+    try:
+        if cap is not None:
+            setattr(config, SOFT_CAP, None)
+        yield
+    finally:
+        head.task = None
+        if cap is not None:
+            setattr(config, SOFT_CAP, cap)
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    """(N, 2): log-prob and entropy of each target. The gradient is analytic, by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, task: HeadTask) -> Tensor:
+        ctx.task, ctx.dtype = task, _compute_dtype(hidden_NH)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V)
+        cast_VH = weight_VH.to(ctx.dtype)
+        found_N2 = hidden_NH.new_empty(len(hidden_NH), 2, dtype=torch.float32)
+        for at in range(0, len(hidden_NH), task.n_chunk):
+            chunk = slice(at, at + task.n_chunk)
+            logits_CV, _ = _logits(hidden_NH[chunk], cast_VH, bias_V, task)
+            found_N2[chunk, 0], found_N2[chunk, 1], _ = _read(logits_CV, task.targets_N[chunk])
+        return found_N2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        task: HeadTask = ctx.task
+        hidden_NH, weight_VH, bias_V = ctx.saved_tensors
+        cast_VH = weight_VH.to(ctx.dtype)
+        by_hidden_NH = torch.empty_like(hidden_NH)
+        by_weight_VH = torch.zeros_like(weight_VH)
+        by_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
+        for at in range(0, len(hidden_NH), task.n_chunk):
+            chunk = slice(at, at + task.n_chunk)
+            logits_CV, slope_CV = _logits(hidden_NH[chunk], cast_VH, bias_V, task)
+            grad_CV = _gradient(logits_CV, gradients[0][chunk], task, task.targets_N[chunk])
+            if slope_CV is not None:
+                grad_CV *= slope_CV
+            grad_CV = grad_CV.to(ctx.dtype)
+            by_hidden_NH[chunk] = torch.mm(grad_CV, cast_VH).to(hidden_NH.dtype)
+            if by_weight_VH.dtype is ctx.dtype:
+                by_weight_VH.addmm_(grad_CV.t(), hidden_NH[chunk].to(ctx.dtype))
+            else:
+                by_weight_VH += torch.mm(grad_CV.t(), hidden_NH[chunk].to(ctx.dtype))
+            if by_bias_V is not None:
+                by_bias_V += grad_CV.sum(0)
+        return by_hidden_NH, by_weight_VH, by_bias_V, None
+
+
+def _compute_dtype(hidden: Tensor) -> torch.dtype:
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+
+
+def _logits(
+    hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, task: HeadTask
+) -> tuple[Tensor, Tensor | None]:
+    """float32 logits at the temperature; their derivative by the product where a soft cap bends it (else a number in
+    `_gradient`).
+    """
+    logits_CV = torch.mm(hidden_CH.to(weight_VH.dtype), weight_VH.t()).float()
+    if bias_V is not None:
+        logits_CV += bias_V
+    if task.soft_cap is None:
+        return (logits_CV / task.temperature if task.temperature != 1.0 else logits_CV), None
+    bent_CV = torch.tanh(logits_CV / task.soft_cap)
+    return bent_CV * (task.soft_cap / task.temperature), 1.0 - bent_CV.square()
+
+
+def _read(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of the targets, entropies, and all probabilities (written over the logits where torch computes)."""
+    kernels = layer_kernels.found(logits_CV)
+    if kernels is not None:
+        return kernels.target_logprobs(logits_CV, targets_C)
+    total_C = torch.logsumexp(logits_CV, dim=-1)
+    logp_C = logits_CV.gather(1, targets_C.unsqueeze(1)).squeeze(1) - total_C
+    prob_CV = torch.sub(logits_CV, total_C.unsqueeze(1)).exp_()
+    return logp_C, total_C - torch.einsum("cv,cv->c", prob_CV, logits_CV), prob_CV
+
+
+def _gradient(logits_CV: Tensor, grad_C2: Tensor, task: HeadTask, targets_C: Tensor) -> Tensor:
+    """By the product of the head, before the bend of a soft cap: of the log-prob, target - p; of the entropy,
+    -p (log p + entropy).
+    """
+    logp_C, entropy_C, prob_CV = _read(logits_CV, targets_C)
+    by_logp_C1 = grad_C2[:, :1]
+    weights_CV: Tensor | float = -by_logp_C1
+    if task.entropy_grad:
+        total_C = logits_CV.gather(1, targets_C.unsqueeze(1)).squeeze(1) - logp_C
+        log_p_CV = logits_CV - total_C.unsqueeze(1)
+        weights_CV = weights_CV - grad_C2[:, 1:] * (log_p_CV + entropy_C.unsqueeze(1))
+    grad_CV = prob_CV.mul_(weights_CV).scatter_add_(1, targets_C.unsqueeze(1), by_logp_C1)
+    return grad_CV.div_(task.temperature) if task.temperature != 1.0 else grad_CV
