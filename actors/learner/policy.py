@@ -137,8 +137,8 @@ class Policy:
             task = chunked_head.HeadTask(targets_N, self.temperature, n_chunk, entropy_grad)
             with chunked_head.working(self.model, self._head, task):
                 found_N2 = self._forward(row).flatten(0, 1)
-            entropy_N = found_N2[:n, 1] if entropy_grad else found_N2[:n, 1].detach()
-            return found_N2[:n, 0], entropy_N if entropy else None
+            by_chunk_N = found_N2[:n, 1] if entropy_grad else found_N2[:n, 1].detach()
+            return found_N2[:n, 0], by_chunk_N if entropy else None
         logits_NV = self._forward(row).flatten(0, 1).float()  # a view: the gradient of [0] would be copied
         if self.temperature != 1.0:
             logits_NV = logits_NV / self.temperature

@@ -74,7 +74,7 @@ def test_activations_are_counted_by_token() -> None:
     assert activations(config(), SHAPE, batch) == 2 * layer + logits + embedding
     many = replace(batch, wanted=10**6)  # 38 MiB of logits: in chunks
     spared = config(learner={"max_logits_mib": 8})
-    assert activations(spared, SHAPE, many) == 2 * layer + 3 * 2**20 // 40 * 40 + embedding
+    assert activations(spared, SHAPE, many) == 2 * layer + 3 * 26214 * 10 * 4 + embedding
     ours = 4 * 5 * (2 * 8 + 2 * 4 * 3 + 2 * 16)
     assert activations(config(), replace(SHAPE, is_ours=True), batch) == 2 * ours + logits + embedding
     for other in ({"topology": {"learners": 2}}, {"model": {"scratch": {}, "dtype": "bfloat16"}}):
