@@ -17,8 +17,8 @@ from areal_bus.transport.listener import Socket
 from areal_bus.transport.rejections import NAMED, OTHERS
 from areal_bus.wire.bundle import MAX_BYTES, MAX_MESSAGES, Frames, join
 
-OUTBOX = 1 << 18  # maximum queued messages for one peer
-OUTBOX_BYTES = 256 << 20  # maximum queued bytes for one peer when a resendable message is added
+MAX_QUEUED = 1 << 18  # maximum queued messages for one peer
+MAX_RESENT_BYTES = 256 << 20  # maximum queued bytes for one peer when a resendable message is added
 ROOM_BYTES = 64 << 20  # a sender that can wait pauses while this many bytes are queued for a peer
 
 MORE, LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
@@ -39,7 +39,17 @@ class SendQueues:
     `enqueue`, `n_bytes` and `take_undelivered` are thread-safe; the bus thread calls the others.
     """
 
-    def __init__(self, name: str, router: Socket | None, dealers: dict[str, Socket], clients: dict[str, bytes]) -> None:
+    def __init__(
+        self,
+        name: str,
+        router: Socket | None,
+        dealers: dict[str, Socket],
+        clients: dict[str, bytes],
+        *,
+        max_queued: int = MAX_QUEUED,
+        max_resent_bytes: int = MAX_RESENT_BYTES,
+    ) -> None:
+        self.max_queued, self.max_resent_bytes = max_queued, max_resent_bytes
         self.undelivered: Counter[str] = Counter()  # dropped messages by peer
         self.waiting: dict[str, deque[Frames]] = {}  # no empty queues
         self._name, self._router, self._dealers, self._clients = name, router, dealers, clients
@@ -86,10 +96,10 @@ class SendQueues:
     def _post(self, peer: str, frames: Frames, n_bytes: int, *, is_resent: bool) -> None:
         """Append to the queue; flush it when it fills a bundle."""
         waiting = self.waiting.setdefault(peer, deque())
-        if len(waiting) >= OUTBOX:
-            self._drop(peer, n_bytes, f"its socket is full and {OUTBOX} messages are queued")
-        elif is_resent and self._n_here[peer] + n_bytes > OUTBOX_BYTES:
-            self._drop(peer, n_bytes, f"its socket is full and {OUTBOX_BYTES >> 20} MiB are queued")
+        if len(waiting) >= self.max_queued:
+            self._drop(peer, n_bytes, f"its socket is full and {self.max_queued} messages are queued")
+        elif is_resent and self._n_here[peer] + n_bytes > self.max_resent_bytes:
+            self._drop(peer, n_bytes, f"its socket is full and {self.max_resent_bytes >> 20} MiB are queued")
         else:
             waiting.append(frames)
             self._n_here[peer] += n_bytes

@@ -37,7 +37,7 @@ from areal_bus.messages import (
     Stop,
     UpdateDone,
 )
-from areal_bus.transport import rejections, send_queue
+from areal_bus.transport import rejections
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import Keyring, new_pair
 from areal_bus.transport.listener import GONE, max_connections
@@ -229,10 +229,8 @@ def test_a_server_that_talks_nonsense_is_refused_by_who_connected_to_it(tmp_path
     head.close(0)
 
 
-def test_who_never_reads_costs_a_bounded_queue_and_nobody_else_a_message(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(send_queue, "OUTBOX", 500)
+def test_a_peer_that_never_reads_costs_a_bounded_queue_and_no_other_peer_a_message(pair: Pair) -> None:
+    pair.head.send_queues.max_queued = 500
     with dealer(pair.head.endpoint) as deaf:
         deaf.send(*codec.encode(word(0), job=JOB))
         assert next_of(pair.head) == ("generator-66.0", word(0))

@@ -81,12 +81,10 @@ def warnings() -> Iterator[list[str]]:
         logger.remove(number)
 
 
-def test_what_is_sent_again_anyhow_waits_up_to_a_bound_in_bytes_and_what_is_void_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Told to people and to the journal when the count has doubled; what nobody sends again waits on."""
-    monkeypatch.setattr(send_queue, "OUTBOX_BYTES", 1 << 20)
+def test_resendable_messages_are_dropped_beyond_a_bound_in_bytes_and_drops_are_reported(tmp_path: Path) -> None:
+    """Each doubling of the count is logged and journalled; other messages stay queued."""
     with warnings() as told, deaf_reward(tmp_path) as deaf:
+        deaf.bus.send_queues.max_resent_bytes = 1 << 20
         for _ in range(4 * CLIENT_AHEAD):
             deaf.bus.send(REWARD, trajectory(N_BYTES))
         until(lambda: not deaf.bus._orders and deaf.bus.send_queues.undelivered[REWARD], "what is beyond it is void")
@@ -176,29 +174,22 @@ def test_a_bundle_that_is_void_counts_as_so_many_messages() -> None:
     assert box.n_bytes("nobody") == 0
 
 
-def test_a_burst_goes_as_it_is_posted_and_is_not_held_against_the_bounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(send_queue, "OUTBOX", 300)
-    monkeypatch.setattr(send_queue, "OUTBOX_BYTES", 1 << 20)
+def test_a_burst_is_sent_while_it_is_posted_and_does_not_reach_the_bounds(tmp_path: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer, context.socket(zmq.ROUTER) as reward:
         dealer.setsockopt(zmq.LINGER, 0)
         reward.bind(f"ipc://{tmp_path}/burst")
         dealer.connect(f"ipc://{tmp_path}/burst")
-        box = send_queue.SendQueues("a bus", None, {REWARD: dealer}, {})
+        box = send_queue.SendQueues("a bus", None, {REWARD: dealer}, {}, max_queued=300, max_resent_bytes=1 << 20)
         for frames in [*[[b"few", b"bytes"]] * 1000, *[[b"many", bytes(50_000)]] * 100]:
             box.enqueue(REWARD, frames, is_resent=True)()
         box.flush()
         assert not box.undelivered
 
 
-def test_what_is_sent_again_is_void_beyond_its_bound_and_all_else_goes_with_what_was_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each in its turn, though some that are kept and some that are not go in one bundle."""
-    monkeypatch.setattr(send_queue, "OUTBOX_BYTES", 1000)
+def test_resendable_messages_are_dropped_beyond_the_bound_and_all_others_arrive_in_order(tmp_path: Path) -> None:
+    """Also when both kinds share one bundle."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer, context.socket(zmq.ROUTER) as reward:
-        box = send_queue.SendQueues("a bus", None, {REWARD: dealer}, {})
+        box = send_queue.SendQueues("a bus", None, {REWARD: dealer}, {}, max_resent_bytes=1000)
         for n in range(20):
             box.enqueue(REWARD, [b"%02d" % n, bytes(98)], is_resent=n % 2 == 0)()
             box.flush()  # it takes none: it is not connected
