@@ -1,5 +1,7 @@
 """Writes the tables of docs/algorithms.md from the code: `python -m actors.learner.algorithms.tables`."""
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from areal_bus.config.sections import Config
 ROOT = Path(__file__).resolve().parents[3]
 DOC = ROOT / "docs" / "algorithms.md"
 CONFIGS = ROOT / "configs" / "algorithms"
+COMMON = {"lr", "lr_warmup_steps", "behav_imp_weight_cap", "advantage", "loss", "correction", "aggregation"}
 BEGIN, END = "<!-- {}: generated -->", "<!-- end of {} -->"
 
 
@@ -57,23 +60,31 @@ def is_accepted(loss: str, correction: str) -> bool:
 
 
 def algorithms() -> str:
-    """Each shipped config: its parts and its other settings."""
-    rows = ["| config | advantage | loss | correction | aggregation | also |", "|---" * 6 + "|"]
-    base = load(CONFIGS / "grpo.toml", (), {}).actor.model_dump()
-    common = {"lr", "lr_warmup_steps", "behav_imp_weight_cap", "advantage", "loss", "correction", "aggregation"}
+    """Each shipped config: its paper, its parts and its other settings."""
+    rows = ["| config | paper | advantage | loss | correction | aggregation | also |", "|---" * 7 + "|"]
+    base = load(CONFIGS / "grpo.toml", (), {})
     for file in sorted(CONFIGS.glob("*.toml")):
         if file.name == "base.toml":
             continue
-        actor = load(file, (), {}).actor
-        more = [
-            f"`{key} = {value}`"
-            for key, value in actor.model_dump().items()
-            if key not in common and value != base[key]
-        ]
+        config = load(file, (), {})
+        actor = config.actor
+        paper = re.search(r"arXiv ([0-9.]+[0-9])", file.read_text().partition("\n")[0])
+        link = f"[{paper[1]}](https://arxiv.org/abs/{paper[1]})" if paper else ""
         columns = [actor.advantage, actor.loss, actor.correction or "decoupled", actor.aggregation]
-        name = f"`configs/algorithms/{file.name}`"
-        rows.append(f"| {name} | {' | '.join(f'`{column}`' for column in columns)} | {', '.join(more)} |")
+        parts_ = " | ".join(f"`{column}`" for column in columns)
+        rows.append(f"| {file.stem} | {link} | {parts_} | {', '.join(others(config, base))} |")
     return "\n".join(rows)
+
+
+def others(config: Config, base: Config) -> list[str]:
+    """Settings of an algorithm besides its parts, as TOML."""
+    found = []
+    for section in ("actor", "data"):
+        before = getattr(base, section).model_dump(mode="json")
+        for key, value in getattr(config, section).model_dump(mode="json").items():
+            if value != before[key] and key not in COMMON:
+                found.append(f"`{key} = {json.dumps(value)}`")
+    return found
 
 
 def cell(text: str) -> str:
