@@ -1,6 +1,6 @@
-"""Why a run stands where it stands, from its journal alone: alive, stalled, dead or over, and who waits for whom.
+"""Reports from its journal whether a run is alive, stalled, dead or over, and which actor waits for which.
 
-It reads what the processes wrote, so it says the same of a run that moves, hangs or was killed, on this host or not.
+It reads only files, so it works for a run that moves, hangs or was killed, on this host or on another.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from tools import run, terminal
 from tools.processes import Process, process_of
 from tools.run import Line, Run
 
-SILENT_S = 15.0  # a process writes about once a second; the head does even when nothing happens
+SILENT_S = 15.0  # a process writes about once a second, the head also when nothing happens
 TAIL_BYTES = 1 << 18
-FRESH_S = 7.0  # the head looks for new waits every 5 s: an older register still holds
-N_SHOWN = 5
+REGISTER_INTERVAL_S = 7.0  # the head checks the waits every 5 s and writes changes: an older register is still valid
+MAX_SHOWN = 5
 
 HEAD_EVENTS = ("start", "end", "failed", "member", "joined", "term", "update", "publish", "refused", "wait", "stall")
-TEXTS = {  # fields that are read, by event
+TEXTS = {  # text fields that are read, by event
     "wait": ("who", "what", "on", "detail", "verdict"),
     "stall": ("scope", "action", "verdict"),
     "refused": ("what", "sender", "why"),
@@ -29,9 +29,9 @@ TEXTS = {  # fields that are read, by event
     "joined": ("name",),
 }
 NUMBERS = {"wait": ("i", "n", "since_s"), "term": ("term", "version"), "update": ("version",), "publish": ("version",)}
-MORE = """\
-Processes on this host are looked up in /proc; of others only the journal tells, 15 s later. Exit code: 0 the run is
-alive and moves, or ended well; 1 it is stalled, interrupted, dead or ended with an error; 2 no such run."""
+EPILOG = """\
+The state of processes on this host comes from /proc, of others from the journal, 15 s later. Exit code: 0 the run is
+alive, or ended without an error; 1 it is stalled, interrupted, dead or ended with an error; 2 no such run."""
 
 
 @dataclass(slots=True)
@@ -40,37 +40,37 @@ class WaitLine:
 
     who: str
     what: str
-    on: str  # names, with spaces between
+    on: str  # names, separated by spaces
     detail: str
-    since_s: float  # how long, up to now; of a dead run up to the head's last line
+    since_s: float  # duration until now; for a dead run until the head's last line
 
 
 @dataclass(slots=True)
 class ActorStatus:
-    """A place in the ring (generator-1) by its newest process."""
+    """The newest incarnation of an actor."""
 
     name: str
-    state: str  # by the head's last word; "" when it said none
+    state: str  # the last one that the head wrote; "" without one
     silent_s: float  # since its last line
-    doing: str  # the label of most of its last second
-    n_lives: int
-    process: str = ""  # runs, stopped or gone; "" when this host cannot know
-    pid: int = 0  # by its start line
+    doing: str  # the largest label of its last second
+    n_lives: int  # incarnations
+    process: str = ""  # runs, stopped or gone; "" if unknown on this host
+    pid: int = 0  # in its start line
 
 
 @dataclass(slots=True)
 class HeadStatus:
-    """What the head of the last life wrote down."""
+    """The journal of the head's last incarnation, summarized."""
 
     version: int | None = None
     published: int | None = None
     term: int = 0
     states: dict[str, str] = field(default_factory=dict)
-    hosts: dict[str, str] = field(default_factory=dict)  # by name; the head runs beside learner 0
-    waits: list[Line] = field(default_factory=list)  # the last whole register
-    register: list[Line] = field(default_factory=list)  # one that is being read
-    stall: Line | None = None  # of the ring, as long as it lasts
-    stalls: list[Line] = field(default_factory=list)  # the last ones, of members too
+    hosts: dict[str, str] = field(default_factory=dict)  # by name; the head runs on the host of learner 0
+    waits: list[Line] = field(default_factory=list)  # the last complete register
+    register: list[Line] = field(default_factory=list)  # the register that is being read
+    stall: Line | None = None  # the current stall of the ring
+    stalls: list[Line] = field(default_factory=list)  # the last stalls, also of members
     n_refused: int = 0
     refused: Line | None = None
     end: Line | None = None
@@ -100,7 +100,7 @@ class HeadStatus:
             self.end = line
 
     def _register(self, line: Line) -> None:
-        """A register counts when its last line is there."""
+        """Add a line to the register, which is valid when its last line exists."""
         self.register = [line] if line["i"] == 0 else [*self.register, line]
         if len(self.register) >= line["n"]:
             self.waits = self.register if line["n"] else []
@@ -109,23 +109,23 @@ class HeadStatus:
         if line["scope"] == "ring":
             self.stall = None if line["action"] == "over" else line
         if line["action"] != "over":
-            self.stalls = [*self.stalls, line][-N_SHOWN:]
+            self.stalls = [*self.stalls, line][-MAX_SHOWN:]
 
 
 @dataclass(slots=True)
 class WhyReport:
-    """What there is to say."""
+    """The report; `--json` prints these fields."""
 
     run: str
     state: str  # alive, stalled, interrupted, dead, ended, failed
     sentence: str
     term: int
-    version: int | None  # newest update; None before the first
+    version: int | None  # newest update; None before the first one
     published: int | None
     waits: list[WaitLine]
-    waits_age_s: float | None  # since the head registered them; None when there are none
-    verdict: str  # the head's last one
-    verdict_age_s: float | None  # up to now; None when there is no verdict
+    waits_age_s: float | None  # since the head wrote them; None without waits
+    verdict: str  # the last one of the head
+    verdict_age_s: float | None  # None without a verdict
     stalls: list[str]
     actors: list[ActorStatus]
     restarts: list[str]
@@ -137,18 +137,18 @@ class WhyReport:
         return self.state in ("alive", "ended")
 
 
-def look(where: Run, now: float) -> WhyReport:
-    """Judge the run by its journal, at `now` (wall time)."""
-    head, lives = HeadStatus(), _lives(where)
+def make_report(where: Run, now: float) -> WhyReport:
+    """The report on a run at `now` (wall time)."""
+    head, lives = HeadStatus(), _starts_by_actor(where)
     for line in where.events(*HEAD_EVENTS, role="head"):
-        if not _is_whole(line):
-            print(f"the head's line {line.get('seq')} ({line['event']}) is damaged and passed over", file=sys.stderr)
+        if not _is_complete(line):
+            print(f"skipped a damaged line of the head: {line.get('seq')} ({line['event']})", file=sys.stderr)
             continue
         if line["event"] == "start":
             head = HeadStatus(n_refused=head.n_refused, refused=head.refused)
         head.take(line)
     actors = [_actor(place, starts, head, now) for place, starts in lives.items()]
-    state, sentence = _judge(head, actors, was_asked=_was_asked_to_end(where), crash=_crash(where, actors))
+    state, sentence = _state_and_sentence(head, actors, was_asked=_was_asked_to_end(where), crash=_crash(where, actors))
     silences = [actor.silent_s for actor in actors if actor.name.startswith("head-")]
     until = now if state in ("alive", "stalled") else now - min(silences, default=0.0)
     verdicts = [line for line in (*head.waits[:1], *([head.stall] if head.stall else ())) if line["verdict"]]
@@ -164,7 +164,7 @@ def look(where: Run, now: float) -> WhyReport:
         waits_age_s=round(max(0.0, now - float(head.waits[0]["wall"])), 3) if head.waits else None,
         verdict="" if last is None or head.end is not None else str(last["verdict"]),
         verdict_age_s=None if last is None else round(max(0.0, now - float(last["wall"])), 3),
-        stalls=[f"{_clock(line)} {line['verdict']} ({line['action']})" for line in head.stalls],
+        stalls=[f"{_format_time(line)} {line['verdict']} ({line['action']})" for line in head.stalls],
         actors=actors,
         restarts=_restarts(lives),
         n_refused=head.n_refused,
@@ -174,20 +174,20 @@ def look(where: Run, now: float) -> WhyReport:
     )
 
 
-def _is_whole(line: Line) -> bool:
-    """Whether the fields that are read here are there and of their type."""
+def _is_complete(line: Line) -> bool:
+    """Whether all fields that are read here exist and have their type."""
     event = line["event"]
     are_texts = all(isinstance(line.get(key), str) for key in TEXTS.get(event, ()))
     return are_texts and all(run.is_number(line.get(key)) for key in ("wall", *NUMBERS.get(event, ())))
 
 
 def _was_asked_to_end(where: Run) -> bool:
-    """A job that a signal ends removes RUN/pid; one that is killed leaves it."""
+    """Whether a signal ended the job: then it removed RUN/pid. A killed job leaves it."""
     return bool(where.origin()) and not (where.folder / "pid").exists()
 
 
 def _crash(where: Run, actors: list[ActorStatus]) -> str:
-    """The error of an actor whose newest incarnation ended with one: its last line, and the traceback's path."""
+    """The last line and the path of the traceback of an actor whose newest incarnation crashed; "" without one."""
     for actor in actors:
         path = where.folder / "logs" / f"{actor.name}.error.txt"
         if path.exists():
@@ -196,50 +196,50 @@ def _crash(where: Run, actors: list[ActorStatus]) -> str:
     return ""
 
 
-def _judge(head: HeadStatus, actors: list[ActorStatus], *, was_asked: bool, crash: str) -> tuple[str, str]:
-    """State and sentence. The head's file decides: it alone writes whatever happens."""
+def _state_and_sentence(head: HeadStatus, actors: list[ActorStatus], *, was_asked: bool, crash: str) -> tuple[str, str]:
+    """State and headline. The head's journal decides, because it has all events."""
     if head.end is not None and head.end.get("code") == 0:
         return "ended", f"it ended: {head.end.get('reason', 'done')}"
     if head.end is not None:
         return "failed", f"it ended: {head.end.get('reason') or head.error or 'without a reason'}"
     silences = {actor.name: actor.silent_s for actor in actors}
     silent_s = next((s for name, s in silences.items() if name.startswith("head-")), None)
-    heard = sorted(actor.name for actor in actors if _is_heard(actor))
-    if not heard:
-        return _dead(head, min(silences.values()), was_asked=was_asked, crash=crash)
+    running = sorted(actor.name for actor in actors if _is_running(actor))
+    if not running:
+        return _dead_state(head, min(silences.values()), was_asked=was_asked, crash=crash)
     stopped = [actor for actor in actors if actor.process == Process.STOPPED]
     if stopped:
-        names, verb = ", ".join(x.name for x in stopped[:N_SHOWN]), "is" if len(stopped) == 1 else "are"
+        names, verb = ", ".join(x.name for x in stopped[:MAX_SHOWN]), "is" if len(stopped) == 1 else "are"
         pids = " ".join(str(pid) for pid in sorted({actor.pid for actor in stopped}))
         return (
             "stalled",
-            f"it is stalled: {names} {verb} stopped by SIGSTOP or a debugger (to go on: kill -CONT {pids})",
+            f"it is stalled: {names} {verb} stopped by SIGSTOP or a debugger (to continue: kill -CONT {pids})",
         )
     if any(actor.process == Process.GONE and actor.name.startswith("head-") for actor in actors):
-        return "stalled", f"the head's process is gone, while {', '.join(heard[:N_SHOWN])} wait for its next life"
+        return "stalled", f"the head's process is gone; {', '.join(running[:MAX_SHOWN])} wait for its restart"
     if silent_s is None:
         return "alive", "it begins: no head has written yet"
     if silent_s > SILENT_S:
-        others = f"{', '.join(heard[:N_SHOWN])}{' and others' if len(heard) > N_SHOWN else ''}"
+        others = f"{', '.join(running[:MAX_SHOWN])}{' and others' if len(running) > MAX_SHOWN else ''}"
         return (
             "stalled",
-            f"the head has been silent for {_seconds(silent_s)}, while {others} still write and wait for it",
+            f"the head has been silent for {_format_seconds(silent_s)}; {others} still write and wait for it",
         )
     if head.stall is not None:
         return "stalled", f"it is stalled: {head.stall['verdict']}"
     return "alive", "it is alive and moves"
 
 
-def _is_heard(actor: ActorStatus) -> bool:
-    """Whether its process is there, as far as this host knows; else whether it has written of late."""
+def _is_running(actor: ActorStatus) -> bool:
+    """Whether its process runs; if this host cannot know, whether it has written recently."""
     if actor.process == Process.UNKNOWN:
         return actor.silent_s <= SILENT_S
     return actor.process != Process.GONE
 
 
-def _dead(head: HeadStatus, least_s: float, *, was_asked: bool, crash: str) -> tuple[str, str]:
-    """Nobody is there, and the head wrote no end."""
-    since = f"nobody has written for {_seconds(least_s)}"
+def _dead_state(head: HeadStatus, least_s: float, *, was_asked: bool, crash: str) -> tuple[str, str]:
+    """State and headline of a run without a running process and without an end line."""
+    since = f"no process has written for {_format_seconds(least_s)}"
     if head.error:
         return "dead", f"it is dead: {since}, and the head failed: {head.error}"
     if was_asked and crash:
@@ -249,13 +249,13 @@ def _dead(head: HeadStatus, least_s: float, *, was_asked: bool, crash: str) -> t
     return "dead", f"it is dead: {since}, and there is no end line: it was killed, or its host is gone"
 
 
-# one file a process
+# journals of the actors
 
 Start = tuple[str, float, Path]  # name, wall, file
 
 
-def _lives(where: Run) -> dict[str, list[Start]]:
-    """Starts by place in the ring, in order."""
+def _starts_by_actor(where: Run) -> dict[str, list[Start]]:
+    """The starts of each actor, in order."""
     found: dict[str, list[Start]] = {}
     for path in where.journals():
         name = path.name.removesuffix(".jsonl")
@@ -266,7 +266,7 @@ def _lives(where: Run) -> dict[str, list[Start]]:
 
 def _actor(place: str, starts: list[Start], head: HeadStatus, now: float) -> ActorStatus:
     name, began, path = starts[-1]
-    last = _tail(path)
+    last = _last_lines(path)
     silent_s = max(0.0, now - float(last[-1]["wall"] if last else began))
     doing = ""
     for line in reversed(last):
@@ -285,13 +285,13 @@ def _actor(place: str, starts: list[Start], head: HeadStatus, now: float) -> Act
 
 
 def _pid(path: Path) -> int:
-    """Of the newest life in this file; 0 when it does not say."""
+    """The pid of the newest start in this file; 0 if unknown."""
     pids = [line.get("pid", 0) for line in run.lines(path, "start")]
     return pids[-1] if pids and isinstance(pids[-1], int) else 0
 
 
-def _tail(path: Path) -> list[Line]:
-    """The whole lines in the last piece of a file; a torn one at either end is left out."""
+def _last_lines(path: Path) -> list[Line]:
+    """The complete lines in the last TAIL_BYTES of a file."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - TAIL_BYTES))
@@ -308,43 +308,45 @@ def _tail(path: Path) -> list[Line]:
 
 
 def _restarts(lives: dict[str, list[Start]]) -> list[str]:
-    """The last lives that are not the first of their place."""
+    """The last restarts."""
     later = [start for starts in lives.values() for start in starts[1:]]
-    return [f"{_clock({'wall': wall})} {name}" for name, wall, _ in sorted(later, key=lambda x: x[1])[-N_SHOWN:]]
+    return [
+        f"{_format_time({'wall': wall})} {name}" for name, wall, _ in sorted(later, key=lambda x: x[1])[-MAX_SHOWN:]
+    ]
 
 
-# words
+# text
 
 
 def _wait(line: Line, until: float) -> WaitLine:
-    """Its duration goes on when the head, looking again, has found nothing new."""
+    """A wait. Its duration includes the time since the head wrote it, unless that may be a delay of the register."""
     age_s = until - float(line["wall"])
-    since_s = float(line["since_s"]) + (age_s if age_s > FRESH_S else 0.0)
+    since_s = float(line["since_s"]) + (age_s if age_s > REGISTER_INTERVAL_S else 0.0)
     return WaitLine(line["who"], line["what"], line["on"], line["detail"], round(since_s, 3))
 
 
-def _clock(line: Line) -> str:
+def _format_time(line: Line) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(line["wall"])))
 
 
-def _seconds(s: float) -> str:
+def _format_seconds(s: float) -> str:
     return f"{s:.1f} s" if s < 10 else f"{s:.0f} s" if s < 600 else f"{s / 60:.0f} min"
 
 
-def show(report: WhyReport) -> list[str]:
-    """The report for people."""
+def report_lines(report: WhyReport) -> list[str]:
+    """The report as lines of text."""
     versions = "no update yet" if report.version is None else f"version {report.version}"
     out = [f"{report.run}: {report.sentence}", f"term {report.term}, {versions}, published {report.published}"]
     if report.verdict:
-        out.append(f"the head's last verdict, {_seconds(report.verdict_age_s or 0.0)} ago: {report.verdict}")
+        out.append(f"the head's last verdict, {_format_seconds(report.verdict_age_s or 0.0)} ago: {report.verdict}")
     if report.waits:
-        out += ["", f"waits, {_seconds(report.waits_age_s or 0.0)} ago"]
-        rows = [(f"  {_seconds(w.since_s)}", w.who, w.what, w.detail) for w in report.waits]
+        out += ["", f"waits, {_format_seconds(report.waits_age_s or 0.0)} ago"]
+        rows = [(f"  {_format_seconds(w.since_s)}", w.who, w.what, w.detail) for w in report.waits]
         out += terminal.columns(rows, right=frozenset({0}))
     out += ["", "actors"]
-    rows_of = [("  name", "state", "process", "last line", "busy with", "lives")]
+    rows_of = [("  name", "state", "process", "last line", "busy with", "incarnations")]
     rows_of += [
-        (f"  {a.name}", a.state, a.process, f"{_seconds(a.silent_s)} ago", a.doing, str(a.n_lives))
+        (f"  {a.name}", a.state, a.process, f"{_format_seconds(a.silent_s)} ago", a.doing, str(a.n_lives))
         for a in report.actors
     ]
     out += terminal.columns(rows_of)
@@ -352,14 +354,14 @@ def show(report: WhyReport) -> list[str]:
         out += ["", title, *(f"  {line}" for line in lines)] if lines else []
     if report.n_refused:
         out += ["", f"{report.n_refused} messages refused, the last: {report.refused}"]
-    return [terminal.quote(line, indent="", width=10_000) for line in out]  # a stranger's name may be any text
+    return [terminal.quote(line, indent="", width=10_000) for line in out]  # the name of a foreign peer may be any text
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         "python -m tools.why",
-        description="Show whether a run is alive, stalled, dead or over, and who waits for whom since when.",
-        epilog=MORE,
+        description="Show whether a run is alive, stalled, dead or over, and which actor waits for which since when.",
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
@@ -369,8 +371,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    report = look(run.find(args.run), time.time())
-    print(json.dumps(asdict(report)) if args.json else "\n".join(show(report)))
+    report = make_report(run.find(args.run), time.time())
+    print(json.dumps(asdict(report)) if args.json else "\n".join(report_lines(report)))
     return 0 if report.is_well else 1
 
 

@@ -1,4 +1,4 @@
-"""tools.why: reports from the journal alone on a run that moves, hangs, has ended or was killed."""
+"""tools.why: reports on runs that move, hang, have ended or were killed."""
 
 import json
 import os
@@ -63,12 +63,12 @@ class Forge:
         )
 
     def look(self, now: float = NOW) -> why.WhyReport:
-        return why.look(self.run, now)
+        return why.make_report(self.run, now)
 
 
 @pytest.fixture
 def forge(tmp_path: Path) -> Forge:
-    """A run that trains: everybody has just written."""
+    """A run that trains: every process has just written."""
     made = Forge(tmp_path)
     made.start("head-0.0", "learner-0.0", "reward-0.0", "generator-0.0")
     for name in ("learner-0.0", "reward-0.0", "generator-0.0"):
@@ -96,7 +96,7 @@ def test_a_run_that_moves_is_alive_and_shows_its_waits_and_actors(forge: Forge) 
     ]
 
 
-def test_a_stalled_run_is_told_by_its_verdict_until_it_moves_again(forge: Forge) -> None:
+def test_a_stalled_run_shows_its_verdict_until_it_moves_again(forge: Forge) -> None:
     forge.stall(NOW - 1, "nothing has moved for 300 s: reward-0 silent")
     report = forge.look()
     assert (report.state, report.is_well) == ("stalled", False)
@@ -108,44 +108,43 @@ def test_a_stalled_run_is_told_by_its_verdict_until_it_moves_again(forge: Forge)
     ]
 
 
-def test_a_member_that_stands_still_does_not_make_the_ring_stall(forge: Forge) -> None:
+def test_a_stalled_member_does_not_make_the_ring_stalled(forge: Forge) -> None:
     forge.stall(NOW - 1, "generator-0 has made no progress for 120 s", scope="member")
     report = forge.look()
     assert report.state == "alive"
     assert "generator-0 has made no progress for 120 s" in report.stalls[0]
 
 
-def test_a_killed_run_is_dead_and_says_who_waited_for_whom(forge: Forge) -> None:
+def test_a_killed_run_is_dead_and_shows_its_waits(forge: Forge) -> None:
     report = forge.look(NOW + 599)
     assert (report.state, report.is_well) == ("dead", False)
     why_dead = "there is no end line: it was killed, or its host is gone"
-    assert report.sentence == f"it is dead: nobody has written for 10 min, and {why_dead}"
+    assert report.sentence == f"it is dead: no process has written for 10 min, and {why_dead}"
     assert report.waits == [why.WaitLine("learner-0", "3 trajectories of step 4", "generator-0.0", "", 30.0)]
 
 
-def test_waits_that_the_head_found_unchanged_go_on(forge: Forge) -> None:
+def test_unchanged_waits_continue(forge: Forge) -> None:
     forge.write("head-0.0", NOW + 30, "spans", s_wait=1.0)
     assert forge.look(NOW + 30).waits[0].since_s == 62.0
 
 
-def test_a_head_that_alone_is_silent_is_a_stall(forge: Forge) -> None:
+def test_a_silent_head_is_a_stall_while_others_write(forge: Forge) -> None:
     for name in ("learner-0.0", "generator-0.0"):
         forge.write(name, NOW + 20, "spans", s_idle=1.0)
     report = forge.look(NOW + 20)
     assert report.state == "stalled"
     assert (
-        report.sentence
-        == "the head has been silent for 21 s, while generator-0.0, learner-0.0 still write and wait for it"
+        report.sentence == "the head has been silent for 21 s; generator-0.0, learner-0.0 still write and wait for it"
     )
 
 
-def test_what_a_host_with_a_clock_ahead_of_ours_wrote_is_new(forge: Forge) -> None:
+def test_lines_of_a_host_whose_clock_is_ahead_have_age_0(forge: Forge) -> None:
     report = forge.look(NOW - 3)  # its lines come from up to 2 s ahead
     assert (report.waits_age_s, report.verdict_age_s) == (0.0, 0.0)
-    assert "waits, 0.0 s ago" in why.show(report)
+    assert "waits, 0.0 s ago" in why.report_lines(report)
 
 
-def test_a_run_that_ended_says_how(forge: Forge) -> None:
+def test_a_run_that_ended_shows_its_reason(forge: Forge) -> None:
     forge.write("head-0.0", NOW, "end", wall_s=1000.0, code=0, reason="done")
     report = forge.look(NOW + 9999)
     assert (report.state, report.sentence, report.is_well) == ("ended", "it ended: done", True)
@@ -159,14 +158,14 @@ def test_a_run_that_ended_with_an_error_is_not_well(forge: Forge) -> None:
     assert report.sentence == "it ended: 48 prompts in a row ended without a reward"
 
 
-def test_a_head_that_failed_says_so_even_without_a_code(forge: Forge) -> None:
+def test_a_head_that_failed_shows_its_error_also_without_a_code(forge: Forge) -> None:
     forge.write("head-0.0", NOW, "failed", error="OSError: no space left")
     assert "the head failed: OSError: no space left" in forge.look(NOW + 100).sentence
     forge.write("head-0.0", NOW, "end", wall_s=1000.0)
     assert forge.look().sentence == "it ended: OSError: no space left"
 
 
-def test_a_resumed_run_is_judged_by_its_last_life(forge: Forge) -> None:
+def test_a_resumed_run_has_the_state_of_its_last_start(forge: Forge) -> None:
     forge.write("head-0.0", NOW - 1, "end", wall_s=1000.0, code=0, reason="drained at version 4")
     forge.start("head-0.1", "generator-0.1", wall=NOW + 50)
     forge.write("head-0.1", NOW + 51, "term", term=1, version=4)
@@ -185,12 +184,12 @@ def test_refusals_are_counted_and_the_last_one_shown_without_control_characters(
     forge.write("head-0.0", NOW, "refused", what="Join", sender="\x1b[31mstranger", why="who")
     report = forge.look()
     assert report.n_refused == 2
-    shown = "\n".join(why.show(report))
+    shown = "\n".join(why.report_lines(report))
     assert "2 messages refused, the last: Join of \\x1b[31mstranger: who" in shown
     assert "\x1b" not in shown
 
 
-def test_torn_lines_and_half_a_register_are_passed_over(forge: Forge, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torn_lines_and_an_incomplete_register_are_skipped(forge: Forge, capsys: pytest.CaptureFixture[str]) -> None:
     forge.wait(NOW - 0.5, ("generators", "a push", "learner-0.0", 1.0), n=3, verdict="half")
     for name in ("head-0.0", "generator-0.0"):
         with forge.path(name).open("a") as file:
@@ -202,7 +201,9 @@ def test_torn_lines_and_half_a_register_are_passed_over(forge: Forge, capsys: py
 
 
 @pytest.mark.parametrize("damage", ['"soon"', "null", "[]", "NaN", "true", "1e999", "{}"])
-def test_damaged_lines_are_passed_over_and_named(forge: Forge, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+def test_damaged_lines_are_skipped_with_a_warning(
+    forge: Forge, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
     """Issue 32.13: a start line whose `wall` is text was a traceback; whatever else is damaged must be none either."""
     whole = forge.look()
     files = {name: forge.path(name).read_text() for name in ("head-0.0", "generator-0.0")}
@@ -210,7 +211,7 @@ def test_damaged_lines_are_passed_over_and_named(forge: Forge, capsys: pytest.Ca
         for key in re.findall(r'"(\w+)":', "".join(dict.fromkeys(re.findall(r'"\w+":', text)))):
             if key != "event":
                 forge.path(name).write_text(re.sub(rf'"{key}":[^,}}]+', f'"{key}":{damage}', text))
-                assert why.show(forge.look()), (name, key)
+                assert why.report_lines(forge.look()), (name, key)
         forge.path(name).write_text(text)
     assert "is broken and passed over" in capsys.readouterr().err
     lines = files["generator-0.0"].splitlines(keepends=True)
@@ -219,12 +220,12 @@ def test_damaged_lines_are_passed_over_and_named(forge: Forge, capsys: pytest.Ca
     assert forge.look() == whole
 
 
-def test_nobody_waits_is_a_register_too(forge: Forge) -> None:
+def test_an_empty_register_is_valid(forge: Forge) -> None:
     forge.wait(NOW - 0.5, ("", "", "", 0.0), n=0)
     assert forge.look().waits == []
 
 
-def test_before_the_head_has_written_the_run_begins(tmp_path: Path) -> None:
+def test_a_run_begins_before_the_head_has_written(tmp_path: Path) -> None:
     forge = Forge(tmp_path)
     forge.start("generator-0.0", wall=NOW - 1)
     report = forge.look()
@@ -260,7 +261,7 @@ def local(folder: Path) -> tuple[Forge, "subprocess.Popen[bytes]"]:
     return made, process
 
 
-def test_a_stopped_process_is_named_by_the_headline_at_once(tmp_path: Path) -> None:
+def test_a_stopped_process_is_in_the_headline_at_once(tmp_path: Path) -> None:
     forge, process = local(tmp_path)
     try:
         forge.write("head-0.0", NOW + 300, "spans", s_wait=1.0)
@@ -271,7 +272,7 @@ def test_a_stopped_process_is_named_by_the_headline_at_once(tmp_path: Path) -> N
         assert (report.state, report.is_well) == ("stalled", False)
         assert report.sentence == (
             "it is stalled: head-0.0, learner-0.0 are stopped by SIGSTOP or a debugger "
-            f"(to go on: kill -CONT {process.pid})"
+            f"(to continue: kill -CONT {process.pid})"
         )
         assert {actor.process for actor in report.actors} == {"stopped"}
     finally:
@@ -280,9 +281,7 @@ def test_a_stopped_process_is_named_by_the_headline_at_once(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_run_whose_processes_are_gone_is_dead_at_once_and_says_whether_a_signal_ended_it(
-    tmp_path: Path, asked: bool
-) -> None:
+def test_a_run_without_processes_is_dead_at_once_or_interrupted_by_a_signal(tmp_path: Path, asked: bool) -> None:
     forge, process = local(tmp_path)
     (tmp_path / "origin.json").write_text('{"folder": "x"}')
     if not asked:
@@ -335,23 +334,23 @@ def write(folder: Path, records: list[tuple[float, Record]], ended: Ring | None)
         forge.write("head-0.0", records[-1][0], "end", wall_s=1.0, code=ended.end.code, reason=ended.end.sentence)
 
 
-def test_a_ring_whose_only_generator_hangs_says_so_by_its_journal(tmp_path: Path) -> None:
+def test_the_journal_of_a_ring_with_a_hanging_generator_names_it(tmp_path: Path) -> None:
     folder, _ = simulated(tmp_path, until_s=300.0)
     records = [json.loads(line) for line in (folder / "journal" / "head-0.0.jsonl").read_text().splitlines()]
-    report = why.look(Run(folder), records[-1]["wall"] + 1.0)
+    report = why.make_report(Run(folder), records[-1]["wall"] + 1.0)
     assert report.state == "stalled"
     assert "prompts wait for a generator (generator-0 is dead)" in report.sentence
     assert "generator-0 dead, silent for" in report.sentence
     assert any(wait.who == "prompts" and wait.on == "generator-0.0" for wait in report.waits)
-    killed = why.look(Run(folder), records[-1]["wall"] + 1000.0)
+    killed = why.make_report(Run(folder), records[-1]["wall"] + 1000.0)
     assert killed.state == "dead"
     assert "generator-0 is dead" in killed.verdict
 
 
-def test_a_ring_whose_generator_came_back_has_ended_well(tmp_path: Path) -> None:
+def test_a_ring_whose_generator_was_restarted_ends_without_an_error(tmp_path: Path) -> None:
     folder, ring = simulated(tmp_path)
     assert ring.head.gate.u == 3
-    report = why.look(Run(folder), 1e6)
+    report = why.make_report(Run(folder), 1e6)
     assert (report.state, report.sentence) == ("ended", "it ended: done")
     assert report.stalls
 
@@ -359,7 +358,7 @@ def test_a_ring_whose_generator_came_back_has_ended_well(tmp_path: Path) -> None
 # the command
 
 
-def test_the_command_reads_a_live_journal_and_leaves_with_its_code(tmp_path: Path) -> None:
+def test_the_command_reads_a_live_journal_and_exits_with_its_code(tmp_path: Path) -> None:
     book = Journal(tmp_path / "journal", role="head", index=0, incarnation=0)
     wait = {"i": 0, "n": 1, "who": "the ring", "what": "reward-0", "on": "reward-0", "since_s": 1.0, "detail": "x"}
     book.write(Event.WAIT, **wait, verdict="the ring waits for reward-0")
@@ -380,7 +379,7 @@ def test_the_command_reads_a_live_journal_and_leaves_with_its_code(tmp_path: Pat
     assert "does not exist" in done.stderr
 
 
-def test_a_job_that_user_code_ended_names_the_error_and_no_signal(forge: Forge) -> None:  # item 13
+def test_a_job_that_user_code_ended_shows_the_error_and_no_signal(forge: Forge) -> None:  # item 13
     folder = forge.run.folder
     (folder / "origin.json").write_text('{"folder": "x"}')
     (folder / "logs").mkdir()
