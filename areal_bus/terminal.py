@@ -43,16 +43,19 @@ def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(
 def table(
     rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), out: TextIO | None = None
 ) -> list[str]:
-    """The lines of a table whose first row has the titles: drawn on a terminal, else as `columns`."""
+    """The lines of a table whose first row has the titles: drawn if it fits the terminal, else as `columns`."""
     out = out or sys.stdout
+    plain = columns(rows, right=right)
     if not is_terminal(out):
-        return columns(rows, right=right)
+        return plain
     titles, *body = rows
     headers = [Column(Text(t), justify="right" if i in right else "left") for i, t in enumerate(titles)]
     drawn = Table(*headers, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in body:
         drawn.add_row(*map(Text, row))  # Text: cells are no markup
     console = Console(file=out, force_terminal=True)
+    if console.measure(drawn, options=console.options.update(width=1000)).maximum > console.width:
+        return plain  # a narrower drawn table would cut figures
     with console.capture() as captured:
         console.print(drawn)
     return [line.rstrip() for line in captured.get().strip("\n").split("\n")]

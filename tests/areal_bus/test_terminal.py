@@ -35,6 +35,13 @@ def test_a_terminal_gets_a_drawn_table_with_the_same_cells() -> None:
     assert all(cell in drawn for row in ROWS for cell in row), "cells are text, not markup"
 
 
+def test_a_table_that_is_wider_than_the_terminal_is_plain_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "14")
+    descriptor, child = pty.openpty()
+    with os.fdopen(descriptor, "rb"), os.fdopen(child, "w") as out:
+        assert table(ROWS, right=frozenset({1}), out=out)[1:] == ["1          0.5", "[red]2    1.25"]
+
+
 def test_the_output_of_the_head_behind_mpirun_on_a_terminal_is_styled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STYLED, "1")
     assert styled("step", "bold", io.StringIO()) == "\x1b[1mstep\x1b[0m"
