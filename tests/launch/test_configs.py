@@ -25,23 +25,23 @@ FOR_GPUS = sorted(FOLDER.glob("gpus-*.toml"))
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda path: path.stem)
 def test_a_config_can_be_planned(file: Path) -> None:
     config = load(file, (), {})
-    said = dry_run(config, file, None)
-    assert said.startswith(f"{min_ranks(config.topology)} ranks, ")
-    assert "head-0 + learner-0" in said
+    output = dry_run(config, file, None)
+    assert output.startswith(f"{min_ranks(config.topology)} ranks, ")
+    assert "head-0 + learner-0" in output
 
 
-def test_a_base_says_that_it_is_no_run() -> None:
+def test_a_base_config_is_marked_as_a_base() -> None:
     """Issue 32.22."""
     for name in BASES:
         assert (FOLDER / name).read_text().startswith(("# A base", "# What the four sizes")), name
     assert (FOLDER / "plan.toml").read_text().startswith("# Input of tools.simulate, not a run to start")
-    said = dry_run(load(FOLDER / "gpus.toml", (), {}), FOLDER / "gpus.toml", None)
-    assert re.match(r"\S+/gpus.toml is a base for other configs; these extend it: .*/gpus-1.toml, ", said)
+    output = dry_run(load(FOLDER / "gpus.toml", (), {}), FOLDER / "gpus.toml", None)
+    assert re.match(r"\S+/gpus.toml is a base for other configs; these extend it: .*/gpus-1.toml, ", output)
     assert "is a base" not in dry_run(load(FOLDER / "tiny.toml", (), {}), FOLDER / "tiny.toml", None), "a run, too"
 
 
 @pytest.mark.parametrize("file", FOR_GPUS, ids=lambda path: path.stem)
-def test_a_config_for_gpus_says_how_it_is_started_and_fits_them(file: Path) -> None:
+def test_a_config_for_gpus_states_its_start_command_and_uses_every_gpu(file: Path) -> None:
     config, first = load(file, (), {}), file.read_text().splitlines()[0]
     n_gpus = int(file.stem.split("-")[1])
     assert first.startswith("# ")
@@ -49,11 +49,11 @@ def test_a_config_for_gpus_says_how_it_is_started_and_fits_them(file: Path) -> N
     assert first.endswith(f": {line}")
     assert config.run.name == file.stem
     assert config.topology.gpus_per_host == n_gpus
-    said = dry_run(config, file, None)
-    rows = re.findall(r"^[0-9]+ +host-0 +([0-9]+) ", said, re.MULTILINE)
+    output = dry_run(config, file, None)
+    rows = re.findall(r"^[0-9]+ +host-0 +([0-9]+) ", output, re.MULTILINE)
     assert {int(gpu) for gpu in rows} == set(range(n_gpus)), "every GPU is used"
     assert len(rows) == (2 if n_gpus == 1 else n_gpus)
-    assert "unknown" not in said
+    assert "unknown" not in output
 
 
 def test_one_gpu_of_24_gib_holds_learner_and_generator() -> None:
@@ -65,7 +65,7 @@ def test_one_gpu_of_24_gib_holds_learner_and_generator() -> None:
     assert 10 < float(found[1]) < 20, "CUDA takes some for itself, twice"
 
 
-def test_without_the_gpus_a_start_ends_with_a_sentence_that_names_the_host() -> None:
+def test_a_start_without_the_gpus_is_refused_with_the_host() -> None:
     check_gpus(2, ["a", "a", "b"], [(2, "2.13.0"), (2, "2.13.0"), (8, "2.13.0")])
     check_gpus(0, ["a"], [(0, "")])
     with pytest.raises(
@@ -76,7 +76,7 @@ def test_without_the_gpus_a_start_ends_with_a_sentence_that_names_the_host() -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU here")
-def test_a_start_on_a_machine_without_gpus_says_so_once_and_leaves_no_run(tmp_path: Path) -> None:
+def test_a_start_on_a_machine_without_gpus_prints_one_error_and_creates_no_run(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "areal_bus.launch", str(FOLDER / "gpus-1.toml"), "--set", "launch.bootstrap=env"]
     words += ["--set", f"run.folder={tmp_path / 'runs'}"]
     meeting = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": str(tmp_path)}
@@ -85,14 +85,14 @@ def test_a_start_on_a_machine_without_gpus_says_so_once_and_leaves_no_run(tmp_pa
         for rank in (0, 1)
     ]
     try:
-        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+        output = [rank.communicate(timeout=120)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.communicate()
     assert [rank.returncode for rank in ranks] == [2, 2]
-    assert re.fullmatch(r"error: topology\.gpus_per_host = 1 needs .* finds 0 on .*--dry-run\n", said[0])
-    assert said[1] == ""
+    assert re.fullmatch(r"error: topology\.gpus_per_host = 1 needs .* finds 0 on .*--dry-run\n", output[0])
+    assert output[1] == ""
     assert not (tmp_path / "runs").exists()
 
 
@@ -111,7 +111,7 @@ def test_every_package_that_make_setup_installs_is_pinned_and_data_sets_are_amon
 
 
 @pytest.mark.parametrize("size", ["1.5b", "7b", "14b", "32b"])
-def test_a_size_of_the_paper_names_its_card_and_fits_it(size: str) -> None:
+def test_a_config_of_the_paper_names_its_card_and_fits_it(size: str) -> None:
     """Issue 32.22: 7b's generators, 14b's and 32b's learners did not fit cards of 80 GB."""
     file = FOLDER / f"{size}.toml"
     config = load(file, (), {})

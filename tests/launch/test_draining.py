@@ -35,8 +35,8 @@ def test_an_immediate_end_names_the_newest_checkpoint(tmp_path: Path) -> None:
         assert process.stderr is not None
         safe = tmp_path / "checkpoints" / "step-000020"
         again = f"python -m areal_bus.launch --resume {tmp_path} continues from it"
-        said = process.stderr.read()
-        assert said.startswith(
+        output = process.stderr.read()
+        assert output.startswith(
             f"rank 3: SIGINT: ends at once; the newest checkpoint is {safe}, later updates are lost; {again}; "
         )
 
@@ -50,12 +50,12 @@ def test_an_immediate_end_before_the_first_checkpoint_says_so_and_how_to_resume(
         assert process.stderr is not None
         again = f"python -m areal_bus.launch --resume {tmp_path} starts again at version 0"
         first = f"to write a checkpoint first, use kill -USR1 $(cat {tmp_path}/pid) instead"
-        said = f"rank 3: SIGINT: ends at once; there is no checkpoint yet; {again}; {first}\n"
-        assert process.stderr.read() == said
+        output = f"rank 3: SIGINT: ends at once; there is no checkpoint yet; {again}; {first}\n"
+        assert process.stderr.read() == output
 
 
 @pytest.mark.parametrize(("number", "bootstrap"), [(signal.SIGUSR1, "mpi"), (signal.SIGTERM, "env")])
-def test_a_notice_drains_through_the_head_even_before_that_listens(number: signal.Signals, bootstrap: str) -> None:
+def test_a_drain_request_reaches_the_head_even_before_it_listens(number: signal.Signals, bootstrap: str) -> None:
     head = READ + f"\nwhile not signal.sigpending(): time.sleep(0.01)\n{LISTEN}assert process.drain_requested()"
     with rank(head, role="head", bootstrap=bootstrap) as process:
         line(process)
@@ -65,7 +65,7 @@ def test_a_notice_drains_through_the_head_even_before_that_listens(number: signa
         assert process.stderr.read().startswith(f"rank 3: {number.name}: drains: writes a checkpoint and ends within ")
 
 
-def test_a_head_that_comes_back_is_told_again_to_drain() -> None:
+def test_a_restarted_head_gets_the_drain_request_again() -> None:
     head = READ + LISTEN + UNTIL_ASKED + f"inc or {KILL}"
     with rank(head, role="head") as process:
         line(process)
@@ -84,7 +84,7 @@ def test_a_job_that_does_not_drain_in_time_ends_at_once() -> None:
         assert process.stderr.read().endswith("rank 3: not drained within launch.drain_s = 0.1: ends at once\n")
 
 
-def test_a_second_request_ends_at_once_but_the_same_twice_is_one() -> None:
+def test_a_second_request_ends_at_once_but_a_signal_delivered_twice_is_one() -> None:
     term, usr1, interrupt = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 
     def handled(*received: tuple[float, signal.Signals], bootstrap: Any = "mpi") -> list[int | None]:

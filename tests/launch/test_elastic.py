@@ -156,8 +156,8 @@ def test_a_damaged_invitation_is_refused_by_file_and_field(
     path = run / INVITATION
     changed = json.loads(path.read_text()) | {field: value}
     path.write_text(json.dumps({name: known for name, known in changed.items() if known is not None}))
-    said = refused(capsys, "--join", str(run))
-    assert said == f"--join takes the unchanged join.json of a running job: {path}: {message}\n"
+    output = refused(capsys, "--join", str(run))
+    assert output == f"--join takes the unchanged join.json of a running job: {path}: {message}\n"
     assert not (run / "guests").exists()
 
 
@@ -216,16 +216,16 @@ def test_an_ipc_endpoint_without_a_socket_is_refused(tmp_path: Path) -> None:
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The error line of the command."""
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    return said.err.removeprefix("error: ")
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    return output.err.removeprefix("error: ")
 
 
 def test_an_endpoint_without_key_is_refused_with_the_place_of_the_invitation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = refused(capsys, "--join", "tcp://127.0.0.1:4000")
-    assert "needs --key, the invitation in the run's folder: --key RUN/join.json" in said
+    output = refused(capsys, "--join", "tcp://127.0.0.1:4000")
+    assert "needs --key, the invitation in the run's folder: --key RUN/join.json" in output
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_an_endpoint_without_key_is_refused_with_the_place_of_the_invitation(
 def test_options_that_join_would_ignore_are_refused(
     capsys: pytest.CaptureFixture[str], words: list[str], named: str
 ) -> None:
-    said = refused(capsys, "--join", "runs/latest", *words)
-    assert said == f"--join takes all settings from the job that it joins: leave out {named}\n"
+    output = refused(capsys, "--join", "runs/latest", *words)
+    assert output == f"--join takes all settings from the job that it joins: leave out {named}\n"
 
 
 def test_an_empty_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

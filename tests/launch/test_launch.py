@@ -55,11 +55,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The error line of the command."""
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    return said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1
+    return output.err
 
 
 def test_a_missing_config_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,9 +82,9 @@ def test_an_unknown_key_is_refused(file: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_fewer_ranks_than_actors_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, str(file), "--set", "topology.rewards=5")
-    assert "at least 7 ranks" in said
-    assert "4 started; run mpirun -np 7" in said
+    output = refused(capsys, str(file), "--set", "topology.rewards=5")
+    assert "at least 7 ranks" in output
+    assert "4 started; run mpirun -np 7" in output
 
 
 def test_a_start_without_mpirun_is_refused_with_the_command_to_run(
@@ -97,8 +97,8 @@ def test_a_start_without_mpirun_is_refused_with_the_command_to_run(
 def test_tensor_parallel_generators_are_refused_as_long_as_no_engine_shards(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(capsys, str(file), "--set", "topology.tensor_parallel=2")
-    assert "computes on one GPU: topology.tensor_parallel is 2" in said
+    output = refused(capsys, str(file), "--set", "topology.tensor_parallel=2")
+    assert "computes on one GPU: topology.tensor_parallel is 2" in output
 
 
 def test_only_rank_0_prints_an_error_in_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +107,7 @@ def test_only_rank_0_prints_an_error_in_the_settings(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "output"),
     [
         ("reward.function=nowhere:score", "reward.function 'nowhere:score' must import"),
         ("workflow.function=nowhere:Flow", "workflow.function 'nowhere:Flow' must import"),
@@ -118,12 +118,12 @@ def test_only_rank_0_prints_an_error_in_the_settings(capsys: pytest.CaptureFixtu
     ],
 )
 def test_settings_that_do_not_fit_files_or_functions_are_refused_before_the_start(
-    file: Path, override: str, said: str
+    file: Path, override: str, output: str
 ) -> None:
     config = load(file, [override, "evaluate.after=true"], {})
     with pytest.raises(ConfigError) as caught:
         prepare(config, file)
-    assert said in str(caught.value)
+    assert output in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (file.parent / "runs").exists()
 
@@ -218,11 +218,11 @@ def test_the_plan_of_512_ranks_prints_without_mpirun(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main([str(ROOT / "configs" / "32b.toml"), "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("512 ranks, 64 host(s)")
-    assert "head-0 + learner-0" in said
-    assert "generator-47 .. member of generator-47" in said
-    assert "max_head_offpolicyness = 4" in said
+    output = capsys.readouterr().out
+    assert output.startswith("512 ranks, 64 host(s)")
+    assert "head-0 + learner-0" in output
+    assert "generator-47 .. member of generator-47" in output
+    assert "max_head_offpolicyness = 4" in output
     assert not (file.parent / "runs").exists()
 
 

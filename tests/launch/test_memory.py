@@ -1,4 +1,4 @@
-"""What a dry run says of memory: the pieces of its formula, and the demo's real peak beside it (`make soak`)."""
+"""The memory estimate of a dry run: the parts of its formula, and the real peak of the demo (`make soak`)."""
 
 import json
 import os
@@ -123,7 +123,7 @@ def test_a_large_job_shares_learners_and_splits_generators() -> None:
     assert held.device == (2 * N + slots * positions * 2 * 2 * 4 * 2) // width + spare + 3 * slots * 10 * 8
 
 
-def test_weights_are_received_where_staging_says() -> None:
+def test_weights_are_received_where_weights_staging_puts_them() -> None:
     host, device = (config(weights={"staging": staging}) for staging in ("host", "device"))
     on_gpu = {"topology": {"gpus_per_host": 1}}
     assert need(config(**on_gpu), Role.GENERATOR) == need(device, Role.GENERATOR), "auto: where it computes"
@@ -137,7 +137,7 @@ def test_weights_are_received_where_staging_says() -> None:
     assert need(host, Role.HEAD) == Need(0, LIBRARIES[Role.HEAD])
 
 
-def test_snapshots_lie_on_the_gpu_where_pushes_stay_within_it() -> None:
+def test_snapshots_are_on_the_gpu_when_pushes_stay_on_it() -> None:
     one_gpu = {"gpus_per_host": 1, "ranks_per_gpu": 2}
     kept, sent = (need(config(topology=one_gpu, weights={"route": r}), Role.LEARNER) for r in ("auto", "gloo"))
     assert (kept.device - sent.device, kept.host) == (2 * 4 * N, LIBRARIES[Role.LEARNER] + 4 * N)
@@ -175,7 +175,7 @@ def test_a_dry_run_states_bytes_a_parameter_and_a_token(tmp_path: Path) -> None:
 
 
 def written(tmp_path: Path, **changes: str) -> tuple[Config, Path]:
-    """A config for GPUs whose model's shape is known: 0.5 billion parameters, a learner and a generator apart."""
+    """A config with a known shape of 0.5 billion parameters: a learner and a generator on separate GPUs."""
     file = tmp_path / "plan.toml"
     text = (ROOT / "configs" / "tiny.toml").read_text()
     file.write_text(text)
@@ -183,7 +183,7 @@ def written(tmp_path: Path, **changes: str) -> tuple[Config, Path]:
     return load(file, [*gpus, *(f"{key.replace('__', '.')}={value}" for key, value in changes.items())], {}), file
 
 
-def test_a_gpu_that_cannot_hold_its_plan_is_flagged_with_what_to_change(tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_a_gpu_is_flagged_with_what_to_change(tmp_path: Path) -> None:
     """Issue 32.22: every setting that is named makes it fit."""
     settings, file = written(tmp_path, topology__gpu_memory_gib="4")
     assert not make_plan_page(settings, file, None).is_too_large
@@ -191,13 +191,13 @@ def test_a_gpu_that_cannot_hold_its_plan_is_flagged_with_what_to_change(tmp_path
     page = make_plan_page(large, file, None)
     assert page.is_too_large
     (line,) = [line for line in page.text.splitlines() if line.startswith("  generator (1 GPU")]
-    said = re.search(r"DOES NOT FIT: .* set rollout.max_concurrent_rollouts = (\d+) \(it is \d+\)", line)
-    assert said is not None
+    output = re.search(r"DOES NOT FIT: .* set rollout.max_concurrent_rollouts = (\d+) \(it is \d+\)", line)
+    assert output is not None
     changed = written(
         tmp_path,
         topology__gpu_memory_gib="1",
         gconfig__max_new_tokens="2000",
-        rollout__max_concurrent_rollouts=said[1],
+        rollout__max_concurrent_rollouts=output[1],
     )[0]
     page = make_plan_page(changed, file, None)
     assert "generator (1 GPU" in page.text
@@ -207,18 +207,18 @@ def test_a_gpu_that_cannot_hold_its_plan_is_flagged_with_what_to_change(tmp_path
 @pytest.mark.parametrize(
     ("config_name", "key"), [("gpus-2", "topology.learners"), ("7b", "rollout.max_concurrent_rollouts")]
 )
-def test_what_is_advised_is_a_plan_that_passes_all_checks_with_room_to_spare(config_name: str, key: str) -> None:
+def test_an_advised_plan_passes_all_checks_with_spare_memory(config_name: str, key: str) -> None:
     """Issue 32.22: two learners of two ranks were advised and then refused; 79.0 GiB of 79.6 were advised."""
     file = ROOT / "configs" / f"{config_name}.toml"
     gpus = {"gpus-2": ["topology.gpu_memory_gib=24"], "7b": ["rollout.max_concurrent_rollouts=32"]}[config_name]
     page = make_plan_page(load(file, gpus, {}), file, None)
     assert page.is_too_large
     (line,) = [line for line in page.text.splitlines() if "DOES NOT FIT" in line]
-    said = re.findall(r"([a-z_]+\.[a-z_]+) = (\S+) \(it is", line)
-    assert (key in dict(said)) == (config_name == "7b")
+    output = re.findall(r"([a-z_]+\.[a-z_]+) = (\S+) \(it is", line)
+    assert (key in dict(output)) == (config_name == "7b")
     if config_name == "gpus-2":
         assert "no single setting is enough: use a smaller model, larger GPUs, or more of them" in line
-    for name, value in said:
+    for name, value in output:
         settings = load(file, [*gpus, f"{name}={value}"], {})
         assert not make_plan_page(settings, file, None).is_too_large
         shape = find_shape(settings, file.parent)
@@ -229,17 +229,17 @@ def test_what_is_advised_is_a_plan_that_passes_all_checks_with_room_to_spare(con
         assert all(load.n_bytes <= 81559 * MIB * (1 - SPARE_SHARE) for load in changed)
 
 
-def test_a_host_that_cannot_hold_its_plan_is_flagged_and_other_hosts_are_planned_by_their_memory() -> None:
+def test_a_plan_that_does_not_fit_a_host_is_flagged_and_host_memory_can_be_set() -> None:
     """Issue 32.22: a CPU plan of 554 GiB ended with 0 on a machine of 24."""
     file = ROOT / "configs" / "plan.toml"
     small = make_plan_page(load(file, ["topology.host_memory_gib=500"], {}), file, None)
     assert small.is_too_large
     assert "each host has 500 GiB (topology.host_memory_gib = 500)" in small.text
-    said = re.search(
+    output = re.search(
         r"DOES NOT FIT: \d.* GiB too much; set (rollout.max_concurrent_rollouts = \d+) \(it is 256\)", small.text
     )
-    assert said is not None
-    less = load(file, ["topology.host_memory_gib=500", said[1].replace(" ", "")], {})
+    assert output is not None
+    less = load(file, ["topology.host_memory_gib=500", output[1].replace(" ", "")], {})
     assert not make_plan_page(less, file, None).is_too_large
     assert not make_plan_page(load(file, ["topology.host_memory_gib=600"], {}), file, None).is_too_large
     here = make_plan_page(load(file, ["model.path=nobody/unknown"], {}), file, None)
@@ -279,7 +279,7 @@ def test_a_card_is_known_by_its_name_and_a_wrong_name_is_refused(tmp_path: Path)
     assert "24 GiB (topology.gpu_memory_gib = 24" in dry_run(load(file, ["topology.gpu_memory_gib=24"], {}), file, None)
 
 
-def test_what_fsdp_gathers_and_cuda_take_counts_against_the_gpu() -> None:
+def test_cuda_and_gathered_fsdp_layers_count_against_the_gpu() -> None:
     """Issue 32.22: 79.7 GiB did not fit 80."""
     two = config(topology={"learners": 2, "gpus_per_host": 3, "generators": 1})
     place = plan(two.topology, ["h"] * 4)[0]
@@ -292,7 +292,7 @@ def test_what_fsdp_gathers_and_cuda_take_counts_against_the_gpu() -> None:
     assert gpu_overhead(on_cpu, plan(on_cpu.topology, ["h"] * 4)[0], SHAPE) == 0
 
 
-def test_a_plan_comes_first_and_then_only_what_differs_from_the_defaults(tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_plan_and_then_only_changed_settings(tmp_path: Path) -> None:
     """Issue 32.12."""
     file = tmp_path / "tiny.toml"
     file.write_text((ROOT / "configs" / "tiny.toml").read_text())
@@ -308,7 +308,7 @@ def test_a_plan_comes_first_and_then_only_what_differs_from_the_defaults(tmp_pat
     assert load(again, (), {}) == settings
 
 
-def test_a_dry_run_says_whether_the_servers_interpreter_is_here(tmp_path: Path) -> None:
+def test_a_dry_run_reports_whether_the_servers_interpreter_is_installed(tmp_path: Path) -> None:
     """Issue 32.12."""
     settings, file = written(tmp_path, rollout__engine="sglang", engine__python="/nowhere/bin/python")
     assert "\nengine.python = /nowhere/bin/python is not on this machine" in dry_run(settings, file, None)
@@ -322,8 +322,8 @@ def need(config: Config, role: Role, *, index: int = 0) -> Need:
 
 @pytest.mark.soak
 @pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
-def test_the_demos_peak_is_as_predicted(tmp_path: Path) -> None:
-    """Of each actor's process, as the system counts it (VmHWM)."""
+def test_the_peak_memory_of_the_demo_is_as_predicted(tmp_path: Path) -> None:
+    """The peak of each actor's process (VmHWM)."""
     changes = {"run.folder": f'"{tmp_path}"', "run.total_train_steps": STEPS}
     changes |= {"evaluate.before": "false", "evaluate.after": "false"}
     line = command("demo") + [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
@@ -341,19 +341,19 @@ def test_the_demos_peak_is_as_predicted(tmp_path: Path) -> None:
     settings = load(DEMO, (), {})
     shape, n_prompt = find_shape(settings, DEMO.parent), longest_prompt(settings, DEMO.parent)
     assert shape is not None
-    said = {}
+    output = {}
     for name, measured in peaks.items():
         role, _, index = name.partition("-")
         found = estimate(settings, shape, Role(role), int(index), n_prompt=n_prompt)
         predicted = found.device + found.host - (REWARD_WORKER if role == "reward" else 0)  # a process of its own
-        said[name] = (predicted / measured - 1, predicted / MIB, measured / MIB)
-    print(said)
-    assert set(said) == {"head-0", "learner-0", "generator-0", "generator-1", "reward-0"}
-    assert {name: what for name, what in said.items() if abs(what[0]) > NEAR} == {}
+        output[name] = (predicted / measured - 1, predicted / MIB, measured / MIB)
+    print(output)
+    assert set(output) == {"head-0", "learner-0", "generator-0", "generator-1", "reward-0"}
+    assert {name: what for name, what in output.items() if abs(what[0]) > NEAR} == {}
 
 
 def actors(journal: Path) -> dict[str, int]:
-    """Process of each actor that has begun, by name."""
+    """The process of each started actor, by name."""
     found = {}
     for file in journal.glob("*.jsonl"):
         with file.open() as lines:
@@ -365,7 +365,7 @@ def actors(journal: Path) -> dict[str, int]:
 
 
 def peak(pid: int) -> int:
-    """Bytes of resident memory at most so far; 0 of a process that is gone."""
+    """Peak resident bytes so far; 0 for a process that is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

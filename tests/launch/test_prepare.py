@@ -74,9 +74,9 @@ def test_a_prompt_over_the_limit_is_refused_with_its_line_and_both_remedies(
 ) -> None:
     if kind == "folder":
         request.getfixturevalue("model")
-    said = refusal(file, "data.max_prompt_tokens=10")
-    assert "at most data.max_prompt_tokens = 10 tokens" in said
-    assert "rows.jsonl:2, has 11; set data.max_prompt_tokens = 11 (or more), or remove rows of that length" in said
+    output = refusal(file, "data.max_prompt_tokens=10")
+    assert "at most data.max_prompt_tokens = 10 tokens" in output
+    assert "rows.jsonl:2, has 11; set data.max_prompt_tokens = 11 (or more), or remove rows of that length" in output
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_a_prompt_that_leaves_no_room_for_its_completion_is_refused(
 ) -> None:
     if kind == "folder":
         request.getfixturevalue("model")
-    said = refusal(file, "gconfig.max_new_tokens=14")
-    assert f"a prompt plus gconfig.max_new_tokens = 14 may have at most {name} = 24 tokens" in said
-    assert "rows.jsonl:2, has 11; set gconfig.max_new_tokens = 13 (or less)" in said
+    output = refusal(file, "gconfig.max_new_tokens=14")
+    assert f"a prompt plus gconfig.max_new_tokens = 14 may have at most {name} = 24 tokens" in output
+    assert "rows.jsonl:2, has 11; set gconfig.max_new_tokens = 13 (or less)" in output
 
 
 def test_evaluation_problems_have_the_same_limits(file: Path) -> None:
@@ -100,9 +100,9 @@ def test_evaluation_problems_have_the_same_limits(file: Path) -> None:
 
 def test_a_generated_row_is_named_by_its_number(file: Path) -> None:
     file.write_text(SMALL.replace('path = "rows.jsonl"', 'task = "reverse"'))
-    said = refusal(file, "data.max_prompt_tokens=5")
-    assert "data.task = 'reverse', row " in said
-    assert said.endswith("or lower data.largest")
+    output = refusal(file, "data.max_prompt_tokens=5")
+    assert "data.task = 'reverse', row " in output
+    assert output.endswith("or lower data.largest")
 
 
 def test_prompts_of_a_users_workflow_are_not_checked(file: Path) -> None:
@@ -113,16 +113,16 @@ def test_prompts_of_a_users_workflow_are_not_checked(file: Path) -> None:
 
 
 def test_a_prompt_field_that_a_later_row_lacks_is_refused(file: Path) -> None:
-    said = refusal(file, "data.prompt={question} {unit}>")
-    assert "data.prompt may use fields of the row only: {unit}" in said
-    assert said.endswith("rows.jsonl:2)")
+    output = refusal(file, "data.prompt={question} {unit}>")
+    assert "data.prompt may use fields of the row only: {unit}" in output
+    assert output.endswith("rows.jsonl:2)")
 
 
 def test_a_chat_template_is_required_and_counted(file: Path, model: Path) -> None:
     assert "needs a tokenizer with a template" in refusal(file, "data.chat_template=true")
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    said = refusal(file, "data.chat_template=true", "data.max_prompt_tokens=12")
-    assert "rows.jsonl:2, has 13" in said
+    output = refusal(file, "data.chat_template=true", "data.max_prompt_tokens=12")
+    assert "rows.jsonl:2, has 13" in output
     (model / "chat_template.jinja").write_text("{{ raise_exception('no such role') }}")
     assert "no such role" in refusal(file, "data.chat_template=true")
 
@@ -132,9 +132,9 @@ def test_a_workflow_whose_init_raises_is_refused_in_one_line(file: Path) -> None
         "print('hello', end='')\nclass Flow:\n    def __init__(self, config): raise KeyError('tools')\n"
         "    async def episode(self, row, ask): ...\n"
     )
-    said = refusal(file, "workflow.function=raising_flow:Flow")
-    assert "must build from the config alone: Flow(config) of" in said
-    assert said.endswith("raised KeyError: 'tools' (raising_flow.py:3)")  # item 15
+    output = refusal(file, "workflow.function=raising_flow:Flow")
+    assert "must build from the config alone: Flow(config) of" in output
+    assert output.endswith("raised KeyError: 'tools' (raising_flow.py:3)")  # item 15
     with pytest.raises(ConfigError, match="raised KeyError: 'tools'"):
         prepare_in_subprocess(load(file, ["workflow.function=raising_flow:Flow"], {}), file)
 

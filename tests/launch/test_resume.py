@@ -128,12 +128,12 @@ def test_changed_fixed_settings_are_refused_together_each_with_its_reason(file: 
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     with pytest.raises(ConfigError) as caught:
         resume(run, file, "data.batch_size=4", "model.scratch.layers=1", "actor.lr=0.5", "run.seed=7")
-    said = str(caught.value)
-    assert "\n" not in said
-    assert "run.seed: 1 -> 7 (the order of the data" in said
-    assert "model.scratch.layers: 3 -> 1 (" in said
-    assert "data.batch_size: 8 -> 4 (the backlog" in said
-    assert "actor.lr" not in said
+    output = str(caught.value)
+    assert "\n" not in output
+    assert "run.seed: 1 -> 7 (the order of the data" in output
+    assert "model.scratch.layers: 3 -> 1 (" in output
+    assert "data.batch_size: 8 -> 4 (the backlog" in output
+    assert "actor.lr" not in output
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
 
 
@@ -322,8 +322,8 @@ def test_a_file_system_without_locks_gives_a_warning(
 
     monkeypatch.setattr(fcntl, "flock", none)
     Lock(tmp_path).release()
-    said = f"warning: no lock protects this run from a second job: {tmp_path / 'lock'}: No locks available\n"
-    assert capsys.readouterr().err == said
+    output = f"warning: no lock protects this run from a second job: {tmp_path / 'lock'}: No locks available\n"
+    assert capsys.readouterr().err == output
 
 
 def test_incarnations_continue_above_the_largest_of_all_journals(tmp_path: Path) -> None:

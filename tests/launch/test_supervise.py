@@ -198,12 +198,12 @@ def test_item_15_a_second_failure_at_the_same_place_ends_the_job(
     for incarnation, reached in enumerate((0, 3, 3)):
         keep_fault(tmp_path / "logs", f"reward-0.{incarnation}", Fault("mine/my.py:9", reached))
     assert outcome(READ + REPORT_PROGRESS + "sys.exit(1)", run=tmp_path, max_restarts=5) == 1
-    said = capfd.readouterr().err.splitlines()
-    assert said[:2] == [
+    output = capfd.readouterr().err.splitlines()
+    assert output[:2] == [
         "rank 3 (reward-0): ended with exit code 1; started again as reward-0.1",
         "rank 3 (reward-0): ended with exit code 1; started again as reward-0.2",  # it had made progress
     ]
-    assert "mine/my.py:9 failed twice without an update in between: the job ends" in said[2]
+    assert "mine/my.py:9 failed twice without an update in between: the job ends" in output[2]
 
 
 def test_an_actor_that_keeps_dying_ends_the_rank_with_its_last_error(
@@ -212,12 +212,12 @@ def test_an_actor_that_keeps_dying_ends_the_rank_with_its_last_error(
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "reward-0.2.error.txt").write_text("Traceback\nOSError: no room\n")
     assert outcome(READ + "sys.exit(1)", run=tmp_path, max_restarts=2) == 1
-    said = capfd.readouterr().err.splitlines()
-    assert said[:2] == [
+    output = capfd.readouterr().err.splitlines()
+    assert output[:2] == [
         "rank 3 (reward-0): ended with exit code 1; started again as reward-0.1",
         "rank 3 (reward-0): ended with exit code 1; starts again in 0.5 s as reward-0.2",
     ]
-    assert said[2] == (
+    assert output[2] == (
         "rank 3 (reward-0): ended with exit code 1 (OSError: no room); that is 3 in a row without progress in between, "
         "and launch.max_restarts is 2"
     )
@@ -316,13 +316,13 @@ def test_a_rank_can_wait_until_the_job_is_over(tmp_path: Path) -> None:
 
 
 def test_a_head_gets_time_to_end_the_job(tmp_path: Path) -> None:
-    head = READ + f"sys.stdin.readline(); open({str(tmp_path / 'said')!r}, 'w')"
+    head = READ + f"sys.stdin.readline(); open({str(tmp_path / 'output')!r}, 'w')"
     supervisor = make(head, READ + f"sys.exit({OVER})", roles=("head", "learner"))
     child = supervisor.actors[0].child
     assert child is not None
     os.write(child.stdin, b"the learner failed\n")
     assert supervisor.wait() == 1
-    assert (tmp_path / "said").exists()
+    assert (tmp_path / "output").exists()
 
 
 def test_an_actor_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
@@ -388,10 +388,10 @@ def test_a_process_that_cannot_be_started_counts_as_a_crash(capfd: pytest.Captur
     supervisor = make(READ + KILL, max_restarts=1)
     supervisor.command = ["/nowhere/python"]
     assert supervisor.wait() == 1
-    said = capfd.readouterr().err.splitlines()
-    assert said[0] == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1"
-    assert said[1].startswith("rank 3 (reward-0): the process of reward-0.1 must start: [Errno 2] No such file")
-    assert said[1].endswith("that is 2 in a row without progress in between, and launch.max_restarts is 1")
+    output = capfd.readouterr().err.splitlines()
+    assert output[0] == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1"
+    assert output[1].startswith("rank 3 (reward-0): the process of reward-0.1 must start: [Errno 2] No such file")
+    assert output[1].endswith("that is 2 in a row without progress in between, and launch.max_restarts is 1")
 
 
 # a head that makes no progress
@@ -430,8 +430,8 @@ def test_a_stalled_head_is_reported_and_its_recovery_too(tmp_path: Path) -> None
     head = STALLING_HEAD.format(go=str(go), end=str(end))
     with rank(head, role="head", watchdog={"progress_s": 0.6}) as process:
         assert process.stderr is not None
-        said = process.stderr.readline()
-        assert re.fullmatch(r"rank 3: warning: head-0 has made no progress for \d+ s: all actors wait for it\n", said)
+        output = process.stderr.readline()
+        assert re.fullmatch(r"rank 3: warning: head-0 has made no progress for \d+ s: all actors wait for it\n", output)
         go.touch()
         lines = iter(process.stderr.readline, "")
         assert next(line for line in lines if "warning" not in line).startswith(
@@ -451,8 +451,8 @@ def test_a_stalled_head_ends_the_job_only_with_action_abort(tmp_path: Path, acti
     with rank(head, role="head", watchdog=watchdog) as process:
         pid = int(line(process))
         assert process.stderr is not None
-        for said in iter(process.stderr.readline, ""):
-            if int(said.split(" progress for ")[-1].split()[0]) > 1:  # beyond act_s
+        for output in iter(process.stderr.readline, ""):
+            if int(output.split(" progress for ")[-1].split()[0]) > 1:  # beyond act_s
                 end.touch()
         assert process.wait(20) == code
     assert ends_within(pid, 10)
