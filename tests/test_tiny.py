@@ -5,6 +5,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from actors.models.scratch import write_scratch_folder
+from areal_bus.config.sections import ScratchConfig
+from tests.actors.models.test_families import FAMILIES, V, plain, saved
 from tests.support.listening import of_the_launcher, watched
 from tests.support.replaying import replay_run
 
@@ -143,3 +147,69 @@ def test_each_algorithm_trains_three_steps_in_a_real_ring(tmp_path: Path, file: 
     updates = events(run, "head-0.0", "update")
     assert [update["version"] for update in updates] == [1, 2, 3]
     assert all(update["grad_norm"] > 0 for update in updates)
+
+
+FAMILY = """
+[run]
+name = "family"
+total_train_steps = 3
+
+[model]
+path = "{folder}"
+
+[data]
+task = "reverse"
+prompt = "{{question}}>"
+chat_template = false
+largest = 8
+batch_size = 8
+max_prompt_tokens = 16
+
+[rollout]
+max_concurrent_rollouts = 64
+max_head_offpolicyness = 2
+
+[gconfig]
+n_samples = 4
+max_new_tokens = 24
+
+[reward]
+function = "reverse"
+
+[actor]
+advantage = "rloo"
+lr = 1e-3
+
+[learner.warmup]
+steps = 10
+
+[checkpoint]
+every_steps = 1
+keep = 9
+
+[journal]
+tokens = true
+"""
+
+
+WINDOWED = ("mistral", "gemma2", "gemma3")  # the others sample by the forward that the whole suite uses
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.slow if name in WINDOWED else pytest.mark.soak) for name in FAMILIES],
+)
+def test_a_model_of_each_family_goes_through_the_whole_ring(tmp_path: Path, family: str) -> None:
+    """Warm-up, sampling beyond the window, scores, updates, pushes, export; log-probs recomputed by a plain forward."""
+    folder = saved(tmp_path / "family", family, 0)
+    write_scratch_folder(tmp_path / "scratch", ScratchConfig())
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(tmp_path / "scratch" / name, folder)
+    (tmp_path / "family.toml").write_text(FAMILY.format(folder=folder))
+    run = launch(tmp_path, config=str(tmp_path / "family.toml"))
+    assert [update["version"] for update in events(run, "head-0.0", "update")] == [1, 2, 3]
+    audit = subprocess.run(
+        [sys.executable, "-m", "tools.audit", str(run), "--recompute"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    assert plain(str(run / "model")).config.vocab_size == V

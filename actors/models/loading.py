@@ -139,7 +139,9 @@ def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = 
     model: Any
     try:
         if random_seed is None:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), **_where(path))
+            model = _soft_capped(
+                AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), **_where(path))
+            )
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(random_seed)
@@ -195,7 +197,17 @@ def _structure(path: str, dtype: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(path, **_where(path))
-    return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
+    return _soft_capped(AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)))  # type: ignore[no-untyped-call]
+
+
+def _soft_capped(model: Any) -> Any:
+    """Eager attention for a model with a soft cap on its attention scores (Gemma 2).
+
+    The sdpa attention of transformers ignores the cap.
+    """
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")
+    return model
 
 
 def _where(path: str) -> dict[str, bool]:

@@ -69,11 +69,7 @@ class DenseCache:
     ) -> "tuple[DecodeView, Tensor | None]":
         """A view that writes the next token of rows 0 .. n-1, and the mask if their lengths differ."""
         position_n, longest = torch.tensor(positions, device=device), max(positions) + 1
-        mask = None
-        if min(positions) + 1 < longest:
-            unseen_nL = torch.arange(longest, device=device) > position_n[:, None]
-            mask = torch.zeros(unseen_nL.shape, dtype=dtype, device=device)
-            mask = mask.masked_fill_(unseen_nL, torch.finfo(dtype).min)[:, None, None]
+        mask = decode_mask(positions, dtype, device) if min(positions) + 1 < longest else None
         return DecodeView(self, position_n, longest), mask
 
     def _new(self, like: Tensor) -> Tensor:
@@ -85,6 +81,21 @@ class DenseCache:
         new, kept = self._new(old), min(self.capacity, old.shape[2])
         new[:n_live, :, :kept] = old[:n_live, :, :kept]
         return new
+
+
+def decode_mask(
+    positions: Sequence[int], dtype: torch.dtype, device: torch.device, *, window: int | None = None
+) -> Tensor:
+    """(n, 1, 1, L), 0 where the token at its row's position sees a cached one and the least number where not.
+
+    With `window` it sees the last `window` positions, its own included.
+    """
+    position_n1, at_L = torch.tensor(positions, device=device)[:, None], torch.arange(max(positions) + 1, device=device)
+    unseen_nL = at_L > position_n1
+    if window is not None:
+        unseen_nL |= at_L <= position_n1 - window
+    mask_nL = torch.zeros(unseen_nL.shape, dtype=dtype, device=device)
+    return mask_nL.masked_fill_(unseen_nL, torch.finfo(dtype).min)[:, None, None]
 
 
 def _round(length: int) -> int:

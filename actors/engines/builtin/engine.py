@@ -9,7 +9,8 @@ where it is sampled (I5).
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from actors.cpu.decode_step import Draws
 from actors.engines.builtin import limits
 from actors.engines.builtin.cuda_graphs import CudaGraphs, CudaRecorder, Recorder
-from actors.engines.builtin.dense_cache import DenseCache
+from actors.engines.builtin.dense_cache import DenseCache, decode_mask
 from actors.engines.builtin.fused_llama import TOLERANCE, disagreement, fused
 from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.builtin.prefill import PrefillPack, plan
@@ -32,6 +33,7 @@ from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 
 Key = tuple[str, int, int, int, int]
+Mask = Tensor | dict[str, Tensor] | None  # by kind of layer where a model has several
 AHEAD_S = 0.02  # a generator decodes for about this long before it handles messages and weights
 MOST_AHEAD = 16  # decode steps in one call, at most
 
@@ -61,7 +63,10 @@ class BuiltinEngine:
         first = next(iter(self._parameters.values()))
         self._device, self._dtype = first.device, first.dtype
         choose(self._device)
-        self._fused = fused(model, by_kernel=recorder is None)  # a recording holds torch operations
+        is_plain = self._limits.sees is None or self._limits.sees >= self._limits.most
+        self._fused = (
+            fused(model, by_kernel=recorder is None) if is_plain else None
+        )  # a recording holds torch operations
         self._is_checked = False  # the fused forward has been compared with the model
         self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)
         self._stop_ids, self._on_update = stop_ids, on_update
@@ -314,6 +319,8 @@ class BuiltinEngine:
         view, mask = self._cache.decoding(positions, self._dtype, self._device)
         if self._fused is not None:
             return self._fused.decoded([row.last for row in rows], positions, view, mask)
+        if self._limits.sees is not None and self._fused is None:
+            mask = self._by_layer(partial(decode_mask, positions, self._dtype, self._device))
         position_n1 = torch.tensor(positions, device=self._device)[:, None]
         ids_n1 = torch.tensor([[row.last] for row in rows], device=self._device)
         return self._forward(ids_n1, position_n1, mask, view, 1)[:, 0]
@@ -323,7 +330,9 @@ class BuiltinEngine:
         if self._fused is not None and self._fused.packs_by_kernel:
             pack = pack.filled(stepped(len(pack.ids), self._device))
             where = pack.sequences()
-        mask = pack.mask(self._dtype, self._device) if where is None else None
+        mask: Mask = pack.mask(self._dtype, self._device) if where is None else None
+        if self._limits.sees is not None and self._fused is None:
+            mask = self._by_layer(partial(pack.full_mask, self._dtype, self._device))
         ids_1T = torch.tensor([pack.ids], device=self._device)
         position_1T = torch.tensor([pack.positions], device=self._device)
         last = torch.tensor(pack.last, device=self._device)
@@ -332,7 +341,12 @@ class BuiltinEngine:
             return self._fused(ids_1T, position_1T, max(pack.positions) + 1, mask, view, last, where)
         return self._forward(ids_1T, position_1T, mask, view, last)[0]
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, view: Any, keep: Any) -> Tensor:
+    def _by_layer(self, made: Callable[..., Tensor]) -> Mask:
+        """The masks of a model with sliding attention, by kind of layer if it has both; `made(window=...)` is one."""
+        sliding = made(window=self._limits.sees)
+        return {"full_attention": made(), "sliding_attention": sliding} if self._limits.is_mixed else sliding
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Mask, view: Any, keep: Any) -> Tensor:
         """The forward pass of the original model."""
         logits: Tensor = self._model(
             input_ids=ids,

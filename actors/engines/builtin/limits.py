@@ -47,16 +47,19 @@ class Limits:
 
     most: int  # positions
     sees: int | None  # positions that sliding attention sees
+    is_mixed: bool  # the model names the kind of attention of each layer
     vocabulary: int
 
     @staticmethod
     def of(model: Any) -> "Limits":
-        return Limits(most_tokens(model.config), window(model.config), model.get_input_embeddings().num_embeddings)
+        is_mixed = getattr(model.config.get_text_config(), "layer_types", None) is not None
+        n_words = model.get_input_embeddings().num_embeddings
+        return Limits(most_tokens(model.config), window(model.config), is_mixed, n_words)
 
 
 def rules(request: Request, limits: Limits) -> list[tuple[bool, str]]:
     """(whether it is broken, the rule) of a request."""
-    most, sees, vocabulary = limits.most, limits.sees, limits.vocabulary
+    most, vocabulary = limits.most, limits.vocabulary
     total = len(request.ids) + request.max_new_tokens
     return [
         (not request.ids, "a prompt has at least one token"),
@@ -65,8 +68,6 @@ def rules(request: Request, limits: Limits) -> list[tuple[bool, str]]:
         (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
         (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
          f"{request.max_new_tokens}"),
-        (sees is not None and total > sees, f"sliding attention is not supported beyond its window of {sees} "
-         f"tokens; prompt and budget are {total}"),
         (not are_words(request.ids, vocabulary), f"token ids are below {vocabulary}"),
         *rules_of_done(request, vocabulary),
     ]  # fmt: skip

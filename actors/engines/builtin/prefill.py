@@ -61,9 +61,16 @@ class PrefillPack:
         return Sequences(len(self.ids), torch.tensor(lengths), torch.tensor(firsts), torch.tensor(rows))
 
     def mask(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """(1, 1, T, T), 0 where a token sees another and the least number where not; None for plain causal."""
+        """As `full_mask`; None for plain causal."""
         if len(self.pieces) == 1 or (len(self.pieces) == 2 and len(self.parents) == 1):
             return None
+        return self.full_mask(dtype, device)
+
+    def full_mask(self, dtype: torch.dtype, device: torch.device, *, window: int | None = None) -> Tensor:
+        """(1, 1, T, T), 0 where a token sees another and the least number where not.
+
+        With `window` a token sees the last `window` positions of its sequence, its own included.
+        """
         size = len(self.ids)
         sees_TT = torch.zeros(size, size, dtype=torch.bool)
         for piece in self.pieces:
@@ -71,6 +78,9 @@ class PrefillPack:
         for prompt_begin, prompt_end, begin, end in self.parents:
             sees_TT[begin:end, prompt_begin:prompt_end] = True
         sees_TT.tril_()
+        if window is not None:
+            position_T = torch.tensor(self.positions)
+            sees_TT &= position_T[:, None] - position_T < window
         mask_TT = torch.zeros(size, size, dtype=dtype).masked_fill_(~sees_TT, torch.finfo(dtype).min)
         return mask_TT[None, None].to(device)
 

@@ -431,16 +431,6 @@ def test_a_request_that_cannot_be_served_is_refused(bad: Request, why: str) -> N
     assert running.n_live == 1
 
 
-def test_sliding_attention_is_refused_beyond_its_window_only() -> None:
-    sliding = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
-    model = qwen(0, **sliding)
-    running, short = engine(model), request(0, [3] * 5, n=10)
-    running.submit(short)
-    with pytest.raises(EngineError, match="window of 16"):
-        running.submit(request(1, [3] * 10, n=10))
-    assert_logps([short], run_all(running), {0: model})
-
-
 def test_rope_that_changes_with_the_batch_is_refused() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(EngineError, match="rotary"):
