@@ -319,10 +319,11 @@ class BuiltinEngine:
         view, mask = self._cache.decoding(positions, self._dtype, self._device)
         if self._fused is not None:
             return self._fused.decoded([row.last for row in rows], positions, view, mask)
-        if self._limits.sees is not None and self._fused is None:
-            mask = self._by_layer(partial(decode_mask, positions, self._dtype, self._device))
         position_n1 = torch.tensor(positions, device=self._device)[:, None]
         ids_n1 = torch.tensor([[row.last] for row in rows], device=self._device)
+        if self._limits.sees is not None:
+            sliding = self._by_layer(partial(decode_mask, positions, self._dtype, self._device))
+            return self._forward(ids_n1, position_n1, sliding, view, 1)[:, 0]
         return self._forward(ids_n1, position_n1, mask, view, 1)[:, 0]
 
     def _prefill(self, pack: PrefillPack) -> Tensor:
@@ -330,15 +331,16 @@ class BuiltinEngine:
         if self._fused is not None and self._fused.packs_by_kernel:
             pack = pack.filled(stepped(len(pack.ids), self._device))
             where = pack.sequences()
-        mask: Mask = pack.mask(self._dtype, self._device) if where is None else None
-        if self._limits.sees is not None and self._fused is None:
-            mask = self._by_layer(partial(pack.full_mask, self._dtype, self._device))
+        mask = pack.mask(self._dtype, self._device) if where is None else None
         ids_1T = torch.tensor([pack.ids], device=self._device)
         position_1T = torch.tensor([pack.positions], device=self._device)
         last = torch.tensor(pack.last, device=self._device)
         view = self._cache.filling(pack.pieces)
         if self._fused is not None:
             return self._fused(ids_1T, position_1T, max(pack.positions) + 1, mask, view, last, where)
+        if self._limits.sees is not None:
+            sliding = self._by_layer(partial(pack.full_mask, self._dtype, self._device))
+            return self._forward(ids_1T, position_1T, sliding, view, last)[0]
         return self._forward(ids_1T, position_1T, mask, view, last)[0]
 
     def _by_layer(self, made: Callable[..., Tensor]) -> Mask:
