@@ -60,11 +60,11 @@ class Run:
 
     def samples(self) -> Iterator[Line]:
         """All logged samples, in the order of writing."""
-        return _kept(self.folder / "samples" / "samples.jsonl")
+        return _read_if_exists(self.folder / "samples" / "samples.jsonl")
 
     def tokens(self) -> Iterator[Line]:
         """The logged tokens of all samples, in the order of writing."""
-        return _kept(self.folder / "samples" / "tokens.jsonl")
+        return _read_if_exists(self.folder / "samples" / "tokens.jsonl")
 
 
 def find(argument: str | None) -> Run:
@@ -88,27 +88,26 @@ def journal_folder(folder: Path) -> Path:
 
 
 def lines(path: Path, *names: str) -> Iterator[Line]:
-    """The lines of one process, in order; only those of the named events when any is named (and those parse alone)."""
+    """The lines of one process, in order. With `names` only those events are parsed and returned."""
     for line in _objects(path, tuple(f'"event":"{name}"'.encode() for name in names)):
         if not names or line.get("event") in names:
             yield line
 
 
-def _kept(path: Path) -> Iterator[Line]:
+def _read_if_exists(path: Path) -> Iterator[Line]:
     return _objects(path, ()) if path.is_file() else iter(())
 
 
 def _objects(path: Path, wanted: tuple[bytes, ...]) -> Iterator[Line]:
-    """JSON objects of a JSON-lines file. A torn last line is what a killed writer leaves: it is passed over in silence.
+    """JSON objects of a JSON-lines file. A torn last line, which a killed writer leaves, is skipped silently.
 
-    A broken line with whole lines after it is passed over, too, but named on standard error; so is one whose `wall` is
-    no number.
+    Any other broken line, or a line whose `wall` is not a number, is skipped with a message on standard error.
     """
     broken: int | None = None
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if broken is not None:
-                print(f"{path}: line {broken} is broken and passed over", file=sys.stderr)
+                print(f"{path}: skipped line {broken}, which is broken", file=sys.stderr)
                 broken = None
             if wanted and raw.endswith(b"}\n") and not any(text in raw for text in wanted):
                 continue

@@ -139,7 +139,7 @@ class WhyReport:
 
 def make_report(where: Run, now: float) -> WhyReport:
     """The report on a run at `now` (wall time)."""
-    head, lives = HeadStatus(), _starts_by_actor(where)
+    head, starts_of = HeadStatus(), _starts_by_actor(where)
     for line in where.events(*HEAD_EVENTS, role="head"):
         if not _is_complete(line):
             print(f"skipped a damaged line of the head: {line.get('seq')} ({line['event']})", file=sys.stderr)
@@ -147,7 +147,7 @@ def make_report(where: Run, now: float) -> WhyReport:
         if line["event"] == "start":
             head = HeadStatus(n_refused=head.n_refused, refused=head.refused)
         head.take(line)
-    actors = [_actor(place, starts, head, now) for place, starts in lives.items()]
+    actors = [_actor(place, starts, head, now) for place, starts in starts_of.items()]
     state, sentence = _state_and_sentence(head, actors, was_asked=_was_asked_to_end(where), crash=_crash(where, actors))
     silences = [actor.silent_s for actor in actors if actor.name.startswith("head-")]
     until = now if state in ("alive", "stalled") else now - min(silences, default=0.0)
@@ -166,7 +166,7 @@ def make_report(where: Run, now: float) -> WhyReport:
         verdict_age_s=None if last is None else round(max(0.0, now - float(last["wall"])), 3),
         stalls=[f"{_format_time(line)} {line['verdict']} ({line['action']})" for line in head.stalls],
         actors=actors,
-        restarts=_restarts(lives),
+        restarts=_restarts(starts_of),
         n_refused=head.n_refused,
         refused=""
         if head.refused is None
@@ -307,9 +307,9 @@ def _last_lines(path: Path) -> list[Line]:
     return found
 
 
-def _restarts(lives: dict[str, list[Start]]) -> list[str]:
+def _restarts(starts_of: dict[str, list[Start]]) -> list[str]:
     """The last restarts."""
-    later = [start for starts in lives.values() for start in starts[1:]]
+    later = [start for starts in starts_of.values() for start in starts[1:]]
     return [
         f"{_format_time({'wall': wall})} {name}" for name, wall, _ in sorted(later, key=lambda x: x[1])[-MAX_SHOWN:]
     ]

@@ -159,7 +159,7 @@ def test_a_guest_ends_with_a_sentence_when_its_job_was_killed_and_cannot_come_ba
         )
         again = join(ring, "--join", str(ring.run))
         assert again.wait(60) == 2
-        assert f"error: only a running job can be joined: that of {ring.run} does not run" in ring.output
+        assert f"error: only a running job can be joined: the job of {ring.run} does not run" in ring.output
 
 
 def _parent(pid: int) -> int:

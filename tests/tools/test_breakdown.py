@@ -68,7 +68,7 @@ def test_incarnations_in_one_file_are_separated_and_an_error_is_shown(tmp_path: 
     write_incarnation(
         path, START, {"event": "spans", "t": 54.0, "s_a": 4.0}, again, {"event": "failed", "t": 500.1, "error": "no"}
     )
-    assert [life.measured_s for life in breakdown.read_incarnations(path)] == [4.0, 0.0]
+    assert [one.measured_s for one in breakdown.read_incarnations(path)] == [4.0, 0.0]
     assert breakdown.main([str(tmp_path)]) == 0
     assert "learner-0.0   0.0 s   failed: no\n  no labelled second yet" in capsys.readouterr().out
 
@@ -76,7 +76,7 @@ def test_incarnations_in_one_file_are_separated_and_an_error_is_shown(tmp_path: 
 def test_an_error_that_the_head_reports_about_another_actor_is_not_its_own(tmp_path: Path) -> None:
     path = tmp_path / "journal" / "head-0.0.jsonl"
     write_incarnation(path, START, {"event": "failed", "t": 51.0, "error": "no", "name": "generator-0.0"})
-    assert [life.error for life in breakdown.read_incarnations(path)] == [None]
+    assert [one.error for one in breakdown.read_incarnations(path)] == [None]
 
 
 def test_a_journals_own_spans_account_for_its_wall_time(tmp_path: Path, capsys: Out) -> None:

@@ -100,8 +100,8 @@ def test_a_broken_line_in_the_middle_is_reported_and_the_rest_is_read(tmp_path: 
     path = tmp_path / "head-0.0.jsonl"
     path.write_text('{"event":"ready","uid":0}\n{"event":"rea\n[1]\n{"event":"ready","uid":1}\n')
     assert [line["uid"] for line in run.lines(path, "ready")] == [0, 1]
-    assert capsys.readouterr().err == f"{path}: line 2 is broken and passed over\n" + (
-        f"{path}: line 3 is broken and passed over\n"
+    assert capsys.readouterr().err == f"{path}: skipped line 2, which is broken\n" + (
+        f"{path}: skipped line 3, which is broken\n"
     )
 
 
