@@ -23,6 +23,19 @@ SAYS = re.compile(
     r"(?:(?:\bis\b|\bare\b|\bwould be\b|\bwill be\b|\bshould be\b|\bmust be\b|[=:→])[\s*_]*:?[*_]*|(?=\n))",
     re.IGNORECASE,
 )
+WRONG = r"(?:clearly\s+|obviously\s+|definitely\s+)?(?:wrong|incorrect|false|impossible|invalid)\b"
+REJECTED_AFTER = re.compile(  # "\boxed{5} is wrong", "<answer>5</answer> fails", "$\boxed{5}$. This is not the answer."
+    r"(?:[\s$*_)\]}]|\\\)|\\\]|</(?:answer|final_answer)>)*[.,;:!]?[\s$*_]*(?:(?:but\s+)?(?:this|that|which|it)\s+)?"
+    r"(?:(?:is|was|are|would be|seems?)\s+" + WRONG + r"|(?:is|was|are)(?:\s+not|n['’]t)\s+(?:the\s+|a\s+)?"
+    r"(?:correct|right|answer|solution|valid|possible)\b|fails?\b|can(?:not|['’]t)\s+be\b|does(?:\s+not|n['’]t)\s+work\b)",
+    re.IGNORECASE,
+)
+REJECTED_BEFORE = re.compile(  # "The answer is not \boxed{5}", "It is wrong to say \boxed{5}"
+    r"(?:\bnot|n['’]t|\bnever|\b(?:wrong|incorrect|false)\s+to\s+(?:say|answer|claim|write|conclude))"
+    r"(?:\s+(?:be|equal(?:\s+to)?|simply|just))?[\s$*_]*(?:\\\(|\\\[)?\s*$",
+    re.IGNORECASE,
+)
+AROUND = 80  # characters next to an answer that may reject it
 TAGGED = re.compile(r"<[A-Za-z/|]")
 CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 FENCE = re.compile(r"^\s*(?:```|~~~)[A-Za-z]*\s*$")
@@ -56,6 +69,8 @@ def final_answer(completion: str) -> Stated | None:
         if (after := without_thoughts(completion)) is None:
             return None
         text = in_tag(without_end_tokens(after))
+        if is_rejected(completion):
+            return None
     if "\\boxed" in text or "\\fbox" in text:
         box = last_box(text)
         return None if box is None else Stated(box, plain=True)
@@ -98,6 +113,12 @@ def in_tag(text: str) -> str:
     return text[opened.end() : closed.start() if closed else len(text)]
 
 
+def is_rejected(completion: str) -> bool:
+    """Whether the words after the last closing answer tag reject the answer."""
+    closed = [tag for tag in TAG.finditer(completion) if tag[1]]
+    return bool(closed) and REJECTED_AFTER.match(completion[closed[-1].end() :][:AROUND]) is not None
+
+
 def last_box(text: str) -> str | None:
     r"""The content of the last non-empty \boxed{}, or of all boxes that "and", "or" or a comma joins to it.
 
@@ -108,6 +129,9 @@ def last_box(text: str) -> str | None:
         return None
     full = [(start, end, content) for start, end, content in boxes if content.strip(" $~")]
     if not full:
+        return None
+    begin, end, _ = full[-1]
+    if REJECTED_AFTER.match(text[end : end + AROUND]) or REJECTED_BEFORE.search(text[max(0, begin - AROUND) : begin]):
         return None
     joined = [full[-1][2]]
     for (_, end, content), (start, _, _) in zip(full[-2::-1], full[:0:-1], strict=False):

@@ -42,6 +42,13 @@ AFTER = re.compile(
     r"|at (?:most|least)\b|factorial\b|squared\b|cubed\b|choose\b)",
     re.IGNORECASE,
 )
+NEGATED = re.compile(  # "The answer is negative 7", not "x minus 7"
+    r"(?:^|(?:\b(?:is|are|was|be|equals?|gives?|gets?)|[:=])\s*)(?:negative|minus)\s+$", re.IGNORECASE
+)
+BOUNDED = re.compile(  # "7 at most", "$7$ maximum"
+    r"[\d$)}\]]\s*(?:\\text\s*\{\s*)?(?:at\s+(?:most|least)|or\s+(?:more|less|fewer|greater)|maximum|minimum)\b",
+    re.IGNORECASE,
+)
 NOTATION = re.compile(r"[\\^_{}]")
 ESCAPED = re.compile(r"\\[$%,!; ]")
 LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2}")
@@ -88,17 +95,25 @@ def items_of(sentence: str) -> list[tuple[int, str, int]]:
         if span["one"] and MONEY_SPAN.fullmatch(content):
             continue
         unit = UNIT_AFTER.match(sentence, span.end())
-        value = "" if is_altered(sentence, span.span()) else with_unit(content, unit[0] if unit else "")
+        value = stated(sentence, span.span(), with_unit(content, unit[0] if unit else ""))
         found.append((span.start(), value, span.end()))
         covered.append(span.span())
     for number in NUMBER.finditer(sentence):
         if any(start <= number.start() < end for start, end in covered):
             continue
-        if OPERATED.match(sentence, number.end("value")) or is_altered(sentence, number.span("value")):
-            found.append((number.start(), "", number.end("value")))  # a part of a formula, not a value
-        else:
-            found.append((number.start(), with_unit(number["value"], number["unit"] or ""), number.end("value")))
+        value = with_unit(number["value"], number["unit"] or "")
+        is_part = OPERATED.match(sentence, number.end("value")) is not None  # of a formula, not a value
+        found.append(
+            (number.start(), "" if is_part else stated(sentence, number.span("value"), value), number.end("value"))
+        )
     return sorted(found)
+
+
+def stated(sentence: str, span: tuple[int, int], value: str) -> str:
+    """The value that the words next to it leave: negated ("negative 7"), none ("half of 7"), or itself."""
+    if NEGATED.search(sentence[max(0, span[0] - NEAR) : span[0]]) and AFTER.match(sentence, span[1]) is None:
+        return f"-{value}" if value[:1].isdigit() else ""
+    return "" if is_altered(sentence, span) else value
 
 
 def is_altered(sentence: str, span: tuple[int, int]) -> bool:

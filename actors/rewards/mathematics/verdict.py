@@ -18,7 +18,7 @@ from actors.rewards.mathematics.formulas import LONGEST
 from actors.rewards.mathematics.kinds import Answer, Several, Words
 from actors.rewards.mathematics.notation import clean, squeezed
 from actors.rewards.mathematics.reading import read, words
-from actors.rewards.mathematics.sentences import CUT, DENIAL, value_in, values_in
+from actors.rewards.mathematics.sentences import BOUNDED, CUT, DENIAL, value_in, values_in
 from actors.rewards.plain_numbers import read_number
 from actors.rewards.protocol import Score
 
@@ -101,7 +101,11 @@ def matches(expected: Reference, stated: Stated) -> bool:
 
 def given_answer(stated: Stated) -> Answer:
     """Parse the text; if it is only words, parse the clause before "because", or the one value of the sentence."""
+    if BOUNDED.search(stated.text):
+        raise Unreadable("a bound is no value")
     whole = read(stated.text)
+    if not isinstance(whole, Words) and not stated.plain and DENIAL.search(stated.text):
+        raise Unreadable("a value that the text denies")
     if not isinstance(whole, Words) or stated.plain:
         return whole
     clause = CUT.sub("", stated.text)

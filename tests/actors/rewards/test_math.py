@@ -32,7 +32,10 @@ RIGHT = {
         *("1\u00a0500", "$1,500", "1500.00", "She pays $1,500.00 in total.", "1.5 thousand", "15 hundred"),
     ],
     "1000000": ["10^6", r"\boxed{10^{6}}", "1,000,000", "1 million", "1e6"],
-    "-7": ["-7", "−7", r"\boxed{-7}", "The answer is -7.", "x = -7"],
+    "-7": [
+        *("-7", "−7", r"\boxed{-7}", "The answer is -7.", "x = -7"),
+        *("negative 7", "The answer is negative 7.", "The answer is minus $7$.", r"\boxed{-7}. It is not a power."),
+    ],
     "7/2": [
         *("3 1/2", r"3\frac{1}{2}", r"\boxed{3\frac12}", "3.5", "7/2", r"\frac{7}{2}", r"\frac72", r"\dfrac{7}{2}"),
         *(r"\tfrac 7 2", "3½"),
@@ -109,6 +112,11 @@ WRONG = {
     # words next to the only value of a sentence that change it, bound it or deny it
     "7": [
         *("The answer is negative 7.", "The answer is minus $7$.", "The answer is half of 7."),
+        *("7 fails", "7 at most", "7 maximum", "Answer: 7 at most", r"\boxed{7 \text{ at most}}", "negative 7"),
+        *("7 is wrong", "<answer>7</answer> is wrong", "<answer>7</answer> fails.", r"\boxed{7} is wrong."),
+        *(r"\boxed{7}. This is incorrect.", r"So $\boxed{7}$ is not the answer.", r"The answer is not \boxed{7}"),
+        *(r"It is wrong to say \boxed{7}", r"\boxed{7} cannot be the answer", r"\boxed{7} isn’t correct."),
+        "<answer>7 at most</answer>",
         "The answer is twice 7.",
         *("The answer is ten times 7", "The answer is the square root of 7", "The answer is the factorial of 7"),
         *("The answer is 7 less than x.", "x exceeds 7.", "at least $7$", "The answer is more than $7$"),
