@@ -80,9 +80,9 @@ def _check(run: Path, version: int, path: Path) -> None:
             raise CheckpointError(f"a frontier has the name of its version: that of {version} is of {frontier.version}")
 
 
-LEAST_TIMES = (
-    20  # a checkpoint by time waits this many times its duration: at most 1/20 of the time goes to checkpoints
-)
+LEAST_TIMES = 20  # a checkpoint by time waits this many times its duration: they take at most 1/20 of the time
+MOST_DOUBLINGS = 30
+FIRST_S = 60.0  # the first checkpoint by time; each later one waits twice as long, up to checkpoint.every_s
 
 
 class CheckpointManager:
@@ -108,6 +108,7 @@ class CheckpointManager:
         self._sealed = sealed
         self._now = now
         self._tried = now()  # time of the last checkpoint or failure; at first the start of the process
+        self._n_tried = 0  # checkpoints by time or steps of this process
         self._took_s = 0.0  # duration of the last checkpoint
 
     def choose(self) -> StartPoint:
@@ -136,7 +137,8 @@ class CheckpointManager:
             return version > 0 or every == 1
         if not (version and self._settings.every_s):
             return False
-        least_s = max(self._settings.every_s, LEAST_TIMES * self._took_s)
+        interval_s = min(self._settings.every_s, FIRST_S * 2**self._n_tried)
+        least_s = max(interval_s, LEAST_TIMES * self._took_s)
         is_late = self._is_root and self._now() - self._tried >= least_s
         return bool(actor.policy.ranks.max([float(is_late)])[0])
 
@@ -152,6 +154,7 @@ class CheckpointManager:
                 self._warn(f"training goes on, and could come back from an older checkpoint only: {error}")
         finally:
             self._tried = self._now()
+            self._n_tried = min(self._n_tried + 1, MOST_DOUBLINGS)
 
     def finish(self, actor: PPOActor, tokenizer: Any) -> None:
         """Checkpoint the current version unless that is done. Raises CheckpointError on a disk error."""

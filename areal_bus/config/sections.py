@@ -396,7 +396,8 @@ class WeightsConfig(Section):
 
 class CheckpointConfig(Section):
     every_s: float = Field(600.0, ge=0)
-    """Interval of checkpoints; longer if checkpoints would take over 1/20 of the time. 0: none by time."""
+    """Interval of checkpoints; the first come after 1, 2, 4 and 8 minutes. Longer if checkpoints would take over 1/20
+    of the time. 0: none by time."""
     every_steps: int = Field(0, ge=0)
     """Checkpoint interval in steps, in addition (1 includes version 0); 0: none by steps."""
     keep: int = Field(2, ge=1)

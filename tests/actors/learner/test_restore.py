@@ -139,7 +139,7 @@ def keeper_of(run: Path, actor: PPOActor, config: Config) -> CheckpointManager:
 
 
 def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_it(tmp_path: Path) -> None:
-    """Issue 32.8: after checkpoint.every_s, or twenty times what the last one took; never at version 0."""
+    """Issue 32.8: after 1, 2, 4 and 8 minutes, then every_s, or twenty times what the last one took."""
     clock = [1000.0]
     config = settings()
     actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
@@ -158,12 +158,14 @@ def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_i
 
     assert config.checkpoint.every_s == 600.0
     assert not is_due_after(5000.0)  # version 0 is the model itself
-    keeper.keep(actor, words)  # as if by steps
+    keeper._tried = clock[0]
     train(actor, range(1))
-    assert not is_due_after(599.0)
-    assert is_due_after(1.0)
+    for waited in (60.0, 120.0, 240.0, 480.0, 600.0, 600.0):
+        assert not is_due_after(waited - 1.0)
+        assert is_due_after(1.0)
+        keeper.keep(actor, words)
     keeper._took_s = 50.0
-    assert not is_due_after(399.0)
+    assert not is_due_after(999.0)
     assert is_due_after(1.0)
     off = CheckpointManager(tmp_path, settings(checkpoint={"every_s": 0.0}).checkpoint,
                  journal=actor._journal, is_root=True,
