@@ -1,10 +1,11 @@
 """Reports failures of user code in one actor: full tracebacks in RUN/logs, one log line, and an early end of the job.
 
-The first failure at each place (file and line) is written and logged. If the code has never succeeded, a second failure
-at the same place with another prompt ends the job: all other prompts would fail as well.
+The first failure at each place (file and line) is written and logged. If the code has never succeeded, `MIN_FAILURES`
+failures at one place for `MIN_GROUPS` prompts end the job: the others would very likely fail as well.
 """
 
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loguru import logger
@@ -13,18 +14,37 @@ from actors.runtime.user_code import shown
 from areal_bus.errors import UserCodeFailed
 
 MAX_PLACES = 100  # places that are written and logged
+# A typo fails for every prompt and reaches both within a batch or two. An error that depends on the row, in a tenth of
+# the rows, fails for the first four prompts in one start of 10,000 (for the first two in one of 100).
+MIN_GROUPS = 4  # prompts
+MIN_FAILURES = 8  # samples
+
+
+@dataclass(slots=True)
+class FailuresAtPlace:
+    """Failures at one file and line. `groups` is complete up to `MIN_GROUPS`."""
+
+    groups: set[Hashable] = field(default_factory=set)
+    n: int = 0
+
+    def count(self, group: Hashable) -> bool:
+        """Count a failure. Returns whether there are enough to end the job."""
+        self.n += 1
+        if len(self.groups) < MIN_GROUPS:
+            self.groups.add(group)
+        return len(self.groups) >= MIN_GROUPS and self.n >= MIN_FAILURES
 
 
 class Failures:
     """Failures of one user function. `file` is created with the first failure."""
 
     def __init__(self, logs: Path, name: str, what: str, *, ends: bool = True) -> None:
-        """`name`: the actor. `what`: the setting and its value. `ends`: a second failure may end the job, because the
-        function cannot have succeeded in an earlier incarnation.
+        """`name`: the actor. `what`: the setting and its value. `ends`: failures may end the job, because the function
+        cannot have succeeded in an earlier incarnation.
         """
         self.file = logs / f"{name}.failures.txt"
         self._name, self._what, self._ends = name, what, ends
-        self._places: dict[str, Hashable] = {}  # the group that failed there first
+        self._places: dict[str, FailuresAtPlace] = {}
         self._has_succeeded = False
 
     def note_success(self) -> None:
@@ -32,19 +52,20 @@ class Failures:
         self._has_succeeded = True
 
     def note(self, *, group: Hashable, about: str, place: str, error: str, trace: str) -> None:
-        """Note a failure at `place`. Raises UserCodeFailed for the second one when nothing has succeeded yet.
+        """Note a failure at `place`. Raises UserCodeFailed when there are enough and nothing has succeeded yet.
 
-        `group`: failures of one group count once. `about`: the sample. `error` names the place.
+        `group`: the prompt. `about`: the sample. `error` names the place.
         """
-        is_new = place not in self._places and len(self._places) < MAX_PLACES
-        first = self._places.setdefault(place, group) if is_new else self._places.get(place, group)
-        if is_new:
+        if place not in self._places:
+            if len(self._places) == MAX_PLACES:
+                return
+            self._places[place] = FailuresAtPlace()
             self._keep(f"{about}: {error}", trace)
             logger.warning("{}: {} failed: {}; full traceback: {}", self._name, self._what, error, shown(self.file))
-        if self._ends and not self._has_succeeded and first != group:
+        if self._places[place].count(group) and self._ends and not self._has_succeeded:
             raise UserCodeFailed(
-                f"{self._what} failed twice at the same place and has never succeeded: {error}; full traceback: "
-                f"{shown(self.file)}"
+                f"{self._what} failed for {self._places[place].n} samples of {MIN_GROUPS} prompts or more at the same "
+                f"place and has never succeeded: {error}; full traceback: {shown(self.file)}"
             )
 
     def _keep(self, title: str, trace: str) -> None:

@@ -83,7 +83,9 @@ def test_row_33_a_reward_that_always_fails_ends_a_real_job(tmp_path: Path) -> No
     with job.started():
         job.finish(code=1)
     where = r"ValueError: no answer is ever right \(.*oddities\.py:\d+\)"
-    assert re.search(rf"failed twice at the same place, .*: {where}", job.output)
+    assert re.search(
+        rf"failed for \d+ samples of 4 prompts or more at the same place and has never succeeded: {where}", job.output
+    )
     assert not job.lines("batch")
 
 

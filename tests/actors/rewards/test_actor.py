@@ -324,18 +324,24 @@ def test_every_incarnation_listens_at_a_path_of_its_own(folder):
     assert endpoints == {f"ipc://{folder}/reward-0.{n}" for n in range(3)}
 
 
-def test_item_15_the_first_failure_is_told_with_its_place_and_a_second_one_before_any_score_ends_the_actor(folder):
+def test_item_15_the_first_failure_is_told_with_its_place_and_eight_before_any_score_end_the_actor(folder):
+    """A row that cannot be scored, in the first two prompts, ends nothing; a typo ends the job within four prompts."""
     with ring_of(folder) as ring:
         ring.up()
-        ring.score(trajectory(1, "raises"), replace(trajectory(1, "raises"), sample=3))
-        assert {ring.next(Scored).uid for _ in range(2)} == {1}  # of one prompt: that may be the prompt's fault
-        ring.score(trajectory(2, "raises"))
+        for uid in (1, 2, 3):
+            samples = [replace(trajectory(uid, "raises"), sample=n) for n in range(4)]
+            ring.score(*samples)
+            assert {ring.next(Scored).uid for _ in samples} == {
+                uid
+            }  # 12 samples of 3 prompts: the rows may be at fault
+        ring.score(trajectory(4, "raises"))
         sentence = ring.next(Failure).error
         assert ring.process.wait(10) == OVER
         said = ring.process.stderr.read().decode()
     place = f"{folder}/own_actor_rewards.py:9"
     kept = folder / "logs" / "reward-0.0.failures.txt"
-    assert f"failed twice at the same place and has never succeeded: RuntimeError: no ({place})" in sentence
+    assert "failed for 13 samples of 4 prompts or more at the same place and has never succeeded" in sentence
+    assert f"never succeeded: RuntimeError: no ({place})" in sentence
     assert said.count(f"failed: RuntimeError: no ({place}); full traceback: {kept}") == 1
     assert kept.read_text().count("Traceback (most recent call last)") == 1
 
@@ -344,8 +350,8 @@ def test_item_15_failures_after_a_score_end_nothing_and_what_is_printed_is_named
     (folder / "own_actor_rewards.py").write_text(USER_MODULE.replace("return row", "print(completion)\n    return row"))
     with ring_of(folder) as ring:
         ring.up()
-        ring.score(trajectory(1, "fine"), trajectory(2, "raises"), trajectory(3, "raises"))
-        assert [ring.next(Scored).status for _ in range(3)] == ["value", "error", "error"]
+        ring.score(trajectory(1, "fine"), *(trajectory(uid, "raises") for uid in range(2, 12)))
+        assert [ring.next(Scored).status for _ in range(11)] == ["value"] + ["error"] * 10
         assert ring.stop() == 0
         said = ring.process.stderr.read().decode()
     prints = folder / "logs" / "reward-0.0.out.txt"
