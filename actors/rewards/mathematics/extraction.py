@@ -27,7 +27,7 @@ WRONG = r"(?:clearly\s+|obviously\s+|definitely\s+)?(?:wrong|incorrect|false|imp
 REJECTED_AFTER = re.compile(  # "\boxed{5} is wrong", "<answer>5</answer> fails", "$\boxed{5}$. This is not the answer."
     r"(?:[\s$*_)\]}]|\\\)|\\\]|</(?:answer|final_answer)>)*[.,;:!]?[\s$*_]*(?:(?:but\s+)?(?:this|that|which|it)\s+)?"
     r"(?:(?:is|was|are|would be|seems?)\s+" + WRONG + r"|(?:is|was|are)(?:\s+not|n['’]t)\s+(?:the\s+|a\s+)?"
-    r"(?:correct|right|answer|solution|valid|possible)\b|fails?\b|can(?:not|['’]t)\s+be\b|does(?:\s+not|n['’]t)\s+work\b)",
+    r"(?:correct|right|answer|solution|valid|possible)\b|fails?\b|can(?:not|['’]t)\s+be\s+(?:the\s+|an?\s+)?(?:correct|right|answer|solution|true)\b|does(?:\s+not|n['’]t)\s+work\b)",
     re.IGNORECASE,
 )
 REJECTED_BEFORE = re.compile(  # "The answer is not \boxed{5}", "It is wrong to say \boxed{5}"
@@ -72,7 +72,7 @@ def final_answer(completion: str) -> Stated | None:
         if is_rejected(completion):
             return None
     if "\\boxed" in text or "\\fbox" in text:
-        box = last_box(text)
+        box = None if is_box_rejected(text) else last_box(text)
         return None if box is None else Stated(box, plain=True)
     if (marked := after_hashes(text)) is not None:
         return Stated(marked, plain=True)
@@ -119,6 +119,16 @@ def is_rejected(completion: str) -> bool:
     return bool(closed) and REJECTED_AFTER.match(completion[closed[-1].end() :][:AROUND]) is not None
 
 
+def is_box_rejected(text: str) -> bool:
+    """Whether the words next to the last non-empty box reject it."""
+    full = [(start, end) for start, end, content in boxes_of(text) or [] if content.strip(" $~")]
+    if not full:
+        return False
+    begin, end = full[-1]
+    after, before = text[end : end + AROUND], text[max(0, begin - AROUND) : begin]
+    return REJECTED_AFTER.match(after) is not None or REJECTED_BEFORE.search(before) is not None
+
+
 def last_box(text: str) -> str | None:
     r"""The content of the last non-empty \boxed{}, or of all boxes that "and", "or" or a comma joins to it.
 
@@ -129,9 +139,6 @@ def last_box(text: str) -> str | None:
         return None
     full = [(start, end, content) for start, end, content in boxes if content.strip(" $~")]
     if not full:
-        return None
-    begin, end, _ = full[-1]
-    if REJECTED_AFTER.match(text[end : end + AROUND]) or REJECTED_BEFORE.search(text[max(0, begin - AROUND) : begin]):
         return None
     joined = [full[-1][2]]
     for (_, end, content), (start, _, _) in zip(full[-2::-1], full[:0:-1], strict=False):
@@ -165,7 +172,8 @@ def after_hashes(text: str) -> str | None:
         return None
     line, _, below = rest.strip(" \t").partition("\n")
     line = line.strip().strip("#").strip()
-    return line if line and (VALUE.search(line) or not below.strip()) and not SAYS.search(line + "\n") else None
+    is_answer = line and (VALUE.search(line) or not below.strip()) and not SAYS.search(line + "\n")
+    return line if is_answer and not REJECTED_AFTER.match(below[:AROUND]) else None
 
 
 def after_phrase(text: str) -> str | None:
@@ -179,7 +187,7 @@ def after_phrase(text: str) -> str | None:
     if display := display_math(rest):
         return display
     clause, *more = re.split(r"\n|(?<=[.;?!])\s+(?=[A-Z\\$(\[*\"])", rest, maxsplit=1)
-    if clause.rstrip().endswith("?"):
+    if clause.rstrip().endswith("?") or (more and REJECTED_AFTER.match(more[0][:AROUND])):
         return None
     if FENCE.match(clause) and more:
         return more[0].partition("\n")[0].strip()

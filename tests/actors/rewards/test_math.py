@@ -34,6 +34,7 @@ RIGHT = {
     "1000000": ["10^6", r"\boxed{10^{6}}", "1,000,000", "1 million", "1e6"],
     "-7": [
         *("-7", "−7", r"\boxed{-7}", "The answer is -7.", "x = -7"),
+        *(r"$\boxed{-7}$, which cannot be reduced.", "The answer is -7. That is less than 3.", "#### -7\nThat is right."),
         *("negative 7", "The answer is negative 7.", "The answer is minus $7$.", r"\boxed{-7}. It is not a power."),
     ],
     "7/2": [
@@ -116,7 +117,8 @@ WRONG = {
         *("7 is wrong", "<answer>7</answer> is wrong", "<answer>7</answer> fails.", r"\boxed{7} is wrong."),
         *(r"\boxed{7}. This is incorrect.", r"So $\boxed{7}$ is not the answer.", r"The answer is not \boxed{7}"),
         *(r"It is wrong to say \boxed{7}", r"\boxed{7} cannot be the answer", r"\boxed{7} isn’t correct."),
-        "<answer>7 at most</answer>",
+        *("<answer>7 at most</answer>", "The answer is 7. That is wrong.", "#### 7\nThat is wrong."),
+        r"\boxed{7} can't be right.",
         "The answer is twice 7.",
         *("The answer is ten times 7", "The answer is the square root of 7", "The answer is the factorial of 7"),
         *("The answer is 7 less than x.", "x exceeds 7.", "at least $7$", "The answer is more than $7$"),
