@@ -34,7 +34,8 @@ RIGHT = {
     "1000000": ["10^6", r"\boxed{10^{6}}", "1,000,000", "1 million", "1e6"],
     "-7": [
         *("-7", "−7", r"\boxed{-7}", "The answer is -7.", "x = -7"),
-        *(r"$\boxed{-7}$, which cannot be reduced.", "The answer is -7. That is less than 3.", "#### -7\nThat is right."),
+        *(r"$\boxed{-7}$, which cannot be reduced.", "The answer is -7. That is less than 3."),
+        "#### -7\nThat is right.",
         *("negative 7", "The answer is negative 7.", "The answer is minus $7$.", r"\boxed{-7}. It is not a power."),
     ],
     "7/2": [
