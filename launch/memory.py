@@ -2,15 +2,17 @@
 
 A learner keeps parameters and two AdamW moments in float32 whatever model.dtype is: 12 bytes a parameter, sharded over
 all learners. A step adds the activations of a micro-batch and gradients (4 bytes a parameter). With one micro-batch the
-larger of the two counts, with several their sum. A generator keeps the weights twice (live and receive buffer) and the
+larger of the two counts, with several their sum. Frozen models (reference, teacher) add their weights in model.dtype,
+sharded, too. A generator keeps the weights twice (live and receive buffer) and the
 KV cache of all slots at full length. The memory of libraries was measured on CPU.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from areal_bus.config.algorithms import uses_reference, uses_teacher
 from areal_bus.config.capacity import logits_chunk
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
@@ -50,6 +52,7 @@ class DecoderShape:
     vocabulary: int
     tied: bool
     is_ours: bool = False  # a learner of one rank in float32 on a CPU uses actors/cpu for the layers
+    n_frozen: int = 0  # parameters of the reference model and the teacher, in shares on all learners
 
     @property
     def n_parameters(self) -> int:
@@ -95,16 +98,34 @@ class Need:
 
 
 def find_shape(config: Config, config_folder: Path) -> DecoderShape | None:
-    """From [model.scratch], the folder's config.json or KNOWN_SHAPES; None for an unknown shape."""
+    """From [model.scratch], the folder's config.json or KNOWN_SHAPES; None for an unknown shape.
+
+    A frozen model of unknown shape counts as large as the policy.
+    """
+    shape = shape_of_policy(config, config_folder)
+    if shape is None:
+        return None
+    paths = [config.reference.path] if uses_reference(config.actor) else []
+    paths += [config.teacher.path] if uses_teacher(config.actor) else []
+    frozen = [(shape_at(path, config_folder) if path else None) or shape for path in paths]
+    return replace(shape, n_frozen=sum(one.n_parameters for one in frozen))
+
+
+def shape_of_policy(config: Config, config_folder: Path) -> DecoderShape | None:
     if (scratch := config.model.scratch) is not None:
         width = scratch.hidden_size
         head_dim = width // scratch.heads
         size = len(set(scratch.characters)) + 3
         return DecoderShape(width, scratch.layers, 4 * width, scratch.heads, scratch.heads, head_dim, size, True, True)
-    for folder in (Path(config.model.path), config_folder / config.model.path):
+    return shape_at(config.model.path, config_folder)
+
+
+def shape_at(path: str, config_folder: Path) -> DecoderShape | None:
+    """Of a model's folder, relative to the working directory or the config's, or of a known Hugging Face id."""
+    for folder in (Path(path), config_folder / path):
         if (folder / "config.json").is_file():
             return read_shape(json.loads((folder / "config.json").read_text()))
-    return KNOWN_SHAPES.get(config.model.path)
+    return KNOWN_SHAPES.get(path)
 
 
 def read_shape(published: dict[str, Any]) -> DecoderShape | None:
@@ -170,11 +191,11 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     step = gradients + active if batch.n > 1 else max(gradients, active)
     rounded = weights if learners == 1 and config.model.dtype != "float32" else 0
     snapshots = N_SNAPSHOTS * weights if index == 0 else 0
-    kept, host = STATE_BYTES * shape.n_parameters // learners, LIBRARIES[Role.LEARNER]
+    kept, host = (STATE_BYTES * shape.n_parameters + one * shape.n_frozen) // learners, LIBRARIES[Role.LEARNER]
     if config.topology.gpus_per_host == 0:
         return Need(kept + rounded + step, host + snapshots)
     device = kept + max(rounded + step, gradients + SQRT_BYTES * shape.n_parameters // learners)
-    loaded = BYTES["float32"] * shape.n_parameters  # each rank loads the model in host memory first
+    loaded = max(BYTES["float32"] * shape.n_parameters, one * shape.n_frozen)  # each rank loads models on the host
     place = home(config, on_gpu=True)
     if place == "device":
         return Need(device + snapshots, host + loaded)

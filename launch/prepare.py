@@ -22,7 +22,7 @@ from jinja2 import TemplateError
 
 from actors.data.loading import RowWithOrigin, problems_with_origins, rows_with_origins
 from actors.models.loading import check_model_path, load_tokenizer, max_positions
-from actors.models.scratch import character_tokenizer, check_shape, write_scratch_folder
+from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
 from actors.rewards.loading import check_reward
 from actors.workflows.loading import check_workflow
 from actors.workflows.prompts import Question, prompt_lengths, prompt_of
@@ -116,6 +116,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     sys.path.insert(0, str(folder))
     found = [] if run is None else check_changes(run, config)
     model = check_model(config, folder)
+    check_frozen_models(config, folder, model)
     rows, problems = load_all_rows(config, folder)
     check_functions(config, folder, common_fields(rows + problems))
     check_sampling(config, rows + problems, model)
@@ -174,6 +175,32 @@ def check_model(config: Config, folder: Path) -> str:
         return check_model_path(config.model.path, folder)
     check_shape(config.model.scratch)
     return ""
+
+
+def check_frozen_models(config: Config, folder: Path, model: str) -> None:
+    """Reference and teacher have weights, the policy's tokens and room for its sequences. Raises ConfigError."""
+    paths = {"reference.path": config.reference.path, "teacher.path": config.teacher.path}
+    found = {key: check_model_path(path, folder, key=key) for key, path in paths.items() if path}
+    if not found:
+        return
+    scratch = config.model.scratch
+    ours = character_tokenizer(scratch).get_vocab() if scratch else load_tokenizer(model).get_vocab()
+    for key, other in found.items():
+        if is_scratch_folder(Path(other)):
+            raise ConfigError(f"{key} needs a trained model: {other} has no weights; name the RUN/model of a run")
+        theirs = load_tokenizer(other).get_vocab()
+        differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+        if differing:
+            raise ConfigError(
+                f"{key} must be a model with the policy's tokenizer: {len(differing)} tokens have another id or are in "
+                f"one of them only, the first is {differing[0]!r} ({other})"
+            )
+        most, longest = max_positions(other), config.data.max_prompt_tokens + config.gconfig.max_new_tokens
+        if most is not None and most < longest:
+            raise ConfigError(
+                f"{key} must read whole sequences, up to data.max_prompt_tokens + gconfig.max_new_tokens = {longest} "
+                f"tokens: {other} reads {most}"
+            )
 
 
 def load_all_rows(config: Config, folder: Path) -> tuple[list[RowWithOrigin], list[RowWithOrigin]]:

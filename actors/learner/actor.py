@@ -7,11 +7,13 @@ snapshot that the push thread sends during the next update.
 import os
 import socket
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
 from loguru import logger
 
 from actors.learner.checkpoint_manager import CheckpointManager, StartPoint
+from actors.learner.frozen_model import FrozenModels, load_frozen_models
 from actors.learner.inbox import LearnerInbox, StopRun
 from actors.learner.loop import find_loop
 from actors.learner.ppo import PPOActor
@@ -233,10 +235,21 @@ class Learner:
             folder=context.folder,
             publish=self._publish,
             tick=self.inbox.check,
+            frozen=self._load_frozen(start),
         )
         if start.folder:
             with self.journal.span("load"):
                 self.checkpoints.restore(self.actor, start)
+
+    def _load_frozen(self, start: StartPoint) -> FrozenModels:
+        with self.journal.span("load"):
+            return load_frozen_models(
+                self.config,
+                self.policy,
+                model=self.context.model_folder,
+                config_folder=Path(self.context.config_folder),
+                checkpoint=start.folder,
+            )
 
     def _announce(self) -> None:
         """Snapshot and report the start version."""

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from actors.learner.algorithms.advantages import group_advantages, normalize
+from actors.learner.algorithms.kl import KL_ESTIMATORS
 from actors.learner.algorithms.parts import Trajectories
 from actors.learner.algorithms.registry import Algorithm
 from actors.learner.algorithms.reward_shaping import shape_rewards
 from actors.learner.batch import Batch, Item
+from areal_bus.config.algorithms import uses_teacher
 from areal_bus.config.sections import ActorConfig, Config
 from areal_bus.messages import Finish
 
@@ -17,8 +19,12 @@ Total = Callable[[list[float]], list[float]]  # sums over the learner ranks
 
 
 def fill_advantages(batch: Batch, algorithm: Algorithm, config: Config, total: Total) -> None:
-    """Set `advantages`, `signal` and `computed` of this rank's share."""
+    """Set `advantages`, `signal` and `computed` of this rank's share.
+
+    Proximal log-probs and those of the frozen models must be there, if the reward's KL or distillation needs them.
+    """
     settings, estimator = config.actor, algorithm.estimator
+    fill_token_rewards(batch, settings)
     truncated = is_truncated(batch)
     advantages, signal = group_advantages(trajectories_of(batch, config), estimator, settings)
     is_masked = truncated & (settings.truncated_samples == "mask")
@@ -26,15 +32,41 @@ def fill_advantages(batch: Batch, algorithm: Algorithm, config: Config, total: T
         advantages = normalized(batch, advantages, signal, ~is_masked, algorithm, total)
     batch.advantages = advantages
     batch.signal = signal | (advantages != 0) if estimator.has_group_baseline else advantages != 0
+    if uses_teacher(settings):
+        batch.signal = distill(batch, settings)
     batch.computed = needs_gradient(batch, batch.signal, settings) & ~is_masked
+
+
+def fill_token_rewards(batch: Batch, settings: ActorConfig) -> None:
+    """The KL from the reference as a reward of each trained token. Masked tokens have none, because they train nothing
+    (I2).
+    """
+    if settings.kl_ctl and settings.kl_in == "reward":
+        estimate = KL_ESTIMATORS[settings.kl_estimator]
+        batch.token_rewards = {i: -settings.kl_ctl * estimate(batch.prox[i], batch.reference[i]) for i in batch.prox}
+
+
+def distill(batch: Batch, settings: ActorConfig) -> Tensor:
+    """Add -(log pi - log pi_teacher) to the advantage of each trained token. Returns the signal: items that have one.
+
+    This is the sampled estimate of the gradient of KL(pi, pi_teacher), token by token ("On-Policy Distillation",
+    Thinking Machines Lab 2025). Zero where the policy is the teacher.
+    """
+    weight = settings.distill_coef or 1.0  # advantage = "distill": the other advantage is 0
+    for i, prox in batch.prox.items():
+        batch.token_advantages[i] = batch.advantages_of(i) + weight * (batch.teacher[i] - prox)
+    return torch.tensor([item.n_trained > 0 for item in batch.items], dtype=torch.bool)
 
 
 def trajectories_of(batch: Batch, config: Config) -> Trajectories:
     lengths = torch.tensor([item.n_sampled for item in batch.items], dtype=torch.int64)
     rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
     most = config.gconfig.max_new_tokens
+    shaped = shape_rewards(rewards, lengths, is_truncated(batch), config.actor, max_new_tokens=most)
+    for i, by_token in batch.token_rewards.items():  # an estimator of one number a trajectory takes their sum
+        shaped[i] += by_token.double().sum()
     return Trajectories(
-        shape_rewards(rewards, lengths, is_truncated(batch), config.actor, max_new_tokens=most),
+        shaped,
         torch.tensor([item.group for item in batch.items], dtype=torch.int64),
         lengths,
     )
@@ -47,7 +79,7 @@ def is_truncated(batch: Batch) -> Tensor:
 
 def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tensor:
     """(n_items,) bool: an item without advantage may still have a bonus term or a supervised one."""
-    if settings.entropy_coef:
+    if settings.entropy_coef or (settings.kl_ctl and settings.kl_in == "loss"):
         return torch.ones_like(signal)
     if settings.sft_coef:
         good = [is_good(item, settings.sft_min_reward) for item in batch.items]

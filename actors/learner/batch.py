@@ -67,6 +67,11 @@ class Batch:
     token_advantages: dict[int, Tensor] = field(
         default_factory=dict
     )  # item index -> (n_trained,): replace `advantages`
+    token_rewards: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # item index -> (n_trained,): rewards of single tokens, beside that of the trajectory
+    reference: dict[int, Tensor] = field(default_factory=dict)  # as `prox`, by the reference model
+    teacher: dict[int, Tensor] = field(default_factory=dict)  # as `prox`, by the teacher
 
     def advantages_of(self, index: int) -> Tensor:
         """(n_trained,) advantages of an item's trained tokens."""

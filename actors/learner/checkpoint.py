@@ -2,6 +2,7 @@
 
 RUN/checkpoints/step-000010/
     model/                 a plain transformers folder: weights as they are pushed (in model.dtype), config, tokenizer
+    reference/             the same for the reference model, where the run has made it
     optimizer.safetensors  AdamW's state by parameter name, float32 parameters where the model's are rounded, RNG state
     state.json             version, configuration of the optimizer
     manifest.json          size and SHA-256 of every other file
@@ -11,7 +12,7 @@ RUN/checkpoints/step-000010/
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from actors.learner.policy import Policy, whole
+from actors.learner.frozen_model import REFERENCE, FrozenModel
+from actors.learner.policy import PackedModel, Policy, whole
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
 from areal_bus.storage.versioned_dirs import SCHEMA, verify
@@ -50,6 +52,7 @@ def save(
     tokenizer: Any,
     keep: int,
     counts: Callable[[int], bool] = lambda version: True,
+    reference: FrozenModel | None = None,
 ) -> Path:
     """Write RUN/checkpoints/step-VERSION (`folder` is RUN/checkpoints) and remove old ones.
 
@@ -59,13 +62,16 @@ def save(
     """
     final = versioned_dirs.place(folder, version)
     weights = gather(policy)
+    models: list[tuple[str, PackedModel, Mapping[str, Tensor]]] = [("model", policy, weights)]
+    if reference is not None:
+        models.append((REFERENCE, reference, gather(reference)))
     tensors = _optimizer_tensors(policy, optimizer)
     broken: Exception | None = None
     if policy.ranks.index == 0:
         if policy.dtype is not torch.float32:
             tensors |= {f"{MASTER}/{name}": weights[name].contiguous() for name in policy.parameters()}
         tensors["rng"] = torch.get_rng_state()
-        broken = _write(final, policy, weights, tensors, version=version, tokenizer=tokenizer)
+        broken = _write(final, models, tensors, version=version, tokenizer=tokenizer)
         if broken is None:
             with contextlib.suppress(OSError):  # a failed removal is retried with the next checkpoint
                 versioned_dirs.prune(folder, keep, newest=final, counts=counts)
@@ -78,8 +84,7 @@ def save(
 
 def _write(
     final: Path,
-    policy: Policy,
-    weights: Mapping[str, Tensor],
+    models: Sequence[tuple[str, PackedModel, Mapping[str, Tensor]]],
     tensors: dict[str, Tensor],
     *,
     version: int,
@@ -88,7 +93,8 @@ def _write(
     """Returns the disk error, or None. After an error nothing remains on disk."""
     try:
         building = versioned_dirs.building(final)
-        write_model(building / "model", policy, weights, tokenizer)
+        for name, model, weights in models:
+            write_model(building / name, model, weights, tokenizer)
         save_file(tensors, str(building / "optimizer.safetensors"))
         (building / "state.json").write_text(json.dumps({"schema": SCHEMA, "version": version}) + "\n")
         versioned_dirs.seal(building, final)
@@ -105,7 +111,7 @@ def _is_of_the_disk(error: Exception) -> bool:
     return isinstance(error, OSError | SafetensorError) or OS_ERROR in str(error)
 
 
-def gather(policy: Policy) -> dict[str, Tensor]:
+def gather(policy: PackedModel) -> dict[str, Tensor]:
     """The full state of the model on rank 0 (empty elsewhere); tied weights once; a collective when sharded."""
     state: dict[str, Tensor] = {}
     tied = {name for name, _ in policy.model.named_parameters(remove_duplicate=False)} - set(policy.parameters())
@@ -118,7 +124,7 @@ def gather(policy: Policy) -> dict[str, Tensor]:
     return state
 
 
-def write_model(folder: Path, policy: Policy, weights: Mapping[str, Tensor], tokenizer: Any) -> None:
+def write_model(folder: Path, policy: PackedModel, weights: Mapping[str, Tensor], tokenizer: Any) -> None:
     """Write a transformers folder with the parameters in the dtype of the policy."""
     rounded = {name: weights[name].to(policy.dtype) for name in policy.parameters()}
     policy.model.save_pretrained(folder, state_dict={**weights, **rounded})

@@ -172,6 +172,7 @@ class CheckpointManager:
                 tokenizer=tokenizer,
                 keep=self._settings.keep,
                 counts=lambda other: has_frontier(self._run, other),
+                reference=actor.kept_reference,
             )
         self._version, self.folder = version, str(folder)
         self._took_s = self._now() - began

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 import torch
+from torch import Tensor
 
 from actors.learner.algorithms.fused import Mismatch, effective_share
+from actors.learner.algorithms.kl import k3
 from actors.learner.batch import Batch, Item
 from actors.learner.rendezvous import LearnerRanks
 from areal_bus.messages import Finish
@@ -37,6 +39,10 @@ class MetricSums:
     entropy: float = 0
     clipped: float = 0
     loss: float = 0
+    kl_ref: float = 0
+    with_ref: float = 0  # trained tokens with a log-prob of the reference model
+    kl_teacher: float = 0
+    with_teacher: float = 0
 
 
 @dataclass(slots=True)
@@ -55,6 +61,15 @@ class StepMetrics:
         self.sums.kl += mismatch.kl
         self.sums.weight += mismatch.weight
         self.sums.weight_squared += mismatch.weight_squared
+
+    def add_divergences(self, logprobs_N: Tensor, reference_N: Tensor | None, teacher_N: Tensor | None) -> None:
+        """Add the KL of one micro-batch from the frozen models."""
+        if reference_N is not None:
+            self.sums.kl_ref += float(k3(logprobs_N, reference_N).sum())
+            self.sums.with_ref += len(reference_N)
+        if teacher_N is not None:
+            self.sums.kl_teacher += float(k3(logprobs_N, teacher_N).sum())
+            self.sums.with_teacher += len(teacher_N)
 
     def reduce(self, ranks: LearnerRanks) -> None:
         """Sums and maxima over the ranks, in place (a collective)."""
@@ -85,6 +100,8 @@ class StepMetrics:
             ("entropy", s.entropy, s.trained),
             ("clip_share", s.clipped, s.trained),
             ("loss", s.loss, s.trained),
+            ("kl_ref", s.kl_ref, s.with_ref),
+            ("kl_teacher", s.kl_teacher, s.with_teacher),
             *((f"loss/{name}", value, s.trained) for name, value in self.user.items()),
         ]
         stats |= {name: part / whole for name, part, whole in shares if whole}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from actors.learner.algorithms.corrections import loglinear_prox
 from actors.learner.algorithms.fused import LogRatio, decoupled_ppo, gap, ppo
+from actors.learner.algorithms.kl import KL_ESTIMATORS
 from actors.learner.algorithms.parts import Tokens, Totals, select
 from actors.learner.algorithms.registry import BUILTIN_STATISTICS, Algorithm, split
 from areal_bus.config.algorithms import correction_of
@@ -26,6 +27,7 @@ class MicroBatchTokens:
     sequences_N: Tensor
     lengths_M: Tensor
     is_good_N: Tensor | None = None  # tokens of the supervised term, 1 or 0; None without this term
+    reference_N: Tensor | None = None  # log-probs of the reference model; None without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,9 @@ def extra_terms(algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor
         extra_N = extra_N - algorithm.settings.entropy_coef * entropy_N
     if part.is_good_N is not None:
         extra_N = extra_N - algorithm.settings.sft_coef * part.is_good_N * logprobs_N
+    if part.reference_N is not None and algorithm.settings.kl_in == "loss":
+        estimate = KL_ESTIMATORS[algorithm.settings.kl_estimator]
+        extra_N = extra_N + algorithm.settings.kl_ctl * estimate(logprobs_N, part.reference_N)
     return extra_N
 
 

@@ -1,4 +1,4 @@
-"""The policy: a Hugging Face causal LM that returns log-probs of packed sequences; FSDP2 over several ranks.
+"""Models of the learner: Hugging Face causal LMs that return log-probs of packed sequences; FSDP2 over several ranks.
 
 Shapes: S tokens of a packed row, N wanted tokens of it, V words.
 """
@@ -29,12 +29,8 @@ from areal_bus.weights.route import Home
 PROBE = 12  # tokens of the check that compares fused layers with the original ones
 
 
-class Policy:
-    """A causal LM on one device, sharded by FSDP2 when there is more than one learner rank.
-
-    Parameters, gradients and optimizer state are float32, because most updates are smaller than half a step of
-    bfloat16. `dtype` is the type of compute and of the weights that are pushed and exported.
-    """
+class PackedModel:
+    """A causal LM on one device, sharded by FSDP2 when there is more than one learner rank. It computes in `dtype`."""
 
     def __init__(
         self,
@@ -47,12 +43,9 @@ class Policy:
         gradient_checkpointing: bool = False,
         max_logits_mib: float = 512,
     ) -> None:
-        """Raises ValueError if the model is not in float32."""
-        found = {parameter.dtype for parameter in model.parameters()}
-        if found != {torch.float32}:
-            raise ValueError(f"a policy keeps its parameters in float32: the model has {sorted(map(str, found))}")
         self.ranks = ranks
         self.dtype: torch.dtype = getattr(torch, dtype)
+        self.casts = {parameter.dtype for parameter in model.parameters()} != {self.dtype}
         self.device = torch.device(device)
         self.temperature = temperature
         choose(self.device)
@@ -69,7 +62,7 @@ class Policy:
         if gradient_checkpointing:
             self._checkpoint_activations()
         if ranks.size > 1:
-            shard(self.model, self.dtype, self.device)
+            shard(self.model, self.dtype if self.casts else None, self.device)
         self._parameters = dict(self.model.named_parameters())
 
     def _fuse(self) -> None:
@@ -114,7 +107,7 @@ class Policy:
         """Context in which a forward pass computes in `dtype`: FSDP2 casts by its own policy, a single rank by
         autocast.
         """
-        if self.ranks.size > 1 or self.dtype is torch.float32:
+        if self.ranks.size > 1 or not self.casts:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
@@ -212,13 +205,46 @@ class _SelectedLogProbs(torch.autograd.Function):
         return grad_NV, None, None
 
 
-def shard(model: Any, dtype: torch.dtype, device: torch.device) -> None:
+class Policy(PackedModel):
+    """The model that is trained.
+
+    Parameters, gradients and optimizer state are float32, because most updates are smaller than half a step of
+    bfloat16. `dtype` is the type of compute and of the weights that are pushed and exported.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        ranks: LearnerRanks,
+        device: str,
+        temperature: float,
+        dtype: str = "float32",
+        gradient_checkpointing: bool = False,
+        max_logits_mib: float = 512,
+    ) -> None:
+        """Raises ValueError if the model is not in float32."""
+        found = {parameter.dtype for parameter in model.parameters()}
+        if found != {torch.float32}:
+            raise ValueError(f"a policy keeps its parameters in float32: the model has {sorted(map(str, found))}")
+        super().__init__(
+            model,
+            ranks=ranks,
+            device=device,
+            temperature=temperature,
+            dtype=dtype,
+            gradient_checkpointing=gradient_checkpointing,
+            max_logits_mib=max_logits_mib,
+        )
+
+
+def shard(model: Any, dtype: torch.dtype | None, device: torch.device) -> None:
     """FSDP2 over the default process group: one unit per decoder layer, the rest (with tied embeddings) in the root.
 
-    Shards are float32, gathered parameters are `dtype`. Gradients are summed over the ranks in float32, not averaged,
-    because the loss is already divided by the global number of tokens.
+    Shards have the type of the parameters, gathered parameters are `dtype` (None: the same). Gradients are
+    summed over the ranks in float32, not averaged, because the loss is already divided by the global number of tokens.
     """
-    mixed = MixedPrecisionPolicy() if dtype is torch.float32 else MixedPrecisionPolicy(dtype, torch.float32)
+    mixed = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(dtype, torch.float32)
     layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
     if not layers:
         raise ConfigError(f"several learners need a model made of decoder layers: {type(model).__name__} has none")

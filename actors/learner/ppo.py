@@ -5,7 +5,7 @@ gradient is not finite.
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NoReturn
@@ -23,12 +23,14 @@ from actors.learner.algorithms.fused import mismatch
 from actors.learner.algorithms.parts import Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
 from actors.learner.batch import Batch, Item
+from actors.learner.frozen_model import FrozenModel, FrozenModels
 from actors.learner.metrics import SignalWarnings, StepMetrics, count
 from actors.learner.micro_batches import pack
 from actors.learner.objective import MicroBatchTokens, micro_batch_loss
-from actors.learner.policy import Policy, whole
+from actors.learner.policy import PackedModel, Policy, whole
 from actors.models.packed_row import SequencePiece, n_rows
 from actors.runtime.context import HeartbeatState
+from areal_bus.config.algorithms import keeps_reference
 from areal_bus.config.sections import ActorConfig, Config
 from areal_bus.core.events import Event
 from areal_bus.errors import ImpossibleEvent, NonFinite
@@ -49,8 +51,9 @@ def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
             else:
                 record[part.name] = value
         records.append(record)
-        if index in batch.prox:
-            tensors[f"{index}/prox"] = batch.prox[index].contiguous()
+        for name in ("prox", "reference", "teacher", "token_advantages"):
+            if index in getattr(batch, name):
+                tensors[f"{index}/{name}"] = getattr(batch, name)[index].contiguous()
     if batch.advantages is not None:
         tensors["advantages"] = batch.advantages.contiguous()
     save_file(tensors, str(folder / "batch.safetensors"))
@@ -109,11 +112,13 @@ class PPOActor:
         folder: Path,
         publish: Publish = lambda version, stats: None,
         tick: Callable[[], None] = lambda: None,
+        frozen: FrozenModels | None = None,
     ) -> None:
         """`publish(version, stats)` runs at the end of every update, `tick()` between micro-batches. An exception of
         either ends the step. `folder` is the folder of the run.
         """
         self.policy = policy
+        self.frozen = frozen or FrozenModels()  # as the algorithm needs them
         self.version = 0
         self._config = config
         self._settings = config.actor
@@ -139,13 +144,27 @@ class PPOActor:
         """Fill in advantages, signals and, if needed, proximal log-probs; returns the same batch.
 
         Proximal log-probs belong to the parameters just before the update. With one minibatch the forward pass of the
-        update has these parameters, so no extra forward pass runs here.
+        update has these parameters, so no extra forward pass runs here, unless the advantages depend on them.
         """
         with self._journal.span("prox"):
+            self._compute_frozen(batch)
             fill_advantages(batch, self.algorithm, self._config, self._ranks.sum)
-            if self.algorithm.needs_prox_pass:
+            if self.algorithm.needs_prox_pass and not self.algorithm.needs_prox_first:
                 self._compute_prox(batch)
         return batch
+
+    def _compute_frozen(self, batch: Batch) -> None:
+        """Log-probs of all trained tokens by the reference and the teacher; and by the policy, if advantages need them.
+
+        The same micro-batches pass through each model, so equal models give equal numbers.
+        """
+        trained = [i for i, item in enumerate(batch.items) if item.n_trained]
+        if self.frozen.reference is not None:
+            batch.reference = self._logprobs(self.frozen.reference, batch, trained)
+        if self.frozen.teacher is not None:
+            batch.teacher = self._logprobs(self.frozen.teacher, batch, trained)
+        if self.algorithm.needs_prox_first:
+            batch.prox = self._logprobs(self.policy, batch, trained)
 
     def ppo_update(self, batch: Batch) -> dict[str, float]:
         """One training step: an optimizer step for each minibatch that has a token to train; returns its metrics.
@@ -176,8 +195,20 @@ class PPOActor:
         stats["update_s"] = time.monotonic() - began
         self._n_applied = 0
         self.version += 1
+        self._update_reference()
         self._publish(self.version, stats)
         return stats
+
+    @property
+    def kept_reference(self) -> FrozenModel | None:
+        """The reference model, if checkpoints hold it."""
+        return self.frozen.reference if keeps_reference(self._config) else None
+
+    def _update_reference(self) -> None:
+        """Every reference.update_every versions the reference becomes a copy of the policy."""
+        every = self._config.reference.update_every
+        if self.frozen.reference is not None and every and self.version % every == 0:
+            self.frozen.reference.copy_from(self.policy)
 
     def check_whole(self) -> None:
         """Raises ImpossibleEvent after an update that failed half-way: its weights belong to no version."""
@@ -265,6 +296,8 @@ class PPOActor:
         done.loss.backward()  # type: ignore[no-untyped-call]
         if part.prox_N is not None or not self._n_applied:  # later minibatches also differ by this update's steps
             metrics.add(mismatch(done.importance_N, done.log_ratio))
+        teacher_N = _joined(batch.teacher, indices, logprobs_N.device)
+        metrics.add_divergences(logprobs_N.detach(), part.reference_N, teacher_N)
         sums = metrics.sums
         sums.entropy += float(entropy_N.detach().sum()) if entropy_N is not None else 0.0
         sums.clipped += done.n_clipped
@@ -279,28 +312,36 @@ class PPOActor:
         lengths = torch.tensor([item.n_trained for item in items])
         least = self._settings.sft_min_reward if self._settings.sft_coef else None
         good = None if least is None else torch.tensor([float(is_good(item, least)) for item in items])
-        is_known = all(i in batch.prox for i in indices)
         return MicroBatchTokens(
             behav_N=torch.cat([item.behav_K for item in items])[is_trained].to(device),
-            prox_N=torch.cat([batch.prox[i] for i in indices]).to(device) if is_known else None,
+            prox_N=_joined(batch.prox, indices, device),
             advantages_N=torch.cat([batch.advantages_of(i) for i in indices]).to(device),
             lags_N=torch.cat([item.lags_K for item in items])[is_trained].to(device),
             sequences_N=sequences_of(lengths).to(device),
             lengths_M=lengths.to(device),
             is_good_N=None if good is None else good.repeat_interleave(lengths).to(device),
+            reference_N=_joined(batch.reference, indices, device),
         )
 
     def _compute_prox(self, batch: Batch) -> None:
         members = [i for part in self._minibatches(batch) for i in part.members]
+        batch.prox = self._logprobs(self.policy, batch, members)
+
+    def _logprobs(self, model: PackedModel, batch: Batch, members: list[int]) -> dict[int, Tensor]:
+        """Item index -> (n_trained,) log-probs of its trained tokens by this model, on the host."""
+        found: dict[int, Tensor] = {}
         with torch.no_grad():
             for indices in self._micro_batches(batch, members):
                 if not indices:
-                    self.policy.idle_pass()
+                    model.idle_pass()
                     continue
-                logp_N, _ = self.policy.logprobs(_pieces(batch, indices))
+                logp_N, _ = model.logprobs(_pieces(batch, indices))
                 counts = [batch.items[i].n_trained for i in indices]
-                batch.prox.update(zip(indices, torch.split(logp_N.cpu(), counts), strict=True))
+                found.update(zip(indices, torch.split(logp_N.cpu(), counts), strict=True))
                 self._beat()
+        if isinstance(model, FrozenModel):
+            model.free()
+        return found
 
     def _micro_batches(self, batch: Batch, members: list[int]) -> list[list[int]]:
         """Item indices by micro-batch, equally many on every rank; an empty one is an idle pass.
@@ -352,6 +393,13 @@ class PPOActor:
 def _pieces(batch: Batch, indices: Sequence[int]) -> list[SequencePiece]:
     items = [batch.items[i] for i in indices]
     return [SequencePiece(item.ids_T, item.trained_places, family=item.group) for item in items]
+
+
+def _joined(by_item: Mapping[int, Tensor], indices: Sequence[int], device: torch.device) -> Tensor | None:
+    """(N,) the tensors of these items; None if one of them has none."""
+    if not all(i in by_item for i in indices):
+        return None
+    return torch.cat([by_item[i] for i in indices]).to(device)
 
 
 def _longest_first(batch: Batch) -> Callable[[int], int]:

@@ -18,7 +18,7 @@ LINE = 64  # bytes of a cache line
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transformers' names for one class
 
 
-def check_model_path(path: str, search: Path) -> str:
+def check_model_path(path: str, search: Path, *, key: str = "model.path") -> str:
     """The model as an absolute folder, or the Hugging Face id that it is.
 
     A relative folder is looked for in the working directory, then in `search` (the config's folder). Raises ConfigError
@@ -32,7 +32,7 @@ def check_model_path(path: str, search: Path) -> str:
             return path
         tried = " and ".join(str(place) for place in places)
         raise ConfigError(
-            f"model.path must be a model folder or a Hugging Face id (owner/name): nothing is at {tried}{_hint(path)}"
+            f"{key} must be a model folder or a Hugging Face id (owner/name): nothing is at {tried}{_hint(path)}"
         )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"a model folder holds config.json: {folder} has none{_hint(path)}")

@@ -27,6 +27,7 @@ from actors.engines.builtin.engine import BuiltinEngine
 from actors.generator.rollout_runner import RolloutRunner
 from actors.head.shell import declared
 from actors.learner.batch import build
+from actors.learner.frozen_model import load_frozen_models
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks
@@ -78,7 +79,14 @@ class SynchronousReference:
         self._next_uid = 0
         self._has_ended = False  # the data
         self._policy = self._make_policy()
-        self._actor = PPOActor(self._policy, config, journal=self.journal, pulse=HeartbeatState(), folder=folder)
+        self._actor = PPOActor(
+            self._policy,
+            config,
+            journal=self.journal,
+            pulse=HeartbeatState(),
+            folder=folder,
+            frozen=load_frozen_models(config, self._policy, model=self._model_folder, config_folder=config_folder),
+        )
         self._engines = [self._make_engine() for _ in range(n_generators)]
         workflow = load_workflow(config)
         self._runners = [

@@ -17,6 +17,7 @@ ADVANTAGES = (
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "none",
+    "distill",
 )
 LOSSES = ("ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce")
 CORRECTIONS = ("decoupled", "tis", "tis_sequence", "icepop", "kpop", "none")
@@ -33,6 +34,22 @@ Rule = tuple[bool, str]  # (whether it is violated, error text)
 def correction_of(actor: ActorConfig) -> str:
     """The correction by name; use_decoupled_loss decides where `correction` is empty."""
     return actor.correction or ("decoupled" if actor.use_decoupled_loss else "none")
+
+
+def uses_reference(actor: ActorConfig) -> bool:
+    """Whether the learners hold a reference model."""
+    return actor.kl_ctl > 0
+
+
+def uses_teacher(actor: ActorConfig) -> bool:
+    """Whether the learners hold a teacher model."""
+    return actor.advantage == "distill" or actor.distill_coef > 0
+
+
+def keeps_reference(c: Config) -> bool:
+    """Whether checkpoints hold the reference model, because neither a folder nor the run's seed gives it again."""
+    is_made_by_the_run = c.reference.update_every > 0 or (not c.reference.path and c.learner.warmup.steps > 0)
+    return uses_reference(c.actor) and is_made_by_the_run
 
 
 def is_users(name: str) -> bool:
@@ -63,7 +80,7 @@ def _original(name: str, names: tuple[str, ...]) -> str:
 
 def refusals(c: Config) -> list[Rule]:
     """Rules for combinations of parts."""
-    return [*check_names(c.actor), *_settings_without_use(c.actor), *_combinations(c)]
+    return [*check_names(c.actor), *_settings_without_use(c.actor), *_combinations(c), *_frozen_models(c)]
 
 
 def _combinations(c: Config) -> list[Rule]:
@@ -179,5 +196,49 @@ def _settings_without_use(actor: ActorConfig) -> list[Rule]:
         (
             actor.sft_min_reward != defaults.sft_min_reward and not actor.sft_coef,
             "actor.sft_min_reward chooses samples for the supervised term: set actor.sft_coef",
+        ),
+    ]
+
+
+def _frozen_models(c: Config) -> list[Rule]:
+    """Rules for the reference model and the teacher."""
+    actor, reference, defaults = c.actor, c.reference, ActorConfig()
+    rewards = ("reward_scaling", "reward_bias", "reward_clip", "overlong_tokens", "length_penalty", "normalize_batch")
+    unread = [key for key in rewards if getattr(actor, key) != getattr(defaults, key)]
+    unread += ["truncated_samples"] if actor.truncated_samples == "zero" else []
+    unread += ["kl_in"] if actor.kl_ctl and actor.kl_in == "reward" else []
+    is_distilled = actor.advantage == "distill"
+    return [
+        (
+            not uses_reference(actor) and (actor.kl_estimator, actor.kl_in) != (defaults.kl_estimator, defaults.kl_in),
+            "actor.kl_estimator and kl_in describe the KL from a reference model: set actor.kl_ctl (it is 0)",
+        ),
+        (
+            not uses_reference(actor) and bool(reference.path or reference.update_every),
+            "[reference] is the model of the KL divergence: set actor.kl_ctl (it is 0), or remove the section",
+        ),
+        (
+            uses_reference(actor) and actor.kl_in == "loss" and actor.kl_estimator == "k1",
+            'actor.kl_estimator = "k1" has no use as a loss, because its gradient is 0 on average: set "k2" (whose '
+            'gradient is that of the divergence) or "k3", or actor.kl_in = "reward"',
+        ),
+        (
+            uses_teacher(actor) and not c.teacher.path,
+            f"{'advantage' if is_distilled else 'distill_coef'} of [actor] asks for distillation, which needs a "
+            "teacher: set teacher.path",
+        ),
+        (
+            bool(c.teacher.path) and not uses_teacher(actor),
+            'teacher.path names a model that nothing uses: set actor.advantage = "distill" (without the reward) or '
+            "actor.distill_coef (beside the reward)",
+        ),
+        (
+            is_distilled and actor.distill_coef > 0,
+            'actor.distill_coef adds the teacher to the advantage of the reward, and actor.advantage = "distill" '
+            "leaves the reward out: remove one of them",
+        ),
+        (
+            is_distilled and bool(unread),
+            f'actor.advantage = "distill" does not use the reward: remove actor.{unread[0] if unread else ""}',
         ),
     ]

@@ -270,7 +270,8 @@ class ActorConfig(Section):
     baseline), or train them with reward "zero"."""
     advantage: str = "grpo"
     """Estimator: "grpo", "dr_grpo", "rloo", "opo", "reinforce", "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline", "none" (the reward) or "module:function". See docs/algorithms.md."""
+    "reinforce_plus_plus_baseline", "none" (the reward), "distill" (the teacher instead of the reward) or
+    "module:function". See docs/algorithms.md."""
     normalize_batch: bool = False
     """Normalise advantages over the whole batch as well (as in the paper)."""
     normalize_batch_over: Literal["signal", "all"] = "signal"
@@ -326,6 +327,14 @@ class ActorConfig(Section):
     """SAPO's temperature for positive advantages."""
     sapo_tau_neg: float = Field(1.05, gt=0)
     """SAPO's temperature for negative advantages."""
+    kl_ctl: float = Field(0.0, ge=0)
+    """Coefficient of the KL divergence from a reference model, see [reference]. 0: no reference model is loaded."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of this divergence from the sampled tokens (Schulman 2020). See docs/algorithms.md."""
+    kl_in: Literal["reward", "loss"] = "loss"
+    """Add the divergence to the "loss" of each trained token, or subtract it from the "reward" before the baseline."""
+    distill_coef: float = Field(0.0, ge=0)
+    """On-policy distillation beside the reward: weight of log(teacher/pi) in each token's advantage. See [teacher]."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus, subtracted from each token's loss."""
     sft_coef: float = Field(0.0, ge=0)
@@ -352,6 +361,18 @@ class ActorConfig(Section):
     """AdamW decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping: maximum norm."""
+
+
+class ReferenceConfig(Section):
+    path: str = ""
+    """Model that actor.kl_ctl keeps the policy close to (folder or Hugging Face id). Empty: the run's own version 0."""
+    update_every: int = Field(0, ge=0)
+    """Replace the reference by a copy of the policy every so many versions; 0: it stays fixed."""
+
+
+class TeacherConfig(Section):
+    path: str = ""
+    """Model that teaches the policy (folder or Hugging Face id), for actor.advantage = "distill" or distill_coef."""
 
 
 class WarmupConfig(Section):
@@ -458,6 +479,8 @@ class Config(Section):
     gconfig: GenerationConfig = GenerationConfig()
     reward: RewardConfig = RewardConfig()
     actor: ActorConfig = ActorConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    teacher: TeacherConfig = TeacherConfig()
     learner: LearnerConfig = LearnerConfig()
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -13,6 +13,10 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "actor.loss": "policy_loss loss_type loss_mode loss_fn policy_loss_fn importance_sampling_level use_sapo_loss",
     "actor.aggregation": "loss_agg_mode loss_aggregation loss_reduction",
     "actor.correction": "rejection_sampling rollout_is rollout_correction importance_sampling_correction",
+    "actor.kl_ctl": "kl_coef kl_loss_coef init_kl_coef kl_beta beta use_kl_loss kl_penalty_coef kl_loss_weight kl_tau",
+    "actor.kl_estimator": "kl_loss_type kl_type kl_penalty kl_estimator_type",
+    "actor.kl_in": "use_kl_in_reward use_kl_in_loss kl_in_reward",
+    "actor.distill_coef": "distillation_coef distill_weight distillation_weight teacher_kl_coef opd_kl_coef lmbda",
     "actor.entropy_coef": "entropy_coeff entropy_bonus ent_coef entropy_loss_coef",
     "actor.truncated_samples": "mask_no_eos_with_zero mask_truncated_completions overlong_filtering",
     "actor.overlong_tokens": "overlong_reward_penalty overlong_buffer overlong_buffer_len",
@@ -38,6 +42,8 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     " ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu gradient_accumulation_steps micro_train_batch_size",
     "model.dtype": "bf16 fp16 torch_dtype precision param_dtype",
     "model.path": "model_name_or_path model_name pretrain actor_path hf_checkpoint",
+    "reference.path": "ref_model_path ref_model ref_path ref_load reference_model_path ref_pretrain",
+    "reference.update_every": "ref_model_sync_steps sync_ref_model ref_update_interval kl_ref_update_every",
     "reward.function": "reward_fn reward_funcs reward_function custom_reward_function reward_model rm_type",
     "rollout.engine": "backend inference_engine inference_backend rollout_backend gen_backend",
     "rollout.max_concurrent_rollouts": "max_num_seqs max_concurrency max_running_requests max_concurrent_requests",
@@ -47,14 +53,12 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "run.name": "experiment_name trial_name project_name run_name job_name",
     "run.resume": "resume_from_checkpoint resume_mode load_checkpoint_path recover_mode",
     "run.total_train_steps": "max_steps total_steps total_training_steps num_train_steps num_steps n_steps num_rollout",
+    "teacher.path": "teacher_model teacher_model_path teacher_model_name_or_path teacher_path teacher_pretrain",
     "topology.gpus_per_host": "n_gpus_per_node gpus_per_node num_gpus num_gpus_per_node",
     "topology.ranks": "nnodes num_nodes n_nodes world_size",
     "topology.tensor_parallel": "tensor_model_parallel_size tensor_parallel_size tp tp_size",
 }
 NOT_HERE: dict[str, str] = {  # explanation for settings that we do not have -> names of other systems
-    "there is no KL penalty here: actor.eps_clip and rollout.max_head_offpolicyness bound the policy's steps": (
-        "kl_coef kl_loss_coef init_kl_coef kl_beta beta use_kl_loss kl_ctl kl_penalty"
-    ),
     "a batch is trained once: actor.ppo_n_minibatches is the number of optimizer steps over it": (
         "ppo_epochs num_ppo_epochs ppo_epoch num_iterations n_epochs_per_batch"
     ),

@@ -21,6 +21,7 @@ from launch.dry_run import dry_run, longest_prompt, make_plan_page
 from launch.fits import SPARE_SHARE
 from launch.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead
 from launch.memory import (
+    KNOWN_SHAPES,
     LIBRARIES,
     MIB,
     REWARD_WORKER,
@@ -148,6 +149,19 @@ def test_snapshots_are_on_the_gpu_when_pushes_stay_on_it() -> None:
     assert estimate(little, large, Role.LEARNER, 0, n_prompt=1).device == (12 + 4 + 4) * large.n_parameters
     alone = config(topology=one_gpu | {"ranks_per_gpu": 1})
     assert need(alone, Role.LEARNER) == sent
+
+
+def test_each_frozen_model_counts_in_the_dtype_of_the_run_and_is_sharded(tmp_path: Path) -> None:
+    plain = config(model={"scratch": {}, "dtype": "bfloat16"}, topology={"learners": 2})
+    both = {"actor": {"kl_ctl": 0.1, "distill_coef": 0.5}, "teacher": {"path": "Qwen/Qwen2.5-0.5B-Instruct"}}
+    frozen = config(model={"scratch": {}, "dtype": "bfloat16"}, topology={"learners": 2}, **both)
+    shape, with_models = (find_shape(one, tmp_path) for one in (plain, frozen))
+    assert shape is not None
+    assert with_models is not None
+    teacher = KNOWN_SHAPES["Qwen/Qwen2.5-0.5B-Instruct"].n_parameters
+    assert (shape.n_frozen, with_models.n_frozen) == (0, shape.n_parameters + teacher)
+    needs = [estimate(c, s, Role.LEARNER, 1, n_prompt=1) for c, s in ((plain, shape), (frozen, with_models))]
+    assert needs[1].device - needs[0].device == pytest.approx(2 * (shape.n_parameters + teacher) / 2, abs=2)
 
 
 def test_the_longest_prompt_is_counted_where_data_and_tokenizer_are_here(tmp_path: Path) -> None:

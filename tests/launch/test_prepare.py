@@ -179,3 +179,30 @@ def test_a_run_records_where_it_was_started(file: Path) -> None:
         folder,
         2,
     )
+
+
+DISTILLED = ("actor.advantage=distill", "gconfig.n_samples=2")
+
+
+def test_a_teacher_and_a_reference_with_the_tokenizer_of_the_policy_are_accepted(file: Path, model: Path) -> None:
+    prepare(load(file, [*DISTILLED, "teacher.path=whole", "actor.kl_ctl=0.1", "reference.path=whole"], {}), file)
+    file.write_text(SMALL)  # the policy is from scratch, with the same characters
+    prepare(load(file, [*DISTILLED, "teacher.path=whole"], {}), file)
+
+
+def test_a_frozen_model_of_another_tokenizer_is_refused(file: Path, model: Path) -> None:
+    write_scratch_folder(file.parent / "shape2", ScratchConfig(characters="zyxabc", hidden_size=16, layers=1, heads=2))
+    other = file.parent / "other"
+    load_model(str(file.parent / "shape2"), "float32", "cpu", random_seed=1).save_pretrained(other)
+    load_tokenizer(str(file.parent / "shape2")).save_pretrained(other)
+    said = refusal(file, *DISTILLED, "teacher.path=other")
+    assert said.startswith("teacher.path must be a model with the policy's tokenizer: 28 tokens have another id or are")
+    said = refusal(file, "actor.kl_ctl=0.1", "reference.path=other")
+    assert said.startswith("reference.path must be a model with the policy's tokenizer")
+
+
+def test_a_frozen_model_without_weights_or_room_or_folder_is_refused(file: Path, model: Path) -> None:
+    assert "has no weights; name the RUN/model of a run" in refusal(file, *DISTILLED, "teacher.path=shape")
+    said = refusal(file, *DISTILLED, "teacher.path=whole", "gconfig.max_new_tokens=9")
+    assert "data.max_prompt_tokens + gconfig.max_new_tokens = 25 tokens" in said
+    assert refusal(file, *DISTILLED, "teacher.path=./nowhere").startswith("teacher.path must be a model folder or")

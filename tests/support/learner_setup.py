@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from actors.learner.frozen_model import FrozenModel, FrozenModels
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks
 from actors.runtime.context import HeartbeatState
+from areal_bus.config.algorithms import uses_reference, uses_teacher
 from areal_bus.config.sections import Config
 from areal_bus.journal import Journal
 from areal_bus.messages import ShardItem
@@ -57,8 +59,23 @@ def tiny_actor(
         temperature=config.gconfig.temperature,
         dtype=config.model.dtype,
     )
+    frozen = FrozenModels(
+        frozen_model(policy, seed=1) if uses_reference(config.actor) else None,
+        frozen_model(policy, seed=2) if uses_teacher(config.actor) else None,
+    )
     journal = Journal(folder / "journal", role="learner", index=policy.ranks.index, incarnation=0)
-    return PPOActor(policy, config, journal=journal, pulse=HeartbeatState(), folder=folder)
+    return PPOActor(policy, config, journal=journal, pulse=HeartbeatState(), folder=folder, frozen=frozen)
+
+
+def frozen_model(policy: Policy, *, seed: int) -> FrozenModel:
+    """A reference or teacher for this policy: equal to a policy of `tiny_model(seed)`."""
+    return FrozenModel(
+        tiny_model(seed).to(policy.dtype),
+        ranks=policy.ranks,
+        device="cpu",
+        temperature=policy.temperature,
+        dtype=str(policy.dtype).removeprefix("torch."),
+    )
 
 
 def shard_item(

@@ -85,6 +85,11 @@ def none(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
     return trajectories.rewards_M
 
 
+def distill(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+    """0: the reward is not used; each token's advantage is log pi_teacher - log pi (on-policy distillation)."""
+    return torch.zeros_like(trajectories.rewards_M)
+
+
 @dataclass(frozen=True, slots=True)
 class Estimator:
     """An estimator, and what follows it."""
@@ -103,6 +108,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_plus_plus": Estimator(none, False, "std"),  # REINFORCE++ (arXiv 2501.03262)
     "reinforce_plus_plus_baseline": Estimator(rloo, True, "std"),  # its form with a leave-one-out baseline
     "none": Estimator(none, False),
+    "distill": Estimator(distill, False),
 }
 
 

@@ -24,7 +24,7 @@ from actors.learner.algorithms.parts import (
     sequences_of,
 )
 from actors.runtime.user_code import cause
-from areal_bus.config.algorithms import correction_of, is_users
+from areal_bus.config.algorithms import correction_of, is_users, uses_teacher
 from areal_bus.config.sections import ActorConfig
 from areal_bus.errors import ConfigError
 
@@ -54,7 +54,14 @@ class Algorithm:
             and settings.behav_imp_weight_mode == "clamp"
             and settings.m2_threshold is None
             and not (settings.entropy_coef or settings.sft_coef)
+            and not (settings.kl_ctl and settings.kl_in == "loss")
         )
+
+    @property
+    def needs_prox_first(self) -> bool:
+        """Whether the advantages are computed from the policy's log-probs: of the reward's KL or of distillation."""
+        settings = self.settings
+        return uses_teacher(settings) or (settings.kl_ctl > 0 and settings.kl_in == "reward")
 
     @property
     def needs_prox_pass(self) -> bool:
@@ -62,6 +69,8 @@ class Algorithm:
         pass, unless the whole minibatch must be known first.
         """
         settings = self.settings
+        if self.needs_prox_first:
+            return True
         if not settings.recompute_logprobs or settings.prox_logp_method == "loglinear":
             return False
         return settings.ppo_n_minibatches > 1 or settings.m2_threshold is not None

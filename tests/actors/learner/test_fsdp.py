@@ -63,19 +63,32 @@ def _mine(item: ShardItem, step: int, index: int, size: int) -> bool:
     return size == 1 or item.group % size == index if step != 1 else index == 0
 
 
-def config_of(dtype: str = "float32") -> Config:
+FROZEN = "frozen"
+FROZEN_ACTOR = {"kl_ctl": 0.3, "distill_coef": 0.5, "entropy_coef": 0.02, "sft_coef": 0.1}
+
+
+def config_of(kind: str = "float32") -> Config:
+    """`kind`: a dtype, or FROZEN: with a reference, a teacher and the terms beside the surrogate loss."""
+    is_frozen = kind == FROZEN
     return settings(
-        model={"scratch": {}, "dtype": dtype},
-        actor={"advantage": "rloo", "lr": 1e-3, "adam_eps": 1e-4, "normalize_batch": True},
+        model={"scratch": {}, "dtype": "float32" if is_frozen else kind},
+        actor={
+            "advantage": "rloo",
+            "lr": 1e-3,
+            "adam_eps": 1e-4,
+            "normalize_batch": True,
+            **(FROZEN_ACTOR if is_frozen else {}),
+        },
+        reference={"update_every": 2 if is_frozen else 0},
         learner={"max_tokens_per_mb": 24},
     )
 
 
-def rank(folder: Path, index: int, endpoint: str, dtype: str) -> None:
+def rank(folder: Path, index: int, endpoint: str, kind: str) -> None:
     """Body of one process."""
     torch.set_num_threads(1)
     ranks = meet(join_store(endpoint, 60.0), index=index, size=2, interface="lo", device="cpu", timeout_s=60.0)
-    actor = tiny_actor(folder / f"rank-{index}", config_of(dtype), ranks=ranks)
+    actor = tiny_actor(folder / f"rank-{index}", config_of(kind), ranks=ranks)
     if (folder / CHUNKED).exists():
         actor.policy._max_logits_mib = FEW_MIB
     stats = life(actor, index=index, size=2)
@@ -86,6 +99,7 @@ def rank(folder: Path, index: int, endpoint: str, dtype: str) -> None:
         version=actor.version,
         tokenizer=Words(),
         keep=1,
+        reference=actor.kept_reference,
     )
     snapshot = take_snapshot(
         3, actor.policy.parameters(), is_root=index == 0, bucket_bytes=1 << 20, dtype=actor.policy.dtype
@@ -93,7 +107,7 @@ def rank(folder: Path, index: int, endpoint: str, dtype: str) -> None:
     state = checkpoint.load(saved)
     before = {name: {k: whole(v) for k, v in actor.optimizer.state[p].items()} for name, p in _named(actor)}
     held = {name: whole(p).detach().clone() for name, p in _named(actor)}
-    if dtype != "float32":  # else the weights come from the model's folder
+    if actor.policy.dtype is not torch.float32:  # else the weights come from the model's folder
         with torch.no_grad():
             for _, parameter in _named(actor):
                 parameter.zero_()
@@ -112,13 +126,13 @@ def _named(actor: PPOActor) -> list[tuple[str, torch.nn.Parameter]]:
     return list(actor.policy.parameters().items())
 
 
-def two_ranks(folder: Path, dtype: str) -> list[dict[str, Any]]:
+def two_ranks(folder: Path, kind: str) -> list[dict[str, Any]]:
     """What each rank wrote down."""
     _, endpoint = store = serve_store("127.0.0.1")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.actors.learner.test_fsdp", str(folder), str(index), endpoint, dtype],
+            [sys.executable, "-m", "tests.actors.learner.test_fsdp", str(folder), str(index), endpoint, kind],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -167,6 +181,23 @@ def test_two_ranks_keep_float32_masters_and_export_what_they_push(tmp_path: Path
         master = kept[f"master/{name}"]
         assert torch.allclose(master, value, atol=5e-3), name  # five Adam steps of 1e-3 at most, in other arithmetic
         assert not torch.equal(master, master.bfloat16().float()), name
+
+
+@pytest.mark.slow
+def test_two_ranks_with_a_reference_and_a_teacher_equal_one(tmp_path: Path) -> None:
+    two = two_ranks(tmp_path, FROZEN)
+    one = tiny_actor(tmp_path / "one", config_of(FROZEN))
+    expected = life(one, index=0, size=1)
+    assert {"kl_ref", "kl_teacher"} <= set(expected[0])
+    for step in range(STEPS):
+        wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-4) for name, value in expected[step].items()}
+        for result in two:
+            assert {**result["stats"][step], "update_s": 0} == {**wanted, "update_s": 0}
+    assert one.frozen.reference is not None
+    saved = load_file(str(tmp_path / "checkpoints" / f"step-{STEPS:06d}" / "reference" / "model.safetensors"))
+    for name, value in one.frozen.reference.parameters().items():
+        assert torch.allclose(saved[name], value, atol=1e-5), name
+        assert not torch.equal(saved[name], dict(tiny_model(1).named_parameters())[name]), "version 2 of the policy"
 
 
 def checkpoint_model(folder: Path) -> dict[str, torch.Tensor]:
