@@ -183,6 +183,18 @@ def estimate(config: Config, shape: DecoderShape, role: Role, index: int, *, n_p
     return Need(0, LIBRARIES[role] + (config.reward.workers * REWARD_WORKER if role is Role.REWARD else 0))
 
 
+def critic_need(config: Config, shape: DecoderShape) -> int:
+    """Bytes of a critic of the policy's size on a learner rank: weights, gradients and optimizer state. 0 without one.
+
+    Its activations are gone when the policy's are there.
+    """
+    if config.actor.advantage != "gae":
+        return 0
+    learners = config.topology.learners
+    rounded = shape.n_parameters * BYTES[config.model.dtype] if config.model.dtype != "float32" and learners == 1 else 0
+    return (STATE_BYTES + GRADIENT_BYTES) * shape.n_parameters // learners + rounded
+
+
 def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int) -> Need:
     learners, one = config.topology.learners, BYTES[config.model.dtype]
     weights = shape.n_parameters * one
@@ -192,6 +204,7 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     rounded = weights if learners == 1 and config.model.dtype != "float32" else 0
     snapshots = N_SNAPSHOTS * weights if index == 0 else 0
     kept, host = (STATE_BYTES * shape.n_parameters + one * shape.n_frozen) // learners, LIBRARIES[Role.LEARNER]
+    kept += critic_need(config, shape)
     if config.topology.gpus_per_host == 0:
         return Need(kept + rounded + step, host + snapshots)
     device = kept + max(rounded + step, gradients + SQRT_BYTES * shape.n_parameters // learners)

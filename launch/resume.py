@@ -54,6 +54,7 @@ FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): wh
     "reference": "",
     "reference.path": "checkpoints may hold the reference model that came from it",
     "teacher": "",
+    "critic": "",
     "learner": "",
     "learner.warmup": "version 0 was made with it, and a run may restart at version 0",
     "weights": "",

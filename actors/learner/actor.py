@@ -19,7 +19,7 @@ from actors.learner.loop import find_loop
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks, Rendezvous, lost_peer, meet, part
 from actors.learner.rollout import HeadFailover, Rollout
-from actors.learner.startup import load_policy, warm
+from actors.learner.startup import load_critic, load_policy, warm
 from actors.learner.weight_pusher import WeightPusher
 from actors.models.loading import load_tokenizer
 from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
@@ -216,6 +216,7 @@ class Learner:
             self.pulse.note = "loads the model"
             self.tokenizer = load_tokenizer(context.model_folder)
             self.policy = load_policy(config, context, start, ranks)
+            critic = load_critic(config, context, start, ranks)
         if config.learner.warmup.steps and not start.folder:
             with self.journal.span("warmup"):
                 warm(
@@ -233,6 +234,7 @@ class Learner:
             journal=self.journal,
             pulse=self.pulse,
             folder=context.folder,
+            critic=critic,
             publish=self._publish,
             tick=self.inbox.check,
             frozen=self._load_frozen(start),

@@ -1,6 +1,6 @@
 """From the rewards of a batch to its advantages, and to the items whose tokens enter the loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from actors.learner.algorithms.parts import Trajectories
 from actors.learner.algorithms.registry import Algorithm
 from actors.learner.algorithms.reward_shaping import shape_rewards
 from actors.learner.batch import Batch, Item
+from actors.learner.critic import fill_returns
 from areal_bus.config.algorithms import uses_teacher
 from areal_bus.config.sections import ActorConfig, Config
 from areal_bus.messages import Finish
@@ -18,13 +19,18 @@ from areal_bus.messages import Finish
 Total = Callable[[list[float]], list[float]]  # sums over the learner ranks
 
 
-def fill_advantages(batch: Batch, algorithm: Algorithm, config: Config, total: Total) -> None:
-    """Set `advantages`, `signal` and `computed` of this rank's share.
+def fill_advantages(
+    batch: Batch, algorithm: Algorithm, config: Config, total: Total, values: Mapping[int, Tensor] | None = None
+) -> None:
+    """Set `advantages`, `signal` and `computed` of this rank's share; with a critic's `values` also those by token.
 
     Proximal log-probs and those of the frozen models must be there, if the reward's KL or distillation needs them.
     """
     settings, estimator = config.actor, algorithm.estimator
     fill_token_rewards(batch, settings)
+    if values is not None:
+        fill_by_token(batch, config, total, values)
+        return
     truncated = is_truncated(batch)
     advantages, signal = group_advantages(trajectories_of(batch, config), estimator, settings)
     is_masked = truncated & (settings.truncated_samples == "mask")
@@ -58,17 +64,50 @@ def distill(batch: Batch, settings: ActorConfig) -> Tensor:
     return torch.tensor([item.n_trained > 0 for item in batch.items], dtype=torch.bool)
 
 
-def trajectories_of(batch: Batch, config: Config) -> Trajectories:
-    lengths = torch.tensor([item.n_sampled for item in batch.items], dtype=torch.int64)
+def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[int, Tensor]) -> None:
+    """Generalized advantages of all items with a trained token: with a critic each has something to learn."""
+    settings = config.actor
+    rewards_M = shaped_rewards(batch, config)
+    fill_returns(batch, rewards_M, values, settings)
+    is_masked = is_truncated(batch) & (settings.truncated_samples == "mask")
+    if settings.normalize_batch:
+        counted = [i for i in values if not is_masked[i]]
+        found = torch.cat([batch.token_advantages[i] for i in values]) if values else torch.zeros(0)
+        is_counted = torch.cat(
+            [torch.full((batch.items[i].n_trained,), i in counted, dtype=torch.bool) for i in values]
+        ) if values else torch.zeros(0, dtype=torch.bool)  # fmt: skip
+        found = normalize(
+            found, is_counted.double(), torch.ones_like(is_counted), total, unbiased=settings.std_unbiased,
+            eps=settings.std_eps,
+        )  # fmt: skip
+        lengths = [batch.items[i].n_trained for i in values]
+        batch.token_advantages.update(zip(values, torch.split(found, lengths), strict=True))
+    batch.advantages = rewards_M.float()
+    if uses_teacher(settings):
+        distill(batch, settings)
+    batch.signal = torch.tensor([i in values for i in range(len(batch.items))], dtype=torch.bool)
+    batch.computed = batch.signal & ~is_masked
+
+
+def shaped_rewards(batch: Batch, config: Config) -> Tensor:
+    """(n_items,) float64, without the rewards by token."""
     rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
     most = config.gconfig.max_new_tokens
-    shaped = shape_rewards(rewards, lengths, is_truncated(batch), config.actor, max_new_tokens=most)
+    return shape_rewards(rewards, lengths_of(batch), is_truncated(batch), config.actor, max_new_tokens=most)
+
+
+def lengths_of(batch: Batch) -> Tensor:
+    return torch.tensor([item.n_sampled for item in batch.items], dtype=torch.int64)
+
+
+def trajectories_of(batch: Batch, config: Config) -> Trajectories:
+    shaped = shaped_rewards(batch, config)
     for i, by_token in batch.token_rewards.items():  # an estimator of one number a trajectory takes their sum
         shaped[i] += by_token.double().sum()
     return Trajectories(
         shaped,
         torch.tensor([item.group for item in batch.items], dtype=torch.int64),
-        lengths,
+        lengths_of(batch),
     )
 
 

@@ -73,6 +73,9 @@ class Batch:
     reference: dict[int, Tensor] = field(default_factory=dict)  # as `prox`, by the reference model
     teacher: dict[int, Tensor] = field(default_factory=dict)  # as `prox`, by the teacher
 
+    returns: dict[int, Tensor] = field(default_factory=dict)  # with a critic: item index -> (n_trained,) value targets
+    old_values: dict[int, Tensor] = field(default_factory=dict)  # the critic's values before the update, alike
+
     def advantages_of(self, index: int) -> Tensor:
         """(n_trained,) advantages of an item's trained tokens."""
         if index in self.token_advantages:

@@ -3,6 +3,7 @@
 RUN/checkpoints/step-000010/
     model/                 a plain transformers folder: weights as they are pushed (in model.dtype), config, tokenizer
     reference/             the same for the reference model, where the run has made it
+    critic.safetensors     with a critic: its float32 weights and AdamW's state by parameter name
     optimizer.safetensors  AdamW's state by parameter name, float32 parameters where the model's are rounded, RNG state
     state.json             version, configuration of the optimizer
     manifest.json          size and SHA-256 of every other file
@@ -23,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from actors.learner.critic import Critic
 from actors.learner.frozen_model import REFERENCE, FrozenModel
 from actors.learner.policy import PackedModel, Policy, whole
 from areal_bus.errors import CheckpointError
@@ -32,6 +34,7 @@ from areal_bus.storage.versioned_dirs import SCHEMA, verify
 __all__ = ["TrainingState", "gather", "link", "load", "read", "restore", "save", "verify", "version_of", "write_model"]
 
 MASTER = "master"
+CRITIC = "critic.safetensors"
 OS_ERROR = "(os error "  # prefix of operating system errors in Rust libraries
 
 
@@ -53,6 +56,7 @@ def save(
     keep: int,
     counts: Callable[[int], bool] = lambda version: True,
     reference: FrozenModel | None = None,
+    critic: Critic | None = None,
 ) -> Path:
     """Write RUN/checkpoints/step-VERSION (`folder` is RUN/checkpoints) and remove old ones.
 
@@ -66,12 +70,13 @@ def save(
     if reference is not None:
         models.append((REFERENCE, reference, gather(reference)))
     tensors = _optimizer_tensors(policy, optimizer)
+    of_critic = None if critic is None else _critic_tensors(critic)
     broken: Exception | None = None
     if policy.ranks.index == 0:
         if policy.dtype is not torch.float32:
             tensors |= {f"{MASTER}/{name}": weights[name].contiguous() for name in policy.parameters()}
         tensors["rng"] = torch.get_rng_state()
-        broken = _write(final, models, tensors, version=version, tokenizer=tokenizer)
+        broken = _write(final, models, tensors, of_critic, version=version, tokenizer=tokenizer)
         if broken is None:
             with contextlib.suppress(OSError):  # a failed removal is retried with the next checkpoint
                 versioned_dirs.prune(folder, keep, newest=final, counts=counts)
@@ -86,6 +91,7 @@ def _write(
     final: Path,
     models: Sequence[tuple[str, PackedModel, Mapping[str, Tensor]]],
     tensors: dict[str, Tensor],
+    of_critic: dict[str, Tensor] | None,
     *,
     version: int,
     tokenizer: Any,
@@ -96,6 +102,8 @@ def _write(
         for name, model, weights in models:
             write_model(building / name, model, weights, tokenizer)
         save_file(tensors, str(building / "optimizer.safetensors"))
+        if of_critic is not None:
+            save_file(of_critic, str(building / CRITIC))
         (building / "state.json").write_text(json.dumps({"schema": SCHEMA, "version": version}) + "\n")
         versioned_dirs.seal(building, final)
     except Exception as error:
@@ -181,6 +189,28 @@ def restore(state: TrainingState, *, policy: Policy, optimizer: torch.optim.Opti
                 parameter.copy_(value)
         else:
             optimizer.state[parameter][kind] = value
+
+
+def restore_critic(folder: Path, critic: Critic) -> None:
+    """Restore weights and optimizer of a critic. Raises CheckpointError for a checkpoint without one."""
+    file = folder / CRITIC
+    if not file.is_file():
+        raise CheckpointError(
+            f'actor.advantage = "gae" needs a checkpoint with a critic: {folder} has none; start a new run '
+            f"with its model (model.path = {folder}/model)"
+        )
+    state = TrainingState(version_of(folder), load_file(str(file)))
+    restore(state, policy=critic.model, optimizer=critic.optimizer)
+
+
+def _critic_tensors(critic: Critic) -> dict[str, Tensor]:
+    """Float32 weights (as "master") and optimizer state on rank 0; a collective when sharded."""
+    tensors = _optimizer_tensors(critic.model, critic.optimizer)
+    for name, parameter in critic.model.parameters().items():
+        full = whole(parameter).detach()
+        if critic.model.ranks.index == 0:
+            tensors[f"{MASTER}/{name}"] = full.cpu().contiguous()
+    return tensors
 
 
 def link(path: Path, target: Path) -> None:

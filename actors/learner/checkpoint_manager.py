@@ -123,6 +123,8 @@ class CheckpointManager:
         folder = Path(beginning.folder)
         state = checkpoint.read(folder)
         checkpoint.restore(state, policy=actor.policy, optimizer=actor.optimizer)
+        if actor.critic is not None:
+            checkpoint.restore_critic(folder, actor.critic)
         actor.version = state.version
         self._version, self.folder = state.version, str(folder)
         if self._is_root:
@@ -173,6 +175,7 @@ class CheckpointManager:
                 keep=self._settings.keep,
                 counts=lambda other: has_frontier(self._run, other),
                 reference=actor.kept_reference,
+                critic=actor.critic,
             )
         self._version, self.folder = version, str(folder)
         self._took_s = self._now() - began

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +23,7 @@ from actors.learner.algorithms.fused import mismatch
 from actors.learner.algorithms.parts import Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
 from actors.learner.batch import Batch, Item
+from actors.learner.critic import Critic, ValueFigures, ValueModel, figures
 from actors.learner.frozen_model import FrozenModel, FrozenModels
 from actors.learner.metrics import SignalWarnings, StepMetrics, count
 from actors.learner.micro_batches import pack
@@ -97,6 +98,8 @@ class _OptimizerStep:
 
     norm: float  # of the gradient, before it is clipped
     denominator: float  # divides the sum of the token losses
+    value_loss: float = 0.0
+    critic_norm: float = 0.0  # of the critic's gradient
 
 
 class PPOActor:
@@ -110,13 +113,16 @@ class PPOActor:
         journal: Journal,
         pulse: HeartbeatState,
         folder: Path,
+        critic: ValueModel | None = None,
         publish: Publish = lambda version, stats: None,
         tick: Callable[[], None] = lambda: None,
         frozen: FrozenModels | None = None,
     ) -> None:
         """`publish(version, stats)` runs at the end of every update, `tick()` between micro-batches. An exception of
-        either ends the step. `folder` is the folder of the run.
+        either ends the step. `folder` is the folder of the run. `critic`: for actor.advantage = "gae".
         """
+        if (config.actor.advantage == "gae") != (critic is not None):
+            raise ValueError('a critic is for actor.advantage = "gae", which needs one')
         self.policy = policy
         self.frozen = frozen or FrozenModels()  # as the algorithm needs them
         self.version = 0
@@ -131,6 +137,7 @@ class PPOActor:
         self._tick = tick
         self._watch = SignalWarnings(self._warn)
         self._n_applied = 0  # optimizer steps of the current update
+        self.critic = None if critic is None else Critic(critic, config.critic)
         self.optimizer = torch.optim.AdamW(
             list(policy.parameters().values()),
             lr=config.actor.lr,
@@ -148,7 +155,8 @@ class PPOActor:
         """
         with self._journal.span("prox"):
             self._compute_frozen(batch)
-            fill_advantages(batch, self.algorithm, self._config, self._ranks.sum)
+            values = None if self.critic is None else self._values(batch, self.critic)
+            fill_advantages(batch, self.algorithm, self._config, self._ranks.sum, values)
             if self.algorithm.needs_prox_pass and not self.algorithm.needs_prox_first:
                 self._compute_prox(batch)
         return batch
@@ -165,6 +173,19 @@ class PPOActor:
             batch.teacher = self._logprobs(self.frozen.teacher, batch, trained)
         if self.algorithm.needs_prox_first:
             batch.prox = self._logprobs(self.policy, batch, trained)
+
+    def _values(self, batch: Batch, critic: Critic) -> dict[int, Tensor]:
+        """Item index -> the critic's values of its sampled tokens, of items with a trained token."""
+        values: dict[int, Tensor] = {}
+        members = [i for i, item in enumerate(batch.items) if item.n_trained]
+        for indices in self._micro_batches(batch, members):
+            with torch.no_grad():
+                if indices:
+                    values |= critic.predict(batch, indices)
+                else:
+                    critic.model.idle_pass()
+            self._beat()
+        return values
 
     def ppo_update(self, batch: Batch) -> dict[str, float]:
         """One training step: an optimizer step for each minibatch that has a token to train; returns its metrics.
@@ -192,6 +213,8 @@ class PPOActor:
         if steps:
             stats["grad_norm"] = sum(step.norm for step in steps) / len(steps)
             stats["loss_denominator"] = sum(step.denominator for step in steps) / len(steps)
+        if self.critic is not None:
+            stats |= self._value_stats(batch, steps)
         stats["update_s"] = time.monotonic() - began
         self._n_applied = 0
         self.version += 1
@@ -209,6 +232,14 @@ class PPOActor:
         every = self._config.reference.update_every
         if self.frozen.reference is not None and every and self.version % every == 0:
             self.frozen.reference.copy_from(self.policy)
+
+    def _value_stats(self, batch: Batch, steps: Sequence["_OptimizerStep"]) -> dict[str, float]:
+        sums = ValueFigures(*self._ranks.sum(list(astuple(figures(batch)))))
+        stats = sums.flat() if sums.n else {}
+        if steps:
+            stats["value_loss"] = sum(step.value_loss for step in steps) / len(steps)
+            stats["critic_grad_norm"] = sum(step.critic_norm for step in steps) / len(steps)
+        return stats
 
     def check_whole(self) -> None:
         """Raises ImpossibleEvent after an update that failed half-way: its weights belong to no version."""
@@ -258,8 +289,31 @@ class PPOActor:
                 clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
             self._n_applied += 1
             self.optimizer.step()
+        value_loss, critic_norm = (0.0, 0.0) if self.critic is None else self._critic_step(batch, part, self.critic)
         is_by_token = self._settings.aggregation == "token-mean"
-        return _OptimizerStep(norm, totals.n_tokens if is_by_token else totals.n_sequences)
+        denominator = totals.n_tokens if is_by_token else totals.n_sequences
+        return _OptimizerStep(norm, denominator, value_loss, critic_norm)
+
+    def _critic_step(self, batch: Batch, part: "_Minibatch", critic: Critic) -> tuple[float, float]:
+        """Gradient and step of the critic on the same minibatch; returns (value loss, gradient norm)."""
+        (n_tokens,) = self._ranks.sum([float(part.n_signal_tokens)])
+        with self._journal.span("critic"):
+            critic.optimizer.zero_grad()
+            value = 0.0
+            for indices in self._micro_batches(batch, part.members):
+                if not indices:
+                    critic.model.idle_pass()
+                    continue
+                loss = critic.loss(batch, indices, n_tokens)
+                loss.backward()  # type: ignore[no-untyped-call]
+                value += float(loss.detach())
+                self._beat()
+            (total,) = self._ranks.sum([value])
+            norm = critic.grad_norm()
+            if not (math.isfinite(total) and math.isfinite(norm)):
+                self._raise_nonfinite(batch, loss=total, norm=norm)
+            critic.step(self.version, norm)
+        return total, norm
 
     def _totals(self, part: "_Minibatch") -> Totals | None:
         """Denominators of a minibatch over all ranks, as `loss_denominator` says; None if no rank has a token."""

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from actors.data.loading import load_rows
 from actors.learner.checkpoint_manager import StartPoint
+from actors.learner.critic import ValueModel
 from actors.learner.micro_batches import pack
 from actors.learner.policy import Policy
 from actors.learner.rendezvous import LearnerRanks
-from actors.models.loading import load_model
+from actors.models.loading import check_model_path, load_model
 from actors.models.packed_row import SequencePiece
 from actors.runtime.context import Context, HeartbeatState
 from actors.workflows.prompts import prompt_ids, prompt_of
@@ -129,6 +131,31 @@ def load_policy(config: Config, context: Context, beginning: StartPoint, ranks: 
         dtype=config.model.dtype,
         gradient_checkpointing=config.learner.gradient_checkpointing,
         max_logits_mib=config.learner.max_logits_mib,
+    )
+
+
+def load_critic(config: Config, context: Context, beginning: StartPoint, ranks: LearnerRanks) -> ValueModel | None:
+    """The critic of actor.advantage = "gae": critic.path, or the run's model; a checkpoint is restored into it."""
+    if config.actor.advantage != "gae":
+        return None
+    path = (
+        check_model_path(config.critic.path, Path(context.config_folder))
+        if config.critic.path
+        else context.model_folder
+    )
+    is_scratch = not config.critic.path and config.model.scratch is not None
+    return ValueModel(
+        load_model(
+            str(path),
+            "float32",
+            context.device if ranks.size == 1 else "cpu",
+            random_seed=config.run.seed if is_scratch else None,
+        ),
+        ranks=ranks,
+        device=context.device,
+        temperature=1.0,
+        dtype=config.model.dtype,
+        gradient_checkpointing=config.learner.gradient_checkpointing,
     )
 
 

@@ -27,6 +27,7 @@ from actors.engines.builtin.engine import BuiltinEngine
 from actors.generator.rollout_runner import RolloutRunner
 from actors.head.shell import declared
 from actors.learner.batch import build
+from actors.learner.critic import ValueModel
 from actors.learner.frozen_model import load_frozen_models
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
@@ -86,6 +87,7 @@ class SynchronousReference:
             pulse=HeartbeatState(),
             folder=folder,
             frozen=load_frozen_models(config, self._policy, model=self._model_folder, config_folder=config_folder),
+            critic=self._make_critic(),
         )
         self._engines = [self._make_engine() for _ in range(n_generators)]
         workflow = load_workflow(config)
@@ -140,6 +142,21 @@ class SynchronousReference:
                 tick=lambda: None,
             )
         return policy
+
+    def _make_critic(self) -> ValueModel | None:
+        """As `startup.load_critic` makes it on one rank."""
+        config = self.config
+        if config.actor.advantage != "gae":
+            return None
+        seed = config.run.seed if config.model.scratch is not None and not config.critic.path else None
+        return ValueModel(
+            load_model(config.critic.path or self._model_folder, "float32", "cpu", random_seed=seed),
+            ranks=LearnerRanks(),
+            device="cpu",
+            temperature=1.0,
+            dtype=config.model.dtype,
+            gradient_checkpointing=config.learner.gradient_checkpointing,
+        )
 
     def _make_engine(self) -> BuiltinEngine:
         model = empty_model(self._model_folder, self.config.model.dtype, "cpu")

@@ -16,6 +16,7 @@ ADVANTAGES = (
     "reinforce",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
+    "gae",
     "none",
     "distill",
 )
@@ -80,7 +81,8 @@ def _original(name: str, names: tuple[str, ...]) -> str:
 
 def refusals(c: Config) -> list[Rule]:
     """Rules for combinations of parts."""
-    return [*check_names(c.actor), *_settings_without_use(c.actor), *_combinations(c), *_frozen_models(c)]
+    parts = [*check_names(c.actor), *_settings_without_use(c.actor), *_combinations(c)]
+    return [*parts, *_frozen_models(c), *_critic(c)]
 
 
 def _combinations(c: Config) -> list[Rule]:
@@ -148,6 +150,28 @@ def _combinations(c: Config) -> list[Rule]:
             actor.overlong_tokens > c.gconfig.max_new_tokens,
             f"actor.overlong_tokens ({actor.overlong_tokens}) is at most gconfig.max_new_tokens "
             f"({c.gconfig.max_new_tokens})",
+        ),
+    ]
+
+
+def _critic(c: Config) -> list[Rule]:
+    """Settings that only GAE reads, and what GAE cannot have."""
+    given, is_gae = c.critic.model_dump(exclude_defaults=True), c.actor.advantage == "gae"
+    defaults = ActorConfig()
+    lambdas = (c.actor.discount, c.actor.gae_lambda) != (defaults.discount, defaults.gae_lambda)
+    return [
+        (
+            not is_gae and bool(given),
+            f'[critic] is for actor.advantage = "gae": it is "{c.actor.advantage}"; remove '
+            f"critic.{next(iter(given), '')}",
+        ),
+        (
+            not is_gae and lambdas,
+            f'actor.discount and actor.gae_lambda are for actor.advantage = "gae": it is "{c.actor.advantage}"',
+        ),
+        (
+            is_gae and c.actor.normalize_batch and c.actor.normalize_batch_over == "signal" and c.gconfig.n_samples < 2,
+            'a critic needs no groups: set actor.normalize_batch_over = "all"',
         ),
     ]
 

@@ -270,8 +270,12 @@ class ActorConfig(Section):
     baseline), or train them with reward "zero"."""
     advantage: str = "grpo"
     """Estimator: "grpo", "dr_grpo", "rloo", "opo", "reinforce", "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline", "none" (the reward), "distill" (the teacher instead of the reward) or
-    "module:function". See docs/algorithms.md."""
+    "reinforce_plus_plus_baseline", "gae" (with [critic]), "none" (the reward), "distill" (the teacher instead of the
+    reward) or "module:function". See docs/algorithms.md."""
+    discount: float = Field(1.0, gt=0, le=1)
+    """For "gae": discount of rewards by token."""
+    gae_lambda: float = Field(1.0, ge=0, le=1)
+    """For "gae": 1 gives returns minus values, less relies more on the values."""
     normalize_batch: bool = False
     """Normalise advantages over the whole batch as well (as in the paper)."""
     normalize_batch_over: Literal["signal", "all"] = "signal"
@@ -373,6 +377,21 @@ class ReferenceConfig(Section):
 class TeacherConfig(Section):
     path: str = ""
     """Model that teaches the policy (folder or Hugging Face id), for actor.advantage = "distill" or distill_coef."""
+
+
+class CriticConfig(Section):
+    path: str = ""
+    """For actor.advantage = "gae": model of the critic. Empty: the model of the run, with a value head of zeros."""
+    lr: float = Field(1e-5, gt=0)
+    """Learning rate of the critic's AdamW."""
+    lr_warmup_steps: int = Field(0, ge=0)
+    """Linear warm-up, in training steps."""
+    eps_clip: float | None = Field(None, gt=0)
+    """Value clipping: range around the value before the update. Unset: none."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW decoupled weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradient clipping: maximum norm."""
 
 
 class WarmupConfig(Section):
@@ -481,6 +500,7 @@ class Config(Section):
     actor: ActorConfig = ActorConfig()
     reference: ReferenceConfig = ReferenceConfig()
     teacher: TeacherConfig = TeacherConfig()
+    critic: CriticConfig = CriticConfig()
     learner: LearnerConfig = LearnerConfig()
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -26,6 +26,11 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "actor.ppo_n_minibatches": "ppo_mini_batch_size mini_batch_size num_minibatches num_mini_batches",
     "actor.max_grad_norm": "grad_clip clip_grad max_norm gradient_clipping clip_grad_norm",
     "actor.normalize_batch": "normalize_advantages whiten_advantages adv_norm norm_adv",
+    "actor.gae_lambda": "lam lambda_ gae_lam",
+    "actor.discount": "gamma discount_factor",
+    "critic.lr": "critic_lr critic_learning_rate value_lr",
+    "critic.eps_clip": "value_clip cliprange_value value_clip_range eps_clip_value",
+    "critic.path": "critic_path critic_model critic_pretrain value_model reward_model_path",
     "checkpoint.every_steps": "save_steps save_freq save_interval checkpoint_interval ckpt_interval",
     "checkpoint.keep": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep keep_last",
     "data.batch_size": "rollout_batch_size train_batch_size global_batch_size gen_batch_size prompts_per_step",
@@ -61,9 +66,6 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
 NOT_HERE: dict[str, str] = {  # explanation for settings that we do not have -> names of other systems
     "a batch is trained once: actor.ppo_n_minibatches is the number of optimizer steps over it": (
         "ppo_epochs num_ppo_epochs ppo_epoch num_iterations n_epochs_per_batch"
-    ),
-    "there is no critic here: advantages are relative to the group, by actor.advantage": (
-        "critic_lr critic_learning_rate gae_lambda gamma lam value_clip vf_coef cliprange_value"
     ),
 }
 NEAR = 0.85

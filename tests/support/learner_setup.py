@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from actors.learner.critic import ValueModel
 from actors.learner.frozen_model import FrozenModel, FrozenModels
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
@@ -64,7 +65,12 @@ def tiny_actor(
         frozen_model(policy, seed=2) if uses_teacher(config.actor) else None,
     )
     journal = Journal(folder / "journal", role="learner", index=policy.ranks.index, incarnation=0)
-    return PPOActor(policy, config, journal=journal, pulse=HeartbeatState(), folder=folder, frozen=frozen)
+    critic = None
+    if config.actor.advantage == "gae":
+        critic = ValueModel(tiny_model(7), ranks=policy.ranks, device="cpu", temperature=1.0, dtype=config.model.dtype)
+    return PPOActor(
+        policy, config, journal=journal, pulse=HeartbeatState(), folder=folder, frozen=frozen, critic=critic
+    )
 
 
 def frozen_model(policy: Policy, *, seed: int) -> FrozenModel:

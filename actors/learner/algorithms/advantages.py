@@ -107,6 +107,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce": Estimator(none, False, "mean"),  # the batch's mean is the baseline
     "reinforce_plus_plus": Estimator(none, False, "std"),  # REINFORCE++ (arXiv 2501.03262)
     "reinforce_plus_plus_baseline": Estimator(rloo, True, "std"),  # its form with a leave-one-out baseline
+    "gae": Estimator(none, False),  # the rewards; `critic.py` makes advantages by token of them
     "none": Estimator(none, False),
     "distill": Estimator(distill, False),
 }

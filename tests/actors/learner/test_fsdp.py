@@ -27,6 +27,7 @@ from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny
 
 STEPS = 3
 CHUNKED = "chunked"  # a file by which a test asks for the head in chunks
+WITH_CRITIC = "critic"
 FEW_MIB = 23 * 4 * 9 / 2**20  # a logits matrix of nine tokens
 
 
@@ -68,18 +69,19 @@ FROZEN_ACTOR = {"kl_ctl": 0.3, "distill_coef": 0.5, "entropy_coef": 0.02, "sft_c
 
 
 def config_of(kind: str = "float32") -> Config:
-    """`kind`: a dtype, or FROZEN: with a reference, a teacher and the terms beside the surrogate loss."""
-    is_frozen = kind == FROZEN
+    """`kind`: a dtype; FROZEN: with a reference, a teacher and the terms beside the surrogate loss; or WITH_CRITIC."""
+    is_frozen, has_critic = kind == FROZEN, kind == WITH_CRITIC
     return settings(
-        model={"scratch": {}, "dtype": "float32" if is_frozen else kind},
+        model={"scratch": {}, "dtype": kind if kind in ("float32", "bfloat16") else "float32"},
         actor={
-            "advantage": "rloo",
+            "advantage": "gae" if has_critic else "rloo",
             "lr": 1e-3,
             "adam_eps": 1e-4,
             "normalize_batch": True,
             **(FROZEN_ACTOR if is_frozen else {}),
         },
         reference={"update_every": 2 if is_frozen else 0},
+        critic={"lr": 1e-4} if has_critic else {},
         learner={"max_tokens_per_mb": 24},
     )
 
@@ -100,6 +102,7 @@ def rank(folder: Path, index: int, endpoint: str, kind: str) -> None:
         tokenizer=Words(),
         keep=1,
         reference=actor.kept_reference,
+        critic=actor.critic,
     )
     snapshot = take_snapshot(
         3, actor.policy.parameters(), is_root=index == 0, bucket_bytes=1 << 20, dtype=actor.policy.dtype
@@ -146,12 +149,13 @@ def two_ranks(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunked", [False, True])
-def test_two_ranks_equal_one(tmp_path: Path, chunked: bool) -> None:
-    if chunked:
+@pytest.mark.parametrize("way", ["plain", CHUNKED, WITH_CRITIC])
+def test_two_ranks_equal_one(tmp_path: Path, way: str) -> None:
+    if way == CHUNKED:
         (tmp_path / CHUNKED).touch()
-    two = two_ranks(tmp_path, "float32")
-    one = tiny_actor(tmp_path / "one", config_of())
+    kind = WITH_CRITIC if way == WITH_CRITIC else "float32"
+    two = two_ranks(tmp_path, kind)
+    one = tiny_actor(tmp_path / "one", config_of(kind))
     expected = life(one, index=0, size=1)
     for step in range(STEPS):
         wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-4) for name, value in expected[step].items()}

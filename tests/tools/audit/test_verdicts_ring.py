@@ -74,6 +74,20 @@ def test_32_2_at_eta_0_short_groups_are_those_of_the_plain_loop(
 
 
 @pytest.mark.slow
+def test_at_eta_0_ppo_with_a_critic_is_that_of_the_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "critic.toml").write_text(
+        f'extends = "{ROOT / eta0.CONFIG}"\n[actor]\nadvantage = "gae"\ngae_lambda = 0.9\n[critic]\nlr = 1e-3\n'
+    )
+    monkeypatch.setattr(eta0, "CONFIG", str(tmp_path / "critic.toml"))
+    monkeypatch.setattr(eta0, "CHANGES", [*eta0.CHANGES, f"run.total_train_steps={STEPS}"])
+    run = eta0.ring(tmp_path, 1)
+    likeness = eta0.compare(run, eta0.reference(tmp_path, 1), n_generators=1)
+    assert (likeness.difference, likeness.n_same) == (None, STEPS)
+    assert all("value_loss" in line for line in run.events("update", role="head"))
+    check_clean(run.folder)
+
+
+@pytest.mark.slow
 def test_at_eta_0_groups_without_signal_are_replaced_as_in_the_plain_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
