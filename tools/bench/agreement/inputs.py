@@ -15,6 +15,7 @@ LOWER, UPPER, CAP = 0.8, 1.25, 1.2
 SEQUENCE_LOWER, SEQUENCE_UPPER, KL_UPPER = 0.95, 1.05, 0.01
 M2 = 0.02
 OVERLONG, PENALTY = 5, 0.7
+DISCOUNT, LAMBDA, VALUE_CLIP = 0.97, 0.9, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Rollouts:
     rewards_B: Tensor
     groups_B: Tensor
     lags_BL: Tensor  # int64, at least 1
+    values_BL: Tensor
+    new_values_BL: Tensor
 
     @property
     def lengths_B(self) -> Tensor:
@@ -55,4 +58,6 @@ def draw(seed: int) -> Rollouts:
         rewards_B=torch.randint(0, 5, (B,), generator=dice).double() / 4 + 1e-3 * torch.arange(B),
         groups_B=torch.arange(B) // GROUP,
         lags_BL=torch.randint(1, 6, (B, L), generator=dice),
+        values_BL=noise(0.5),
+        new_values_BL=noise(0.5),
     )

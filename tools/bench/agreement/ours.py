@@ -6,13 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.learner.algorithms.advantages import ESTIMATORS, group_advantages, normalize
+from actors.learner.algorithms.advantages import ESTIMATORS, generalized_advantages, group_advantages, normalize
 from actors.learner.algorithms.aggregations import AGGREGATIONS
 from actors.learner.algorithms.corrections import CORRECTIONS, loglinear_prox, second_moment_threshold
+from actors.learner.algorithms.kl import KL_ESTIMATORS
 from actors.learner.algorithms.losses import LOSSES
 from actors.learner.algorithms.parts import Tokens, Totals, Trajectories, select, sequences_of
 from actors.learner.algorithms.registry import split
 from actors.learner.algorithms.reward_shaping import overlong_penalty
+from actors.learner.critic import value_losses
 from areal_bus.config.sections import ActorConfig
 from tools.bench.agreement import inputs
 from tools.bench.agreement.inputs import Rollouts, draw
@@ -88,6 +90,32 @@ def overlong(rollouts: Rollouts) -> Tensor:
     return overlong_penalty(rollouts.lengths_B.double(), settings, max_new_tokens=inputs.L)
 
 
+def gae(rollouts: Rollouts) -> Tensor:
+    """Returns: advantages plus values, which no peer whitens."""
+    found = []
+    for values_L, mask_L, reward in zip(rollouts.values_BL, rollouts.mask_BL, rollouts.rewards_B, strict=True):
+        values_K = values_L[mask_L]
+        rewards_K = torch.zeros_like(values_K)
+        rewards_K[-1] = reward
+        found.append(generalized_advantages(rewards_K, values_K, discount=inputs.DISCOUNT, lam=inputs.LAMBDA)[1])
+    return torch.cat(found)
+
+
+def value_loss(rollouts: Rollouts) -> Tensor:
+    mask = rollouts.mask_BL
+    new_N, old_N = rollouts.new_values_BL[mask].requires_grad_(), rollouts.values_BL[mask]
+    returns_N = rollouts.rewards_B[sequences_of(rollouts.lengths_B)]
+    total = value_losses(new_N, old_N, returns_N, inputs.VALUE_CLIP).mean()
+    (gradient,) = torch.autograd.grad(total, new_N)
+    return gradient
+
+
+def kl(name: str) -> Function:
+    return lambda rollouts: KL_ESTIMATORS[name](
+        rollouts.theta_BL[rollouts.mask_BL], rollouts.reference_BL[rollouts.mask_BL]
+    )
+
+
 CLIP: dict[str, Any] = {"eps_clip": inputs.EPS, "eps_clip_higher": inputs.EPS_HIGHER}
 BOUNDS: dict[str, Any] = {"correction_lower": inputs.LOWER, "correction_upper": inputs.UPPER}
 SEQUENCE: dict[str, Any] = {
@@ -98,8 +126,10 @@ SEQUENCE: dict[str, Any] = {
 }
 BY_MEAN = "seq-mean-token-mean"
 
+SHARED = ("grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+
 FUNCTIONS: dict[str, Function] = {
-    **{f"advantage {name}": advantage(name) for name in ESTIMATORS if name not in ("reinforce", "none")},
+    **{f"advantage {name}": advantage(name) for name in ESTIMATORS if name in SHARED},
     "loss ppo": loss("ppo", **CLIP),
     "loss ppo, dual clip": loss("ppo", **CLIP, c_clip=inputs.DUAL),
     "loss gspo": loss("gspo", BY_MEAN, **CLIP),
@@ -122,6 +152,9 @@ FUNCTIONS: dict[str, Function] = {
     "m2po mask": m2po,
     "loglinear prox": loglinear,
     "overlong penalty": overlong,
+    "gae returns": gae,
+    "value loss, clipped": value_loss,
+    **{f"kl {name}": kl(name) for name in KL_ESTIMATORS},
 }
 
 

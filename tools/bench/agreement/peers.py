@@ -165,6 +165,34 @@ def areal_overlong(rollouts: Rollouts) -> Tensor:
     return found
 
 
+def verl_gae(rollouts: Rollouts) -> Tensor:
+    last = rollouts.lengths_B - 1
+    scores = torch.zeros_like(rollouts.theta_BL).scatter(1, last.unsqueeze(1), rollouts.rewards_B.unsqueeze(1))
+    _, returns = algorithms.compute_gae_advantage_return(
+        scores, rollouts.values_BL, rollouts.mask_BL.double(), inputs.DISCOUNT, inputs.LAMBDA
+    )
+    found: Tensor = returns[rollouts.mask_BL]
+    return found
+
+
+def verl_value_loss(rollouts: Rollouts) -> Tensor:
+    new = rollouts.new_values_BL.clone().requires_grad_()
+    returns = rollouts.rewards_B.unsqueeze(1).expand_as(new)
+    total, _ = algorithms.compute_value_loss(
+        new, returns, rollouts.values_BL, rollouts.mask_BL.double(), inputs.VALUE_CLIP
+    )
+    (found,) = torch.autograd.grad(total, new)
+    return found[rollouts.mask_BL]
+
+
+def verl_kl(name: str) -> Function:
+    def compute(rollouts: Rollouts) -> Tensor:
+        found: Tensor = algorithms.kl_penalty_forward(rollouts.theta_BL, rollouts.reference_BL, name)
+        return found[rollouts.mask_BL]
+
+    return compute
+
+
 BY_MEAN = "seq-mean-token-mean"
 UNBOUNDED = 1e6
 KL = {"level": "token", "action": "mask", "lower": 0.0, "upper": inputs.KL_UPPER}
@@ -211,6 +239,9 @@ FUNCTIONS: dict[str, dict[str, Function]] = {
     "m2po mask": {"areal": areal_m2po},
     "loglinear prox": {"areal": areal_loglinear},
     "overlong penalty": {"areal": areal_overlong},
+    "gae returns": {"verl": verl_gae},
+    "value loss, clipped": {"verl": verl_value_loss},
+    **{f"kl {name}": {"verl": verl_kl(name)} for name in ("k1", "k2", "k3")},
 }
 
 
