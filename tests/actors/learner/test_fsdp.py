@@ -75,6 +75,7 @@ def config_of(kind: str = "float32") -> Config:
         model={"scratch": {}, "dtype": kind if kind in ("float32", "bfloat16") else "float32"},
         actor={
             "advantage": "gae" if has_critic else "rloo",
+            "aggregation": "seq-mean-token-mean" if has_critic else "token-mean",
             "lr": 1e-3,
             "adam_eps": 1e-4,
             "normalize_batch": True,

@@ -1,5 +1,6 @@
 """Algorithms within PPOActor: every shipped config, and the user's own parts."""
 
+import itertools
 import re
 import sys
 import tomllib
@@ -11,6 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from actors.learner.algorithms.aggregations import AGGREGATIONS
+from actors.learner.algorithms.corrections import CORRECTIONS
+from actors.learner.algorithms.losses import LOSSES
 from actors.learner.algorithms.registry import find_algorithm
 from actors.learner.batch import build
 from areal_bus.config.loader import load
@@ -56,16 +60,33 @@ def test_how_a_minibatch_is_cut_changes_no_gradient(tmp_path: Path, file: Path) 
             assert torch.allclose(a, b, atol=1e-6, rtol=1e-4)
 
 
+def masked_log_probs_lowered(item: ShardItem) -> bytes:
+    """The sampler's log-probs with those of the first span changed: it is by version 0, older than eta allows."""
+    logps = torch.frombuffer(bytearray(item.logps), dtype=torch.float32)
+    logps[: item.spans[0][1]] -= 7.0
+    return logps.numpy().tobytes()
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_I2_a_masked_token_has_no_influence_on_a_gradient(tmp_path: Path, file: Path) -> None:
     shard = random_shard(4, clock=CLOCK, old=True, n_groups=4)
-    changed = []
-    for item in shard:
-        logps = torch.frombuffer(bytearray(item.logps), dtype=torch.float32)
-        logps[: item.spans[0][1]] -= 7.0  # the first span is by version 0, older than eta allows
-        changed.append(replace(item, logps=logps.numpy().tobytes()))
+    changed = [replace(item, logps=masked_log_probs_lowered(item)) for item in shard]
     ours, others = (gradients(tmp_path / str(i), config_of(file), one) for i, one in enumerate((shard, changed)))
     assert all(torch.equal(a, b) for a, b in zip(ours, others, strict=True))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_I2_a_masked_token_has_no_influence_under_any_correction_and_aggregation(tmp_path: Path, loss: str) -> None:
+    shard = random_shard(14, clock=CLOCK, old=True, n_groups=2)
+    changed = [replace(item, logps=masked_log_probs_lowered(item)) for item in shard]
+    for correction, aggregation in itertools.product(CORRECTIONS, AGGREGATIONS):
+        if loss == "sapo" and correction != "none":
+            continue
+        actor = {"loss": loss, "correction": correction, "aggregation": aggregation, "aggregation_length": 8}
+        config = settings(actor={**actor, "lr": 1e-3, "max_grad_norm": 1e9})
+        name = f"{correction}-{aggregation}"
+        ours, others = (gradients(tmp_path / f"{name}-{i}", config, one) for i, one in enumerate((shard, changed)))
+        assert all(torch.equal(a, b) for a, b in zip(ours, others, strict=True)), name
 
 
 def test_truncated_samples_are_trained_masked_or_worth_nothing(tmp_path: Path) -> None:

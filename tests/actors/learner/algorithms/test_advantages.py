@@ -129,3 +129,11 @@ def test_32_2_groups_of_unequal_sizes_have_the_advantages_that_each_has_alone(
         alone = group_advantages(torch.tensor(group, dtype=torch.float64), torch.zeros(len(group)), kind=kind)
         assert torch.allclose(advantages[groups == i], alone[0], atol=1e-4, rtol=1e-4)
         assert signal[groups == i].tolist() == alone[1].tolist()
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9))
+def test_rloo_is_n_over_n_minus_1_times_dr_grpo(rewards: list[float]) -> None:
+    groups, n = torch.zeros(len(rewards), dtype=torch.int64), len(rewards)
+    rloo, _ = group_advantages(torch.tensor(rewards, dtype=torch.float64), groups, kind="rloo")
+    dr_grpo, _ = group_advantages(torch.tensor(rewards, dtype=torch.float64), groups, kind="dr_grpo")
+    assert torch.allclose(rloo, dr_grpo * n / (n - 1), atol=1e-5)
