@@ -94,8 +94,8 @@ def test_nothing_is_lost_and_nothing_trained_twice(run: Path) -> None:
 
 def test_its_journal_replays_to_the_same_decisions(run: Path) -> None:
     replay = replay_run(run, n_generators=2)
-    assert replay.head.gate.eta == 1
-    assert replay.head.gate.u == len(events(run, "head-0.0", "update"))
+    assert replay.head.state.gate.eta == 1
+    assert replay.head.state.gate.u == len(events(run, "head-0.0", "update"))
     assert replay.n_compared > len(events(run, "head-0.0", "scored"))
 
 

@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from areal_bus.core.state import Row
+from areal_bus.core.data_source import Row
 
 
 class RowOrder:

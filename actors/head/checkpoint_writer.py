@@ -40,7 +40,7 @@ class HeadCheckpointWriter:
 
         Raises CheckpointError when an older savepoint still occupies the same slot.
         """
-        version = waypoint.frontier.version
+        version = waypoint.checkpoint.version
         try:
             mark(self._folder, waypoint)
         except OSError as error:
@@ -84,7 +84,7 @@ class HeadCheckpointWriter:
     def _run(self) -> None:
         while (effect := self._work.get()) is not None:
             if isinstance(effect, Save):
-                self._save(effect.frontier)
+                self._save(effect.checkpoint)
             elif isinstance(effect, Discard):
                 self._discard(effect.versions)
             else:

@@ -26,8 +26,9 @@ from areal_bus.config.sections import Config
 from areal_bus.core.effects import Discard, Effect, End, Keep, Mark, Progress, Record, Save, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
+from areal_bus.core.rules import HeadRules
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.core.state import HeadRules
+from areal_bus.core.state import HeadState
 from areal_bus.errors import ActorFailed, CheckpointError, ConfigError
 from areal_bus.journal import Journal
 from areal_bus.storage.head_checkpoints import sync_folder
@@ -126,20 +127,20 @@ class Shell:
         check_data(config, order)
         self.checkpoints = HeadCheckpointWriter(self.folder / "frontiers")
         rules = rules_of(context, config, problems)
-        self.head = Head(
+        self.state = HeadState(
             rules if rules.lease_secret else replace(rules, lease_secret=secrets.token_bytes(16)),
             RowSource(rows, order),
-            now=time.monotonic(),
-            life=context.incarnation,
+            incarnation=context.incarnation,
             term=next_term(self.folder),
-            frontiers=self.checkpoints.load(),
-            waypoints=self.checkpoints.waypoints(),
+            checkpoints=self.checkpoints.load(),
+            savepoints=self.checkpoints.waypoints(),
         )
+        self.head = Head(self.state, now=time.monotonic())
         self.stall_monitor = StallMonitor(config.watchdog, heartbeat_s=config.bus.heartbeat_s)
 
     def heartbeat(self) -> m.HeadHeartbeat:
         """The published version, sent to every member. Called on the bus thread."""
-        return m.HeadHeartbeat(term=self.head.terms.term, version=self.head.gate.v, life=self.head.life)
+        return m.HeadHeartbeat(term=self.state.terms.term, version=self.state.gate.v, life=self.state.incarnation)
 
     def serve(self, bus: Bus) -> None:
         """Handle messages and ticks until the head ends the run."""
@@ -155,7 +156,7 @@ class Shell:
             if now >= next_tick:
                 journal_rejections(bus, self.journal)
                 for checkpoint in self.checkpoints.saved():
-                    self.head.terms.saved(checkpoint)
+                    self.state.terms.saved(checkpoint)
                 self._carry_out(bus, self.head.tick(now, until=bus.until))
                 self._carry_out(bus, self.stall_monitor.look(self.head, now))
                 if process.drain_requested():
@@ -191,7 +192,7 @@ class Shell:
                 self.checkpoints.do(effect)
             elif isinstance(effect, Mark):
                 self._send_pending(bus, pending)
-                self.checkpoints.mark(effect.waypoint)
+                self.checkpoints.mark(effect.savepoint)
             elif isinstance(effect, Record):
                 if effect.event is Event.TERM:
                     self._send_pending(bus, pending)
@@ -250,20 +251,20 @@ class Shell:
         """Write RUN/summary.json for tools and supervisors: no actor is restarted after this."""
         if self.end is None:
             return
-        finished = self.head.finished.get(0)
+        finished = self.state.terms.finished.get(0)
         summary = {
             "code": self.end.code,
             "sentence": self.end.sentence,
-            "versions": self.head.version,
-            "eta": self.head.gate.eta,
+            "versions": self.state.version,
+            "eta": self.state.gate.eta,
             "seconds": round(time.monotonic() - self.began, 3),
-            "max_trained_token_lag": self.head.max_lag,
+            "max_trained_token_lag": self.state.max_lag,
             "batches_without_signal": self.alerts.n_without_signal,
-            "evaluations": self.head.figures,
-            "scores": self.head.rollouts.failures.n,
-            "scores_failed": self.head.rollouts.failures.n_failed,
-            "drained": self.head.is_draining,
-            "term": self.head.terms.term,
+            "evaluations": self.state.figures,
+            "scores": self.state.score_failures.n,
+            "scores_failed": self.state.score_failures.n_failed,
+            "drained": self.state.is_draining,
+            "term": self.state.terms.term,
             "checkpoint": self._checkpoint(),
             "model": finished.model if finished else "",
         }
@@ -271,9 +272,9 @@ class Shell:
 
     def _checkpoint(self) -> str:
         """The checkpoint from which a drained run resumes, else the last one written; "" if there is none."""
-        finished = self.head.finished.get(0)
-        if self.end is not None and not self.end.code and (self.head.is_draining or finished is None):
-            return newest_checkpoint(self.folder, self.head.version)
+        finished = self.state.terms.finished.get(0)
+        if self.end is not None and not self.end.code and (self.state.is_draining or finished is None):
+            return newest_checkpoint(self.folder, self.state.version)
         return finished.checkpoint if finished else ""
 
     def _print_report(self) -> None:
@@ -285,25 +286,25 @@ class Shell:
                 self.console.print(line)
 
     def _report(self) -> list[str]:
-        head, results, seconds = self.head, self.head.results, time.monotonic() - self.began
-        age = f"oldest trained token {head.max_lag} behind" if head.max_lag is not None else "no token was trained"
-        what = "drained" if head.is_draining else "done"
-        took = f", {clock(seconds)} since the head restarted" if head.life else f" in {clock(seconds)}"
-        lines = ["", f"{what}: {head.version} versions{took}, {age} (eta {head.gate.eta})"]
+        state, results, seconds = self.state, self.state.results, time.monotonic() - self.began
+        age = f"oldest trained token {state.max_lag} behind" if state.max_lag is not None else "no token was trained"
+        what = "drained" if state.is_draining else "done"
+        took = f", {clock(seconds)} since the head restarted" if state.incarnation else f" in {clock(seconds)}"
+        lines = ["", f"{what}: {state.version} versions{took}, {age} (eta {state.gate.eta})"]
         for name in ("before", "after"):
-            accuracy = head.figures.get(name, {}).get("accuracy")
+            accuracy = state.figures.get(name, {}).get("accuracy")
             if accuracy is not None:
                 lines.append(f"held-out accuracy {name}: {accuracy:.3f}")
         if "before" in results and "after" in results:
             lines.extend(comparison(results["before"], results["after"]))
-        finished = head.finished.get(0)
+        finished = state.terms.finished.get(0)
         if finished is not None and finished.model:
             lines.append(f"model: {finished.model}")
-        if head.is_draining:
-            if not (found := self._checkpoint()).endswith(f"-{head.version:06d}") and head.version:
+        if state.is_draining:
+            if not (found := self._checkpoint()).endswith(f"-{state.version:06d}") and state.version:
                 base = found or "the beginning"
                 lines.append(
-                    f"version {head.version} has no complete checkpoint on disk: a resumed run starts at {base}"
+                    f"version {state.version} has no complete checkpoint on disk: a resumed run starts at {base}"
                 )
             lines.append(f"to resume: the same command line with --resume {self.folder}")
         lines.extend(f"{alert.level}: {alert.text}" for alert in self.alerts.end())

@@ -57,10 +57,10 @@ class StallMonitor:
 
     def look(self, head: Head, now: float) -> list[Effect]:
         """Check the ring and return effects. Call it at every tick, after the head's own tick."""
-        if head.phase is Phase.STOPPING or (self._checked_at is not None and now - self._checked_at < CHECK_S):
+        if head.state.phase is Phase.STOPPING or (self._checked_at is not None and now - self._checked_at < CHECK_S):
             return []
         self._checked_at = now
-        self.tracker.look(head, now)
+        self.tracker.look(head.state, now)
         self._record_waits(head, now)
         done = self._check_ring(head, now)
         return [*done, *self._effects.take()] if done else [*self._check_members(head, now), *self._effects.take()]
@@ -72,7 +72,7 @@ class StallMonitor:
         age_s = None if self._recorded_at is None else now - self._recorded_at
         if age_s is not None and age_s < RECORD_S:
             return
-        found = verdict(head, self.tracker, now)
+        found = verdict(head.state, self.tracker, now)
         graph = tuple((wait.who, wait.on) for wait in found.waits), found.culprits
         if graph == self._recorded and age_s is not None and age_s < REFRESH_S:
             return
@@ -96,7 +96,7 @@ class StallMonitor:
         """Warn when nothing has moved for `stall_s`, act after `act_s`. Returns the effects of the action."""
         stalled_s = self.tracker.stalled_s
         warns, acts = self._warn_alarm.is_due(stalled_s), self._act_alarm.is_due(stalled_s)
-        found = verdict(head, self.tracker, now) if warns or acts else None
+        found = verdict(head.state, self.tracker, now) if warns or acts else None
         if found is not None and acts and (self.settings.action == "abort" or self._is_hopeless(found)):
             self._is_stalled = True
             self._abort(head, found, stalled_s)
@@ -120,13 +120,13 @@ class StallMonitor:
     def _abort(self, head: Head, found: StallVerdict, stalled_s: float) -> None:
         sentence = f"nothing moved for {stalled_s:.0f} s: {found.sentence}"
         self._record("ring", stalled_s, sentence, found.culprits, "abort")
-        for member in head.members.alive():
+        for member in head.state.members.alive():
             self._effects.send(member.name, m.Stop(sentence))
         self._effects.end(1, sentence)
 
     def _requeue(self, head: Head, name: str, stalled_s: float, now: float) -> list[Effect]:
         """Lease the work of a culprit to other members. A learner holds no such work."""
-        member = head.members.by_name.get(name)
+        member = head.state.members.by_name.get(name)
         if member is None or member.role is Role.LEARNER or member.standing is MemberState.DEAD:
             return []
         text = f"the work of {place(name)} goes to others"
@@ -140,7 +140,9 @@ class StallMonitor:
         """Warn about members that hold work and make no progress, whether or not the ring moves."""
         done: list[Effect] = []
         stuck = {
-            x.name: (x, s) for x in head.members.by_name.values() if (s := self.tracker.stuck_s(head, x)) is not None
+            x.name: (x, s)
+            for x in head.state.members.by_name.values()
+            if (s := self.tracker.stuck_s(head.state, x)) is not None
         }
         for name in self._member_alarms.keys() - stuck.keys():
             del self._member_alarms[name]

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.core.data_source import DataCursor
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
-from areal_bus.core.gate import Gate
-from areal_bus.core.ledger import Ledger, LedgerEntry
+from areal_bus.core.ledger import LedgerEntry
 from areal_bus.core.membership import Member
 from areal_bus.core.staleness import runs_under
-from areal_bus.core.state import HeadRules
+from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Scored, ShardItem
 
@@ -116,12 +114,9 @@ class BatchPlan:
 class Batcher:
     """Chooses batches and sends their shards. Moves the gate's clock and the ledger's states."""
 
-    def __init__(self, rules: HeadRules, gate: Gate, ledger: Ledger, supply: DataCursor, effects: Effects) -> None:
-        self.rules = rules
-        self.gate = gate
-        self.ledger = ledger
-        self.supply = supply
-        self.effects = effects
+    def __init__(self, state: HeadState, effects: Effects) -> None:
+        self.state, self.effects = state, effects
+        self.rules, self.gate, self.ledger, self.rows = state.rules, state.gate, state.ledger, state.rows
 
     def too_old(self) -> LedgerEntry | None:
         """The oldest complete group, if it may be trained no more (policy `drop`)."""
@@ -131,7 +126,7 @@ class Batcher:
     @property
     def is_at_the_end(self) -> bool:
         """The data has ended, and all live prompts are complete."""
-        return self.supply.is_exhausted and len(self.ledger.ready) == self.ledger.n_live
+        return self.rows.is_exhausted and len(self.ledger.ready) == self.ledger.n_live
 
     def n_next(self) -> int:
         """Groups of the batch that can be taken now: B, fewer at the end of the data, 0 for none yet."""
@@ -156,7 +151,7 @@ class Batcher:
             **_left_out(entries),
         )
         for entry in entries:
-            self.supply.close(entry.uid)
+            self.rows.close(entry.uid)
             for _, scored in sorted(entry.scored.items()):
                 self._record_trajectory(scored, step, clock, entry.born)
         return BatchPlan(step, clock, entries)

@@ -6,8 +6,25 @@ Rows that are issued again come first, then rows of the source.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
-from areal_bus.core.state import DataSource, Row
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the data, drawn in order."""
+
+    row: int
+    epoch: int
+    text: str  # JSON object
+
+
+class DataSource(Protocol):
+    """The prompts of the run in their order."""
+
+    position: int  # rows drawn so far; set to go back or on
+
+    def draw(self) -> Row | None:
+        """The next row; None when the data has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,14 +55,14 @@ class End:
 class Save:
     """Effect: write this head checkpoint atomically. A checkpoint is complete with both this and the learner's part."""
 
-    frontier: HeadCheckpoint
+    checkpoint: HeadCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Effect: write this savepoint before the effects that follow. The two newest are kept."""
 
-    waypoint: HeadSavepoint
+    savepoint: HeadSavepoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ class Effects:
     def keep(self, scored: m.Scored, *, step: int | None, clock: int, n_masked: int) -> None:
         self._out.append(Keep(scored, step, clock, n_masked))
 
-    def save(self, frontier: HeadCheckpoint) -> None:
-        self._out.append(Save(frontier))
+    def save(self, checkpoint: HeadCheckpoint) -> None:
+        self._out.append(Save(checkpoint))
 
-    def mark(self, waypoint: HeadSavepoint) -> None:
-        self._out.append(Mark(waypoint))
+    def mark(self, savepoint: HeadSavepoint) -> None:
+        self._out.append(Mark(savepoint))
 
     def discard(self, versions: Iterable[int]) -> None:
         if gone := tuple(versions):

@@ -112,8 +112,8 @@ class Evaluation:
         }
 
 
-class Examination:
-    """The evaluation that is open, if there is one."""
+class Evaluations:
+    """The open evaluation, if there is one, and the names of those that are closed."""
 
     def __init__(self) -> None:
         self.open: Evaluation | None = None

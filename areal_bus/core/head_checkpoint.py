@@ -9,9 +9,9 @@ weights.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from areal_bus.core.data_source import DataCursor, IssuedRow
-from areal_bus.core.ledger import Ledger, LedgerEntry, PromptState
-from areal_bus.core.state import HeadRules
+from areal_bus.core.data_source import IssuedRow
+from areal_bus.core.ledger import LedgerEntry, PromptState
+from areal_bus.core.rules import HeadRules
 from areal_bus.messages import Partial, Scored
 
 Figures = dict[str, str | int | float | None]
@@ -45,41 +45,16 @@ class HeadCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class HeadSavepoint:
-    """The state after learner 0, `root`, has trained the batch that is being sent: at `frontier.version`.
+    """The state after learner 0, `root`, has trained the batch that is being sent: at `checkpoint.version`.
 
     It has no verdicts, which would be most of its bytes. Those samples are made again.
     """
 
     root: str
-    frontier: HeadCheckpoint
+    checkpoint: HeadCheckpoint
 
 
 START: Mapping[int, HeadCheckpoint] = {0: HeadCheckpoint(0)}  # before the first prompt
-
-
-def take(
-    version: int,
-    ledger: Ledger,
-    supply: DataCursor,
-    results: Mapping[str, Figures],
-    max_lag: int | None = None,
-    *,
-    verdicts: bool = True,
-) -> HeadCheckpoint:
-    """Capture the current state. A batch that is in training counts as trained."""
-    open_ = tuple(
-        OpenPrompt(
-            entry.uid,
-            entry.born,
-            entry.n_samples,
-            entry.attempt,
-            entry.n_deaths,
-            supply.of(entry.uid),
-            tuple(entry.verdicts.values()) if verdicts else (),
-        )
-        for entry in ledger.live()
-    )
-    return HeadCheckpoint(version, ledger.next_uid, supply.position, supply.waiting, open_, dict(results), max_lag)
 
 
 def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, rules: HeadRules) -> LedgerEntry:

@@ -4,13 +4,12 @@ The work of a lost member is leased to others (I4). Learner ranks compute togeth
 """
 
 from areal_bus import messages as m
-from areal_bus.core.death_reports import Deaths
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
-from areal_bus.core.membership import Member, Membership, MemberState
+from areal_bus.core.membership import Member, MemberState
 from areal_bus.core.publisher import Publisher
 from areal_bus.core.rollouts import Rollouts
-from areal_bus.core.terms import Terms
+from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Role
 
@@ -21,36 +20,24 @@ MOST_STRANGERS = 4096  # that are remembered
 class MemberLifecycle:
     """Applies changes of membership, and reports losses to the modules that depend on members."""
 
-    def __init__(
-        self,
-        members: Membership,
-        rollouts: Rollouts,
-        publisher: Publisher,
-        terms: Terms,
-        effects: Effects,
-        *,
-        life: int,
-    ) -> None:
-        self.members = members
+    def __init__(self, state: HeadState, effects: Effects, rollouts: Rollouts, publisher: Publisher) -> None:
+        self.state, self.effects = state, effects
+        self.members, self.pushes, self.terms, self.deaths = state.members, state.pushes, state.terms, state.deaths
         self.rollouts = rollouts
         self.publisher = publisher
-        self.terms = terms
-        self.life = life
-        self._effects = effects
         self._told: dict[str, float] = {}  # stranger -> when it was told to join again
         self._leaving: set[str] = set()
-        self.deaths = Deaths()
 
     def answer_stranger(self, sender: str, now: float) -> None:
         """Reply to an unknown sender: an older incarnation, or a member of an earlier head."""
         newer = self.members.replaced_by(sender)
         if newer is not None:
-            self._effects.send(sender, m.Stop(f"{newer} has taken its place"))  # I6
+            self.effects.send(sender, m.Stop(f"{newer} has taken its place"))  # I6
         elif now - self._told.get(sender, -TELL_AGAIN_S) >= TELL_AGAIN_S:
             if len(self._told) >= MOST_STRANGERS:
                 self._told.clear()
             self._told[sender] = now
-            self._effects.send(sender, m.Rejoin("only a member may speak", self.life))
+            self.effects.send(sender, m.Rejoin("only a member may speak", self.state.incarnation))
         raise ImpossibleEvent(f"only a member may speak; {sender!r} has not joined")
 
     def heard(self, sender: str, message: m.Message, now: float) -> tuple[Member, bool]:
@@ -68,11 +55,11 @@ class MemberLifecycle:
         if known.is_cut:
             self._ask_again(known)
         if was_dead:
-            self._effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
+            self.effects.record(Event.MEMBER, name=sender, state=str(member.standing), why="heard again")
             self.deaths.back(sender)
             self.rollouts.clear_suspicion({uid for evaluation, uid, _ in lost if not evaluation})
             for evaluation, uid, attempt in lost:
-                self._effects.send(sender, m.Cancel(uid, attempt, evaluation))
+                self.effects.send(sender, m.Cancel(uid, attempt, evaluation))
             self.send_directory()
         return member, was_dead or is_news
 
@@ -111,7 +98,7 @@ class MemberLifecycle:
         """It speaks by another connection. Who may have lost what nobody repeats joins again, or comes back anew."""
         member.is_cut = False
         if member.role is not Role.REWARD or not member.ready:
-            self._effects.send(member.name, m.Rejoin("its connection was broken", self.life))
+            self.effects.send(member.name, m.Rejoin("its connection was broken", self.state.incarnation))
 
     def join(self, sender: str, message: m.Join, now: float) -> None:
         """A new member, or a known one that forgot everything. Raises ImpossibleEvent for an older incarnation."""
@@ -122,7 +109,7 @@ class MemberLifecycle:
         if all(other is not member for other in before):
             for other in before:
                 self._forget(other.name, died=other.name != member.name)
-            self._effects.record(Event.JOINED, name=member.name, host=message.host, pid=message.pid)
+            self.effects.record(Event.JOINED, name=member.name, host=message.host, pid=message.pid)
             if member.role is Role.LEARNER:
                 self._join_crew(member, is_new=bool(before))
         self.send_directory()
@@ -141,7 +128,7 @@ class MemberLifecycle:
             self._send_back(member, newcomer)
 
     def _send_back(self, member: Member, newcomer: Member) -> None:
-        self._effects.send(member.name, m.Rejoin(f"{newcomer.name} begins anew", self.life, anew=True))
+        self.effects.send(member.name, m.Rejoin(f"{newcomer.name} begins anew", self.state.incarnation, anew=True))
         self._forget(member.name)
         self.members.remove(member.name)
 
@@ -152,7 +139,7 @@ class MemberLifecycle:
         if not member.leaving:
             member.leaving = True
             self._leaving.add(member.name)
-            self._effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why="leaves")
+            self.effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why="leaves")
 
     def let_go(self) -> None:
         """Remove generators that asked to leave and hold no work."""
@@ -169,7 +156,7 @@ class MemberLifecycle:
         that others complete theirs. Returns why the job cannot go on, if there is none.
         """
         hopeless = self.publisher.hopeless()
-        patience = self.publisher.pushes.patience
+        patience = self.pushes.patience
         generators = self.members.of(Role.GENERATOR)
         standings = {other.standing for other in generators if other.name not in hopeless}
         if not hopeless or (MemberState.STALE in standings and MemberState.HEALTHY not in standings):
@@ -180,16 +167,16 @@ class MemberLifecycle:
             return f"no generator completes a push: {often}; the last error: {name}: {error}"
         for name, error in hopeless.items():
             why = f"it missed {patience} pushes of its own in a row; the last error: {error}"
-            self._effects.progress("warning", text=f"{name} must go: {why}")
+            self.effects.progress("warning", text=f"{name} must go: {why}")
             self._part_with(name, m.Evict(why), why)
         return None
 
     def _part_with(self, name: str, order: m.Stop | m.Evict, why: str) -> None:
         """It belongs to the ring no more; that is no death of which its prompts are to blame."""
-        self._effects.send(name, order)
-        self._effects.record(Event.MEMBER, name=name, state="left", why=why)
+        self.effects.send(name, order)
+        self.effects.record(Event.MEMBER, name=name, state="left", why=why)
         self._forget(name, died=False)
-        self.publisher.pushes.forget(name)
+        self.pushes.forget(name)
         self.members.remove(name)
 
     def miss(self, until: float, now: float) -> None:
@@ -197,10 +184,10 @@ class MemberLifecycle:
         for member, limit_s in self.members.silent(until):
             self.lose(member, f"silent for {round(limit_s, 1 if limit_s < 10 else None):g} s")
         for line in self.deaths.tell(now):
-            self._effects.progress("warning", text=line)
+            self.effects.progress("warning", text=line)
 
     def lose(self, member: Member, why: str, *, died: bool = True) -> None:
-        self._effects.record(Event.MEMBER, name=member.name, state="dead", why=why)
+        self.effects.record(Event.MEMBER, name=member.name, state="dead", why=why)
         self.deaths.add(member.name, why)
         self._forget(member.name, died=died)
         if member.role is Role.REWARD:
@@ -213,6 +200,6 @@ class MemberLifecycle:
     def send_directory(self) -> None:
         """Send the endpoints of all members to all members."""
         listening = [member for member in self.members.alive() if member.endpoint]
-        directory = m.PeerList([x.name for x in listening], [x.endpoint for x in listening], self.life)
+        directory = m.PeerList([x.name for x in listening], [x.endpoint for x in listening], self.state.incarnation)
         for member in self.members.alive():
-            self._effects.send(member.name, directory)
+            self.effects.send(member.name, directory)

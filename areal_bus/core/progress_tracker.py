@@ -5,8 +5,8 @@ A lost lease, a broken push or a change of a member's state is not progress.
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from areal_bus.core.head import Head
 from areal_bus.core.membership import Member, MemberState
+from areal_bus.core.state import HeadState
 from areal_bus.messages import Role
 
 GAP_S = 30.0  # looks further apart than this: the head itself stood still, and nobody waited meanwhile
@@ -50,14 +50,14 @@ class ProgressTracker:
         self.ring, self.progress, self.prompts = Since(), Since(), Since()  # what moves when the ring does
         self.leases, self.notes, self.standings = Since(), Since(), Since()
 
-    def look(self, head: Head, now: float) -> None:
+    def look(self, state: HeadState, now: float) -> None:
         """Remember what moved since the last look."""
         gap_s = 0.0 if self._last is None else now - self._last
         self._last = now
         self.t += gap_s if gap_s <= GAP_S else 0.0
-        members, live = head.members.by_name.values(), head.rollouts.ledger.live()
+        members, live = state.members.by_name.values(), state.ledger.live()
         moved = [
-            self.ring.update(_ring(head), self.t),
+            self.ring.update(_ring(state), self.t),
             self.progress.update({x.name: (x.progress, x.ready) for x in members}, self.t),
             self.prompts.update({x.uid: (len(x.sampled), len(x.verdicts)) for x in live}, self.t),
         ]
@@ -77,32 +77,32 @@ class ProgressTracker:
         return self.t - table.of(key, self.t)
 
     @staticmethod
-    def _allowance(head: Head, member: Member, now: float) -> float:
+    def _allowance(state: HeadState, member: Member, now: float) -> float:
         """How much longer than on an idle machine it may be silent."""
-        return head.members.limit_s(member, now) - head.members.patience.least_s
+        return state.members.limit_s(member, now) - state.members.patience.least_s
 
-    def stuck_s(self, head: Head, member: Member) -> float | None:
+    def stuck_s(self, state: HeadState, member: Member) -> float | None:
         """How long a member at work has made no progress; None when it does, or has no work."""
         still_s = self.age(self.progress, member.name)
-        return still_s if still_s > self.still_s and _is_at_work(head, member) else None
+        return still_s if still_s > self.still_s and _is_at_work(state, member) else None
 
-    def suspects(self, head: Head, now: float, awaited: Sequence[str]) -> dict[str, str]:
+    def suspects(self, state: HeadState, now: float, awaited: Sequence[str]) -> dict[str, str]:
         """Members that are dead, silent or stuck, with what is wrong; those awaited come first."""
         found: dict[str, str] = {}
-        for name in dict.fromkeys((*awaited, *head.members.by_name)):
-            member = head.members.by_name.get(name)
-            wrong = "" if member is None else self._wrong(head, member, now, is_awaited=name in awaited)
+        for name in dict.fromkeys((*awaited, *state.members.by_name)):
+            member = state.members.by_name.get(name)
+            wrong = "" if member is None else self._wrong(state, member, now, is_awaited=name in awaited)
             if wrong:
                 found[name] = f"{place(name)} {wrong}"
         return found
 
-    def _wrong(self, head: Head, member: Member, now: float, *, is_awaited: bool) -> str:
+    def _wrong(self, state: HeadState, member: Member, now: float, *, is_awaited: bool) -> str:
         silent_s = now - member.heard
         if member.standing is MemberState.DEAD:  # its work is with others: only who waits for it cares
             return f"dead, silent for {silent_s:.0f} s" if is_awaited else ""
-        if silent_s > self.quiet_s and silent_s > self.quiet_s + self._allowance(head, member, now):
+        if silent_s > self.quiet_s and silent_s > self.quiet_s + self._allowance(state, member, now):
             return f"silent for {silent_s:.0f} s"
-        stuck_s = self.stuck_s(head, member)
+        stuck_s = self.stuck_s(state, member)
         if stuck_s is not None:
             return f"stands still for {stuck_s:.0f} s" + (f" ({member.note})" if member.note else "")
         return ""
@@ -113,29 +113,29 @@ def place(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def _ring(head: Head) -> dict[str, object]:
+def _ring(state: HeadState) -> dict[str, object]:
     """Counts that move when the ring does. A lost lease, a push or a change of standing alone is no move."""
-    gate, ledger, evaluation = head.gate, head.rollouts.ledger, head.examination.open
+    gate, ledger, evaluation = state.gate, state.ledger, state.evaluations.open
     return {
-        "phase": head.phase,
+        "phase": state.phase,
         "u": gate.u,
         "v": gate.v,
         "w": gate.w,
-        "asked": tuple(sorted(head.asking)),
+        "asked": tuple(sorted(state.terms.requests)),
         "admitted": ledger.next_uid,
         "refunded": ledger.refunds.total(),
-        "finished": tuple(head.finished),
+        "finished": tuple(state.terms.finished),
         "evaluation": None if evaluation is None else evaluation.name,
         "evaluated": 0 if evaluation is None else len(evaluation.scored) + len(evaluation.failed),
     }
 
 
-def _is_at_work(head: Head, member: Member) -> bool:
+def _is_at_work(state: HeadState, member: Member) -> bool:
     """Whether its progress counter should move: by what it was given, and for a reward by what it says."""
     if member.standing is MemberState.DEAD:
         return False
     if member.role is Role.LEARNER:
-        return head.gate.w > head.gate.u
+        return state.gate.w > state.gate.u
     if member.role is Role.REWARD:
         return bool(member.note) and not member.note.startswith("waits")
     return member.load > 0 and member.version is not None

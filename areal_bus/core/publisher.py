@@ -8,9 +8,9 @@ push is in flight. A wrong digest breaks the push (I5). Only a completed push ma
 from areal_bus import messages as m
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
-from areal_bus.core.gate import Gate
-from areal_bus.core.membership import Member, Membership, MemberState
-from areal_bus.core.push_queue import OWN_SHARE, Push, PushQueue
+from areal_bus.core.membership import Member, MemberState
+from areal_bus.core.push_queue import OWN_SHARE, Push
+from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Role
 
@@ -18,15 +18,13 @@ from areal_bus.messages import Role
 class Publisher:
     """Owns the pushes and the digests of the versions that may still be pushed."""
 
-    def __init__(self, gate: Gate, members: Membership, effects: Effects, *, timeout_s: float, life: int) -> None:
-        self.gate = gate
-        self.members = members
-        self.effects = effects
-        self.pushes = PushQueue(timeout_s=timeout_s, life=life)
-        self._digests: dict[int, str] = {}
+    def __init__(self, state: HeadState, effects: Effects) -> None:
+        self.state, self.effects = state, effects
+        self.gate, self.members, self.pushes = state.gate, state.members, state.pushes
         self.term = self.base = 0
-        self._owes_late = False  # the last push was a regular one: late members are next, or they would wait for ever
-        self.root: str | None = None  # learner 0 of this term: it alone holds the versions that may be pushed
+        self.root: str | None = None  # learner 0 of this term: only it holds the versions that may be pushed
+        self._digests: dict[int, str] = {}
+        self._owes_late = False  # the last push was regular: late members are next, or they would wait for ever
 
     def restart(self, term: int, version: int, digest: str, *, root: str) -> None:
         """A term begins: `version` counts as published, and every generator waits for a catch-up push of it."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from areal_bus.errors import ImpossibleEvent
 
-NUMBERS = 1_000_000  # pushes of one life of the head
+NUMBERS = 1_000_000  # pushes of one incarnation of the head
 FEW = 4  # members of a broken push up to which each is pushed to alone next
 OWN_SHARE = 0.8  # of timeout_s, in which root and members give up by themselves: the rest is for their words to come
 
@@ -63,13 +63,13 @@ class Quarantine:
 class PushQueue:
     """Numbers pushes and membership views: the same view number means the same, still working group."""
 
-    def __init__(self, *, timeout_s: float, patience: int = 5, life: int = 0) -> None:
-        """No two lives of the head have a number in common, for a push or a view."""
+    def __init__(self, *, timeout_s: float, patience: int = 5, incarnation: int = 0) -> None:
+        """Push and view numbers of two incarnations of the head never overlap."""
         self.timeout_s = timeout_s
         self.patience = patience
         self.current: Push | None = None
         self.quarantined: dict[str, Quarantine] = {}
-        self._n_pushes = self._n_views = life * NUMBERS
+        self._n_pushes = self._n_views = incarnation * NUMBERS
         self._views: dict[tuple[str, ...], int] = {}
         self._n_lots = 0
         self._n_silent = 0  # pushes in a row in which the root said nothing

@@ -5,19 +5,14 @@ from dataclasses import replace
 
 from areal_bus import messages as m
 from areal_bus.core.batcher import check_spans, ids
-from areal_bus.core.data_source import DataCursor
 from areal_bus.core.effects import Effects
-from areal_bus.core.evaluation import Examination
 from areal_bus.core.events import Event
-from areal_bus.core.gate import Gate
 from areal_bus.core.head_checkpoint import HeadCheckpoint, newest, revive
-from areal_bus.core.lease_ids import LeaseIds
-from areal_bus.core.ledger import Ledger, LedgerEntry, PromptState
-from areal_bus.core.membership import Member, Membership, MemberState
-from areal_bus.core.partial_rollouts import PartialRollouts, check_whole
+from areal_bus.core.ledger import LedgerEntry, PromptState
+from areal_bus.core.membership import Member, MemberState
+from areal_bus.core.partial_rollouts import check_whole
 from areal_bus.core.scheduler import POISON_THRESHOLD
-from areal_bus.core.score_failures import ScoreFailures
-from areal_bus.core.state import HeadRules
+from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Partial, Refund, Role, Scored, VerdictStatus
 
@@ -27,52 +22,35 @@ EXPECTED = (Refund.END_OF_DATA, Refund.END_OF_RUN, Refund.TOO_OLD, Refund.NO_SIG
 class Rollouts:
     """Applies reports of generators and rewards to the ledger and the open evaluation. Returns credits to the gate."""
 
-    def __init__(
-        self,
-        rules: HeadRules,
-        supply: DataCursor,
-        gate: Gate,
-        members: Membership,
-        examination: Examination,
-        effects: Effects,
-    ) -> None:
-        self.rules = rules
-        self.supply = supply
-        self.gate = gate
-        self.members = members
-        self.effects = effects
-        self.ledger = Ledger()
-        self.partials = PartialRollouts(rules.partial_bytes)
-        self.lease_ids = LeaseIds(rules.lease_secret)
-        self.examination = examination
-        self.refunds_in_a_row = 0  # without a group that became complete in between
-        self._n_complaints = 0
-        self.last_error = ""
-        self.failures = ScoreFailures()
+    def __init__(self, state: HeadState, effects: Effects) -> None:
+        self.state, self.effects = state, effects
+        self.rules, self.gate, self.members, self.rows = state.rules, state.gate, state.members, state.rows
+        self.ledger, self.partials, self.evaluations = state.ledger, state.partials, state.evaluations
         self.term = 0
+        self._n_complaints = 0
         self._bases: list[tuple[int, int]] = []  # (term, version it began with) of every term of this head
 
     # terms
 
-    def begin_term(self, term: int, frontier: HeadCheckpoint) -> dict[int, list[int]]:
-        """Go back, or on, to `frontier`. Returns the open prompts and the samples of each whose verdicts are kept.
+    def begin_term(self, term: int, checkpoint: HeadCheckpoint) -> dict[int, list[int]]:
+        """Go back, or on, to `checkpoint`. Returns the open prompts and the samples of each whose verdicts are kept.
 
         What was admitted after it is refunded (lost_timeline): its rows come again as the data's order has them.
         """
         known = self.ledger.open
         self.term = term
-        self._bases.append((term, frontier.version))
-        self.gate.restart(frontier.version)
-        self.ledger.restart(next_uid=frontier.next_uid, term=term)
-        self.supply.restart(position=frontier.position, again=frontier.again)
-        self.refunds_in_a_row = 0
-        self._end_examination()
-        for prompt in frontier.open:
-            entry = revive(prompt, known.get(prompt.uid), frontier.version, self.rules)
+        self._bases.append((term, checkpoint.version))
+        self.gate.restart(checkpoint.version)
+        self.ledger.restart(next_uid=checkpoint.next_uid, term=term)
+        self.rows.restart(position=checkpoint.position, again=checkpoint.again)
+        self.state.refunds_in_a_row = 0
+        self._end_evaluation()
+        for prompt in checkpoint.open:
+            entry = revive(prompt, known.get(prompt.uid), checkpoint.version, self.rules)
             self.gate.admit(entry.born)
-            self.supply.issue(entry.uid, prompt.issue)
+            self.rows.issue(entry.uid, prompt.issue)
             self.ledger.reopen(entry)
-        self.partials.begin_term(frontier.version, set(self.ledger.open))
+        self.partials.begin_term(checkpoint.version, set(self.ledger.open))
         self._release(known)
         return {uid: list(entry.verdicts) for uid, entry in self.ledger.open.items()}
 
@@ -84,9 +62,9 @@ class Rollouts:
             if before.holder is not None and was_held and (now is None or now.holder != before.holder):
                 self._end_lease(before.holder, uid, before.attempt)
 
-    def _end_examination(self) -> None:
+    def _end_evaluation(self) -> None:
         """What was open begins anew in the term, with problems that nobody samples."""
-        evaluation, self.examination.open = self.examination.open, None
+        evaluation, self.evaluations.open = self.evaluations.open, None
         if evaluation is not None:
             for uid, holder in evaluation.leased.items():
                 self._end_lease(holder, uid, evaluation.attempts[uid], evaluation.name)
@@ -116,8 +94,8 @@ class Rollouts:
             if entry.uid in alone and entry.n_deaths > POISON_THRESHOLD:
                 why = f"{entry.n_deaths} generators died while they sampled it, the last one had nothing else to do"
                 self.refund(entry, Refund.POISON, why)
-        if self.examination.open is not None:
-            self.examination.open.lose(name)
+        if self.evaluations.open is not None:
+            self.evaluations.open.lose(name)
 
     def clear_suspicion(self, uids: Iterable[int]) -> None:
         """A generator that was declared dead while it sampled these prompts is alive: uncount that death."""
@@ -130,7 +108,7 @@ class Rollouts:
         """A generator finished a sample: its slot is free. The verdict comes from a reward and may arrive first."""
         self._discard(member, (message.evaluation, message.uid, message.attempt, message.sample))
         if message.evaluation:
-            self.examination.named(message.evaluation).sampled(member.name, message)
+            self.evaluations.named(message.evaluation).sampled(member.name, message)
         else:
             self.ledger.sampled(member.name, message)
         self.effects.record(Event.SAMPLED, **ids(message), n_tokens=message.n_tokens)
@@ -140,7 +118,7 @@ class Rollouts:
 
         What waits for a lease may be offered by whoever had it last: to a head that came back, the lease is unknown.
         """
-        self.lease_ids.check(message)
+        self.state.lease_ids.check(message)
         entry = self.ledger.open.get(message.uid)
         not_held = f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}"
         if entry is None:
@@ -158,7 +136,7 @@ class Rollouts:
         """A generator cannot sample this group. Its slots are free in any case."""
         self._free(member, message.evaluation, message.uid, message.attempt)
         if message.evaluation:
-            evaluation = self.examination.named(message.evaluation)
+            evaluation = self.evaluations.named(message.evaluation)
             evaluation.check_holder(member.name, message.uid)
             if message.reason == Refund.LOST_TIMELINE:
                 evaluation.give_back(message.uid, message.attempt)
@@ -180,7 +158,7 @@ class Rollouts:
 
     def scored(self, message: Scored) -> None:
         """A verdict. The generator may forget the trajectory whatever becomes of it, and its slot is free."""
-        self.lease_ids.check(message)
+        self.state.lease_ids.check(message)
         self._check_term(message)
         maker = self.members.by_name.get(message.generator)
         if maker is not None:
@@ -189,7 +167,7 @@ class Rollouts:
             self.effects.send(message.generator, ack)
         message = replace(message, lease="")  # what is kept goes to disk, and other samples have the same lease
         if message.evaluation:
-            self.examination.named(message.evaluation).deliver(message)
+            self.evaluations.named(message.evaluation).deliver(message)
             self._record_scored(message)
             return
         self._check(message)
@@ -205,7 +183,7 @@ class Rollouts:
             timed_out = message.status == VerdictStatus.TIMEOUT
             self.refund(entry, Refund.REWARD_TIMEOUT if timed_out else Refund.REWARD_ERROR, message.error)
         elif not entry.missing:
-            self.refunds_in_a_row = 0
+            self.state.refunds_in_a_row = 0
             missing = {"missing": sorted(entry.failed)} if entry.failed else {}
             self.effects.record(Event.READY, uid=entry.uid, **missing)
 
@@ -238,8 +216,8 @@ class Rollouts:
         self.ledger.refund(entry.uid, reason)
         self.partials.forget(entry.uid, entry.n_samples)
         self.gate.refund(entry.born)
-        issue = self.supply.close(entry.uid)
-        again = reason is Refund.TOO_OLD and self.supply.again(issue)
+        issue = self.rows.close(entry.uid)
+        again = reason is Refund.TOO_OLD and self.rows.again(issue)
         self.effects.record(
             Event.REFUND,
             uid=entry.uid,
@@ -259,8 +237,8 @@ class Rollouts:
         """Rewards need not score the rest of the group; people hear of the 1st, 2nd, 4th, 8th ... such refund."""
         for reward in self.members.of(Role.REWARD, MemberState.HEALTHY):
             self.effects.send(reward.name, m.Cancel(entry.uid, entry.attempt))
-        self.last_error = why
-        self.refunds_in_a_row += 1
+        self.state.last_refund_error = why
+        self.state.refunds_in_a_row += 1
         self._n_complaints += 1
         if self._n_complaints.bit_count() == 1:
             times = f" ({self._n_complaints} prompts so far)" if self._n_complaints > 1 else ""
@@ -276,7 +254,7 @@ class Rollouts:
         states = (PromptState.LEASED, PromptState.SCORING)
         if any(entry.holder == name and entry.state in states for entry in self.ledger.open.values()):
             return True
-        return self.examination.open is not None and name in self.examination.open.leased.values()
+        return self.evaluations.open is not None and name in self.evaluations.open.leased.values()
 
     def _record_scored(self, scored: Scored) -> None:
         versions = [version for version, _ in scored.spans]
@@ -292,8 +270,8 @@ class Rollouts:
             max_version=max(versions, default=None),
             seconds=round(scored.seconds, 4),
         )
-        self.failures.add(scored)
-        if text := self.failures.warning():
+        self.state.score_failures.add(scored)
+        if text := self.state.score_failures.warning():
             self.effects.progress("warning", text=text)
 
 

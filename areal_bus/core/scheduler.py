@@ -7,17 +7,13 @@ evaluation, prompts with a lost lease, then new prompts as the gate permits (I1)
 from heapq import heapify, heappop, heappush, heapreplace
 
 from areal_bus import messages as m
-from areal_bus.core.data_source import DataCursor, IssuedRow
+from areal_bus.core.data_source import IssuedRow
 from areal_bus.core.effects import Effects
-from areal_bus.core.evaluation import Evaluation, Examination
+from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.events import Event
-from areal_bus.core.gate import Gate
-from areal_bus.core.lease_ids import LeaseIds
-from areal_bus.core.ledger import Ledger, LedgerEntry
-from areal_bus.core.membership import Member, Membership, MemberState
-from areal_bus.core.partial_rollouts import PartialRollouts
-from areal_bus.core.push_queue import PushQueue
-from areal_bus.core.state import HeadRules
+from areal_bus.core.ledger import LedgerEntry
+from areal_bus.core.membership import Member, MemberState
+from areal_bus.core.state import HeadState
 from areal_bus.messages import Role
 
 POISON_THRESHOLD = 2  # deaths of its holders after which a prompt is sampled alone
@@ -26,43 +22,16 @@ POISON_THRESHOLD = 2  # deaths of its holders after which a prompt is sampled al
 class Scheduler:
     """Spends the gate's credits. Updates the ledger and the leases of members."""
 
-    def __init__(
-        self,
-        rules: HeadRules,
-        supply: DataCursor,
-        gate: Gate,
-        ledger: Ledger,
-        members: Membership,
-        pushes: PushQueue,
-        examination: Examination,
-        partials: PartialRollouts,
-        effects: Effects,
-    ) -> None:
-        self.rules = rules
-        self.supply = supply
-        self.gate = gate
-        self.ledger = ledger
-        self.members = members
-        self.pushes = pushes
-        self.examination = examination
-        self.partials = partials
-        self.lease_ids = LeaseIds(rules.lease_secret)
-        self.effects = effects
-
-    def fed(self) -> list[Member]:
-        """Generators that may get work: they hold what is published, or newer (I7)."""
-        healthy = self.members.of(Role.GENERATOR, MemberState.HEALTHY)
-        return [x for x in healthy if x.version is not None and x.version >= self.gate.v and not x.leaving]
-
-    def left_out(self) -> list[Member]:
-        """Stale generators that no share of eta = 0 waits for: they miss pushes of their own, as long as they do."""
-        return [x for x in self.members.of(Role.GENERATOR, MemberState.STALE) if self.pushes.misses_its_own(x.name)]
+    def __init__(self, state: HeadState, effects: Effects) -> None:
+        self.state, self.effects = state, effects
+        self.rules, self.gate, self.members, self.rows = state.rules, state.gate, state.members, state.rows
+        self.ledger, self.partials, self.evaluations = state.ledger, state.partials, state.evaluations
 
     def lease_all(self, *, admitting: bool) -> None:
         """Give work to the least loaded while there is work, leave and room; at eta = 0 the whole batch in shares."""
         if not self._has_work(admitting):
             return
-        fed = self.fed()
+        fed = self.state.eligible_generators()
         order = _by_load(fed, self._least_group())
         passed_over: list[Place] = []
         while order and self._has_work(admitting):
@@ -79,19 +48,19 @@ class Scheduler:
 
     def _least_group(self) -> int:
         """No group that waits has fewer samples to make."""
-        evaluation, n_samples = self.examination.open, self.rules.n_samples
+        evaluation, n_samples = self.evaluations.open, self.rules.n_samples
         if len(self.ledger.queued):
             return 1
         return min(n_samples, evaluation.n_samples) if evaluation is not None else n_samples
 
     def _has_work(self, admitting: bool) -> bool:
-        if self.examination.open is not None and self.examination.open.waiting:
+        if self.evaluations.open is not None and self.evaluations.open.waiting:
             return True
-        return admitting and (len(self.ledger.queued) > 0 or (self.gate.free > 0 and not self.supply.is_exhausted))
+        return admitting and (len(self.ledger.queued) > 0 or (self.gate.free > 0 and not self.rows.is_exhausted))
 
     def _lease_one(self, member: Member, *, admitting: bool) -> bool:
         """One group for this member, if there is one that it may have."""
-        evaluation = self.examination.open
+        evaluation = self.evaluations.open
         if evaluation is not None and evaluation.waiting:
             return self._lease_problem(member, evaluation)
         if not admitting or member.version is None:
@@ -101,7 +70,7 @@ class Scheduler:
             return self._lease_again(member, lost)
         if self.rules.eta == 0 or not self.gate.may_admit(member.version) or not _fits(member, self.rules.n_samples):
             return False
-        issue = self.supply.draw()
+        issue = self.rows.draw()
         if issue is None:
             return False
         self._lease(self._admit(member, member.version, issue), member)
@@ -124,14 +93,14 @@ class Scheduler:
         Only when every generator that is ready, and not left out, holds what is published and nothing is being sampled
         or scored: so who samples what, and what is decoded beside it, never depends on time (docs/staleness.md).
         """
-        out = {x.name for x in self.left_out()}
+        out = {x.name for x in self.state.excluded_generators()}
         there = self.members.of(Role.GENERATOR, MemberState.STALE, MemberState.HEALTHY)
         ready = [x for x in there if not x.leaving and x.name not in out]
-        is_quiet = self.examination.open is None and self.ledger.n_live == len(self.ledger.ready)
+        is_quiet = self.evaluations.open is None and self.ledger.n_live == len(self.ledger.ready)
         if not (fed and len(fed) == len(ready) and is_quiet and self.gate.may_admit(self.gate.v)):
             return
         issues: list[IssuedRow] = []
-        while len(issues) < self.gate.free and (issue := self.supply.draw()) is not None:
+        while len(issues) < self.gate.free and (issue := self.rows.draw()) is not None:
             issues.append(issue)
         end = self.ledger.next_uid + len(issues)
         for issue in issues:
@@ -143,7 +112,7 @@ class Scheduler:
         gate = self.gate
         gate.admit(born)
         entry = self.ledger.admit(born=born, n_samples=self.rules.n_samples, holder=member.name)
-        self.supply.issue(entry.uid, issue)
+        self.rows.issue(entry.uid, issue)
         self.effects.record(
             Event.ADMIT,
             uid=entry.uid,
@@ -168,8 +137,8 @@ class Scheduler:
         self.effects.record(Event.LEASE, **ids, born=entry.born, n=len(samples), **done)
         for partial in begun:
             self.effects.send(member.name, partial)
-        row = self.supply.of(entry.uid).drawn.text
-        lease = self.lease_ids.of("", entry.uid, entry.attempt)
+        row = self.rows.of(entry.uid).drawn.text
+        lease = self.state.lease_ids.of("", entry.uid, entry.attempt)
         self.effects.send(member.name, m.Prompt(entry.uid, entry.attempt, entry.born, samples, "", row, more, lease))
 
     def _begun(self, entry: LedgerEntry, member: Member) -> list[m.Partial]:
@@ -185,7 +154,7 @@ class Scheduler:
         uid = evaluation.lease(member.name)
         samples, attempt = evaluation.missing(uid), evaluation.attempts[uid]
         member.leased |= {(evaluation.name, uid, attempt, sample) for sample in samples}
-        lease = self.lease_ids.of(evaluation.name, uid, attempt)
+        lease = self.state.lease_ids.of(evaluation.name, uid, attempt)
         row = evaluation.rows[uid]
         prompt = m.Prompt(uid, attempt, evaluation.version, samples, evaluation.name, row, lease=lease)
         self.effects.send(member.name, prompt)

@@ -1,67 +1,26 @@
-"""Settings of the head (`HeadRules`), the phases of a run, and the protocol of the data source."""
+"""The state of the head: one object that holds everything its modules share, and the phases of a run.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+The modules that change it take `(state, effects)`: rollouts, scheduler, batcher, publisher, member_lifecycle, training
+and phases. Each part checks its own transitions.
+"""
+
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Protocol
 
-from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.messages import VerdictStatus
-
-
-@dataclass(frozen=True, slots=True)
-class HeadRules:
-    """The part of the config that the head uses."""
-
-    batch_size: int  # B
-    eta: int
-    n_samples: int
-    total_steps: int
-    n_generators: int
-    n_rewards: int
-    n_learners: int
-    silent_s: float
-    assemble_s: float
-    push_timeout_s: float
-    policy: StalenessPolicy = StalenessPolicy.MASK
-    max_reissues: int = 3  # policy `drop`: how often a row is issued again
-    max_refill: int = 0  # groups without signal that are replaced for a batch
-    drop_last: bool = False
-    checkpoint_every: int = 0  # versions between checkpoints; 0: none by steps
-    checkpoint_keep: int = 1  # checkpoints that stay
-    evaluate_before: bool = False
-    evaluate_after: bool = False
-    evaluate_samples: int = 8
-    partial_bytes: int = 256 << 20  # of what generators report of samples under way
-    lease_secret: bytes = field(default=b"", repr=False)  # of `LeaseIds`
-    problems: Sequence[str] = field(default_factory=tuple)  # JSON objects
-    on_timeout: float | None = None  # reward of a sample whose verdict is a timeout; None: it has none
-    on_error: float | None = None
-    partial_groups: bool = False  # samples without a reward are left out, the others of their group may be trained
-
-    def reward_of(self, status: str, reward: float) -> float | None:
-        """The reward of a training sample: its value, or the configured one for its verdict; None if it has none."""
-        if status == VerdictStatus.VALUE:
-            return reward
-        return self.on_timeout if status == VerdictStatus.TIMEOUT else self.on_error
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of the data, drawn in order."""
-
-    row: int
-    epoch: int
-    text: str  # JSON object
-
-
-class DataSource(Protocol):
-    """The prompts of the run in their order."""
-
-    position: int  # rows drawn so far; set to go back or on
-
-    def draw(self) -> Row | None:
-        """The next row; None when the data has ended."""
+from areal_bus.core.data_source import DataCursor, DataSource
+from areal_bus.core.death_reports import Deaths
+from areal_bus.core.evaluation import Evaluation, Evaluations
+from areal_bus.core.gate import Gate
+from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
+from areal_bus.core.lease_ids import LeaseIds
+from areal_bus.core.ledger import Ledger
+from areal_bus.core.membership import Member, Membership, MemberState
+from areal_bus.core.partial_rollouts import PartialRollouts
+from areal_bus.core.push_queue import PushQueue
+from areal_bus.core.rules import HeadRules
+from areal_bus.core.score_failures import ScoreFailures
+from areal_bus.core.terms import Terms
+from areal_bus.messages import Role
 
 
 class Phase(StrEnum):
@@ -73,3 +32,72 @@ class Phase(StrEnum):
     CLOSING = "closing"  # the last version is on its way to the generators
     AFTER = "evaluating after"
     STOPPING = "stopping"
+
+
+class HeadState:
+    """Everything that one incarnation of the head knows. A restarted head gets what its predecessor wrote to disk."""
+
+    def __init__(
+        self,
+        rules: HeadRules,
+        source: DataSource,
+        *,
+        incarnation: int = 0,
+        term: int = 0,
+        checkpoints: Mapping[int, HeadCheckpoint] = START,
+        savepoints: Iterable[HeadSavepoint] = (),
+    ) -> None:
+        newest = checkpoints[max(checkpoints)]
+        self.rules = rules
+        self.incarnation = incarnation
+        self.phase = Phase.ASSEMBLING
+        self.is_draining = False
+        self.gate = Gate(batch_size=rules.batch_size, eta=rules.eta, policy=rules.policy)
+        self.ledger = Ledger()
+        self.members = Membership(silent_s=rules.silent_s)
+        self.rows = DataCursor(source, max_reissues=rules.max_reissues)
+        self.partials = PartialRollouts(rules.partial_bytes)
+        self.evaluations = Evaluations()
+        self.pushes = PushQueue(timeout_s=rules.push_timeout_s, incarnation=incarnation)
+        self.terms = Terms(term, checkpoints, savepoints, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
+        self.lease_ids = LeaseIds(rules.lease_secret)
+        self.deaths = Deaths()
+        self.score_failures = ScoreFailures()
+        self.results: dict[str, Evaluation] = {}  # finished evaluations of this incarnation
+        self.figures = dict(newest.results)  # of all finished evaluations, also of earlier incarnations
+        self.max_lag = newest.max_lag  # of trained tokens that count; None: there are none
+        self.refunds_in_a_row = 0  # unexpected ones, without a complete group in between
+        self.last_refund_error = ""
+
+    @property
+    def version(self) -> int:
+        """The version of the run. Before a learner has begun: that of the newest checkpoint."""
+        return max(self.gate.u, *self.terms.checkpoints)
+
+    def eligible_generators(self) -> list[Member]:
+        """Generators that may get work: they hold the published version or a newer one (I7)."""
+        healthy = self.members.of(Role.GENERATOR, MemberState.HEALTHY)
+        return [x for x in healthy if x.version is not None and x.version >= self.gate.v and not x.leaving]
+
+    def excluded_generators(self) -> list[Member]:
+        """Stale generators that get no share at eta = 0, as long as they miss pushes of their own."""
+        return [x for x in self.members.of(Role.GENERATOR, MemberState.STALE) if self.pushes.misses_its_own(x.name)]
+
+    def checkpoint(self, version: int, *, verdicts: bool = True) -> HeadCheckpoint:
+        """Capture the state at `version`. A batch that is in training counts as trained."""
+        open_prompts = tuple(
+            OpenPrompt(
+                entry.uid,
+                entry.born,
+                entry.n_samples,
+                entry.attempt,
+                entry.n_deaths,
+                self.rows.of(entry.uid),
+                tuple(entry.verdicts.values()) if verdicts else (),
+            )
+            for entry in self.ledger.live()
+        )
+        rows, figures = self.rows, dict(self.figures)
+        return HeadCheckpoint(
+            version, self.ledger.next_uid, rows.position, rows.waiting, open_prompts, figures, self.max_lag
+        )

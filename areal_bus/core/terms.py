@@ -1,9 +1,8 @@
 """Terms (incarnations of the learner) and which tokens of older terms still count.
 
 A term begins at the version of a checkpoint, or at the version of a learner that survived its head. A learner
-checkpoint needs the head checkpoint ("frontier") of the same version, so both are kept equally long. A surviving
-learner needs a savepoint ("waypoint") that was captured for it: at the version where it began, or for one of its last
-two batches.
+checkpoint needs the head checkpoint of the same version, so both are kept equally long. A surviving learner needs a
+savepoint that was captured for it: at the version where it began, or for one of its last two batches.
 
 The version at which a term begins is its base. Everything that later versions of older terms made is void. Versions
 of different terms are compared by this rule only.
@@ -16,28 +15,28 @@ from areal_bus.messages import Finished
 
 
 class Terms:
-    """Numbers terms; keeps the frontiers of the checkpoints that are there, or may be, and the last waypoints."""
+    """Numbers terms; keeps the head checkpoints and the last savepoints."""
 
     def __init__(
         self,
         term: int,
-        frontiers: Mapping[int, HeadCheckpoint],
-        waypoints: Iterable[HeadSavepoint] = (),
+        checkpoints: Mapping[int, HeadCheckpoint],
+        savepoints: Iterable[HeadSavepoint] = (),
         *,
         every: int,
         keep: int,
     ) -> None:
         """`term` is the number of the first one; `every` and `keep` are the checkpoints' (0: none by steps)."""
         self.term = term
-        self.frontiers = dict(frontiers)
+        self.checkpoints = dict(checkpoints)
         self.begun_by: str | None = None  # learner 0 of this term; None before it begins
         self.requests: dict[int, int] = {}  # learner ranks that wait for a batch -> its step
         self.finished: dict[int, Finished] = {}  # learner rank -> what it wrote, at the end
-        self._waypoints = {slot(waypoint): waypoint for waypoint in waypoints}
+        self._savepoints = {slot(savepoint): savepoint for savepoint in savepoints}
         self._every = every
         self._keep = keep
         self._has_begun = False
-        self._saved = {version for version in frontiers if version}  # on disk
+        self._saved = {version for version in checkpoints if version}  # on disk
         self._sealed = set(self._saved)  # whose checkpoint is whole
         self._whole: set[int] = set()  # both were when the last batch went out
 
@@ -51,7 +50,7 @@ class Terms:
     @property
     def may_be_outlived(self) -> bool:
         """A learner that lives may hold what no checkpoint has."""
-        return any(waypoint.frontier.version for waypoint in self._waypoints.values())
+        return any(savepoint.checkpoint.version for savepoint in self._savepoints.values())
 
     def is_due(self, version: int) -> bool:
         """Whether a checkpoint of this version is written by `every`; learner 0 may write others, and says so."""
@@ -60,27 +59,27 @@ class Terms:
     def begin(
         self, version: int, *, outlived: str | None = None, sealed: Collection[int] = ()
     ) -> HeadCheckpoint | None:
-        """A term begins at `version`. Returns its frontier; None when there is none, and then nothing has begun.
+        """A term begins at `version`. Returns its checkpoint; None when there is none, and then nothing has begun.
 
         `outlived` is the learner 0 that has outlived a head, if one has; `sealed` are whole checkpoints, by its word.
         """
-        frontier = self.frontiers.get(version)
+        checkpoint = self.checkpoints.get(version)
         if outlived is not None:
-            waypoint = self._waypoints.get(version % 2)
-            is_its_own = waypoint is not None and (waypoint.root, waypoint.frontier.version) == (outlived, version)
-            frontier = None if waypoint is None or not is_its_own else frontier or waypoint.frontier
-        if frontier is not None:
+            savepoint = self._savepoints.get(version % 2)
+            is_its_own = savepoint is not None and (savepoint.root, savepoint.checkpoint.version) == (outlived, version)
+            checkpoint = None if savepoint is None or not is_its_own else checkpoint or savepoint.checkpoint
+        if checkpoint is not None:
             self.term += self._has_begun
             self._has_begun = True
-            self._sealed = self.frontiers.keys() & set(sealed)
-        return frontier
+            self._sealed = self.checkpoints.keys() & set(sealed)
+        return checkpoint
 
-    def mark(self, waypoint: HeadSavepoint) -> None:
+    def mark(self, savepoint: HeadSavepoint) -> None:
         """A batch is about to be handed out, or a term begins: the one before the last is of no use any more."""
-        self._waypoints[slot(waypoint)] = waypoint
+        self._savepoints[slot(savepoint)] = savepoint
 
     def later_than(self, version: int) -> list[int]:
-        """Forget the frontiers after `version`: the timeline that they belong to is lost. Returns which they were."""
+        """Forget the checkpoints after `version`: the timeline that they belong to is lost. Returns which they were."""
         return self._drop(lambda other: other > version)
 
     def checkpointed(self, version: int) -> None:
@@ -101,24 +100,24 @@ class Terms:
         newest = sorted(self._whole)[-self._keep :]
         return self._drop(lambda other: other < newest[0]) if newest else []
 
-    def saved(self, frontier: HeadCheckpoint) -> None:
+    def saved(self, checkpoint: HeadCheckpoint) -> None:
         """It is on disk."""
-        if self.frontiers.get(frontier.version) is frontier:  # not of a lost timeline
-            self._saved.add(frontier.version)
+        if self.checkpoints.get(checkpoint.version) is checkpoint:  # not of a lost timeline
+            self._saved.add(checkpoint.version)
 
     def _drop(self, is_gone: Callable[[int], bool]) -> list[int]:
-        gone = sorted(version for version in self.frontiers if is_gone(version))
+        gone = sorted(version for version in self.checkpoints if is_gone(version))
         for version in gone:
-            del self.frontiers[version]
+            del self.checkpoints[version]
         self._sealed = {version for version in self._sealed if not is_gone(version)}
         self._saved = {version for version in self._saved if not is_gone(version)}
         self._whole = {version for version in self._whole if not is_gone(version)}
         return gone
 
 
-def slot(waypoint: HeadSavepoint) -> int:
+def slot(savepoint: HeadSavepoint) -> int:
     """Where it is kept: two that follow each other are in different places."""
-    return waypoint.frontier.version % 2
+    return savepoint.checkpoint.version % 2
 
 
 class TermHistory:

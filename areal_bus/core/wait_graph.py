@@ -6,11 +6,10 @@ Reads the head's state and changes nothing. `ProgressTracker` supplies the time 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from areal_bus.core.head import Head
 from areal_bus.core.ledger import LedgerEntry, PromptState
 from areal_bus.core.membership import Member, MemberState
 from areal_bus.core.progress_tracker import ProgressTracker, place
-from areal_bus.core.state import Phase
+from areal_bus.core.state import HeadState, Phase
 from areal_bus.messages import Role
 
 N_NAMED = 3  # of a kind, in a sentence
@@ -42,25 +41,25 @@ class StallVerdict:
     absent: tuple[Role, ...] = ()  # roles that the ring needs and that nobody fills
 
 
-def verdict(head: Head, watch: ProgressTracker, now: float) -> StallVerdict:
+def verdict(state: HeadState, watch: ProgressTracker, now: float) -> StallVerdict:
     """The waits of this moment, and the sentence about them. `watch` has just looked."""
-    return _Moment(head, watch, now).verdict()
+    return _Moment(state, watch, now).verdict()
 
 
 class _Moment:
     """The head as it stands, `now`."""
 
-    def __init__(self, head: Head, watch: ProgressTracker, now: float) -> None:
-        self.head, self.watch, self.now = head, watch, now
-        self.rules, self.gate, self.members = head.rules, head.gate, head.members
-        self.ledger, self.evaluation = head.rollouts.ledger, head.examination.open
+    def __init__(self, state: HeadState, watch: ProgressTracker, now: float) -> None:
+        self.state, self.watch, self.now = state, watch, now
+        self.rules, self.gate, self.members = state.rules, state.gate, state.members
+        self.ledger, self.evaluation = state.ledger, state.evaluations.open
         self.learners = tuple(x.name for x in self.members.of(Role.LEARNER))
 
     def verdict(self) -> StallVerdict:
-        if self.head.phase is Phase.STOPPING:
+        if self.state.phase is Phase.STOPPING:
             return StallVerdict("the job ends", (), ())
         waits = [wait for wait in self._ways() if wait is not None]
-        suspects = self.watch.suspects(self.head, self.now, [name for wait in waits for name in wait.on])
+        suspects = self.watch.suspects(self.state, self.now, [name for wait in waits for name in wait.on])
         said = [*map(str, waits[:N_NAMED]), *list(suspects.values())[:N_NAMED]]
         culprits = tuple(suspects) or (waits[0].on if waits else ())
         absent = tuple(role for role in (Role.GENERATOR, Role.REWARD) if self._is_absent(role))
@@ -69,7 +68,7 @@ class _Moment:
     def _ways(self) -> list[Wait | None]:
         """What the ring can be waiting for, those first that wait for all others."""
         return [
-            self._assembly() if self.head.phase is Phase.ASSEMBLING else self._term(),
+            self._assembly() if self.state.phase is Phase.ASSEMBLING else self._term(),
             self._problems(),
             self._batch(),
             self._request(),
@@ -85,13 +84,13 @@ class _Moment:
 
     def _assembly(self) -> Wait:
         rules, missing = self.rules, []
-        fed = {x.name for x in self.head.scheduler.fed()}
+        fed = {x.name for x in self.state.eligible_generators()}
         needed = {Role.LEARNER: rules.n_learners}
         if not self.members.of(Role.REWARD, MemberState.HEALTHY):
             needed[Role.REWARD] = rules.n_rewards
         if not fed or rules.eta == 0:
             needed[Role.GENERATOR] = rules.n_generators
-        left_out = {x.name for x in self.head.scheduler.left_out()} if fed else set()
+        left_out = {x.name for x in self.state.excluded_generators()} if fed else set()
         for role, n in needed.items():
             known = {x.index: x for x in self.members.of(role)}
             for index in range(n):
@@ -106,7 +105,7 @@ class _Moment:
 
     def _term(self) -> Wait | None:
         """Learner 0 is new and has not begun: nothing goes on before."""
-        if self.head.terms.begun_by is not None:
+        if self.state.terms.begun_by is not None:
             return None
         learners = self.members.of(Role.LEARNER)
         on = self.learners or ("learner-0",)
@@ -116,7 +115,7 @@ class _Moment:
     def _nobody(self, role: Role, who: str) -> Wait | None:
         """No member of this role can work, and no push will change that."""
         members = self.members.of(role)
-        if self.head.phase is Phase.ASSEMBLING or any(x.standing in WORKING for x in members):
+        if self.state.phase is Phase.ASSEMBLING or any(x.standing in WORKING for x in members):
             return None
         on = tuple(x.name for x in members) or (f"{role}-0",)
         said = [f"{place(x.name)} is {x.standing}" + (f", {x.note}" if x.note else "") for x in members]
@@ -125,7 +124,7 @@ class _Moment:
     def _is_absent(self, role: Role) -> bool:
         """Nobody of this role is there, not even one that is starting. Before the first step other deadlines count."""
         is_there = any(x.standing is not MemberState.DEAD for x in self.members.of(role))
-        return not is_there and self.head.phase is not Phase.ASSEMBLING
+        return not is_there and self.state.phase is not Phase.ASSEMBLING
 
     def _idle(self) -> list[Wait]:
         """What actors themselves say they wait for, alike ones in one line."""
@@ -174,7 +173,7 @@ class _Moment:
             places, on = self._places(first)
             return Wait(who, what, on, self._age("asked"), _some([*places, f"{n_ready} ready"]))
         awaited = under_way[: size - n_ready]
-        n_unborn = 0 if self.head.supply.is_exhausted else size - n_ready - len(awaited)
+        n_unborn = 0 if self.state.rows.is_exhausted else size - n_ready - len(awaited)
         places, on = self._places(awaited)
         places += [f"{_count(n_unborn, 'prompt')} not admitted: {self._why_none()}"] if n_unborn else []
         n = sum(len(entry.missing) for entry in awaited) + n_unborn * self.rules.n_samples
@@ -183,8 +182,8 @@ class _Moment:
 
     def _why_none(self) -> str:
         """Why no further prompt is leased."""
-        gate, fed = self.gate, self.head.scheduler.fed()
-        if self.head.is_draining:
+        gate, fed = self.gate, self.state.eligible_generators()
+        if self.state.is_draining:
             return "the run drains"
         if gate.free <= 0:
             return f"the gate is shut, {gate.live} live + {gate.in_training} in training of {gate.limit}"
@@ -222,15 +221,15 @@ class _Moment:
 
     @property
     def _is_asked(self) -> bool:
-        trains = self.head.phase is Phase.TRAINING and self.gate.w == self.gate.u
-        return trains and len(self.head.asking) == self.rules.n_learners
+        trains = self.state.phase is Phase.TRAINING and self.gate.w == self.gate.u
+        return trains and len(self.state.terms.requests) == self.rules.n_learners
 
     def _request(self) -> Wait | None:
         """A learner rank trains nothing and has not asked for the next batch: it writes a checkpoint, say."""
-        is_due = self.head.phase is Phase.TRAINING and self.gate.w == self.gate.u and self.head.terms.begun_by
+        is_due = self.state.phase is Phase.TRAINING and self.gate.w == self.gate.u and self.state.terms.begun_by
         if not is_due or self._is_asked:
             return None
-        late = [x for x in self.members.of(Role.LEARNER) if x.index not in self.head.asking]
+        late = [x for x in self.members.of(Role.LEARNER) if x.index not in self.state.terms.requests]
         missing = [f"learner-{i}" for i in range(self.rules.n_learners) if not self.members.of(Role.LEARNER, index=i)]
         on = (*(x.name for x in late), *missing)
         for_what = f"{_some([place(name) for name in on])} to ask for it"
@@ -246,7 +245,7 @@ class _Moment:
         return Wait(f"version {self.gate.u + 1}", for_what, on, since_s, self._notes(learners, since_s))
 
     def _push(self) -> Wait | None:
-        pushes = self.head.publisher.pushes
+        pushes = self.state.pushes
         push = pushes.current
         if push is None:
             return None
@@ -259,7 +258,7 @@ class _Moment:
     def _version(self) -> Wait | None:
         """Generators that get no work before a push, and none is in flight."""
         behind = [x for x in self.members.of(Role.GENERATOR, MemberState.STALE) if not x.leaving]
-        if self.head.publisher.pushes.current is not None or not (behind or self.gate.u > self.gate.v):
+        if self.state.pushes.current is not None or not (behind or self.gate.u > self.gate.v):
             return None
         who = _some([place(x.name) for x in behind]) if 0 < len(behind) <= N_NAMED else "generators"
         ages = [self.watch.age(self.watch.standings, x.name) for x in behind]
@@ -267,10 +266,10 @@ class _Moment:
         return Wait(who, f"a push of version {self.gate.u}", on, max(ages, default=self._age("u")), "none is in flight")
 
     def _end(self) -> Wait | None:
-        head, n_learners = self.head, self.rules.n_learners
-        if head.phase is not Phase.AFTER or self.evaluation is not None or len(head.finished) == n_learners:
+        state, n_learners = self.state, self.rules.n_learners
+        if state.phase is not Phase.AFTER or self.evaluation is not None or len(state.terms.finished) == n_learners:
             return None
-        late = [x for x in self.members.of(Role.LEARNER) if x.index not in head.finished]
+        late = [x for x in self.members.of(Role.LEARNER) if x.index not in state.terms.finished]
         on, since_s = tuple(x.name for x in late), self._age("phase")
         return Wait("the end", _some([place(name) for name in on]), on, since_s, self._notes(late, since_s))
 

@@ -15,9 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from areal_bus.core.data_source import IssuedRow
+from areal_bus.core.data_source import IssuedRow, Row
 from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint, OpenPrompt
-from areal_bus.core.state import Row
 from areal_bus.core.terms import slot
 from areal_bus.errors import CheckpointError, WireError
 from areal_bus.messages import Scored
@@ -51,7 +50,7 @@ def mark(folder: Path, waypoint: HeadSavepoint) -> None:
     """
     path = folder / f"{WAYPOINT}{slot(waypoint)}"
     try:
-        _write(path, waypoint.frontier, {"root": waypoint.root}, syncs=False)
+        _write(path, waypoint.checkpoint, {"root": waypoint.root}, syncs=False)
     except OSError:
         path.unlink(missing_ok=True)
         raise

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from areal_bus.core.data_source import DataCursor, Row
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.core.state import Row
+from areal_bus.core.state import HeadState
 from tests.faults import ring as real
 from tests.faults.simulated import lines, play, scenario, survive
 from tests.tools.audit.test_simulated import Recorded, journal
@@ -115,7 +116,7 @@ def test_row_34_the_end_of_the_data_in_the_middle_of_a_batch_accounts_for_every_
             gone = {line["uid"] for line in lines(ring, Event.REFUND, reason="end_of_data")}
             trained = {line["uid"] for line in lines(ring, Event.TRAJECTORY)}
             assert len(gone) == (n_rows % 2 if drop_last else 0)
-            assert ring.head.gate.u == n_rows // 2 + (n_rows % 2 and not drop_last)
+            assert ring.head.state.gate.u == n_rows // 2 + (n_rows % 2 and not drop_last)
             again = {line["uid"] for line in lines(ring, Event.REFUND, reason="too_old")}
             assert trained | gone | again == {line["uid"] for line in lines(ring, Event.ADMIT)}
 
@@ -130,8 +131,9 @@ class Broken(Numbers):
 
 
 class HeadOfBroken(Head):
-    def __init__(self, rules: Any, source: Any, **more: Any) -> None:
-        super().__init__(rules, Broken(None), **more)
+    def __init__(self, state: HeadState, *, now: float) -> None:
+        state.rows = DataCursor(Broken(None), max_reissues=state.rules.max_reissues)
+        super().__init__(state, now=now)
 
 
 def test_row_34_a_loader_that_raises_ends_the_head_with_its_error_and_is_no_end_of_data() -> None:

@@ -109,7 +109,7 @@ def test_row_18_a_one_way_partition_fences_the_member(seed: int, to_head: bool) 
     assert {line["holder"] for line in held} == {"generator-1.0"}
     back = [line["state"] for line in lines(ring, Event.MEMBER, name=GENERATOR)]
     assert back[back.index("dead") :][:3] == ["dead", "stale", "healthy"]
-    assert ring.head.gate.u == 24
+    assert ring.head.state.gate.u == 24
 
 
 @pytest.mark.parametrize("policy", StalenessPolicy)
@@ -119,7 +119,7 @@ def test_row_19_a_partition_that_heals_consumes_nothing_twice(policy: StalenessP
         for role in (Role.GENERATOR, Role.REWARD, Role.LEARNER, Role.HEAD):
             cut = Fault("cut", role, 0, 12.0, 70.0)
             one = scenario(seed, policy, silent_s=LEASE_S, faults=(cut,), calm_s=90.0)
-            assert survive(one).head.gate.u == one.total_steps
+            assert survive(one).head.state.gate.u == one.total_steps
 
 
 def test_row_21_a_lost_reply_to_what_was_done_or_is_being_done_is_no_second_result() -> None:

@@ -13,8 +13,8 @@ from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.membership import Member
 from areal_bus.core.push_queue import Push, PushQueue
-from areal_bus.core.scheduler import Scheduler
 from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.state import HeadState
 from tests.faults.ring import Ring as Job
 from tests.faults.simulated import DONE, lines, play, scenario
 from tools.staleness.simulator.ring import Ring, ScheduleOutcome
@@ -64,7 +64,7 @@ class AllTogether(PushQueue):
 class HeadWithAllTogether(Head):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.publisher.pushes.__class__ = AllTogether
+        self.state.pushes.__class__ = AllTogether
 
 
 @pytest.mark.slow
@@ -81,17 +81,17 @@ def test_row_03_a_generator_that_refuses_every_push_hurts_itself_alone(how: str,
     assert n_dismissed > 0 or until_s < EVER
 
 
-class SharesForAll(Scheduler):
+class SharesForAll(HeadState):
     """The rule as it was at eta = 0: a share waits for everybody who is there."""
 
-    def left_out(self) -> list[Member]:
+    def excluded_generators(self) -> list[Member]:
         return []
 
 
 class HeadWithSharesForAll(Head):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.scheduler.__class__ = SharesForAll
+        self.state.__class__ = SharesForAll
 
 
 @pytest.mark.slow

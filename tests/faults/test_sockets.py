@@ -145,7 +145,7 @@ def test_row_20_a_slow_link_holds_up_its_member_and_nobody_else() -> None:
         proxy = ring.world.between(GENERATOR, "head")
         ring.world.at(14.0, setattr, proxy.down, "bytes_per_s", 2000.0)
         ring.survive()
-        assert ring.head.gate.u == 10
+        assert ring.head.state.gate.u == 10
         assert ring.witness.n_checks["I9"] >= len(lines(ring, Event.LEASE)) > 0
         assert ring.world.buses["head"].send_queues.undelivered.total() == 0
 

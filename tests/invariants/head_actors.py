@@ -340,7 +340,7 @@ class LearnerModel(Actor):
         elif isinstance(message, m.NoBatch):
             if message.drained and self.version not in self.stage.disk.checkpoints and self.version:
                 self.checkpoint()
-            if message.drained and self.life == self.stage.head.life and not self.index:
+            if message.drained and self.life == self.stage.head.state.incarnation and not self.index:
                 self.stage.drained = self.version
             self.has_finished = True
             self.say(m.Finished("", ""))

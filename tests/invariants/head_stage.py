@@ -10,6 +10,7 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Discard, Effect, End, Mark, Record, Save, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
+from areal_bus.core.state import HeadState
 from areal_bus.messages import Role
 from tests.invariants.head_actors import Actor, GeneratorModel, LearnerModel, RewardModel
 from tools.staleness.simulator.disk import Disk
@@ -41,7 +42,7 @@ class Stage:
         self.end: End | None = None
         self.n_lives = {(role, i): 0 for role, n in self._sizes() for i in range(n)}
         self.cast: dict[tuple[Role, int], Actor] = {}
-        self.head = Head(plan.rules, Numbers(plan.n_rows), now=0.0)
+        self.head = Head(HeadState(plan.rules, Numbers(plan.n_rows)), now=0.0)
         self.witness = Witness(plan, self.head)
         self.witness.learners = self  # type: ignore[assignment]
         for role, index in self.n_lives:
@@ -99,7 +100,7 @@ class Stage:
             elif isinstance(effect, Save | Discard):
                 self.pending.append(effect)
             elif isinstance(effect, Mark):
-                self.disk.mark(effect.waypoint)
+                self.disk.mark(effect.savepoint)
             elif isinstance(effect, End):
                 self._on_end(effect)
 
@@ -112,8 +113,8 @@ class Stage:
         """The next frontiers are on disk, or gone from it."""
         for effect in self.pending[:n]:
             if isinstance(effect, Save):
-                self.disk.frontiers[effect.frontier.version] = effect.frontier
-                self.head.terms.saved(effect.frontier)
+                self.disk.frontiers[effect.checkpoint.version] = effect.checkpoint
+                self.head.state.terms.saved(effect.checkpoint)
             else:
                 for version in effect.versions:
                     self.disk.frontiers.pop(version, None)
@@ -125,11 +126,12 @@ class Stage:
         self.said.clear()
         self.drained = None
         term = 0 if self.disk.term is None else self.disk.term + 1
-        life = self.head.life + 1
+        life = self.head.state.incarnation + 1
         source = Numbers(self.plan.n_rows)
         whole, waypoints = self.disk.whole, self.disk.waypoints.values()
         self.head = Head(
-            self.plan.rules, source, now=self.now, life=life, term=term, frontiers=whole, waypoints=waypoints
+            HeadState(self.plan.rules, source, incarnation=life, term=term, checkpoints=whole, savepoints=waypoints),
+            now=self.now,
         )
         self.witness.follow(self.head)
 
@@ -141,7 +143,7 @@ class Stage:
             self.start(role, index)
 
     def _on_end(self, end: End) -> None:
-        if end.code or not self.head.is_draining:
+        if end.code or not self.head.state.is_draining:
             self.end = end
             return
         self.write(len(self.pending))
@@ -195,16 +197,16 @@ class Stage:
 
     def recover(self, rounds: int = 80) -> bool:
         """Nothing goes wrong any more. Whether an update comes, or the job ends (I11)."""
-        before = self.head.gate.u
+        before = self.head.state.gate.u
         for _ in range(rounds):
             for role, index in self.n_lives:
                 if (role, index) not in self.cast and self.end is None:
                     self.start(role, index)
             self.flow()
             self.wait(4.0)
-            if self.end is not None or self.head.gate.u > before:
+            if self.end is not None or self.head.state.gate.u > before:
                 return True
-            before = min(before, self.head.gate.u)
+            before = min(before, self.head.state.gate.u)
         return False
 
 

@@ -8,7 +8,6 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.core import head, push_queue, rollouts
 from areal_bus.core.effects import Effects
-from areal_bus.core.head import Head
 from areal_bus.core.member_lifecycle import MemberLifecycle
 from areal_bus.core.membership import Member, Membership, MemberState
 from areal_bus.core.publisher import Publisher
@@ -16,6 +15,7 @@ from areal_bus.core.push_queue import PushQueue
 from areal_bus.core.rollouts import Rollouts
 from areal_bus.core.scheduler import Scheduler
 from areal_bus.core.terms import Terms
+from areal_bus.core.training import Training
 from areal_bus.messages import Role
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
@@ -50,7 +50,7 @@ def slots_are_free_if_the_evaluation_is_open(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Any, member: Member, message: m.SampleFailed) -> None:
         if message.evaluation:
-            self.examination.named(message.evaluation)
+            self.evaluations.named(message.evaluation)
         unsampled(self, member, message)
 
     patch.setattr(Rollouts, "unsampled", wrong)
@@ -64,7 +64,7 @@ def a_prompt_is_released_in_every_attempt(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_evaluation_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Rollouts, "_end_examination", lambda self: setattr(self.examination, "open", None))
+    patch.setattr(Rollouts, "_end_evaluation", lambda self: setattr(self.evaluations, "open", None))
 
 
 def nothing_is_cancelled(patch: pytest.MonkeyPatch) -> None:
@@ -127,9 +127,9 @@ def failures_are_counted_over_terms(patch: pytest.MonkeyPatch) -> None:
     begin_term = Rollouts.begin_term
 
     def wrong(self: Any, term: int, frontier: Any) -> dict[int, list[int]]:
-        before = self.refunds_in_a_row
+        before = self.state.refunds_in_a_row
         kept = begin_term(self, term, frontier)
-        self.refunds_in_a_row = before
+        self.state.refunds_in_a_row = before
         return kept
 
     patch.setattr(Rollouts, "begin_term", wrong)
@@ -153,13 +153,13 @@ def a_term_forgets_no_frontier(patch: pytest.MonkeyPatch) -> None:
 
 
 def requests_before_the_begin_are_refused(patch: pytest.MonkeyPatch) -> None:
-    request = Head._on_batch_request
+    request = Training.request
 
     def wrong(self: Any, member: Member, message: m.BatchRequest) -> None:
         if self.terms.begun_by is not None:
             request(self, member, message)
 
-    patch.setattr(Head, "_on_batch_request", wrong)
+    patch.setattr(Training, "request", wrong)
 
 
 def a_deaf_member_is_well(patch: pytest.MonkeyPatch) -> None:

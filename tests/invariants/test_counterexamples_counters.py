@@ -74,11 +74,13 @@ class HeadByCount(Head):
 
     def __init__(self, *args: object, **more: object) -> None:
         super().__init__(*args, **more)  # type: ignore[arg-type]
-        self.gate.__class__ = ByCount
+        self.state.gate.__class__ = ByCount
+        self._handlers[BeginTerm] = self._begin_term
 
-    def _on_begin(self, member: Member, message: BeginTerm) -> None:
-        before, self.gate.n_generated = self.gate.n_generated, 0
-        super()._on_begin(member, message)
+    def _begin_term(self, member: Member, message: BeginTerm) -> None:
+        gate = self.state.gate
+        before, gate.n_generated = gate.n_generated, 0  # type: ignore[attr-defined]
+        self.training.begin_term(member, message)
         self._count_after(before)
 
     def _count_after(self, before: int) -> None:
@@ -89,7 +91,7 @@ class HeadThatCountsOn(HeadByCount):
     """It goes on at the checkpoint's version, and counts on: with the prompts that the lost timeline had."""
 
     def _count_after(self, before: int) -> None:
-        self.gate.n_generated = before
+        self.state.gate.n_generated = before  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_the_ring_of_two_generators_and_the_plain_loop_are_the_same_bits(tmp_pat
     assert holders == {uid: f"generator-{uid % 2}.0" for uid in range(8 * eta0.STEPS)}
     lengths = {line["n_tokens"] for line in run.events("trajectory", role="head")}
     assert len(lengths) > 5  # or queue, order and batch would be put to no test
-    assert replay_run(run.folder, n_generators=2).head.gate.u == eta0.STEPS
+    assert replay_run(run.folder, n_generators=2).head.state.gate.u == eta0.STEPS
     short = eta0.compare(run, shorten(plain, eta0.STEPS), n_generators=2)
     assert not short.identical_batches  # a step less is a difference
     forged = plain.read_text().replace('"sample":3,"ids":[', '"sample":3,"ids":[7,', 1)

@@ -49,7 +49,7 @@ def test_a_journal_replays_to_the_same_decisions(policy: StalenessPolicy, eta: i
     replay = replay_of(plan)
     replay.run(lines)
     assert replay.n_compared == len(lines)
-    assert replay.head.gate.u == len([line for line in lines if line["event"] == "update"]) > 0
+    assert replay.head.state.gate.u == len([line for line in lines if line["event"] == "update"]) > 0
 
 
 def test_an_evaluation_is_replayed_with_its_figures() -> None:

@@ -90,7 +90,7 @@ def test_prompts_refunded_are_replaced_when_the_others_are_done() -> None:
 def test_a_lost_generator_stops_no_batch(kind: str, seed: int) -> None:
     fault = Fault(kind, Role.GENERATOR, 1, 8.0, 60.0)
     ring = ring_of(seed=seed, faults=(fault,), calm_s=80.0, silent_s=20.0)
-    assert ring.head.gate.u == 6
+    assert ring.head.state.gate.u == 6
 
 
 def test_a_generator_decodes_a_share_when_all_of_it_is_there(tmp_path: Path) -> None:

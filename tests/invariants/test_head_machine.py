@@ -224,16 +224,16 @@ class HeadMachine(RuleBasedStateMachine):
         name = f"learner-0.{which % n}"
         if stage.learner is None or stage.learner.name == name:
             return
-        u = stage.head.gate.u
+        u = stage.head.state.gate.u
         said = (
             m.UpdateDone(u + 1, {}, "a ghost's"),
             m.BatchRequest(u),
             m.BeginTerm(u, "a ghost's"),
             m.Checkpointed(u, ""),
         )
-        before = u, stage.head.gate.w, stage.head.terms.term
+        before = u, stage.head.state.gate.w, stage.head.state.terms.term
         stage.say(name, said[what])
-        assert before == (stage.head.gate.u, stage.head.gate.w, stage.head.terms.term)
+        assert before == (stage.head.state.gate.u, stage.head.state.gate.w, stage.head.state.terms.term)
 
     @rule(rounds=ROUNDS)
     def crash_the_head(self, rounds: int) -> None:
@@ -264,7 +264,7 @@ class HeadMachine(RuleBasedStateMachine):
     @invariant()
     def the_heads_own_counts_add_up(self) -> None:
         head = self.stage.head
-        gate, ledger = head.gate, head.rollouts.ledger
+        gate, ledger = head.state.gate, head.state.ledger
         states = [entry.state for entry in ledger.open.values()]
         assert gate.live == ledger.n_live == len(states) - states.count(PromptState.TRAINING)  # I3
         assert gate.live + gate.in_training <= (gate.eta + 1) * gate.batch_size  # I1
@@ -273,7 +273,7 @@ class HeadMachine(RuleBasedStateMachine):
         assert len(ledger.ready) == states.count(PromptState.READY)
         assert len(ledger.queued) == states.count(PromptState.QUEUED)
         held = [entry for entry in ledger.open.values() if entry.state in (PromptState.LEASED, PromptState.SCORING)]
-        gone = [entry.uid for entry in held if entry.holder not in head.members.by_name]
+        gone = [entry.uid for entry in held if entry.holder not in head.state.members.by_name]
         assert not gone, f"prompts {gone} are held by somebody who is not there"
 
     @precondition(lambda self: hasattr(self, "stage"))
@@ -281,9 +281,9 @@ class HeadMachine(RuleBasedStateMachine):
     def nobody_keeps_the_slots_of_what_is_not_leased_to_it(self) -> None:
         """I9: of those who are alive; who is taken for dead gets all of them back when it is heard."""
         head = self.stage.head
-        for member in head.members.alive():
+        for member in head.state.members.alive():
             for evaluation, uid, attempt, _ in member.leased:
-                entry = None if evaluation else head.rollouts.ledger.open.get(uid)
+                entry = None if evaluation else head.state.ledger.open.get(uid)
                 is_leased = entry is not None and (entry.holder, entry.attempt) == (member.name, attempt)
                 assert evaluation or is_leased, f"{member.name} keeps the slots of {sorted(member.leased)}"
 
@@ -292,8 +292,8 @@ class HeadMachine(RuleBasedStateMachine):
         if not hasattr(self, "stage"):
             return
         stage = self.stage
-        counts = stage.head.rollouts.ledger.counts
-        assert stage.recover(), f"{NOBODY_MOVES}: {stage.head.phase}, u {stage.head.gate.u}, {counts}"
+        counts = stage.head.state.ledger.counts
+        assert stage.recover(), f"{NOBODY_MOVES}: {stage.head.state.phase}, u {stage.head.state.gate.u}, {counts}"
         self.the_witness_has_nothing_to_say()
         self.the_heads_own_counts_add_up()
         if stage.end is not None and stage.end.code:

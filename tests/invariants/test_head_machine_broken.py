@@ -85,7 +85,7 @@ def calls_a_group_ready_early(patch: pytest.MonkeyPatch) -> None:
     [
         (counts_older_attempts, "I6 "),
         (returns_credits_early, "I1 "),
-        (begins_attempts_again, "I6 "),
+        (begins_attempts_again, f"I6 |{NOBODY_MOVES}"),
         (catches_nobody_up, NOBODY_MOVES),
         (forgets_leases_of_the_dead, "who is not there|everybody waits"),
         (ends_no_leases_in_a_new_term, "keeps the slots|I9 "),

@@ -19,8 +19,8 @@ from areal_bus.core.ledger import PromptState
 from areal_bus.core.publisher import Publisher
 from areal_bus.core.push_queue import PushQueue
 from areal_bus.core.rollouts import Rollouts
-from areal_bus.core.scheduler import Scheduler
 from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.state import HeadState
 from areal_bus.messages import Refund, Role, VerdictStatus
 from tools.staleness.simulator.disk import Disk
 from tools.staleness.simulator.ring import Ring, ScheduleOutcome
@@ -61,10 +61,10 @@ class Slice:
         self.n_done[policy] += outcome.end is not None and outcome.end.code == 0
         self.n_undone[policy] += ring.witness.n_undone
         self.met["term"] += ring.witness.n_terms
-        self.met["life of the head"] += ring.head.life
+        self.met["life of the head"] += ring.head.state.incarnation
         self.met["masked token"] += ring.witness.n_masked
         self.met += ring.n_faults
-        self.reasons += Counter({str(reason): n for reason, n in ring.head.rollouts.ledger.refunds.items()})
+        self.reasons += Counter({str(reason): n for reason, n in ring.head.state.ledger.refunds.items()})
 
     @property
     def _tear_and_count(self) -> Callable[[Disk], None]:
@@ -208,15 +208,15 @@ def test_I6_one_clock(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None
 def test_I7_born_fresh(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not schedules.of("I7")
 
-    def feeds_whoever_is_there(patch: pytest.MonkeyPatch) -> None:
+    def leases_to_everybody(patch: pytest.MonkeyPatch) -> None:
         alive = (membership.MemberState.STALE, membership.MemberState.HEALTHY)
         patch.setattr(
-            Scheduler,
-            "fed",
-            lambda self: [x for x in self.members.of(scheduler.Role.GENERATOR, *alive) if x.version is not None],
+            HeadState,
+            "eligible_generators",
+            lambda self: [x for x in self.members.of(Role.GENERATOR, *alive) if x.version is not None],
         )
 
-    assert first_break(monkeypatch, feeds_whoever_is_there) == "I7"
+    assert first_break(monkeypatch, leases_to_everybody) == "I7"
 
 
 def test_I8_groups(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:

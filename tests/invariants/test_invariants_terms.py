@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from areal_bus.core import head, head_checkpoint, rollouts
+from areal_bus.core import head_checkpoint, rollouts
 from areal_bus.core.batcher import Batcher
 from areal_bus.core.data_source import DataCursor
-from areal_bus.core.head import Head
 from areal_bus.core.head_checkpoint import HeadCheckpoint, OpenPrompt
 from areal_bus.core.ledger import Ledger
 from areal_bus.core.partial_rollouts import PartialRollouts
+from areal_bus.core.phases import Phases
 from areal_bus.core.rollouts import Rollouts
 from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.state import HeadState, Phase
 from areal_bus.core.terms import TermHistory, Terms
 from areal_bus.messages import Role
 from tools.staleness.simulator.ring import Ring
@@ -135,21 +136,21 @@ def test_what_a_batch_of_the_surviving_history_trained_and_a_term_opens_again_is
 ) -> None:
     def reopens(patch: pytest.MonkeyPatch) -> None:
         """Frontiers are taken as if the batch that was just trained were still to come."""
-        take, take_batch, batch = head.take, Batcher.take, list[OpenPrompt]()
+        capture, take_batch, batch = HeadState.checkpoint, Batcher.take, list[OpenPrompt]()
 
         def take_and_remember(self: Any, n_groups: int) -> Any:
-            before = {prompt.uid: prompt for prompt in take(0, self.ledger, self.supply, {}).open}
+            before = {prompt.uid: prompt for prompt in capture(self.state, 0).open}
             taken = take_batch(self, n_groups)
             live = {entry.uid for entry in self.ledger.live()}
             batch[:] = [prompt for uid, prompt in before.items() if uid not in live]
             return taken
 
-        def take_too_many(*args: Any, **named: Any) -> HeadCheckpoint:
-            right = take(*args, **named)
+        def take_too_many(self: Any, version: int, **named: Any) -> HeadCheckpoint:
+            right = capture(self, version, **named)
             return replace(right, open=(*batch, *right.open))
 
         patch.setattr(Batcher, "take", take_and_remember)
-        patch.setattr(head, "take", take_too_many)
+        patch.setattr(HeadState, "checkpoint", take_too_many)
 
     assert "has trained it" in first_break(monkeypatch, reopens)
 
@@ -183,10 +184,10 @@ def test_an_older_terms_sample_that_is_accepted_beyond_the_base_is_noticed(monke
 def test_a_frontier_of_a_later_moment_than_its_version_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def takes_late(patch: pytest.MonkeyPatch) -> None:
         """When the next update is finished, under the number of the one before."""
-        is_due, take = Terms.is_due, head.take
+        is_due, capture = Terms.is_due, HeadState.checkpoint
         patch.setattr(Terms, "is_due", lambda self, version: version > 1 and is_due(self, version - 1))
-        patch.setattr(head, "take", lambda version, *more, **named: take(version - 1, *more, **named))
-        patch.setattr(Head, "_capture", capture_unless_closing(Head._capture))
+        patch.setattr(HeadState, "checkpoint", lambda self, version, **named: capture(self, version - 1, **named))
+        patch.setattr(Phases, "save_checkpoint", capture_unless_closing(Phases.save_checkpoint))
 
     assert "is undone by a term" in first_break(monkeypatch, takes_late)
 
@@ -195,7 +196,7 @@ def capture_unless_closing(capture: Callable[[Any], None]) -> Callable[[Any], No
     """The last frontier is none of the late ones."""
 
     def unless_closing(self: Any) -> None:
-        if self.phase is head.Phase.TRAINING:
+        if self.state.phase is Phase.TRAINING:
             capture(self)
 
     return unless_closing

@@ -43,7 +43,7 @@ def who_leaves_stays_until_its_samples_are_judged() -> None:
     head, _ = head_with(batch_size=1, eta=0, n_samples=2)
     say(head, GENERATOR, m.LeaveRequest())
     effects = [x for sample in (0, 1) for x in say(head, GENERATOR, m.Sampled(0, sample, 0, "", 3))]
-    assert not head.members.by_name[GENERATOR].leased
+    assert not head.state.members.by_name[GENERATOR].leased
     assert not sent(effects, m.Stop)
     effects = [x for sample in (0, 1) for x in say(head, REWARD, scored(0, sample))]
     assert [to for to, _ in sent(effects, m.Stop)] == [GENERATOR]
@@ -57,9 +57,9 @@ def an_older_attempt_given_back_frees_nothing_of_the_newer() -> None:
     assert leases(say(head, GENERATOR, m.Heartbeat(1, 0, ""), 1.0)) == {}
     push_done(head, LEARNER, 0)
     assert leases(push_done(head, GENERATOR, 0))[uid] == 1
-    before = set(head.members.by_name[GENERATOR].leased)
+    before = set(head.state.members.by_name[GENERATOR].leased)
     assert refused(say(head, GENERATOR, m.SampleFailed(int(str(uid)), 0, "", Refund.LOST_TIMELINE, "")))
-    assert head.members.by_name[GENERATOR].leased == before
+    assert head.state.members.by_name[GENERATOR].leased == before
 
 
 def problems_of_an_evaluation_end_where_they_are_sampled_when_their_lease_is_lost() -> None:
@@ -80,7 +80,7 @@ def a_push_that_a_member_has_completed_makes_it_healthy_no_second_time() -> None
     push_done(head, GENERATOR, 1)
     join(head, GENERATOR, again=1)
     assert refused(push_done(head, GENERATOR, 1))
-    assert head.members.by_name[GENERATOR].standing is MemberState.STALE
+    assert head.state.members.by_name[GENERATOR].standing is MemberState.STALE
 
 
 def a_push_that_nobody_answers_is_journalled_as_broken() -> None:
@@ -88,7 +88,7 @@ def a_push_that_nobody_answers_is_journalled_as_broken() -> None:
     push_done(head, LEARNER, 1)
     broken: list[dict[str, object]] = []
     now = 0.0
-    while head.publisher.pushes.current is not None and now < 100:
+    while head.state.pushes.current is not None and now < 100:
         now += 4.0
         for name in (LEARNER, REWARD, GENERATOR):
             head.on(name, m.Heartbeat(0, None, ""), now)
@@ -120,7 +120,7 @@ def test_strangers_cost_a_bounded_memory() -> None:
 
 def no_two_lives_of_a_head_number_a_push_or_a_view_alike() -> None:
     """A generator that hears of push 0 after push 7 would overlook it."""
-    lives = [PushQueue(timeout_s=1.0, life=life) for life in (0, 1)]
+    lives = [PushQueue(timeout_s=1.0, incarnation=life) for life in (0, 1)]
     begun = [one.begin(version=1, root="l", members=["g"], catch_up=False, now=0.0) for one in lives]
     assert begun[0].id != begun[1].id
     assert begun[0].view != begun[1].view
@@ -130,13 +130,13 @@ def failures_of_a_lost_timeline_do_not_end_the_job() -> None:
     head, _ = trained_head(total_steps=50)
     limit = 16
     for _ in range(limit - 1):
-        uid = min(uid for uid, entry in head.rollouts.ledger.open.items() if entry.state is PromptState.LEASED)
-        attempt = head.rollouts.ledger.open[uid].attempt
+        uid = min(uid for uid, entry in head.state.ledger.open.items() if entry.state is PromptState.LEASED)
+        attempt = head.state.ledger.open[uid].attempt
         end = end_of(say(head, GENERATOR, m.SampleFailed(uid, attempt, "", Refund.SAMPLING_ERROR, "no")))
         assert end is None
     begin(head, 1)
     hold(head, 1, learner="learner-0.1")
-    held = [entry for entry in head.rollouts.ledger.live() if entry.state is PromptState.LEASED]
+    held = [entry for entry in head.state.ledger.live() if entry.state is PromptState.LEASED]
     assert (
         end_of(say(head, GENERATOR, m.SampleFailed(held[0].uid, held[0].attempt, "", "sampling_error", "no"))) is None
     )
@@ -154,7 +154,7 @@ def weights_of_a_lost_version_count_as_none() -> None:
     head, _ = trained_head()
     hold(head, 1)
     begin(head, 0)
-    assert head.members.by_name[GENERATOR].version is None
+    assert head.state.members.by_name[GENERATOR].version is None
 
 
 PINNED: dict[str, tuple[Callable[[], None], left_out.Sabotage]] = {

@@ -17,9 +17,11 @@ from actors.runtime.context import Context
 from areal_bus import messages as m
 from areal_bus.config.capacity import capacity
 from areal_bus.config.sections import Config
+from areal_bus.core.data_source import DataSource
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.head import Head
-from areal_bus.core.state import DataSource, HeadRules
+from areal_bus.core.rules import HeadRules
+from areal_bus.core.state import HeadState
 from areal_bus.messages import Role
 
 Line = dict[str, Any]
@@ -35,7 +37,7 @@ class Replay:
     """One head, replayed from its journal."""
 
     def __init__(self, rules: HeadRules, source: DataSource, *, capacity: int) -> None:
-        self.head = Head(rules, source, now=0.0)
+        self.head = Head(HeadState(rules, source), now=0.0)
         self.n_compared = 0
         self._capacity = capacity
         self._written: deque[Line] = deque()
@@ -60,7 +62,7 @@ class Replay:
     def _follow(self, line: Line, *, ends_push: bool) -> None:
         """Compare one line; the one after it tells whether a push ends with it, so that the root was done before."""
         while not self._written:
-            push = self.head.publisher.pushes.current
+            push = self.head.state.pushes.current
             holds = line["event"] == "member" and line["why"].startswith("holds version")
             if ends_push and holds and push is not None and push.root not in push.done:
                 self._done(push.root)
@@ -93,7 +95,7 @@ class Replay:
             case "scored":
                 return self._score(line)
             case "refund" if line["reason"] in (m.Refund.SAMPLING_ERROR, m.Refund.PROMPT_TOO_LONG):
-                entry = self.head.rollouts.ledger.open[line["uid"]]
+                entry = self.head.state.ledger.open[line["uid"]]
                 unsampled = m.SampleFailed(entry.uid, entry.attempt, "", line["reason"], line["error"])
                 return self._say(entry.holder or "", unsampled)
             case "batch" | "refund":
@@ -114,7 +116,7 @@ class Replay:
 
     @property
     def _learners(self) -> list[str]:
-        return [member.name for member in self.head.members.of(Role.LEARNER)]
+        return [member.name for member in self.head.state.members.of(Role.LEARNER)]
 
     def _say(self, sender: str, message: m.Message) -> list[Effect]:
         return self.head.on(sender, message, 0.0)
@@ -128,7 +130,7 @@ class Replay:
 
     def _done(self, name: str) -> list[Effect]:
         """Complete a part of the push in flight."""
-        push = self.head.publisher.pushes.current
+        push = self.head.state.pushes.current
         if push is None or name in push.done:
             raise Differs(f"no push waits for {name}")
         digest = self.head.publisher._digests[push.version]
@@ -136,11 +138,11 @@ class Replay:
 
     def _request(self) -> list[Effect]:
         """Every learner asks for the next batch."""
-        before = set(self.head.asking)
+        before = set(self.head.state.terms.requests)
         effects: list[Effect] = []
         for index, name in enumerate(self._learners):
             if index not in before:
-                effects += self._say(name, m.BatchRequest(self.head.gate.w))
+                effects += self._say(name, m.BatchRequest(self.head.state.gate.w))
         if not effects:
             raise Differs("the learners have asked, and the head gives no batch")
         return effects
@@ -171,18 +173,18 @@ class Replay:
             prompt_text="",
             text="",
         )
-        sender = line.get("sender") or self.head.members.of(Role.REWARD)[0].name
+        sender = line.get("sender") or self.head.state.members.of(Role.REWARD)[0].name
         return self._say(sender, scored)
 
     def _holder(self, line: Line) -> str:
         """The holder of the prompt; any generator when there is none."""
         if line.get("evaluation"):
-            evaluation = self.head.examination.open
+            evaluation = self.head.state.evaluations.open
             holder = None if evaluation is None else evaluation.leased.get(line["uid"])
         else:
-            entry = self.head.rollouts.ledger.open.get(line["uid"])
+            entry = self.head.state.ledger.open.get(line["uid"])
             holder = None if entry is None else entry.holder
-        return holder or self.head.members.of(Role.GENERATOR)[0].name
+        return holder or self.head.state.members.of(Role.GENERATOR)[0].name
 
 
 def replay_run(run: Path, *, n_generators: int) -> Replay:

@@ -349,7 +349,7 @@ def test_the_journal_of_a_ring_with_a_hanging_generator_names_it(tmp_path: Path)
 
 def test_a_ring_whose_generator_was_restarted_ends_without_an_error(tmp_path: Path) -> None:
     folder, ring = simulated(tmp_path)
-    assert ring.head.gate.u == 3
+    assert ring.head.state.gate.u == 3
     report = why.make_report(Run(folder), 1e6)
     assert (report.state, report.sentence) == ("ended", "it ended: done")
     assert report.stalls

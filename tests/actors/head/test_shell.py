@@ -128,7 +128,7 @@ def test_what_is_told_before_a_waypoint_is_told_before_it_is_written(tmp_path: P
     after: list[Effect] = [Record(Event.SCORED, {"uid": 1}), Send("generator-0.0", ack)]
     shell._carry_out(wire, [*before, Mark(waypoint), *after])  # type: ignore[arg-type]
     assert wire.written == [[0], [0, 1]]
-    assert [found.frontier.version for found in shell.checkpoints.waypoints()] == [3]
+    assert [found.checkpoint.version for found in shell.checkpoints.waypoints()] == [3]
 
 
 def test_items_7_and_25_what_a_run_should_know_is_said_journalled_and_said_again_at_the_end(
@@ -197,9 +197,9 @@ def test_the_end_of_a_drained_run_names_the_checkpoint_that_has_its_frontier(
         monkeypatch.setattr(of_head, "CHECKPOINTS_S", 0.2)
     elif how == "the disk does not take it":
         stuck.mkdir()
-    shell.head.is_draining = True
-    shell.head.gate.u = 4
-    shell.head.terms.finished[0] = Finished(str(tmp_path / "checkpoints" / "step-000004"), "")
+    shell.head.state.is_draining = True
+    shell.head.state.gate.u = 4
+    shell.head.state.terms.finished[0] = Finished(str(tmp_path / "checkpoints" / "step-000004"), "")
     wire = Wire(tmp_path)
     shell._carry_out(wire, [Save(HeadCheckpoint(4)), End(0, "drained at version 4")])  # type: ignore[arg-type]
     summary = json.loads((tmp_path / "summary.json").read_text())

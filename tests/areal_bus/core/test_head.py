@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from areal_bus import messages as m
 from areal_bus.core.effects import Effect, End, Progress, Record, Save, Send
 from areal_bus.core.events import Event
-from areal_bus.core.head import ALL_TOLD, Head
+from areal_bus.core.head import ALL_RECORDED, Head
 from areal_bus.core.head_checkpoint import START, HeadCheckpoint
 from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.state import HeadState
 from areal_bus.messages import Refund, Role
 from tools.staleness.simulator.ring import Ring
 from tools.staleness.simulator.scenario import Fault, Numbers, Scenario, ScenarioLengths, Tail
@@ -63,9 +64,9 @@ def lines(ring: Ring, event: Event) -> list[dict[str, object]]:
 @given(shape=SHAPES, seed=st.integers(0, 10**6))
 def test_a_ring_trains_its_steps_and_ends(shape: dict[str, int], seed: int) -> None:
     ring = finish(ring_of(seed=seed, **shape))
-    assert ring.head.gate.u == ring.head.gate.v == shape["total_steps"]
+    assert ring.head.state.gate.u == ring.head.state.gate.v == shape["total_steps"]
     assert len(ring.witness.samples_trained) == shape["total_steps"] * shape["batch_size"] * shape["n_samples"]
-    assert ring.head.gate.is_idle
+    assert ring.head.state.gate.is_idle
 
 
 @settings(max_examples=30, deadline=None)
@@ -73,7 +74,7 @@ def test_a_ring_trains_its_steps_and_ends(shape: dict[str, int], seed: int) -> N
 def test_generators_that_fall_silent_lose_nothing(shape: dict[str, int], seed: int, kind: str) -> None:
     faults = tuple(Fault(kind, Role.GENERATOR, i, 8.0 + 5 * i, 60.0) for i in (0, 1))
     ring = finish(ring_of(seed=seed, **shape | {"n_generators": 3}, faults=faults, calm_s=80.0))
-    assert ring.head.gate.u == shape["total_steps"]
+    assert ring.head.state.gate.u == shape["total_steps"]
 
 
 @settings(max_examples=30, deadline=None)
@@ -81,16 +82,16 @@ def test_generators_that_fall_silent_lose_nothing(shape: dict[str, int], seed: i
 def test_the_end_of_the_data_ends_the_run(shape: dict[str, int], seed: int, n_rows: int, drop_last: bool) -> None:
     ring = finish(ring_of(seed=seed, **shape | {"total_steps": 50}, n_rows=n_rows, drop_last=drop_last))
     full, rest = divmod(n_rows, shape["batch_size"])
-    assert ring.head.gate.u == full + (1 if rest and not drop_last else 0)
+    assert ring.head.state.gate.u == full + (1 if rest and not drop_last else 0)
     reasons = {line["reason"] for line in lines(ring, Event.REFUND)} - {"too_old"}
     assert reasons == ({"end_of_data"} if rest and drop_last else set())
 
 
 def test_an_evaluation_is_scored_before_and_after_and_never_trained() -> None:
     ring = finish(ring_of(n_problems=5))
-    assert {name: len(e.scored) for name, e in ring.head.results.items()} == {"before": 10, "after": 10}
-    assert ring.head.results["after"].version == 6
-    assert {version for s in ring.head.results["after"].scored.values() for version, _ in s.spans} == {6}
+    assert {name: len(e.scored) for name, e in ring.head.state.results.items()} == {"before": 10, "after": 10}
+    assert ring.head.state.results["after"].version == 6
+    assert {version for s in ring.head.state.results["after"].scored.values() for version, _ in s.spans} == {6}
 
 
 def test_a_reward_that_never_works_ends_the_job_with_its_error() -> None:
@@ -128,7 +129,7 @@ LENGTH = 3
 def head_with(n_generators: int = 1, *, secret: bytes = b"", **changes: object) -> tuple[Head, list[Effect]]:
     """A head whose ring is complete and whose generators hold version 0; and its effects so far."""
     rules = replace(scenario(n_generators=n_generators, **changes).rules, lease_secret=secret)
-    head = Head(rules, Numbers(None), now=0.0)
+    head = Head(HeadState(rules, Numbers(None)), now=0.0)
     effects: list[Effect] = []
     for name, role, index in [("learner-0.0", "learner", 0), ("reward-0.0", "reward", 0)] + [
         (f"generator-{i}.0", "generator", i) for i in range(n_generators)
@@ -136,14 +137,14 @@ def head_with(n_generators: int = 1, *, secret: bytes = b"", **changes: object) 
         endpoint = "" if role == "generator" else name
         effects += head.on(name, m.Join(name, role, index, 0, endpoint, 1, ""), 0.0)
         effects += head.on(name, m.Ready(4), 0.0)
-    effects += head.on("learner-0.0", m.BeginTerm(0, "digest 0", head.life), 0.0)
+    effects += head.on("learner-0.0", m.BeginTerm(0, "digest 0", head.state.incarnation), 0.0)
     for name in ("learner-0.0", *(f"generator-{i}.0" for i in range(n_generators))):
         effects += push_done(head, name, 0)
     return head, effects
 
 
 def push_done(head: Head, name: str, version: int) -> list[Effect]:
-    push = head.publisher.pushes.current
+    push = head.state.pushes.current
     assert push is not None
     return head.on(name, m.PushDone(push.id, version, f"digest {version}", 0.0, 0.0), 0.0)
 
@@ -165,11 +166,11 @@ def refused(effects: list[Effect]) -> list[str]:
 
 
 def test_an_incomplete_ring_names_who_is_missing() -> None:
-    head = Head(scenario().rules, Numbers(None), now=0.0)
+    head = Head(HeadState(scenario().rules, Numbers(None)), now=0.0)
     head.on("learner-0.0", m.Join("learner-0.0", "learner", 0, 0, "x", 1, ""), 0.0)
     head.tick(2000.0)
-    assert head.phase == "stopping"
-    head = Head(scenario().rules, Numbers(None), now=0.0)
+    assert head.state.phase == "stopping"
+    head = Head(HeadState(scenario().rules, Numbers(None)), now=0.0)
     (end,) = [effect for effect in head.tick(2000.0) if hasattr(effect, "sentence")]
     assert "reward-0 has not joined" in end.sentence
 
@@ -205,7 +206,7 @@ def test_what_only_came_too_late_is_journalled_and_no_news_for_people() -> None:
 def test_what_should_not_have_been_sent_is_journalled_however_much_came_late_before() -> None:
     head, _ = head_with()
     head.on("reward-0.0", replace(scored(0, 0), status="error"), 1.0)
-    late = [head.on("generator-0.0", m.Sampled(0, 0, 0, "", LENGTH), 1.0) for _ in range(ALL_TOLD + 1)]
+    late = [head.on("generator-0.0", m.Sampled(0, 0, 0, "", LENGTH), 1.0) for _ in range(ALL_RECORDED + 1)]
     assert refused(late[-2])
     assert not refused(late[-1])
     assert refused(head.on("generator-0.0", m.Sampled(10**6, 0, 0, "", LENGTH), 1.0))
@@ -220,9 +221,9 @@ def test_an_older_incarnation_stays_out() -> None:
 
 def test_what_is_said_twice_changes_nothing() -> None:
     head, _ = head_with()
-    assert head.members.by_name["generator-0.0"].version == 0
+    assert head.state.members.by_name["generator-0.0"].version == 0
     effects = head.on("generator-0.0", m.Ready(4), 0.0)
-    assert head.members.by_name["generator-0.0"].standing == "healthy"
+    assert head.state.members.by_name["generator-0.0"].standing == "healthy"
     assert not sent(effects, m.PushBegin)
     head.on("reward-0.0", scored(0, 0), 0.0)
     effects = head.on("reward-0.0", scored(0, 0), 0.0)
@@ -238,9 +239,9 @@ def test_a_generator_heard_again_gets_no_credit_for_what_it_lost() -> None:
         for name in ("learner-0.0", "reward-0.0", "generator-1.0"):
             head.on(name, m.Heartbeat(0, None, ""), float(now))
         head.tick(float(now))
-    assert head.members.by_name["generator-0.0"].standing == "dead"
+    assert head.state.members.by_name["generator-0.0"].standing == "dead"
     back = head.on("generator-0.0", m.Heartbeat(9, 0, ""), 1001.0)
-    member = head.members.by_name["generator-0.0"]
+    member = head.state.members.by_name["generator-0.0"]
     assert (member.standing, member.load, member.version) == ("stale", 0, None)
     assert sorted(message.uid for _, message in sent(back, m.Cancel)) == sorted(lost)  # type: ignore[union-attr]
     assert sent(back, m.PeerList)
@@ -251,7 +252,7 @@ def test_a_generator_heard_again_gets_no_credit_for_what_it_lost() -> None:
 
 def test_a_generator_that_sampled_alone_and_is_heard_again_has_all_its_room() -> None:
     head, _ = head_with(n_generators=2)
-    member = head.members.by_name["generator-0.0"]
+    member = head.state.members.by_name["generator-0.0"]
     member.alone = True
     head.requeue(member.name, 1.0)
     head.on(member.name, m.Heartbeat(9, 0, ""), 2.0)
@@ -268,17 +269,17 @@ def test_a_lost_lease_goes_only_to_a_generator_that_holds_its_born_version() -> 
     """Two generators while version 1 is on its way: one has it, dies, and the other one is still behind."""
     head, _ = head_with(n_generators=2, batch_size=1, n_samples=1, eta=3)
     head.on("learner-0.0", m.BatchRequest(0), 0.0)
-    assert head.phase == "training"
+    assert head.state.phase == "training"
     head.on("reward-0.0", scored(0, 0), 0.0)
     head.on("learner-0.0", m.UpdateDone(1, {}, "digest 1"), 0.0)
     push_done(head, "generator-0.0", 1)
     for uid in (1, 2):  # two credits are back: the first goes to generator 1, the second to generator 0
         head.on("reward-0.0", m.Scored(**scored_fields(uid, status="error")), 0.0)
-    born = {entry.uid: entry.born for entry in head.rollouts.ledger.live() if entry.holder == "generator-0.0"}
+    born = {entry.uid: entry.born for entry in head.state.ledger.live() if entry.holder == "generator-0.0"}
     ahead = [uid for uid, version in born.items() if version == 1]
     assert ahead
     effects = head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 1, ""), 0.0)
-    lost = {entry.uid for entry in head.rollouts.ledger.live() if entry.state == "queued"}
+    lost = {entry.uid for entry in head.state.ledger.live() if entry.state == "queued"}
     assert lost == set(ahead)
     leased = {message.uid for to, message in sent(effects, m.Prompt) if to == "generator-1.0"}  # type: ignore[union-attr]
     assert leased
@@ -302,12 +303,12 @@ def test_a_sample_of_an_impossible_version_ends_its_group(version: int) -> None:
 
 
 def test_a_batch_needs_every_learner_rank_to_ask() -> None:
-    head = Head(scenario(n_learners=2, batch_size=1, n_samples=1).rules, Numbers(None), now=0.0)
+    head = Head(HeadState(scenario(n_learners=2, batch_size=1, n_samples=1).rules, Numbers(None)), now=0.0)
     for name, role, index in [("learner-0.0", "learner", 0), ("learner-1.0", "learner", 1), ("reward-0.0", "reward", 0),
                               ("generator-0.0", "generator", 0)]:  # fmt: skip
         head.on(name, m.Join(name, role, index, 0, "", 1, ""), 0.0)
         head.on(name, m.Ready(4), 0.0)
-    head.on("learner-0.0", m.BeginTerm(0, "digest 0", head.life), 0.0)
+    head.on("learner-0.0", m.BeginTerm(0, "digest 0", head.state.incarnation), 0.0)
     push_done(head, "learner-0.0", 0)
     push_done(head, "generator-0.0", 0)
     head.on("learner-1.0", m.BatchRequest(0), 0.0)
@@ -334,7 +335,7 @@ def test_the_root_hears_at_once_of_a_member_that_died_in_its_push() -> None:
     assert told == [("learner-0.0", m.PushBroken(begin.push, 1, "generator-1.0 is dead"))]
     assert not sent(head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 2, ""), 1.0), m.PushBroken)
     head.on("learner-0.0", m.PushBroken(begin.push, 1, "called off"), 1.0)
-    assert head.gate.v == 1
+    assert head.state.gate.v == 1
 
 
 # what is known of the lives before
@@ -350,38 +351,38 @@ def evaluated() -> Head:
     assert {problem.evaluation for problem in problems} == {"before"}  # type: ignore[union-attr]
     for sample in (0, 1):
         head.on("reward-0.0", replace(scored(0, sample), evaluation="before"), 1.0)
-    assert str(head.phase) == "training"
+    assert str(head.state.phase) == "training"
     return head
 
 
 def test_a_term_that_begins_at_version_0_again_does_not_evaluate_again() -> None:
     head = evaluated()
-    figures = dict(head.figures)
+    figures = dict(head.state.figures)
     head.on("learner-0.1", m.Join("learner-0.1", "learner", 0, 1, "x", 1, ""), 2.0)
     head.on("learner-0.1", m.Ready(0), 2.0)
     effects = head.on("learner-0.1", m.BeginTerm(0, "digest 0"), 2.0)
     for name in ("learner-0.1", "generator-0.0"):
         effects += push_done(head, name, 0)
-    assert head.figures == figures
+    assert head.state.figures == figures
     assert figures.keys() == {"before"}
-    assert str(head.phase) == "training"
+    assert str(head.state.phase) == "training"
     prompts = [message for _, message in sent(effects, m.Prompt)]
     assert {prompt.evaluation for prompt in prompts} == {""}  # type: ignore[union-attr]
 
 
 def test_a_head_that_comes_back_at_version_0_does_not_evaluate_again() -> None:
-    kept = evaluated().terms.frontiers[0]
+    kept = evaluated().state.terms.checkpoints[0]
     assert (kept.next_uid, kept.open, kept.results.keys()) == (0, (), {"before"})
     rules = scenario(n_generators=1, n_problems=1).rules
-    head = Head(rules, Numbers(None), now=0.0, life=1, term=1, frontiers={0: kept})
+    head = Head(HeadState(rules, Numbers(None), incarnation=1, term=1, checkpoints={0: kept}), now=0.0)
     for name, role in (("learner-0.1", "learner"), ("reward-0.0", "reward"), ("generator-0.0", "generator")):
         head.on(name, m.Join(name, role, 0, int(name[-1]), "", 1, ""), 0.0)
         head.on(name, m.Ready(4), 0.0)
-    head.on("learner-0.1", m.BeginTerm(0, "digest 0", head.life), 0.0)
+    head.on("learner-0.1", m.BeginTerm(0, "digest 0", head.state.incarnation), 0.0)
     for name in ("learner-0.1", "generator-0.0"):
         push_done(head, name, 0)
-    assert str(head.phase) == "training"
-    assert head.examination.open is None
+    assert str(head.state.phase) == "training"
+    assert head.state.evaluations.open is None
 
 
 def test_figures_of_the_evaluation_before_are_saved_when_it_is_over() -> None:
@@ -389,20 +390,20 @@ def test_figures_of_the_evaluation_before_are_saved_when_it_is_over() -> None:
     effects: list[Effect] = []
     for sample in (0, 1):
         effects += head.on("reward-0.0", replace(scored(0, sample), evaluation="before"), 1.0)
-    (frontier,) = [effect.frontier for effect in effects if isinstance(effect, Save)]
+    (frontier,) = [effect.checkpoint for effect in effects if isinstance(effect, Save)]
     assert frontier.version == 0
     assert frontier.results["before"]["n"] == 2
 
 
 def test_a_resumed_run_that_is_drained_before_anybody_is_there_says_where_it_stands() -> None:
     frontiers = {**START, 4: HeadCheckpoint(4, next_uid=8, position=8, results={"before": BEFORE})}
-    head = Head(scenario().rules, Numbers(None), now=0.0, life=1, term=1, frontiers=frontiers)
+    head = Head(HeadState(scenario().rules, Numbers(None), incarnation=1, term=1, checkpoints=frontiers), now=0.0)
     (end,) = [effect for effect in head.drain(1.0) if isinstance(effect, End)]
     assert (end.code, end.sentence) == (0, "drained at version 4")
-    assert (head.version, head.figures) == (4, {"before": BEFORE})
+    assert (head.state.version, head.state.figures) == (4, {"before": BEFORE})
 
 
 def test_a_run_that_is_drained_before_its_first_step_says_so() -> None:
-    head = Head(scenario().rules, Numbers(None), now=0.0)
+    head = Head(HeadState(scenario().rules, Numbers(None)), now=0.0)
     (end,) = [effect for effect in head.drain(1.0) if isinstance(effect, End)]
     assert (end.code, end.sentence) == (0, "drained before the first step")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from areal_bus import messages as m
-from areal_bus.core import head as head_module
 from areal_bus.core.batcher import Batcher
 from areal_bus.core.effects import Effect, End, Mark, Send
 from areal_bus.core.events import Event
@@ -18,6 +17,7 @@ from areal_bus.core.head import Head
 from areal_bus.core.head_checkpoint import START, HeadSavepoint
 from areal_bus.core.member_lifecycle import MemberLifecycle
 from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.state import HeadState
 from areal_bus.core.terms import Terms
 from areal_bus.messages import Role
 from tests.areal_bus.core.test_head import head_with, push_done, refused, scenario, scored, sent
@@ -43,19 +43,29 @@ N_SCHEDULES = 60
 
 
 def marks(effects: list[Effect]) -> list[HeadSavepoint]:
-    return [effect.waypoint for effect in effects if isinstance(effect, Mark)]
+    return [effect.savepoint for effect in effects if isinstance(effect, Mark)]
 
 
 def next_head(before: Head, waypoints: list[HeadSavepoint], *, term: int = 1) -> Head:
     """It knows what is on disk: these waypoints, and no checkpoint's frontier."""
     source = Numbers(None)
-    return Head(before.rules, source, now=0.0, life=before.life + 1, term=term, frontiers=START, waypoints=waypoints)
+    return Head(
+        HeadState(
+            before.state.rules,
+            source,
+            incarnation=before.state.incarnation + 1,
+            term=term,
+            checkpoints=START,
+            savepoints=waypoints,
+        ),
+        now=0.0,
+    )
 
 
 def go_on(head: Head, version: int, *, learner: str = LEARNER, sealed: list[int] | None = None) -> list[Effect]:
     """A learner that lives joins this head, and says where it is."""
-    begin = m.BeginTerm(version, f"digest {version}", head.life, True, sealed or [])
-    return join(head, learner, again=head.life) + say(head, learner, begin)
+    begin = m.BeginTerm(version, f"digest {version}", head.state.incarnation, True, sealed or [])
+    return join(head, learner, again=head.state.incarnation) + say(head, learner, begin)
 
 
 # one decision at a time
@@ -64,9 +74,9 @@ def go_on(head: Head, version: int, *, learner: str = LEARNER, sealed: list[int]
 def test_a_waypoint_is_taken_with_each_batch_and_written_before_any_rank_has_any_of_it() -> None:
     _, effects = trained_head(checkpoint_every=0)
     began, first = marks(effects)
-    assert (began.root, began.frontier.version, began.frontier.open) == (LEARNER, 0, ())
-    assert (first.root, first.frontier.version, first.frontier.next_uid) == (LEARNER, 1, 3)
-    assert [(prompt.uid, prompt.scored) for prompt in first.frontier.open] == [(1, ()), (2, ())]
+    assert (began.root, began.checkpoint.version, began.checkpoint.open) == (LEARNER, 0, ())
+    assert (first.root, first.checkpoint.version, first.checkpoint.next_uid) == (LEARNER, 1, 3)
+    assert [(prompt.uid, prompt.scored) for prompt in first.checkpoint.open] == [(1, ()), (2, ())]
     kinds = [
         "mark" if isinstance(effect, Mark) else type(effect.message).__name__
         for effect in effects
@@ -83,7 +93,7 @@ def test_the_next_head_goes_on_where_the_learner_is_without_any_checkpoint() -> 
     (term,) = lines(go_on(head, 1), Event.TERM)
     assert (term["term"], term["version"], term["lives_on"]) == (1, 1, True)
     assert (term["next_uid"], term["position"], term["open"], term["kept"]) == (3, 3, [1, 2], [[], []])
-    assert (head.gate.u, head.gate.v, head.gate.w, head.gate.live) == (1, 1, 1, 2)
+    assert (head.state.gate.u, head.state.gate.v, head.state.gate.w, head.state.gate.live) == (1, 1, 1, 2)
 
 
 def test_what_was_handed_out_and_not_trained_is_live_again() -> None:
@@ -92,7 +102,7 @@ def test_what_was_handed_out_and_not_trained_is_live_again() -> None:
     push_done(before, GENERATOR, 1)
     effects += score(before, 1, [1]) + say(before, LEARNER, m.BatchRequest(1))
     newest = marks(effects)[-2:]
-    assert [waypoint.frontier.version for waypoint in newest] == [1, 2]
+    assert [waypoint.checkpoint.version for waypoint in newest] == [1, 2]
     (term,) = lines(go_on(next_head(before, newest), 1), Event.TERM)
     assert term["open"] == [1, 2]
     (term,) = lines(go_on(next_head(before, newest), 2), Event.TERM)
@@ -103,7 +113,12 @@ def test_a_frontier_of_the_same_version_is_better_since_it_has_verdicts() -> Non
     before, effects = trained_head(checkpoint_every=1)
     (frontier,) = saved(effects)
     frontiers = {**START, 1: frontier}
-    head = Head(before.rules, Numbers(None), now=0.0, life=1, term=1, frontiers=frontiers, waypoints=marks(effects))
+    head = Head(
+        HeadState(
+            before.state.rules, Numbers(None), incarnation=1, term=1, checkpoints=frontiers, savepoints=marks(effects)
+        ),
+        now=0.0,
+    )
     (term,) = lines(go_on(head, 1, sealed=[1]), Event.TERM)
     assert dict(zip(term["open"], term["kept"], strict=True)) == {1: [0], 2: []}  # type: ignore[call-overload]
 
@@ -164,18 +179,26 @@ def test_only_checkpoints_that_the_learner_has_make_room_for_older_ones() -> Non
     second = saved(effects)[-1]
     frontiers = {**START, 1: first, 2: second}
     head = Head(
-        before.rules, Numbers(None), now=0.0, life=1, term=1, frontiers=frontiers, waypoints=marks(effects)[-2:]
+        HeadState(
+            before.state.rules,
+            Numbers(None),
+            incarnation=1,
+            term=1,
+            checkpoints=frontiers,
+            savepoints=marks(effects)[-2:],
+        ),
+        now=0.0,
     )
     go_on(head, 2, sealed=[1])
-    head.terms.hand_out()
-    assert head.terms.updated() == [0]
-    assert sorted(head.terms.frontiers) == [1, 2]
+    head.state.terms.hand_out()
+    assert head.state.terms.updated() == [0]
+    assert sorted(head.state.terms.checkpoints) == [1, 2]
 
 
 def test_a_head_waits_for_the_step_of_a_learner_that_lives_however_long() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
-    late = before.rules.assemble_s + 1.0
+    late = before.state.rules.assemble_s + 1.0
     say(head, LEARNER, m.Join(LEARNER, Role.LEARNER, 0, 0, LEARNER, 1, "", 1))
     assert end_of(head.tick(late)) is None
     say(head, LEARNER, m.Ready(0), late)
@@ -186,23 +209,23 @@ def test_a_fresh_rank_computes_with_none_that_has_outlived_a_head() -> None:
     """One died while no head was there to see it: the others go back with it, whoever joins first."""
     rules = scenario(n_learners=2).rules
     for first, second in (("learner-0.0", "learner-1.1"), ("learner-1.1", "learner-0.0")):
-        head = Head(rules, Numbers(None), now=0.0, life=1, term=1)
+        head = Head(HeadState(rules, Numbers(None), incarnation=1, term=1), now=0.0)
         effects: list[Effect] = []
         for name in (first, second):
             effects += join(head, name, again=1 if name == "learner-0.0" else 0)
         told = [to for to, message in sent(effects, m.Rejoin) if message.anew]
         assert told == ["learner-0.0"]
-        assert "learner-0.0" not in head.members.by_name
+        assert "learner-0.0" not in head.state.members.by_name
 
 
 def test_a_learner_that_joins_twice_on_its_way_from_head_to_head_is_one() -> None:
     head, _ = head_with(checkpoint_every=0)
     effects = say(head, LEARNER, m.Join(LEARNER, Role.LEARNER, 0, 0, LEARNER, 1, "", 3))
     assert not sent(effects, m.Rejoin)
-    assert head.terms.begun_by == LEARNER
+    assert head.state.terms.begun_by == LEARNER
     assert score(head, 0, [0])
     assert scored(0, 0, 0, 0).generator == GENERATOR
-    assert REWARD in head.members.by_name
+    assert REWARD in head.state.members.by_name
 
 
 # whole rings, with each rule left out
@@ -263,19 +286,19 @@ def test_a_waypoint_taken_before_its_batch_is_noticed(monkeypatch: pytest.Monkey
     """What was just handed out would be open, and be trained once more."""
 
     def takes_early(patch: pytest.MonkeyPatch) -> None:
-        take_batch, take, early = Batcher.take, head_module.take, dict[int, Any]()
+        take_batch, capture, early = Batcher.take, HeadState.checkpoint, dict[int, Any]()
 
         def remember(self: Any, n_groups: int) -> Any:
-            early[id(self.ledger)] = take(self.gate.w + 1, self.ledger, self.supply, {}, verdicts=False)
+            early[id(self.state)] = capture(self.state, self.gate.w + 1, verdicts=False)
             return take_batch(self, n_groups)
 
-        def wrong(version: int, ledger: Any, *more: Any, verdicts: bool = True) -> Any:
-            kept = early.get(id(ledger))
+        def wrong(self: Any, version: int, *, verdicts: bool = True) -> Any:
+            kept = early.get(id(self))
             is_of_this = not verdicts and kept is not None and kept.version == version
-            return kept if is_of_this else take(version, ledger, *more, verdicts=verdicts)
+            return kept if is_of_this else capture(self, version, verdicts=verdicts)
 
         patch.setattr(Batcher, "take", remember)
-        patch.setattr(head_module, "take", wrong)
+        patch.setattr(HeadState, "checkpoint", wrong)
 
     assert "I4 " in first_break(monkeypatch, takes_early, schedule)
 
@@ -291,7 +314,7 @@ def test_a_disk_that_takes_no_waypoint_costs_work_and_nothing_else(monkeypatch: 
 def test_the_waypoint_of_another_learner_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An older learner that was cut off while another one took its place comes first to the next head."""
     plan = scenario(n_generators=1, n_samples=2, batch_size=1, eta=1, total_steps=6)
-    before = Head(plan.rules, Numbers(None), now=0.0)
+    before = Head(HeadState(plan.rules, Numbers(None)), now=0.0)
     for name in ("reward-0.0", GENERATOR, "learner-0.1"):
         join(before, name)
     marked = marks(say(before, "learner-0.1", m.BeginTerm(0, "digest 0")))
@@ -396,14 +419,14 @@ def test_it_does_not_wait_for_ever_nor_where_nothing_can_be_lost() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
     head.drain(0.1)
-    assert end_of(head.tick(before.rules.assemble_s + 1.0)) == End(0, "drained before the first step")
+    assert end_of(head.tick(before.state.rules.assemble_s + 1.0)) == End(0, "drained before the first step")
     assert end_of(next_head(before, marks(effects)[:1]).drain(0.1)) == End(0, "drained before the first step")
 
 
 def test_all_ranks_hear_the_same_of_the_end() -> None:
     """A request to drain comes between two of their requests."""
     rules = scenario(batch_size=1, eta=2, n_samples=2, n_learners=2, total_steps=5).rules
-    head = Head(rules, Numbers(0), now=0.0)
+    head = Head(HeadState(rules, Numbers(0)), now=0.0)
     for name in (REWARD, GENERATOR, LEARNER, "learner-1.0"):
         join(head, name)
     say(head, LEARNER, m.BeginTerm(0, "digest 0"))
@@ -422,8 +445,8 @@ def test_the_largest_lag_is_carried_from_head_to_head() -> None:
     push_done(before, GENERATOR, 1)
     effects += score(before, 1, [1]) + say(before, LEARNER, m.BatchRequest(1))
     say(before, LEARNER, m.UpdateDone(2, {"lag_max": 1.0}, "digest 2"))
-    assert before.max_lag == 1
+    assert before.state.max_lag == 1
     head = next_head(before, marks(effects)[-2:])
     join(head, LEARNER, again=1)
     say(head, LEARNER, m.BeginTerm(2, "digest 2", 1, True, [], 2))
-    assert head.max_lag == 2
+    assert head.state.max_lag == 2

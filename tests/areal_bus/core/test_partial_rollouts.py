@@ -13,6 +13,7 @@ from areal_bus.core.head import Head
 from areal_bus.core.head_checkpoint import START
 from areal_bus.core.partial_rollouts import RECORD_BYTES, SPAN_BYTES, PartialRollouts, SampleOffers
 from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.state import HeadState
 from areal_bus.core.terms import TermHistory
 from areal_bus.messages import Partial, Role
 from tests.areal_bus.core.test_head import head_with, push_done, refused, scenario, scored, sent
@@ -68,7 +69,7 @@ def test_a_term_leaves_what_no_lost_version_has_touched() -> None:
 
 
 def work_of(head: Head, name: str) -> list[int]:
-    return [entry.uid for entry in head.rollouts.ledger.live() if entry.holder == name]
+    return [entry.uid for entry in head.state.ledger.live() if entry.holder == name]
 
 
 def die(head: Head, name: str) -> list[Effect]:
@@ -77,9 +78,9 @@ def die(head: Head, name: str) -> list[Effect]:
     new = f"{actor}.{int(incarnation) + 1}"
     effects = head.on(new, m.Join(new, "generator", int(actor[-1]), int(incarnation) + 1, "", 1, ""), 0.0)
     effects += head.on(new, m.Ready(4), 0.0)
-    if head.publisher.pushes.current is not None:
-        effects += push_done(head, "learner-0.0", head.gate.v)
-        effects += push_done(head, new, head.gate.v)
+    if head.state.pushes.current is not None:
+        effects += push_done(head, "learner-0.0", head.state.gate.v)
+        effects += push_done(head, new, head.state.gate.v)
     return effects
 
 
@@ -109,12 +110,12 @@ def test_what_is_scored_or_refunded_is_kept_no_longer() -> None:
     first, second = work_of(head, "generator-0.0")[:2]
     for uid in (first, second):
         head.on("generator-0.0", partial(uid, 0), 0.0)
-    assert len(head.rollouts.partials) == 2
+    assert len(head.state.partials) == 2
     head.on("reward-0.0", scored(first, 0), 0.0)
-    assert len(head.rollouts.partials) == 1
+    assert len(head.state.partials) == 1
     head.on("reward-0.0", replace(scored(second, 1), status="error"), 0.0)
-    assert len(head.rollouts.partials) == 0
-    assert head.rollouts.partials.n_bytes == 0
+    assert len(head.state.partials) == 0
+    assert head.state.partials.n_bytes == 0
 
 
 def test_a_report_that_contradicts_itself_or_is_of_another_is_refused_and_ends_nothing() -> None:
@@ -136,7 +137,7 @@ def test_a_report_that_contradicts_itself_or_is_of_another_is_refused_and_ends_n
         effects = head.on(name, bad, 0.0)
         assert why in refused(effects)[0]
         assert [type(effect) for effect in effects if not isinstance(effect, Progress)] == [Record]
-    assert len(head.rollouts.partials) == 0
+    assert len(head.state.partials) == 0
     assert uid in work_of(head, "generator-0.0")
 
 
@@ -147,7 +148,7 @@ def test_what_two_generators_died_with_begins_anew() -> None:
     assert [line.get("n_done") for line in leases(die(head, "generator-0.0"), uid)] == [5]
     head.on("generator-0.1", partial(uid, n=8, attempt=1), 0.0)
     effects = die(head, "generator-0.1")
-    assert head.rollouts.ledger.open[uid].alone
+    assert head.state.ledger.open[uid].alone
     assert [line.get("n_done") for line in leases(effects, uid)] == [None]
     assert not [x for x in sent(effects, Partial) if x[1].uid == uid]  # type: ignore[union-attr]
 
@@ -157,7 +158,9 @@ def revived() -> Head:
     _, effects = trained_head()
     (frontier,) = saved(effects)
     plan = scenario(batch_size=1, eta=2, n_samples=2, checkpoint_every=1)
-    head = Head(plan.rules, Numbers(None), now=0.0, life=1, term=1, frontiers={**START, 1: frontier})
+    head = Head(
+        HeadState(plan.rules, Numbers(None), incarnation=1, term=1, checkpoints={**START, 1: frontier}), now=0.0
+    )
     join(head, "reward-0.0")
     join(head, "generator-0.0", again=1)
     begin(head, 1)
@@ -184,7 +187,7 @@ def test_of_what_is_offered_only_what_the_checkpoint_knows_as_open_is_taken() ->
         (partial(2, version=2), "versions that term 1 knows"),
     ]:
         assert why in refused(head.on("generator-0.0", bad, 0.0))[0]
-    assert len(head.rollouts.partials) == 0
+    assert len(head.state.partials) == 0
 
 
 def test_what_is_held_is_offered_in_the_next_term_as_far_as_its_base_reaches() -> None:
@@ -207,7 +210,7 @@ def test_a_later_term_takes_no_report_of_versions_that_it_does_not_know() -> Non
     head.on("learner-0.1", m.Join("learner-0.1", "learner", 0, 1, "learner-0.1", 1, ""), 0.0)
     head.on("learner-0.1", m.Ready(0), 0.0)
     head.on("learner-0.1", m.BeginTerm(0, "digest 0"), 0.0)
-    assert len(head.rollouts.partials) == 0
+    assert len(head.state.partials) == 0
 
 
 # whole rings

@@ -145,7 +145,7 @@ def beat_all(names: list[str]) -> list[tuple[str, m.Message]]:
 def test_a_head_that_stalls_or_reads_late_blames_nobody(stalls: list[float], n_at_a_tick: int) -> None:
     """Everybody beats every 6 s. The head stalls, finds what came meanwhile and reads a few of it between two ticks."""
     head, _ = head_with(n_generators=3)
-    names = list(head.members.by_name)
+    names = list(head.state.members.by_name)
     now, sent_until, queue = 0.0, 0.0, list[tuple[float, str]]()
     died: list[str] = []
     for stall_s in stalls:
@@ -164,7 +164,7 @@ def test_a_head_that_stalls_or_reads_late_blames_nobody(stalls: list[float], n_a
 
 def test_a_head_that_is_always_late_finds_who_is_dead() -> None:
     head, _ = head_with(n_generators=3)
-    names = [name for name in head.members.by_name if name != "generator-0.0"]
+    names = [name for name in head.state.members.by_name if name != "generator-0.0"]
     now, died = 0.0, list[str]()
     for _ in range(40):
         now += 12.0  # of silent_s = 20
@@ -192,7 +192,7 @@ def test_what_waits_in_the_inbox_is_no_silence() -> None:
 
 def test_who_does_not_hear_an_overloaded_head_is_given_as_long_as_who_is_not_heard() -> None:
     head, _ = head_with(n_generators=3)
-    names, deaf = list(head.members.by_name), "generator-0.0"
+    names, deaf = list(head.state.members.by_name), "generator-0.0"
     for now in (15.0, 30.0, 45.0):  # of silent_s = 20: heartbeats come every 15 s
         for step in range(1, 4):
             head.tick(now - 15.0 + 5.0 * step)

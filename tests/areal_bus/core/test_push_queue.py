@@ -8,6 +8,7 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.head import Head
 from areal_bus.core.push_queue import OWN_SHARE, Push, PushQueue
+from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
 from tests.areal_bus.core.test_head import head_with, push_done, scenario, scored, sent
 from tests.areal_bus.core.test_terms import end_of
@@ -84,7 +85,7 @@ def test_a_root_that_says_nothing_is_not_held_against_members_until_it_does_so_a
 def test_root_and_members_give_up_before_the_head_does_so_that_it_hears_why() -> None:
     head, effects = updated(2)
     _, begin = sent(effects, m.PushBegin)[0]
-    assert begin.timeout_s == OWN_SHARE * head.rules.push_timeout_s < head.rules.push_timeout_s  # type: ignore[union-attr]
+    assert begin.timeout_s == OWN_SHARE * head.state.rules.push_timeout_s < head.state.rules.push_timeout_s  # type: ignore[union-attr]
 
 
 def test_a_root_that_gives_up_at_its_deadline_says_that_its_only_member_is_to_blame() -> None:
@@ -146,7 +147,7 @@ def members_of(effects: list[Effect]) -> list[str]:
 
 def break_push(head: Head, *done: str, now: float = 1.0, error: str = "no") -> list[Effect]:
     """The push in flight fails at everybody but these."""
-    push = head.publisher.pushes.current
+    push = head.state.pushes.current
     assert push is not None
     effects: list[Effect] = []
     for name in (*push.members, push.root):
@@ -160,7 +161,7 @@ def break_push(head: Head, *done: str, now: float = 1.0, error: str = "no") -> l
 def updated(n_generators: int = 3) -> tuple[Head, list[Effect]]:
     """A head whose push of version 1 has just begun."""
     head, _ = head_with(n_generators, batch_size=1, n_samples=1, eta=3)
-    while (push := head.publisher.pushes.current) is not None:
+    while (push := head.state.pushes.current) is not None:
         for name in (push.root, *push.members):
             push_done(head, name, 0)
     return head, update(head, 1)
@@ -169,7 +170,7 @@ def updated(n_generators: int = 3) -> tuple[Head, list[Effect]]:
 def update(head: Head, version: int) -> list[Effect]:
     """The next batch is trained."""
     head.on(ROOT, m.BatchRequest(version - 1), 1.0)
-    held = {entry.uid: entry for entry in head.rollouts.ledger.live()}
+    held = {entry.uid: entry for entry in head.state.ledger.live()}
     entry = held[min(held)]
     done = m.Scored(
         status="value", reward=1.0, correct=None, error="", score_s=0.0, uid=entry.uid, sample=0,
@@ -184,14 +185,14 @@ def test_after_a_broken_push_members_come_back_one_by_one_and_the_bad_one_hurts_
     head, effects = updated()
     assert members_of(effects) == [A, B, C]
     effects = break_push(head)
-    assert head.gate.v == 1, "the clock goes on"
+    assert head.state.gate.v == 1, "the clock goes on"
     assert members_of(effects) == [A]
     assert members_of(break_push(head)) == [B]
     assert members_of(break_push(head, ROOT, B)) == [C]
     assert members_of(break_push(head, ROOT, C)) == [A], "its pause is over, and nothing else is to do"
     break_push(head)
     assert members_of(update(head, 2)) == [B, C]
-    assert [member.name for member in head.scheduler.fed()] == [B, C]
+    assert [member.name for member in head.state.eligible_generators()] == [B, C]
 
 
 def test_one_that_is_late_waits_for_one_regular_push_at_most() -> None:
@@ -199,8 +200,8 @@ def test_one_that_is_late_waits_for_one_regular_push_at_most() -> None:
     break_push(head)
     for done in ((ROOT, A), (ROOT, B)):
         break_push(head, *done)
-    assert head.publisher.pushes.current is not None
-    assert head.publisher.pushes.current.members == [C]
+    assert head.state.pushes.current is not None
+    assert head.state.pushes.current.members == [C]
     update(head, 2)
     assert members_of(break_push(head)) == [A, B], "the newest version first"
     head.on(ROOT, m.BatchRequest(2), 1.0)
@@ -211,7 +212,7 @@ def test_one_that_is_late_waits_for_one_regular_push_at_most() -> None:
     assert begin.version == 3  # type: ignore[union-attr]
     assert members_of(break_push(head, ROOT, C)) == [A, B]
     break_push(head, ROOT, A, B)
-    assert head.gate.v == 3
+    assert head.state.gate.v == 3
 
 
 def test_who_has_completed_no_push_takes_part_in_none_of_those_who_have() -> None:
@@ -238,14 +239,14 @@ def test_one_that_misses_every_push_is_dismissed_while_others_complete_theirs() 
             head.on(name, m.Heartbeat(0, None, ""), now)
         assert members_of(head.tick(now)) == [A]
         effects = break_push(head, now=now, error="another model")
-    assert head.publisher.pushes.hopeless() == {}
+    assert head.state.pushes.hopeless() == {}
     ((to, order),) = sent(effects, m.Evict)
     assert (to, order) == (A, m.Evict("it missed 5 pushes of its own in a row; the last error: another model"))
-    assert A not in head.members.by_name
+    assert A not in head.state.members.by_name
     (left,) = [x.fields for x in effects if isinstance(x, Record) and x.fields.get("state") == "left"]
     assert left["name"] == A
-    assert str(head.phase) == "training"
-    queued = [entry.uid for entry in head.rollouts.ledger.live() if entry.holder == A]
+    assert str(head.state.phase) == "training"
+    queued = [entry.uid for entry in head.state.ledger.live() if entry.holder == A]
     assert not queued, "what it held is another's"
 
 
@@ -266,7 +267,7 @@ def test_the_job_ends_when_no_generator_at_all_completes_a_push() -> None:
 
 def test_one_that_may_still_come_is_hoped_for() -> None:
     """The only one that is there goes, and its supervisor brings it back: that the job ends so is up to supervisors."""
-    head = Head(scenario(n_generators=2, batch_size=1, eta=1).rules, Numbers(None), now=0.0)
+    head = Head(HeadState(scenario(n_generators=2, batch_size=1, eta=1).rules, Numbers(None)), now=0.0)
     for name, role, index in ((ROOT, "learner", 0), ("reward-0.0", "reward", 0), (A, "generator", 0)):
         head.on(name, m.Join(name, role, index, 0, name if role != "generator" else "", 1, ""), 0.0)
         head.on(name, m.Ready(4), 0.0)
@@ -308,10 +309,12 @@ def joined(head: Head, *names: str, now: float = 0.0) -> list[Effect]:
 
 def assembling(n_generators: int = 3) -> Head:
     """A head at eta = 0 whose first push is in flight, to all generators."""
-    head = Head(scenario(n_generators=n_generators, batch_size=3, n_samples=1, eta=0).rules, Numbers(None), now=0.0)
+    head = Head(
+        HeadState(scenario(n_generators=n_generators, batch_size=3, n_samples=1, eta=0).rules, Numbers(None)), now=0.0
+    )
     joined(head, ROOT, "reward-0.0", *(f"generator-{i}.0" for i in range(n_generators)))
     head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0)
-    assert head.publisher.pushes.current is not None
+    assert head.state.pushes.current is not None
     return head
 
 
@@ -332,7 +335,7 @@ def holders(effects: list[Effect]) -> dict[int, str]:
 def finish_batch(head: Head, version: int) -> list[Effect]:
     """All three prompts are sampled and scored, and the update is done."""
     head.on(ROOT, m.BatchRequest(version - 1), 1.0)
-    for entry in list(head.rollouts.ledger.live()):
+    for entry in list(head.state.ledger.live()):
         holder, uid = entry.holder or "", entry.uid
         head.on(holder, m.Sampled(uid, 0, entry.attempt, "", 3), 1.0)
         head.on("reward-0.0", scored(uid, 0, entry.attempt, entry.born, holder), 1.0)
@@ -345,20 +348,20 @@ def test_at_eta_0_a_ring_begins_without_one_that_misses_a_push_of_its_own_and_no
     assert members_of(effects) == [A]
     assert not holders(break_push(head))
     assert not holders(break_push(head, ROOT, B)), "generator-2 has not been pushed to alone"
-    assert str(head.phase) == "assembling"
+    assert str(head.state.phase) == "assembling"
     assert holders(break_push(head, ROOT, C)) == {0: B, 1: C, 2: B}
 
 
 def test_at_eta_0_a_generator_that_has_not_come_is_waited_for() -> None:
-    head = Head(scenario(n_generators=3, batch_size=3, n_samples=1, eta=0).rules, Numbers(None), now=0.0)
+    head = Head(HeadState(scenario(n_generators=3, batch_size=3, n_samples=1, eta=0).rules, Numbers(None)), now=0.0)
     joined(head, ROOT, "reward-0.0", A, B)
     head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0)
     break_push(head)
     break_push(head)
     assert not holders(break_push(head, ROOT, B))
-    assert str(head.phase) == "assembling"
+    assert str(head.state.phase) == "assembling"
     joined(head, C, now=1.0)
-    while (push := head.publisher.pushes.current) is not None and push.members != [C]:
+    while (push := head.state.pushes.current) is not None and push.members != [C]:
         break_push(head)
     assert set(holders(break_push(head, ROOT, C)).values()) == {B, C}
 
@@ -366,14 +369,14 @@ def test_at_eta_0_a_generator_that_has_not_come_is_waited_for() -> None:
 def test_at_eta_0_one_that_missed_in_company_alone_is_waited_for() -> None:
     head = assembling()
     for member in (A, B, C):
-        push = head.publisher.pushes.current
+        push = head.state.pushes.current
         assert push is not None
         head.on(member, m.PushDone(push.id, 0, "digest 0", 0.0, 0.0), 0.0)
     push_done(head, ROOT, 0)
     effects = finish_batch(head, 1)
     assert members_of(effects) == [A, B, C]
     effects = break_push(head)
-    assert head.gate.v == 1
+    assert head.state.gate.v == 1
     for member in (A, B):
         assert members_of(effects) == [member]
         effects = break_push(head, ROOT, member)
@@ -385,11 +388,11 @@ def test_at_eta_0_one_that_completes_a_push_again_has_a_share_of_the_next_batch_
     head = assembling()
     assert holders(in_turn(head, A)) == {0: B, 1: C, 2: B}
     head.tick(1.0)
-    push = head.publisher.pushes.current
+    push = head.state.pushes.current
     assert push is not None
     assert push.members == [A]
     assert not holders(break_push(head, ROOT, A)), "the share in flight is dealt"
-    assert {entry.uid: entry.holder for entry in head.rollouts.ledger.live()} == {0: B, 1: C, 2: B}
+    assert {entry.uid: entry.holder for entry in head.state.ledger.live()} == {0: B, 1: C, 2: B}
     assert members_of(finish_batch(head, 1)) == [A, B, C]
     assert holders(break_push(head, ROOT, A, B, C)) == {3: A, 4: B, 5: C}
 
@@ -397,11 +400,11 @@ def test_at_eta_0_one_that_completes_a_push_again_has_a_share_of_the_next_batch_
 def test_an_incarnation_that_is_replaced_is_kept_apart_no_more_and_one_that_is_silent_is() -> None:
     head = assembling()
     in_turn(head, A)
-    assert head.publisher.pushes.misses_its_own(A)
+    assert head.state.pushes.misses_its_own(A)
     head.requeue(A, 1.0)
-    assert head.publisher.pushes.misses_its_own(A), "it may be heard again"
+    assert head.state.pushes.misses_its_own(A), "it may be heard again"
     joined(head, "generator-0.1", now=1.0)
-    assert not head.publisher.pushes.quarantined
+    assert not head.state.pushes.quarantined
 
 
 def test_an_incomplete_ring_names_the_last_error_of_a_push() -> None:

@@ -22,11 +22,11 @@ class PlainLeasing(Scheduler):
     def lease_all(self, *, admitting: bool) -> None:
         if not self._has_work(admitting):
             return
-        fed = self.fed()
-        while any(self._lease_one(member, admitting=admitting) for member in least_loaded(fed)):
+        eligible = self.state.eligible_generators()
+        while any(self._lease_one(member, admitting=admitting) for member in least_loaded(eligible)):
             pass
         if admitting and self.rules.eta == 0:
-            self._lease_shares(fed)
+            self._lease_shares(eligible)
 
 
 class PlainMembership(Membership):
@@ -42,11 +42,11 @@ class PlainHead(Head):
     def __init__(self, *given: object, **named: object) -> None:
         super().__init__(*given, **named)  # type: ignore[arg-type]
         self.scheduler.__class__ = PlainLeasing
-        self.members.__class__ = PlainMembership
+        self.state.members.__class__ = PlainMembership
 
 
-def least_loaded(fed: Iterable[Member]) -> list[Member]:
-    return sorted((x for x in fed if x.room > 0), key=lambda x: (x.load / x.capacity, x.index))
+def least_loaded(eligible: Iterable[Member]) -> list[Member]:
+    return sorted((x for x in eligible if x.room > 0), key=lambda x: (x.load / x.capacity, x.index))
 
 
 def story(scenario: Scenario, head_class: type[Head]) -> tuple[object, object]:

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from areal_bus import messages as m
-from areal_bus.core.data_source import IssuedRow
+from areal_bus.core.data_source import IssuedRow, Row
 from areal_bus.core.effects import Discard, Effect, End, Record, Save
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.head_checkpoint import START, HeadCheckpoint, OpenPrompt, newest, revive
 from areal_bus.core.ledger import Ledger, LedgerEntry, PromptState
-from areal_bus.core.state import Row
+from areal_bus.core.state import HeadState
 from areal_bus.core.terms import Terms
 from areal_bus.messages import ATTEMPTS, Refund
 from tests.areal_bus.core.test_head import head_with, push_done, refused, scenario, scored, sent
@@ -37,7 +37,7 @@ def join(head: Head, name: str, now: float = 0.0, *, capacity: int = 4, again: i
 
 def begin(head: Head, version: int, learner: str = "learner-0.1") -> list[Effect]:
     """A learner comes back with the checkpoint of this version."""
-    return join(head, learner) + say(head, learner, m.BeginTerm(version, f"digest {version}", head.life))
+    return join(head, learner) + say(head, learner, m.BeginTerm(version, f"digest {version}", head.state.incarnation))
 
 
 def hold(head: Head, version: int, *, learner: str = LEARNER, generator: str = GENERATOR) -> list[Effect]:
@@ -59,7 +59,7 @@ def end_of(effects: list[Effect]) -> End | None:
 
 
 def saved(effects: list[Effect]) -> list[HeadCheckpoint]:
-    return [effect.frontier for effect in effects if isinstance(effect, Save)]
+    return [effect.checkpoint for effect in effects if isinstance(effect, Save)]
 
 
 def score(
@@ -74,9 +74,9 @@ def score(
 
 def train_one(head: Head, step: int, uid: int, learner: str = LEARNER) -> list[Effect]:
     """Score a whole prompt, and train it as the batch of this step (B = 1)."""
-    attempt = head.rollouts.ledger.open[uid].attempt
-    effects = score(head, uid, [0, 1], attempt=attempt, version=head.gate.v, term=head.terms.term)
-    effects += say(head, learner, m.BatchRequest(step, head.life))
+    attempt = head.state.ledger.open[uid].attempt
+    effects = score(head, uid, [0, 1], attempt=attempt, version=head.state.gate.v, term=head.state.terms.term)
+    effects += say(head, learner, m.BatchRequest(step, head.state.incarnation))
     return effects + say(head, learner, m.UpdateDone(step + 1, {}, f"digest {step + 1}"))
 
 
@@ -96,7 +96,7 @@ def trained_head(**changes: object) -> tuple[Head, list[Effect]]:
 def test_a_frontier_is_where_data_ledger_and_verdicts_were_when_its_update_was_finished() -> None:
     head, effects = trained_head()
     (frontier,) = saved(effects)
-    assert (frontier.version, frontier.next_uid, frontier.position) == (1, head.rollouts.ledger.next_uid, 3)
+    assert (frontier.version, frontier.next_uid, frontier.position) == (1, head.state.ledger.next_uid, 3)
     assert [prompt.uid for prompt in frontier.open] == [1, 2]
     assert [[verdict.sample for verdict in prompt.scored] for prompt in frontier.open] == [[0], []]
     assert [prompt.issue.drawn.row for prompt in frontier.open] == [1, 2]
@@ -214,11 +214,11 @@ def test_the_clock_stands_at_the_version_with_the_credits_of_what_is_open() -> N
     hold(head, 1)
     score(head, 1, [1])
     train_one(head, 1, 1)
-    assert (head.gate.u, head.gate.v, head.gate.w) == (2, 1, 2)
+    assert (head.state.gate.u, head.state.gate.v, head.state.gate.w) == (2, 1, 2)
     begin(head, 1)
-    assert (head.gate.u, head.gate.v, head.gate.w) == (1, 1, 1)
-    assert (head.gate.live, head.gate.in_training) == (2, 0)
-    assert head.rollouts.ledger.n_live == 2
+    assert (head.state.gate.u, head.state.gate.v, head.state.gate.w) == (1, 1, 1)
+    assert (head.state.gate.live, head.state.gate.in_training) == (2, 0)
+    assert head.state.ledger.n_live == 2
 
 
 def test_what_was_trained_since_is_open_again_with_the_verdicts_it_had() -> None:
@@ -228,14 +228,14 @@ def test_what_was_trained_since_is_open_again_with_the_verdicts_it_had() -> None
     effects = begin(head, 1)
     (term,) = lines(effects, Event.TERM)
     assert (term["open"], term["kept"]) == ([1, 2], [[0], []])  # sample 1 came after version 1: nobody has it any more
-    assert head.rollouts.ledger.open[1].state is PromptState.QUEUED
+    assert head.state.ledger.open[1].state is PromptState.QUEUED
 
 
 def test_at_version_0_everything_begins_anew() -> None:
     head, _ = trained_head(checkpoint_every=0)
     begin(head, 0)
-    assert (head.gate.u, head.rollouts.ledger.next_uid, head.supply.position) == (0, 0, 0)
-    assert not head.rollouts.ledger.open
+    assert (head.state.gate.u, head.state.ledger.next_uid, head.state.rows.position) == (0, 0, 0)
+    assert not head.state.ledger.open
 
 
 def test_a_version_without_frontier_ends_the_job() -> None:
@@ -250,7 +250,7 @@ def test_generators_hear_of_the_term_and_wait_for_a_push_of_its_version() -> Non
     effects = begin(head, 1)
     assert [message for _, message in sent(effects, m.Term)] == [m.Term(1, 1)]
     assert not leases(effects)
-    assert str(head.members.by_name[GENERATOR].standing) == "stale"
+    assert str(head.state.members.by_name[GENERATOR].standing) == "stale"
     ((_, push), *_) = sent(effects, m.PushBegin)
     assert isinstance(push, m.PushBegin)
     assert (push.version, push.term, push.base, push.store) == (1, 1, 1, "learner-0.1")
@@ -259,11 +259,11 @@ def test_generators_hear_of_the_term_and_wait_for_a_push_of_its_version() -> Non
 def test_nothing_is_pushed_before_the_learner_has_begun() -> None:
     """The old one died in the push of version 1, so its generator waits for weights; the new one has none of it yet."""
     head, _ = trained_head()
-    push = head.publisher.pushes.current
+    push = head.state.pushes.current
     assert push is not None
     effects = join(head, "learner-0.1")
     effects += say(head, GENERATOR, m.PushBroken(push.id, 1, "the group broke"))
-    assert str(head.members.by_name[GENERATOR].standing) == "stale"
+    assert str(head.state.members.by_name[GENERATOR].standing) == "stale"
     assert not sent(effects, m.PushBegin)
     assert sent(say(head, "learner-0.1", m.BeginTerm(1, "digest 1")), m.PushBegin)
 
@@ -275,7 +275,7 @@ def going_back(version: int) -> Head:
     """Prompt 1 is leased at attempt 0, one sample scored; the learner came back at version 1. Its lease was kept."""
     head, _ = trained_head()
     begin(head, version)
-    assert head.rollouts.ledger.open[1].holder == GENERATOR
+    assert head.state.ledger.open[1].holder == GENERATOR
     return head
 
 
@@ -317,11 +317,11 @@ def test_what_a_generator_gives_back_is_leased_again() -> None:
 
 def test_the_verdicts_of_an_open_evaluation_go_and_its_problems_are_asked_again() -> None:
     head, _ = head_with(n_problems=2)
-    held = {lease[:3] for lease in head.members.by_name[GENERATOR].leased}
+    held = {lease[:3] for lease in head.state.members.by_name[GENERATOR].leased}
     assert held == {("before", 0, 0), ("before", 1, 0)}
     effects = begin(head, 0)
     assert [message for _, message in sent(effects, m.Cancel)] == [m.Cancel(0, 0, "before"), m.Cancel(1, 0, "before")]
-    assert not head.members.by_name[GENERATOR].leased
+    assert not head.state.members.by_name[GENERATOR].leased
     push_done(head, "learner-0.1", 0)
     asked = [message for _, message in sent(push_done(head, GENERATOR, 0), m.Prompt)]
     assert [(x.evaluation, x.uid, x.attempt) for x in asked[:2]] == [("before", 0, ATTEMPTS), ("before", 1, ATTEMPTS)]  # type: ignore[union-attr]
@@ -329,8 +329,8 @@ def test_the_verdicts_of_an_open_evaluation_go_and_its_problems_are_asked_again(
 
 def test_the_slots_of_a_group_given_back_are_free_though_its_evaluation_is_over() -> None:
     head, _ = head_with(n_problems=1)
-    member = head.members.by_name[GENERATOR]
-    head.examination.open = None
+    member = head.state.members.by_name[GENERATOR]
+    head.state.evaluations.open = None
     assert refused(say(head, GENERATOR, m.SampleFailed(0, 0, "before", Refund.LOST_TIMELINE, "")))
     assert not [lease for lease in member.leased if lease[0]]
 
@@ -343,7 +343,7 @@ def test_a_learner_begins_once_and_only_rank_0_does() -> None:
     assert "begins once" in refused(say(head, LEARNER, m.BeginTerm(0, "digest 0")))[0]
     join(head, "learner-1.0")
     assert "learner 0 begins a term" in refused(say(head, "learner-1.0", m.BeginTerm(0, "digest 0")))[0]
-    assert head.terms.term == 0
+    assert head.state.terms.term == 0
 
 
 def test_a_learner_updates_only_what_it_has_begun() -> None:
@@ -364,7 +364,7 @@ def test_a_request_for_a_batch_may_overtake_the_word_that_its_term_begins() -> N
     head, _ = trained_head(n_learners=1)
     join(head, "learner-0.1")
     assert not refused(say(head, "learner-0.1", m.BatchRequest(1)))
-    assert head.asking == {0}
+    assert set(head.state.terms.requests) == {0}
     say(head, "learner-0.1", m.BeginTerm(1, "digest 1"))
     push_done(head, "learner-0.1", 1)
     effects = push_done(head, GENERATOR, 1) + score(head, 1, [1], version=1)
@@ -373,29 +373,29 @@ def test_a_request_for_a_batch_may_overtake_the_word_that_its_term_begins() -> N
 
 
 def test_when_one_of_two_learners_comes_back_both_do() -> None:
-    head = Head(scenario(n_learners=2).rules, Numbers(None), now=0.0)
+    head = Head(HeadState(scenario(n_learners=2).rules, Numbers(None)), now=0.0)
     for name in (LEARNER, "learner-1.0", REWARD, GENERATOR):
         join(head, name)
     say(head, LEARNER, m.BeginTerm(0, "digest 0"))
     say(head, LEARNER, m.BatchRequest(0))
     effects = join(head, "learner-1.1")
     assert [to for to, _ in sent(effects, m.Rejoin)] == [LEARNER]
-    assert LEARNER not in head.members.by_name
-    assert not head.asking
+    assert LEARNER not in head.state.members.by_name
+    assert not head.state.terms.requests
     effects = say(head, LEARNER, m.BatchRequest(0))
     assert refused(effects)
     assert sent(effects, m.Rejoin)  # its order may have been lost
     begin(head, 0)
-    assert head.terms.term == 1
+    assert head.state.terms.term == 1
 
 
 def test_the_end_waits_for_the_learners_that_are_there_now() -> None:
     head, _ = head_with(batch_size=1, total_steps=1, checkpoint_every=1)
     train_one(head, 0, 0)
     say(head, LEARNER, m.Finished("", ""))
-    assert head.finished
+    assert head.state.terms.finished
     effects = begin(head, 0)
-    assert not head.finished
+    assert not head.state.terms.finished
     assert end_of(effects) is None
 
 
@@ -425,27 +425,29 @@ def test_the_same_join_twice_is_one_and_a_later_one_of_the_same_member_loses_its
     assert held
     again = say(head, GENERATOR, m.Join(GENERATOR, "generator", 0, 0, "", 1, ""))
     assert not lines(again, Event.JOINED)
-    assert head.members.by_name[GENERATOR].load
+    assert head.state.members.by_name[GENERATOR].load
     assert sent(again, m.PeerList)
     anew = join(head, GENERATOR, again=1)
     assert lines(anew, Event.JOINED)
-    assert head.members.by_name[GENERATOR].load == 0
-    assert {entry.n_deaths for entry in head.rollouts.ledger.live()} == {0}  # nobody died
+    assert head.state.members.by_name[GENERATOR].load == 0
+    assert {entry.n_deaths for entry in head.state.ledger.live()} == {0}  # nobody died
     push_done(head, GENERATOR, 0)
-    assert {entry.attempt for entry in head.rollouts.ledger.live()} == {1}
+    assert {entry.attempt for entry in head.state.ledger.live()} == {1}
 
 
 def test_a_head_that_comes_back_knows_nobody_and_begins_a_term_of_its_own() -> None:
     _, effects = trained_head()
     (frontier,) = saved(effects)
-    head = Head(scenario().rules, Numbers(None), now=0.0, life=1, term=3, frontiers={**START, 1: frontier})
+    head = Head(
+        HeadState(scenario().rules, Numbers(None), incarnation=1, term=3, checkpoints={**START, 1: frontier}), now=0.0
+    )
     assert sent(say(head, GENERATOR, m.Heartbeat(1, 0, "")), m.Rejoin)
     directories = [message for _, message in sent(join(head, GENERATOR, again=1), m.PeerList)]
     assert {directory.life for directory in directories} == {1}  # type: ignore[union-attr]
     effects = begin(head, 1)
     (term,) = lines(effects, Event.TERM)
     assert (term["term"], term["open"], term["kept"]) == (3, [1, 2], [[0], []])
-    assert {entry.state for entry in head.rollouts.ledger.live()} == {PromptState.QUEUED}
+    assert {entry.state for entry in head.state.ledger.live()} == {PromptState.QUEUED}
 
 
 # silence
@@ -456,7 +458,7 @@ def test_a_head_that_stood_still_takes_nobody_for_dead() -> None:
     head.tick(1.0)
     for now in (500.0, 501.0):
         assert not [line for line in lines(head.tick(now), Event.MEMBER) if line["state"] == "dead"]
-    assert str(head.members.by_name[GENERATOR].standing) == "healthy"
+    assert str(head.state.members.by_name[GENERATOR].standing) == "healthy"
 
 
 def test_a_silent_learner_is_never_lost() -> None:
@@ -465,7 +467,7 @@ def test_a_silent_learner_is_never_lost() -> None:
     for now in range(0, 400, 5):
         dead += [line["name"] for line in lines(head.tick(float(now)), Event.MEMBER) if line["state"] == "dead"]
     assert dead == [REWARD, GENERATOR]
-    assert str(head.members.by_name[LEARNER].standing) == "healthy"
+    assert str(head.state.members.by_name[LEARNER].standing) == "healthy"
     assert not refused(head.on(LEARNER, m.BatchRequest(0), 401.0))
 
 
@@ -479,7 +481,7 @@ def test_a_generator_that_leaves_is_let_go_when_it_holds_nothing() -> None:
     effects = score(head, 0, [1])
     assert [to for to, _ in sent(effects, m.Stop)] == [GENERATOR]
     assert not leases(effects)
-    assert GENERATOR not in head.members.by_name
+    assert GENERATOR not in head.state.members.by_name
     assert refused(say(head, LEARNER, m.LeaveRequest()))
 
 
@@ -512,11 +514,11 @@ def test_a_drain_waits_for_the_update_under_way() -> None:
     assert not saved(head.drain(1.0))
     effects = say(head, LEARNER, m.UpdateDone(2, {}, "digest 2"))
     assert [frontier.version for frontier in saved(effects)][-1] == 2
-    assert str(head.phase) == "closing"
+    assert str(head.state.phase) == "closing"
 
 
 def test_a_drain_before_the_first_step_ends_at_once() -> None:
-    head = Head(scenario().rules, Numbers(None), now=0.0)
+    head = Head(HeadState(scenario().rules, Numbers(None)), now=0.0)
     end = end_of(head.drain(1.0))
     assert end is not None
     assert end.code == 0
@@ -526,10 +528,13 @@ def test_a_drained_run_goes_on_with_what_was_open() -> None:
     head, _ = trained_head()
     (frontier,) = saved(head.drain(1.0))
     source = Numbers(None)
-    later = Head(scenario(batch_size=1, eta=2).rules, source, now=0.0, life=1, term=1, frontiers={1: frontier})
+    later = Head(
+        HeadState(scenario(batch_size=1, eta=2).rules, source, incarnation=1, term=1, checkpoints={1: frontier}),
+        now=0.0,
+    )
     for name in ("learner-0.1", REWARD, "generator-0.1"):
         join(later, name)
-    say(later, "learner-0.1", m.BeginTerm(1, "digest 1", later.life))
+    say(later, "learner-0.1", m.BeginTerm(1, "digest 1", later.state.incarnation))
     push_done(later, "learner-0.1", 1)
     effects = push_done(later, "generator-0.1", 1)
     assert leases(effects) == {1: ATTEMPTS, 2: ATTEMPTS}
@@ -543,7 +548,7 @@ def test_a_drained_run_goes_on_with_what_was_open() -> None:
 
 def test_after_two_deaths_a_prompt_is_sampled_alone_and_a_third_one_retires_it() -> None:
     head, _ = head_with(batch_size=2, eta=1, n_samples=2)
-    ledger = head.rollouts.ledger
+    ledger = head.state.ledger
     assert len(ledger.open) == 2  # as many as it has slots for
     for incarnation in (1, 2):
         name = f"generator-0.{incarnation}"
@@ -573,7 +578,7 @@ def test_who_survives_alone_goes_on_among_others() -> None:
         for effect in say(head, REWARD, replace(scored(1, sample, 2), generator="generator-0.2"))
     ]
     assert len(leases(effects)) == 2  # new ones, side by side
-    assert not head.rollouts.ledger.refunds
+    assert not head.state.ledger.refunds
 
 
 def test_what_was_beside_a_prompt_that_kills_is_not_retired_with_it() -> None:
@@ -589,10 +594,10 @@ def test_what_was_beside_a_prompt_that_kills_is_not_retired_with_it() -> None:
 
 def test_prompts_of_others_are_not_blamed_for_a_death() -> None:
     head, _ = head_with(n_generators=2, batch_size=2, eta=1, n_samples=2)
-    beside = [entry.uid for entry in head.rollouts.ledger.live() if entry.holder == "generator-1.0"]
+    beside = [entry.uid for entry in head.state.ledger.live() if entry.holder == "generator-1.0"]
     assert beside
     join(head, "generator-0.1")
-    assert {head.rollouts.ledger.open[uid].n_deaths for uid in beside} == {0}
+    assert {head.state.ledger.open[uid].n_deaths for uid in beside} == {0}
 
 
 def test_a_generator_that_joins_again_or_leaves_has_not_died() -> None:
@@ -600,7 +605,7 @@ def test_a_generator_that_joins_again_or_leaves_has_not_died() -> None:
     join(head, GENERATOR, again=1)
     push_done(head, GENERATOR, 0)
     say(head, GENERATOR, m.LeaveRequest())
-    assert {entry.n_deaths for entry in head.rollouts.ledger.open.values()} == {0}
+    assert {entry.n_deaths for entry in head.state.ledger.open.values()} == {0}
 
 
 # how long frontiers stay
@@ -611,8 +616,8 @@ def terms(*versions: int, keep: int = 1, frontiers: Mapping[int, HeadCheckpoint]
     found = Terms(0, frontiers, every=1, keep=keep)
     found.begin(0)
     for version in versions:
-        found.frontiers[version] = HeadCheckpoint(version)
-        found.saved(found.frontiers[version])
+        found.checkpoints[version] = HeadCheckpoint(version)
+        found.saved(found.checkpoints[version])
         found.checkpointed(version)
     return found
 
@@ -622,18 +627,18 @@ def test_frontiers_go_when_as_many_newer_ones_as_are_kept_were_whole_before_the_
     assert found.updated() == []
     found.hand_out()
     assert found.updated() == [0, 1]
-    assert sorted(found.frontiers) == [2, 3]
+    assert sorted(found.checkpoints) == [2, 3]
 
 
 def test_a_checkpoint_alone_or_a_frontier_alone_makes_no_room() -> None:
     found = terms(1)
-    found.frontiers[2] = HeadCheckpoint(2)
+    found.checkpoints[2] = HeadCheckpoint(2)
     found.checkpointed(2)
-    found.frontiers[3] = HeadCheckpoint(3)
-    found.saved(found.frontiers[3])
+    found.checkpoints[3] = HeadCheckpoint(3)
+    found.saved(found.checkpoints[3])
     found.hand_out()
     assert found.updated() == [0]
-    assert sorted(found.frontiers) == [1, 2, 3]
+    assert sorted(found.checkpoints) == [1, 2, 3]
 
 
 def test_a_learner_that_chose_before_a_newer_frontier_was_durable_finds_its_own() -> None:
@@ -641,9 +646,9 @@ def test_a_learner_that_chose_before_a_newer_frontier_was_durable_finds_its_own(
     found = terms(1)
     found.hand_out()
     found.updated()
-    found.frontiers[2] = HeadCheckpoint(2)
+    found.checkpoints[2] = HeadCheckpoint(2)
     found.checkpointed(2)
-    found.saved(found.frontiers[2])
+    found.saved(found.checkpoints[2])
     assert found.updated() == []  # the word of one that may be dead
     assert found.begin(1) is not None
     assert found.later_than(1) == [2]
@@ -651,22 +656,22 @@ def test_a_learner_that_chose_before_a_newer_frontier_was_durable_finds_its_own(
 
 def test_a_frontier_of_a_lost_timeline_is_never_counted_as_saved() -> None:
     found = terms(1)
-    late = found.frontiers[2] = HeadCheckpoint(2)
+    late = found.checkpoints[2] = HeadCheckpoint(2)
     found.begin(1, sealed=[1])
     found.later_than(1)
-    found.frontiers[2] = HeadCheckpoint(2, next_uid=5)
+    found.checkpoints[2] = HeadCheckpoint(2, next_uid=5)
     found.saved(late)
     found.checkpointed(2)
     found.hand_out()
     assert found.updated() == [0]
-    assert 1 in found.frontiers
+    assert 1 in found.checkpoints
 
 
 def test_the_head_discards_by_that_rule() -> None:
     head, effects = trained_head()
     for step in (1, 2, 3):
         for frontier in saved(effects):
-            head.terms.saved(frontier)
+            head.state.terms.saved(frontier)
         say(head, LEARNER, m.Checkpointed(step, ""))
         hold(head, step)
         effects = train_one(head, step, step)

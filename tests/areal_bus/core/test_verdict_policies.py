@@ -91,7 +91,7 @@ def test_32_2_a_declared_reward_stands_for_its_verdict_and_the_verdict_stays() -
 
 def test_32_2_a_failed_sample_is_not_made_again_when_its_holder_dies() -> None:
     head, _ = head_with(n_generators=2, batch_size=1, n_samples=3, partial_groups=True)
-    holders = {uid: entry.holder or "" for uid, entry in head.rollouts.ledger.open.items()}
+    holders = {uid: entry.holder or "" for uid, entry in head.state.ledger.open.items()}
     deliver(head, *(scored(1, sample, generator=holders[1]) for sample in range(3)))  # it has room for others
     deliver(head, replace(failed(0, 1), generator=holders[0]))
     effects = head.on(holders[0], m.Disconnected(), 0.0)
@@ -115,7 +115,7 @@ def test_32_2_a_kept_sample_has_the_reward_it_was_trained_with_and_its_verdict(t
 
 def test_32_2_an_evaluation_counts_a_declared_verdict_as_failed() -> None:
     head, _ = head_with(n_samples=2, n_problems=1, on_error=-1.0)
-    assert head.examination.open is not None
+    assert head.state.evaluations.open is not None
     answers = [replace(failed(0, 0), evaluation="before"), replace(scored(0, 1), evaluation="before")]
     (figures,) = records(deliver(head, *answers), Event.EVALUATION)
     assert (figures["n"], figures["n_failed"], figures["reward"]) == (2, 1, 1.0)
@@ -133,7 +133,7 @@ def test_32_2_many_failed_scores_are_said_early_once_and_at_the_end() -> None:
     (early,) = warnings(effects)
     assert early.startswith("4 of 40 scores failed (10.0 %: 4 errors); most often, 4 times: ValueError: no number in")
     assert "reward.on_error" in early
-    head._end(1, "it is over")
+    head.phases.end(1, "it is over")
     (late,) = warnings(head._effects.take())
     assert late.startswith("over the whole run 6 of 60 scores failed (10.0 %: 6 errors)")
 
@@ -309,7 +309,7 @@ def test_32_2_the_audit_catches_a_value_that_a_short_group_leaves_out(tmp_path: 
 
 def test_the_end_of_a_run_is_no_warning_when_scores_did_not_fail() -> None:
     head, _ = head_with()
-    head._end(0, "done")
+    head.phases.end(0, "done")
     effects = head._effects.take()
     assert [effect.code for effect in effects if isinstance(effect, End)] == [0]
     assert not warnings(effects)

@@ -14,8 +14,9 @@ from areal_bus.core.effects import Effect, End, Progress, Record, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.progress_tracker import ProgressTracker
+from areal_bus.core.rules import HeadRules
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.core.state import HeadRules
+from areal_bus.core.state import HeadState
 from areal_bus.core.wait_graph import StallVerdict, Wait, verdict
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
@@ -45,12 +46,12 @@ class Bench:
 
     def __init__(self, n_rows: int | None = None, **changes: Any) -> None:
         self.now = 100.0
-        self.head = Head(replace(RULES, **changes), Numbers(n_rows), now=self.now)
+        self.head = Head(HeadState(replace(RULES, **changes), Numbers(n_rows)), now=self.now)
         self.watch = ProgressTracker(quiet_s=3.0, still_s=30.0)
         self.progress: dict[str, int] = {}
         self.notes: dict[str, str] = {}
         self.silent: set[str] = set()
-        self.watch.look(self.head, self.now)
+        self.watch.look(self.head.state, self.now)
 
     def say(self, name: str, *messages: m.Message) -> list[Effect]:
         return [effect for message in messages for effect in self.head.on(name, message, self.now)]
@@ -72,7 +73,7 @@ class Bench:
 
     def push(self, version: int, *names: str) -> None:
         """These, or all, complete the pushes in flight."""
-        while (push := self.head.publisher.pushes.current) is not None:
+        while (push := self.head.state.pushes.current) is not None:
             awaited = [name for name in (push.root, *push.members) if name not in push.done]
             if not [name for name in awaited if not names or name in names]:
                 return
@@ -83,19 +84,19 @@ class Bench:
     def wait(self, seconds: float, *, working: tuple[str, ...] = ()) -> "Bench":
         """Time goes by, a second at a time; all but the silent send heartbeats, those at work with progress."""
         end = self.now + seconds
-        self.watch.look(self.head, self.now)
+        self.watch.look(self.head.state, self.now)
         while self.now < end:
             self.now = min(self.now + 1.0, end)
-            for name in list(self.head.members.by_name):
+            for name in list(self.head.state.members.by_name):
                 self.progress[name] = self.progress.get(name, 0) + (name in working)
                 if name not in self.silent:
                     self.say(name, m.Heartbeat(self.progress[name], None, self.notes.get(name, "")))
             self.head.tick(self.now)
-            self.watch.look(self.head, self.now)
+            self.watch.look(self.head.state, self.now)
         return self
 
     def leased(self, name: str) -> list[tuple[str, int, int, int]]:
-        return sorted(self.head.members.by_name[name].leased)
+        return sorted(self.head.state.members.by_name[name].leased)
 
     def sample(self, name: str, *, keep: int = 0, only: int | None = None, score: bool = True) -> None:
         """All that this generator holds (`only` of one prompt), but the last `keep`, is sampled, and scored."""
@@ -103,18 +104,18 @@ class Bench:
         for evaluation, uid, attempt, sample in held[: len(held) - keep]:
             self.say(name, m.Sampled(uid, sample, attempt, evaluation, n_tokens=3))
             if score:
-                held_version = self.head.members.by_name[name].version
+                held_version = self.head.state.members.by_name[name].version
                 self.say(REWARD, scored(uid, sample, attempt, evaluation, name, held_version or 0))
 
     def train(self) -> int:
         """The update that is under way is finished; its push is not."""
-        version = self.head.gate.u + 1
+        version = self.head.state.gate.u + 1
         self.say(LEARNER, m.UpdateDone(version, {}, f"digest {version}"))
         return version
 
     def verdict(self) -> StallVerdict:
-        self.watch.look(self.head, self.now)
-        return verdict(self.head, self.watch, self.now)
+        self.watch.look(self.head.state, self.now)
+        return verdict(self.head.state, self.watch, self.now)
 
     def first(self) -> Wait:
         return self.verdict().waits[0]
@@ -167,12 +168,12 @@ def test_a_ring_of_eta_0_waits_for_no_generator_that_is_left_out_of_its_shares()
         bench.say(name, m.Ready(4))
     bench.say(LEARNER, m.BeginTerm(0, "digest 0"))
     assert bench.first().on == ("reward-0", G0, G1)
-    push = bench.head.publisher.pushes.current
+    push = bench.head.state.pushes.current
     assert push is not None
     bench.push(0, LEARNER, G0)
     assert bench.first().on == ("reward-0", G1)
     bench.say(G1, m.PushBroken(push.id, 0, "it is full"))
-    assert [x.name for x in bench.head.scheduler.left_out()] == [G1]
+    assert [x.name for x in bench.head.state.excluded_generators()] == [G1]
     assert bench.first().on == ("reward-0",)
 
 
@@ -439,7 +440,7 @@ class Guarded(Bench):
     def wait(self, seconds: float, *, working: tuple[str, ...] = ()) -> "Guarded":
         for _ in range(round(seconds)):
             self.now += 1.0
-            for name in list(self.head.members.by_name):
+            for name in list(self.head.state.members.by_name):
                 self.progress[name] = self.progress.get(name, 0) + (name in working)
                 if name not in self.silent:
                     self.say(name, m.Heartbeat(self.progress[name], None, self.notes.get(name, "")))
@@ -605,8 +606,8 @@ def test_every_moment_of_a_simulated_ring_has_a_wait_with_a_reason(seed: int) ->
 
     def look(now: float) -> list[Effect]:
         effects = tick(now)
-        watch.look(ring.head, now)
-        seen.append(verdict(ring.head, watch, now))
+        watch.look(ring.head.state, now)
+        seen.append(verdict(ring.head.state, watch, now))
         return effects
 
     ring.head.tick = look  # type: ignore[method-assign]

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from loguru import logger
 
 from actors.head.checkpoint_writer import HeadCheckpointWriter
-from areal_bus.core.data_source import IssuedRow
+from areal_bus.core.data_source import IssuedRow, Row
 from areal_bus.core.effects import Discard, Save
 from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
-from areal_bus.core.state import Row
 from areal_bus.errors import CheckpointError
 from areal_bus.messages import Finish, Scored, VerdictStatus
 from areal_bus.storage.head_checkpoints import discard, load, mark, path_of, save, usable, waypoints
@@ -221,7 +220,7 @@ def test_a_damaged_waypoint_is_passed_over_and_the_other_one_is_not(tmp_path: Pa
 def test_what_is_half_written_is_no_waypoint(tmp_path: Path) -> None:
     mark(tmp_path, HeadSavepoint("learner-0.0", frontier(6)))
     (tmp_path / ".waypoint-1.77.tmp").write_bytes((tmp_path / "waypoint-0").read_bytes())
-    assert [one.frontier.version for one in HeadCheckpointWriter(tmp_path).waypoints()] == [6]
+    assert [one.checkpoint.version for one in HeadCheckpointWriter(tmp_path).waypoints()] == [6]
     assert HeadCheckpointWriter(tmp_path / "nowhere").waypoints() == []
 
 
@@ -244,7 +243,7 @@ def test_a_full_disk_is_warned_of_and_leaves_no_waypoint_of_that_version(
             frontiers.mark(HeadSavepoint("learner-0.0", frontier(7, next_uid=10)))
     finally:
         logger.remove(hearing)
-    assert [one.frontier.version for one in frontiers.waypoints()] == [6]
+    assert [one.checkpoint.version for one in frontiers.waypoints()] == [6]
     assert [path.name for path in tmp_path.iterdir()] == ["waypoint-0"]
     (warning,) = said
     assert warning.startswith("WARNING: no savepoint of version 7: if the head dies, this version is lost: ")

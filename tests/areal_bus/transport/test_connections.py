@@ -106,12 +106,12 @@ def ready_head(n_generators: int = 2) -> Head:
 
 def test_what_a_generator_whose_connection_broke_held_goes_to_others_at_once() -> None:
     head = ready_head()
-    held = [entry.uid for entry in head.rollouts.ledger.open.values() if entry.holder == NAME]
+    held = [entry.uid for entry in head.state.ledger.open.values() if entry.holder == NAME]
     assert held
     effects = head.on(NAME, m.Disconnected(), 1.0)
     assert states(effects) == [("dead", "its connection is gone")]
     again = [(to, x.uid, x.attempt) for to, x in sent(effects, m.Prompt) if x.uid in held]  # type: ignore[union-attr]
-    waiting = [uid for uid in held if head.rollouts.ledger.open[uid].state is PromptState.QUEUED]
+    waiting = [uid for uid in held if head.state.ledger.open[uid].state is PromptState.QUEUED]
     assert {uid for _, uid, _ in again} | set(waiting) == set(held)
     assert {(to, attempt) for to, _, attempt in again} <= {("generator-1.0", 1)}
     effects = head.on(NAME, beat(), 1.5)
@@ -138,7 +138,7 @@ def test_a_member_that_does_not_hear_the_head_is_dead_until_it_does() -> None:
     assert states(effects) == [("dead", "it does not hear the head")]
     for message in (beat(hears=False), m.Sampled(0, 0, 0, "", 3), beat(hears=False)):
         head.on(NAME, message, 1.2)
-        assert head.members.by_name[NAME].standing is MemberState.DEAD
+        assert head.state.members.by_name[NAME].standing is MemberState.DEAD
     assert states(head.on(NAME, beat(), 1.4))[0] == ("stale", "heard again")
 
 
@@ -147,19 +147,19 @@ def test_a_head_that_stood_still_blames_nobody_for_not_hearing_it() -> None:
     for now in (60.0, 60.1):
         head.on(NAME, beat(hears=False), now)
         head.tick(now)
-        assert head.members.by_name[NAME].standing is MemberState.HEALTHY
-    late = 60.1 + head.rules.silent_s
-    for now in (60.5 + 0.25 * n for n in range(int(4 * head.rules.silent_s))):
-        for member in head.members.alive():
+        assert head.state.members.by_name[NAME].standing is MemberState.HEALTHY
+    late = 60.1 + head.state.rules.silent_s
+    for now in (60.5 + 0.25 * n for n in range(int(4 * head.state.rules.silent_s))):
+        for member in head.state.members.alive():
             head.on(member.name, beat(), now)
         head.tick(now)
     head.on(NAME, beat(hears=False), late + 1.0)
-    assert head.members.by_name[NAME].standing is MemberState.DEAD
+    assert head.state.members.by_name[NAME].standing is MemberState.DEAD
 
 
 def push_all(head: Head, now: float) -> None:
     """Whoever is awaited in a push completes it."""
-    while (push := head.publisher.pushes.current) is not None:
+    while (push := head.state.pushes.current) is not None:
         for name in (push.root, *push.members):
             if name not in push.done | push.broken.keys():
                 head.on(name, m.PushDone(push.id, push.version, f"digest {push.version}", 0.0, 0.0), now)
@@ -168,16 +168,16 @@ def push_all(head: Head, now: float) -> None:
 def test_a_prompt_is_blamed_for_deaths_alone_not_for_connections() -> None:
     """Or a bad network would have every prompt run alone (poison)."""
     head = ready_head(1)
-    held = next(entry.uid for entry in head.rollouts.ledger.open.values() if entry.holder == NAME)
+    held = next(entry.uid for entry in head.state.ledger.open.values() if entry.holder == NAME)
     for n in range(1, 5):
         head.on(NAME, m.Disconnected(), float(n))
-        assert head.rollouts.ledger.open[held].n_deaths == 1
+        assert head.state.ledger.open[held].n_deaths == 1
         head.on(NAME, beat(), n + 0.1)
-        assert head.rollouts.ledger.open[held].n_deaths == 0
+        assert head.state.ledger.open[held].n_deaths == 0
         head.on(NAME, m.Join(NAME, "generator", 0, 0, "", 1, "", n), n + 0.2)
         head.on(NAME, m.Ready(4), n + 0.3)
         push_all(head, n + 0.4)
-        assert head.rollouts.ledger.open[held].holder == NAME
+        assert head.state.ledger.open[held].holder == NAME
     head.on(NAME, m.Disconnected(), 10.0)
     head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 1, ""), 10.1)
-    assert head.rollouts.ledger.open[held].n_deaths == 1
+    assert head.state.ledger.open[held].n_deaths == 1

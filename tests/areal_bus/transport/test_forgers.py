@@ -93,11 +93,11 @@ class Court:
     def __init__(self, stack: ExitStack) -> None:
         self.door = Doors(stack, "head")
         self.head, _ = head_with(2, secret=SECRET)
-        self.entry = self.head.rollouts.ledger.open[0]
+        self.entry = self.head.state.ledger.open[0]
         assert self.entry.holder == G0
 
     def lease(self, uid: int = 0, attempt: int = 0, evaluation: str = "") -> str:
-        return self.head.scheduler.lease_ids.of(evaluation, uid, attempt)
+        return self.head.state.lease_ids.of(evaluation, uid, attempt)
 
     def decides(self) -> list[Effect]:
         sender, message = next_of(self.door.bus)
@@ -106,10 +106,10 @@ class Court:
     @property
     def state(self) -> tuple[object, ...]:
         """All that a forged result could change."""
-        ledger, partials = self.head.rollouts.ledger, self.head.rollouts.partials
+        ledger, partials = self.head.state.ledger, self.head.state.partials
         entries = [(e.uid, e.holder, e.attempt, e.state, sorted(e.sampled), sorted(e.scored)) for e in ledger.live()]
-        leased = {name: sorted(member.leased) for name, member in self.head.members.by_name.items()}
-        return entries, leased, len(partials), self.head.gate.free
+        leased = {name: sorted(member.leased) for name, member in self.head.state.members.by_name.items()}
+        return entries, leased, len(partials), self.head.state.gate.free
 
 
 @contextmanager
@@ -189,20 +189,20 @@ def test_32_20_nobody_slips_tokens_under_a_prompt_that_waits_for_a_lease() -> No
     """Whoever held it last may offer what it has: it knows the lease. Others would have their tokens trained."""
     with court() as it:
         guest = joined_guest(it)
-        it.head.rollouts.ledger.lose(G0)
+        it.head.state.ledger.lose(G0)
         for lease in ("", "0" * 16, it.lease(1)):
             guest.send("head", replace(PARTIAL, lease=lease))
             assert "shows the id of its lease" in refused(it.decides())[0]
-        assert len(it.head.rollouts.partials) == 0
+        assert len(it.head.state.partials) == 0
         it.door.caller(G0).send("head", replace(PARTIAL, lease=it.lease()))
         assert not refused(it.decides())
-        assert len(it.head.rollouts.partials) == 1
+        assert len(it.head.state.partials) == 1
 
 
 @pytest.mark.parametrize("reason", ["sampling_error", "lost_timeline"])
 def test_32_20_a_problem_of_an_evaluation_is_given_up_by_its_holder_alone(reason: str) -> None:
     head, _ = head_with(2, n_problems=2)
-    evaluation = head.examination.open
+    evaluation = head.state.evaluations.open
     assert evaluation is not None
     uid, holder = next(iter(evaluation.leased.items()))
     other = G1 if holder == G0 else G0
@@ -227,7 +227,7 @@ def test_32_20_no_guest_takes_the_place_of_another_one_that_is_there() -> None:
         it.door.refuses("generator-0.1", "key")
         victim.send("head", m.Heartbeat(1, None, ""))
         it.decides()
-        members = it.head.members.by_name
+        members = it.head.state.members.by_name
         assert GUEST_0 in members
         assert not members[GUEST_0].leaving
         assert members.keys().isdisjoint({GUEST_1, "generator-0.1"})
@@ -253,10 +253,10 @@ def test_32_20_ids_of_leases_differ_by_prompt_attempt_evaluation_and_job() -> No
     told = {message.lease for message in prompts if isinstance(message, m.Prompt)}
     assert len(told) == len(prompts) > 1
     assert all(len(lease) == 16 for lease in told)
-    ids = head.scheduler.lease_ids
+    ids = head.state.lease_ids
     assert len({ids.of("", 1, 11), ids.of("", 11, 1), ids.of("1", 1, 11), ids.of("", 111, 1)}) == 4
     other, _ = head_with(2, secret=b"of another job")
-    assert other.scheduler.lease_ids.of("", 0, 0) != ids.of("", 0, 0)
+    assert other.state.lease_ids.of("", 0, 0) != ids.of("", 0, 0)
 
 
 def test_32_20_the_holder_alone_is_told_the_id_and_a_guest_gets_its_own() -> None:

@@ -473,11 +473,23 @@ IMPOSSIBLE = {
 def test_what_a_member_may_not_say_is_refused_by_the_head(name: str) -> None:
     sender, message = IMPOSSIBLE[name]
     head, _ = head_with(2)
-    assert head.rollouts.ledger.open[0].holder == "generator-0.0"
-    before = (head.gate.u, head.gate.v, head.gate.w, head.terms.requests.copy(), head.terms.finished.copy())
+    assert head.state.ledger.open[0].holder == "generator-0.0"
+    before = (
+        head.state.gate.u,
+        head.state.gate.v,
+        head.state.gate.w,
+        head.state.terms.requests.copy(),
+        head.state.terms.finished.copy(),
+    )
     effects = head.on(sender, message, 0.0)
     assert [effect.event for effect in effects if isinstance(effect, Record)] == [Event.REFUSED]
-    assert before == (head.gate.u, head.gate.v, head.gate.w, head.terms.requests, head.terms.finished)
+    assert before == (
+        head.state.gate.u,
+        head.state.gate.v,
+        head.state.gate.w,
+        head.state.terms.requests,
+        head.state.terms.finished,
+    )
 
 
 def test_a_sample_is_said_to_be_made_once() -> None:
@@ -497,18 +509,18 @@ def test_a_verdict_of_a_term_of_the_future_is_not_acknowledged() -> None:
 def test_a_push_of_another_version_than_the_one_in_flight_is_refused(kind: type) -> None:
     head, _ = head_with()
     head.on("learner-0.0", BatchRequest(0), 0.0)
-    for entry in list(head.rollouts.ledger.open.values()):
+    for entry in list(head.state.ledger.open.values()):
         for sample in entry.missing:
             head.on("reward-0.0", dataclasses.replace(SCORED, uid=entry.uid, sample=sample), 0.0)
     head.on("learner-0.0", UpdateDone(1, {}, "digest 1"), 0.0)
-    push = head.publisher.pushes.current
+    push = head.state.pushes.current
     assert push is not None
     assert push.version == 1
     for version in (0, 2):
         rest = ("digest 0", 0.0, 0.0) if kind is PushDone else ("it broke",)
         effects = head.on("generator-0.0", kind(push.id, version, *rest), 0.0)
         assert events(effects) == [Event.REFUSED]
-    assert head.members.by_name["generator-0.0"].version == 0
+    assert head.state.members.by_name["generator-0.0"].version == 0
     assert not push.broken
 
 

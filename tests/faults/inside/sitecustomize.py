@@ -241,7 +241,7 @@ def head(module: Any) -> None:
 
 
 def decisions(module: Any) -> None:
-    after(module.Head, "_on_update_done", "head-updated")
+    after(module.Training, "update_done", "head-updated")
 
 
 WRAPPED: dict[str, Callable[[Any], None]] = {
@@ -258,7 +258,7 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.engines.builtin.engine": builtin,
     "actors.head.checkpoint_writer": frontiers,
     "actors.head.shell": head,
-    "areal_bus.core.head": decisions,
+    "areal_bus.core.training": decisions,
 }
 
 

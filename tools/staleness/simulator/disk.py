@@ -83,5 +83,5 @@ class Writer:
         elif self.scenario.p_disk and self.rng.random() < self.scenario.p_disk:
             self.has_failed = True
         else:
-            self.disk.frontiers[effect.frontier.version] = effect.frontier
-            self.terms.saved(effect.frontier)
+            self.disk.frontiers[effect.checkpoint.version] = effect.checkpoint
+            self.terms.saved(effect.checkpoint)

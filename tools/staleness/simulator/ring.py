@@ -8,6 +8,7 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Discard, Effect, End, Mark, Record, Save, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
+from areal_bus.core.state import HeadState
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
 from tools.staleness.simulator.disk import Disk, Writer
@@ -58,7 +59,7 @@ class Ring:
         self.disk = Disk()
         self._head_class = head_class
         self._rules = replace(scenario.rules, lease_secret=b"simulated")
-        self.head = head_class(self._rules, Numbers(scenario.n_rows), now=0.0)
+        self.head = head_class(HeadState(self._rules, Numbers(scenario.n_rows)), now=0.0)
         self.witness = Witness(scenario, self.head)
         self.learners = Learners(self.world, scenario, self.rng, self.witness.trained, self.disk)
         self.learners.restarted = lambda index, incarnation: self._come_back(Role.LEARNER, index, incarnation)
@@ -96,9 +97,9 @@ class Ring:
         since = max(self._moved_s, scenario.calm_s, *scenario.joins_s, 0.0)
         if world.now - since <= scenario.patience_s and world.n_events < MAX_EVENTS:
             return None
-        counts = {str(state): n for state, n in self.head.rollouts.ledger.counts.items() if n}
-        gate = self.head.gate
-        where = f"{self.head.phase}, u {gate.u}, v {gate.v}, w {gate.w}, {counts}"
+        counts = {str(state): n for state, n in self.head.state.ledger.counts.items() if n}
+        gate = self.head.state.gate
+        where = f"{self.head.state.phase}, u {gate.u}, v {gate.v}, w {gate.w}, {counts}"
         return Violation("I11", f"no update for {world.now - since:.0f} s and no end: {where}", world.now)
 
     def _check_end(self) -> None:
@@ -108,8 +109,8 @@ class Ring:
             return
         if end.code == 0:
             witness.end()
-            u = self.head.gate.u
-            done = (u == scenario.total_steps and not scenario.rejects_all) or self.head.supply.is_exhausted
+            u = self.head.state.gate.u
+            done = (u == scenario.total_steps and not scenario.rejects_all) or self.head.state.rows.is_exhausted
             witness.check("I11", done, "ended well at update {}, without a reason", u)
         else:
             witness.check("I11", witness.excuses.explain(end.sentence), "ended in error: {}", end.sentence)
@@ -240,13 +241,15 @@ class Ring:
         source = Numbers(self.scenario.n_rows)
         now = self.world.now
         self.head = self._head_class(
-            self._rules,
-            source,
+            HeadState(
+                self._rules,
+                source,
+                incarnation=self._n_heads - 1,
+                term=term,
+                checkpoints=self.disk.whole,
+                savepoints=self.disk.waypoints.values(),
+            ),
             now=now,
-            life=self._n_heads - 1,
-            term=term,
-            frontiers=self.disk.whole,
-            waypoints=self.disk.waypoints.values(),
         )
         self.witness.follow(self.head)
         self._writer = self._new_writer()
@@ -258,7 +261,7 @@ class Ring:
     # the head
 
     def _new_writer(self) -> Writer:
-        return Writer(self.world, self.scenario, self.rng, self.disk, self.head.terms)
+        return Writer(self.world, self.scenario, self.rng, self.disk, self.head.state.terms)
 
     def _start_clocks(self) -> None:
         self.world.timer(HEAD, self.scenario.tick_s, self._tick, self._n_heads)
@@ -277,7 +280,7 @@ class Ring:
 
     def _beat_head(self, n_heads: int) -> None:
         if n_heads == self._n_heads and self.end is None:
-            beat = m.HeadHeartbeat(self.head.terms.term, self.head.gate.v, self.head.life)
+            beat = m.HeadHeartbeat(self.head.state.terms.term, self.head.state.gate.v, self.head.state.incarnation)
             for name in self.names.values():
                 self.world.send(HEAD, name, beat)
             self.world.timer(HEAD, 2 * self.scenario.heartbeat_s, self._beat_head, n_heads)
@@ -299,7 +302,7 @@ class Ring:
                 self._writer.do(effect)
             elif isinstance(effect, Mark):
                 fails = self.scenario.p_disk > 0 and self.rng.random() < self.scenario.p_disk
-                self.disk.mark(effect.waypoint, fails=fails)
+                self.disk.mark(effect.savepoint, fails=fails)
             elif isinstance(effect, End):
                 self._on_end(effect)
 
@@ -316,7 +319,7 @@ class Ring:
 
     def _on_end(self, end: End) -> None:
         """A job that drained is started again, by the same command line."""
-        if not self.head.is_draining or end.code:
+        if not self.head.state.is_draining or end.code:
             self.end = end
             return
         self._writer.flush()

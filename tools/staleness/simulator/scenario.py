@@ -4,8 +4,9 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from areal_bus.core.data_source import Row
+from areal_bus.core.rules import HeadRules
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.core.state import HeadRules, Row
 from areal_bus.messages import Role
 
 

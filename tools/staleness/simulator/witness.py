@@ -183,7 +183,7 @@ class Witness:
             self._on_send(effect.to, effect.message)
         elif type(effect) is Save:
             live = ((uid, prompt) for uid, prompt in self.prompts.items() if prompt.state == "live")
-            self.saved[effect.frontier.version] = {uid: dict(prompt.accepted) for uid, prompt in live}
+            self.saved[effect.checkpoint.version] = {uid: dict(prompt.accepted) for uid, prompt in live}
 
     def _on_send(self, to: str, message: m.Message) -> None:
         if isinstance(message, m.ShardItem):
@@ -268,7 +268,7 @@ class Witness:
         is_new = (uid, prompt.attempt) not in self._leased
         self.check("I6", is_new, "attempt {} is leased again, perhaps in another term", prompt.attempt, uid=uid)
         self._leased.add((uid, prompt.attempt))
-        generator, member = self.generators[holder], self.head.members.by_name[holder]
+        generator, member = self.generators[holder], self.head.state.members.by_name[holder]
         version = generator.version
         fresh = version is not None and version >= max(self.v, prompt.born)
         fresh = fresh or member.again < generator.n_joins  # it has joined again, and says so soon
@@ -383,7 +383,7 @@ class Witness:
             self.check("I8", self.n_live == line["n_groups"], "a short batch while {} prompts live", self.n_live)
         self._on_left_out(line)
         self.is_refilled = (
-            self.n_refilled == self.scenario.max_refill or self.head.is_draining or self._all_rows_are_out
+            self.n_refilled == self.scenario.max_refill or self.head.state.is_draining or self._all_rows_are_out
         )
         self.n_refilled = 0
         self.taken[line["step"]] = set()
@@ -535,7 +535,7 @@ class Witness:
 
     def _count(self) -> None:
         """The head's own counts, between two of its lines."""
-        ledger = self.head.rollouts.ledger
+        ledger = self.head.state.ledger
         total = sum(ledger.counts.values()) + ledger.n_before
         self.check("I3", total == ledger.next_uid, "states hold {} prompts of {}", total, ledger.next_uid)
 
@@ -549,10 +549,10 @@ class Witness:
             closed_states.add("again")  # the steps ended before its turn came: as with rows never drawn
         for row, state in self.rows.items():
             self.check("I4", state in closed_states, "row {} is {} at the end", row, state)
-        gate, ledger = self.head.gate, self.head.rollouts.ledger
+        gate, ledger = self.head.state.gate, self.head.state.ledger
         idle = gate.is_idle and not ledger.n_live
         self.check("I3", idle, "{} live, {} in training, {} in the ledger", gate.live, gate.in_training, ledger.n_live)
-        for member in self.head.members.alive():
+        for member in self.head.state.members.alive():
             self.check(
                 "I9", not member.leased, "{} keeps the slots of {} at the end", member.name, sorted(member.leased)
             )

@@ -1,0 +1,178 @@
+"""The phases of a run: assemble, evaluate, train, close, evaluate, stop. Also draining and the end.
+
+The state decides when a phase ends; `advance` runs after each event.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from areal_bus import messages as m
+from areal_bus.core.effects import Effects
+from areal_bus.core.evaluation import Evaluation
+from areal_bus.core.events import Event
+from areal_bus.core.head_checkpoint import HeadCheckpoint
+from areal_bus.core.membership import MemberState
+from areal_bus.core.rollouts import Rollouts
+from areal_bus.core.state import HeadState, Phase
+from areal_bus.messages import Refund, Role
+
+
+class Phases:
+    """Moves the run from phase to phase, opens evaluations, and ends the job."""
+
+    def __init__(self, state: HeadState, effects: Effects, rollouts: Rollouts) -> None:
+        self.state, self.effects = state, effects
+        self.rules, self.gate, self.terms = state.rules, state.gate, state.terms
+        self.evaluations = state.evaluations
+        self.rollouts = rollouts
+
+    def advance(self) -> None:
+        """Enter each phase whose condition now holds."""
+        state, gate = self.state, self.gate
+        if state.phase is Phase.TRAINING and not state.is_draining and not self._is_trained():
+            return  # most of the time
+        if state.phase is Phase.ASSEMBLING and state.is_draining:
+            self._drain_early()
+        if state.phase is Phase.ASSEMBLING and not state.is_draining and self._is_complete():
+            self.begin()
+        if state.phase is Phase.BEFORE and self._evaluation_is_over():
+            self._enter(Phase.TRAINING)
+        if state.phase is Phase.TRAINING and self._is_trained():
+            self._enter(Phase.CLOSING)
+            self.save_checkpoint()  # open prompts stay open for a run that is extended
+            self.rollouts.refund_all(Refund.END_OF_DATA if state.rows.is_exhausted else Refund.END_OF_RUN)
+        if state.phase is Phase.TRAINING and state.is_draining and gate.u == gate.w and self.terms.begun_by:
+            self._enter(Phase.CLOSING)
+            self.save_checkpoint()  # open prompts stay open
+        self._advance_to_the_end()
+
+    def _advance_to_the_end(self) -> None:
+        state, gate = self.state, self.gate
+        has_finished = len(self.terms.finished) == self.rules.n_learners
+        if state.is_draining and state.phase in (Phase.CLOSING, Phase.AFTER) and has_finished:
+            self.end(0, f"drained at version {gate.u}")
+        if state.phase is Phase.CLOSING and gate.v == gate.u and self._may_evaluate():
+            evaluates = self.rules.evaluate_after and not state.is_draining
+            self._enter(Phase.AFTER, evaluation="after" if evaluates else None)
+        if state.phase is Phase.AFTER and self._evaluation_is_over() and has_finished:
+            self.end(0, "done")
+
+    def begin(self) -> None:
+        """The ring is complete: run the first evaluation unless it is done, then train."""
+        wanted = self.rules.evaluate_before and "before" not in self.state.figures and self.gate.u == 0
+        self._enter(Phase.BEFORE, evaluation="before" if wanted else None)
+
+    def _enter(self, phase: Phase, *, evaluation: str | None = None) -> None:
+        self.state.phase = phase
+        self.effects.progress("phase", phase=str(phase))
+        if evaluation is not None:
+            self._open_evaluation(evaluation)
+
+    def _is_complete(self) -> bool:
+        """All learners, one reward and one generator are ready; at eta = 0 all generators that get a share."""
+        rules, members = self.rules, self.state.members
+        n_eligible = len(self.state.eligible_generators())
+        excluded = [x for x in self.state.excluded_generators() if x.index < rules.n_generators]
+        return (
+            n_eligible >= (max(1, rules.n_generators - len(excluded)) if rules.eta == 0 else 1)
+            and bool(members.of(Role.REWARD, MemberState.HEALTHY))
+            and len(members.of(Role.LEARNER, MemberState.HEALTHY)) == rules.n_learners
+        )
+
+    def _is_trained(self) -> bool:
+        if self.gate.u >= self.rules.total_steps:
+            return True
+        return self.state.rows.is_exhausted and self.gate.u == self.gate.w and not self.state.ledger.n_live
+
+    # checkpoints
+
+    def save_checkpoint(self) -> None:
+        """Capture and write what a term that begins at this version needs."""
+        self._save(self.state.checkpoint(self.gate.u))
+
+    def _save(self, checkpoint: HeadCheckpoint) -> None:
+        self.terms.checkpoints[checkpoint.version] = checkpoint
+        self.effects.save(checkpoint)
+
+    # evaluations
+
+    def _open_evaluation(self, name: str) -> None:
+        """Evaluate the published version."""
+        rules = self.rules
+        first = self.terms.term * m.ATTEMPTS
+        self.evaluations.open = Evaluation(
+            name, self.gate.v, rules.evaluate_samples, list(rules.problems), first_attempt=first
+        )
+
+    def _may_evaluate(self) -> bool:
+        """A generator holds the last version, or no evaluation follows."""
+        return not self.rules.evaluate_after or bool(self.state.eligible_generators())
+
+    def _evaluation_is_over(self) -> bool:
+        """No evaluation is open. Reports and records one that has just ended."""
+        evaluation = self.evaluations.close()
+        if evaluation is not None:
+            for _, scored in sorted(evaluation.scored.items()):
+                self.effects.keep(scored, step=None, clock=evaluation.version, n_masked=0)
+            self.state.results[evaluation.name] = evaluation
+            figures = self.state.figures[evaluation.name] = evaluation.figures()
+            self.effects.record(Event.EVALUATION, **figures)
+            self.effects.progress("evaluation", **figures)
+            if evaluation.name == "before":  # a term that begins here again need not evaluate again
+                checkpoint = self.terms.checkpoints[self.gate.u]
+                self._save(replace(checkpoint, results=dict(self.state.figures)))
+        return self.evaluations.open is None
+
+    # the end
+
+    def drain(self) -> None:
+        """End soon, so that a later start continues from here: finish and checkpoint the current update first."""
+        if self.state.is_draining or self.state.phase is Phase.STOPPING:
+            return
+        self.state.is_draining = True
+        self.effects.progress("note", name="head", text="drains: a checkpoint after this update, then the end")
+        if self.state.phase is Phase.BEFORE:
+            self._end_drained()
+
+    def _drain_early(self) -> None:
+        """Drain before the ring is complete. A learner that survived a head first writes its checkpoint."""
+        restarted = bool(self.state.incarnation)
+        if restarted and self.terms.begun_by is not None and self.gate.u:
+            self._enter(Phase.CLOSING)
+            self.save_checkpoint()
+        elif self.terms.begun_by is not None or not (restarted and self.terms.may_be_outlived):
+            self._end_drained()
+
+    def _end_drained(self) -> None:
+        version = self.state.version
+        self.end(0, f"drained at version {version}" if version else "drained before the first step")
+
+    def end_unassembled(self, errors: Mapping[str, str]) -> None:
+        """The ring was not complete in time. `errors` has the last error of each quarantined generator."""
+        if self.state.is_draining:
+            self._end_drained()
+            return
+        rules = self.rules
+        wanted = {Role.LEARNER: rules.n_learners, Role.REWARD: rules.n_rewards, Role.GENERATOR: rules.n_generators}
+        awaited = self.state.members.awaited(wanted, errors)
+        self.end(1, f"the ring must be complete within {rules.assemble_s:g} s; {awaited}")
+
+    def end_after_refunds(self) -> None:
+        """End the job when too many prompts in a row were refunded: nothing can be trained (I11)."""
+        limit, error = max(3 * self.rules.batch_size, 16), self.state.last_refund_error
+        if self.state.refunds_in_a_row >= limit:
+            self.end(1, f"{limit} prompts in a row ended without a reward; the last one: {error}")
+
+    def end(self, code: int, sentence: str) -> None:
+        """Stop all members and end the job. Code 0 is success."""
+        state = self.state
+        if state.phase is Phase.STOPPING:
+            return
+        self._enter(Phase.STOPPING)
+        for line in state.deaths.rest():
+            self.effects.progress("warning", text=line)
+        if text := state.score_failures.summary():
+            self.effects.progress("warning", text=text)
+        for member in state.members.alive():
+            self.effects.send(member.name, m.Stop(sentence))
+        self.effects.end(code, sentence)

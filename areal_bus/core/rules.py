@@ -1,0 +1,44 @@
+"""Settings of the head: the part of the config that it uses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.messages import VerdictStatus
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRules:
+    """The part of the config that the head uses."""
+
+    batch_size: int  # B
+    eta: int
+    n_samples: int
+    total_steps: int
+    n_generators: int
+    n_rewards: int
+    n_learners: int
+    silent_s: float
+    assemble_s: float
+    push_timeout_s: float
+    policy: StalenessPolicy = StalenessPolicy.MASK
+    max_reissues: int = 3  # policy `drop`: how often a row is issued again
+    max_refill: int = 0  # groups without signal that are replaced for a batch
+    drop_last: bool = False
+    checkpoint_every: int = 0  # versions between checkpoints; 0: none by steps
+    checkpoint_keep: int = 1  # checkpoints that stay
+    evaluate_before: bool = False
+    evaluate_after: bool = False
+    evaluate_samples: int = 8
+    partial_bytes: int = 256 << 20  # of what generators report of samples under way
+    lease_secret: bytes = field(default=b"", repr=False)  # of `LeaseIds`
+    problems: Sequence[str] = field(default_factory=tuple)  # JSON objects
+    on_timeout: float | None = None  # reward of a sample whose verdict is a timeout; None: it has none
+    on_error: float | None = None
+    partial_groups: bool = False  # samples without a reward are left out, the others of their group may be trained
+
+    def reward_of(self, status: str, reward: float) -> float | None:
+        """The reward of a training sample: its value, or the configured one for its verdict; None if it has none."""
+        if status == VerdictStatus.VALUE:
+            return reward
+        return self.on_timeout if status == VerdictStatus.TIMEOUT else self.on_error
