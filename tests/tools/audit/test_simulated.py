@@ -125,7 +125,7 @@ def test_what_heads_write_over_several_terms_is_clean(tmp_path: Path) -> None:
         assert not found.findings.first, (seed, outcome.end, found.findings.first)
         assert found.head is not None
         assert not found.head.unseen
-        beginnings = found.head.state.terms.all
+        beginnings = found.head.terms.all
         seen["later terms"] += len(beginnings) - 1
         seen["later heads"] += found.head.lives - 1
         seen["undone batches"] += bool(found.head.undone.trajectories)
