@@ -19,7 +19,7 @@ from areal_bus.config.sections import Config
 from areal_bus.journal import Journal
 from tests.actors.generator.test_delivery import due, rewards, trajectory
 from tests.faults.test_swaps import Arrived, Diary, Mail
-from tools.simulate.sweep import Split, assumed, schedules
+from tools.simulate.sweep import Split, assumed_speed, schedules
 
 
 def test_new_ones_wait_until_there_are_enough_or_the_first_has_waited_long() -> None:
@@ -157,9 +157,9 @@ def test_agents_and_servers_ask_for_one(sections: dict[str, object], n_slots: in
 @given(st.integers(1, 256), st.integers(2, 32), st.sampled_from(["builtin", "vllm"]))
 def test_the_planner_leases_as_the_head_does(n_slots: int, n_samples: int, engine: str) -> None:
     config = config_of(max(n_slots, n_samples), n_samples, engine=engine)
-    pace = assumed(config, train=100.0, step_s=0.0, push_s=0.0, reward_s=0.0, prompt_tokens=10)
+    pace = assumed_speed(config, train=100.0, step_s=0.0, push_s=0.0, reward_s=0.0, prompt_tokens=10)
     ((_, _, schedule),) = schedules(config, pace, [Split(1, 1)], [1])
-    assert schedule.most_load == capacity(config) - n_samples, "another group fits"
+    assert schedule.max_load == capacity(config) - n_samples, "another group fits"
 
 
 @given(st.integers(1, 256), st.integers(2, 32), st.randoms(use_true_random=False))
