@@ -98,7 +98,7 @@ def check_endpoint(url: str) -> None:
 
 
 def is_unspecified(host: str) -> bool:
-    """Whether it is 0.0.0.0 (also written 0) or ::, to which nobody can connect."""
+    """Whether it is 0.0.0.0 (also written 0) or ::. A server listens on these; a client cannot connect to them."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:  # a host name

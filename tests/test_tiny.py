@@ -37,7 +37,8 @@ def launch(folder: Path, *changes: str, config: str = "configs/tiny.toml", ranks
         output, errors = job.communicate(timeout=600)
     assert job.returncode == 0, output + errors
     (folder / "output.txt").write_text(output)
-    ours = sorted(f"{x.address}:{x.port}" for x in listeners if not of_the_launcher(x))
+    # by address: a child between fork and exec still holds its parent's listeners
+    ours = sorted({f"{x.address}:{x.port}" for x in listeners if not of_the_launcher(x)})
     (folder / "listeners.txt").write_text("\n".join(ours))
     return (folder / "latest").resolve()
 

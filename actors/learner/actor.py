@@ -16,6 +16,7 @@ from actors.learner.checkpoint_manager import CheckpointManager, StartPoint
 from actors.learner.frozen_model import FrozenModels, load_frozen_models
 from actors.learner.inbox import LearnerInbox, StopRun
 from actors.learner.loop import find_loop
+from actors.learner.policy import model_settings
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks, Rendezvous, lost_peer, meet, part
 from actors.learner.rollout import HeadFailover, Rollout
@@ -215,8 +216,9 @@ class Learner:
         with self.journal.span("load"):
             self.pulse.note = "loads the model"
             self.tokenizer = load_tokenizer(context.model_folder)
-            self.policy = load_policy(config, context, start, ranks)
-            critic = load_critic(config, context, start, ranks)
+            model, settings = context.model_folder, model_settings(config, ranks, context.device)
+            self.policy = load_policy(config, model, settings, checkpoint=start.folder)
+            critic = load_critic(config, model, settings, config_folder=Path(context.config_folder))
         if config.learner.warmup.steps and not start.folder:
             with self.journal.span("warmup"):
                 warm(

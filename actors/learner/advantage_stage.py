@@ -71,22 +71,29 @@ def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[in
     fill_returns(batch, rewards_M, values, settings)
     is_masked = is_truncated(batch) & (settings.truncated_samples == "mask")
     if settings.normalize_batch:
-        counted = [i for i in values if not is_masked[i]]
-        found = torch.cat([batch.token_advantages[i] for i in values]) if values else torch.zeros(0)
-        is_counted = torch.cat(
-            [torch.full((batch.items[i].n_trained,), i in counted, dtype=torch.bool) for i in values]
-        ) if values else torch.zeros(0, dtype=torch.bool)  # fmt: skip
-        found = normalize(
-            found, is_counted.double(), torch.ones_like(is_counted), total, unbiased=settings.std_unbiased,
-            eps=settings.std_eps,
-        )  # fmt: skip
-        lengths = [batch.items[i].n_trained for i in values]
-        batch.token_advantages.update(zip(values, torch.split(found, lengths), strict=True))
+        normalize_by_token(batch, list(values), ~is_masked, settings, total)
     batch.advantages = rewards_M.float()
     if uses_teacher(settings):
         distill(batch, settings)
     batch.signal = torch.tensor([i in values for i in range(len(batch.items))], dtype=torch.bool)
     batch.computed = batch.signal & ~is_masked
+
+
+def normalize_by_token(
+    batch: Batch, members: list[int], counted_M: Tensor, settings: ActorConfig, total: Total
+) -> None:
+    """Normalise the token advantages of these items over the global batch (a collective).
+
+    Items that are not counted enter no statistic.
+    """
+    lengths = [batch.items[i].n_trained for i in members]
+    advantages_N = torch.cat([torch.zeros(0), *(batch.token_advantages[i] for i in members)])
+    weights_N = counted_M[members].double().repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
+    is_normalized = torch.ones(len(advantages_N), dtype=torch.bool)
+    advantages_N = normalize(
+        advantages_N, weights_N, is_normalized, total, unbiased=settings.std_unbiased, eps=settings.std_eps
+    )
+    batch.token_advantages.update(zip(members, torch.split(advantages_N, lengths), strict=True))
 
 
 def shaped_rewards(batch: Batch, config: Config) -> Tensor:

@@ -5,7 +5,7 @@ Shapes: K sampled tokens of a trajectory, N tokens of a micro-batch, T = K.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from actors.learner.algorithms.advantages import generalized_advantages
 from actors.learner.batch import Batch
 from actors.learner.chunked_head import SOFT_CAP
-from actors.learner.policy import PROBE, Policy, whole
+from actors.learner.policy import PROBE, ModelSettings, Policy, whole
 from actors.models.packed_row import SequencePiece, lay_out
 from areal_bus.config.sections import ActorConfig, CriticConfig
 
@@ -24,7 +24,7 @@ CLIP_EPSILON = 1e-6
 class ValueModel(Policy):
     """A causal LM whose head has one output: the value of the state before each wanted token."""
 
-    def __init__(self, model: Any, **settings: Any) -> None:
+    def __init__(self, model: Any, **settings: Unpack[ModelSettings]) -> None:
         """The settings of `Policy`. A head of another size is replaced by one of zeros: every value is 0 at first."""
         is_fresh = replace_head(model)
         super().__init__(model, **settings)

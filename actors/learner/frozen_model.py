@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from actors.learner.policy import PackedModel, Policy
-from actors.learner.rendezvous import LearnerRanks
+from actors.learner.policy import ModelSettings, PackedModel, Policy, model_settings
 from actors.models.loading import check_model_path, load_model
 from areal_bus.config.algorithms import keeps_reference, uses_reference, uses_teacher
 from areal_bus.config.sections import Config
@@ -22,24 +21,8 @@ REFERENCE = "reference"  # folder of a checkpoint that holds the reference model
 class FrozenModel(PackedModel):
     """A model without gradient and optimizer, sharded as the policy is. Its parameters are in `dtype`."""
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        ranks: LearnerRanks,
-        device: str,
-        temperature: float,
-        dtype: str = "float32",
-        max_logits_mib: float = 512,
-    ) -> None:
-        super().__init__(
-            model,
-            ranks=ranks,
-            device=device,
-            temperature=temperature,
-            dtype=dtype,
-            max_logits_mib=max_logits_mib,
-        )
+    def __init__(self, model: Any, **settings: Unpack[ModelSettings]) -> None:
+        super().__init__(model, **settings)
         self.model.requires_grad_(False)
 
     def copy_from(self, policy: Policy) -> None:
@@ -117,11 +100,5 @@ def _load(config: Config, policy: Policy, what: str, folder: str, *, random_seed
     n_words, wanted = model.config.vocab_size, policy.model.config.vocab_size
     if n_words < wanted:
         raise ConfigError(f"the {what} model must have every word of the policy: {folder} has {n_words} of {wanted}")
-    return FrozenModel(
-        model,
-        ranks=policy.ranks,
-        device=str(policy.device),
-        temperature=policy.temperature,
-        dtype=config.model.dtype,
-        max_logits_mib=config.learner.max_logits_mib,
-    )
+    settings = model_settings(config, policy.ranks, str(policy.device))
+    return FrozenModel(model, **settings | {"gradient_checkpointing": False})

@@ -35,7 +35,7 @@ class MicroBatchLoss:
     """A loss with its gradient, and sums over tokens."""
 
     loss: Tensor  # (): already divided by the denominators of the whole minibatch
-    value: float  # of the loss; of the surrogate loss alone, without bonus terms, times n_tokens of the totals
+    value: float  # of the loss without the bonus terms of `extra_terms`
     n_clipped: float
     importance_N: Tensor  # exp(current - sampler), detached
     log_ratio: LogRatio  # of the learner before the update to the sampler

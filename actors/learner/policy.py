@@ -5,7 +5,7 @@ Shapes: S tokens of a packed row, N wanted tokens of it, V words.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -23,31 +23,46 @@ from actors.models.attention import choose
 from actors.models.matmul import stepped
 from actors.models.packed_row import PackedRow, SequencePiece, lay_out
 from areal_bus.config.capacity import logits_chunk
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.weights.route import Home
 
 PROBE = 12  # tokens of the check that compares fused layers with the original ones
 
 
+class ModelSettings(TypedDict, total=False):
+    """How a model of the learner computes."""
+
+    ranks: Required[LearnerRanks]
+    device: Required[str]
+    temperature: Required[float]  # of the sampler: log-probs are those of logits / temperature
+    dtype: str  # of compute; default "float32"
+    gradient_checkpointing: bool  # recompute activations in the backward pass; default off
+    max_logits_mib: float  # more logits than this are computed in chunks; default 512
+
+
+def model_settings(config: Config, ranks: LearnerRanks, device: str) -> ModelSettings:
+    """Those of the policy."""
+    return {
+        "ranks": ranks,
+        "device": device,
+        "temperature": config.gconfig.temperature,
+        "dtype": config.model.dtype,
+        "gradient_checkpointing": config.learner.gradient_checkpointing,
+        "max_logits_mib": config.learner.max_logits_mib,
+    }
+
+
 class PackedModel:
     """A causal LM on one device, sharded by FSDP2 when there is more than one learner rank. It computes in `dtype`."""
 
-    def __init__(
-        self,
-        model: Any,  # a transformers PreTrainedModel; its classes are not typed
-        *,
-        ranks: LearnerRanks,
-        device: str,
-        temperature: float,
-        dtype: str = "float32",
-        gradient_checkpointing: bool = False,
-        max_logits_mib: float = 512,
-    ) -> None:
-        self.ranks = ranks
-        self.dtype: torch.dtype = getattr(torch, dtype)
+    def __init__(self, model: Any, **settings: Unpack[ModelSettings]) -> None:
+        """`model`: a PreTrainedModel of transformers, whose classes are not typed."""
+        self.ranks = ranks = settings["ranks"]
+        self.dtype: torch.dtype = getattr(torch, settings.get("dtype", "float32"))
         self.casts = {parameter.dtype for parameter in model.parameters()} != {self.dtype}
-        self.device = torch.device(device)
-        self.temperature = temperature
+        self.device = torch.device(settings["device"])
+        self.temperature = settings["temperature"]
         choose(self.device)
         self.model = model if ranks.size > 1 else model.to(self.device)  # sharding moves it layer by layer
         self.packed = packed_attention.supports(model.config) and model.config._attn_implementation == "sdpa"
@@ -55,11 +70,11 @@ class PackedModel:
             self.model.set_attn_implementation(packed_attention.NAME)
         linear.replace(self.model)
         self._head = chunked_head.install(self.model)
-        self._max_logits_mib = max_logits_mib
+        self._max_logits_mib = settings.get("max_logits_mib", 512.0)
         self.model.eval()  # no dropout: log-probs must be those of the sampler
         if ranks.size == 1:
             self._fuse()
-        if gradient_checkpointing:
+        if settings.get("gradient_checkpointing"):
             self._checkpoint_activations()
         if ranks.size > 1:
             shard(self.model, self.dtype if self.casts else None, self.device)
@@ -212,30 +227,12 @@ class Policy(PackedModel):
     bfloat16. `dtype` is the type of compute and of the weights that are pushed and exported.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        ranks: LearnerRanks,
-        device: str,
-        temperature: float,
-        dtype: str = "float32",
-        gradient_checkpointing: bool = False,
-        max_logits_mib: float = 512,
-    ) -> None:
-        """Raises ValueError if the model is not in float32."""
+    def __init__(self, model: Any, **settings: Unpack[ModelSettings]) -> None:
+        """The settings of `PackedModel`. Raises ValueError if the model is not in float32."""
         found = {parameter.dtype for parameter in model.parameters()}
         if found != {torch.float32}:
             raise ValueError(f"a policy keeps its parameters in float32: the model has {sorted(map(str, found))}")
-        super().__init__(
-            model,
-            ranks=ranks,
-            device=device,
-            temperature=temperature,
-            dtype=dtype,
-            gradient_checkpointing=gradient_checkpointing,
-            max_logits_mib=max_logits_mib,
-        )
+        super().__init__(model, **settings)
 
 
 def shard(model: Any, dtype: torch.dtype | None, device: torch.device) -> None:

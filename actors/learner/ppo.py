@@ -191,9 +191,8 @@ class PPOActor:
         """One training step: an optimizer step for each minibatch that has a token to train; returns its metrics.
 
         Raises ImpossibleEvent for a batch of another version (each batch is trained once, I4). Raises NonFinite and
-        saves the batch if a loss or gradient is not finite: that minibatch is not applied and nothing is published.
-        Earlier
-        minibatches stay applied, so the weights belong to no version afterwards (`check_whole`).
+        saves the batch if a loss or gradient is not finite: nothing is published. Optimizer steps before the failed one
+        stay applied, so the weights belong to no version afterwards (`check_whole`).
         """
         self.check_whole()
         if batch.clock != self.version:

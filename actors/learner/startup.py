@@ -1,4 +1,4 @@
-"""Start of a learner: loads the policy and runs the supervised warm-up."""
+"""Start of a learner: loads policy and critic, and runs the supervised warm-up."""
 
 import math
 import random
@@ -11,11 +11,9 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from actors.data.loading import load_rows
-from actors.learner.checkpoint_manager import StartPoint
 from actors.learner.critic import ValueModel
 from actors.learner.micro_batches import pack
-from actors.learner.policy import Policy
-from actors.learner.rendezvous import LearnerRanks
+from actors.learner.policy import ModelSettings, Policy
 from actors.models.loading import check_model_path, load_model
 from actors.models.packed_row import SequencePiece
 from actors.runtime.context import Context, HeartbeatState
@@ -115,48 +113,27 @@ def _gradient(policy: Policy, pieces: list[SequencePiece], *, capacity: int) -> 
     return mean
 
 
-def load_policy(config: Config, context: Context, beginning: StartPoint, ranks: LearnerRanks) -> Policy:
-    """The weights of the checkpoint, or those of the model; sharded over the ranks. Raises ConfigError."""
-    scratch_seed = config.run.seed if config.model.scratch is not None else None
-    return Policy(
-        load_model(
-            f"{beginning.folder}/model" if beginning.folder else context.model_folder,
-            "float32",
-            context.device if ranks.size == 1 else "cpu",  # sharding moves it layer by layer
-            random_seed=None if beginning.folder else scratch_seed,
-        ),
-        ranks=ranks,
-        device=context.device,
-        temperature=config.gconfig.temperature,
-        dtype=config.model.dtype,
-        gradient_checkpointing=config.learner.gradient_checkpointing,
-        max_logits_mib=config.learner.max_logits_mib,
-    )
+def load_policy(config: Config, model: str, settings: ModelSettings, *, checkpoint: str = "") -> Policy:
+    """The weights of the checkpoint, or those of the folder `model` the run starts from. Raises ConfigError."""
+    scratch_seed = config.run.seed if config.model.scratch is not None and not checkpoint else None
+    folder = f"{checkpoint}/model" if checkpoint else model
+    return Policy(load_model(folder, "float32", _place(settings), random_seed=scratch_seed), **settings)
 
 
-def load_critic(config: Config, context: Context, beginning: StartPoint, ranks: LearnerRanks) -> ValueModel | None:
-    """The critic of actor.advantage = "gae": critic.path, or the run's model; a checkpoint is restored into it."""
+def load_critic(config: Config, model: str, settings: ModelSettings, *, config_folder: Path) -> ValueModel | None:
+    """The critic of actor.advantage = "gae": critic.path, or the run's model. A checkpoint is restored later."""
     if config.actor.advantage != "gae":
         return None
-    path = (
-        check_model_path(config.critic.path, Path(context.config_folder))
-        if config.critic.path
-        else context.model_folder
-    )
-    is_scratch = not config.critic.path and config.model.scratch is not None
-    return ValueModel(
-        load_model(
-            str(path),
-            "float32",
-            context.device if ranks.size == 1 else "cpu",
-            random_seed=config.run.seed if is_scratch else None,
-        ),
-        ranks=ranks,
-        device=context.device,
-        temperature=1.0,
-        dtype=config.model.dtype,
-        gradient_checkpointing=config.learner.gradient_checkpointing,
-    )
+    is_scratch = config.model.scratch is not None and not config.critic.path
+    if config.critic.path:
+        model = check_model_path(config.critic.path, config_folder, key="critic.path")
+    seed = config.run.seed if is_scratch else None
+    return ValueModel(load_model(model, "float32", _place(settings), random_seed=seed), **settings)
+
+
+def _place(settings: ModelSettings) -> str:
+    """Where the weights are loaded: sharding moves them from the host layer by layer."""
+    return settings["device"] if settings["ranks"].size == 1 else "cpu"
 
 
 def warm(

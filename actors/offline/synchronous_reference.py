@@ -27,13 +27,12 @@ from actors.engines.builtin.engine import BuiltinEngine
 from actors.generator.rollout_runner import RolloutRunner
 from actors.head.shell import declared
 from actors.learner.batch import build
-from actors.learner.critic import ValueModel
 from actors.learner.frozen_model import load_frozen_models
-from actors.learner.policy import Policy
+from actors.learner.policy import Policy, model_settings
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks
-from actors.learner.startup import demonstrate, warm_up
-from actors.models.loading import check_model_path, empty_model, load_model, load_tokenizer, stop_ids
+from actors.learner.startup import demonstrate, load_critic, load_policy, warm_up
+from actors.models.loading import check_model_path, empty_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
 from actors.rewards.worker import read_value
@@ -79,6 +78,7 @@ class SynchronousReference:
         self._reward = load_reward(config.reward.function, config_folder)
         self._next_uid = 0
         self._has_ended = False  # the data
+        self._settings = model_settings(config, LearnerRanks(), "cpu")
         self._policy = self._make_policy()
         self._actor = PPOActor(
             self._policy,
@@ -87,7 +87,7 @@ class SynchronousReference:
             pulse=HeartbeatState(),
             folder=folder,
             frozen=load_frozen_models(config, self._policy, model=self._model_folder, config_folder=config_folder),
-            critic=self._make_critic(),
+            critic=load_critic(config, self._model_folder, self._settings, config_folder=config_folder),
         )
         self._engines = [self._make_engine() for _ in range(n_generators)]
         workflow = load_workflow(config)
@@ -118,16 +118,7 @@ class SynchronousReference:
     def _make_policy(self) -> Policy:
         """The learner's policy at version 0, after the configured warm-up."""
         config = self.config
-        seed = config.run.seed if config.model.scratch is not None else None
-        policy = Policy(
-            load_model(self._model_folder, "float32", "cpu", random_seed=seed),
-            ranks=LearnerRanks(),
-            device="cpu",
-            temperature=config.gconfig.temperature,
-            dtype=config.model.dtype,
-            gradient_checkpointing=config.learner.gradient_checkpointing,
-            max_logits_mib=config.learner.max_logits_mib,
-        )
+        policy = load_policy(config, self._model_folder, self._settings)
         if config.learner.warmup.steps:
             demonstrations = demonstrate(self._rows, self._tokenizer, config.data)
             capacity = config.learner.max_tokens_per_mb
@@ -142,21 +133,6 @@ class SynchronousReference:
                 tick=lambda: None,
             )
         return policy
-
-    def _make_critic(self) -> ValueModel | None:
-        """As `startup.load_critic` makes it on one rank."""
-        config = self.config
-        if config.actor.advantage != "gae":
-            return None
-        seed = config.run.seed if config.model.scratch is not None and not config.critic.path else None
-        return ValueModel(
-            load_model(config.critic.path or self._model_folder, "float32", "cpu", random_seed=seed),
-            ranks=LearnerRanks(),
-            device="cpu",
-            temperature=1.0,
-            dtype=config.model.dtype,
-            gradient_checkpointing=config.learner.gradient_checkpointing,
-        )
 
     def _make_engine(self) -> BuiltinEngine:
         model = empty_model(self._model_folder, self.config.model.dtype, "cpu")

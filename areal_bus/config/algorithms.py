@@ -81,12 +81,13 @@ def _original(name: str, names: tuple[str, ...]) -> str:
 
 def refusals(c: Config) -> list[Rule]:
     """Rules for combinations of parts."""
-    parts = [*check_names(c.actor), *_settings_without_use(c.actor), *_combinations(c)]
-    return [*parts, *_frozen_models(c), *_critic(c)]
+    parts = [*check_names(c.actor), *_settings_without_use(c.actor)]
+    return [*parts, *_prox(c.actor), *_bounds(c.actor), *_batch(c), *_frozen_models(c), *_critic(c)]
 
 
-def _combinations(c: Config) -> list[Rule]:
-    actor, correction = c.actor, correction_of(c.actor)
+def _prox(actor: ActorConfig) -> list[Rule]:
+    """Which corrections go with which proximal log-probs."""
+    correction = correction_of(actor)
     has_prox = actor.recompute_logprobs or actor.prox_logp_method == "loglinear"
     return [
         (
@@ -100,7 +101,7 @@ def _combinations(c: Config) -> list[Rule]:
             'or actor.prox_logp_method = "loglinear" (or actor.correction = "none")',
         ),
         (
-            actor.prox_logp_method == "loglinear" and correction == "none" and actor.m2_threshold is None,
+            actor.prox_logp_method == "loglinear" and correction == "none",
             'actor.prox_logp_method = "loglinear" is for a correction: set actor.correction = "decoupled" (it is '
             '"none")',
         ),
@@ -113,6 +114,13 @@ def _combinations(c: Config) -> list[Rule]:
             "actor.m2_threshold compares proximal policy and sampler over the whole minibatch: set "
             'actor.recompute_logprobs = true and actor.prox_logp_method = "recompute"',
         ),
+    ]
+
+
+def _bounds(actor: ActorConfig) -> list[Rule]:
+    """What a correction bounds, and what it does with tokens out of bounds."""
+    correction = correction_of(actor)
+    return [
         (
             correction == "kpop" and actor.correction_action == "clamp",
             'actor.correction = "kpop" bounds a divergence, not the weight: set actor.correction_action = "mask"',
@@ -131,6 +139,13 @@ def _combinations(c: Config) -> list[Rule]:
             f"actor.correction_lower ({actor.correction_lower}) must be at most actor.correction_upper "
             f"({actor.correction_upper})",
         ),
+    ]
+
+
+def _batch(c: Config) -> list[Rule]:
+    """Denominators, normalization over the batch, and reward shaping."""
+    actor = c.actor
+    return [
         (
             actor.aggregation == "seq-mean-token-sum-norm" and actor.aggregation_length is None,
             'actor.aggregation = "seq-mean-token-sum-norm" divides by a constant: set actor.aggregation_length (for '

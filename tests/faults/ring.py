@@ -258,6 +258,10 @@ class Ring:
         """Every decode step of a generator takes so much longer until told otherwise."""
         replace(self.folder / "slow", "" if seconds is None else str(seconds))
 
+    def stop_sampling(self) -> None:
+        """No generator decodes until `slow` says otherwise; they answer the head as before."""
+        replace(self.folder / "slow", "forever")
+
     def arm(self, point: str, how: str = "kill", *, who: str = "any", n: int = 1) -> None:
         """The next n actors (of this place, as generator-0) that come to this point of inside/sitecustomize.py are
         struck there: "kill", "stop" (SIGSTOP), "raise", or what else that point knows.

@@ -43,6 +43,7 @@ def outlived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outlived]:
     ring = Ring(tmp_path_factory.mktemp("outlived"), *SYNCHRONOUS, WITHOUT)
     with ring.started():
         sample_slowly_after(ring, 2)
+        ring.stop_sampling()  # no batch may be ready before the kill
         ring.hold(None)
         learner = ring.actor("learner-0")
         waiting = ring.kill("head-0")

@@ -58,7 +58,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
 
 def sample_slowly_after(ring: Ring, version: int) -> None:
     """Go on to this version, and return in the middle of the rollouts that follow it."""
-    ring.slow(0.03)
+    ring.slow(0.3)
     ring.hold(version)
     published = ring.until("publish", version=version)
     ring.until("request", role="generator", after=published["t"])

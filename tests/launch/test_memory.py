@@ -256,8 +256,8 @@ def test_a_plan_that_does_not_fit_a_host_is_flagged_and_host_memory_can_be_set()
     less = load(file, ["topology.host_memory_gib=500", output[1].replace(" ", "")], {})
     assert not make_plan_page(less, file, None).is_too_large
     assert not make_plan_page(load(file, ["topology.host_memory_gib=600"], {}), file, None).is_too_large
-    here = make_plan_page(load(file, ["model.path=nobody/unknown"], {}), file, None)
-    assert not here.is_too_large, "nothing is known"
+    not_downloaded = make_plan_page(load(file, ["model.path=owner/not-downloaded"], {}), file, None)
+    assert not not_downloaded.is_too_large, "the sizes of the model are not known"
     tiny = ROOT / "configs" / "tiny.toml"
     assert "(this machine, " in dry_run(load(tiny, (), {}), tiny, None)
     several = make_plan_page(load(file, ["topology.ranks_per_host=2"], {}), file, None)

@@ -64,9 +64,8 @@ class BuiltinEngine:
         self._device, self._dtype = first.device, first.dtype
         choose(self._device)
         is_plain = self._limits.sees is None or self._limits.sees >= self._limits.most
-        self._fused = (
-            fused(model, by_kernel=recorder is None) if is_plain else None
-        )  # a recording holds torch operations
+        has_kernels = recorder is None  # a recording holds torch operations
+        self._fused = fused(model, by_kernel=has_kernels) if is_plain else None
         self._is_checked = False  # the fused forward has been compared with the model
         self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)
         self._stop_ids, self._on_update = stop_ids, on_update

@@ -81,7 +81,12 @@ def opo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
 
 
 def none(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
-    """r: no baseline (REINFORCE; AReaL paper, together with normalize_batch)."""
+    """r, without a baseline (REINFORCE). With normalize_batch: the advantages of the AReaL paper."""
+    return trajectories.rewards_M
+
+
+def gae(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+    """r of the trajectory; `critic.py` makes advantages of each token from it and the critic's values (GAE)."""
     return trajectories.rewards_M
 
 
@@ -107,7 +112,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce": Estimator(none, False, "mean"),  # the batch's mean is the baseline
     "reinforce_plus_plus": Estimator(none, False, "std"),  # REINFORCE++ (arXiv 2501.03262)
     "reinforce_plus_plus_baseline": Estimator(rloo, True, "std"),  # its form with a leave-one-out baseline
-    "gae": Estimator(none, False),  # the rewards; `critic.py` makes advantages by token of them
+    "gae": Estimator(gae, False),
     "none": Estimator(none, False),
     "distill": Estimator(distill, False),
 }

@@ -2,8 +2,8 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class Algorithm:
         settings = self.settings
         return (
             settings.loss == "ppo"
+            and settings.prox_logp_method == "recompute"
             and settings.c_clip is None
             and settings.aggregation == "token-mean"
             and correction_of(settings) in ("decoupled", "none")
@@ -87,8 +88,7 @@ def find_algorithm(settings: ActorConfig) -> Algorithm:
         find("actor.correction", correction, CORRECTIONS),
         find("actor.aggregation", settings.aggregation, AGGREGATIONS),
     )
-    names = try_parts(algorithm)
-    return Algorithm(settings, algorithm.estimator, algorithm.loss, algorithm.correction, algorithm.aggregation, names)
+    return with_checks(replace(algorithm, statistics=try_parts(algorithm)))
 
 
 def find(key: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -157,12 +157,67 @@ def checked(key: str, name: str, call: Callable[[], Any], n: int) -> Tensor:
     return result  # type: ignore[no-any-return]
 
 
-def refuse(key: str, name: str, result: Any, n: int) -> None:
-    """Raises ConfigError unless `result` is a tensor of `n` finite numbers."""
+def check_shape(key: str, name: str, result: Any, n: int) -> None:
+    """Raises ConfigError unless `result` is a tensor of `n` numbers."""
     if not isinstance(result, Tensor):
         raise ConfigError(f'actor.{key} = "{name}" returns a tensor: got {type(result).__name__}')
     if result.shape != (n,):
         raise ConfigError(f'actor.{key} = "{name}" returns shape ({n},) here: got {tuple(result.shape)}')
+
+
+def check_loss(name: str, n: int, losses_N: Any, statistics: Statistics, wanted: Sequence[str]) -> None:
+    """Raises ConfigError unless a user's loss returns these shapes and the statistics of the example."""
+    check_shape("loss", name, losses_N, n)
+    if sorted(statistics) != list(wanted):
+        raise ConfigError(
+            f'actor.loss = "{name}" returns the same statistics each time: {list(wanted)} on the example, '
+            f"{sorted(statistics)} on a batch"
+        )
+    for key, values in statistics.items():
+        check_shape("loss", f"{name}, statistic {key}", values, n)
+
+
+def with_checks(algorithm: Algorithm) -> Algorithm:
+    """The same parts; those of the user raise ConfigError for a result of a wrong form on any batch.
+
+    Numbers that are not finite are found with the gradient (`PPOActor.ppo_update`), and the batch is saved.
+    """
+    settings = algorithm.settings
+
+    def estimate(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+        advantages_M = algorithm.estimator.estimate(trajectories, settings)
+        check_shape("advantage", settings.advantage, advantages_M, len(trajectories.rewards_M))
+        return advantages_M
+
+    def loss(tokens: Tokens, settings: ActorConfig) -> tuple[Tensor, Statistics]:
+        losses_N, statistics = split(algorithm.loss(tokens, settings))
+        check_loss(settings.loss, len(tokens.behav_N), losses_N, statistics, algorithm.statistics)
+        return losses_N, statistics
+
+    def correction(tokens: Tokens, settings: ActorConfig) -> Tensor:
+        weight_N = algorithm.correction(tokens, settings)
+        check_shape("correction", settings.correction, weight_N, len(tokens.behav_N))
+        return weight_N
+
+    def aggregation(lengths_M: Tensor, totals: Totals, settings: ActorConfig) -> Tensor:
+        share_M = algorithm.aggregation(lengths_M, totals, settings)
+        check_shape("aggregation", settings.aggregation, share_M, len(lengths_M))
+        return share_M
+
+    return replace(
+        algorithm,
+        estimator=replace(algorithm.estimator, estimate=estimate)
+        if is_users(settings.advantage)
+        else algorithm.estimator,
+        loss=loss if is_users(settings.loss) else algorithm.loss,
+        correction=correction if is_users(correction_of(settings)) else algorithm.correction,
+        aggregation=aggregation if is_users(settings.aggregation) else algorithm.aggregation,
+    )
+
+
+def refuse(key: str, name: str, result: Any, n: int) -> None:
+    """Raises ConfigError unless `result` is a tensor of `n` finite numbers."""
+    check_shape(key, name, result, n)
     if not bool(torch.isfinite(result).all()):
         raise ConfigError(f'actor.{key} = "{name}" returns finite numbers: got {result.tolist()} on the example')
 

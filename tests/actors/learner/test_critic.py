@@ -1,4 +1,4 @@
-"""PPO with a critic: generalized advantages, the value loss, and what is kept of the critic."""
+"""PPO with a critic: generalized advantages, the value loss, and the critic in checkpoints."""
 
 from dataclasses import replace
 from pathlib import Path

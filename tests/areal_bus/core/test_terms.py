@@ -430,7 +430,7 @@ def test_the_same_join_twice_is_one_and_a_later_one_of_the_same_member_loses_its
     anew = join(head, GENERATOR, again=1)
     assert lines(anew, Event.JOINED)
     assert head.state.members.by_name[GENERATOR].load == 0
-    assert {entry.n_deaths for entry in head.state.ledger.live()} == {0}  # nobody died
+    assert {entry.n_deaths for entry in head.state.ledger.live()} == {0}
     push_done(head, GENERATOR, 0)
     assert {entry.attempt for entry in head.state.ledger.live()} == {1}
 

@@ -222,7 +222,11 @@ def builtin(module: Any) -> None:
     real = module.BuiltinEngine.step
 
     def step(self: Any) -> Any:
-        if seconds := told("slow"):
+        seconds = told("slow")
+        if seconds == "forever":
+            time.sleep(LOOK_S)
+            return []
+        if seconds:
             time.sleep(float(seconds))
         return real(self)
 

@@ -233,18 +233,30 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
         report_tokens=more.choice((0, 1, 1, 3)),
         report_bytes=more.choice((2000, 1 << 20)),
     )
-    timed = random.Random(f"checkpoints by time of {seed}")
-    scenario = replace(scenario, p_timed=timed.choice((0.0, 0.0, 0.0, 0.5)))
-    if scenario.p_error:
-        scenario = _under_declared_verdicts(scenario, random.Random(f"verdicts of {seed}"))
-    refill = random.Random(f"refill of {seed}")
-    if scenario.n_samples > 1 and refill.random() < 0.4:
-        p_flat, most = refill.choice((0.2, 0.5, 0.9, 1.0)), refill.choice((0, 1, 2, 5))
-        scenario = replace(scenario, p_flat=p_flat, max_refill=most)
+    scenario = _with_later_options(scenario)
     if rough and more.random() < 0.05:
         return _in_a_storm(scenario, more)
     heads = random.Random(f"heads of {seed}")
     return _under_many_heads(scenario, heads) if rough and heads.random() < 0.05 else scenario
+
+
+def _with_later_options(scenario: Scenario) -> Scenario:
+    """Options with a random stream each, so that the schedules of older seeds stay the same but for the option."""
+    seed = scenario.seed
+    timed = random.Random(f"checkpoints by time of {seed}")
+    scenario = replace(scenario, p_timed=timed.choice((0.0, 0.0, 0.0, 0.5)))
+    if scenario.p_error:
+        scenario = _under_declared_verdicts(scenario, random.Random(f"verdicts of {seed}"))
+    if scenario.n_samples > 1:
+        scenario = _with_refills(scenario, random.Random(f"refill of {seed}"))
+    return scenario
+
+
+def _with_refills(scenario: Scenario, rng: random.Random) -> Scenario:
+    """In two of five schedules groups without signal, and a bound for replacing them."""
+    if rng.random() >= 0.4:
+        return scenario
+    return replace(scenario, p_flat=rng.choice((0.2, 0.5, 0.9, 1.0)), max_refill=rng.choice((0, 1, 2, 5)))
 
 
 def _under_declared_verdicts(scenario: Scenario, rng: random.Random) -> Scenario:

@@ -187,6 +187,17 @@ def constant(tokens, settings):
 
 def broken(tokens, settings):
     return tokens.nothing
+
+def always_five(tokens, settings):
+    return -tokens.ratio_N.new_ones(5) * tokens.ratio_N[:5]
+
+def sometimes(tokens, settings):
+    """On the example the first advantage is 1."""
+    losses = -tokens.ratio_N * tokens.advantages_N
+    return losses, {"first": losses.detach()} if tokens.advantages_N[0] == 1.0 else {"other": losses.detach()}
+
+def two_weights(tokens, settings):
+    return torch.ones(len(tokens.lags_N) if len(tokens.lags_N) == 5 else 2)
 '''
 
 
@@ -229,6 +240,23 @@ def test_one_of_each_part_is_the_users_own(tmp_path: Path, own: str) -> None:
 def test_a_users_loss_that_cannot_be_trained_is_refused_at_the_start(own: str, function: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         find_algorithm(ActorConfig(loss=f"{own}:{function}"))
+
+
+@pytest.mark.parametrize(
+    ("key", "function", "said"),
+    [
+        ("loss", "always_five", r"returns shape \(\d\d+,\) here: got \(5,\)"),
+        ("loss", "sometimes", r"same statistics each time: \['first'\] on the example, \['other'\] on a batch"),
+        ("correction", "two_weights", r"returns shape \(\d\d+,\) here: got \(2,\)"),
+    ],
+)
+def test_a_users_part_that_changes_its_form_in_the_run_ends_it(
+    tmp_path: Path, own: str, key: str, function: str, said: str
+) -> None:
+    actor = tiny_actor(tmp_path, settings(actor={key: f"{own}:{function}"}, data=PLAIN))
+    batch = build(random_shard(10), step=0, clock=0, n_groups=3, eta=1)
+    with pytest.raises(ConfigError, match=said):
+        actor.ppo_update(actor.compute_advantages_and_returns(batch))
 
 
 @pytest.mark.parametrize(
