@@ -62,7 +62,14 @@ def mine(tmp_path: Path) -> Path:
 
 def test_every_example_has_fewer_than_20_lines() -> None:
     assert set(blocks()) == {
-        *("mine/questions.jsonl", "mine/held-out.jsonl", "mine/mine.toml", "mine/my.py", "mine/turns.py")
+        *(
+            "mine/questions.jsonl",
+            "mine/held-out.jsonl",
+            "mine/mine.toml",
+            "mine/my.py",
+            "mine/turns.py",
+            "mine/parts.py",
+        )
     }
     assert all(len(text.splitlines()) < 20 for text in (blocks() | blocks(LOOP)).values())
 
@@ -77,9 +84,12 @@ def test_own_data_reward_and_loop_run_as_shown(mine: Path) -> None:
 
 
 @pytest.mark.slow
-def test_item_11_an_own_workflow_of_two_turns_asks_by_the_chat_template_and_keeps_every_turn(mine: Path) -> None:
+def test_own_parts_and_an_own_workflow_of_two_turns_which_asks_by_the_chat_template_and_keeps_every_turn(
+    mine: Path,
+) -> None:
     words = ["workflow.function=turns:TwoTries", "learner.loop=ppo", "run.total_train_steps=1"]
-    done = launch(mine, *words, "evaluate.before=false", "evaluate.after=false")
+    own = [f"actor.{part}=parts:{part}" for part in ("advantage", "loss", "correction", "aggregation")]
+    done = launch(mine, *words, *own, "evaluate.before=false", "evaluate.after=false")
     assert done.returncode == 0, done.stdout + done.stderr
     samples = [json.loads(line) for line in (mine / "runs/latest/samples/samples.jsonl").read_text().splitlines()]
     assert len(samples) == 64

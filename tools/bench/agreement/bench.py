@@ -1,4 +1,4 @@
-"""Bench `agreement`: our advantages, losses, corrections and aggregations beside verl's and AReaL's functions."""
+"""Bench `agreement`: our parts of algorithms beside the functions of verl, AReaL and TRL."""
 
 from contextlib import ExitStack
 
@@ -12,7 +12,9 @@ Values = dict[str, list[float]]
 
 
 class Agreement:
-    about = "advantages, losses, corrections and aggregations beside verl's and AReaL's functions: largest difference"
+    about = (
+        "our advantages, losses, corrections and aggregations beside those of verl, AReaL and TRL: largest difference"
+    )
 
     def measure(self, *, quiet: bool) -> Figures:
         """Raises ConfigError without the peers."""
@@ -41,7 +43,7 @@ def differences(ours: Values, theirs: dict[str, Values]) -> list[tuple[str, floa
     found = []
     for name, sides in theirs.items():
         for peer, values in sides.items():
-            scale = max(1.0, *map(abs, values))
+            scale = max(map(abs, values))
             apart = max(abs(a - b) for a, b in zip(ours[name], values, strict=True))
             found.append((f"{name} ({peer})", apart / scale))
     return found

@@ -116,6 +116,13 @@ def kl(name: str) -> Function:
     )
 
 
+def kl_loss(rollouts: Rollouts) -> Tensor:
+    mask = rollouts.mask_BL
+    theta_N = rollouts.theta_BL[mask].requires_grad_()
+    (gradient,) = torch.autograd.grad(KL_ESTIMATORS["k3"](theta_N, rollouts.reference_BL[mask]).mean(), theta_N)
+    return gradient
+
+
 CLIP: dict[str, Any] = {"eps_clip": inputs.EPS, "eps_clip_higher": inputs.EPS_HIGHER}
 BOUNDS: dict[str, Any] = {"correction_lower": inputs.LOWER, "correction_upper": inputs.UPPER}
 SEQUENCE: dict[str, Any] = {
@@ -135,6 +142,7 @@ FUNCTIONS: dict[str, Function] = {
     "loss gspo": loss("gspo", BY_MEAN, **CLIP),
     "loss gmpo": loss("gmpo", BY_MEAN, **CLIP),
     "loss cispo": loss("cispo", **CLIP),
+    "loss cispo, upper bound": loss("cispo", eps_clip=1.0, eps_clip_higher=inputs.EPS_HIGHER),
     "loss sapo": loss("sapo", BY_MEAN, sapo_tau_pos=inputs.TAU_POS, sapo_tau_neg=inputs.TAU_NEG),
     **{f"aggregation {name}": loss("ppo", name, aggregation_length=inputs.L, **CLIP) for name in AGGREGATIONS},
     "decoupled, unbounded": loss("ppo", correction="decoupled", **CLIP),
@@ -154,6 +162,7 @@ FUNCTIONS: dict[str, Function] = {
     "overlong penalty": overlong,
     "gae returns": gae,
     "value loss, clipped": value_loss,
+    "kl k3 as a loss": kl_loss,
     **{f"kl {name}": kl(name) for name in KL_ESTIMATORS},
 }
 

@@ -1,4 +1,4 @@
-"""The peers' side of the bench `agreement`: verl's and AReaL's own functions on padded rows."""
+"""The peers' side of the bench `agreement`: verl's, AReaL's and TRL's own functions on padded rows."""
 
 import importlib
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tools.bench.agreement import inputs
+from tools.bench.agreement import inputs, trl
 from tools.bench.agreement.inputs import Rollouts, draw
 from tools.bench.harness.worker_main import serve
 from tools.bench.loss.peers import areal_modules
@@ -243,6 +243,10 @@ FUNCTIONS: dict[str, dict[str, Function]] = {
     "value loss, clipped": {"verl": verl_value_loss},
     **{f"kl {name}": {"verl": verl_kl(name)} for name in ("k1", "k2", "k3")},
 }
+
+
+for name, function in trl.FUNCTIONS.items():
+    FUNCTIONS.setdefault(name, {})["trl"] = function
 
 
 def compute(seed: int) -> dict[str, dict[str, list[float]]]:
