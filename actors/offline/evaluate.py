@@ -164,6 +164,7 @@ def results_of(evaluation: Evaluation, *, seconds: float) -> Results:
         "problems_not_sampled": len(evaluation.failed),
         "accuracy": evaluation.accuracy,
         "reward": evaluation.reward,
+        **evaluation.metrics(),
         "truncated_share": cut / len(answers) if answers else None,
         "tokens": sum(answer.n_sampled for answer in answers),
         "seconds": round(seconds, 2),

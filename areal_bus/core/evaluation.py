@@ -1,7 +1,9 @@
 """One evaluation: fixed problems with n samples each. They use no credits of the gate and are never trained."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
+from areal_bus.core import evaluation_metrics as metrics
 from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.messages import Sampled, Scored, VerdictStatus
 
@@ -109,6 +111,22 @@ class Evaluation:
             "n_failed": len(self.scored) - len(self.values) + len(self.failed),
             "accuracy": self.accuracy,
             "reward": self.reward,
+            **self.metrics(),
+        }
+
+    def metrics(self) -> dict[str, int | float | None]:
+        """avg@k with its standard error, maj@k and pass@k, over the answers that the task judged right or wrong."""
+        by_row: dict[int, list[tuple[str, bool]]] = defaultdict(list)
+        for (uid, _), scored in sorted(self.scored.items()):
+            if scored.status == VerdictStatus.VALUE and scored.correct is not None:
+                by_row[uid].append((metrics.final_answer(scored.text), scored.correct))
+        rows = [[is_right for _, is_right in row] for row in by_row.values()]
+        return {
+            "k": self.n_samples,
+            "avg_at_k": metrics.average(rows),
+            "avg_at_k_se": metrics.standard_error(rows),
+            "maj_at_k": metrics.majority(list(by_row.values())),
+            "pass_at_k": metrics.pass_at(self.n_samples, rows),
         }
 
 
