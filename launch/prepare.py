@@ -20,7 +20,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from actors.data.loading import RowWithOrigin, problems_with_origins, rows_with_origins
+from actors.data.loading import RowWithOrigin, rows_with_origins, sets_with_origins
 from actors.models.loading import check_model_path, load_tokenizer, max_positions
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
 from actors.rewards.loading import check_reward
@@ -205,8 +205,8 @@ def check_frozen_models(config: Config, folder: Path, model: str) -> None:
 
 def load_all_rows(config: Config, folder: Path) -> tuple[list[RowWithOrigin], list[RowWithOrigin]]:
     """Training rows and evaluation problems. Raises ConfigError."""
-    evaluates = config.evaluate.before or config.evaluate.after
-    return rows_with_origins(config, folder), problems_with_origins(config, folder) if evaluates else []
+    sets = sets_with_origins(config, folder)
+    return rows_with_origins(config, folder), [row for rows in sets.values() for row in rows]
 
 
 def common_fields(rows: Sequence[RowWithOrigin]) -> set[str]:

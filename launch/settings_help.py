@@ -44,6 +44,11 @@ def default(field: Any) -> str:
 def toml_value(value: Any) -> str:
     if value is None:
         return "unset"
+    if isinstance(value, BaseModel):
+        pairs = [f"{key} = {toml_value(item)}" for key, item in value if item is not None]
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(toml_value, value))}]"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 

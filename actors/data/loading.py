@@ -61,6 +61,23 @@ def problems_with_origins(config: Config, config_folder: str | Path) -> list[Row
     return rows[: config.evaluate.limit]
 
 
+def load_sets(config: Config, config_folder: str | Path) -> dict[str, list[Row]]:
+    """The problems of each set that is evaluated, by name; "": those of `load_problems`. Raises ConfigError."""
+    return {name: [row for _, row in rows] for name, rows in sets_with_origins(config, config_folder).items()}
+
+
+def sets_with_origins(config: Config, config_folder: str | Path) -> dict[str, list[RowWithOrigin]]:
+    """The rows of load_sets with their origins."""
+    if not config.evaluate.is_on:
+        return {}
+    main = problems_with_origins(config, config_folder)
+    found = {"": main} if main else {}
+    for problems in config.evaluate.sets:
+        rows = read_with_origins(problems.path, config.data, config_folder, split="test")
+        found[problems.name] = rows[: problems.limit]
+    return found
+
+
 def task_with_origins(rows: Iterable[Row], name: str) -> list[RowWithOrigin]:
     return [RowWithOrigin(f"{name} {number}", row) for number, row in enumerate(rows)]
 
@@ -68,8 +85,7 @@ def task_with_origins(rows: Iterable[Row], name: str) -> list[RowWithOrigin]:
 def check_data(config: Config, config_folder: str | Path) -> None:
     """Read all data of this config. Raises ConfigError when it cannot be used."""
     load_rows(config, config_folder)
-    if config.evaluate.before or config.evaluate.after:
-        load_problems(config, config_folder)
+    load_sets(config, config_folder)
 
 
 def read_rows(path: str, data: DataConfig, config_folder: str | Path, *, split: str) -> list[Row]:

@@ -94,7 +94,7 @@ class RolloutRunner:
         return EpisodeRun(self._workflow, row, self._tokenizer, name=name, temperature=self._temperature(key))
 
     def _temperature(self, key: Key) -> float:
-        return self._config.evaluate.temperature if key[0] else self._config.gconfig.temperature
+        return self._config.evaluate.temperature_of(key[0]) if key[0] else self._config.gconfig.temperature
 
     def add_partial(self, partial: Partial) -> None:
         """Add the first tokens of a sample whose prompt follows."""

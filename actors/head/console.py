@@ -69,10 +69,19 @@ class Console:
 
     def _evaluation(self, figures: dict[str, Any]) -> None:
         accuracy = "" if figures["accuracy"] is None else f"accuracy {figures['accuracy']:.3f}, "
+        if accuracy and figures["k"] > 1:
+            se = figures["avg_at_k_se"]
+            error = "" if se is None else f" +- {se:.3f}"
+            shown = {"avg": f"{figures['avg_at_k']:.3f}{error}", "maj": cell(figures["maj_at_k"], "5.3f")}
+            shown["pass"] = cell(figures["pass_at_k"], "5.3f")
+            accuracy = "".join(f"{name}@{figures['k']} {value}, " for name, value in shown.items())
         reward = "no reward" if figures["reward"] is None else f"reward {figures['reward']:.3f}"
         failed = f", {figures['n_failed']} failed" if figures["n_failed"] else ""
+        last, versions = figures["version_last"], str(figures["version"])
+        if last is not None and last != figures["version"]:
+            versions = f"{versions}, answers up to {last}"
         self.print(
-            f"evaluation {figures['name']} (version {figures['version']}): {accuracy}{reward} "
+            f"evaluation {figures['name']} (version {versions}): {accuracy}{reward} "
             f"on {figures['n']} held-out answers{failed}",
             "green",
         )

@@ -8,11 +8,12 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.data.loading import load_problems, load_rows
+from actors.data.loading import load_rows, load_sets
 from actors.data.source import RowOrder, RowSource
 from actors.head.alerts import Alert, Alerts
 from actors.head.checkpoint_writer import HeadCheckpointWriter, newest_checkpoint
@@ -24,6 +25,7 @@ from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Discard, Effect, End, Keep, Mark, Progress, Record, Save, Send
+from areal_bus.core.evaluation_plan import EvaluationSet, best, history
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.rules import HeadRules
@@ -35,7 +37,7 @@ from areal_bus.storage.head_checkpoints import sync_folder
 from areal_bus.transport.bus import Bus
 
 
-def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -> HeadRules:
+def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str, Any]]]) -> HeadRules:
     """The head's rules from the config and the topology."""
     return HeadRules(
         batch_size=config.data.batch_size,
@@ -55,13 +57,26 @@ def rules_of(context: Context, config: Config, problems: list[dict[str, Any]]) -
         checkpoint_keep=config.checkpoint.keep,
         evaluate_before=config.evaluate.before,
         evaluate_after=config.evaluate.after,
-        evaluate_samples=config.evaluate.n_samples,
+        evaluate_every=config.evaluate.every_steps,
+        evaluate_share=config.evaluate.slots_share,
+        evaluate_metric=config.evaluate.metric,
+        evaluate_metric_set=config.evaluate.metric_set,
+        evaluate_patience=config.evaluate.early_stop_patience,
+        evaluation_sets=evaluation_sets(config, sets),
         partial_bytes=config.rollout.report_mib << 20,
         lease_secret=context.lease_secret.encode(),
-        problems=tuple(dump(row) for row in problems),
         on_timeout=declared(config.reward.on_timeout),
         on_error=declared(config.reward.on_error),
         partial_groups=config.reward.partial_groups,
+    )
+
+
+def evaluation_sets(config: Config, sets: Mapping[str, list[dict[str, Any]]]) -> tuple[EvaluationSet, ...]:
+    """The problems by set, with the samples of each."""
+    n_samples = {problems.name: problems.n_samples for problems in config.evaluate.sets}
+    return tuple(
+        EvaluationSet(name, n_samples.get(name) or config.evaluate.n_samples, tuple(map(dump, rows)))
+        for name, rows in sets.items()
     )
 
 
@@ -118,15 +133,14 @@ class Shell:
         self.console = Console(total_steps=config.run.total_train_steps)
         self.alerts = Alerts(config)
         rows = load_rows(config, context.config_folder)
-        evaluates = config.evaluate.before or config.evaluate.after
-        problems = load_problems(config, context.config_folder) if evaluates else []
-        self._save_problems(problems)
+        sets = load_sets(config, context.config_folder)
+        self._save_problems(sets)
         order = RowOrder(
             len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs
         )
         check_data(config, order)
         self.checkpoints = HeadCheckpointWriter(self.folder / "frontiers")
-        rules = rules_of(context, config, problems)
+        rules = rules_of(context, config, sets)
         self.state = HeadState(
             rules if rules.lease_secret else replace(rules, lease_secret=secrets.token_bytes(16)),
             RowSource(rows, order),
@@ -239,13 +253,14 @@ class Shell:
         write_atomic(self.folder / TERM_FILE, json.dumps({"term": term}) + "\n")
         self.journal.term = term
 
-    def _save_problems(self, problems: list[dict[str, Any]]) -> None:
-        """Save the evaluation's problems in order, so that tools.evaluate can use the same ones."""
-        if problems:
+    def _save_problems(self, sets: Mapping[str, list[dict[str, Any]]]) -> None:
+        """Save each set's problems in order, so that tools.evaluate can use the same ones."""
+        for name, problems in sets.items():
             folder = self.folder / "evaluation"
             folder.mkdir(exist_ok=True)
             lines = "".join(dump(row) + "\n" for row in problems)
-            (folder / "problems.jsonl").write_text(lines, encoding="utf-8")
+            file = folder / (f"problems-{name}.jsonl" if name else "problems.jsonl")
+            file.write_text(lines, encoding="utf-8")
 
     def _summarize(self) -> None:
         """Write RUN/summary.json for tools and supervisors: no actor is restarted after this."""
@@ -290,11 +305,14 @@ class Shell:
         age = f"oldest trained token {state.max_lag} behind" if state.max_lag is not None else "no token was trained"
         what = "drained" if state.is_draining else "done"
         took = f", {clock(seconds)} since the head restarted" if state.incarnation else f" in {clock(seconds)}"
+        if self.end is not None and self.end.sentence.startswith("stopped"):
+            what = self.end.sentence
         lines = ["", f"{what}: {state.version} versions{took}, {age} (eta {state.gate.eta})"]
         for name in ("before", "after"):
             accuracy = state.figures.get(name, {}).get("accuracy")
             if accuracy is not None:
                 lines.append(f"held-out accuracy {name}: {accuracy:.3f}")
+        lines.extend(best_lines(state))
         if "before" in results and "after" in results:
             lines.extend(comparison(results["before"], results["after"]))
         finished = state.terms.finished.get(0)
@@ -310,6 +328,17 @@ class Shell:
         lines.extend(f"{alert.level}: {alert.text}" for alert in self.alerts.end())
         lines.append(f"run: {self.folder}   (python -m tools.samples {self.folder} shows what the model wrote)")
         return lines
+
+
+def best_lines(state: HeadState) -> list[str]:
+    """The best evaluation in training of each set, by evaluate.metric."""
+    lines, metric = [], state.rules.evaluate_metric
+    for problems in state.rules.evaluation_sets:
+        values = history(problems.name, metric, state.figures)
+        if (found := best(values)) is not None:
+            of = f" of {problems.name}" if problems.name else ""
+            lines.append(f"best {metric}{of} in {len(values)} evaluations: {found[1]:.4f} at version {found[0]}")
+    return lines
 
 
 def next_term(folder: Path) -> int:

@@ -446,11 +446,37 @@ class CheckpointConfig(Section):
     """Checkpoint and export the final model."""
 
 
+class EvaluateSet(Section):
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    """Name of the set in the journal and the table."""
+    path: str
+    """File of problems (as data.path)."""
+    limit: int | None = Field(None, ge=1)
+    """Use only the first problems."""
+    n_samples: int | None = Field(None, ge=1)
+    """Samples per problem; unset: evaluate.n_samples."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature; unset: evaluate.temperature."""
+
+
 class EvaluateConfig(Section):
     before: bool = False
     """Evaluate version 0 on the held-out problems."""
     after: bool = False
     """Evaluate the final version on the held-out problems."""
+    every_steps: int = Field(0, ge=0)
+    """Evaluate in training, when a version that is a multiple of this is published (docs/evaluation.md); 0: never."""
+    slots_share: float = Field(0.25, gt=0, le=1)
+    """Part of each generator's slots that an evaluation in training may hold (eta > 0); at least one problem's."""
+    sets: tuple[EvaluateSet, ...] = ()
+    """Further sets, each a table [[evaluate.sets]] with name, path, and optionally limit, n_samples, temperature. They
+    use the prompt and the reward of the run."""
+    metric: Literal["avg_at_k", "maj_at_k", "pass_at_k", "accuracy", "reward"] = "avg_at_k"
+    """Metric of early_stop_patience; larger is better."""
+    metric_set: str = ""
+    """Name of the set of `metric`; empty: the problems of `path`."""
+    early_stop_patience: int = Field(0, ge=0)
+    """End the run when so many evaluations in training in a row did not exceed the best `metric`; 0: never."""
     path: str = ""
     """File of problems (as data.path); empty: the held-out problems of the generated task."""
     limit: int | None = Field(None, ge=1)
@@ -459,6 +485,16 @@ class EvaluateConfig(Section):
     """Samples per problem."""
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature of the evaluation; 0: greedy."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.before or self.after or self.every_steps > 0
+
+    def temperature_of(self, evaluation: str) -> float:
+        """The sampling temperature of an evaluation by its name ("step-8:SET")."""
+        name = evaluation.partition(":")[2]
+        own = next((problems.temperature for problems in self.sets if problems.name == name), None)
+        return self.temperature if own is None else own
 
 
 class WatchdogConfig(Section):

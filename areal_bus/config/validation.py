@@ -53,12 +53,42 @@ def _sources(c: Config) -> list[Rule]:
             "workflow.agent.chat_template",
         ),
         (
-            (c.evaluate.before or c.evaluate.after) and not c.evaluate.path and not (c.data.task and c.data.held_out),
-            "evaluate.before and evaluate.after need problems: set evaluate.path (or data.task with data.held_out)",
+            c.evaluate.is_on and not (c.evaluate.path or c.evaluate.sets or (c.data.task and c.data.held_out)),
+            "evaluate.before, evaluate.after and evaluate.every_steps need problems: set evaluate.path or "
+            "[[evaluate.sets]] (or data.task with data.held_out)",
         ),
+        *_evaluations(c),
         (
             c.learner.warmup.steps > 0 and not c.data.task,
             "learner.warmup needs demonstrations, which only the generated tasks have: set learner.warmup.steps = 0",
+        ),
+    ]
+
+
+def _evaluations(c: Config) -> list[Rule]:
+    """Rules for evaluations in training."""
+    evaluate, n_slots, n_train = c.evaluate, c.rollout.max_concurrent_rollouts, c.gconfig.n_samples
+    names = [problems.name for problems in evaluate.sets]
+    most = max([evaluate.n_samples, *(problems.n_samples or 0 for problems in evaluate.sets)])
+    return [
+        (len(set(names)) < len(names), f"the sets of [[evaluate.sets]] need different names: {', '.join(names)}"),
+        (
+            evaluate.early_stop_patience > 0 and not evaluate.every_steps,
+            "evaluate.early_stop_patience counts evaluations in training: set evaluate.every_steps as well",
+        ),
+        (
+            bool(evaluate.metric_set) and evaluate.metric_set not in names,
+            f"evaluate.metric_set is the name of a set: {evaluate.metric_set!r} is none of {names}",
+        ),
+        (
+            evaluate.early_stop_patience > 0
+            and not (evaluate.metric_set or evaluate.path or (c.data.task and c.data.held_out)),
+            "evaluate.metric needs a set: set evaluate.metric_set to a name in [[evaluate.sets]]",
+        ),
+        (
+            evaluate.every_steps > 0 and c.rollout.max_head_offpolicyness > 0 and most + n_train > n_slots,
+            "an evaluation in training leaves room for training: evaluate.n_samples + gconfig.n_samples = "
+            f"{most + n_train} must not exceed rollout.max_concurrent_rollouts ({n_slots})",
         ),
     ]
 
@@ -127,9 +157,9 @@ def _engine(c: Config) -> list[Rule]:
             'rollout.engine = "sglang" or "vllm"',
         ),
         (
-            name == "simulated" and (c.evaluate.before or c.evaluate.after),
+            name == "simulated" and c.evaluate.is_on,
             "the simulated engine does not use the model, so its evaluation is meaningless: set evaluate.before and "
-            "evaluate.after to false",
+            "evaluate.after to false, and evaluate.every_steps to 0",
         ),
         (bool(wrong), f'engine.urls are like "http://127.0.0.1:30000": {wrong[0] if wrong else ""!r} is not'),
         (

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import fsum
 
 from areal_bus.core import evaluation_metrics as metrics
 from areal_bus.errors import ImpossibleEvent, LateEvent
@@ -22,6 +23,7 @@ class Evaluation:
     scored: dict[tuple[int, int], Scored] = field(default_factory=dict)  # (uid, sample) -> verdict
     failed: dict[int, str] = field(default_factory=dict)  # uid -> why it could not be sampled
     first_attempt: int = 0
+    set_name: str = ""
 
     def __post_init__(self) -> None:
         self.waiting = list(range(len(self.rows)))
@@ -100,18 +102,33 @@ class Evaluation:
 
     @property
     def reward(self) -> float | None:
-        return sum(s.reward for s in self.values) / len(self.values) if self.values else None
+        """Mean reward; the sum is exact, so that the order of the verdicts makes no difference."""
+        return fsum(s.reward for s in self.values) / len(self.values) if self.values else None
 
     def figures(self) -> dict[str, str | int | float | None]:
         """What the journal and people get."""
         return {
             "name": self.name,
+            "set": self.set_name,
             "version": self.version,
+            **self.span(),
             "n": len(self.scored),
             "n_failed": len(self.scored) - len(self.values) + len(self.failed),
             "accuracy": self.accuracy,
             "reward": self.reward,
             **self.metrics(),
+        }
+
+    def span(self) -> dict[str, int | float | None]:
+        """Versions of the weights that sampled the answers: the oldest, the newest, and the mean over tokens."""
+        spans = [span for scored in self.scored.values() for span in scored.spans]
+        n_tokens = sum(n for _, n in spans)
+        versions = [version for version, _ in spans]
+        mean = sum(version * n for version, n in spans) / n_tokens if n_tokens else None
+        return {
+            "version_first": min(versions, default=None),
+            "version_last": max(versions, default=None),
+            "version_mean": mean,
         }
 
     def metrics(self) -> dict[str, int | float | None]:

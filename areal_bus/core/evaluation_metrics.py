@@ -1,7 +1,8 @@
 """Metrics of an evaluation: avg@k with its standard error, maj@k and pass@k. Pure functions.
 
 A *row* is one problem: its answers that the task judged right or wrong. Answers without a verdict are left out before
-(I10). All metrics are means over rows; a row without a judged answer does not count.
+(I10). All metrics are means over rows; a row without a judged answer does not count. Sums are exact, so that the order
+of rows makes no difference.
 """
 
 import math
@@ -20,7 +21,7 @@ NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?")
 def average(rows: Sequence[Row]) -> float | None:
     """avg@k, which is also the estimate of pass@1: the mean over rows of the share of right answers."""
     shares = _shares(rows)
-    return sum(shares) / len(shares) if shares else None
+    return math.fsum(shares) / len(shares) if shares else None
 
 
 def standard_error(rows: Sequence[Row]) -> float | None:
@@ -45,7 +46,7 @@ def pass_at(k: int, rows: Sequence[Row]) -> float | None:
     if k < 1:
         raise ValueError(f"pass@k needs k of at least 1; got {k}")
     found = [1 - math.comb(len(row) - sum(row), k) / math.comb(len(row), k) for row in rows if len(row) >= k]
-    return sum(found) / len(found) if found else None
+    return math.fsum(found) / len(found) if found else None
 
 
 def majority(rows: Sequence[Voters]) -> float | None:
@@ -55,7 +56,7 @@ def majority(rows: Sequence[Voters]) -> float | None:
     of right ones counts.
     """
     found = [_majority(row) for row in rows if row]
-    return sum(found) / len(found) if found else None
+    return math.fsum(found) / len(found) if found else None
 
 
 def final_answer(text: str) -> str:

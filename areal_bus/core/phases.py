@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from areal_bus import messages as m
+from areal_bus.core import evaluation_plan as plan
 from areal_bus.core.effects import Effects
 from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.events import Event
-from areal_bus.core.head_checkpoint import HeadCheckpoint
+from areal_bus.core.head_checkpoint import Figures, HeadCheckpoint
 from areal_bus.core.membership import MemberState
 from areal_bus.core.rollouts import Rollouts
 from areal_bus.core.state import HeadState, Phase
@@ -29,8 +30,10 @@ class Phases:
     def advance(self) -> None:
         """Enter each phase whose condition now holds."""
         state, gate = self.state, self.gate
-        if state.phase is Phase.TRAINING and not state.is_draining and not self._is_trained():
-            return  # most of the time
+        if state.phase is Phase.TRAINING and not state.is_draining:
+            self._evaluation_is_over()
+            if not self._is_trained():
+                return  # most of the time
         if state.phase is Phase.ASSEMBLING and state.is_draining:
             self._drain_early()
         if state.phase is Phase.ASSEMBLING and not state.is_draining and self._is_complete():
@@ -44,6 +47,7 @@ class Phases:
         if state.phase is Phase.TRAINING and state.is_draining and gate.u == gate.w and self.terms.begun_by:
             self._enter(Phase.CLOSING)
             self.save_checkpoint()  # open prompts stay open
+            self.rollouts.drop_evaluation()
         self._advance_to_the_end()
 
     def _advance_to_the_end(self) -> None:
@@ -52,21 +56,17 @@ class Phases:
         if state.is_draining and state.phase in (Phase.CLOSING, Phase.AFTER) and has_finished:
             self.end(0, f"drained at version {gate.u}")
         if state.phase is Phase.CLOSING and gate.v == gate.u and self._may_evaluate():
-            evaluates = self.rules.evaluate_after and not state.is_draining
-            self._enter(Phase.AFTER, evaluation="after" if evaluates else None)
+            self._enter(Phase.AFTER)
         if state.phase is Phase.AFTER and self._evaluation_is_over() and has_finished:
-            self.end(0, "done")
+            self.end(0, self._early_sentence() if self._stops_early() else "done")
 
     def begin(self) -> None:
         """The ring is complete: run the first evaluation unless it is done, then train."""
-        wanted = self.rules.evaluate_before and "before" not in self.state.figures and self.gate.u == 0
-        self._enter(Phase.BEFORE, evaluation="before" if wanted else None)
+        self._enter(Phase.BEFORE)
 
-    def _enter(self, phase: Phase, *, evaluation: str | None = None) -> None:
+    def _enter(self, phase: Phase) -> None:
         self.state.phase = phase
         self.effects.progress("phase", phase=str(phase))
-        if evaluation is not None:
-            self._open_evaluation(evaluation)
 
     def _is_complete(self) -> bool:
         """All learners, one reward and one generator are ready; at eta = 0 all generators that get a share."""
@@ -80,7 +80,7 @@ class Phases:
         )
 
     def _is_trained(self) -> bool:
-        if self.gate.u >= self.rules.total_steps:
+        if self.gate.u >= self.rules.total_steps or (self.gate.u == self.gate.w and self._stops_early()):
             return True
         return self.state.rows.is_exhausted and self.gate.u == self.gate.w and not self.state.ledger.n_live
 
@@ -96,32 +96,85 @@ class Phases:
 
     # evaluations
 
-    def _open_evaluation(self, name: str) -> None:
-        """Evaluate the published version."""
-        rules = self.rules
-        first = self.terms.term * m.ATTEMPTS
-        self.evaluations.open = Evaluation(
-            name, self.gate.v, rules.evaluate_samples, list(rules.problems), first_attempt=first
-        )
+    def _next_evaluation(self) -> tuple[str, plan.EvaluationSet] | None:
+        """The moment and the set of the evaluation that this phase asks for; None: nothing is left to evaluate."""
+        rules, figures, phase = self.rules, self.state.figures, self.state.phase
+        sets = rules.evaluation_sets
+        if self.state.is_draining:
+            return None
+        if phase is Phase.BEFORE and rules.evaluate_before and self.gate.u == 0:
+            found = plan.first_missing("before", sets, figures)
+            return None if found is None else ("before", found)
+        if phase is Phase.AFTER and rules.evaluate_after:
+            found = plan.first_missing("after", sets, figures)
+            return None if found is None else ("after", found)
+        if phase in (Phase.TRAINING, Phase.AFTER):
+            return plan.due(self.gate.v, every=rules.evaluate_every, sets=sets, figures=figures)
+        return None
 
     def _may_evaluate(self) -> bool:
         """A generator holds the last version, or no evaluation follows."""
-        return not self.rules.evaluate_after or bool(self.state.eligible_generators())
+        evaluates = self.rules.evaluate_after or self.rules.evaluate_every
+        return not evaluates or bool(self.state.eligible_generators())
 
     def _evaluation_is_over(self) -> bool:
-        """No evaluation is open. Reports and records one that has just ended."""
+        """No evaluation is open, and none follows in this phase. Records one that has just ended, opens the next."""
         evaluation = self.evaluations.close()
         if evaluation is not None:
-            for _, scored in sorted(evaluation.scored.items()):
-                self.effects.keep(scored, step=None, clock=evaluation.version, n_masked=0)
-            self.state.results[evaluation.name] = evaluation
-            figures = self.state.figures[evaluation.name] = evaluation.figures()
-            self.effects.record(Event.EVALUATION, **figures)
-            self.effects.progress("evaluation", **figures)
-            if evaluation.name == "before":  # a term that begins here again need not evaluate again
-                checkpoint = self.terms.checkpoints[self.gate.u]
-                self._save(replace(checkpoint, results=dict(self.state.figures)))
+            self._record_evaluation(evaluation)
+        if self.evaluations.open is None and (following := self._next_evaluation()) is not None:
+            self._open_evaluation(*following)
         return self.evaluations.open is None
+
+    def _open_evaluation(self, when: str, problems: plan.EvaluationSet) -> None:
+        """Evaluate the published version. At eta > 0 a version that is published meanwhile samples the rest of it."""
+        self.evaluations.open = Evaluation(
+            plan.name_of(when, problems),
+            self.gate.v,
+            problems.n_samples,
+            list(problems.problems),
+            first_attempt=self.terms.term * m.ATTEMPTS,
+            set_name=problems.name,
+        )
+
+    def _record_evaluation(self, evaluation: Evaluation) -> None:
+        for _, scored in sorted(evaluation.scored.items()):
+            self.effects.keep(scored, step=None, clock=evaluation.version, n_masked=0)
+        self.state.results[evaluation.name] = evaluation
+        figures = self.state.figures[evaluation.name] = evaluation.figures()
+        self.effects.record(Event.EVALUATION, **figures)
+        self.effects.progress("evaluation", **figures)
+        if self.state.phase is not Phase.AFTER:
+            self._save_figures(evaluation.name, figures)
+
+    def _save_figures(self, name: str, figures: Figures) -> None:
+        """A term that begins at a version that contains all weights of this evaluation need not evaluate again."""
+        newest = figures["version_last"]
+        least = newest if isinstance(newest, int) else self.gate.v
+        for checkpoint in list(self.terms.checkpoints.values()):
+            if checkpoint.version >= least:
+                self._save(replace(checkpoint, results={**checkpoint.results, name: figures}))
+        for savepoint in self.terms.savepoints():
+            kept = savepoint.checkpoint
+            if kept.version >= least:
+                again = replace(savepoint, checkpoint=replace(kept, results={**kept.results, name: figures}))
+                self.terms.mark(again)
+                self.effects.mark(again)
+
+    def _metric_values(self) -> list[tuple[int, float]]:
+        return plan.history(self.rules.evaluate_metric_set, self.rules.evaluate_metric, self.state.figures)
+
+    def _stops_early(self) -> bool:
+        patience = self.rules.evaluate_patience
+        return bool(patience) and plan.has_stopped_improving(self._metric_values(), patience=patience)
+
+    def _early_sentence(self) -> str:
+        rules, found = self.rules, plan.best(self._metric_values())
+        at = "" if found is None else f": {found[1]:.4f} at version {found[0]} is still the best"
+        return (
+            f"stopped at version {self.gate.u}, because {rules.evaluate_metric} did not improve in "
+            f"{rules.evaluate_patience} evaluations{at}"
+        )
 
     # the end
 

@@ -69,6 +69,13 @@ class Rollouts:
             for uid, holder in evaluation.leased.items():
                 self._end_lease(holder, uid, evaluation.attempts[uid], evaluation.name)
 
+    def drop_evaluation(self) -> None:
+        """The run drains: what is open is evaluated by the run that continues."""
+        if self.evaluations.open is not None:
+            name = self.evaluations.open.name
+            self.effects.progress("note", name="head", text=f"drops evaluation {name!r}: a resumed run begins it anew")
+        self._end_evaluation()
+
     def _end_lease(self, holder: str, uid: int, attempt: int, evaluation: str = "") -> None:
         member = self.members.by_name.get(holder)
         if member is not None:

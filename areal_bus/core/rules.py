@@ -1,8 +1,8 @@
 """Settings of the head: the part of the config that it uses."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from areal_bus.core.evaluation_plan import EvaluationSet
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import VerdictStatus
 
@@ -29,10 +29,14 @@ class HeadRules:
     checkpoint_keep: int = 1  # checkpoints that stay
     evaluate_before: bool = False
     evaluate_after: bool = False
-    evaluate_samples: int = 8
+    evaluate_every: int = 0  # versions between evaluations in training; 0: none
+    evaluate_share: float = 1.0  # of a generator's slots that an evaluation in training may hold
+    evaluate_metric: str = "avg_at_k"
+    evaluate_metric_set: str = ""
+    evaluate_patience: int = 0  # evaluations without a better metric until training ends; 0: it does not
+    evaluation_sets: tuple[EvaluationSet, ...] = ()
     partial_bytes: int = 256 << 20  # of what generators report of samples under way
     lease_secret: bytes = field(default=b"", repr=False)  # of `LeaseIds`
-    problems: Sequence[str] = field(default_factory=tuple)  # JSON objects
     on_timeout: float | None = None  # reward of a sample whose verdict is a timeout; None: it has none
     on_error: float | None = None
     partial_groups: bool = False  # samples without a reward are left out, the others of their group may be trained

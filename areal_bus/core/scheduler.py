@@ -1,7 +1,8 @@
 """The scheduler: leases work to generators.
 
 The least loaded generator that holds the published version (I7) is served first. The order of work is: problems of an
-evaluation, prompts with a lost lease, then new prompts as the gate permits (I1).
+evaluation, prompts with a lost lease, then new prompts as the gate permits (I1). In training at eta > 0 an evaluation
+may hold only a share of each generator's slots (docs/evaluation.md).
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
@@ -13,7 +14,7 @@ from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.events import Event
 from areal_bus.core.ledger import LedgerEntry
 from areal_bus.core.membership import Member, MemberState
-from areal_bus.core.state import HeadState
+from areal_bus.core.state import HeadState, Phase
 from areal_bus.messages import Role
 
 POISON_THRESHOLD = 2  # deaths of its holders after which a prompt is sampled alone
@@ -61,7 +62,7 @@ class Scheduler:
     def _lease_one(self, member: Member, *, admitting: bool) -> bool:
         """One group for this member, if there is one that it may have."""
         evaluation = self.evaluations.open
-        if evaluation is not None and evaluation.waiting:
+        if evaluation is not None and evaluation.waiting and self._has_share(member, evaluation):
             return self._lease_problem(member, evaluation)
         if not admitting or member.version is None:
             return False
@@ -75,6 +76,15 @@ class Scheduler:
             return False
         self._lease(self._admit(member, member.version, issue), member)
         return True
+
+    def _has_share(self, member: Member, evaluation: Evaluation) -> bool:
+        """Whether the evaluation may hold one more problem there. In training at eta > 0 it has a share of the slots,
+        at least one problem's; room for it is kept, so that it cannot starve.
+        """
+        if self.state.phase is not Phase.TRAINING or self.rules.eta == 0:
+            return True
+        held = sum(1 for lease in member.leased if lease[0] == evaluation.name)
+        return held == 0 or held + evaluation.n_samples <= self.rules.evaluate_share * member.capacity
 
     def _lease_again(self, member: Member, lost: LedgerEntry) -> bool:
         """A lost lease; what two deaths have in common is sampled with nothing else beside it."""

@@ -78,6 +78,10 @@ class Terms:
         """A batch is about to be handed out, or a term begins: the one before the last is of no use any more."""
         self._savepoints[slot(savepoint)] = savepoint
 
+    def savepoints(self) -> list[HeadSavepoint]:
+        """The last two."""
+        return list(self._savepoints.values())
+
     def later_than(self, version: int) -> list[int]:
         """Forget the checkpoints after `version`: the timeline that they belong to is lost. Returns which they were."""
         return self._drop(lambda other: other > version)

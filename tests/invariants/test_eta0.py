@@ -21,12 +21,15 @@ def shorten(file: Path, n_lines: int) -> Path:
 
 @pytest.mark.slow
 def test_the_ring_of_two_generators_and_the_plain_loop_are_the_same_bits(tmp_path: Path) -> None:
-    run, plain = eta0.ring(tmp_path, 2), eta0.reference(tmp_path, 2)
+    evaluates = ("evaluate.before=true", "evaluate.every_steps=6", "evaluate.limit=5", "evaluate.n_samples=3")
+    run, plain = eta0.ring(tmp_path, 2, changes=evaluates), eta0.reference(tmp_path, 2)
     likeness = eta0.compare(run, plain, n_generators=2)
     assert likeness.difference is None
     assert likeness.n_same == eta0.STEPS
     holders = {line["uid"]: line["holder"] for line in run.events("lease", role="head")}
     assert holders == {uid: f"generator-{uid % 2}.0" for uid in range(8 * eta0.STEPS)}
+    found = [(line["name"], line["version_first"], line["version_last"]) for line in run.events("evaluation")]
+    assert found == [("before", 0, 0), ("step-6", 6, 6), ("step-12", 12, 12), ("step-18", 18, 18)]  # each pinned
     lengths = {line["n_tokens"] for line in run.events("trajectory", role="head")}
     assert len(lengths) > 5  # or queue, order and batch would be put to no test
     assert replay_run(run.folder, n_generators=2).head.state.gate.u == eta0.STEPS

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.data.loading import load_problems, load_rows
+from actors.data.loading import load_rows, load_sets
 from actors.data.source import RowOrder, RowSource
 from actors.head.shell import rules_of
 from actors.runtime.context import Context
@@ -195,7 +195,7 @@ def replay_run(run: Path, *, n_generators: int) -> Replay:
         len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs
     )
     context = Context("head", 0, 0, 0, "", "", "", "", "cpu", n_generators, 1, 1, str(run), "configs", "")
-    rules = rules_of(context, config, load_problems(config, "configs"))
+    rules = rules_of(context, config, load_sets(config, "configs"))
     replay = Replay(rules, RowSource(rows, order), capacity=capacity(config))
     replay.run(json.loads(line) for line in (run / "journal" / "head-0.0.jsonl").read_text().splitlines())
     return replay

@@ -33,7 +33,8 @@ def why_not(reason: str, *, born: int, failed: str, clock: Clock) -> tuple[str, 
         if setup.eta is not None and u - born <= setup.eta:
             return "I3", f"a group is too old when u - born > eta = {setup.eta}: {u} - {born} = {u - born}"
     elif reason == "end_of_run":
-        if setup.total_steps is not None and u < setup.total_steps and u not in setup.earlier_totals:
+        ends = setup.stops_early or u in setup.earlier_totals
+        if setup.total_steps is not None and u < setup.total_steps and not ends:
             return "I3", f"the run ends with update {setup.total_steps}: this is the end at update {u}"
     elif reason != "end_of_data" and reason not in ANY_TIME:
         return "I3", f"a prompt is refunded for a reason of docs/journal.md: {reason!r}"

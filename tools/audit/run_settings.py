@@ -19,6 +19,7 @@ class RunSettings:
     push_timeout_s: float | None
     silent_s: float | None
     earlier_totals: tuple[int, ...] = ()  # run.total_train_steps of lives before this one
+    stops_early: bool = False  # evaluate.early_stop_patience is set
     on_timeout: float | None = None  # reward that is declared for such a verdict; None: "refund"
     on_error: float | None = None
     partial_groups: bool = False
@@ -57,6 +58,7 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunS
         push_timeout_s=number("weights", "timeout_s"),
         silent_s=number("bus", "silent_s"),
         earlier_totals=tuple(t for old in earlier if isinstance(t := old.get("run", {}).get("total_train_steps"), int)),
+        stops_early=bool(number("evaluate", "early_stop_patience")),
         on_timeout=number("reward", "on_timeout"),
         on_error=number("reward", "on_error"),
         max_refill=config["data"].get("max_refill", 0) if "data" in config else None,

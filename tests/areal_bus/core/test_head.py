@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Effect, End, Progress, Record, Save, Send
+from areal_bus.core.evaluation_plan import history
 from areal_bus.core.events import Event
 from areal_bus.core.head import ALL_RECORDED, Head
 from areal_bus.core.head_checkpoint import START, HeadCheckpoint
@@ -92,6 +93,74 @@ def test_an_evaluation_is_scored_before_and_after_and_never_trained() -> None:
     assert {name: len(e.scored) for name, e in ring.head.state.results.items()} == {"before": 10, "after": 10}
     assert ring.head.state.results["after"].version == 6
     assert {version for s in ring.head.state.results["after"].scored.values() for version, _ in s.spans} == {6}
+
+
+@settings(max_examples=30, deadline=None)
+@given(shape=SHAPES, seed=st.integers(0, 10**6), every=st.integers(1, 3))
+def test_every_due_version_is_evaluated_or_merged_and_never_trained(
+    shape: dict[str, int], seed: int, every: int
+) -> None:
+    ring = finish(ring_of(seed=seed, n_problems=3, evaluate_every=every, **shape))
+    state, steps = ring.head.state, shape["total_steps"]
+    told = [str(line["name"]) for line in lines(ring, Event.EVALUATION)]
+    assert len(told) == len(set(told)) == len(state.results)
+    assert {"before", "before:small", "after", "after:small"} <= set(told)
+    assert len(ring.witness.samples_trained) == steps * shape["batch_size"] * shape["n_samples"]
+    due = list(range(every, steps, every))
+    begun = {name: state.results[name].version for name in told if name.startswith("step-")}
+    assert all(int(name.partition(":")[0].removeprefix("step-")) in due for name in begun)
+    if shape["eta"] == 0:  # each is pinned
+        assert begun == {f"step-{v}{of}": v for v in due for of in ("", ":small")}
+        assert all(
+            {version for scored in result.scored.values() for version, _ in scored.spans} == {result.version}
+            for result in state.results.values()
+        )
+
+
+def trained(ring: Ring) -> list[tuple[object, ...]]:
+    return [(x["step"], x["uid"], x["sample"]) for x in lines(ring, Event.TRAJECTORY)]
+
+
+def test_at_eta_0_a_run_trains_the_same_batches_with_evaluations_and_without() -> None:
+    plain = finish(ring_of(eta=0, n_generators=3))
+    evaluated = finish(ring_of(eta=0, n_generators=3, n_problems=3, evaluate_every=2))
+    assert len(lines(evaluated, Event.EVALUATION)) == 8
+    assert trained(evaluated) == trained(plain)
+
+
+@pytest.mark.parametrize("eta", [0, 2])
+def test_a_run_stops_early_when_its_metric_does_not_improve(eta: int) -> None:
+    ring = ring_of(eta=eta, n_problems=3, evaluate_every=2, evaluate_patience=2, total_steps=60)
+    outcome = ring.run()
+    assert not outcome.violations
+    assert outcome.end is not None
+    assert outcome.end.code == 0
+    gate, values = ring.head.state.gate, history("", "reward", ring.head.state.figures)
+    assert gate.u == gate.v < 60
+    assert max(values[:-2], key=lambda value: value[1])[1] >= max(value for _, value in values[-2:])
+    assert f"stopped at version {gate.u}, because reward did not improve in 2 evaluations" in outcome.end.sentence
+    assert len(ring.witness.samples_trained) == gate.u * 2 * 2
+
+
+@pytest.mark.parametrize("kind", ["crash", "cut"])
+def test_problems_of_a_lost_generator_are_evaluated_by_another(kind: str) -> None:
+    for seed in range(6):
+        faults = tuple(Fault(kind, Role.GENERATOR, i, 20.0 + 9 * i + 3 * seed, 60.0) for i in (0, 1))
+        ring = finish(
+            ring_of(seed=seed, n_problems=6, evaluate_every=1, n_generators=3, faults=faults, calm_s=120.0, eta=2)
+        )
+        assert all(len(e.scored) + len(e.failed) >= len(e.rows) for e in ring.head.state.results.values())
+
+
+def test_a_killed_job_that_is_resumed_evaluates_no_version_twice() -> None:
+    for seed in range(8):
+        faults = (Fault("kill", Role.HEAD, 0, 25.0 + 4 * seed, 5.0), Fault("crash", Role.HEAD, 0, 70.0 + seed, 2.0))
+        ring = finish(
+            ring_of(seed=seed, n_problems=3, evaluate_every=2, checkpoint_every=1, faults=faults, calm_s=120.0, eta=2)
+        )
+        figures = ring.head.state.figures
+        assert {"after", "after:small"} <= figures.keys()
+        assert all(f["version_last"] is None or f["version_last"] <= 6 for f in figures.values())  # type: ignore[operator]
 
 
 def test_a_reward_that_never_works_ends_the_job_with_its_error() -> None:

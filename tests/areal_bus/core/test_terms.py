@@ -331,6 +331,7 @@ def test_the_slots_of_a_group_given_back_are_free_though_its_evaluation_is_over(
     head, _ = head_with(n_problems=1)
     member = head.state.members.by_name[GENERATOR]
     head.state.evaluations.open = None
+    head.state.figures["before"] = {"name": "before"}
     assert refused(say(head, GENERATOR, m.SampleFailed(0, 0, "before", Refund.LOST_TIMELINE, "")))
     assert not [lease for lease in member.leased if lease[0]]
 

@@ -11,6 +11,7 @@ from areal_bus import messages as m
 from areal_bus.config.sections import Config, WatchdogConfig
 from areal_bus.config.validation import check
 from areal_bus.core.effects import Effect, End, Progress, Record, Send
+from areal_bus.core.evaluation_plan import EvaluationSet
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.progress_tracker import ProgressTracker
@@ -37,7 +38,6 @@ RULES = HeadRules(
     silent_s=3.0,
     assemble_s=600.0,
     push_timeout_s=60.0,
-    evaluate_samples=1,
 )
 
 
@@ -191,7 +191,7 @@ def test_a_ready_learner_that_has_not_begun_is_waited_for() -> None:
 
 
 def test_an_evaluation_names_where_its_problems_are() -> None:
-    bench = Bench(evaluate_before=True, problems=("{}",) * 6).assemble()
+    bench = Bench(evaluate_before=True, evaluation_sets=(EvaluationSet("", 1, ("{}",) * 6),)).assemble()
     bench.sample(G0, score=False)
     bench.sample(G1, keep=1)
     found = bench.wait(5, working=(G1,)).verdict()

@@ -176,7 +176,8 @@ class Forge:
             seen = {"n_tokens": 4, "finish": "stop", "min_version": self.v, "max_version": self.v, "seconds": 1.0}
             told = {"reward": verdict.get("reward", 0.0), "correct": status == "value"}
             self.write(self.head, "scored", **ids, status=status, **told, **seen)
-        told = {"n": 3, "n_failed": 1, "accuracy": 1.0, "reward": 0.5}
+        told = {"n": 3, "n_failed": 1, "accuracy": 1.0, "reward": 0.5, "k": 1, "avg_at_k": 1.0, "avg_at_k_se": 0.0}
+        told |= {"maj_at_k": 1.0, "pass_at_k": 1.0, "version_first": self.v, "version_last": self.v}
         self.write(self.head, "evaluation", name="after", version=self.v, **told)
 
     def end(self) -> None:

@@ -341,6 +341,20 @@ def test_I10_an_error_that_counts_as_0_in_an_evaluation_is_caught(tmp_path: Path
     caught(tmp_path, "I10", edit, "an evaluation's n, reward and accuracy are of its values alone")
 
 
+@pytest.mark.parametrize(
+    ("changes", "rule", "sentence"),
+    [
+        ({"avg_at_k": 0.5}, "I10", "avg@k, its error and pass@k are of the answers"),
+        ({"k": 2, "pass_at_k": None}, "I3", "an evaluation ends when each problem has its 2 samples or has failed"),
+        ({"version_last": 9}, "I5", "have the versions that it names"),
+    ],
+)
+def test_an_evaluation_that_is_not_what_its_answers_are_is_caught(
+    changes: dict[str, float], rule: str, sentence: str, tmp_path: Path
+) -> None:
+    caught(tmp_path, rule, lambda forge: forge.of(HEAD, "evaluation")[0].update(changes), sentence)
+
+
 def test_I11_liveness_is_caught(tmp_path: Path) -> None:
     """A generator is there, a lost lease waits, nobody samples, scores or trains: nothing will ever happen."""
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,9 +77,15 @@ class Likeness:
             self.difference = f"{where}: {', '.join(found)}"
 
 
-def ring(folder: Path, n_generators: int, *, quiet: bool = True) -> Run:
-    """The system over real processes. Raises ConfigError when it does not end well."""
-    job = [sys.executable, "-m", "areal_bus.launch", CONFIG, *overrides(f"run.folder='{folder}/ring-{n_generators}'")]
+def ring(folder: Path, n_generators: int, *, quiet: bool = True, changes: Sequence[str] = ()) -> Run:
+    """The system over real processes; `changes` are further settings. Raises ConfigError when it does not end well."""
+    job = [
+        sys.executable,
+        "-m",
+        "areal_bus.launch",
+        CONFIG,
+        *overrides(f"run.folder='{folder}/ring-{n_generators}'", *changes),
+    ]
     code = demo.launch([demo.mpirun(), "-np", str(n_generators + 2), *job], quiet=quiet)
     if code != 0:
         raise ConfigError(
@@ -146,7 +152,8 @@ def steps(run: Run) -> Iterator[tuple[Line, list[Line]]]:
     kept = {}
     with (run.folder / "samples" / "tokens.jsonl").open(encoding="utf-8") as file:
         for sample in map(json.loads, file):
-            kept[sample["uid"], sample["sample"]] = sample
+            if not sample["evaluation"]:  # its problems have uids of their own
+                kept[sample["uid"], sample["sample"]] = sample
     batch: list[Line] = []
     for line in run.events("trajectory", "update", role="head"):
         if line["event"] == "update":

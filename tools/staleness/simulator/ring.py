@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Discard, Effect, End, Mark, Record, Save, Send
+from areal_bus.core.evaluation_plan import has_stopped_improving, history
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.state import HeadState
@@ -111,6 +112,8 @@ class Ring:
             witness.end()
             u = self.head.state.gate.u
             done = (u == scenario.total_steps and not scenario.rejects_all) or self.head.state.rows.is_exhausted
+            values = history("", scenario.rules.evaluate_metric, self.head.state.figures)
+            done = done or has_stopped_improving(values, patience=scenario.evaluate_patience)
             witness.check("I11", done, "ended well at update {}, without a reason", u)
         else:
             witness.check("I11", witness.excuses.explain(end.sentence), "ended in error: {}", end.sentence)

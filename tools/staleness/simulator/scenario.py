@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from areal_bus.core.data_source import Row
+from areal_bus.core.evaluation_plan import EvaluationSet
 from areal_bus.core.rules import HeadRules
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
@@ -76,6 +77,8 @@ class Scenario:
     n_rows: int | None = None  # of the data; None: more than are needed
     drop_last: bool = False
     n_problems: int = 0  # evaluated before and after
+    evaluate_every: int = 0  # versions between evaluations of two sets in training
+    evaluate_patience: int = 0  # evaluations without a better reward until the run stops early
     update_s: float = 5.0
     push_s: float = 2.0
     score_s: float = 1.0
@@ -134,14 +137,21 @@ class Scenario:
             checkpoint_keep=self.checkpoint_keep,
             evaluate_before=self.n_problems > 0,
             evaluate_after=self.n_problems > 0,
-            evaluate_samples=2,
+            evaluate_every=self.evaluate_every,
+            evaluate_share=0.5,
+            evaluate_metric="reward",
+            evaluate_patience=self.evaluate_patience,
+            evaluation_sets=self._sets(),
             partial_bytes=self.report_bytes,
-            problems=("{}",) * self.n_problems,
             on_timeout=self.on_timeout,
             on_error=self.on_error,
             partial_groups=self.partial_groups,
             max_refill=self.max_refill,
         )
+
+    def _sets(self) -> tuple[EvaluationSet, ...]:
+        main = EvaluationSet("", 2, ("{}",) * self.n_problems)
+        return (main, EvaluationSet("small", 1, ("{}",))) if self.evaluate_every else (main,)
 
     @property
     def slowest_s(self) -> float:
@@ -245,6 +255,9 @@ def _with_later_options(scenario: Scenario) -> Scenario:
     seed = scenario.seed
     timed = random.Random(f"checkpoints by time of {seed}")
     scenario = replace(scenario, p_timed=timed.choice((0.0, 0.0, 0.0, 0.5)))
+    if scenario.n_problems:
+        evaluates = random.Random(f"evaluations of {seed}")
+        scenario = replace(scenario, evaluate_every=evaluates.choice((0, 1, 1, 2)))
     if scenario.p_error:
         scenario = _under_declared_verdicts(scenario, random.Random(f"verdicts of {seed}"))
     if scenario.n_samples > 1:
