@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.join is not None:
             return join_job(options.join, options.key)
         config, file = load_settings(options.config, options.resume, options.set)
+        check_is_ring(config)
         if options.dry_run:
             return show_plan(rank, make_plan_page(config, file, size if size > 1 else None, every=options.all))
         check_rank_count(config, size, options.config or f"--resume {options.resume}")
@@ -103,6 +104,15 @@ def load_settings(file: str | None, resume: str | None, overrides: Sequence[str]
     if "config" not in origin:
         raise ConfigError(f"--resume takes the folder of a run: {resume} has no {ORIGIN}")
     return resolve(tree, str(Path(resume) / CONFIG), overrides), Path(origin["config"])
+
+
+def check_is_ring(config: Config) -> None:
+    """Raises ConfigError for settings of the loop in one process."""
+    if config.rollout.lags:
+        raise ConfigError(
+            "the lag of a ring follows from its timing: remove rollout.exact_lag, or train with the given lag in one "
+            "process: python -m actors.offline.exact_lag CONFIG.toml --out FOLDER"
+        )
 
 
 class Parser(argparse.ArgumentParser):

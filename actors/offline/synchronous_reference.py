@@ -65,7 +65,7 @@ class SynchronousReference:
 
     def __init__(self, config: Config, config_folder: Path, folder: Path, *, n_generators: int) -> None:
         """`folder`: the run's folder. Raises ConfigError for a config that is not synchronous or does not load."""
-        check(config, n_generators)
+        self._check(config, n_generators)
         sys.path.insert(0, str(config_folder))  # the user's modules
         self.config = config
         self.journal = Journal(folder / "journal", role="reference", index=0, incarnation=0)
@@ -89,7 +89,7 @@ class SynchronousReference:
             frozen=load_frozen_models(config, self._policy, model=self._model_folder, config_folder=config_folder),
             critic=load_critic(config, self._model_folder, self._settings, config_folder=config_folder),
         )
-        self._engines = [self._make_engine() for _ in range(n_generators)]
+        self._engines = [self._make_engine() for _ in range(self._n_engines(n_generators))]
         workflow = load_workflow(config)
         self._runners = [
             RolloutRunner(engine, workflow, self._tokenizer, config, name=f"generator-{i}.0", journal=self.journal)
@@ -109,30 +109,50 @@ class SynchronousReference:
             groups = self._sample_batch()
             if not groups or (config.data.drop_last and len(groups) < config.data.batch_size):
                 return
-            batch = build(items(groups, step), step=step, clock=step, n_groups=len(groups), eta=0)
+            eta = config.rollout.max_head_offpolicyness
+            batch = build(items(groups, step), step=step, clock=step, n_groups=len(groups), eta=eta)
             stats = self._actor.ppo_update(self._actor.compute_advantages_and_returns(batch))
             yield ReferenceStep(self._actor.version, stats, self.digest, groups)
+
+    # which engine samples a prompt, and with which weights
+
+    def _check(self, config: Config, n_generators: int) -> None:
+        check(config, n_generators)
+
+    def _n_engines(self, n_generators: int) -> int:
+        return n_generators
+
+    def _engine_of(self, prompt: Prompt) -> int:
+        """Index of the engine that samples a prompt."""
+        return prompt.uid % len(self._engines)
+
+    def _update_engines(self) -> None:
+        """Give every engine a copy of the newest weights."""
+        for engine in self._engines:
+            engine.update(self._actor.version, self._weights())
 
     # models
 
     def _make_policy(self) -> Policy:
         """The learner's policy at version 0, after the configured warm-up."""
-        config = self.config
-        policy = load_policy(config, self._model_folder, self._settings)
-        if config.learner.warmup.steps:
-            demonstrations = demonstrate(self._rows, self._tokenizer, config.data)
-            capacity = config.learner.max_tokens_per_mb
-            warm_up(
-                policy,
-                demonstrations,
-                config.learner.warmup,
-                seed=config.run.seed,
-                capacity=capacity,
-                journal=self.journal,
-                pulse=HeartbeatState(),
-                tick=lambda: None,
-            )
+        policy = load_policy(self.config, self._model_folder, self._settings)
+        if self.config.learner.warmup.steps:
+            self._warm_up(policy)
         return policy
+
+    def _warm_up(self, policy: Policy) -> None:
+        config = self.config
+        demonstrations = demonstrate(self._rows, self._tokenizer, config.data)
+        warm_up(
+            policy,
+            demonstrations,
+            config.learner.warmup,
+            seed=config.run.seed,
+            capacity=config.learner.max_tokens_per_mb,
+            journal=self.journal,
+            pulse=HeartbeatState(),
+            tick=lambda: None,
+        )
 
     def _make_engine(self) -> BuiltinEngine:
         model = empty_model(self._model_folder, self.config.model.dtype, "cpu")
@@ -148,11 +168,6 @@ class SynchronousReference:
         """A copy of the policy's weights in the engines' dtype."""
         kept = self._policy.parameters()
         return {name: weight.detach().to(self._policy.dtype, copy=True) for name, weight in kept.items()}
-
-    def _update_engines(self) -> None:
-        """Give every engine a copy of the newest weights."""
-        for engine in self._engines:
-            engine.update(self._actor.version, self._weights())
 
     # a batch
 
@@ -188,7 +203,7 @@ class SynchronousReference:
         """Sample the prompts, one engine after the other. Yields the groups that could be sampled and scored."""
         made: dict[int, list[Trajectory]] = {prompt.uid: [] for prompt in prompts}
         for index, runner in enumerate(self._runners):
-            share = [prompt for prompt in prompts if prompt.uid % len(self._runners) == index]
+            share = [prompt for prompt in prompts if self._engine_of(prompt) == index]
             for outcome in sample_share(runner, share):
                 made[outcome.uid].append(outcome)
         for trajectories in made.values():
@@ -201,22 +216,36 @@ class SynchronousReference:
 
     def _score(self, trajectory: Trajectory) -> tuple[float, bool | None] | None:
         """Reward and correctness; None when the reward function fails and reward.on_error is "refund"."""
+        value = self._value(trajectory)
+        if value is None and (reward := declared(self.config.reward.on_error)) is not None:
+            return reward, None
+        return value
+
+    def _value(self, trajectory: Trajectory) -> tuple[float, bool | None] | None:
+        """What the reward function returns: reward and correctness; None when it fails."""
         try:
             value = self._reward(trajectory.prompt_text, trajectory.text, json.loads(trajectory.row))
             result = read_value(value)
         except Exception as error:  # noqa: BLE001  user code: reward.on_error applies
             why = f"{type(error).__name__}: {error}"
             print(f"no score of prompt {trajectory.uid}, sample {trajectory.sample}: {why}", file=sys.stderr)
-            reward = declared(self.config.reward.on_error)
-            return None if reward is None else (reward, None)
+            return None
         return result["reward"], result["correct"]
 
 
 def check(config: Config, n_generators: int) -> None:
     """Raises ConfigError for a config that the synchronous loop cannot reproduce."""
+    if config.rollout.max_head_offpolicyness != 0:
+        raise ConfigError(
+            "the reference is synchronous: set rollout.max_head_offpolicyness = 0 (it is "
+            f"{config.rollout.max_head_offpolicyness})"
+        )
+    check_loop(config, n_generators)
+
+
+def check_loop(config: Config, n_generators: int) -> None:
+    """Raises ConfigError for a config that no loop in one process can run."""
     rules = [
-        (config.rollout.max_head_offpolicyness != 0, "the reference is synchronous: set "
-         f"rollout.max_head_offpolicyness = 0 (it is {config.rollout.max_head_offpolicyness})"),
         (config.topology.learners != 1, f"the reference has one learner: topology.learners is "
          f"{config.topology.learners}"),
         (config.learner.loop != LearnerConfig().loop, f"the reference is a loop of its own: learner.loop is "

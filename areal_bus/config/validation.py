@@ -152,6 +152,12 @@ def _engine(c: Config) -> list[Rule]:
     n = c.topology.generators
     return [
         (
+            bool(c.rollout.lags)
+            and not 0 <= min(c.rollout.lags) <= max(c.rollout.lags) <= c.rollout.max_head_offpolicyness,
+            f"rollout.exact_lag = {c.rollout.exact_lag} must lie between 0 and rollout.max_head_offpolicyness "
+            f"({c.rollout.max_head_offpolicyness}), or its tokens are masked",
+        ),
+        (
             not is_served and bool(server_keys),
             f"the {name} engine has no server: remove engine.{server_keys[0] if server_keys else ''}, or set "
             'rollout.engine = "sglang" or "vllm"',

@@ -1,0 +1,236 @@
+"""A given lag (actors.offline.exact_lag) and sweeps over it (tools.sweep)."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.offline.exact_lag import ExactLagLoop
+from actors.offline.synchronous_reference import ReferenceStep, SynchronousReference
+from areal_bus.config.loader import load
+from areal_bus.errors import ConfigError
+from launch.main import main as launch
+from tools.sweep import __main__ as sweep
+from tools.sweep.comparison import paired, summaries
+from tools.sweep.plan import jobs_of, read_sweep
+from tools.sweep.results import Result, area
+
+ROOT = Path(__file__).parents[2]
+BASE = ROOT / "configs" / "sweeps" / "lag-base.toml"
+SMALL = {
+    "model.scratch.hidden_size": 16,
+    "model.scratch.layers": 1,
+    "model.scratch.heads": 2,
+    "data.batch_size": 3,
+    "gconfig.n_samples": 2,
+    "gconfig.max_new_tokens": 4,
+    "learner.warmup.steps": 2,
+    "run.total_train_steps": 6,
+    "evaluate.limit": 3,
+    "evaluate.every_steps": 4,
+    "actor.ppo_n_minibatches": 1,
+}
+
+
+def options(**changes: object) -> list[str]:
+    return [f"{key}={value}" for key, value in SMALL.items()] + [
+        f"{key.replace('__', '.')}={value}" for key, value in changes.items()
+    ]
+
+
+def train(folder: Path, *, warm_ups: Path | None = None, **changes: object) -> tuple[list[ReferenceStep], ExactLagLoop]:
+    folder.mkdir(exist_ok=True)
+    loop = ExactLagLoop(load(BASE, options(**changes), {}), BASE.parent, folder, warm_ups=warm_ups)
+    steps = list(loop.train())
+    loop.journal.close()
+    return steps, loop
+
+
+def versions(step: ReferenceStep) -> list[set[int]]:
+    """For each group: the versions that sampled its tokens."""
+    return [{version for t, _, _ in group for version, _ in t.spans} for group in step.groups]
+
+
+@pytest.mark.parametrize("lag", [0, 2, 9])
+def test_each_batch_is_sampled_by_exactly_the_given_lag(tmp_path: Path, lag: int) -> None:
+    steps, _ = train(tmp_path, rollout__exact_lag=lag)
+    clocks = range(6)
+    assert [versions(step) for step in steps] == [[{max(clock - lag, 0)}] * 3 for clock in clocks]
+    assert all(step.stats["n_tokens_masked"] == 0 for step in steps)
+
+
+def test_a_mixture_draws_a_lag_for_each_prompt_and_repeats(tmp_path: Path) -> None:
+    steps, loop = train(tmp_path / "a", rollout__exact_lag="[0, 0, 3]")
+    again, repeated = train(tmp_path / "b", rollout__exact_lag="[0, 0, 3]")
+    lags = [clock - version for clock, step in enumerate(steps) for (version,) in versions(step) if clock >= 3]
+    assert set(lags) == {0, 3}
+    assert [versions(step) for step in steps] == [versions(step) for step in again]
+    assert loop.digest == repeated.digest
+
+
+def test_without_lag_it_is_the_synchronous_reference_bit_for_bit(tmp_path: Path) -> None:
+    steps, _ = train(tmp_path, rollout__exact_lag=0)
+    config = load(BASE, options(rollout__max_head_offpolicyness=0), {})
+    reference = SynchronousReference(config, BASE.parent, tmp_path / "reference", n_generators=1)
+    assert [step.digest for step in reference.run()] == [step.digest for step in steps]
+
+
+def test_runs_with_the_same_warm_up_share_its_weights(tmp_path: Path) -> None:
+    alone, _ = train(tmp_path / "alone")
+    first, _ = train(tmp_path / "first", warm_ups=tmp_path / "weights", actor__lr=1e-4)
+    second, _ = train(tmp_path / "second", warm_ups=tmp_path / "weights")
+    assert [step.digest for step in second] == [step.digest for step in alone]
+    assert first[-1].digest != second[-1].digest
+    assert len(list((tmp_path / "weights").iterdir())) == 1
+
+
+def test_an_evaluation_counts_a_failed_reward_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing.py").write_text("def score(prompt, completion, row):\n    raise ValueError('no verdict')\n")
+    loop = ExactLagLoop(
+        load(BASE, options(reward__function="failing:score", reward__on_error=0.5), {}), tmp_path, tmp_path / "run"
+    )
+    loop._evaluate("before")
+    loop.journal.close()
+    (line,) = list((tmp_path / "run" / "journal").glob("*.jsonl"))
+    assert '"n":12,"n_failed":12,"accuracy":null,"reward":null' in line.read_text()
+
+
+def test_a_ring_refuses_a_given_lag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch([str(BASE)]) == 2
+    assert "the lag of a ring follows from its timing: remove rollout.exact_lag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("seeds = 2", "config: Field required"),
+        ('config = "base.toml"', "has no axis: add [grid]"),
+        ('config = "base.toml"\n[grid]\n"actor.lrr" = [1]', r"cell (actor.lrr = 1): unknown key actor.lrr"),
+        ('config = "base.toml"\n[grid]\n"rollout.exact_lag" = [0, 65]', "cell (rollout.exact_lag = 65): rollout.exact"),
+        ('config = "none.toml"\n[grid]\n"actor.lr" = [1]', "none.toml"),
+        ('config = "base.toml"\ngrid = 3', "grid: Input should be a valid dictionary"),
+        ("config = ", "is not TOML"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_by_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "base.toml").write_text(BASE.read_text())
+    (tmp_path / "sweep.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        jobs_of(read_sweep(tmp_path / "sweep.toml"), tmp_path / "sweep.toml")
+    assert sentence in str(caught.value)
+
+
+def test_blocks_inherit_and_a_job_of_two_blocks_runs_once(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(BASE.read_text())
+    (tmp_path / "sweep.toml").write_text("""
+config = "base.toml"
+seeds = [3, 5]
+[set]
+"actor.lr" = 1e-3
+[grid]
+"rollout.exact_lag" = [0, 4]
+[[block]]
+[[block]]
+grid = { "rollout.exact_lag" = [4, 8] }
+[[block]]
+seeds = 1
+variants = { loss = { naive = { "actor.use_decoupled_loss" = false } } }
+""")
+    jobs = jobs_of(read_sweep(tmp_path / "sweep.toml"), tmp_path / "sweep.toml")
+    found = [(job.seed, *job.cell.values()) for job in jobs]
+    assert found == [(1, "0", "naive"), (1, "4", "naive"), *[(seed, lag) for seed in (3, 5) for lag in ("0", "4", "8")]]
+    assert jobs[0].load().actor.lr == 1e-3
+    assert not jobs[0].load().actor.use_decoupled_loss
+
+
+SCORES = st.dictionaries(st.integers(1, 20), st.floats(0, 1), min_size=2)
+
+
+@given(SCORES, st.floats(-1, 1))
+def test_a_paired_difference_of_a_shift_is_the_shift(scores: dict[int, float], shift: float) -> None:
+    found = paired({seed: score + shift for seed, score in scores.items()}, scores)
+    assert found is not None
+    assert found.low is not None
+    assert found.high is not None
+    assert found.mean == pytest.approx(shift, abs=1e-9)
+    assert found.low <= found.mean <= found.high
+    assert found.n == len(scores)
+
+
+def test_the_interval_decides_what_is_said() -> None:
+    def verdict(*differences: float) -> str:
+        found = paired(dict(enumerate(differences)), dict.fromkeys(range(len(differences)), 0.0))
+        assert found is not None
+        return found.verdict
+
+    assert verdict(0.1, -0.1, 0.05) == "no difference seen"
+    assert verdict(-0.10, -0.11, -0.12) == "lower"
+    assert verdict(0.10, 0.11, 0.12) == "higher"
+    assert verdict(0.1) == "one seed only"
+    three = paired({1: 0.1, 2: 0.2, 3: 0.3}, {1: 0.0, 2: 0.0, 3: 0.0, 4: 9.0})
+    assert three is not None
+    assert three.low == pytest.approx(0.2 - 4.303 * 0.1 / 3**0.5)
+
+
+def test_a_cell_is_compared_with_the_baseline_of_its_other_axes() -> None:
+    def result(lag: str, loss: str, score: float) -> Result:
+        return Result(f"{lag}{loss}", {"lag": lag, "loss": loss}, 1, score=score)
+
+    found = summaries([result("0", "a", 0.5), result("4", "a", 0.25), result("4", "b", 0.125)], {"lag": "0"})
+    assert [one.is_baseline for one in found] == [True, False, False]
+    assert found[1].against is not None
+    assert found[1].against.mean == -0.25
+    assert found[2].against is None  # its baseline has not run
+
+
+def test_the_area_is_the_mean_over_versions() -> None:
+    assert area([(0, 0.0), (10, 1.0), (30, 1.0)]) == pytest.approx((5 + 20) / 30)
+    assert area([(0, 1.0)]) is None
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_and_ends_with_table_csv_and_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "base.toml").write_text(BASE.read_text())
+    file = tmp_path / "sweep.toml"
+    small = "\n".join(f'"{key}" = {value}' for key, value in SMALL.items())
+    file.write_text(f"""config = "base.toml"
+seeds = 1
+[set]
+{small}
+[baseline]
+"rollout.exact_lag" = 0
+[grid]
+"rollout.exact_lag" = [0, 2]
+""")
+    line = [str(file), "--out", str(tmp_path / "out"), "--cores", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tools.sweep", *line], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert next(line for line in process.stdout if line.startswith("[")).startswith("[1/2]")
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 130
+    results = tmp_path / "out" / "results.jsonl"
+    (first,) = results.read_text().splitlines()
+
+    assert sweep.main(line) == 0
+    out = capsys.readouterr().out
+    assert next(text for text in out.splitlines() if text.startswith("[")).startswith("[2/2]")
+    assert results.read_text().splitlines()[0] == first
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 3
+    assert "baseline" in out
+    assert "one seed only" in out
+    pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
+    assert "<svg" in (tmp_path / "out" / "plot.svg").read_text()
+
+    assert sweep.main([*line, "--report"]) == 0
+    assert sweep.main([*line, "--dry-run"]) == 0
+    assert "2 jobs, 2 done, 0 to do" in capsys.readouterr().out

@@ -1,0 +1,162 @@
+"""Reads a sweep file and makes its jobs: every cell of every block, once for each seed.
+
+A cell is one value on each axis. An axis is a config key with values ([grid]) or a name with named sets of keys
+([variants.NAME]). A block is a grid of its own that inherits what the file says at its top.
+"""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from areal_bus.config import loader
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
+
+Setting = bool | int | float | str | list[Any] | dict[str, Any]
+Keys = dict[str, Setting]  # config key -> value
+MAX_NAME = 120  # characters of a job's folder
+
+
+class Block(BaseModel):
+    """A grid: `set` for all cells, axes in `grid` and `variants`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    config: Path | None = None
+    seeds: int | list[int] | None = None
+    set: Keys = {}
+    grid: dict[str, list[Setting]] = {}
+    variants: dict[str, dict[str, Keys]] = {}
+    labels: dict[str, str] = {}
+
+
+class SweepFile(BaseModel):
+    """A whole sweep file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    config: Path
+    seeds: int | list[int] = 5
+    out: Path | None = None
+    ranks: int = Field(4, ge=1)
+    metric: str = "avg_at_k"
+    x: str = ""
+    baseline: dict[str, Setting] = {}
+    set: Keys = {}
+    grid: dict[str, list[Setting]] = {}
+    variants: dict[str, dict[str, Keys]] = {}
+    labels: dict[str, str] = {}
+    block: list[Block] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run: a cell with a seed."""
+
+    config: Path
+    cell: Mapping[str, str]  # axis -> value, as text
+    keys: Mapping[str, Setting]  # all settings over the config file
+    seed: int
+    digest: str  # of everything that decides the result
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        of = ",".join(f"{axis.rpartition('.')[2]}={value}" for axis, value in self.cell.items())
+        text = re.sub(r"[^A-Za-z0-9._=,-]+", "_", f"{of},seed={self.seed}".lstrip(","))
+        return f"{text[:MAX_NAME]}-{self.digest[:8]}"
+
+    @property
+    def options(self) -> list[str]:
+        """As `--set` options."""
+        return [f"{key}={as_toml(value)}" for key, value in self.keys.items()]
+
+    def load(self) -> Config:
+        """Raises ConfigError for settings that no run accepts."""
+        try:
+            return loader.load(self.config, self.options)
+        except ConfigError as error:
+            cell = ", ".join(f"{axis} = {value}" for axis, value in self.cell.items())
+            raise ConfigError(f"cell ({cell}): {error}") from None
+
+
+def as_toml(value: Setting) -> str:
+    """A value as on a command line."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {as_toml_item(item)}" for key, item in value.items()) + "}"
+    return as_toml_item(value)
+
+
+def as_toml_item(value: Any) -> str:
+    return json.dumps(value)
+
+
+def read_sweep(path: Path) -> SweepFile:
+    """Raises ConfigError for a file that is no sweep."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = SweepFile.model_validate(tree)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path}: {where}: {first['msg']}") from None
+    if not (found.grid or found.variants or found.block):
+        raise ConfigError(f"{path} has no axis: add [grid] with config keys and lists, or [variants.NAME]")
+    return found
+
+
+def jobs_of(sweep: SweepFile, path: Path) -> list[Job]:
+    """All jobs, seeds outermost: a sweep that is cut short has few seeds of all cells. A job that two blocks name is
+    run once. Raises ConfigError for a cell that no run accepts.
+    """
+    found: dict[str, Job] = {}
+    for block in sweep.block or [Block()]:
+        for job in _block_jobs(sweep, block, path.parent):
+            found.setdefault(job.digest, job)
+    jobs = sorted(found.values(), key=lambda job: job.seed)
+    for job in jobs:
+        if job.seed == jobs[0].seed:
+            job.load()
+    return jobs
+
+
+def _block_jobs(sweep: SweepFile, block: Block, folder: Path) -> Iterator[Job]:
+    config = folder / (block.config or sweep.config)
+    points: dict[str, list[tuple[str, Keys]]] = {
+        key: [(as_toml(value), {key: value}) for value in values] for key, values in (sweep.grid | block.grid).items()
+    }
+    points |= {axis: list(variants.items()) for axis, variants in (sweep.variants | block.variants).items()}
+    labels: list[tuple[str, str, Keys]] = [(axis, value, {}) for axis, value in (sweep.labels | block.labels).items()]
+    for chosen in product(*[[(axis, name, keys) for name, keys in values] for axis, values in points.items()]):
+        cell = {axis: name for axis, name, _ in [*labels, *chosen]}
+        keys: Keys = sweep.set | block.set
+        for _, _, of_value in chosen:
+            keys = keys | of_value
+        for seed in seeds_of(sweep.seeds if block.seeds is None else block.seeds):
+            yield _job(config, cell, keys | {"run.seed": seed}, seed)
+
+
+def seeds_of(seeds: int | list[int]) -> list[int]:
+    """A number n means seeds 1 to n."""
+    return list(range(1, seeds + 1)) if isinstance(seeds, int) else seeds
+
+
+def _job(config: Path, cell: Mapping[str, str], keys: Keys, seed: int) -> Job:
+    try:
+        text = json.dumps(loader.read_file(config), sort_keys=True, default=str)
+    except OSError as error:
+        raise ConfigError(f"{config} cannot be read: {error.strerror}") from None
+    what = json.dumps([text, dict(cell), keys], sort_keys=True)
+    return Job(config, cell, keys, seed, hashlib.sha256(what.encode()).hexdigest())
