@@ -28,6 +28,7 @@ from actors.workflows.loading import check_workflow
 from actors.workflows.prompts import Question, prompt_lengths, prompt_of
 from areal_bus.config.algorithms import is_users
 from areal_bus.config.sections import Config, LearnerConfig, WorkflowConfig
+from areal_bus.config.trackers import check_installed
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.parent_death import die_with_parent
 from launch.process import actor_environment
@@ -115,6 +116,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     folder = config_file.resolve().parent
     sys.path.insert(0, str(folder))
     found = [] if run is None else check_changes(run, config)
+    check_installed(config.journal.tracker)
     model = check_model(config, folder)
     check_frozen_models(config, folder, model)
     rows, problems = load_all_rows(config, folder)

@@ -19,6 +19,7 @@ from areal_bus.messages import Role
 from areal_bus.transport.curve import KeyPair, new_pair
 from launch.bootstrap import Bootstrap, RanksMissing, open_bootstrap, rank_and_size
 from launch.elastic import GUEST_IDENTITY, write_invitation
+from launch.followers import Followers
 from launch.gpus import check_gpus, count_gpus
 from launch.network import (
     HeadEndpoint,
@@ -96,8 +97,13 @@ def run_actors(
     """Start the actors of this rank and wait for them. Exit code."""
     rank = bootstrap.rank
     cleanup: list[HeadEndpoint | PidFile] = []  # removed at the end of the job
+    followers = Followers()
     supervisor = Supervisor(
-        rank=rank, launch=config.launch, watchdog=config.watchdog, at_end=lambda: remove_all(cleanup)
+        rank=rank,
+        launch=config.launch,
+        watchdog=config.watchdog,
+        at_end=lambda: remove_all(cleanup),
+        at_poll=followers.check,
     )
     try:
         answer = prepare_run(config, file, cleanup, facts=facts, address=addresses[0][1]) if rank == 0 else {}
@@ -122,6 +128,7 @@ def run_actors(
                 of_a_guest = replace(plain, role=str(Role.GENERATOR), rank=len(places), device=device)
                 write_invitation(with_keys(of_a_guest, guest, places, facts) if is_encrypted else of_a_guest)
                 cleanup.append(PidFile(supervisor.run))
+                followers.start(supervisor.run, config.journal.tracker)
             supervisor.start(context, places[rank].gpus if context.device == "cuda" else ())
         return supervisor.wait()
     except ArealBusError as error:  # a rank is missing: each rank names those that it waits for
@@ -130,6 +137,7 @@ def run_actors(
         return 1
     finally:
         remove_all(cleanup)
+        followers.end()
 
 
 def journal_folders(config: Config, start: dict[str, Any]) -> list[Path]:

@@ -71,6 +71,7 @@ class Supervisor:
     n_ranks: int = 0  # of mpirun; 0: no mpirun
     command: Sequence[str] = (sys.executable, *(["-O"] if not __debug__ else []), "-m", "actors.runtime.start")
     at_end: Callable[[], None] = lambda: None  # called after SIGTERM to the actors
+    at_poll: Callable[[], None] = lambda: None  # called about once a second
     waits_for_job: bool = False  # also without actors: a rank that waits in MPI_Finalize instead would spin
     is_guest: bool = False  # its actor joined a running job: the first signal asks it to leave
     times: SupervisorTimes = SupervisorTimes()
@@ -111,6 +112,7 @@ class Supervisor:
 
     def _poll_all(self, now: float) -> int | None:
         """Check all actors, the run's folder and the drain deadline. Exit code of the rank when it is done."""
+        self.at_poll()
         for actor in self.actors:
             if (code := self._poll_actor(actor, now)) is not None:
                 return code

@@ -20,6 +20,7 @@ from areal_bus.config.sections import ScratchConfig
 from tests.actors.models.test_families import FAMILIES, V, plain, saved
 from tests.support.listening import of_the_launcher, watched
 from tests.support.replaying import replay_run
+from tools import export
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -63,13 +64,23 @@ SHORT = pytest.param(("run.total_train_steps=12", "learner.warmup.steps=20"), id
 @pytest.fixture(scope="module", params=[SHORT, WHOLE])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder. `make test` runs the first steps, `make test-all` also all steps of the config."""
-    return launch(tmp_path_factory.mktemp("tiny"), "bus.silent_s=60", *request.param)  # no death: a replay has no clock
+    return launch(
+        tmp_path_factory.mktemp("tiny"), "bus.silent_s=60", 'journal.tracker=["csv"]', *request.param
+    )  # no death: a replay has no clock
 
 
 @pytest.mark.parametrize("run", [WHOLE], indirect=True)
 def test_the_tiny_model_learns(run: Path) -> None:
     """0.15 to 0.21 with other seeds or other roundings; by chance alone, with 2,560 samples in each mean, 0.01."""
     assert gain(run) >= 0.1
+
+
+def test_a_tracker_beside_the_job_has_the_series_of_its_whole_journal(run: Path, tmp_path: Path) -> None:
+    export.main([str(run), "--to", "csv", "--out", str(tmp_path)])
+    beside, afterwards = (folder / "csv" / "scalars.csv" for folder in (run / "trackers", tmp_path))
+    assert beside.read_text() == afterwards.read_text()
+    rows = [row.split(",")[0] for row in beside.read_text().splitlines()[1:]]
+    assert rows == [str(update["version"]) for update in events(run, "head-0.0", "update")]
 
 
 def test_every_step_is_trained_pushed_and_published(run: Path) -> None:

@@ -5,30 +5,20 @@ It reads only files, so it works for a run that moves, hangs or was killed, on t
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tools import run, terminal
 from tools.processes import Process, process_of
 from tools.run import Line, Run
+from tools.run_status import HEAD_EVENTS, MAX_SHOWN, HeadStatus, RunStatus, Start
 
 SILENT_S = 15.0  # a process writes about once a second, the head also when nothing happens
 TAIL_BYTES = 1 << 18
 REGISTER_INTERVAL_S = 7.0  # the head checks the waits every 5 s and writes changes: an older register is still valid
-MAX_SHOWN = 5
 
-HEAD_EVENTS = ("start", "end", "failed", "member", "joined", "term", "update", "publish", "refused", "wait", "stall")
-TEXTS = {  # text fields that are read, by event
-    "wait": ("who", "what", "on", "detail", "verdict"),
-    "stall": ("scope", "action", "verdict"),
-    "refused": ("what", "sender", "why"),
-    "member": ("name",),
-    "joined": ("name",),
-}
-NUMBERS = {"wait": ("i", "n", "since_s"), "term": ("term", "version"), "update": ("version",), "publish": ("version",)}
 EPILOG = """\
 The state of processes on this host comes from /proc, of others from the journal, 15 s later. Exit code: 0 the run is
 alive, or ended without an error; 1 it is stalled, interrupted, dead or ended with an error; 2 no such run."""
@@ -59,60 +49,6 @@ class ActorStatus:
 
 
 @dataclass(slots=True)
-class HeadStatus:
-    """The journal of the head's last incarnation, summarized."""
-
-    version: int | None = None
-    published: int | None = None
-    term: int = 0
-    states: dict[str, str] = field(default_factory=dict)
-    hosts: dict[str, str] = field(default_factory=dict)  # by name; the head runs on the host of learner 0
-    waits: list[Line] = field(default_factory=list)  # the last complete register
-    register: list[Line] = field(default_factory=list)  # the register that is being read
-    stall: Line | None = None  # the current stall of the ring
-    stalls: list[Line] = field(default_factory=list)  # the last stalls, also of members
-    n_refused: int = 0
-    refused: Line | None = None
-    end: Line | None = None
-    error: str = ""
-
-    def take(self, line: Line) -> None:
-        event = line["event"]
-        if event in ("member", "joined"):
-            self.states[line["name"]] = str(line.get("state", "joining"))
-            if event == "joined":
-                self.hosts[line["name"]] = str(line.get("host", ""))
-        elif event == "term":
-            self.term, self.version, self.published = line["term"], line["version"], line["version"]
-        elif event == "update":
-            self.version = line["version"]
-        elif event == "publish":
-            self.published = line["version"]
-        elif event == "refused":
-            self.n_refused, self.refused = self.n_refused + 1, line
-        elif event == "wait":
-            self._register(line)
-        elif event == "stall":
-            self._stall(line)
-        elif event == "failed" and "name" not in line:
-            self.error = str(line.get("error", ""))
-        elif event == "end":
-            self.end = line
-
-    def _register(self, line: Line) -> None:
-        """Add a line to the register, which is valid when its last line exists."""
-        self.register = [line] if line["i"] == 0 else [*self.register, line]
-        if len(self.register) >= line["n"]:
-            self.waits = self.register if line["n"] else []
-
-    def _stall(self, line: Line) -> None:
-        if line["scope"] == "ring":
-            self.stall = None if line["action"] == "over" else line
-        if line["action"] != "over":
-            self.stalls = [*self.stalls, line][-MAX_SHOWN:]
-
-
-@dataclass(slots=True)
 class WhyReport:
     """The report; `--json` prints these fields."""
 
@@ -139,14 +75,15 @@ class WhyReport:
 
 def make_report(where: Run, now: float) -> WhyReport:
     """The report on a run at `now` (wall time)."""
-    head, starts_of = HeadStatus(), _starts_by_actor(where)
-    for line in where.events(*HEAD_EVENTS, role="head"):
-        if not _is_complete(line):
-            print(f"skipped a damaged line of the head: {line.get('seq')} ({line['event']})", file=sys.stderr)
-            continue
-        if line["event"] == "start":
-            head = HeadStatus(n_refused=head.n_refused, refused=head.refused)
-        head.take(line)
+    status = RunStatus(where)
+    for line in where.events(*HEAD_EVENTS):
+        status.take(line)
+    return report_of(status, now)
+
+
+def report_of(status: RunStatus, now: float) -> WhyReport:
+    """The report at `now` from the lines that were read; it also reads the ends of the files and /proc."""
+    where, head, starts_of = status.where, status.head, status.starts_by_actor()
     actors = [_actor(place, starts, head, now) for place, starts in starts_of.items()]
     state, sentence = _state_and_sentence(head, actors, was_asked=_was_asked_to_end(where), crash=_crash(where, actors))
     silences = [actor.silent_s for actor in actors if actor.name.startswith("head-")]
@@ -172,13 +109,6 @@ def make_report(where: Run, now: float) -> WhyReport:
         if head.refused is None
         else f"{head.refused['what']} of {head.refused['sender']}: {head.refused['why']}",
     )
-
-
-def _is_complete(line: Line) -> bool:
-    """Whether all fields that are read here exist and have their type."""
-    event = line["event"]
-    are_texts = all(isinstance(line.get(key), str) for key in TEXTS.get(event, ()))
-    return are_texts and all(run.is_number(line.get(key)) for key in ("wall", *NUMBERS.get(event, ())))
 
 
 def _was_asked_to_end(where: Run) -> bool:
@@ -251,21 +181,9 @@ def _dead_state(head: HeadStatus, least_s: float, *, was_asked: bool, crash: str
 
 # journals of the actors
 
-Start = tuple[str, float, Path]  # name, wall, file
-
-
-def _starts_by_actor(where: Run) -> dict[str, list[Start]]:
-    """The starts of each actor, in order."""
-    found: dict[str, list[Start]] = {}
-    for path in where.journals():
-        name = path.name.removesuffix(".jsonl")
-        starts = [float(line["wall"]) for line in run.lines(path, "start")]
-        found.setdefault(name.rpartition(".")[0], []).extend((name, wall, path) for wall in starts or [0.0])
-    return {place: sorted(starts, key=lambda start: start[1]) for place, starts in found.items()}
-
 
 def _actor(place: str, starts: list[Start], head: HeadStatus, now: float) -> ActorStatus:
-    name, began, path = starts[-1]
+    name, began, path, pid = starts[-1]
     last = _last_lines(path)
     silent_s = max(0.0, now - float(last[-1]["wall"] if last else began))
     doing = ""
@@ -279,15 +197,8 @@ def _actor(place: str, starts: list[Start], head: HeadStatus, now: float) -> Act
             break
     state = head.states.get(name, "") if place != "head-0" else ""
     known = name if place != "head-0" else next((x for x in reversed(head.hosts) if x.startswith("learner-0.")), "")
-    pid = _pid(path)
     process = process_of(path, pid, head.hosts.get(known, ""))
     return ActorStatus(name, state, round(silent_s, 3), doing, len(starts), str(process), pid)
-
-
-def _pid(path: Path) -> int:
-    """The pid of the newest start in this file; 0 if unknown."""
-    pids = [line.get("pid", 0) for line in run.lines(path, "start")]
-    return pids[-1] if pids and isinstance(pids[-1], int) else 0
 
 
 def _last_lines(path: Path) -> list[Line]:
@@ -311,7 +222,7 @@ def _restarts(starts_of: dict[str, list[Start]]) -> list[str]:
     """The last restarts."""
     later = [start for starts in starts_of.values() for start in starts[1:]]
     return [
-        f"{_format_time({'wall': wall})} {name}" for name, wall, _ in sorted(later, key=lambda x: x[1])[-MAX_SHOWN:]
+        f"{_format_time({'wall': wall})} {name}" for name, wall, *_ in sorted(later, key=lambda x: x[1])[-MAX_SHOWN:]
     ]
 
 

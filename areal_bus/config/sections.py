@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from areal_bus.config.trackers import Tracker
+
 
 class Section(BaseModel):
     model_config = ConfigDict(
@@ -530,6 +532,8 @@ class JournalConfig(Section):
     """Keep every trained and evaluated sample (text, reward, spans) beside the journal."""
     tokens: bool = False
     """Keep the token ids and log-probs of these samples as well; `tools.audit --recompute` checks them."""
+    tracker: tuple[Tracker, ...] = ()
+    """Trackers that a process beside the job feeds from the journal (docs/trackers.md). Each needs its package."""
 
 
 class Config(Section):

@@ -236,4 +236,8 @@ def _ring(c: Config) -> list[Rule]:
             c.journal.tokens and not c.journal.samples,
             "journal.tokens keeps the tokens of kept samples: set journal.samples = true (or journal.tokens = false)",
         ),
+        (
+            len(set(c.journal.tracker)) < len(c.journal.tracker),
+            f"journal.tracker names each tracker once: it is {list(c.journal.tracker)}",
+        ),
     ]

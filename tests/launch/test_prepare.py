@@ -152,6 +152,12 @@ def test_a_journal_folder_that_cannot_be_written_is_refused(file: Path) -> None:
     assert "journal.dir must be a writable folder: taken/j" in refusal(file, "journal.dir=taken/j")
 
 
+def test_a_tracker_whose_package_is_missing_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("areal_bus.config.trackers.find_spec", lambda package: None)
+    said = refusal(file, 'journal.tracker=["csv", "wandb"]')
+    assert said.endswith("run pip install --constraint constraints.txt wandb")
+
+
 def test_an_invalid_scratch_shape_is_refused(file: Path) -> None:
     assert "must be an even multiple" in refusal(file, "model.scratch.heads=3")
 

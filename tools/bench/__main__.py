@@ -17,6 +17,7 @@ from tools.bench.generate import bench as generate
 from tools.bench.harness.protocol import Bench
 from tools.bench.jobs import async_speedup, demo, interrupt, simulator_accuracy, throughput_bound
 from tools.bench.loss import bench as loss
+from tools.bench.observability import bench as observability
 from tools.bench.pack import bench as pack
 from tools.bench.push import bench as push
 from tools.bench.reward import bench as reward
@@ -36,6 +37,7 @@ BENCHES: Mapping[str, Bench] = {
     "generate": generate.GenerateBench(),
     "interrupt": interrupt.Interrupt(),
     "loss": loss.LossBench(),
+    "observability": observability.Observability(),
     "pack": pack.PackBench(),
     "push": push.PushBench(),
     "reward": reward.RewardBench(),

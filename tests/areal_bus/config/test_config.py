@@ -80,6 +80,8 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("launch.rendezvous=ipc://", 'launch.rendezvous must be "tcp://HOST:PORT"'),
         ("actor.recompute_logprobs=false", 'actor.correction = "decoupled" needs the proximal log-probs'),
         ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
+        ('journal.tracker=["csv", "csv"]', "journal.tracker names each tracker once"),
+        ('journal.tracker=["tensorbord"]', "journal.tracker"),
         ("bus.silent_s=1.5", "bus.silent_s (1.5) must span at least three heartbeats"),
     ],
 )

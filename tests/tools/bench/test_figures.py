@@ -1,5 +1,10 @@
 """Our half of each comparison on small inputs, and the figures computed from both sides. Nothing is timed."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,7 @@ from tools.bench.harness.interleave import Rounds
 from tools.bench.harness.protocol import Figures
 from tools.bench.loss import bench as loss
 from tools.bench.loss import ours as our_loss
+from tools.bench.observability import bench as observability
 from tools.bench.pack import bench as pack
 from tools.bench.pack import ours as our_pack
 from tools.bench.reward import bench as reward
@@ -72,3 +78,26 @@ def test_agreement_counts_the_verdicts_of_all_forms() -> None:
     other = reward.Form(rounds, {"ours": [True, True], "math_verify": [True, False]})
     found = reward.figures({"plain": same, "prose": other})
     assert (found["agreement"], found["ratio"], found["ratio_prose"], found["right"]) == (0.75, 20.0, 20.0, 3)
+
+
+def test_the_overhead_is_that_of_journal_tracker_and_page_over_a_step_without_them() -> None:
+    parts = ({"actors": 1.0, "tracker": 0.5, "watch": 0.0}, {"actors": 21.0, "tracker": 0.6, "watch": 0.05})
+    first, last = (observability.Moment(10.0 * i, 4 * i, cpu_s) for i, cpu_s in enumerate(parts))
+    found = observability.figures(first, last, 0.05, 40)
+    assert found["overhead_share"] == pytest.approx(0.2 / 19.95, abs=1e-5)
+    assert (found["journal_cpu_ms"], found["tracker_cpu_ms"], found["watch_cpu_ms"]) == (12.5, 25.0, 12.5)
+    assert (found["step_cpu_ms"], found["lines_a_step"], found["seconds_a_step"]) == (4987.5, 10.0, 2.5)
+
+
+def test_cpu_of_a_session_counts_the_children_of_its_leader() -> None:
+    burn = "while True: pass"
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {burn!r}]); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as leader:
+        try:
+            deadline = time.monotonic() + 30
+            while observability.cpu_s({leader.pid}) < 0.5:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert observability.cpu_s({-1}) == 0
+        finally:
+            os.killpg(leader.pid, signal.SIGKILL)

@@ -1,0 +1,83 @@
+"""Tracker processes beside a job: they read its journal (`tools.export --until-eof`), and no actor waits for them.
+
+They belong to the rank of the head. The end of their standard input ends them, however the rank ended. The death of one
+is reported and changes nothing else.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launch.process import actor_environment
+
+ENDS_S = 10.0  # at the end of the job, for the last rows and an upload; whoever takes longer goes on alone
+
+
+@dataclass(slots=True)
+class Followers:
+    """The tracker processes of one job."""
+
+    run: Path = Path("/nowhere")
+    command: Sequence[str] = (sys.executable, "-m", "tools.export")
+    _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def start(self, run: Path, trackers: Sequence[str]) -> None:
+        """Start a process for each tracker, in its own session. One that cannot start is reported."""
+        self.run = run
+        environment = actor_environment(os.environ, gpus=(), cpu=True)
+        for name in trackers:
+            options = ["--to", name, "--until-eof"]
+            try:
+                self.log(name).parent.mkdir(exist_ok=True)
+                with self.log(name).open("ab") as log:
+                    self._processes[name] = subprocess.Popen(
+                        [*self.command, str(run), *options],
+                        stdin=subprocess.PIPE,
+                        stdout=log,
+                        stderr=log,
+                        env=environment,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                self._report(name, f"did not start: {error}")
+
+    def check(self) -> None:
+        """Report those that have died since the last call."""
+        for name, process in list(self._processes.items()):
+            if process.poll() is not None:
+                self._forget(name)
+                self._report(name, f"ended with exit code {process.returncode} ({self.log(name)})")
+
+    def end(self) -> None:
+        """Let them write the last lines of the journal. Call this after the last actor has ended."""
+        self.check()
+        ending = dict(self._processes)
+        for name in ending:
+            self._forget(name)
+        deadline = time.monotonic() + ENDS_S
+        for name, process in ending.items():
+            try:
+                code = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                print(f"tracker {name}: still writes after {ENDS_S:g} s and goes on alone", file=sys.stderr, flush=True)
+                continue
+            if code:
+                self._report(name, f"ended with exit code {code} ({self.log(name)})")
+
+    def _forget(self, name: str) -> None:
+        """Close its standard input, which ends it."""
+        stdin = self._processes.pop(name).stdin
+        if stdin is not None:
+            stdin.close()
+
+    def log(self, name: str) -> Path:
+        """The file that gets its output."""
+        return self.run / "logs" / f"tracker-{name}.txt"
+
+    def _report(self, name: str, what: str) -> None:
+        again = f"python -m tools.export {self.run} --to {name}"
+        print(f"tracker {name}: {what}; the job goes on, and {again} writes it later", file=sys.stderr, flush=True)

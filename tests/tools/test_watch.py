@@ -1,0 +1,245 @@
+"""tools.watch: prompts counted along the ring, frames of any journal, the terminal view, the page and its access."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from areal_bus.core.events import Event
+from areal_bus.errors import ConfigError
+from tests.tools.test_export import Ring
+from tools.run import Run
+from tools.staleness.simulator import ring as simulator
+from tools.staleness.simulator.scenario import draw
+from tools.watch import __main__ as watch
+from tools.watch.live_run import LiveRun, thinned
+from tools.watch.ring_flow import RingFlow, Stage
+from tools.watch.screen import sparkline
+from tools.watch.server import HOST, PageServer
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+LIVE = (Stage.WAITING, Stage.GENERATORS, Stage.REWARDS, Stage.READY)
+Out = pytest.CaptureFixture[str]
+
+
+# prompts in the ring
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_stages_add_up_to_what_the_head_counts(seed: int) -> None:
+    """Schedules with all kinds of faults. After an orderly end every prompt is trained or refunded."""
+    ring = simulator.Ring(draw(seed))
+    ring.records = []
+    assert not ring.run().violations
+    flow, n_trained = RingFlow(), 0
+    for _, record in ring.records:
+        flow.take({"role": "head", "event": str(record.event), **record.fields})
+        counts = flow.counts()
+        if record.event == Event.ADMIT:
+            counted = sum(counts[stage] for stage in LIVE), counts[Stage.TRAINING]
+            assert counted == (record.fields["live"], record.fields["in_training"]), record
+        n_trained = counts[Stage.TRAINED]
+    if ring.end is not None and ring.end.code == 0:
+        assert sum(counts[stage] for stage in LIVE) + counts[Stage.TRAINING] == 0
+        assert n_trained > 0 or not any(record.event == Event.PUBLISH for _, record in ring.records)
+
+
+def test_a_prompt_moves_through_every_stage() -> None:
+    flow = RingFlow()
+
+    def after(event: str, **fields: object) -> list[Stage]:
+        flow.take({"role": "head", "event": event, "uid": 7, "attempt": 0} | fields)
+        return [stage for stage, n in flow.counts().items() if n]
+
+    assert after("admit", live=1) == [Stage.WAITING]
+    assert after("lease", holder="generator-0.0", n=2) == [Stage.GENERATORS]
+    assert after("sampled", sample=0) == [Stage.GENERATORS]
+    assert after("member", name="generator-0.0", state="dead") == [Stage.WAITING]
+    assert after("lease", holder="generator-1.0", n=2, attempt=1) == [Stage.GENERATORS]
+    assert after("sampled", sample=0) == [Stage.GENERATORS]  # late, of the lease before
+    for sample in (0, 1):
+        after("sampled", sample=sample, attempt=1)
+    assert after("member", name="reward-0.0", state="healthy") == [Stage.REWARDS]
+    assert after("ready") == [Stage.READY]
+    after("batch", step=0)
+    assert after("trajectory", step=0) == [Stage.TRAINING]
+    assert after("publish", version=1) == [Stage.TRAINED]
+    assert after("term", version=0, open=[7], kept=[[0, 1]]) == [Stage.READY]  # the update is undone
+    assert after("refund") == []
+
+
+# frames
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Ring:
+    made = Ring(tmp_path / "ring")
+    made.update(0.5)
+    made.update(0.75)
+    return made
+
+
+def test_a_frame_follows_a_growing_journal_and_a_rollback(ring: Ring) -> None:
+    live = LiveRun(Run(ring.folder))
+    assert live.frame().curves["rollout/reward"] == [(1, 0.5), (2, 0.75)]
+    head = ring.folder / "journal" / "head-0.0.jsonl"
+    with head.open("a") as file:
+        file.write('{"t":1,"wall":2000,"role":"head","event":"upd')  # torn: more may follow
+    assert live.frame().version == 2
+    with head.open("r+b") as file:
+        file.truncate(head.stat().st_size - len('{"t":1,"wall":2000,"role":"head","event":"upd'))
+    ring.go_back(1)
+    ring.update(0.25)
+    frame = live.frame()
+    assert (frame.term, frame.version, frame.published) == (1, 2, 2)
+    assert frame.curves["rollout/reward"] == [(1, 0.5), (2, 0.25)]
+    assert json.loads(json.dumps(frame.flow)) == frame.flow
+
+
+def test_lines_of_an_older_schema_leave_gaps_not_errors(ring: Ring) -> None:
+    ring.line("head", "admit", uid=1)
+    ring.line("head", "term", version=1, open=[1], kept="none")
+    ring.line("head", "member", state="dead")
+    ring.line("head", "trajectory", step=2)
+    assert LiveRun(Run(ring.folder)).frame().version is not None
+
+
+def test_long_curves_are_thinned_to_means_and_keep_their_ends() -> None:
+    points = [(version, float(version)) for version in range(1, 1001)]
+    thin = thinned(points, 100)
+    assert (len(thin), thin[0], thin[-1]) == (100, (10, 5.5), (1000, 995.5))
+    assert thinned(points[:100], 100) == points[:100]
+    assert sparkline([(1, 0.0), (2, 1.0), (3, 0.5)]) == "▁█▅"
+    assert sparkline([(1, 2.0), (2, 2.0)]) == "▁▁"
+
+
+# the terminal
+
+
+def test_once_prints_ring_curves_actors_and_samples_as_plain_text(ring: Ring, capsys: Out) -> None:
+    samples = ring.folder / "samples" / "samples.jsonl"
+    samples.write_text(samples.read_text().replace('"4"', '"4 \\u001b[31m"'))
+    assert watch.main([str(ring.folder), "--once"]) == 0
+    out = capsys.readouterr().out
+    for text in ("prompts in the ring", "rollout/reward", "▁█", "generator-0.0", "newest samples", "| 2+2?"):
+        assert text in out
+    assert "\x1b" not in out  # a model's output does not control the terminal
+    assert "4 \\x1b[31m" in out
+
+
+def test_without_a_terminal_it_prints_lines_until_the_run_ends(ring: Ring, capsys: Out) -> None:
+    ring.line("head", "end", code=0, reason="done", wall_s=1.0)
+    assert watch.main([str(ring.folder)]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert "version 2; prompts: 0 waiting" in first
+    assert "rollout/reward 0.75" in first
+    assert last.endswith("it ended: done")
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (["--every", "0"], "--every must be at least 0.2 s"),
+        (["--web", "--once"], "leave out --web"),
+        (["--port", "80"], "--port needs --web"),
+        (["--web", "--port", "70000"], "between 0 and 65535"),
+    ],
+)
+def test_wrong_options_are_refused(ring: Ring, options: list[str], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        watch.main([str(ring.folder), *options])
+
+
+def test_a_folder_that_is_no_run_cannot_be_watched(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a run is a folder with a journal"):
+        watch.main([str(tmp_path)])
+
+
+# the page
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[PageServer]:
+    with PageServer(LiveRun(Run(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def status(server: PageServer, path: str, **headers: str) -> int:
+    link = http.client.HTTPConnection(HOST, server.server_port, timeout=10)
+    try:
+        link.request("GET", path, headers=headers)
+        return link.getresponse().status
+    finally:
+        link.close()
+
+
+def test_the_page_needs_its_token_and_its_own_name(ring: Ring) -> None:
+    with served(ring.folder) as server:
+        token = f"?token={server.token}"
+        assert server.server_address[0] == "127.0.0.1"
+        assert [status(server, path + token) for path in ("/", "/frame.json", "/other")] == [200, 200, 404]
+        for path in (
+            "/",
+            "/frame.json",
+            "/?token=",
+            f"/{token}x",
+            "/?token=%C3%A9",
+            f"/frame.json?other={server.token}",
+        ):
+            assert status(server, path) == 403
+        assert status(server, f"/{token}", Host=f"example.org:{server.server_port}") == 403
+        with pytest.raises(ConfigError, match="--port must be free"):
+            PageServer(LiveRun(Run(ring.folder)), server.server_port)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the path")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_in_a_browser_shows_the_run_and_runs_no_text_of_a_model(
+    ring: Ring, tmp_path: Path, scheme: str
+) -> None:
+    samples = ring.folder / "samples" / "samples.jsonl"
+    samples.write_text(samples.read_text().replace('"4"', '"<img src=x onerror=document.title=1><b>bold</b>"'))
+    with served(ring.folder) as server:
+        line = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000",
+                f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", "--enable-logging=stderr",
+                f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", server.url]  # fmt: skip
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=True)
+    page = done.stdout
+    assert "CONSOLE" not in done.stderr
+    assert page.count("<polyline") >= 3
+    assert "<title>2 ring</title>" in page
+    for text in ("in generators", "rollout/reward", "generator-0.0", "version 2", "&lt;b&gt;bold&lt;/b&gt;"):
+        assert text in page
+    assert "<img" not in page
+
+
+def test_the_command_serves_until_it_is_interrupted(ring: Ring) -> None:
+    line = [sys.executable, "-m", "tools.watch", str(ring.folder), "--web"]
+    with subprocess.Popen(line, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=(\S+)", process.stdout.readline())
+        assert said is not None
+        link = http.client.HTTPConnection(HOST, int(said[1]), timeout=30)
+        link.request("GET", f"/frame.json?token={said[2]}")
+        assert json.loads(link.getresponse().read())["version"] == 2
+        link.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130

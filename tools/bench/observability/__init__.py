@@ -1,0 +1,1 @@
+"""Bench `observability`: what the journal, a tracker and a watched page cost beside a real job."""

@@ -1,0 +1,123 @@
+"""Draws a frame for a terminal with rich."""
+
+import time
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tools import terminal
+from tools.watch.live_run import Frame, Points
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 40
+STYLES = {"alive": "green", "ended": "green", "stalled": "yellow"}  # other states: red
+MAX_ACTORS = 12
+MAX_SAMPLES = 3
+SAMPLE_WIDTH = 160
+
+
+def render(frame: Frame) -> Group:
+    """The whole frame."""
+    parts: list[RenderableType] = [_heading(frame), _ring(frame), _curves(frame), _actors(frame)]
+    return Group(*parts, *([_samples(frame)] if frame.samples else []))
+
+
+def _heading(frame: Frame) -> Text:
+    text = Text()
+    text.append(f"{terminal.quote(frame.run, indent='', width=10_000)}: ", "bold")
+    text.append(safe(frame.sentence), STYLES.get(frame.state, "red"))
+    version = "no update yet" if frame.version is None else f"version {frame.version}"
+    total = "" if frame.n_steps is None else f" of {frame.n_steps}"
+    text.append(f"\n{version}{total}, published {frame.published}, term {frame.term}, ")
+    text.append(time.strftime("%H:%M:%S", time.localtime(frame.wall)), "dim")
+    if frame.verdict:
+        text.append(f"\n{safe(frame.verdict)}", "yellow")
+    return text
+
+
+def _ring(frame: Frame) -> Table:
+    """Prompts at each stage, in the order of the ring."""
+    table = Table(box=box.ROUNDED, title="prompts in the ring", title_justify="left", expand=False)
+    for name in frame.flow:
+        table.add_column(f"{name} →" if name != "trained" else name, justify="right")
+    table.add_row(*(str(n) for n in frame.flow.values()))
+    return table
+
+
+def _curves(frame: Frame) -> Table:
+    table = Table(box=None, pad_edge=False, title="curves", title_justify="left")
+    for heading in ("series", "last", "least", "most", ""):
+        table.add_column(heading, justify="right" if heading in ("last", "least", "most") else "left", no_wrap=True)
+    for name, points in frame.curves.items():
+        values = [value for _, value in points]
+        row = (name, *(figure(x) for x in (values[-1], min(values), max(values))))
+        table.add_row(*row, Text(sparkline(points), "cyan"))
+    if not frame.curves:
+        table.add_row("no update yet", "", "", "", "")
+    return table
+
+
+def _actors(frame: Frame) -> Table:
+    table = Table(box=None, pad_edge=False, title="actors", title_justify="left")
+    for heading in ("name", "state", "process", "last line", "busy with", "incarnations"):
+        table.add_column(heading, no_wrap=True)
+    for actor in frame.actors[:MAX_ACTORS]:
+        state = Text(
+            actor.state, "red" if actor.state == "dead" or (actor.process == "gone" and frame.is_running) else ""
+        )
+        table.add_row(actor.name, state, actor.process, f"{actor.silent_s:.0f} s ago", actor.doing, str(actor.n_lives))
+    if len(frame.actors) > MAX_ACTORS:
+        table.add_row(f"and {len(frame.actors) - MAX_ACTORS} more: python -m tools.why", "", "", "", "", "")
+    return table
+
+
+def _samples(frame: Frame) -> Panel:
+    text = Text()
+    for sample in frame.samples[:MAX_SAMPLES]:
+        reward = "none" if sample["reward"] is None else f"{sample['reward']:.3f}"
+        text.append(f"uid {sample['uid']} sample {sample['sample']}, reward {reward}, {sample['finish']}\n", "bold")
+        text.append(f"  | {one_line(sample['prompt'], keep_end=True)}\n", "dim")
+        text.append(f"  > {one_line(sample['completion'])}\n")
+    text.rstrip()
+    return Panel(text, title=f"newest samples (batch of version {frame.samples[0]['version']})", title_align="left")
+
+
+def sparkline(points: Points, width: int = SPARK_WIDTH) -> str:
+    """The last `width` values as blocks between their least and their largest."""
+    values = [value for _, value in points[-width:]]
+    low, span = min(values), max(values) - min(values)
+    return "".join(BLOCKS[round((x - low) / span * (len(BLOCKS) - 1)) if span else 0] for x in values)
+
+
+def figure(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def one_line(text: str, *, keep_end: bool = False) -> str:
+    """A text in one line of printable characters, shortened."""
+    flat = safe(" ".join(text.split()))
+    if len(flat) <= SAMPLE_WIDTH:
+        return flat
+    return f"...{flat[3 - SAMPLE_WIDTH :]}" if keep_end else f"{flat[: SAMPLE_WIDTH - 3]}..."
+
+
+def safe(text: str) -> str:
+    """Without control characters, which a model or a peer may have written."""
+    return terminal.quote(text, indent="", width=10_000)
+
+
+def log_lines(before: Frame | None, frame: Frame) -> Sequence[str]:
+    """What changed since `before`, as lines for a file or a pipe."""
+    out = []
+    if before is None or before.version != frame.version:
+        flow = ", ".join(f"{n} {stage}" for stage, n in frame.flow.items())
+        values = ", ".join(f"{name} {figure(points[-1][1])}" for name, points in frame.curves.items())
+        version = "no update yet" if frame.version is None else f"version {frame.version}"
+        out.append(f"{version}; prompts: {flow}" + (f"; {values}" if values else ""))
+    if before is None or (before.sentence, before.verdict) != (frame.sentence, frame.verdict):
+        out.append(safe(f"{frame.sentence}{'; ' if frame.verdict else ''}{frame.verdict}"))
+    return [f"{time.strftime('%H:%M:%S', time.localtime(frame.wall))} {line}" for line in out]
