@@ -242,8 +242,10 @@ def kind(annotation: Any) -> str:
     for one in alternatives(annotation):
         if get_origin(one) is Literal:
             words.append("one of " + ", ".join(json.dumps(value) for value in get_args(one)))
-        elif get_origin(one) is tuple and issubclass(get_args(one)[0], BaseModel):
-            words.append(f"a list of tables with {', '.join(get_args(one)[0].model_fields)}")
+        elif get_origin(one) is tuple:
+            words.append(f"a list, each item {kind(get_args(one)[0])}")
+        elif isinstance(one, type) and issubclass(one, BaseModel):
+            words.append(f"a table with {', '.join(one.model_fields)}")
         elif one is not type(None):
             words.append(names.get(one, str(one)))
     return " or ".join(words)
