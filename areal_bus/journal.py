@@ -5,6 +5,7 @@ Each write appends whole lines, so written events survive kill -9 of the process
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -49,6 +50,9 @@ class LineFile:
 
 SCHEMA = 1
 MAX_BUFFERED = 256  # lines that are written together
+WINDOW_S = 1.0  # about the time between two spans lines
+TIMED_S = 0.02  # spans of this length or longer have their times in the spans line: at most 50 a second
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 compact = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
 
 
@@ -63,10 +67,11 @@ class Journal:
         self._seq = 0
         self._buffered: list[bytes] = []
         self._file = LineFile(self.path)
-        self._started = self._marked = self._flushed = time.monotonic()
+        self._started = self._marked = self._began = self._flushed = time.monotonic()
         self._label = "start"
         self._spans: dict[str, float] = {}
-        self.write(Event.START, schema=SCHEMA, pid=os.getpid())
+        self._timed: dict[str, list[int]] = {}  # label -> begin, length, ... in microseconds of this window
+        self.write(Event.START, schema=SCHEMA, pid=os.getpid(), host=socket.gethostname())
 
     def write(self, event: Event, **fields: Any) -> None:
         """Write one line, after the buffered ones. `fields` are flat: numbers, strings or short lists of numbers.
@@ -104,11 +109,20 @@ class Journal:
         return self._file.n_lost
 
     def mark(self, label: str) -> None:
-        """Time from now on counts as `label`. Every second of a process has exactly one label (I12)."""
+        """Time from now on counts as `label`. Every second of a process has exactly one label (I12).
+
+        A label LABEL:CAUSE counts as LABEL, and as waiting for this cause.
+        """
         now = time.monotonic()
         self._spans[self._label] = self._spans.get(self._label, 0.0) + now - self._marked
+        is_over = now - self._flushed >= WINDOW_S
+        if is_over or label != self._label:
+            if now - self._began >= TIMED_S:
+                begin, length = (int(seconds * 1e6) for seconds in (self._began - self._flushed, now - self._began))
+                self._timed.setdefault(self._label, []).extend((begin, length))
+            self._began = now
         self._marked, self._label = now, label
-        if now - self._flushed >= 1.0:
+        if is_over:
             self._write_spans(now)
 
     @contextmanager
@@ -129,8 +143,26 @@ class Journal:
         self._file.close()
 
     def _write_spans(self, now: float) -> None:
-        spent = {f"s_{label}": round(seconds, 6) for label, seconds in self._spans.items() if seconds > 0}
+        spent: dict[str, float] = {}
+        causes: dict[str, float] = {}
+        for label, seconds in self._spans.items():
+            name, _, cause = label.partition(":")
+            if seconds > 0:
+                spent[f"s_{name}"] = spent.get(f"s_{name}", 0.0) + seconds
+                if cause:
+                    causes[f"w_{label}"] = seconds
+        timed = {f"at_{label}": times for label, times in self._timed.items()}
         self._flushed = now
-        self._spans = {}
+        self._spans, self._timed = {}, {}
         if spent:
-            self.write(Event.SPANS, **spent)
+            rounded = {key: round(seconds, 6) for key, seconds in (spent | causes).items()}
+            self.write(Event.SPANS, **rounded, **timed, rss_bytes=resident_bytes())
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM (Linux; 0 elsewhere)."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0

@@ -6,7 +6,7 @@ import sys
 COMMANDS = {
     "launch": ("areal_bus.launch", "train, as a rank of mpirun; --dry-run and --explain run without mpirun"),
     "samples": ("tools.samples", "show sampled completions"),
-    "breakdown": ("tools.breakdown", "show where each actor spent its time"),
+    "breakdown": ("tools.breakdown", "show where the time went: by role, by step, by cause"),
     "audit": ("tools.audit", "check a run's journal against the invariants"),
     "why": ("tools.why", "show whether a run is alive, stalled, dead or over, and which actor waits for which"),
     "simulate": ("tools.simulate", "predict throughput and lag for each split and eta, in virtual time"),

@@ -119,6 +119,13 @@ class Generator:
         """
         return 0 < self._n_slots < self._runner.n_live and self._can_decode and self._arrived is None
 
+    @property
+    def _cause(self) -> str:
+        """What an idle generator waits for, as docs/journal.md names it."""
+        if not self._has_weights:
+            return "weights"
+        return "episode" if self._runner.n_live and not self._expects_more else "prompt"
+
     def _status(self) -> str:
         if not self._has_weights:
             return "waits for weights"
@@ -133,7 +140,7 @@ class Generator:
         patience_s = 0.0 if self._can_decode else IDLE_S
         while self.stopped is None:
             if patience_s:
-                self._journal.mark("idle")
+                self._journal.mark(f"idle:{self._cause}")
             received = self._bus.receive(patience_s)
             self._journal.mark("bus")
             if received is None:

@@ -219,6 +219,7 @@ class Learner:
             model, settings = context.model_folder, model_settings(config, ranks, context.device)
             self.policy = load_policy(config, model, settings, checkpoint=start.folder)
             critic = load_critic(config, model, settings, config_folder=Path(context.config_folder))
+        self._record_model()
         if config.learner.warmup.steps and not start.folder:
             with self.journal.span("warmup"):
                 warm(
@@ -244,6 +245,16 @@ class Learner:
         if start.folder:
             with self.journal.span("load"):
                 self.checkpoints.restore(self.actor, start)
+
+    def _record_model(self) -> None:
+        """Write the size of the model and its device, from which readers compute FLOPs."""
+        device = self.policy.device
+        self.journal.write(
+            Event.MODEL,
+            n_params=sum(parameter.numel() for parameter in self.policy.parameters().values()),
+            dtype=str(self.policy.dtype).removeprefix("torch."),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        )
 
     def _load_frozen(self, start: StartPoint) -> FrozenModels:
         with self.journal.span("load"):

@@ -31,6 +31,8 @@ class MetricSums:
     masked: float = 0  # too old, with or without signal
     skipped: float = 0  # not too old, but their group has no signal
     trained: float = 0
+    computed: float = 0  # tokens computed with a gradient, prompts included
+    forward: float = 0  # tokens of passes without a gradient before the update
     measured: float = 0  # trained tokens with a known mismatch: those read before the first optimizer step
     lag: float = 0  # over trained tokens
     kl: float = 0
@@ -88,6 +90,8 @@ class StepMetrics:
             "n_tokens_trained": s.trained,
             "n_tokens_masked": s.masked,
             "n_tokens_skipped": s.skipped,
+            "n_tokens_computed": s.computed,
+            "n_tokens_forward": s.forward,
         }
         shares = [
             ("reward", s.reward, s.items),

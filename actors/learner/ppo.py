@@ -137,6 +137,7 @@ class PPOActor:
         self._tick = tick
         self._watch = SignalWarnings(self._warn)
         self._n_applied = 0  # optimizer steps of the current update
+        self._n_planned = 0  # tokens of the micro-batches since they were last counted
         self.critic = None if critic is None else Critic(critic, config.critic)
         self.optimizer = torch.optim.AdamW(
             list(policy.parameters().values()),
@@ -201,11 +202,13 @@ class PPOActor:
             )
         began = time.monotonic()
         metrics = count(batch)
+        metrics.sums.forward = self._take_planned()
         metrics.user = dict.fromkeys(self.algorithm.statistics, 0.0)
         lr = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         steps = [step for part in self._minibatches(batch) if (step := self._step(batch, part, metrics)) is not None]
+        metrics.sums.computed = self._take_planned()
         metrics.reduce(self._ranks)
         self._watch.look(batch, metrics, eta=self._config.rollout.max_head_offpolicyness)
         stats = metrics.flat() | {"lr": lr, "n_optimizer_steps": float(len(steps))}
@@ -412,10 +415,16 @@ class PPOActor:
                 units.append((together, tokens))
             else:
                 units += [([i], n_rows(_pieces(batch, [i]))) for i in together]
+        self._n_planned += sum(tokens for _, tokens in units)
         parts = pack([tokens for _, tokens in units], capacity=capacity)
         (most,) = self._ranks.max([float(len(parts))])
         chosen = [sorted((i for unit in part for i in units[unit][0]), key=_longest_first(batch)) for part in parts]
         return chosen + [[] for _ in range(int(most) - len(parts))]
+
+    def _take_planned(self) -> int:
+        """Tokens of the micro-batches since the last call; those of a critic count as the policy's."""
+        n, self._n_planned = self._n_planned, 0
+        return n
 
     def _beat(self) -> None:
         self._pulse.progress += 1

@@ -42,6 +42,7 @@ class Event(StrEnum):
     # reward
     SCORE = "score"
     # learner
+    MODEL = "model"  # its size, dtype and device
     STEP = "step"
     CHECKPOINT = "checkpoint"
     EXPORT = "export"

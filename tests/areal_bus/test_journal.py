@@ -192,3 +192,26 @@ def test_of_lines_that_were_written_together_those_that_did_not_fit_are_counted_
     assert len(whole) + n_lost[-1] == 21
     assert whole[-1] == "last"
     assert done.stderr.count("loses lines") == 1
+
+
+def test_a_spans_line_has_the_causes_of_waiting_and_the_times_of_long_spans(tmp_path: Path, clock: Clock) -> None:
+    book = Journal(tmp_path, role="generator", index=0, incarnation=0)
+    marks = [("idle:prompt", 100.0), ("idle:weights", 100.25), ("work", 100.5), ("idle:prompt", 100.51)]
+    marks += [("idle:prompt", 100.75), ("idle:prompt", 101.0)]  # the same label goes on, over the end of the window
+    for label, at in marks:
+        clock.now = at
+        book.mark(label)
+    clock.now = 101.5
+    book.close()
+    first, second = run.lines(book.path, "spans")
+    assert {key: first[key] for key in first if key[:2] in ("s_", "w_", "at")} == {
+        "s_idle": 0.99,
+        "s_work": 0.01,
+        "w_idle:prompt": 0.74,
+        "w_idle:weights": 0.25,
+        "at_idle:prompt": pytest.approx([0, 250_000, 510_000, 490_000], abs=1),
+        "at_idle:weights": pytest.approx([250_000, 250_000], abs=1),
+    }
+    assert second["s_idle"] == 0.5
+    assert second["at_idle:prompt"] == [0, 500_000]
+    assert second["rss_bytes"] > 1 << 20

@@ -11,9 +11,10 @@ import pytest
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
 from areal_bus.journal import Journal
-from tools import breakdown, run, samples, surviving_history
+from tools import run, samples, surviving_history
 from tools.bench import __main__ as bench
 from tools.bench.jobs import demo
+from tools.breakdown import __main__ as breakdown
 
 ROOT = Path(__file__).parents[2]
 Out = pytest.CaptureFixture[str]

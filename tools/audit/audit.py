@@ -12,7 +12,7 @@ from tools.audit.head_replay import HeadReplay
 from tools.audit.journal_reader import Handler, JournalFile
 from tools.audit.ledger import TRAINED, TRAINING
 from tools.audit.run_settings import RunSettings
-from tools.breakdown import Incarnation
+from tools.breakdown.incarnations import Incarnation
 from tools.run import Run
 
 

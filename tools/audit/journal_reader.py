@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.audit.findings import Findings
-from tools.breakdown import Incarnation, add_line
+from tools.breakdown.incarnations import Incarnation, add_line
 
 Line = dict[str, Any]
 Handler = Callable[[Line], None]

@@ -8,10 +8,10 @@ import pytest
 
 from tests.tools.audit.forged_run import GENERATORS, HEAD, REWARD
 from tests.tools.audit.forged_terms import HEADS, TermForge, crashed_run, term
-from tools import breakdown
 from tools.audit import __main__ as command
 from tools.audit.audit import Audit, audit, judge
 from tools.audit.findings import InvariantVerdict
+from tools.breakdown import __main__ as breakdown
 from tools.run import Run
 
 Out = pytest.CaptureFixture[str]

@@ -1,0 +1,107 @@
+"""Model FLOP utilisation (MFU): FLOPs that the model needs, over those that the devices can do in the time.
+
+N parameters need 2 N FLOPs a token forward and 4 N backward (Kaplan et al. 2020, appendix B; attention scores are left
+out). The learner's time is that of its updates, the generators' that of `generate`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools import run, terminal
+from tools.breakdown.incarnations import Incarnation, by_role
+from tools.breakdown.steps import Step
+from tools.run import Line, Run
+
+FORMULA = """\
+learner   MFU = (6 N T + 2 N F) / (seconds from batch to update * processes * peak)
+generator MFU = 2 N S / (seconds of `generate`, all processes * peak)
+N parameters; T tokens trained, prompts included; F tokens of passes without a gradient (proximal, reference, teacher);
+S sampled tokens; attention scores, prefill and recomputation are left out"""
+PEAKS = {  # part of a device's name -> dense bfloat16 FLOP/s, from its data sheet
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "V100": 125e12,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """FLOPs of one role."""
+
+    role: str
+    n_flops: float
+    seconds: float  # summed over its processes
+    n_processes: int
+    peak: float | None  # FLOP/s of one process; None: not known
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s of one process."""
+        return self.n_flops / self.seconds if self.seconds else 0.0
+
+    @property
+    def mfu(self) -> float | None:
+        return None if self.peak is None else self.rate / self.peak
+
+
+def model_line(where: Run) -> Line | None:
+    """The last `model` line of learner 0; None in a journal of an older version."""
+    found = None
+    for path in where.journals("learner"):
+        for line in run.lines(path, "model"):
+            found = line
+    return found
+
+
+def peak_of(model: Line) -> float | None:
+    """Peak FLOP/s of the learner's device, for bfloat16; None if the device or another dtype is not in the table."""
+    if model.get("dtype") != "bfloat16":
+        return None
+    return next((peak for name, peak in PEAKS.items() if name in str(model.get("device", ""))), None)
+
+
+def utilisation(
+    where: Run, found: Sequence[Incarnation], steps: Sequence[Step], *, peak: float | None
+) -> list[Utilisation]:
+    """The learner's and the generators' utilisation; [] when the journal has no `model` line."""
+    model = model_line(where)
+    if model is None:
+        return []
+    n, roles = float(model["n_params"]), by_role(found)
+    peak = peak or peak_of(model)
+    out = []
+    trained = [step for step in steps if step.update_s is not None and step.n_computed is not None]
+    n_learners = len({actor.name.partition(".")[0] for actor in roles.get("learner", [])})
+    if trained and n_learners:
+        seconds = sum(step.update_s or 0.0 for step in trained) * n_learners
+        n_flops = n * sum(6 * (step.n_computed or 0.0) + 2 * step.n_forward for step in trained)
+        out.append(Utilisation("learner", n_flops, seconds, n_learners, peak))
+    generators = roles.get("generator", [])
+    decode_s = sum(actor.spans.get("generate", 0.0) for actor in generators)
+    if decode_s:
+        n_flops = 2 * n * sum(actor.n_done for actor in generators)
+        n_generators = len({actor.name.partition(".")[0] for actor in generators})
+        out.append(Utilisation("generator", n_flops, decode_s, n_generators, peak))
+    return out
+
+
+def flop_lines(found: Sequence[Utilisation]) -> list[str]:
+    """The utilisation as lines, with the formula."""
+    if not found:
+        return ["not known: the journal has no model line (a run of an older version)"]
+    rows = [
+        (
+            one.role,
+            f"{one.rate / 1e12:.4g} TFLOP/s a process",
+            "MFU not known: give the peak of one process with --peak-tflops"
+            if one.mfu is None
+            else f"MFU {one.mfu:.1%}",
+        )
+        for one in found
+    ]
+    return [*terminal.columns(rows), *FORMULA.splitlines()]
