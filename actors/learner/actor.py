@@ -295,9 +295,9 @@ class Learner:
         self._record()
         is_kept = self.checkpoints.is_due(self.actor)
         if self.is_root:
+            self.journal.write(Event.STEP, version=version, digest=self.digest, **stats)
             if not self.failover.has_new_head:  # else the next head receives the version in BeginTerm
                 self.send(m.UpdateDone(version=version, stats=stats, digest=self.digest, kept=is_kept))
-            self.journal.write(Event.STEP, version=version, digest=self.digest, **stats)
             if "lag_max" in stats:
                 self.max_lag = max(self.max_lag or 0, int(stats["lag_max"]))
         if is_kept:
