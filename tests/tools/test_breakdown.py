@@ -117,6 +117,7 @@ def write_ring(folder: Path, *, n_generators: int) -> None:
             line
             for k in range(2)
             for line in (
+                {"event": "admit", "t": 10 * k - 0.5, "uid": k},
                 {"event": "sampled", "t": 10 * k + 3.0, "uid": k, "sample": 0},
                 {"event": "scored", "t": 10 * k + 4.5, "uid": k, "sample": 0},
                 {"event": "ready", "t": 10 * k + 4.5, "uid": k},
@@ -154,17 +155,20 @@ def test_a_ring_is_summed_by_role_by_step_and_by_cause(tmp_path: Path, capsys: O
     idle = next(one for one in told["roles"] if (one["role"], one["label"]) == ("generator", "idle"))
     assert (idle["seconds"], idle["share"], idle["highest_name"]) == (6.0, 0.1, "generator-2.0")
     assert [(one["name"], one["rate"]) for one in told["stragglers"]] == [("generator-1.0", pytest.approx(100 / 19))]
-    # the second batch was asked for at 9.0 and taken at 15.0; its last sample waited 1.5 s for its reward
+    # the second batch was asked for at 9.0 and taken at 15.0; its prompt was admitted at 9.5, at the publish of
+    # version 1, and its last sample waited 1.5 s for its reward
     assert {name: figure["sum"] for name, figure in told["steps"].items()} == {
         "step_s": 10.0,
-        "wait_sampling_s": 4.5,
+        "wait_sampling_s": 4.0,
         "wait_reward_s": 1.5,
+        "wait_push_s": 0.5,
         "update_s": 8.0,
         "pushed_s": 0.5,
     }
     assert {(one["role"], one["cause"]): one["seconds"] for one in told["waits"]} == {
-        ("learner", "sampling"): 4.5,
+        ("learner", "sampling"): 4.0,
         ("learner", "reward"): 1.5,
+        ("learner", "push"): 0.5,
         ("generator", "prompt"): 6.0,
     }
     assert told["pushes"] == {

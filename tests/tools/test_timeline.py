@@ -2,6 +2,7 @@ import gzip
 import json
 import random
 import shutil
+import tarfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
 from areal_bus.journal import Journal
 from tools.breakdown.incarnations import read_all
+from tools.breakdown.steps import read_steps, summary
 from tools.run import Run
 from tools.timeline import __main__ as command
 from tools.timeline.clocks import read_clocks
 
 Trace = list[dict[str, Any]]
 Out = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[2]
 N_STEPS, N_GROUPS, N_SAMPLES = 4, 3, 2
 PERFETTO = shutil.which("trace_processor_shell")
 
@@ -177,7 +180,7 @@ def check_flows(trace: Trace) -> dict[int, list[str]]:
         found[number] = []
         for one in flow:
             track = slices[one["pid"], one["tid"]]
-            (bound,) = [s for s in track if s["ts"] <= one["ts"] + 1e-3 and one["ts"] <= s["ts"] + s["dur"] + 1e-3][-1:]
+            (bound,) = [s for s in track if s["ts"] - 1e-3 <= one["ts"] <= s["ts"] + s["dur"] + 1e-3][-1:]
             found[number].append(bound["name"])
     return found
 
@@ -285,6 +288,31 @@ def test_a_run_without_a_head_or_of_another_schema_is_refused(tmp_path: Path, mo
     head.unlink()
     with pytest.raises(ConfigError, match="a timeline needs the journal of the head"):
         command.main([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "least"),
+    [
+        ("generation-bound", "wait_sampling_s", 0.9),
+        ("learner-bound", "update_s", 0.9),
+        ("push-bound", "wait_push_s", 0.4),
+    ],
+)
+def test_a_kept_journal_shows_the_stage_that_docs_profiling_names(
+    name: str, figure: str, least: float, tmp_path: Path
+) -> None:
+    archive = ROOT / "docs" / "profiling" / f"{name}.tar.gz"
+    assert archive.stat().st_size < 100_000
+    with tarfile.open(archive) as kept:
+        kept.extractall(tmp_path, filter="data")
+    folder = tmp_path / name
+    medians = {key: numbers["median"] for key, numbers in summary(read_steps(Run(folder))).items()}
+    assert medians[figure] > least * medians["step_s"]
+    trace = trace_of(folder)
+    check_nesting(trace)
+    assert all(names[0].startswith("admit") for names in check_flows(trace).values())
+    for actor in read_all(Run(folder)):
+        assert label_sums(trace)[actor.name.partition(".")[0]] == pytest.approx(actor.spans, abs=2e-5)
 
 
 @pytest.mark.skipif(

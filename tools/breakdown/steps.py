@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tools import run, terminal
 from tools.run import Line, Run
 
-EVENTS = ("start", "term", "sampled", "scored", "ready", "batch", "update", "push", "publish")
+EVENTS = ("start", "term", "admit", "sampled", "scored", "ready", "batch", "update", "push", "publish")
 N_SLOWEST = 3
 QUANTILES = (("median", 0.5), ("90 %", 0.9), ("longest", 1.0))
 
@@ -20,6 +20,7 @@ class Step:
     version: int  # that the update made
     taken: float  # monotonic: the head took the batch
     asked: float | None = None  # monotonic: the previous update was finished
+    admitted: float | None = None  # monotonic: its last group was admitted
     reward_s: float = 0.0  # of its last group: from the end of its last sampling to the verdict
     updated: float | None = None
     pushed_s: float | None = None  # from the begin of the push to its publish
@@ -38,9 +39,19 @@ class Step:
         return None if self.wait_s is None else min(self.wait_s, self.reward_s)
 
     @property
+    def wait_push_s(self) -> float | None:
+        """The part of the wait before the last group was admitted: the gate was shut until a publish."""
+        if self.asked is None or self.wait_s is None or self.wait_reward_s is None:
+            return None
+        shut_s = 0.0 if self.admitted is None else max(self.admitted - self.asked, 0.0)
+        return min(shut_s, self.wait_s - self.wait_reward_s)
+
+    @property
     def wait_sampling_s(self) -> float | None:
         """The rest of the wait."""
-        return None if self.wait_s is None or self.wait_reward_s is None else self.wait_s - self.wait_reward_s
+        if self.wait_s is None or self.wait_reward_s is None or self.wait_push_s is None:
+            return None
+        return self.wait_s - self.wait_reward_s - self.wait_push_s
 
     @property
     def update_s(self) -> float | None:
@@ -58,6 +69,7 @@ class _Reader:
 
     steps: dict[int, Step] = field(default_factory=dict)  # by version
     push_began: dict[int, float] = field(default_factory=dict)  # version -> t
+    admitted: dict[int, float] = field(default_factory=dict)  # uid -> t
     sampled: dict[tuple[int, int], float] = field(default_factory=dict)  # uid, sample -> t
     scoring_s: dict[int, float] = field(default_factory=dict)  # uid -> reward seconds of its last verdict
     last_ready: int | None = None
@@ -70,12 +82,15 @@ class _Reader:
     def on_start(self, line: Line) -> None:
         """Another start of the head may have another clock."""
         self.last_update = None
-        self.push_began, self.sampled, self.scoring_s = {}, {}, {}
+        self.push_began, self.admitted, self.sampled, self.scoring_s = {}, {}, {}, {}
 
     def on_term(self, line: Line) -> None:
         """Later versions are undone."""
         self.steps = {version: step for version, step in self.steps.items() if version <= line["version"]}
         self.last_update = None
+
+    def on_admit(self, line: Line) -> None:
+        self.admitted[line["uid"]] = line["t"]
 
     def on_sampled(self, line: Line) -> None:
         self.sampled[line["uid"], line["sample"]] = line["t"]
@@ -89,8 +104,10 @@ class _Reader:
         self.last_ready = line["uid"]
 
     def on_batch(self, line: Line) -> None:
-        reward_s = 0.0 if self.last_ready is None else self.scoring_s.get(self.last_ready, 0.0)
-        step = Step(line["clock"] + 1, taken=line["t"], asked=self.last_update, reward_s=reward_s)
+        step = Step(line["clock"] + 1, taken=line["t"], asked=self.last_update)
+        if self.last_ready is not None:
+            step.admitted = self.admitted.get(self.last_ready)
+            step.reward_s = self.scoring_s.get(self.last_ready, 0.0)
         self.steps[step.version] = step
         self.last_ready = None
 
@@ -126,6 +143,7 @@ COLUMNS = {  # heading -> attribute
     "step": "step_s",
     "wait: sampling": "wait_sampling_s",
     "wait: reward": "wait_reward_s",
+    "wait: push": "wait_push_s",
     "update": "update_s",
     "push": "pushed_s",
 }

@@ -11,7 +11,8 @@ from tools.run import Run
 MEANING = {
     "sampling": "groups of the next batch are not sampled",
     "reward": "its last group is sampled and not scored",
-    "prompt": "the gate is shut: the learner has to train first",
+    "push": "the gate is shut until a version is published",
+    "prompt": "the gate is shut: an update or its push must end first",
     "weights": "no valid weights yet",
     "episode": "all live episodes wait for a tool or an agent",
 }
@@ -48,7 +49,7 @@ def waits(found: Sequence[Incarnation], steps: Sequence[Step]) -> list[Wait]:
     roles = by_role(found)
     out = []
     learner_s = _longest(roles.get("learner", []))
-    for cause in ("sampling", "reward"):
+    for cause in ("sampling", "reward", "push"):
         seconds = sum(values(steps, f"wait_{cause}_s"))
         if learner_s:
             out.append(Wait("learner", cause, seconds, seconds / learner_s))
