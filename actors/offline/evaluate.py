@@ -23,6 +23,7 @@ from actors.generator.rollout_runner import Outcome, RolloutRunner
 from actors.models.loading import check_model_path, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import is_scratch_folder
 from actors.rewards.actor import scored
+from actors.rewards.loading import code_options
 from actors.rewards.pool import WorkerPool
 from actors.runtime.context import dump
 from actors.runtime.process import leave
@@ -112,6 +113,8 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
                 order.folder,
                 n_workers=config.reward.workers,
                 timeout_s=config.reward.timeout_s,
+                code=code_options(config.reward),
+                fresh_process=config.reward.fresh_process,
                 max_failed_starts=1,
             )
         )

@@ -8,6 +8,7 @@ import time
 
 from loguru import logger
 
+from actors.rewards.loading import code_options
 from actors.rewards.pool import Verdict, WorkerPool
 from actors.runtime.context import Context, HeartbeatState, collect_seldom, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, HeadSession
@@ -68,6 +69,8 @@ def score_until_stop(context: Context, config: Config, journal: Journal, heartbe
         n_workers=reward.workers,
         timeout_s=reward.timeout_s,
         prints=prints.file,
+        code=code_options(reward),
+        fresh_process=reward.fresh_process,
     ) as pool:
         session = HeadSession(bus, silent_s=config.bus.silent_s)
         session.join(context, bus.endpoint)

@@ -2,9 +2,9 @@
 
 import importlib
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.rewards.binding import bind
 from actors.rewards.pool import WorkerPool
@@ -13,22 +13,35 @@ from actors.runtime.user_code import cause
 from areal_bus.errors import ConfigError
 
 if TYPE_CHECKING:  # workers import this module without the settings
-    from areal_bus.config.sections import Config
+    from areal_bus.config.sections import Config, RewardConfig
 
 BUILT_IN = {
     "exact": "actors.rewards.builtin:exact_score",
     "sums": "actors.rewards.builtin:sums_score",
     "reverse": "actors.rewards.builtin:reverse_score",
     "math": "actors.rewards.mathematics:score",
+    "code": "actors.rewards.code:score",
+    "code_share": "actors.rewards.code:score_share",
     "agent": "actors.rewards.builtin:agent_score",
 }
+SPARE_S = 2.0  # of reward.timeout_s: the tests of a completion end before the deadline of its score
 
 
-def load_reward(name: str, folder: str | Path, fields: Collection[str] | None = None) -> RewardFunction:
+def code_options(reward: "RewardConfig") -> dict[str, Any]:
+    """The fields of CodeOptions, for workers."""
+    score_s = max(reward.timeout_s - SPARE_S, reward.timeout_s / 2)
+    code = reward.code
+    limits = {"test_s": min(code.test_timeout_s, score_s), "memory_mib": code.memory_mib, "score_s": score_s}
+    return {**limits, "sandbox": reward.sandbox}
+
+
+def load_reward(
+    name: str, folder: str | Path, fields: Collection[str] | None = None, *, code: Mapping[str, Any] | None = None
+) -> RewardFunction:
     """The reward function of that name: a built-in one, or "module:function", with `folder` first on sys.path.
 
-    Its parameters are bound by name; `fields`: the fields that every row has, if known. Raises ConfigError with the
-    module, the attribute and the cause. The user's module is imported in this process.
+    Its parameters are bound by name; `fields`: the fields that every row has, if known. `code`: see code_options.
+    Raises ConfigError with the module, the attribute and the cause. The user's module is imported in this process.
     """
     module_name, separator, attribute = BUILT_IN.get(name, name).partition(":")
     if not (separator and module_name and attribute):
@@ -49,6 +62,9 @@ def load_reward(name: str, folder: str | Path, fields: Collection[str] | None = 
         raise ConfigError(
             f"reward.function {name!r} must name a function: module {module_name!r} ({module.__file__}) {found}"
         )
+    if code is not None and name in ("code", "code_share"):
+        scoring = importlib.import_module("actors.rewards.code.scoring")
+        scoring.configure(scoring.CodeOptions(**code))
     return bind(function, name, fields)
 
 
@@ -63,6 +79,7 @@ def check_reward(config: "Config", config_folder: str | Path, fields: Collection
         timeout_s=config.reward.timeout_s,
         max_failed_starts=1,
         fields=fields,
+        code=code_options(config.reward),
     ) as pool:
         while not pool.ready:
             pool.poll(timeout_s=1.0)

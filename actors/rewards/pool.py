@@ -17,7 +17,7 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -233,8 +233,11 @@ class WorkerPool:
         max_failed_starts: int = 3,
         fields: Collection[str] | None = None,
         prints: Path | None = None,
+        code: Mapping[str, Any] | None = None,
+        fresh_process: bool = False,
     ) -> None:
-        """`function`, `folder` and `fields` as in load_reward. `prints`: the file that receives the function's output.
+        """`function`, `folder`, `fields` and `code` as in load_reward. `prints`: the file that receives the function's
+        output. `fresh_process`: each score runs in a fork of its own.
 
         The workers start at once; see `ready`.
         """
@@ -244,6 +247,8 @@ class WorkerPool:
             "folder": str(folder),
             "fields": None if fields is None else sorted(fields),
             "prints": None if prints is None else str(prints.resolve()),
+            "code": None if code is None else dict(code),
+            "fresh_process": fresh_process,
         }
         self._order = pack(order, cap_bytes=REQUEST_BYTES)
         self._function = function

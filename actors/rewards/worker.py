@@ -39,7 +39,7 @@ def main(parent: int) -> None:
         return
     keep_prints(order.get("prints"))
     try:
-        function = load_reward(order["function"], order["folder"], order.get("fields"))
+        function = load_reward(order["function"], order["folder"], order.get("fields"), code=order.get("code"))
     except ConfigError as error:
         reply(replies, {"broken": str(error)[:ERROR_CHARACTERS]})
         return
@@ -48,7 +48,10 @@ def main(parent: int) -> None:
     myself = os.getpid()
     while (request := read_frame(requests)) is not None:
         limit_prints()
-        answer = verdict(function, request)
+        if order.get("fresh_process"):
+            answer = verdict_of_fork(function, request, channel=(requests, replies))
+        else:
+            answer = verdict(function, request)
         if os.getpid() != myself:
             os._exit(1)  # the function forked: the child must not reply
         reply(replies, {"id": request["id"], **answer})
@@ -126,6 +129,39 @@ def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]
         return {"status": "value", **read_value(value)}
     except BaseException as error:  # noqa: BLE001 (any exception, SystemExit too, is an error verdict)
         return {"status": "error", **explain(error, function)}
+
+
+def verdict_of_fork(
+    function: RewardFunction, request: dict[str, Any], *, channel: tuple[BinaryIO, BinaryIO]
+) -> dict[str, Any]:
+    """The verdict of a fork that ends with it. Nothing that the function changes in its process stays, and it cannot
+    write to the channel.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for file in channel:
+            os.close(file.fileno())
+        os.close(reading)
+        with os.fdopen(writing, "wb") as out:
+            out.write(json.dumps(verdict(function, request)).encode()[:REPLY_BYTES])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        answer = file.read(REPLY_BYTES)
+    _, status = os.waitpid(child, 0)
+    try:
+        return checked_answer(json.loads(answer))
+    except (ValueError, TypeError, KeyError):
+        code = os.waitstatus_to_exitcode(status)
+        return {"status": "error", "error": f"the process of the score gave no verdict: it ended by exit code {code}"}
+
+
+def checked_answer(answer: Any) -> dict[str, Any]:
+    """A verdict of `verdict`. Raises ValueError, TypeError or KeyError for anything else."""
+    if answer["status"] == "value":
+        return {"status": "value", **read_value(Score(answer["reward"], answer["correct"]))}
+    return {"status": "error", **{name: str(answer[name]) for name in ("error", "place", "trace") if name in answer}}
 
 
 def explain(error: BaseException, function: object) -> dict[str, str]:

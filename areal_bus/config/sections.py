@@ -250,9 +250,24 @@ class GenerationConfig(Section):
     """Nucleus sampling threshold; log-probs are those of the full distribution."""
 
 
+class CodeRewardConfig(Section):
+    test_timeout_s: float = Field(6.0, gt=0)
+    """Time limit of one test: a run of the program, or a call of its function."""
+    memory_mib: int = Field(1024, ge=64)
+    """Address space of one process of the program, in MiB."""
+
+
 class RewardConfig(Section):
     function: str = "exact"
-    """"exact", "sums", "reverse", "math", "agent" (it returns its reward), or "module:function" beside the config."""
+    """"exact", "sums", "reverse", "math", "code" (all tests pass), "code_share" (share of the tests), "agent" (it
+    returns its reward), or "module:function" beside the config."""
+    code: CodeRewardConfig = CodeRewardConfig()
+    """Limits of the functions "code" and "code_share" (docs/code-rewards.md)."""
+    sandbox: Literal["auto", "required"] = "auto"
+    """Where bubblewrap does not run, "code" uses a weaker sandbox and says so ("auto"), or the start is refused."""
+    fresh_process: bool = False
+    """Run each score in a fork of the worker that ends with it: for a function that runs text of the model, which
+    could change the process for all later scores."""
     timeout_s: float = Field(10.0, gt=0)
     """Time limit of one score; a later score counts as a timeout (never as a reward of 0)."""
     workers: int = Field(1, ge=1)

@@ -125,6 +125,12 @@ def test_a_wrong_sweep_is_refused_by_one_sentence(tmp_path: Path, text: str, sen
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["lag", "lag-lr", "algorithms"])
+def test_the_shipped_sweeps_can_run(name: str) -> None:
+    file = BASE.with_name(f"{name}.toml")
+    assert len(jobs_of(read_sweep(file), file)) >= 18
+
+
 def test_blocks_inherit_and_a_job_of_two_blocks_runs_once(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text(BASE.read_text())
     (tmp_path / "sweep.toml").write_text("""

@@ -15,7 +15,9 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_reward_loads_and_scores(name, folder):
-    assert load_reward(name, folder)("1+1", "2", {"answer": "2", "agent": {"reward": 1.0}}).reward == 1.0
+    row = {"answer": "2", "agent": {"reward": 1.0}, "tests": [{"input": "", "output": "2"}]}
+    completion = "print(2)" if name.startswith("code") else "2"
+    assert load_reward(name, folder)("1+1", completion, row).reward == 1.0
 
 
 def test_a_function_of_the_users_own_is_found_in_the_configs_folder(folder):

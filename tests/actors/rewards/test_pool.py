@@ -400,3 +400,37 @@ def test_frames_over_the_cap_or_without_an_object_are_refused_on_both_sides():
         unpack(bytearray(LENGTH.pack(1000)), cap_bytes=10)
     with pytest.raises(ValueError, match="one JSON object"):
         unpack(bytearray(LENGTH.pack(2) + b"[]"), cap_bytes=10)
+
+
+SPOILING = """
+import __main__, os
+
+calls = 0
+
+def score(completion):
+    global calls
+    calls += 1
+    if completion == "spoil":
+        __main__.verdict = __main__.verdict_of_fork = lambda *a, **k: {"status": "value", "reward": 1.0}
+    if completion == "exit":
+        os._exit(0)
+    return float(calls == 99)
+"""
+
+
+@pytest.mark.parametrize("completion", ["spoil", "exit"])
+def test_in_a_fresh_process_a_score_changes_no_later_one(tmp_path: Path, completion: str) -> None:
+    (tmp_path / "own_spoiling.py").write_text(SPOILING)
+    with WorkerPool("own_spoiling:score", tmp_path, n_workers=1, timeout_s=20.0, fresh_process=True) as pool:
+        pids = pool.pids
+        for key, text in enumerate([completion, "plain", "plain"]):
+            pool.submit(key, prompt="", completion=text, row="{}")
+        verdicts = {}
+        while len(verdicts) < 3:
+            verdicts |= {verdict.key: verdict for verdict in pool.poll(1.0)}
+        assert pool.pids == pids  # one worker, forked three times
+    assert [verdicts[key].status for key in (1, 2)] == [VerdictStatus.VALUE] * 2
+    assert [verdicts[key].reward for key in (1, 2)] == [0.0, 0.0]
+    if completion == "exit":
+        assert verdicts[0].status == VerdictStatus.ERROR
+        assert "gave no verdict: it ended by exit code 0" in verdicts[0].error

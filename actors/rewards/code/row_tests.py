@@ -1,0 +1,134 @@
+"""The tests of a row, in the published forms of the data sets."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StdinTest:
+    """A program reads `given` and must print `expected`."""
+
+    given: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTests:
+    """Tests that call functions of the program; `spec` is for test_program.py."""
+
+    spec: dict[str, Any]
+    n: int
+    prompt: str = ""  # code that the completion continues
+    name: str = ""  # of the function
+
+
+def read_tests(row: Row) -> list[StdinTest] | FunctionTests:
+    """Raises ValueError for a row without tests, or with tests that are no JSON or of another form."""
+    if "test" in row and "entry_point" in row:
+        name, prompt = str(row["entry_point"]), str(row.get("prompt", ""))
+        spec = {"kind": "check", "name": name, "prompt": prompt, "test": str(row["test"])}
+        return FunctionTests(spec, 1, prompt, name)
+    if "plus_input" in row and "canonical_solution" in row:
+        return _reference_tests(row)
+    if "test_list" in row:
+        asserts = [str(text) for text in [*row["test_list"], *(row.get("challenge_test_list") or [])]]
+        return FunctionTests(
+            {"kind": "asserts", "setup": row.get("test_setup_code") or "", "asserts": asserts}, len(asserts)
+        )
+    tests = [test for key in ("tests", "input_output", "public_test_cases", "private_test_cases") if row.get(key)
+             for test in _listed(key, row[key])]  # fmt: skip
+    tests += [test for key in ("public_tests", "private_tests", "generated_tests") if row.get(key)
+              for test in _pairs(key, row[key])]  # fmt: skip
+    if not tests:
+        raise ValueError(
+            "a row for the reward code needs tests: test with entry_point, test_list, plus_input, tests, input_output, "
+            f"public_tests or public_test_cases; it has {', '.join(sorted(row)) or 'nothing'}"
+        )
+    return _by_kind(tests, row)
+
+
+def _reference_tests(row: Row) -> FunctionTests:
+    inputs = [*row["base_input"], *row["plus_input"]]
+    name = str(row["entry_point"])
+    reference = str(row["canonical_solution"])
+    spec = {"kind": "reference", "name": name, "reference": reference, "inputs": inputs, "atol": row.get("atol") or 0}
+    spec["assertion"] = str(row.get("assertion") or "")
+    return FunctionTests(spec, len(inputs), name=name)
+
+
+Listed = tuple[str, Any, Any]  # name of the function or "", input, output
+
+
+def _listed(key: str, value: Any) -> Iterator[Listed]:
+    """A list of {input, output}, or {inputs, outputs, fn_name}, also as JSON text."""
+    found = _parsed(key, value)
+    if isinstance(found, dict):
+        name = str(found.get("fn_name") or "")
+        inputs, outputs = found.get("inputs"), found.get("outputs")
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise ValueError(f"{key} must have inputs and outputs of the same length")
+        yield from ((name, given, expected) for given, expected in zip(inputs, outputs, strict=True))
+    elif isinstance(found, list):
+        for test in found:
+            if not isinstance(test, dict) or "input" not in test or "output" not in test:
+                raise ValueError(f"{key} must be a list of tests with input and output")
+            yield ("*" if test.get("testtype") == "functional" else "", test["input"], test["output"])
+    else:
+        raise ValueError(f"{key} must be a list of tests, or inputs and outputs: it is a {type(found).__name__}")
+
+
+def _pairs(key: str, value: Any) -> Iterator[Listed]:
+    """CodeContests: {input: [...], output: [...]}."""
+    found = _parsed(key, value)
+    if not isinstance(found, dict) or not {"input", "output"} <= found.keys():
+        raise ValueError(f"{key} must have lists input and output")
+    yield from (("", given, expected) for given, expected in zip(found["input"], found["output"], strict=True))
+
+
+def _parsed(key: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"{key} must be JSON: {error}") from None
+
+
+def _by_kind(tests: Sequence[Listed], row: Row) -> list[StdinTest] | FunctionTests:
+    functional = [test for test in tests if test[0]]
+    if not functional:
+        return [StdinTest(_text(given), _text(expected)) for _, given, expected in tests]
+    name = functional[0][0] if functional[0][0] != "*" else _function_name(row)
+    calls = [(_arguments(given), _expected(expected)) for _, given, expected in functional]
+    return FunctionTests({"kind": "calls", "name": name, "calls": calls}, len(calls), name=name)
+
+
+def _text(value: Any) -> str:
+    """Standard input or output: text, or a list of lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _function_name(row: Row) -> str:
+    """LiveCodeBench: in its metadata, else the method of the starter code."""
+    metadata = _parsed("metadata", row.get("metadata") or {})
+    found = re.search(r"def\s+(\w+)\s*\(", str(row.get("starter_code") or ""))
+    name = metadata.get("func_name") if isinstance(metadata, dict) else None
+    if not name and not found:
+        raise ValueError("functional tests need the name of the function: metadata.func_name or starter_code")
+    return str(name or (found[1] if found else ""))
+
+
+def _arguments(given: Any) -> list[Any]:
+    """A list of arguments, or text with one JSON value a line."""
+    if isinstance(given, str):
+        return [json.loads(line) for line in given.splitlines() if line.strip()]
+    return list(given) if isinstance(given, list) else [given]
+
+
+def _expected(expected: Any) -> Any:
+    return json.loads(expected) if isinstance(expected, str) else expected

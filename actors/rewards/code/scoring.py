@@ -1,0 +1,144 @@
+"""Scores a completion by its tests: finds the program, runs it in the sandbox, compares outside."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Literal
+
+from actors.rewards import sandbox
+from actors.rewards.code.row_tests import FunctionTests, StdinTest, read_tests
+from actors.rewards.protocol import Score
+from actors.rewards.sandbox import SandboxLimits
+from areal_bus.errors import ConfigError
+
+FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+HERE = Path(__file__).parent
+CODEC = "actors.rewards.code.plain_values"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeOptions:
+    """[reward.code] and what goes with it."""
+
+    test_s: float = 6.0
+    memory_mib: int = 1024
+    score_s: float = 8.0  # for all tests of a completion
+    sandbox: Literal["auto", "required"] = "auto"
+
+
+_options = CodeOptions()
+
+
+def configure(options: CodeOptions) -> None:
+    """Set the options of this process. Raises ConfigError where the sandbox that they require does not run."""
+    global _options
+    if options.sandbox == "required" and sandbox.find_level() != "bubblewrap":
+        raise ConfigError(
+            'reward.sandbox = "required" needs bubblewrap, which does not run here: install it (apt-get install '
+            'bubblewrap) and allow namespaces, or set reward.sandbox = "auto" for the weaker level'
+        )
+    _options = options
+
+
+def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
+    """1 if all tests pass, else 0."""
+    passed = run_tests(completion, row)
+    return Score(float(all(passed)), all(passed))
+
+
+def score_share(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
+    """The share of the tests that pass. Correct: all of them."""
+    passed = run_tests(completion, row)
+    return Score(sum(passed) / len(passed), all(passed))
+
+
+def run_tests(completion: str, row: Mapping[str, Any], options: CodeOptions | None = None) -> list[bool]:
+    """Whether each test passes. An exception is no verdict on the completion: ValueError for tests that cannot be read,
+    RuntimeError for tests that do not run, OSError when the sandbox does not start.
+    """
+    options = options or _options
+    tests = read_tests(row)
+    limits = SandboxLimits(
+        wall_s=options.score_s,
+        cpu_s=max(1, int(options.score_s) + 1),
+        memory_bytes=options.memory_mib << 20,
+    )
+    if isinstance(tests, list):
+        return _run_stdin(code_of(completion), tests, limits, options)
+    return _run_functions(program_of(completion, tests), tests, limits, options)
+
+
+def code_of(completion: str) -> str:
+    """The last fenced block; the whole text without one."""
+    blocks = FENCE.findall(completion)
+    return blocks[-1] if blocks else completion
+
+
+def program_of(completion: str, tests: FunctionTests) -> str:
+    """The code, after the code of the prompt; a completion that does not define the function continues the prompt."""
+    code = code_of(completion)
+    if not tests.prompt or re.search(rf"^[ \t]*def[ \t]+{re.escape(tests.name)}\b", code, re.MULTILINE):
+        return f"{tests.prompt}\n{code}" if tests.prompt else code
+    return tests.prompt + code
+
+
+def _run_stdin(code: str, tests: list[StdinTest], limits: SandboxLimits, options: CodeOptions) -> list[bool]:
+    """One run a test; tests that no time is left for fail."""
+    began, passed = time.monotonic(), []
+    for test in tests:
+        left = began + options.score_s - time.monotonic()
+        if left <= 0:
+            passed.append(False)
+            continue
+        outcome = sandbox.run(code, test.given.encode(), replace(limits, wall_s=min(options.test_s, left)))
+        ended = outcome.end == "exit" and outcome.exit_code == 0
+        passed.append(ended and same_output(outcome.stdout.decode(errors="replace"), test.expected))
+    return passed
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Equal lines without the space at their ends; else equal words, numbers by value (1.0 is 1)."""
+    if _lines(printed) == _lines(expected):
+        return True
+    a, b = printed.split(), expected.split()
+    return len(a) == len(b) and all(x == y or _same_number(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _same_number(a: str, b: str) -> bool:
+    try:
+        return Decimal(a) == Decimal(b)
+    except InvalidOperation:
+        return False
+
+
+def _run_functions(code: str, tests: FunctionTests, limits: SandboxLimits, options: CodeOptions) -> list[bool]:
+    solution = standalone("solution_server", code, options.test_s)
+    tester = standalone("test_program", json.dumps({**tests.spec, "call_s": options.test_s}))
+    outcome = sandbox.run_connected(tester, solution, limits)
+    results = outcome.stderr.decode(errors="replace").splitlines()
+    if broken := next((line for line in results if line.startswith("broken ")), None):
+        raise RuntimeError(f"the tests of the row do not run: {broken.removeprefix('broken ')}")
+    passed = [line == "pass" for line in results if line == "pass" or line.startswith("fail ")]
+    if outcome.end == "exit" and len(passed) != tests.n:
+        raise RuntimeError(
+            f"the tests of the row ended early: {' '.join(results[-3:]) or f'exit code {outcome.exit_code}'}"
+        )
+    return [*passed, *[False] * (tests.n - len(passed))]  # no time was left for the others
+
+
+def standalone(module: str, *arguments: object) -> str:
+    """The text of a program of this folder that imports nothing but the standard library and contains the codec."""
+    codec, program = (HERE / f"{name}.py" for name in ("plain_values", module))
+    return (
+        f"import sys, types\nsys.modules[{CODEC!r}] = types.ModuleType({CODEC!r})\n"
+        f"exec({codec.read_text()!r}, sys.modules[{CODEC!r}].__dict__)\n"
+        f"{program.read_text()}\nmain({', '.join(map(repr, arguments))})\n"
+    )

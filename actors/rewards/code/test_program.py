@@ -1,0 +1,219 @@
+"""The program in the sandbox that runs the tests. It calls the model's code in another process, through two pipes.
+
+It prints a line a test to standard error: "pass", or "fail" with the reason. A line "broken" means that the tests
+themselves do not run. The model's code cannot reach this process: only plain values come from it.
+"""
+
+import ast
+import builtins
+import json
+import math
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from actors.rewards.code.plain_values import decode, encode
+
+REASON_CHARACTERS = 200
+PLAIN = (int, float, complex, str, bytes, list, tuple, set, frozenset, dict, type(None))
+LATE_S = 1.0  # the other process ends a call itself after call_s
+
+Spec = dict[str, Any]
+Test = Callable[[], object]  # raises when it fails
+
+
+class SolutionFailed(Exception):
+    """The model's code gave no value."""
+
+
+class Solution:
+    """The functions of the model's code."""
+
+    def __init__(self, call_s: float) -> None:
+        self._answers = os.dup(0)
+        self._calls = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._call_s = call_s
+        self._buffer = b""
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        return lambda *arguments: self.call(name, arguments)
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Raises SolutionFailed."""
+        try:
+            self._calls.write(json.dumps([name, encode(arguments)]) + "\n")
+            self._calls.flush()
+            answer = json.loads(self._line())
+            if "error" in answer:
+                raise SolutionFailed(answer["error"])
+            return decode(answer["value"])
+        except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+            raise SolutionFailed(f"{type(error).__name__}: {error}") from None
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._buffer:
+            wait_s = self._call_s + LATE_S
+            if not select.select([self._answers], [], [], wait_s)[0]:
+                raise OSError("no answer in time")
+            data = os.read(self._answers, 1 << 16)
+            if not data:
+                raise OSError("the program has ended")
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+
+def main(text: str) -> None:
+    """`text`: the tests as JSON (actors/rewards/code/row_tests.py)."""
+    spec: Spec = json.loads(text)
+    solution = Solution(spec["call_s"])
+    results = sys.stderr
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for file in (0, 1):
+        os.dup2(nowhere, file)
+    sys.set_int_max_str_digits(0)
+    kinds = {"check": check_tests, "asserts": assert_tests, "calls": call_tests, "reference": reference_tests}
+    tests = kinds[spec["kind"]](spec, solution)
+    while True:
+        try:
+            test = next(tests)
+        except StopIteration:
+            return
+        except Exception as error:  # noqa: BLE001  the text of a data set raises anything
+            say(results, f"broken {type(error).__name__}: {error}")
+            return
+        try:
+            test()
+        except Exception as error:  # noqa: BLE001
+            say(results, f"fail {type(error).__name__}: {error}")
+        else:
+            say(results, "pass")
+
+
+def say(results: TextIO, text: str) -> None:
+    print(" ".join(text.split())[:REASON_CHARACTERS], file=results, flush=True)
+
+
+def check_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
+    """HumanEval: `check(candidate)`; helper functions of the prompt may be used in it."""
+    names: dict[str, Any] = {"__name__": "tests"}
+    run_text(spec["prompt"], names)
+    names[spec["name"]] = solution[spec["name"]]
+    run_text(spec["test"], names)
+    yield lambda: names["check"](solution[spec["name"]])
+
+
+def assert_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
+    """MBPP: assert statements. A name that neither they nor the setup define is a function of the model's code."""
+    names: dict[str, Any] = {"__name__": "tests"}
+    run_text(spec["setup"], names)
+    for text in spec["asserts"]:
+        used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        ours = {name: solution[name] for name in used if name not in names and not hasattr(builtins, name)}
+        yield lambda text=text, ours=ours: run_text(text, {**names, **ours})  # type: ignore[misc]
+
+
+def call_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
+    """Arguments and the expected result."""
+    for arguments, expected in spec["calls"]:
+        yield lambda a=arguments, e=expected: must_equal(solution.call(spec["name"], tuple(a)), e, 0.0)  # type: ignore[misc]
+
+
+def reference_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
+    """MBPP+ (EvalPlus): arguments; the expected result is that of the reference solution."""
+    names: dict[str, Any] = {"__name__": "reference"}
+    run_text(spec["reference"], names)
+    kinds = kinds_by_depth(spec["assertion"], spec["name"])
+    read = complex_numbers if takes_complex(names[spec["name"]], spec["inputs"], kinds) else as_it_is
+    for arguments in spec["inputs"]:
+        text = json.dumps(arguments)
+        expected = names[spec["name"]](*as_kinds(read(json.loads(text)), kinds))
+        yield lambda t=text, e=expected: must_equal(  # type: ignore[misc]
+            solution.call(spec["name"], tuple(as_kinds(read(json.loads(t)), kinds))), e, spec["atol"]
+        )
+
+
+def takes_complex(function: Callable[..., Any], inputs: list[Any], kinds: list[list[type]]) -> bool:
+    """Whether the reference works on complex numbers, which JSON holds as text ("1j")."""
+    texts = (
+        arguments for arguments in inputs if any(isinstance(x, str) and x.strip("()")[-1:] == "j" for x in arguments)
+    )
+    first = next(texts, None)
+    if first is None:
+        return False
+    try:
+        function(*as_kinds(first, kinds))
+    except TypeError:
+        return True
+    return False
+
+
+def complex_numbers(arguments: list[Any]) -> list[Any]:
+    return [complex(item) if isinstance(item, str) else item for item in arguments]
+
+
+def as_it_is(arguments: list[Any]) -> list[Any]:
+    return arguments
+
+
+def kinds_by_depth(text: str, name: str) -> list[list[type]]:
+    """For each argument of the first call of `name` in these assertions: the kind of sequence at each depth.
+
+    JSON has lists only; a function may need the tuples that its assertions show. [] if the arguments are no literals.
+    """
+    try:
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        first = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == name)
+        return [depth_kinds(ast.literal_eval(argument)) for argument in first.args]
+    except (SyntaxError, ValueError, StopIteration):
+        return []
+
+
+def depth_kinds(value: Any) -> list[type]:
+    """Sequence types from the outermost to the innermost, along the first nested sequence."""
+    if not isinstance(value, list | tuple | set):
+        return []
+    nested = next((item for item in value if isinstance(item, list | tuple)), None)
+    return [type(value), *depth_kinds(nested)]
+
+
+def as_kinds(arguments: list[Any], kinds: list[list[type]]) -> list[Any]:
+    """The arguments with these kinds of sequences."""
+    if len(arguments) != len(kinds):
+        return arguments
+    return [converted(value, of) for value, of in zip(arguments, kinds, strict=True)]
+
+
+def converted(value: Any, kinds: list[type]) -> Any:
+    if not isinstance(value, list) or not kinds:
+        return value
+    return kinds[0](converted(item, kinds[1:] or kinds) for item in value)  # deeper than the assertions: the last kind
+
+
+def run_text(text: str, names: dict[str, Any]) -> None:
+    exec(compile(text, "tests.py", "exec"), names)
+
+
+def must_equal(value: Any, expected: Any, atol: float) -> None:
+    if not equal(value, expected, atol):
+        raise AssertionError(f"{value!r} is not {expected!r}")
+
+
+def equal(value: Any, expected: Any, atol: float) -> bool:
+    """Equal by value; lists equal tuples, and floats may differ by `atol` (or 1e-6 of their size).
+
+    An expected object of another type (a match of `re`) equals everything that is true.
+    """
+    if not isinstance(expected, PLAIN):
+        return bool(value)
+    if isinstance(expected, list | tuple):
+        is_like = isinstance(value, list | tuple) and len(value) == len(expected)
+        return is_like and all(equal(a, b, atol) for a, b in zip(value, expected, strict=True))
+    if isinstance(expected, dict):
+        is_like = isinstance(value, dict) and value.keys() == expected.keys()
+        return is_like and all(equal(value[key], item, atol) for key, item in expected.items())
+    if isinstance(expected, float) and isinstance(value, int | float) and not isinstance(value, bool):
+        return math.isclose(value, expected, rel_tol=1e-6, abs_tol=atol) or (value != value and expected != expected)
+    return bool(type(value) is type(expected) or isinstance(value, int | float)) and bool(value == expected)

@@ -1,0 +1,214 @@
+"""The rewards "code" and "code_share": forms of tests, and programs that try to win without passing them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.rewards import sandbox
+from actors.rewards.code import score, score_share, scoring
+from actors.rewards.code.plain_values import Other, decode, encode
+from actors.rewards.code.row_tests import read_tests
+from actors.rewards.code.scoring import CodeOptions, configure, run_tests, same_output
+from areal_bus.errors import ConfigError
+
+DATA = Path(__file__).parents[3] / ".." / "shared" / "data"
+needs_bubblewrap = pytest.mark.skipif(
+    sandbox.find_level() != "bubblewrap", reason="bubblewrap is not installed, or namespaces are not allowed here"
+)
+HUMANEVAL = {
+    "prompt": 'def helper(x):\n    return x + 1\n\n\ndef f(x: int) -> int:\n    """Adds two."""\n',
+    "entry_point": "f",
+    "test": "def check(candidate):\n    assert candidate(1) == 3\n    assert candidate(helper(1)) == 4\n",
+}
+MBPP = {
+    "test_list": ["assert f(1) == 3", "assert sorted(f([2])) == [2, 2]"],
+    "test_setup_code": "import math",
+    "challenge_test_list": [],
+}
+MBPP_PLUS = {
+    "entry_point": "f",
+    "canonical_solution": "def f(t):\n    return t + (0,), 0.1 + 0.2\n",
+    "assertion": "assert f((1, 2)) == ((1, 2, 0), 0.3)",
+    "base_input": [[[1, 2]]],
+    "plus_input": [[[]], [[3]]],
+    "atol": 1e-4,
+}
+CALLS = {"input_output": json.dumps({"fn_name": "f", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]})}
+STDIN: dict[str, Any] = {"tests": [{"input": "1 2\n", "output": "3\n"}, {"input": "2 2\n", "output": "4.0"}]}
+LIVECODEBENCH = {
+    "public_test_cases": json.dumps([{"input": "[1, 2]\n3", "output": "6", "testtype": "functional"}]),
+    "starter_code": "class Solution:\n    def total(self, xs: List[int], y: int) -> int:\n        ",
+}
+CODECONTESTS = {
+    "public_tests": {"input": ["1 2"], "output": ["3"]},
+    "private_tests": {"input": [], "output": []},
+    "generated_tests": {"input": ["5 5"], "output": ["10"]},
+}
+ADD = "print(sum(map(int, input().split())))"
+
+
+@pytest.mark.parametrize(
+    ("row", "right", "wrong"),
+    [
+        (HUMANEVAL, "    return helper(x) + 1\n", "    return x\n"),
+        (HUMANEVAL, "So:\n```python\ndef f(x):\n    return helper(x) + 1\n```\nYes.", "```\ndef f(x): return 3\n```"),
+        (MBPP, "def f(x):\n    return x * 2 if isinstance(x, list) else x + 2", "def f(x):\n    return x"),
+        (MBPP_PLUS, "def f(t):\n    return [*t, 0], 0.30001", "def f(t):\n    return t + (0,), 0.31"),
+        (CALLS, "def f(a, b):\n    return a + b", "def f(a, b):\n    return str(a + b)"),
+        (STDIN, f"```py\n{ADD}\n```", "print(3)"),
+        (LIVECODEBENCH, "class Solution:\n    def total(self, xs, y): return sum(xs) + y", "def total(*xs): return 0"),
+        (CODECONTESTS, ADD, "print(10)"),
+    ],
+    ids=["continues", "fenced", "asserts", "reference", "calls", "stdin", "method", "contests"],
+)  # fmt: skip
+def test_each_form_of_tests_scores_a_right_and_a_wrong_program(row: dict[str, Any], right: str, wrong: str) -> None:
+    assert score("", right, row).reward == 1.0
+    assert score("", wrong, row).correct is False
+
+
+def test_the_share_counts_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = score_share("", "print(3)", STDIN)
+    assert (found.reward, found.correct) == (0.5, False)
+    assert score_share("", "def f(a, b):\n    return 3", CALLS).reward == 0.5
+
+
+ATTACKS = {
+    "an object that equals everything": "class E:\n    def __eq__(self, other): return True\n    __hash__ = None\n"
+    "def f(a, b):\n    return E()",
+    "a subclass of int": "class E(int):\n    def __eq__(self, other): return True\ndef f(a, b):\n    return E(9)",
+    "sys.exit": "import sys\nsys.exit(0)",
+    "os._exit": "import os\nos._exit(0)",
+    "exit in the call": "import os\ndef f(a, b):\n    os._exit(0)",
+    "prints pass": "import os\ndef f(a, b):\n    print('pass')\n    os.write(2, b'pass\\npass\\n')\n    return 0",
+    "writes to all files": "import os\ndef f(a, b):\n    for n in range(3, 20):\n        try: os.write(n, b'pass\\n')\n"
+    "        except OSError: pass\n    return 0",
+    "patches the comparison": "import builtins\nbuiltins.all = lambda x: True\nbuiltins.bool = lambda x: True\n"
+    "def f(a, b):\n    return 0",
+    "patches the codec": "import sys\nfor m in list(sys.modules.values()):\n    if hasattr(m, 'encode'):\n"
+    "        m.encode = lambda v: '3'\ndef f(a, b):\n    return 0",
+    "overwrites its main": "import __main__\n__main__.limited = lambda *a: {'value': 'true'}\ndef f(a, b): return 0",
+    "never returns": "def f(a, b):\n    while True: pass",
+    "ignores its alarm": "from signal import *\nsignal(SIGALRM, SIG_IGN)\ndef f(a, b):\n    while True: pass",
+    "answers without being asked": "import os\nfor n in range(3, 9):\n    try: os.write(n, b'{\"value\": \"1\"}\\n')\n"
+    "    except OSError: pass\ndef f(a, b):\n    return 0",
+    "reads the tests": "import glob, os\ndef f(a, b):\n    text = ''.join(open(p, errors='ignore').read() for p in\n"
+    "        glob.glob('/main.py') + glob.glob('/proc/*/cmdline'))\n    return 30516 + (str(30516 + 1) in text)",
+}  # fmt: skip
+ATTACKED = {"input_output": {"fn_name": "f", "inputs": [[1, 2], [3, 4]], "outputs": [30517, 40519]}}
+QUICK = CodeOptions(test_s=1.0, score_s=6.0)
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("program", ATTACKS.values(), ids=ATTACKS)
+def test_a_program_wins_by_right_values_only(program: str) -> None:
+    assert run_tests(program, ATTACKED, QUICK) == [False, False]
+    assert score("", "def f(a, b):\n    return a + b", CALLS).reward == 1.0  # and the next one is scored as ever
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("program", ["print('x' * (1 << 30))", "import time\ntime.sleep(60)", "raise SystemExit(3)"])
+def test_a_program_on_stdin_is_bounded(program: str) -> None:
+    assert run_tests(program, STDIN, QUICK) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"question": "", "answer": ""}, "needs tests: .* it has answer, question"),
+        ({"input_output": "{no json"}, "input_output must be JSON"),
+        ({"input_output": {"inputs": [1], "outputs": []}}, "of the same length"),
+        ({"tests": [{"input": "1"}]}, "tests with input and output"),
+        ({"public_tests": [1]}, "lists input and output"),
+        ({"public_test_cases": [{"input": "1", "output": "1", "testtype": "functional"}]}, "name of the function"),
+    ],
+)
+def test_tests_that_cannot_be_read_are_an_error_and_no_verdict(row: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read_tests(row)
+
+
+@pytest.mark.parametrize("row", [{**MBPP_PLUS, "canonical_solution": "def f(t): return t.none"},
+                                 {**HUMANEVAL, "test": "def check(candidate) pass"}])  # fmt: skip
+def test_tests_that_do_not_run_are_an_error_and_no_verdict(row: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match="the tests of the row do not run"):
+        score("", "def f(x): return x", row)
+
+
+def test_a_required_sandbox_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring.sandbox, "find_level", lambda: "rlimits")
+    with pytest.raises(ConfigError, match='"required" needs bubblewrap'):
+        configure(CodeOptions(sandbox="required"))
+
+
+def test_the_weaker_sandbox_scores_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring.sandbox, "find_level", lambda: "rlimits")
+    assert score("", "def f(a, b):\n    return a + b", CALLS).reward == 1.0
+    assert score("", ADD, STDIN).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "is_same"),
+    [
+        ("1 2 \n\n", "1 2", True),
+        ("1.0\n2", "1\n2.00", True),
+        ("1\n2", "1 2", True),
+        ("yes", "YES", False),
+        ("1 2", "1 2 3", False),
+        ("", "0", False),
+        ("nan", "inf", False),
+    ],
+)
+def test_outputs_are_compared_by_words(printed: str, expected: str, is_same: bool) -> None:
+    assert same_output(printed, expected) is is_same
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+HASHABLE = st.recursive(SCALARS, lambda inner: st.tuples(inner, inner), max_leaves=4)
+VALUES = st.recursive(
+    HASHABLE | st.complex_numbers(allow_nan=False) | st.sets(HASHABLE, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(HASHABLE, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_plain_values_come_back_as_they_are(value: object) -> None:
+    back = decode(encode(value))
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_other_objects_are_true_and_equal_nothing() -> None:
+    (found,) = decode(encode([object()]))
+    assert isinstance(found, Other)
+    assert found
+    assert found not in (0, 1, True, None, "", [])
+
+
+@pytest.mark.soak
+@needs_bubblewrap
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data holds the published files")
+@pytest.mark.parametrize(
+    ("file", "n", "outside"),
+    [("humaneval/HumanEval.jsonl", 164, set()), ("mbppplus/test.jsonl", 399, {"Mbpp/255", "Mbpp/599"})],
+)
+def test_canonical_solutions_pass(file: str, n: int, outside: set[str]) -> None:
+    rows = [json.loads(line) for line in (DATA / file).read_text().splitlines()]
+    assert len(rows) == n
+    options = CodeOptions(score_s=60.0, memory_mib=4096)
+    failed = {row["task_id"] for row in rows if not all(run_tests(row["canonical_solution"], row, options))}
+    assert failed <= outside  # their references take minutes, or gigabytes
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data holds the published files")
+@pytest.mark.parametrize("file", ["humaneval/HumanEval.jsonl", "mbppplus/test.jsonl"])
+def test_some_canonical_solutions_pass_and_those_of_other_rows_do_not(file: str) -> None:
+    rows = [json.loads(line) for line in (DATA / file).read_text().splitlines()][:6]
+    for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
+        assert score("", row["canonical_solution"], row).reward == 1.0
+        assert score("", other["canonical_solution"], row).reward == 0.0
