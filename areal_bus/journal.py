@@ -70,6 +70,7 @@ class Journal:
         self._started = self._marked = self._began = self._flushed = time.monotonic()
         self._label = "start"
         self._spans: dict[str, float] = {}
+        self._parts: dict[str, float] = {}  # LABEL:PART -> seconds counted by `count_part`
         self._timed: dict[str, list[int]] = {}  # label -> begin, length, ... in microseconds of this window
         self.write(Event.START, schema=SCHEMA, pid=os.getpid(), host=socket.gethostname())
 
@@ -125,6 +126,12 @@ class Journal:
         if is_over:
             self._write_spans(now)
 
+    def count_part(self, label: str, part: str, seconds: float) -> None:
+        """Count seconds of the current label as a part of it, without their times. Call it while the label lasts."""
+        if seconds > 0:
+            name = f"{label}:{part}"
+            self._parts[name] = self._parts.get(name, 0.0) + seconds
+
     @contextmanager
     def span(self, label: str) -> Iterator[None]:
         """Time in this block counts as `label`; afterwards the previous label continues."""
@@ -144,7 +151,7 @@ class Journal:
 
     def _write_spans(self, now: float) -> None:
         spent: dict[str, float] = {}
-        causes: dict[str, float] = {}
+        causes = {f"p_{name}": seconds for name, seconds in self._parts.items()}
         for label, seconds in self._spans.items():
             name, _, cause = label.partition(":")
             if seconds > 0:
@@ -153,7 +160,7 @@ class Journal:
                     causes[f"w_{label}"] = seconds
         timed = {f"at_{label}": times for label, times in self._timed.items()}
         self._flushed = now
-        self._spans, self._timed = {}, {}
+        self._spans, self._parts, self._timed = {}, {}, {}
         if spent:
             rounded = {key: round(seconds, 6) for key, seconds in (spent | causes).items()}
             self.write(Event.SPANS, **rounded, **timed, rss_bytes=resident_bytes())

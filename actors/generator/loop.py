@@ -82,6 +82,7 @@ class Generator:
         self._weights_are_lost = False  # the weights belong to a lost timeline: no decoding with them
         self._expects_more = False  # more prompts of the same share follow (eta = 0)
         self._is_leaving = False
+        self._prefill_s = 0.0  # of the engine, when last counted
 
     def turn(self) -> None:
         """One iteration; waits for a message when there is nothing to decode."""
@@ -92,10 +93,17 @@ class Generator:
         if self._can_decode:
             self._journal.mark("generate")
             self._handle(self._runner.step())
+            self._count_prefill()
         self._journal.mark("bus")
         self._deliver(coalesce=self._is_full)
         self._heartbeat.progress = self._engine.n_tokens
         self._heartbeat.note = self._session.with_silence(self._status())
+
+    def _count_prefill(self) -> None:
+        """Count the prefill of this step as a part of `generate`, for an engine that measures it."""
+        total_s = float(getattr(self._engine, "prefill_s", 0.0))
+        self._journal.count_part("generate", "prefill", total_s - self._prefill_s)
+        self._prefill_s = total_s
 
     def leave(self) -> None:
         """Ask the head to stop leasing prompts to this generator. HeadSession repeats it to a restarted head."""

@@ -201,14 +201,16 @@ def test_a_spans_line_has_the_causes_of_waiting_and_the_times_of_long_spans(tmp_
     for label, at in marks:
         clock.now = at
         book.mark(label)
+        book.count_part("work", "prefill", 0.004 if label == "work" else 0.0)
     clock.now = 101.5
     book.close()
     first, second = run.lines(book.path, "spans")
-    assert {key: first[key] for key in first if key[:2] in ("s_", "w_", "at")} == {
+    assert {key: first[key] for key in first if key[:2] in ("s_", "w_", "p_", "at")} == {
         "s_idle": 0.99,
         "s_work": 0.01,
         "w_idle:prompt": 0.74,
         "w_idle:weights": 0.25,
+        "p_work:prefill": 0.004,
         "at_idle:prompt": pytest.approx([0, 250_000, 510_000, 490_000], abs=1),
         "at_idle:weights": pytest.approx([250_000, 250_000], abs=1),
     }

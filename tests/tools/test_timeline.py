@@ -94,6 +94,7 @@ class Ring:
             self.mark(maker, "bus")
             self.now += 0.002
             self.mark(maker, "generate")
+            self.books[maker].count_part("generate", "prefill", 0.0005)
         self.write(maker, Event.COMPLETION, **ids, n_tokens=8, finish="stop", versions=[step, 8])
         self.mark(maker, "idle:prompt")
         self.now += self.delay
@@ -213,6 +214,8 @@ def test_spans_nest_and_their_sums_are_those_of_the_breakdown(tmp_path: Path, mo
     sums = label_sums(trace)
     for actor in read_all(Run(tmp_path)):
         assert sums[actor.name.partition(".")[0]] == pytest.approx(actor.spans, abs=2e-5)
+    prefill_us = sum(one["dur"] for one in trace if one["name"] == "prefill")
+    assert prefill_us == pytest.approx(500 * 20 * N_STEPS * N_GROUPS * N_SAMPLES, rel=0.01)
     long = [one for one in trace if one["name"] == "backward" and not one["args"]]
     assert [one["dur"] for one in long] == pytest.approx([400_000] * N_STEPS, abs=2)
 

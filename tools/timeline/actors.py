@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tools.run import Line
-from tools.timeline.label_spans import LabelSpan, label_spans
+from tools.timeline.label_spans import LabelSpan, label_spans, parts_of
 from tools.timeline.story import Key
 
 EVENTS = ("start", "spans", "request", "completion", "score", "step", "pushed", "failed", "end", "checkpoint")
@@ -30,6 +30,7 @@ class ActorStory:
 
     name: str
     labels: list[LabelSpan] = field(default_factory=list)
+    parts: list[LabelSpan] = field(default_factory=list)  # within labels, at their begins
     work: list[Work] = field(default_factory=list)  # by begin, once read
     swaps: list[tuple[float, int]] = field(default_factory=list)  # (time, version) of complete pushes
     memory: list[tuple[float, int]] = field(default_factory=list)  # (time, bytes)
@@ -63,9 +64,15 @@ class ActorStory:
             self._on_pushed(line, at)
 
     def _on_spans(self, line: Line, at: float, offset: float) -> None:
+        parts = parts_of(line)
         for span in label_spans(line, self._marked):
             self.labels.append(LabelSpan(span.label, span.begin + offset, span.end + offset, span.is_merged))
             self._marked = span.end
+            begin = span.begin + offset
+            for part, share in parts.get(span.label, ()):
+                end = begin + share * (span.end - span.begin)
+                self.parts.append(LabelSpan(part, begin, end, is_merged=True))
+                begin = end
         if "rss_bytes" in line:
             self.memory.append((at, line["rss_bytes"]))
 

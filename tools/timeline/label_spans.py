@@ -41,6 +41,18 @@ def label_spans(line: Line, after: float) -> Iterator[LabelSpan]:
     yield from _merged(short, at)
 
 
+def parts_of(line: Line) -> dict[str, list[tuple[str, float]]]:
+    """Label -> its parts (prefill of generate), each with its share of the label in this window."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for key, seconds in line.items():
+        if key.startswith("p_"):
+            label, _, part = key[2:].partition(":")
+            whole = float(line.get(f"s_{label}", 0.0))
+            if whole > 0:
+                found.setdefault(label, []).append((part, min(float(seconds) / whole, 1.0)))
+    return found
+
+
 def _seconds(line: Line) -> dict[str, float]:
     """Seconds by label; of a label with causes, by LABEL:CAUSE and the rest."""
     found = {key[2:]: float(value) for key, value in line.items() if key.startswith("s_")}

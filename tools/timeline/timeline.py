@@ -120,6 +120,8 @@ class Drawing:
         for span in actor.labels:
             args = {"short spans, summed": True} if span.is_merged else {}
             self._slice((pid, LABELS), "time", span.label, span.begin, span.end, "label", **args)
+        for part in actor.parts:
+            self._slice((pid, LABELS), "time", part.label, part.begin, part.end, "part", **{"share of its label": True})
         for work in actor.work:
             lane = lanes.setdefault((pid, work.kind), Lanes()).take(work.begin, work.end)
             tid = lane + (PUSH_LANE if work.kind == "receive" else FIRST_LANE)

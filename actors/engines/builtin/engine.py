@@ -84,6 +84,7 @@ class BuiltinEngine:
         self._n_tokens = 0
         self._ahead_s = ahead_s
         self._step_s = math.inf  # duration of the latest step without prefill
+        self.prefill_s = 0.0  # seconds in prefills so far; measured on a CPU only
         self._n_decoded = 0  # rows of that step
         if version is not None:
             self._check_forward()
@@ -258,9 +259,12 @@ class BuiltinEngine:
         parts = [self._decode([length - 1 for length in lengths[:n_cached]])] if n_cached else []
         order = list(range(n_cached))
         fresh = self._rows[n_cached:]
+        began = time.perf_counter()
         for pack in plan(((n_cached + i, row.prompt, row.sampled) for i, row in enumerate(fresh)), self._budget):
             parts.append(self._prefill(pack))
             order.extend(pack.rows)
+        if fresh and self._device.type == "cpu":  # kernels of a GPU end later
+            self.prefill_s += time.perf_counter() - began
         for row in fresh:
             row.cached, row.filled = True, version
         logits_nV = torch.cat(parts) if len(parts) > 1 else parts[0]
