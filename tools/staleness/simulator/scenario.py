@@ -191,16 +191,28 @@ class Numbers:
 def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
     """The schedule of this seed: small, and with faults of every kind in about half of the seeds."""
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
+    scenario = _with_times(_with_sizes(seed, policy, rng), rng)
+    scenario = _with_later_options(_with_storage_and_reports(scenario, more))
+    is_rough = scenario.calm_s > 0
+    if is_rough and more.random() < 0.05:
+        return _in_a_storm(scenario, more)
+    heads = random.Random(f"heads of {seed}")
+    return _under_many_heads(scenario, heads) if is_rough and heads.random() < 0.05 else scenario
+
+
+def _with_sizes(seed: int, policy: StalenessPolicy | None, rng: random.Random) -> Scenario:
+    """Sizes, lengths and rows of a schedule. Faults end at `calm_s`; a schedule without faults has calm_s = 0."""
     policies = tuple(StalenessPolicy)
     chosen = policies[rng.randrange(len(policies))]
     n_generators, n_rewards, n_learners = rng.randint(1, 3), rng.randint(1, 2), rng.choice((1, 1, 1, 2))
-    rough = rng.random() < 0.5
-    calm_s = rng.uniform(20, 100) if rough else 0.0
+    calm_s = rng.uniform(20, 100) if rng.random() < 0.5 else 0.0
     interrupts = rng.random() < 0.8
-    rejects = 1.0 if rng.random() < 0.02 else 0.0
-    scenario = Scenario(
+    return Scenario(
         seed=seed,
         policy=policy or chosen,
+        calm_s=calm_s,
+        interrupts=interrupts,
+        p_error=1.0 if rng.random() < 0.02 else 0.0,
         batch_size=rng.choice((1, 1, 2, 2, 3)),
         eta=rng.choice((0, 1, 1, 2, 2, 3, 4, 6)),
         n_samples=rng.choice((1, 1, 2, 2, 3)),
@@ -210,44 +222,53 @@ def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
         n_learners=n_learners,
         capacity=rng.choice((1, 3, 8)),
         lengths=_lengths(rng),
-        interrupts=interrupts,
         n_rows=rng.randint(1, 14) if rng.random() < 0.25 else None,
         drop_last=rng.random() < 0.4,
         n_problems=rng.randint(1, 3) if rng.random() < 0.1 else 0,
+    )
+
+
+def _with_times(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Durations, limits, lost messages and faults of actors."""
+    calm_s, is_rough = scenario.calm_s, scenario.calm_s > 0
+    n_generators = scenario.n_generators
+    return replace(
+        scenario,
         update_s=rng.choice((0.5, 3.0, 10.0)),
         push_s=rng.choice((0.5, 2.0, 8.0)),
         score_s=rng.choice((0.1, 1.0, 5.0)),
         link_s=rng.choice((0.01, 0.2, 2.0)),
-        p_error=rejects or rng.choice((0.0, 0.0, 0.05, 0.2)),
+        p_error=scenario.p_error or rng.choice((0.0, 0.0, 0.05, 0.2)),
         p_unsampled=rng.choice((0.0, 0.0, 0.0, 0.05)),
-        p_lost=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
-        p_twice=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
-        p_push_fault=rng.choice((0.0, 0.1, 0.3)) if rough else 0.0,
+        p_lost=rng.choice((0.0, 0.05, 0.2)) if is_rough else 0.0,
+        p_twice=rng.choice((0.0, 0.05, 0.2)) if is_rough else 0.0,
+        p_push_fault=rng.choice((0.0, 0.1, 0.3)) if is_rough else 0.0,
         checkpoint_every=rng.choice((0, 1, 1, 2, 3)),
         checkpoint_keep=rng.choice((1, 1, 2)),
         checkpoint_s=rng.choice((0.1, 5.0)),
         frontier_s=rng.choice((0.1, 5.0, 20.0)),
-        checkpoint_at_end=more.random() < 0.5,
-        p_disk=more.choice((0.0, 0.0, 0.0, 0.3)) if rough else 0.0,
-        poison=frozenset({more.randint(0, 6)}) if more.random() < 0.05 else frozenset(),
-        slow=6.0 if more.random() < 0.15 else 0.0,
-        faults=(*_faults(rng, n_generators, n_rewards, n_learners, calm_s), *_further(more, n_generators, calm_s))
-        if rough
-        else (),
-        calm_s=calm_s,
+        faults=_faults(rng, n_generators, scenario.n_rewards, scenario.n_learners, calm_s) if is_rough else (),
         joins_s=tuple(rng.uniform(0, 3) if rng.random() < 0.8 else rng.uniform(3, 60) for _ in range(n_generators)),
-        tick_s=6.0 if rough else 25.0,
-        heartbeat_s=8.0 if rough else 100.0,
-        silent_s=25.0 if rough else 1000.0,
-        push_timeout_s=25.0 if interrupts else 500.0,
-        report_tokens=more.choice((0, 1, 1, 3)),
-        report_bytes=more.choice((2000, 1 << 20)),
+        tick_s=6.0 if is_rough else 25.0,
+        heartbeat_s=8.0 if is_rough else 100.0,
+        silent_s=25.0 if is_rough else 1000.0,
+        push_timeout_s=25.0 if scenario.interrupts else 500.0,
     )
-    scenario = _with_later_options(scenario)
-    if rough and more.random() < 0.05:
-        return _in_a_storm(scenario, more)
-    heads = random.Random(f"heads of {seed}")
-    return _under_many_heads(scenario, heads) if rough and heads.random() < 0.05 else scenario
+
+
+def _with_storage_and_reports(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Disk faults, rows that kill their sampler, slow weights, further faults and reports of unfinished samples."""
+    calm_s, is_rough = scenario.calm_s, scenario.calm_s > 0
+    return replace(
+        scenario,
+        checkpoint_at_end=rng.random() < 0.5,
+        p_disk=rng.choice((0.0, 0.0, 0.0, 0.3)) if is_rough else 0.0,
+        poison=frozenset({rng.randint(0, 6)}) if rng.random() < 0.05 else frozenset(),
+        slow=6.0 if rng.random() < 0.15 else 0.0,
+        faults=(*scenario.faults, *_further(rng, scenario.n_generators, calm_s)) if is_rough else (),
+        report_tokens=rng.choice((0, 1, 1, 3)),
+        report_bytes=rng.choice((2000, 1 << 20)),
+    )
 
 
 def _with_later_options(scenario: Scenario) -> Scenario:
