@@ -103,7 +103,7 @@ def _training(c: Config) -> list[Rule]:
         ),
         (
             c.data.max_refill > 0 and c.gconfig.n_samples < 2,
-            "data.max_refill replaces groups whose rewards are all equal, and a group of one always is: set "
+            "data.max_refill replaces groups with equal rewards, and a group of one always has equal rewards: set "
             "gconfig.n_samples to 2 or more, or data.max_refill = 0",
         ),
         *_verdicts(c),

@@ -30,8 +30,8 @@ class Event(StrEnum):
     PUBLISH = "publish"
     EVALUATION = "evaluation"
     # head: who waits for whom
-    WAIT = "wait"  # one line a wait of the register, when that changed
-    STALL = "stall"  # nothing, or somebody at work, has not moved for long
+    WAIT = "wait"  # one line for each wait, when the set of waits changed
+    STALL = "stall"  # the whole ring, or one busy process, made no progress for long
     # pushes: head, learner and generator
     PUSH = "push"
     PUSHED = "pushed"

@@ -5,15 +5,15 @@ from collections import Counter
 
 from areal_bus.messages import Scored, VerdictStatus
 
-SHARE = 0.05  # of the scores: more than that is said
-FIRST = 40  # scores before the first warning, so that one slip at the start is none
+SHARE = 0.05  # share of failed scores above which a warning is due
+FIRST = 40  # scores before the first warning, so that one early failure causes none
 MOST_KINDS = 1000  # different errors that are counted
 SHOWN = 300  # characters of an error
-VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")  # what of an error differs from answer to answer
+VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:\.\d+)?")  # parts of an error text that differ between answers
 
 
 class ScoreFailures:
-    """Every accepted verdict of this head, training and evaluation; `warning` once, `summary` at the end."""
+    """Counts every accepted verdict of this head, in training and evaluation."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -39,14 +39,14 @@ class ScoreFailures:
             self._examples.setdefault(kind, text)
 
     def warning(self) -> str | None:
-        """Once, as soon as enough scores have come and too many of them failed."""
+        """The warning, returned once: after FIRST scores, as soon as more than SHARE of them failed."""
         if self._was_said or self.n < FIRST or not self._are_many:
             return None
         self._was_said = True
         return f"{self._sentence()}; reward.on_error, on_timeout and partial_groups say what becomes of such samples"
 
     def summary(self) -> str | None:
-        """At the end of the run, when too many failed."""
+        """A sentence for the end of the run, if more than SHARE failed."""
         return f"over the whole run {self._sentence()}" if self._are_many else None
 
     @property

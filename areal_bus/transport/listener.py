@@ -119,7 +119,10 @@ class Listener:
         return has_reconnected
 
     def take_ended(self) -> set[bytes]:
-        """Connections that ended since the last call, when all messages are read. Counts those without a message."""
+        """Connections that ended since the last call. Call it after all messages are read.
+
+        Connections that ended without a message are recorded as rejections.
+        """
         while self._left:
             _, address = self._left.popleft()
             self._rejections.add(address, "handshake", "a connection needs ZMTP, an accepted key and a first message")

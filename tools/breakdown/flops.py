@@ -1,4 +1,4 @@
-"""Model FLOP utilisation (MFU): FLOPs that the model needs, over those that the devices can do in the time.
+"""Model FLOP utilisation (MFU): FLOPs of the model over the peak FLOPs of its devices in the same time.
 
 N parameters need 2 N FLOPs a token forward and 4 N backward (Kaplan et al. 2020, appendix B; attention scores are left
 out). The learner's time is that of its updates, the generators' that of `generate`.

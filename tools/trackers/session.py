@@ -44,7 +44,7 @@ class TrackerState:
 
 
 class TrackerSession:
-    """One tracker run. `advance` reads on and writes what is new."""
+    """One tracker run. `advance` reads further lines of the journal and writes the new rows."""
 
     def __init__(self, where: Run, tracker: Tracker, folder: Path, state_file: Path, state: TrackerState) -> None:
         self._where, self._state_file = where, state_file
@@ -86,7 +86,7 @@ class TrackerSession:
         self._writer.close()
 
     def _write(self, rows: list[Row]) -> None:
-        """Write rows that no start has written. Without undo the state is saved first: a crash repeats no step."""
+        """Write rows that no earlier start wrote. Without undo the state is saved first, so a crash repeats no step."""
         new = []
         for row in rows:
             if row.step > self._state.last.get(row.key, -1):

@@ -1,6 +1,6 @@
 """Benches `e2e` and `e2e-core`: the whole system beside TRL's GRPOTrainer on two cores, in tokens trained a second.
 
-Our side is a job under mpirun. TRL's side is one process, with one thread and with two; the better one counts. Each
+Our side is a job under mpirun. TRL's side is one process, with one thread and with two; the faster one counts. Each
 side is paused while the other is measured. `e2e` reports wall time, `e2e-core` the CPU time of the same measurements.
 """
 
@@ -24,7 +24,7 @@ from tools.bench.harness.worker_process import Side
 
 CORES = 2
 THREADS = (1, 2)  # of TRL
-OUR_STEPS, PEER_STEPS = 16, 2  # of one measurement: each some seconds
+OUR_STEPS, PEER_STEPS = 16, 2  # of one measurement, a few seconds each
 CLOCKS = ("wall", "core")
 
 Taken = dict[tuple[str, float], Spent]  # by side and wall seconds a token
@@ -32,14 +32,14 @@ Taken = dict[tuple[str, float], Spent]  # by side and wall seconds a token
 
 @dataclass(frozen=True, slots=True)
 class E2e:
-    """One measurement under two names: which of the two clocks `ratio` is of."""
+    """One measurement, reported under two names; `clock` chooses the clock of `ratio`."""
 
     about: str
     bench: str
     clock: str
 
     def measure(self, *, quiet: bool) -> Figures:
-        """Both rows. Raises ConfigError without the peers, without mpirun, or when a step was not the one asked for."""
+        """Both rows. Raises ConfigError without the peers, without mpirun, or when a side ran another step."""
         measured: dict[str, dict[str, Rounds]] = {}
         with two_cores() as cores, tempfile.TemporaryDirectory(prefix="e2e-") as place:
             folder = Path(place)
@@ -112,7 +112,7 @@ def by_cpu(wall: Rounds, taken: Taken) -> Rounds:
 
 
 def figures(measured: Mapping[str, Mapping[str, Rounds]], named: str) -> Figures:
-    """`ratio` and the others are of the plain row by the clock named; the other clock and row are in their names."""
+    """Keys without prefix and suffix: the plain row by clock `named`. The other clock is a prefix, the other row a suffix."""
     found: Figures = {}
     for row, clocks in measured.items():
         for clock in sorted(CLOCKS, key=lambda clock: clock != named):
@@ -125,7 +125,7 @@ def figures(measured: Mapping[str, Mapping[str, Rounds]], named: str) -> Figures
 
 
 def row_figures(rounds: Rounds) -> Figures:
-    """Against TRL at its better thread count, the others' tokens a second beside it."""
+    """Ratios against TRL at its faster thread count, and the tokens a second of each side."""
     peers = [name for name in rounds.costs[0] if name != OURS]
     best = min(peers, key=rounds.cost)
     return {
@@ -138,4 +138,4 @@ def row_figures(rounds: Rounds) -> Figures:
 
 
 WALL = E2e("the whole job beside TRL's GRPOTrainer on 2 cores: tokens trained a wall second", "e2e", "wall")
-CORE = E2e("the same a second of CPU, over all processes", "e2e-core", "core")
+CORE = E2e("the same job beside TRL: tokens trained a CPU second, over all processes", "e2e-core", "core")

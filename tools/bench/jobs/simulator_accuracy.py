@@ -24,7 +24,7 @@ PATIENCE_S = 600.0
 
 
 class SimulateBench:
-    about = "the simulator's tokens a second over those of real jobs of the simulated engine, by the speeds at eta 0"
+    about = "predicted over measured tokens a second of jobs with the simulated engine; calibrated at eta 0 only"
 
     def measure(self, *, quiet: bool) -> Figures:
         """One job after the other. Raises ConfigError without mpirun, or when one does not end well."""
@@ -43,7 +43,7 @@ class SimulateBench:
 
 
 def ended(job: KilledJob) -> None:
-    """Raises ConfigError unless it ends well, and in time."""
+    """Raises ConfigError unless the job ends with success within PATIENCE_S."""
     try:
         if job.process is not None:
             job.process.wait(PATIENCE_S)
@@ -53,7 +53,7 @@ def ended(job: KilledJob) -> None:
 
 
 def figures(config: Config, seen: Mapping[int, Measured]) -> Figures:
-    """`errors` is the largest; each is the simulated throughput over the measured one, less 1."""
+    """`error_etaN` is simulated over measured throughput, minus 1; `errors` is the largest absolute value."""
     each = {eta: compare_with_run(config, seen[0], measured, eta=eta, n_steps=STEPS) for eta, measured in seen.items()}
     found: Figures = {"bench": "simulate", "errors": round(max(abs(one.error) for one in each.values()), 3)}
     for eta, one in each.items():

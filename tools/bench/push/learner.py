@@ -42,12 +42,12 @@ class PushLearner:
 
     actor: PPOActor
     pusher: WeightPusher
-    ended: queue.SimpleQueue[Message]  # pushes
+    ended: queue.SimpleQueue[Message]  # results of pushes
     prompts: list[list[int]]
     config: Config
     wire: torch.dtype
     route: Route
-    longest: int  # completion
+    longest: int  # tokens of the longest completion
     store: Any
     endpoint: str
     member: str
@@ -63,18 +63,18 @@ class PushLearner:
             shared_on=self.actor.policy.shared_on("private" if self.route == "gloo" else "host"),
         )
         if taken is None:
-            raise RuntimeError("the root takes a snapshot")
+            raise RuntimeError("take_snapshot must return a snapshot at the root of a push")
         self.pusher.keep(taken)
         return taken
 
     def push(self, number: int) -> None:
-        """Begin it, of a version that has this number; `await_push` is its end."""
+        """Start a push of version `number`; `await_push` waits for its end."""
         taken = self.snapshot(number)
         self.pusher.begin(PushBegin(number, taken.version, 0, [self.member], self.endpoint, WAIT_S))
 
     @property
     def n_bytes(self) -> int:
-        """Of a push."""
+        """Bytes of one push."""
         return sum(p.numel() for p in self.actor.policy.parameters().values()) * self.wire.itemsize
 
     def await_push(self) -> PushDone:
@@ -97,7 +97,7 @@ opened: list[PushLearner] = []  # one a process
 def open_learner(
     config: str, model: str, member: str, wire: str, route: Route, n_prompts: int, longest: int
 ) -> dict[str, Any]:
-    """Load the policy; the store's endpoint for the member, and prompts of the demo."""
+    """Load the policy. Returns the store's endpoint for the member, and the prompts of the demo."""
     settings = load(Path(config), ["actor.lr_schedule=constant", "actor.lr_warmup_steps=0"], {})
     store, endpoint = serve_store(ADDRESS)
     root = WeightSender(store, interface=INTERFACE, address=ADDRESS, route=route)
@@ -121,14 +121,14 @@ def open_learner(
 
 
 def demo_prompts(config: Config, model: str, folder: Path) -> list[list[int]]:
-    """Those of a batch."""
+    """Prompts of one batch, as token ids."""
     tokenizer = load_tokenizer(model)
     rows = load_rows(config, folder)[: config.data.batch_size]
     return [prompt_ids(prompt_of(row, config.data), config.data, tokenizer) for row in rows]
 
 
 def made_up(prompts: list[list[int]], n_samples: int, most: int, clock: int) -> list[ShardItem]:
-    """A batch's samples, of 2 tokens to the most; no group's rewards are alike."""
+    """Samples of a batch: 2 to `most` random tokens each. The rewards of a group differ."""
     dice, shard = random.Random(0), []
     for uid, prompt in enumerate(prompts):
         for sample in range(n_samples):
@@ -144,7 +144,7 @@ def made_up(prompts: list[list[int]], n_samples: int, most: int, clock: int) -> 
 
 
 def step(number: int, with_push: bool) -> dict[str, float]:
-    """One step while the generator decodes; a push begins with it, or none."""
+    """One step while the generator decodes, with or without a push that starts at the same time."""
     learner = opened[0]
     learner.store.wait([f"decodes/{number}"])
     wall, cpu = time.monotonic(), time.process_time()
@@ -159,7 +159,7 @@ def step(number: int, with_push: bool) -> dict[str, float]:
 
 
 def push(number: int) -> dict[str, float]:
-    """A push and nothing beside it: seconds of the transfer, of the snapshot before it, and of CPU for both."""
+    """A push without other work: seconds of the transfer, of the snapshot before it, and of CPU for both."""
     learner = opened[0]
     began, cpu = time.monotonic(), time.process_time()
     learner.push(number)
@@ -171,7 +171,7 @@ def push(number: int) -> dict[str, float]:
 
 
 def memcpy() -> float:
-    """Seconds to copy as many bytes as a push brings, in warm memory."""
+    """Seconds to copy as many bytes as a push sends, in memory that was used before."""
     source, target = (torch.ones(opened[0].n_bytes, dtype=torch.uint8) for _ in range(2))
     return seconds(lambda: target.copy_(source))
 

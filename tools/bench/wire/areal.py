@@ -15,7 +15,7 @@ orjson: Any = importlib.import_module("orjson")
 
 
 def trajectory(n_prompt: int, n_sampled: int, seed: int) -> dict[str, Tensor]:
-    """As its single-turn workflow makes one."""
+    """A trajectory as its single-turn workflow builds it."""
     dice = torch.Generator().manual_seed(seed)
     n = n_prompt + n_sampled
     ids = torch.randint(0, 150_000, (n,), dtype=torch.int32, generator=dice)
@@ -45,7 +45,7 @@ def roundtrip(n_prompt: int, n_sampled: int, seed: int) -> dict[str, float]:
 
     took = seconds(work)
     if not all(torch.equal(sent[name], got[name]) for name in sent):
-        raise ValueError("what arrives must be what was sent")
+        raise ValueError("the decoded trajectory must equal the encoded one")
     return {"seconds": took, "bytes": size[0]}
 
 

@@ -42,9 +42,9 @@ class ScenarioLengths:
 class Fault:
     """Something happens to an actor at `at_s` and is over after `for_s`.
 
-    - "crash": a new incarnation comes; "stop": SIGSTOP and SIGCONT
-    - "cut": nothing passes to or from it; "deaf": nothing of the head's passes to it
-    - "reset": its connection to the head breaks, with all that is under way in it
+    - "crash": a new incarnation starts; "stop": SIGSTOP and SIGCONT
+    - "cut": it is partitioned; "deaf": messages of the head do not reach it
+    - "reset": its connection to the head breaks, with all messages in flight
     - of the head "kill" (the whole job, which is resumed) and "drain" (it ends by itself, and is resumed)
     - of a generator "leave": it drains, and another one joins in its place
     - of a learner "tear": a crash that damages the newest checkpoint, where more than one are kept
@@ -90,7 +90,7 @@ class Scenario:
     max_refill: int = 0  # groups without signal that are replaced for a batch
     p_flat: float = 0.0  # share of prompts whose rewards are all equal
     p_unsampled: float = 0.0  # a group cannot be sampled
-    p_lost: float = 0.0  # of the messages that somebody repeats
+    p_lost: float = 0.0  # of the messages that their sender repeats
     p_twice: float = 0.0
     p_push_fault: float = 0.0  # a part of a push is slow, fails, or leaves wrong weights
     checkpoint_every: int = 0
@@ -100,22 +100,22 @@ class Scenario:
     checkpoint_at_end: bool = False
     frontier_s: float = 2.0
     p_disk: float = 0.0  # a checkpoint or a frontier cannot be written
-    poison: frozenset[int] = frozenset()  # rows that kill whoever samples them
-    slow: float = 0.0  # weights take so many times longer to reach generator 0, but are in time; 0: no longer
-    refuses: str = ""  # how the first generators break every push for all of it: "said", "silent"; "": they do not
+    poison: frozenset[int] = frozenset()  # rows that crash every generator that samples them
+    slow: float = 0.0  # factor by which pushes to generator 0 take longer, within the deadline; 0: they do not
+    refuses: str = ""  # how the first generators fail every push: "said" (reported), "silent", "" (they do not)
     refuses_from_s: float = 0.0
     refuses_until_s: float = 0.0
     n_refusing: int = 1
     faults: tuple[Fault, ...] = ()
     calm_s: float = 0.0  # no fault from here on
-    joins_s: tuple[float, ...] = ()  # when each generator comes; the last ones may be late
-    tick_s: float = 4.0  # between two looks of the head at the time
+    joins_s: tuple[float, ...] = ()  # when each generator joins; the last ones may be late
+    tick_s: float = 4.0  # between two clock ticks of the head
     heartbeat_s: float = 6.0
     silent_s: float = 20.0
     push_timeout_s: float = 25.0
     resend_s: float = 12.0
-    report_tokens: int = 0  # new ones that a generator reports of a sample at new weights; 0: none
-    report_bytes: int = 1 << 20  # of reports that the head keeps
+    report_tokens: int = 0  # new tokens of a live sample, reported on a weight update; 0: no reports
+    report_bytes: int = 1 << 20  # of these reports that the head keeps
     patience_s: float = 4000.0  # without an update, after calm: everyone waits (I11)
 
     @property
@@ -155,11 +155,11 @@ class Scenario:
 
     @property
     def slowest_s(self) -> float:
-        """That weights may take to be in time: announcing them and saying that they are there take time, too."""
+        """Longest transfer of weights that meets the push deadline: the announcement and the report take time, too."""
         return 0.8 * self.push_timeout_s - 4 * self.link_s
 
     def is_refused(self, members: list[str], now: float) -> bool:
-        """Whether a push to these breaks for all of them: one that completes none is among them."""
+        """Whether a push to these members fails for all, because a refusing generator is among them."""
         if not self.refuses or not self.refuses_from_s <= now < self.refuses_until_s:
             return False
         return any(int(name.partition("-")[2].partition(".")[0]) < self.n_refusing for name in members)
@@ -287,14 +287,14 @@ def _with_later_options(scenario: Scenario) -> Scenario:
 
 
 def _with_refills(scenario: Scenario, rng: random.Random) -> Scenario:
-    """In two of five schedules groups without signal, and a bound for replacing them."""
+    """In 40 % of the schedules: prompts with equal rewards, and a bound on the groups that replace them."""
     if rng.random() >= 0.4:
         return scenario
     return replace(scenario, p_flat=rng.choice((0.2, 0.5, 0.9, 1.0)), max_refill=rng.choice((0, 1, 2, 5)))
 
 
 def _under_declared_verdicts(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Of scores that fail: in half of the schedules a reward is declared, in a third groups may be short."""
+    """Failed scores: some schedules declare a reward for them, others allow groups without them."""
     on_timeout, on_error = rng.choice((None, None, -1.0)), rng.choice((None, None, -2.0))
     declared = replace(scenario, on_timeout=on_timeout, on_error=on_error)
     if rng.random() < 0.6 or None not in (on_timeout, on_error):
@@ -304,7 +304,7 @@ def _under_declared_verdicts(scenario: Scenario, rng: random.Random) -> Scenario
 
 
 def _under_many_heads(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Heads that die one after the other, and learners that live on: also two of them, while no head is there."""
+    """Many crashes of the head, with one to three learner ranks that keep running."""
     calm_s = 150.0
     faults = list(scenario.faults)
     for _ in range(rng.randint(2, 10)):
@@ -367,7 +367,7 @@ KINDS = {Role.HEAD: ("crash", "crash", "stop", "cut", "kill", "drain")}
 
 
 def _faults(rng: random.Random, n_generators: int, n_rewards: int, n_learners: int, calm_s: float) -> tuple[Fault, ...]:
-    """Some, each over before calm; long enough at times that an actor is taken for dead."""
+    """At most four faults that end by `calm_s`. Some are long enough for the head to declare the actor dead."""
     faults = []
     n_of = {Role.GENERATOR: n_generators, Role.REWARD: n_rewards, Role.LEARNER: n_learners, Role.HEAD: 1}
     for _ in range(rng.randint(0, 4)):
@@ -380,7 +380,7 @@ def _faults(rng: random.Random, n_generators: int, n_rewards: int, n_learners: i
 
 
 def _further(rng: random.Random, n_generators: int, calm_s: float) -> list[Fault]:
-    """Now and then a broken connection, a learner that comes back to a damaged checkpoint, a generator that leaves."""
+    """Rare faults: a broken connection, a learner that finds a damaged checkpoint, a generator that leaves."""
     faults = []
     for kind, share in (("reset", 0.25), ("deaf", 0.1)):
         if rng.random() < share:
