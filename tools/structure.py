@@ -1,8 +1,8 @@
 """`python -m tools.structure [ROOT]`: measures the structure of the sources (files, folders, imports, sizes).
 
-A room (component) is a folder of a package, or a module directly in the package. An arrow (dependency) is an import from
-one room to another of the same package. Floors (depth) count the rooms on the longest chain of arrows. Imports for types
-only do not count. ROOT may be any checkout, so that two can be compared.
+A room (component) is a folder of a package, or a module directly in the package. An arrow (dependency) is an import
+from one room to another of the same package. Floors (depth) count the rooms on the longest chain of arrows. Imports
+for types only do not count. ROOT may be any checkout, so that two can be compared.
 """
 
 import argparse

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def alike(shape: tuple[int, ...], *tensors: Tensor) -> None:
-    """Check the shapes, which C cannot."""
+    """Check that all tensors have this shape; C cannot."""
     for tensor in tensors:
         if tensor.shape != shape:
             raise ValueError(f"a kernel's tensors have one shape: {tuple(shape)}, not {tuple(tensor.shape)}")

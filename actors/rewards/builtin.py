@@ -32,7 +32,7 @@ def reverse_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score
 
 
 def sums_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
-    """0.5 [the last number is right] + 0.5 [the completion is exactly the number]. `correct`: the last number is."""
+    """0.5 [the last number is right] + 0.5 [the completion is exactly the number]. `correct`: that number is right."""
     gold = read_number(row["answer"])
     if gold is None:
         raise ValueError(f"the answer of a sum must be a number: it is {row['answer']!r}")

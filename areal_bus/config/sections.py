@@ -288,7 +288,7 @@ class ActorConfig(Section):
     reward_clip: float | None = Field(None, gt=0)
     """Bound of the absolute reward after bias and scaling. Unset: no bound."""
     overlong_tokens: int = Field(0, ge=0)
-    """DAPO's soft penalty: over the last so many tokens before gconfig.max_new_tokens the reward falls. 0: off."""
+    """DAPO's soft penalty: the reward falls over this many tokens before gconfig.max_new_tokens. 0: off."""
     overlong_penalty_factor: float = Field(1.0, gt=0)
     """Largest overlong penalty, reached at gconfig.max_new_tokens."""
     length_penalty: float = Field(0.0, ge=0)

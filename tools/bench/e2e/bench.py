@@ -112,7 +112,7 @@ def by_cpu(wall: Rounds, taken: Taken) -> Rounds:
 
 
 def figures(measured: Mapping[str, Mapping[str, Rounds]], named: str) -> Figures:
-    """Keys without prefix and suffix: the plain row by clock `named`. The other clock is a prefix, the other row a suffix."""
+    """Keys without prefix or suffix: plain row, clock `named`. The other clock is a prefix, another row a suffix."""
     found: Figures = {}
     for row, clocks in measured.items():
         for clock in sorted(CLOCKS, key=lambda clock: clock != named):

@@ -22,7 +22,10 @@ from tools.staleness.simulator.witness_records import Excuses, Followed, Pushed,
 
 
 def go_back(witness: "Witness", line: dict[str, Any]) -> None:
-    """What is open at the version lives again, what was admitted later never was, what it had trained is trained."""
+    """Roll the records back to the version of a new term.
+
+    Prompts that were open then are live again, later prompts are removed, and training before that version stays.
+    """
     version, next_uid = line["version"], line["next_uid"]
     kept = dict(zip(line["open"], line["kept"], strict=True))
     witness.n_terms += 1
@@ -50,7 +53,7 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
 
 
 def _finish(witness: "Witness", version: int) -> None:
-    """A learner has outlived its head: the batch that it had then is trained, though no head has heard of it."""
+    """A learner survived its head: the batch in training counts as trained, although no head received the update."""
     begun = witness.learners.begun if witness.learners is not None else (0, "")
     trained = {uid for uid, _ in witness.samples_trained}
     for uid, prompt in witness.prompts.items():
@@ -102,9 +105,10 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
 
 
 def _remember(witness: "Witness", uid: int, prompt: Followed, version: int) -> None:
-    """What counted when the frontier was taken counts again: a term may have dropped it, and others may have come.
+    """Restore the accepted samples that the head checkpoint holds.
 
-    Of a prompt that is open at a head that lives on, that head has both; of any other it has what is on disk.
+    If the same head still holds the prompt, newer samples win over those of the checkpoint; otherwise the checkpoint
+    wins.
     """
     saved = witness.saved.get(version, {}).get(uid, {})
     has_both = witness.is_same_head and prompt.state in ("live", "training")
@@ -128,10 +132,10 @@ class Witness:
         self.n_checks: Counter[str] = Counter()
         self.generators: dict[str, SimulatedGenerator] = {}
         self.rewards: list[SimulatedReward] = []
-        self.reports: list[SimulatedReport] = []  # of generators, on what they had of samples under way
+        self.reports: list[SimulatedReport] = []  # of unfinished samples, by generators
         self._handed_on: dict[
             tuple[int, int, int], SimulatedReport
-        ] = {}  # uid, sample, attempt -> what its holder went on from
+        ] = {}  # uid, sample, attempt -> the report that its holder continues
         self.prompts: dict[int, Followed] = {}
         self.now = 0.0
         self.u = self.v = 0
@@ -140,12 +144,12 @@ class Witness:
         self.update_of: dict[int, set[int]] = {}  # batch -> its prompts, until trained
         self.rows: dict[tuple[int, int], str] = {}  # (epoch, row) -> open, trained, refunded, again
         self.groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
-        self.named: dict[int, set[tuple[int, int]]] = {}  # step -> (uid, sample) that it goes without, as its line says
+        self.named: dict[int, set[tuple[int, int]]] = {}  # step -> (uid, sample) that its journal line leaves out
         self.samples_trained: set[tuple[int, int]] = set()
         self.n_refilled = 0  # groups without signal that were replaced since the last batch or term
         self.is_refilled = True  # the last batch may have groups without signal
         self.whole: set[tuple[int, int]] = set()  # born and uid of live prompts whose samples all have a value
-        self.saved: dict[int, dict[int, dict[int, int]]] = {}  # version -> what had counted when it was saved
+        self.saved: dict[int, dict[int, dict[int, int]]] = {}  # version -> uid -> samples accepted when it was saved
         self.is_same_head = True  # since the last term, or the beginning
         self.n_terms = 0
         self._max_reissues = scenario.rules.max_reissues
@@ -195,7 +199,7 @@ class Witness:
             self._on_push(message)
 
     def check(self, invariant: str, holds: bool, what: str, *values: object, uid: int | None = None) -> None:
-        """`what` is written out with its values only when it does not hold: a schedule has hundreds of checks."""
+        """`what` is formatted with the values only on a violation, because a schedule makes hundreds of checks."""
         self.n_checks[invariant] += 1
         if not holds:
             self.violations.append(Violation(invariant, what.format(*values), self.now, uid))
@@ -358,7 +362,7 @@ class Witness:
         return {str(reason) for reason, may_be in known.items() if may_be}
 
     def _on_partial(self, holder: str, partial: m.Partial) -> None:
-        """What an earlier holder had, handed on to the next one."""
+        """A report of an earlier holder that the head sends to the next one."""
         uid, report = partial.uid, self.reports[report_number(partial)]
         prompt, known = self.prompts[uid], report.key
         self.check("I6", partial.attempt == prompt.attempt, "attempt {} is begun in part", partial.attempt, uid=uid)
@@ -394,7 +398,7 @@ class Witness:
         return self.scenario.n_rows is not None and len(self.rows) == self.scenario.n_rows
 
     def _on_left_out(self, line: dict[str, Any]) -> None:
-        """Samples that their groups are trained without: named, and their tokens dropped (I8, I12)."""
+        """Samples left out of trained groups must be named, and their tokens counted as dropped (I8, I12)."""
         numbers = line.get("missing", [])
         named = self.named[line["step"]] = set(zip(numbers[::2], numbers[1::2], strict=True))
         n_tokens = 0
@@ -435,11 +439,11 @@ class Witness:
         return [weights for version, weights in self._made(key).made_by if weights != self.weights.get(version)]
 
     def n_tokens(self, uid: int, sample: int, attempt: int) -> int:
-        """That a generator truly sampled."""
+        """Number of tokens that a generator recorded for this sample."""
         return sum(n for _, n in self._made(("", uid, attempt, sample)).spans)
 
     def _made(self, key: tuple[str, int, int, int]) -> SimulatedSample:
-        """What a generator truly made."""
+        """The sample as its generator recorded it."""
         return next((g.finished[key] for g in self.generators.values() if key in g.finished), SimulatedSample(key, 0))
 
     def trained(self, item: m.ShardItem, runs: list[tuple[int, bool]]) -> None:
@@ -534,7 +538,7 @@ class Witness:
         self.check("I5", survives, "{} pushes {} as version {}", begin.store, held, begin.version)
 
     def _count(self) -> None:
-        """The head's own counts, between two of its lines."""
+        """Check the counts of the head's ledger after an update."""
         ledger = self.head.state.ledger
         total = sum(ledger.counts.values()) + ledger.n_before
         self.check("I3", total == ledger.next_uid, "states hold {} prompts of {}", total, ledger.next_uid)
@@ -546,7 +550,7 @@ class Witness:
             self.check("I3", closed, "it is {} at the end", prompt.state, uid=uid)
         closed_states = {"trained", "refunded"}
         if self.u >= self.scenario.total_steps and self.scenario.policy is StalenessPolicy.DROP:
-            closed_states.add("again")  # the steps ended before its turn came: as with rows never drawn
+            closed_states.add("again")  # the run ended before the row was issued again
         for row, state in self.rows.items():
             self.check("I4", state in closed_states, "row {} is {} at the end", row, state)
         gate, ledger = self.head.state.gate, self.head.state.ledger
