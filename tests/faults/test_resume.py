@@ -230,7 +230,7 @@ def test_row_38_a_drained_job_ends_with_0_and_goes_on_without_a_lost_step(tmp_pa
 
 @pytest.mark.slow
 def test_a_finished_run_is_extended_and_what_it_had_left_open_is_trained(tmp_path: Path) -> None:
-    """Issue 32.24: no row is skipped and none is trained twice, as if the run had been longer from the start."""
+    """No row is skipped and none is trained twice, as if the run had been longer from the start."""
     ring = Ring(tmp_path, "run.total_train_steps=3")
     with ring.started():
         ring.finish()
@@ -249,7 +249,6 @@ def test_a_finished_run_is_extended_and_what_it_had_left_open_is_trained(tmp_pat
 
 @pytest.mark.soak
 def test_at_eta_0_an_extended_run_is_bit_equal_to_one_that_was_as_long_from_the_start(tmp_path: Path) -> None:
-    """Issue 32.24."""
     ring = Ring(tmp_path, *SYNCHRONOUS)
     with ring.started("--set", "run.total_train_steps=3"):
         ring.finish()

@@ -315,7 +315,7 @@ def settings_of(n_examples: int, *, always_the_same: bool) -> settings:
 
 
 class VerdictMachine(HeadMachine):
-    """Issue 32, item 2: verdicts without a value, and what is declared for them."""
+    """Verdicts without a value, and what is declared for them."""
 
     @initialize(
         policy=st.sampled_from(StalenessPolicy),

@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(choice=CHOICE)
     def fail_a_score(self, choice: int) -> None:
-        """Issue 32, item 2: its sample is left out of the group while two others can be trained; else all goes."""
+        """Its sample is left out of the group while two others can be trained; else the prompt is refunded."""
         entry = self.pick(choice, PromptState.LEASED, PromptState.SCORING)
         if entry is None:
             return

@@ -97,7 +97,7 @@ def test_a_start_on_a_machine_without_gpus_prints_one_error_and_creates_no_run(t
 
 
 def test_every_package_that_make_setup_installs_is_pinned_and_data_sets_are_among_them() -> None:
-    """Issue 32.9: eleven configs need datasets."""
+    """Eleven configs need datasets."""
     root = FOLDER.parent
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     installed = re.search(r"--editable '\.\[([a-z,]+)\]'", (root / "launch" / "setup.sh").read_text())
@@ -112,7 +112,7 @@ def test_every_package_that_make_setup_installs_is_pinned_and_data_sets_are_amon
 
 @pytest.mark.parametrize("size", ["1.5b", "7b", "14b", "32b"])
 def test_a_config_of_the_paper_names_its_card_and_fits_it(size: str) -> None:
-    """Issue 32.22: 7b's generators, 14b's and 32b's learners did not fit cards of 80 GB."""
+    """7b's generators, 14b's and 32b's learners did not fit cards of 80 GB."""
     file = FOLDER / f"{size}.toml"
     config = load(file, (), {})
     assert gib_of(config.topology.gpu_memory_gib) is not None

@@ -198,7 +198,7 @@ def written(tmp_path: Path, **changes: str) -> tuple[Config, Path]:
 
 
 def test_a_plan_that_does_not_fit_a_gpu_is_flagged_with_what_to_change(tmp_path: Path) -> None:
-    """Issue 32.22: every setting that is named makes it fit."""
+    """Every setting that is named makes it fit."""
     settings, file = written(tmp_path, topology__gpu_memory_gib="4")
     assert not make_plan_page(settings, file, None).is_too_large
     large = written(tmp_path, topology__gpu_memory_gib="1", gconfig__max_new_tokens="2000")[0]
@@ -222,7 +222,7 @@ def test_a_plan_that_does_not_fit_a_gpu_is_flagged_with_what_to_change(tmp_path:
     ("config_name", "key"), [("gpus-2", "topology.learners"), ("7b", "rollout.max_concurrent_rollouts")]
 )
 def test_an_advised_plan_passes_all_checks_with_spare_memory(config_name: str, key: str) -> None:
-    """Issue 32.22: two learners of two ranks were advised and then refused; 79.0 GiB of 79.6 were advised."""
+    """Two learners of two ranks were advised and then refused; 79.0 GiB of 79.6 were advised."""
     file = ROOT / "configs" / f"{config_name}.toml"
     gpus = {"gpus-2": ["topology.gpu_memory_gib=24"], "7b": ["rollout.max_concurrent_rollouts=32"]}[config_name]
     page = make_plan_page(load(file, gpus, {}), file, None)
@@ -244,7 +244,7 @@ def test_an_advised_plan_passes_all_checks_with_spare_memory(config_name: str, k
 
 
 def test_a_plan_that_does_not_fit_a_host_is_flagged_and_host_memory_can_be_set() -> None:
-    """Issue 32.22: a CPU plan of 554 GiB ended with 0 on a machine of 24."""
+    """A CPU plan of 554 GiB ended with 0 on a machine of 24."""
     file = ROOT / "configs" / "plan.toml"
     small = make_plan_page(load(file, ["topology.host_memory_gib=500"], {}), file, None)
     assert small.is_too_large
@@ -266,20 +266,17 @@ def test_a_plan_that_does_not_fit_a_host_is_flagged_and_host_memory_can_be_set()
 
 
 def test_memory_of_a_gpu_is_refused_for_a_plan_without_gpus() -> None:
-    """Issue 32.22: it was ignored."""
     with pytest.raises(ConfigError, match=r"is the memory of a GPU, and topology.gpus_per_host = 0 runs everything on"):
         load(ROOT / "configs" / "plan.toml", ["topology.gpu_memory_gib=24"], {})
 
 
 def test_sizes_are_plain_numbers() -> None:
-    """Issue 32.12: 1.02e+03 MiB."""
     assert [format_bytes(int(n * MIB)) for n in (0, 0.5, 12.34, 1020, 1024, 3000, 600 * 1024, 2e6)] == [
         "-", "0.5 MiB", "12.3 MiB", "1020 MiB", "1 GiB", "2.93 GiB", "600 GiB", "1953 GiB",
     ]  # fmt: skip
 
 
 def test_a_card_is_known_by_its_name_and_a_wrong_name_is_refused(tmp_path: Path) -> None:
-    """Issue 32.22."""
     for name in ("H100", "NVIDIA H100 80GB HBM3", "h100-80g"):
         assert gib_of(name) == 81559 / 1024
     assert gib_of("A100-80G") == gib_of("NVIDIA A100-SXM4-80GB") == 80.0
@@ -294,7 +291,7 @@ def test_a_card_is_known_by_its_name_and_a_wrong_name_is_refused(tmp_path: Path)
 
 
 def test_cuda_and_gathered_fsdp_layers_count_against_the_gpu() -> None:
-    """Issue 32.22: 79.7 GiB did not fit 80."""
+    """79.7 GiB did not fit 80."""
     two = config(topology={"learners": 2, "gpus_per_host": 3, "generators": 1})
     place = plan(two.topology, ["h"] * 4)[0]
     assert gpu_overhead(two, place, SHAPE) == CUDA + NCCL + fsdp_bytes(two, SHAPE)
@@ -307,7 +304,6 @@ def test_cuda_and_gathered_fsdp_layers_count_against_the_gpu() -> None:
 
 
 def test_a_dry_run_prints_the_plan_and_then_only_changed_settings(tmp_path: Path) -> None:
-    """Issue 32.12."""
     file = tmp_path / "tiny.toml"
     file.write_text((ROOT / "configs" / "tiny.toml").read_text())
     settings = load(file, (), {})
@@ -323,7 +319,6 @@ def test_a_dry_run_prints_the_plan_and_then_only_changed_settings(tmp_path: Path
 
 
 def test_a_dry_run_reports_whether_the_servers_interpreter_is_installed(tmp_path: Path) -> None:
-    """Issue 32.12."""
     settings, file = written(tmp_path, rollout__engine="sglang", engine__python="/nowhere/bin/python")
     assert "\nengine.python = /nowhere/bin/python is not on this machine" in dry_run(settings, file, None)
     settings, _ = written(tmp_path, rollout__engine="sglang", engine__python=sys.executable)

@@ -105,7 +105,7 @@ def test_ctrl_c_names_the_newest_checkpoint_although_mpirun_drops_rank_output(tm
 @needs_mpirun
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_output_is_styled_when_mpiruns_own_output_is_a_terminal(is_terminal: bool) -> None:
-    """Issue 27, item 9. Standard output of a rank is a pseudo-terminal in both cases."""
+    """Standard output of a rank is a pseudo-terminal in both cases."""
     code = "import os, launch.process; launch.process.note_terminal(); print('styled', os.environ['AREAL_BUS_STYLED'])"
     reader, writer = os.openpty() if is_terminal else os.pipe()
     with open(reader, "rb", buffering=0) as output:

@@ -176,7 +176,6 @@ def test_a_failed_or_drained_run_is_not_finished(file: Path, summary: dict[str, 
 
 
 def test_a_finished_run_continues_with_more_steps_and_a_checkpoint(file: Path) -> None:
-    """Issue 32.24."""
     run = begin(file)
     summarize(run, code=0, versions=10)
     with pytest.raises(ConfigError, match=r"from its last checkpoint: .* has none"):
@@ -197,7 +196,6 @@ def test_a_finished_run_continues_with_more_steps_and_a_checkpoint(file: Path) -
 
 
 def test_a_run_that_ended_with_its_data_needs_more_epochs_to_continue(file: Path) -> None:
-    """Issue 32.24."""
     run = begin(file, "data.total_train_epochs=1")
     summarize(run, code=0, versions=7)
     checkpoint(run, 7)

@@ -204,7 +204,7 @@ def test_torn_lines_and_an_incomplete_register_are_skipped(forge: Forge, capsys:
 def test_damaged_lines_are_skipped_with_a_warning(
     forge: Forge, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
-    """Issue 32.13: a start line whose `wall` is text was a traceback; whatever else is damaged must be none either."""
+    """A start line whose `wall` is text was a traceback; whatever else is damaged must be none either."""
     whole = forge.look()
     files = {name: forge.path(name).read_text() for name in ("head-0.0", "generator-0.0")}
     for name, text in files.items():
@@ -242,7 +242,7 @@ def test_the_end_of_a_long_file_is_found(forge: Forge) -> None:
     assert forge.path("generator-0.0").stat().st_size > 3 * why.TAIL_BYTES
 
 
-# processes of this host (issue 32.13)
+# processes of this host
 
 
 def local(folder: Path) -> tuple[Forge, "subprocess.Popen[bytes]"]:

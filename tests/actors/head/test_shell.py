@@ -216,7 +216,7 @@ def test_the_end_of_a_drained_run_names_the_checkpoint_that_has_its_frontier(
 
 @pytest.mark.parametrize("correct", [None, 0.5])
 def test_the_table_has_accuracy_only_where_the_reward_returns_it(correct: float | None) -> None:
-    """Issue 32.13: a column of dashes for rewards of one's own."""
+    """A column of dashes for rewards of one's own."""
     out = io.StringIO()
     progress = Console(total_steps=2, out=out)
     progress.on("step", {"version": 1, "v": 0, "reward": 1.0} | ({} if correct is None else {"correct": correct}))

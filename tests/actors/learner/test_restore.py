@@ -139,7 +139,7 @@ def keeper_of(run: Path, actor: PPOActor, config: Config) -> CheckpointManager:
 
 
 def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_it(tmp_path: Path) -> None:
-    """Issue 32.8: after 1, 2, 4 and 8 minutes, then every_s, or twenty times what the last one took."""
+    """After 1, 2, 4 and 8 minutes, then every_s, or twenty times what the last one took."""
     clock = [1000.0]
     config = settings()
     actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
@@ -175,7 +175,6 @@ def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_i
 
 
 def test_the_only_checkpoint_of_a_run_by_time_that_the_head_did_not_finish_counts_as_none(disk: Shelf) -> None:
-    """Issue 32.8."""
     head_checkpoints.save(disk.frontier(0), HeadCheckpoint(0))  # of an evaluation before training
     disk.seal(17, frontier=False)
     assert disk.choose(every_steps=0) == StartPoint(0, "")

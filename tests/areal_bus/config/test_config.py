@@ -109,7 +109,6 @@ def test_a_wrong_file_is_refused_with_its_fault(tmp_path: Path, text: str, said:
 
 
 def test_a_removed_key_is_refused_unless_it_has_its_former_default(tmp_path: Path) -> None:
-    """Issue 27, item 3: learner.helpers."""
     file = write(tmp_path, SMALL)
     assert load(file, ["learner.helpers=0"], {}) == load(file, (), {"AREAL_BUS_LEARNER__HELPERS": "0"}) == load(file)
     for said in (refusal(file, "learner.helpers=1"), refusal(write(tmp_path, SMALL + "[learner]\nhelpers = 1\n"))):
@@ -233,7 +232,7 @@ def test_our_files_set_only_what_exists() -> None:
     ],
 )
 def test_a_key_of_another_system_is_answered_with_ours(key: str, said: str) -> None:
-    """Issue 32.16: actor.learning_rate was taken for lr_warmup_steps."""
+    """`actor.learning_rate` was taken for lr_warmup_steps."""
     assert f": {said}" in nearest(key)
 
 
@@ -246,7 +245,7 @@ def test_names_of_other_systems_lead_to_keys_that_there_are_and_are_none_themsel
 
 
 def test_an_evaluation_may_be_greedy() -> None:
-    """Issue 32.13: temperature 0 was refused though every engine has it."""
+    """Temperature 0 was refused though every engine has it."""
     assert Config.model_validate({"evaluate": {"temperature": 0}}).evaluate.temperature == 0.0
 
 

@@ -161,7 +161,7 @@ def test_a_due_version_gets_a_frontier_as_its_checkpoint_may_be_there() -> None:
 
 
 def test_a_version_whose_checkpoint_is_on_disk_gets_a_frontier_though_no_step_made_it_due() -> None:
-    """Issue 32.8: it was written by time, and the head that was told of it is gone."""
+    """It was written by time, and the head that was told of it is gone."""
     before, effects = trained_head(checkpoint_every=0)
     assert saved(go_on(next_head(before, marks(effects)), 1)) == []
     assert [frontier.version for frontier in saved(go_on(next_head(before, marks(effects)), 1, sealed=[1]))] == [1]

@@ -1,4 +1,4 @@
-"""Issue 32, 14 and 17: silence is judged by how heartbeats come on this machine, and never by a head's own delay."""
+"""The silence limit follows the heartbeat intervals of this machine and ignores the head's own delay."""
 
 import random
 from collections.abc import Iterable

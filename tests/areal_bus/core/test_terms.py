@@ -122,7 +122,7 @@ def test_frontiers_are_taken_at_every_version_that_is_due_and_at_the_last() -> N
 
 
 def test_a_checkpoint_that_the_learner_writes_by_time_gets_its_frontier() -> None:
-    """Issue 32.8: the learner's clock decides, and UpdateDone says so."""
+    """The learner's clock decides, and UpdateDone says so."""
     head, effects = trained_head(checkpoint_every=0)
     assert not saved(effects)
     hold(head, 1)

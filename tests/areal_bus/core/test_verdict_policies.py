@@ -1,4 +1,4 @@
-"""Scores that fail (issue 32, item 2): refunded, left out of a short group, or with a declared reward; and said."""
+"""Scores that fail: refunded, left out of a short group, or trained with a declared reward; and reported."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Issue 32, item 20: an attacker with the guests' key, or with any one actor's key, speaks for nobody but itself.
+"""An attacker with the guests' key, or with one actor's key, can send messages only as that peer.
 
 Real sockets with CURVE keys at a reward's and a head's door, and the head's own core behind its door.
 """

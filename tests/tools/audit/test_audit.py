@@ -145,7 +145,7 @@ def test_a_run_that_ended_badly_shows_no_liveness(tmp_path: Path) -> None:
 
 
 def test_an_end_line_without_a_code_is_no_orderly_end(tmp_path: Path) -> None:
-    """Issue 32.27: a head that ended by an error was held to have come to its end, and I11 was said to be broken."""
+    """A head that ended by an error was held to have come to its end, and I11 was said to be broken."""
     forge = true_run()
     forge.lines[HEAD].remove(forge.of(HEAD, "publish", version=4)[0])
     end = forge.of(HEAD, "end")[0]

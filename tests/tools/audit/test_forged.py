@@ -109,7 +109,6 @@ def test_I3_a_group_dropped_within_the_bound_is_caught(tmp_path: Path) -> None:
 
 
 def test_I3_the_end_of_a_life_before_a_finished_run_was_extended_is_no_fault(tmp_path: Path) -> None:
-    """Issue 32.24."""
     forge = true_run()
     total = forge.config["run"]["total_train_steps"]
     forge.config["run"]["total_train_steps"] = total + 2

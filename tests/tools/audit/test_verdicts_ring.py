@@ -1,4 +1,4 @@
-"""A real ring whose reward function fails for some answers (issue 32, item 2), under each policy for such scores."""
+"""A real ring whose reward function fails for some answers, under each policy for such scores."""
 
 import json
 from pathlib import Path

@@ -302,7 +302,7 @@ def test_a_run_that_is_too_short_is_not_measured(tmp_path: Path) -> None:
 
 
 def test_the_output_names_the_origin_of_the_split() -> None:
-    """Issue 32.27: with --from and a config the run's split was used without a message."""
+    """With --from and a config the run's split was used without a message."""
     each = [Split(1, 3)]
     args = tool.parser().parse_args([CONFIG, "--from", "runs/mine"])
     assert tool.split_line(each, args) == (
