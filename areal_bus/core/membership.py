@@ -53,7 +53,7 @@ class Member:
 
     @property
     def room(self) -> int:
-        """Samples it may still be given."""
+        """Number of further samples that may be leased to it."""
         return 0 if self.alone or self.leaving else self.capacity - self.load
 
     @property
@@ -62,7 +62,7 @@ class Member:
         return self.ready and self.role is not Role.LEARNER and self.standing is not MemberState.DEAD
 
     def release(self, evaluation: str, uid: int, attempt: int) -> None:
-        """It works on this group no more."""
+        """Remove the leases of this group."""
         self.leased = {lease for lease in self.leased if lease[:3] != (evaluation, uid, attempt)}
 
 
@@ -71,13 +71,13 @@ class Membership:
 
     def __init__(self, *, silent_s: float) -> None:
         self.patience = Patience(silent_s)
-        self.awake_from = 0.0  # who says before this that it did not hear us is right: we stood still
+        self.awake_from = 0.0  # reports of missing heartbeats before this time are true: the head itself was stopped
         self.by_name: dict[str, Member] = {}
         self._of_role: dict[Role, list[Member]] = {role: [] for role in Role}  # by index
         self._n_standing: Counter[tuple[Role, MemberState]] = Counter()
 
     def join(self, message: Join, now: float) -> Member:
-        """A new member; the same one again begins anew, but for a learner, which forgets nothing.
+        """Add a member. The same incarnation again starts from scratch, except a learner, which keeps its state.
 
         Raises ImpossibleEvent for an older incarnation (I6).
         """
@@ -133,7 +133,7 @@ class Membership:
         return member
 
     def ready(self, name: str, capacity: int) -> Member:
-        """It has loaded what it needs. Said again it changes nothing."""
+        """The member has finished loading. A repeated call changes nothing."""
         member = self.by_name[name]
         if member.ready:
             return member
@@ -166,8 +166,8 @@ class Membership:
     def silent(self, until: float) -> list[tuple[Member, float]]:
         """Generators and rewards that have just become dead by silence, each with the limit that it exceeded.
 
-        `until`: whatever came before this is handled. What waits longer to be read is no silence of its sender. A
-        learner computes, or is stopped, for as long as it likes: only its next incarnation replaces it.
+        `until`: all messages that arrived before this time have been handled. A message that waits to be read does not
+        count as silence. Learners have no limit: only a next incarnation replaces one.
         """
         least_s = self.patience.least_s
         lost = []
@@ -182,15 +182,15 @@ class Membership:
         return lost
 
     def usual_gap(self, until: float) -> float:
-        """Between two signs of life of a member, now: of those that are there or still load."""
+        """The usual gap between two signs of life, over all living members."""
         return usual([max(member.gap_s, until - member.heard) for member in self.alive()])
 
     def limit_s(self, member: Member, until: float) -> float:
-        """Silence from which on this member is dead, as things are now."""
+        """Silence after which this member counts as dead, at present."""
         return self.patience.limit(member.gap_s, self.usual_gap(until))
 
     def slept(self, gap_s: float, now: float) -> None:
-        """The head itself stood still for so long: nobody was silent meanwhile."""
+        """The head itself was stopped for `gap_s`, so this time does not count as silence of any member."""
         for member in self.by_name.values():
             member.heard = min(member.heard + gap_s, now)
             member.cannot_hear_since = None
@@ -199,7 +199,7 @@ class Membership:
     def of(self, role: Role, *standings: MemberState, index: int | None = None) -> list[Member]:
         """Members of a role, by index; all standings when none is named.
 
-        Where nobody has these standings that costs nothing: it is asked at each message, of hundreds.
+        Counters make the common empty result cheap, because every message asks for it.
         """
         if standings and not any(self._n_standing[role, standing] for standing in standings):
             return []
@@ -212,7 +212,7 @@ class Membership:
         return [m for m in self.by_name.values() if m.standing is not MemberState.DEAD]
 
     def awaited(self, wanted: Mapping[Role, int], errors: Mapping[str, str]) -> str:
-        """Who is missing to the wanted numbers, and why where `errors` or its own note says so, for people."""
+        """Text for people: which wanted members are missing, with the reason from `errors` or their own note."""
         absent = []
         for role, n in wanted.items():
             known = {member.index: member for member in self.of(role)}
