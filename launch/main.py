@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from areal_bus.config.loader import load, resolve
 from areal_bus.config.sections import Config, RunConfig
+from areal_bus.config.tolerance import staleness_warning
 from areal_bus.errors import ConfigError
 from launch.bootstrap import rank_and_size
 from launch.dry_run import PlanPage, make_plan_page
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return join_job(options.join, options.key)
         config, file = load_settings(options.config, options.resume, options.set)
         check_is_ring(config)
+        if rank == 0 and (warning := staleness_warning(config)):
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
         if options.dry_run:
             return show_plan(rank, make_plan_page(config, file, size if size > 1 else None, every=options.all))
         check_rank_count(config, size, options.config or f"--resume {options.resume}")

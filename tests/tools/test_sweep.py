@@ -16,6 +16,7 @@ from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 from launch.main import main as launch
 from tools.sweep import __main__ as sweep
+from tools.sweep import border
 from tools.sweep.comparison import paired, summaries
 from tools.sweep.plan import jobs_of, read_sweep
 from tools.sweep.results import Result, area
@@ -197,6 +198,17 @@ def test_a_cell_is_compared_with_the_baseline_of_its_other_axes() -> None:
 def test_the_area_is_the_mean_over_versions() -> None:
     assert area([(0, 0.0), (10, 1.0), (30, 1.0)]) == pytest.approx((5 + 20) / 30)
     assert area([(0, 1.0)]) is None
+
+
+@given(st.sampled_from(border.XS[150:330]), st.sampled_from(border.POWERS))
+def test_the_border_of_scores_that_follow_it_is_found(x: float, power: float) -> None:
+    true = border.Fit(x, power, 0.0)
+    lags, rates = (0, 1, 4, 16), (x / 16, x / 4, x)
+    scores = {(lag, lr): {seed: 0.1 * seed * true.share(lag * lr) for seed in (1, 2)} for lag in lags for lr in rates}
+    found = border.fit(border.shares(scores, [1, 2]))
+    assert found.x == pytest.approx(x, rel=0.04)
+    assert found.power == power
+    assert found.error < 1e-6
 
 
 @pytest.mark.slow

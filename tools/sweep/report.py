@@ -93,13 +93,15 @@ def write_plot(path: Path, found: Sequence[CellSummary], *, x: str, metric: str)
 
 
 def lines_of(found: Sequence[CellSummary], x: str) -> dict[str, list[tuple[float | str, float, float]]]:
-    """Label -> points (x, mean, standard error), in the order of x."""
+    """Label -> points (x, mean, standard error), in the order of x. The label has the axes that differ."""
     made: dict[str, list[tuple[float | str, float, float]]] = {}
+    values = {axis: {dict(one.cell).get(axis) for one in found} for axis in axes_of(dict(one.cell) for one in found)}
     for one in found:
         cell = dict(one.cell)
         if one.score is None or x not in cell:
             continue
-        label = ", ".join(f"{axis.rpartition('.')[2]} {value}" for axis, value in cell.items() if axis != x)
+        names = {axis: value for axis, value in cell.items() if axis != x and len(values[axis]) > 1}
+        label = ", ".join(f"{axis.rpartition('.')[2]} {value}" for axis, value in names.items())
         made.setdefault(label, []).append((number_or_text(cell[x]), one.score.value, one.score.se or 0.0))
     return {
         label: sorted(points, key=lambda point: (isinstance(point[0], str), point[0])) for label, points in made.items()

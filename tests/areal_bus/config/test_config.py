@@ -10,6 +10,7 @@ import pytest
 from areal_bus.config.loader import fields, load, nearest
 from areal_bus.config.sections import Config
 from areal_bus.config.synonyms import NOT_HERE, OURS_TO_THEIRS
+from areal_bus.config.tolerance import staleness_warning
 from areal_bus.errors import ConfigError
 from launch.settings_help import DOC, as_toml, explain, page
 
@@ -31,6 +32,27 @@ def refusal(file: Path, *overrides: str, **environ: str) -> str:
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda p: p.name)
 def test_every_config_that_we_ship_loads(file: Path) -> None:
     load(file, (), {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["actor.use_decoupled_loss=false", "rollout.max_head_offpolicyness=4"], "naive PPO lost a tenth"),
+        (["actor.correction=none", "rollout.max_head_offpolicyness=4"], "naive PPO lost a tenth"),
+        (["actor.correction=tis", "rollout.max_head_offpolicyness=4"], ""),
+        (["actor.use_decoupled_loss=false", "rollout.max_head_offpolicyness=2"], ""),
+        (["rollout.max_head_offpolicyness=16"], ""),
+        (["rollout.max_head_offpolicyness=2", "actor.lr=5e-4"], "also of decoupled PPO"),
+        (["rollout.max_head_offpolicyness=0", "actor.use_decoupled_loss=false", "actor.lr=1"], ""),
+    ],
+)
+def test_a_lag_and_learning_rate_beyond_the_measured_border_are_named(
+    tmp_path: Path, changes: list[str], says: str
+) -> None:
+    file = write(tmp_path, SMALL + "[actor]\nlr = 1e-4\n")
+    found = staleness_warning(load(file, changes, {}))
+    assert says in found
+    assert bool(says) == bool(found)
 
 
 def test_set_wins_over_the_environment_over_the_file_over_its_base(tmp_path: Path) -> None:

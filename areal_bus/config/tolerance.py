@@ -1,0 +1,32 @@
+"""What docs/tolerance.md measured, as a warning at the start: a learning rate and eta at which the score fell."""
+
+from areal_bus.config.sections import ActorConfig, Config
+
+NAIVE_BORDER = 2.4e-4  # eta * lr at which naive PPO had lost a tenth of its score: share 0.9 of the fitted curve
+DECOUPLED_LR = 4e-4  # the lowest of the learning rates at which decoupled PPO lost score by a lag
+PAGE = "docs/tolerance.md (measured on a small model)"
+
+
+def staleness_warning(config: Config) -> str:
+    """One sentence when eta and actor.lr lie beyond the measured border; empty otherwise."""
+    eta, actor = config.rollout.max_head_offpolicyness, config.actor
+    if not eta or config.rollout.engine == "simulated":
+        return ""
+    product = eta * actor.lr
+    if is_naive(actor) and product > NAIVE_BORDER:
+        return (
+            f"naive PPO lost a tenth of its score at eta * actor.lr = {NAIVE_BORDER:g} and half at 1.4e-3; this "
+            f"run has {product:.2g}: set actor.use_decoupled_loss = true, or lower either; see {PAGE}"
+        )
+    if not is_naive(actor) and actor.lr >= DECOUPLED_LR and eta > 1:
+        return (
+            f"at actor.lr = {DECOUPLED_LR:g} and above, a lag of 2 or more lowered the score also of decoupled PPO; "
+            f"this run has actor.lr = {actor.lr:g} with eta = {eta}: lower either; see {PAGE}"
+        )
+    return ""
+
+
+def is_naive(actor: ActorConfig) -> bool:
+    """Whether nothing corrects for the gap between proximal policy and sampler."""
+    corrects = actor.correction not in ("", "none") or (actor.correction == "" and actor.use_decoupled_loss)
+    return not corrects and actor.m2_threshold is None and actor.loss == "ppo"
