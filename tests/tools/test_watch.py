@@ -231,9 +231,24 @@ def test_the_page_in_a_browser_shows_the_run_and_runs_no_text_of_a_model(
     assert "<img" not in page
 
 
+@contextmanager
+def started(line: list[str]) -> "Iterator[subprocess.Popen[str]]":
+    """A process that takes SIGINT, also where this one ignores it (in a shell's background); killed at the end."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(line, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_the_command_serves_until_it_is_interrupted(ring: Ring) -> None:
     line = [sys.executable, "-m", "tools.watch", str(ring.folder), "--web"]
-    with subprocess.Popen(line, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True) as process:
+    with started(line) as process:
         assert process.stdout is not None
         said = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=(\S+)", process.stdout.readline())
         assert said is not None
