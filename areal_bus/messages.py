@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
-PROTOCOL = 12  # incremented with every change of a record, of the wire format or of a checksum
+PROTOCOL = 13  # incremented with every change of a record, of the wire format or of a checksum
 
 ATTEMPTS = 1000  # attempts of a prompt in one term; separates the results of different terms
+MAX_PARTS = 32  # rewards by name that one score reports
 
 Kind = TypeVar("Kind")
 
@@ -224,6 +225,7 @@ class Scored:
     text: str = frame("text")
     turns: str = frame("text", default="")  # as in the Trajectory
     lease: str = ""  # as in the Trajectory
+    parts: str = ""  # JSON object: rewards by name that the score reports (core/reward_parts.py); "" for none
 
     @property
     def n_sampled(self) -> int:

@@ -173,8 +173,9 @@ def render(sample: Line, width: int) -> str:
     verdict = "none" if sample["reward"] is None else f"{sample['reward']:.3f}"
     verdict += "" if sample["status"] == "value" else f" ({sample['status']})"
     right = {True: " (right)", False: " (wrong)"}.get(sample["correct"], "") if sample["status"] == "value" else ""
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in sample.get("parts", {}).items())
     facts = [
-        f"reward {verdict}{right}",
+        f"reward {verdict}{right}{f' ({parts})' if parts else ''}",
         f"finish {sample['finish']}",
         f"{sample['n_tokens']} tokens, {sample['n_masked']} masked",
         "versions " + spans(sample),

@@ -7,6 +7,7 @@ from typing import Any, TextIO
 from loguru import logger
 
 from areal_bus.core.evaluation import Evaluation
+from areal_bus.core.reward_parts import PREFIX
 from areal_bus.messages import Scored
 from areal_bus.terminal import styled
 
@@ -76,6 +77,8 @@ class Console:
             shown["pass"] = cell(figures["pass_at_k"], "5.3f")
             accuracy = "".join(f"{name}@{figures['k']} {value}, " for name, value in shown.items())
         reward = "no reward" if figures["reward"] is None else f"reward {figures['reward']:.3f}"
+        parts = [f"{key.removeprefix(PREFIX)} {value:.3f}" for key, value in figures.items() if key.startswith(PREFIX)]
+        reward += f" ({', '.join(parts)})" if parts else ""
         failed = f", {figures['n_failed']} failed" if figures["n_failed"] else ""
         last, versions = figures["version_last"], str(figures["version"])
         if last is not None and last != figures["version"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.core.effects import Keep
+from areal_bus.core.reward_parts import parts_of
 from areal_bus.journal import LineFile
 
 MAX_BUFFERED = 64  # samples buffered before a write
@@ -67,6 +68,7 @@ def as_line(effect: Keep) -> dict[str, Any]:
         "n_tokens": s.n_sampled,
         "n_masked": effect.n_masked,
         **({"turns": json.loads(s.turns)} if s.turns else {}),
+        **({"parts": parts} if (parts := parts_of(s)) else {}),
     }
 
 

@@ -23,13 +23,14 @@ from actors.generator.rollout_runner import Outcome, RolloutRunner
 from actors.models.loading import check_model_path, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import is_scratch_folder
 from actors.rewards.actor import scored
-from actors.rewards.loading import code_options
+from actors.rewards.loading import reward_options
 from actors.rewards.pool import WorkerPool
 from actors.runtime.context import dump
 from actors.runtime.process import leave
 from actors.workflows.loading import close_workflow, load_workflow
 from areal_bus.config.sections import Config
 from areal_bus.core.evaluation import Evaluation
+from areal_bus.core.reward_parts import mean_fields
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.journal import Journal
 from areal_bus.messages import Finish, Prompt, Trajectory
@@ -113,7 +114,7 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
                 order.folder,
                 n_workers=config.reward.workers,
                 timeout_s=config.reward.timeout_s,
-                code=code_options(config.reward),
+                options=reward_options(config.reward),
                 fresh_process=config.reward.fresh_process,
                 max_failed_starts=1,
             )
@@ -168,6 +169,7 @@ def results_of(evaluation: Evaluation, *, seconds: float) -> Results:
         "accuracy": evaluation.accuracy,
         "reward": evaluation.reward,
         **evaluation.metrics(),
+        **mean_fields(evaluation.values),
         "truncated_share": cut / len(answers) if answers else None,
         "tokens": sum(answer.n_sampled for answer in answers),
         "seconds": round(seconds, 2),

@@ -34,8 +34,8 @@ from actors.learner.rendezvous import LearnerRanks
 from actors.learner.startup import demonstrate, load_critic, load_policy, warm_up
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
-from actors.rewards.loading import code_options, load_reward
-from actors.rewards.worker import read_value
+from actors.rewards.loading import load_reward, reward_options
+from actors.rewards.values import read_value
 from actors.runtime.context import HeartbeatState, dump
 from actors.runtime.process import leave
 from actors.workflows.loading import load_workflow
@@ -75,7 +75,7 @@ class SynchronousReference:
         passes = config.data.total_train_epochs
         order = RowOrder(len(self._rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=passes)
         self._source = RowSource(self._rows, order)
-        self._reward = load_reward(config.reward.function, config_folder, code=code_options(config.reward))
+        self._reward = load_reward(config.reward.function, config_folder, options=reward_options(config.reward))
         self._next_uid = 0
         self._has_ended = False  # the data
         self._settings = model_settings(config, LearnerRanks(), "cpu")

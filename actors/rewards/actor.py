@@ -8,13 +8,15 @@ import time
 
 from loguru import logger
 
-from actors.rewards.loading import code_options
+from actors.rewards.loading import reward_options
 from actors.rewards.pool import Verdict, WorkerPool
 from actors.runtime.context import Context, HeartbeatState, collect_seldom, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, HeadSession
 from actors.runtime.user_failures import Failures, Prints
-from areal_bus.config.sections import Config, RewardConfig
+from areal_bus.config.rewards import RewardConfig
+from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
+from areal_bus.core.reward_parts import as_fields, dumped
 from areal_bus.journal import Journal
 from areal_bus.messages import (
     Cancel,
@@ -69,7 +71,7 @@ def score_until_stop(context: Context, config: Config, journal: Journal, heartbe
         n_workers=reward.workers,
         timeout_s=reward.timeout_s,
         prints=prints.file,
-        code=code_options(reward),
+        options=reward_options(reward),
         fresh_process=reward.fresh_process,
     ) as pool:
         session = HeadSession(bus, silent_s=config.bus.silent_s)
@@ -274,12 +276,14 @@ def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
         text=trajectory.text,
         turns=trajectory.turns,
         lease=trajectory.lease,
+        parts=dumped(verdict.parts),
     )
 
 
 def journal_score(journal: Journal, trajectory: Trajectory, verdict: Verdict) -> None:
     """Write the journal line of a score. It has a reward or an error, never both (I10)."""
-    outcome = {"reward": verdict.reward} if verdict.status == VerdictStatus.VALUE else {"error": verdict.error[:500]}
+    has_value = verdict.status == VerdictStatus.VALUE
+    outcome = {"reward": verdict.reward, **as_fields(verdict.parts)} if has_value else {"error": verdict.error[:500]}
     journal.keep(
         Event.SCORE,
         uid=trajectory.uid,

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from actors.rewards.binding import bind
 from actors.rewards.pool import WorkerPool
 from actors.rewards.protocol import RewardFunction
+from actors.rewards.weighted import WeightedReward, WeightedTerm
 from actors.runtime.user_code import cause
 from areal_bus.errors import ConfigError
 
 if TYPE_CHECKING:  # workers import this module without the settings
-    from areal_bus.config.sections import Config, RewardConfig
+    from areal_bus.config.rewards import RewardConfig
+    from areal_bus.config.sections import Config
 
 BUILT_IN = {
     "exact": "actors.rewards.builtin:exact_score",
@@ -22,13 +24,23 @@ BUILT_IN = {
     "math": "actors.rewards.mathematics:score",
     "code": "actors.rewards.code:score",
     "code_share": "actors.rewards.code:score_share",
+    "format": "actors.rewards.formats:score",
     "agent": "actors.rewards.builtin:agent_score",
 }
+WEIGHTED = "weighted"  # the sum of reward.terms
 SPARE_S = 2.0  # of reward.timeout_s: the tests of a completion end before the deadline of its score
 
 
+def reward_options(reward: "RewardConfig") -> dict[str, Any]:
+    """Settings of the built-in functions, for workers: {"code": fields of CodeOptions, "format", "terms"}."""
+    return {
+        "code": code_options(reward),
+        "format": reward.format.model_dump(),
+        "terms": [{"name": term.label, "function": term.function, "weight": term.weight} for term in reward.terms],
+    }
+
+
 def code_options(reward: "RewardConfig") -> dict[str, Any]:
-    """The fields of CodeOptions, for workers."""
     score_s = max(reward.timeout_s - SPARE_S, reward.timeout_s / 2)
     code = reward.code
     limits = {"test_s": min(code.test_timeout_s, score_s), "memory_mib": code.memory_mib, "score_s": score_s}
@@ -36,16 +48,19 @@ def code_options(reward: "RewardConfig") -> dict[str, Any]:
 
 
 def load_reward(
-    name: str, folder: str | Path, fields: Collection[str] | None = None, *, code: Mapping[str, Any] | None = None
+    name: str, folder: str | Path, fields: Collection[str] | None = None, *, options: Mapping[str, Any] | None = None
 ) -> RewardFunction:
     """The reward function of that name: a built-in one, or "module:function", with `folder` first on sys.path.
 
-    Its parameters are bound by name; `fields`: the fields that every row has, if known. `code`: see code_options.
-    Raises ConfigError with the module, the attribute and the cause. The user's module is imported in this process.
+    Its parameters are bound by name; `fields`: the fields that every row has, if known. `options`: of reward_options;
+    without them built-in functions have their defaults. Raises ConfigError with the module, the attribute and the
+    cause. The user's module is imported in this process.
     """
+    if name == WEIGHTED:
+        return load_weighted(folder, fields, options or {})
     module_name, separator, attribute = BUILT_IN.get(name, name).partition(":")
     if not (separator and module_name and attribute):
-        known = ", ".join(f'"{known}"' for known in BUILT_IN)
+        known = ", ".join(f'"{known}"' for known in [*BUILT_IN, WEIGHTED])
         raise ConfigError(f'reward.function must be {known} or "module:function": it is {name!r}')
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
@@ -62,10 +77,28 @@ def load_reward(
         raise ConfigError(
             f"reward.function {name!r} must name a function: module {module_name!r} ({module.__file__}) {found}"
         )
-    if code is not None and name in ("code", "code_share"):
-        scoring = importlib.import_module("actors.rewards.code.scoring")
-        scoring.configure(scoring.CodeOptions(**code))
+    if options is not None:
+        configure(name, options)
     return bind(function, name, fields)
+
+
+def configure(name: str, options: Mapping[str, Any]) -> None:
+    """Set the options of a built-in function in this process."""
+    if name in ("code", "code_share"):
+        scoring = importlib.import_module("actors.rewards.code.scoring")
+        scoring.configure(scoring.CodeOptions(**options["code"]))
+    elif name == "format":
+        formats = importlib.import_module("actors.rewards.formats")
+        formats.configure(formats.FormatOptions(**options["format"]))
+
+
+def load_weighted(folder: str | Path, fields: Collection[str] | None, options: Mapping[str, Any]) -> WeightedReward:
+    """The sum of options["terms"]."""
+    terms = options.get("terms", [])
+    functions = [load_reward(term["function"], folder, fields, options=options) for term in terms]
+    return WeightedReward(
+        WeightedTerm(term["name"], term["weight"], function) for term, function in zip(terms, functions, strict=True)
+    )
 
 
 def check_reward(config: "Config", config_folder: str | Path, fields: Collection[str] | None = None) -> None:
@@ -79,7 +112,7 @@ def check_reward(config: "Config", config_folder: str | Path, fields: Collection
         timeout_s=config.reward.timeout_s,
         max_failed_starts=1,
         fields=fields,
-        code=code_options(config.reward),
+        options=reward_options(config.reward),
     ) as pool:
         while not pool.ready:
             pool.poll(timeout_s=1.0)

@@ -18,12 +18,13 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from actors.rewards.ipc import REPLY_BYTES, REQUEST_BYTES, pack, unpack
+from areal_bus.core.reward_parts import checked
 from areal_bus.errors import ConfigError
 from areal_bus.messages import VerdictStatus
 
@@ -188,6 +189,7 @@ class Verdict:
     score_s: float  # from the request to a worker until its verdict
     place: str = ""  # FILE:LINE of an error in user code
     trace: str = ""  # its traceback
+    parts: Mapping[str, float] = field(default_factory=dict)  # rewards by name, of a value that reports them
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +235,11 @@ class WorkerPool:
         max_failed_starts: int = 3,
         fields: Collection[str] | None = None,
         prints: Path | None = None,
-        code: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
         fresh_process: bool = False,
     ) -> None:
-        """`function`, `folder`, `fields` and `code` as in load_reward. `prints`: the file that receives the function's
-        output. `fresh_process`: each score runs in a fork of its own.
+        """`function`, `folder`, `fields` and `options` as in load_reward. `prints`: the file that receives the
+        output of the function. `fresh_process`: each score runs in a fork of its own.
 
         The workers start at once; see `ready`.
         """
@@ -247,7 +249,7 @@ class WorkerPool:
             "folder": str(folder),
             "fields": None if fields is None else sorted(fields),
             "prints": None if prints is None else str(prints.resolve()),
-            "code": None if code is None else dict(code),
+            "options": None if options is None else dict(options),
             "fresh_process": fresh_process,
         }
         self._order = pack(order, cap_bytes=REQUEST_BYTES)
@@ -375,7 +377,8 @@ class WorkerPool:
         if not math.isfinite(reward):
             raise ValueError(f"its reward is {reward}")
         where = str(record.get("place", "")), str(record.get("trace", ""))
-        self._conclude(worker, status, reward, record.get("correct"), str(record.get("error", "")), where)
+        parts = checked(record.get("parts", {}))
+        self._conclude(worker, status, reward, record.get("correct"), str(record.get("error", "")), where, parts)
 
     def _conclude(
         self,
@@ -385,11 +388,14 @@ class WorkerPool:
         correct: bool | None,
         error: str,
         where: tuple[str, str] = ("", ""),
+        parts: Mapping[str, float] | None = None,
     ) -> None:
         """Add the verdict of the worker's task. `where`: place and traceback of an error."""
         if worker.task is not None:
             score_s = time.monotonic() - worker.since
-            self._verdicts.append(Verdict(worker.task.key, status, reward, correct, error, score_s, *where))
+            key, place, trace = worker.task.key, *where
+            verdict = Verdict(key, status, reward, correct, error, score_s, place, trace, parts or {})
+            self._verdicts.append(verdict)
             worker.task = None
 
     def _wait_s(self, timeout_s: float) -> float:

@@ -1,16 +1,20 @@
 """The reward function protocol."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward, and whether the answer is correct, for tasks that define this."""
+    """A reward, and whether the answer is correct, for tasks that define this.
+
+    `parts`: numbers by name that the journal reports beside the reward; they change nothing.
+    """
 
     reward: float
     correct: bool | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class RewardFunction(Protocol):

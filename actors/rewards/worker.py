@@ -8,17 +8,17 @@ import contextlib
 import ctypes
 import io
 import json
-import math
 import os
 import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO, SupportsFloat
+from typing import Any, BinaryIO
 
 from actors.rewards.ipc import LENGTH, REPLY_BYTES, REQUEST_BYTES, check, pack, read
 from actors.rewards.loading import load_reward
 from actors.rewards.protocol import RewardFunction, Score
+from actors.rewards.values import read_value
 from actors.runtime.user_code import definition, innermost, is_ours, place_of, trace_of
 from areal_bus.errors import ConfigError
 
@@ -27,7 +27,6 @@ ERROR_CHARACTERS = 2000
 FILE_BYTES = 1 << 30  # largest file that a score may write
 PRINTED_BYTES = 64 << 20  # largest size of the output file; later output is discarded
 TRACE_BYTES = 30_000  # of a traceback as JSON: with the error text it stays below REPLY_BYTES
-MAX_REWARD = 1e9  # largest absolute reward: its square must fit float32
 
 
 def main(parent: int) -> None:
@@ -39,7 +38,7 @@ def main(parent: int) -> None:
         return
     keep_prints(order.get("prints"))
     try:
-        function = load_reward(order["function"], order["folder"], order.get("fields"), code=order.get("code"))
+        function = load_reward(order["function"], order["folder"], order.get("fields"), options=order.get("options"))
     except ConfigError as error:
         reply(replies, {"broken": str(error)[:ERROR_CHARACTERS]})
         return
@@ -160,13 +159,13 @@ def verdict_of_fork(
 def checked_answer(answer: Any) -> dict[str, Any]:
     """A verdict of `verdict`. Raises ValueError, TypeError or KeyError for anything else."""
     if answer["status"] == "value":
-        return {"status": "value", **read_value(Score(answer["reward"], answer["correct"]))}
+        return {"status": "value", **read_value(Score(answer["reward"], answer["correct"], answer.get("parts", {})))}
     return {"status": "error", **{name: str(answer[name]) for name in ("error", "place", "trace") if name in answer}}
 
 
 def explain(error: BaseException, function: object) -> dict[str, str]:
     """The error of a function; for user code with place and traceback."""
-    place = place_of(error) or ("" if is_ours(function) else innermost(error, outside=__file__) or definition(function))
+    place = place_of(error) or ("" if is_ours(function) else innermost(error) or definition(function))
     text = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS].encode(errors="replace").decode()
     if not place:
         return {"error": text}
@@ -174,23 +173,6 @@ def explain(error: BaseException, function: object) -> dict[str, str]:
     if len(json.dumps(trace)) > TRACE_BYTES:  # JSON may need twelve bytes for a character
         trace = trace[-TRACE_BYTES // 12 :]
     return {"error": f"{text} ({place})", "place": place, "trace": trace}
-
-
-def read_value(value: object) -> dict[str, Any]:
-    """Reward and correctness from a return value. Raises TypeError or ValueError when it is invalid."""
-    score = value if isinstance(value, Score) else None
-    number: object = score.reward if score else value
-    correct: object = score.correct if score else value if isinstance(value, bool) else None
-    if not isinstance(correct, bool | None):
-        raise TypeError(f"Score.correct must be True, False or None: it is a {type(correct).__name__}")
-    if isinstance(number, str | bytes) or not isinstance(number, (float, int, SupportsFloat)):  # the slow check last
-        raise TypeError(f"a reward function must return a number or a Score: it returned a {type(number).__name__}")
-    reward = float(number)
-    if not math.isfinite(reward):
-        raise ValueError(f"a reward must be finite: it is {reward}")
-    if abs(reward) > MAX_REWARD:
-        raise ValueError(f"a reward must be at most {MAX_REWARD:g} in absolute value: it is {reward:g}")
-    return {"reward": reward, "correct": correct}
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ def place_of(error: BaseException) -> str:
     return f"{shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
 
 
-def innermost(error: BaseException, *, outside: str) -> str:
-    """ "FILE:LINE" of the last frame, in user code or not; "" when it is in the file `outside`."""
+def innermost(error: BaseException) -> str:
+    """ "FILE:LINE" of the last frame, in user code or not; "" when it is in this project."""
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{shown(frames[-1].filename)}:{frames[-1].lineno}" if frames and frames[-1].filename != outside else ""
+    is_outside = bool(frames) and not frames[-1].filename.startswith(OURS)
+    return f"{shown(frames[-1].filename)}:{frames[-1].lineno}" if is_outside else ""
 
 
 def definition(function: object) -> str:

@@ -7,15 +7,11 @@ Precedence, lowest first: the TOML file (with one level of `extends`), AREAL_BUS
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from areal_bus.config.rewards import RewardConfig
+from areal_bus.config.section import Section
 from areal_bus.config.trackers import Tracker
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
-    )
 
 
 class RunConfig(Section):
@@ -248,36 +244,6 @@ class GenerationConfig(Section):
     """Sampling temperature; the learner's log-probs use the same."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling threshold; log-probs are those of the full distribution."""
-
-
-class CodeRewardConfig(Section):
-    test_timeout_s: float = Field(6.0, gt=0)
-    """Time limit of one test: a run of the program, or a call of its function."""
-    memory_mib: int = Field(1024, ge=64)
-    """Address space of one process of the program, in MiB."""
-
-
-class RewardConfig(Section):
-    function: str = "exact"
-    """"exact", "sums", "reverse", "math", "code" (all tests pass), "code_share" (share of the tests), "agent" (it
-    returns its reward), or "module:function" beside the config."""
-    code: CodeRewardConfig = CodeRewardConfig()
-    """Limits of the functions "code" and "code_share" (docs/code-rewards.md)."""
-    sandbox: Literal["auto", "required"] = "auto"
-    """Where bubblewrap does not run, "code" uses a weaker sandbox and says so ("auto"), or the start is refused."""
-    fresh_process: bool = False
-    """Run each score in a fork of the worker that ends with it: for a function that runs text of the model, which
-    could change the process for all later scores."""
-    timeout_s: float = Field(10.0, gt=0)
-    """Time limit of one score; a later score counts as a timeout (never as a reward of 0)."""
-    workers: int = Field(1, ge=1)
-    """Worker processes per reward actor."""
-    on_timeout: Literal["refund"] | float = "refund"
-    """Training, after a timeout: "refund" (no reward, see partial_groups), or a number: the reward of the sample."""
-    on_error: Literal["refund"] | float = "refund"
-    """The same for a function that raises or returns no finite number. An evaluation counts both as failed."""
-    partial_groups: bool = False
-    """With "refund": false refunds the whole prompt; true trains the other samples if at least two have a reward."""
 
 
 class ActorConfig(Section):

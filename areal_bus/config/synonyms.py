@@ -50,6 +50,7 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "reference.path": "ref_model_path ref_model ref_path ref_load reference_model_path ref_pretrain",
     "reference.update_every": "ref_model_sync_steps sync_ref_model ref_update_interval kl_ref_update_every",
     "reward.function": "reward_fn reward_funcs reward_function custom_reward_function reward_model rm_type",
+    "reward.terms": "reward_weights reward_components",
     "rollout.engine": "backend inference_engine inference_backend rollout_backend gen_backend",
     "rollout.max_concurrent_rollouts": "max_num_seqs max_concurrency max_running_requests max_concurrent_requests",
     "rollout.max_head_offpolicyness": "eta max_staleness staleness_threshold max_off_policy_steps async_level"

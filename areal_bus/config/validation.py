@@ -4,6 +4,7 @@ import re
 
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
 from areal_bus.config.gpu_memory import gib_of, nearest
+from areal_bus.config.reward_rules import reward_rules
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.errors import ConfigError
 
@@ -18,6 +19,7 @@ def check(config: Config) -> None:
     for is_violated, sentence in [
         *_sources(config),
         *_training(config),
+        *reward_rules(config.reward),
         *refusals(config),
         *_engine(config),
         *_ring(config),

@@ -14,6 +14,7 @@ from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.ledger import LedgerEntry
 from areal_bus.core.membership import Member
+from areal_bus.core.reward_parts import mean_fields
 from areal_bus.core.staleness import runs_under
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
@@ -149,6 +150,7 @@ class Batcher:
             u=self.gate.u,
             v=self.gate.v,
             **_left_out(entries),
+            **mean_fields(scored for entry in entries for scored in entry.scored.values()),
         )
         for entry in entries:
             self.rows.close(entry.uid)

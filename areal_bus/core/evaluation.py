@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import fsum
 
 from areal_bus.core import evaluation_metrics as metrics
+from areal_bus.core.reward_parts import mean_fields
 from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.messages import Sampled, Scored, VerdictStatus
 
@@ -117,6 +118,7 @@ class Evaluation:
             "accuracy": self.accuracy,
             "reward": self.reward,
             **self.metrics(),
+            **mean_fields(self.values),
         }
 
     def span(self) -> dict[str, int | float | None]:

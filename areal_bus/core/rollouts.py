@@ -11,6 +11,7 @@ from areal_bus.core.head_checkpoint import HeadCheckpoint, newest, revive
 from areal_bus.core.ledger import LedgerEntry, PromptState
 from areal_bus.core.membership import Member, MemberState
 from areal_bus.core.partial_rollouts import check_whole
+from areal_bus.core.reward_parts import as_fields, parts_of
 from areal_bus.core.scheduler import POISON_THRESHOLD
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
@@ -167,6 +168,7 @@ class Rollouts:
         """A verdict. The generator may forget the trajectory whatever becomes of it, and its slot is free."""
         self.state.lease_ids.check(message)
         self._check_term(message)
+        parts_of(message)  # raises ImpossibleEvent before anything depends on them
         maker = self.members.by_name.get(message.generator)
         if maker is not None:
             self._discard(maker, (message.evaluation, message.uid, message.attempt, message.sample))
@@ -276,6 +278,7 @@ class Rollouts:
             min_version=min(versions, default=None),
             max_version=max(versions, default=None),
             seconds=round(scored.seconds, 4),
+            **as_fields(parts_of(scored)),
         )
         self.state.score_failures.add(scored)
         if text := self.state.score_failures.warning():

@@ -57,12 +57,15 @@ OTHERS: Mapping[str, str] = {  # series from other lines
     "ring/dropped_tokens": "tokens that these refunds dropped",
 }
 PATTERNS: Mapping[str, str] = {  # series whose names depend on the run
+    "rollout/reward/NAME": "mean of one of several rewards (docs/weighted-rewards.md)",
     "train/FIGURE": "any other figure of the step, under its own name",
     "ring/refunds/REASON": "prompts refunded for this reason since the update before",
     "time/ROLE/LABEL": "share of the time of a role's actors with this label, since the update before",
     "eval/FIELD": "evaluation: accuracy, reward, avg_at_k, avg_at_k_se, maj_at_k, pass_at_k, n, n_failed",
+    "eval/reward/NAME": "mean of one of several rewards; of a further set: eval/SET/reward/NAME",
     "eval/SET/FIELD": "the same for a further set of problems",
 }
+PART = "reward:"  # prefix of the fields of rewards by name
 ENVELOPE = frozenset({"t", "wall", "term", "role", "rank", "inc", "seq", "event", "version", "u", "digest"})
 EVALUATION_FIELDS = ("accuracy", "reward", "avg_at_k", "avg_at_k_se", "maj_at_k", "pass_at_k", "n", "n_failed")
 
@@ -88,6 +91,7 @@ class Undone:
 class _Trajectories:
     """The trajectories of one batch."""
 
+    parts: dict[str, float] = field(default_factory=dict)  # mean of each reward that the scores report by name
     rewards: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     lags: list[int] = field(default_factory=list)
@@ -108,6 +112,8 @@ class _Trajectories:
         if self.lags:
             yield "staleness/trajectory_lag", fmean(self.lags)
             yield "staleness/trajectory_lag_max", float(max(self.lags))
+        for name, mean in self.parts.items():
+            yield f"rollout/reward/{name}", mean
 
 
 @dataclass(slots=True)
@@ -146,7 +152,7 @@ class SeriesReader:
             case "trajectory":
                 self._batches.setdefault(int(line["step"]), _Trajectories()).add(line)
             case "batch":
-                self._batches[int(line["step"])] = _Trajectories()
+                self._batches[int(line["step"])] = _Trajectories(dict(_parts(line)))
             case "spans":
                 self._add_spans(line)
             case "push" | "pushed" | "publish":
@@ -185,6 +191,7 @@ class SeriesReader:
         problems = name.partition(":")[2]  # step-8:SET
         prefix = f"eval/{problems}/" if problems else "eval/"
         values = {prefix + key: float(line[key]) for key in EVALUATION_FIELDS if is_number(line.get(key))}
+        values |= {f"{prefix}reward/{name}": mean for name, mean in _parts(line)}
         return [Row(f"evaluation/{name}", int(line["version"]), float(line["wall"]), values)]
 
     def _on_push(self, line: Line) -> None:
@@ -236,6 +243,13 @@ class SeriesReader:
             total = sum(labels.values())
             for label, seconds in labels.items() if total > 0 else ():
                 yield f"time/{role}/{label}", seconds / total
+
+
+def _parts(line: Line) -> Iterator[tuple[str, float]]:
+    """(name, mean) of the rewards that a `batch` or `evaluation` line reports by name."""
+    for key, value in line.items():
+        if key.startswith(PART) and is_number(value):
+            yield key.removeprefix(PART), float(value)
 
 
 def _figures(line: Line) -> Iterator[tuple[str, float]]:

@@ -16,7 +16,8 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_reward_loads_and_scores(name, folder):
     row = {"answer": "2", "agent": {"reward": 1.0}, "tests": [{"input": "", "output": "2"}]}
-    completion = "print(2)" if name.startswith("code") else "2"
+    given = {"code": "print(2)", "code_share": "print(2)", "format": "<think>1+1</think><answer>2</answer>"}
+    completion = given.get(name, "2")
     assert load_reward(name, folder)("1+1", completion, row).reward == 1.0
 
 

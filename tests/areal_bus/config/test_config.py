@@ -16,6 +16,8 @@ from launch.settings_help import DOC, as_toml, explain, page
 
 CONFIGS = sorted(p for p in (Path(__file__).parents[3] / "configs").glob("*.toml") if p.name != "paper.toml")
 SMALL = '[model]\npath = "m"\n[data]\ntask = "sums"\n'
+TERMS = SMALL + "[[reward.terms]]\n{}\n"
+WEIGHTED = '[reward]\nfunction = "weighted"\n'
 
 
 def write(folder: Path, text: str, name: str = "c.toml") -> Path:
@@ -102,6 +104,9 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("launch.rendezvous=ipc://", 'launch.rendezvous must be "tcp://HOST:PORT"'),
         ("actor.recompute_logprobs=false", 'actor.correction = "decoupled" needs the proximal log-probs'),
         ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
+        ("reward.function=weighted", "add a table [[reward.terms]]"),
+        ("reward.format.pattern=(", "reward.format.pattern must be a regular expression: '(': missing )"),
+        ("reward.format.template=box", "reward.format.template must be one of"),
         ('journal.tracker=["csv", "csv"]', "journal.tracker names each tracker once"),
         ('journal.tracker=["tensorbord"]', "journal.tracker"),
         ("bus.silent_s=1.5", "bus.silent_s (1.5) must span at least three heartbeats"),
@@ -122,6 +127,11 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         ('[modle]\npath = "m"\n', "unknown key modle"),
         ('[data]\ntask = "sums"\n', "a model is needed"),
         ('[model]\npath = "m"\n', "data is needed"),
+        (TERMS.format('function = "math"'), "read by reward.function = \"weighted\" only: it is 'exact'"),
+        (TERMS.format('function = "math"\n[[reward.terms]]\nfunction = "my:math"') + WEIGHTED, "['math'] occurs again"),
+        (TERMS.format('function = "math"\nweight = 0') + WEIGHTED, "all weights are 0"),
+        (TERMS.format('function = "weighted"') + WEIGHTED, 'cannot be "weighted" itself'),
+        (TERMS.format('functoin = "math"') + WEIGHTED, "functoin"),
         ('extends = "none.toml"\n', "none.toml is not there"),
         ("extends = 3\n", "extends must be the name of one TOML file"),
     ],

@@ -1,0 +1,30 @@
+"""Reads what a reward function returned: a number, a yes or no, or a Score."""
+
+import math
+from typing import Any, SupportsFloat
+
+from actors.rewards.protocol import Score
+from areal_bus.core.reward_parts import checked
+
+MAX_REWARD = 1e9  # largest absolute reward: its square must fit float32
+
+
+def read_value(value: object) -> dict[str, Any]:
+    """The fields "reward" and "correct" of a returned value, and "parts" if it reports any.
+
+    Raises TypeError or ValueError when it is invalid.
+    """
+    score = value if isinstance(value, Score) else None
+    number: object = score.reward if score else value
+    correct: object = score.correct if score else value if isinstance(value, bool) else None
+    if not isinstance(correct, bool | None):
+        raise TypeError(f"Score.correct must be True, False or None: it is a {type(correct).__name__}")
+    if isinstance(number, str | bytes) or not isinstance(number, (float, int, SupportsFloat)):  # the slow check last
+        raise TypeError(f"a reward function must return a number or a Score: it returned a {type(number).__name__}")
+    reward = float(number)
+    if not math.isfinite(reward):
+        raise ValueError(f"a reward must be finite: it is {reward}")
+    if abs(reward) > MAX_REWARD:
+        raise ValueError(f"a reward must be at most {MAX_REWARD:g} in absolute value: it is {reward:g}")
+    parts = checked(score.parts) if score and score.parts else {}
+    return {"reward": reward, "correct": correct} | ({"parts": parts} if parts else {})

@@ -1,0 +1,48 @@
+"""Several rewards as one: their weighted sum, each reported by name."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actors.rewards.protocol import RewardFunction, Score
+from actors.rewards.values import read_value
+
+
+class TermFailed(Exception):
+    """One of the rewards has no value, so the sum has none: an error never counts as 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedTerm:
+    """A reward function with its name and weight."""
+
+    name: str
+    weight: float
+    function: RewardFunction
+
+
+class WeightedReward:
+    """A reward function: the sum over terms of weight * reward. `correct` is that of the first term that judges it."""
+
+    def __init__(self, terms: Iterable[WeightedTerm]) -> None:
+        self.terms = tuple(terms)
+
+    def __call__(self, prompt: str, completion: str, row: Mapping[str, Any], /) -> Score:
+        """Parts: the reward of each term before its weight, and the parts of a term as TERM/PART. Raises TermFailed."""
+        rewards, parts, correct = [], {}, None
+        for term in self.terms:
+            value = self._value(term, prompt, completion, row)
+            rewards.append(term.weight * value["reward"])
+            parts[term.name] = value["reward"]
+            parts |= {f"{term.name}/{name}": part for name, part in value.get("parts", {}).items()}
+            correct = value["correct"] if correct is None else correct
+        return Score(math.fsum(rewards), correct, parts)
+
+    def _value(self, term: WeightedTerm, prompt: str, completion: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return read_value(term.function(prompt, completion, row))
+        except Exception as error:
+            # with the traceback of the cause, which holds the place in the user's code
+            failed = TermFailed(f"reward {term.name!r}: {type(error).__name__}: {error}")
+            raise failed.with_traceback(error.__traceback__) from error

@@ -1,0 +1,63 @@
+"""Settings of the reward: [reward] and its tables."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from areal_bus.config.section import Section
+
+
+class CodeRewardConfig(Section):
+    test_timeout_s: float = Field(6.0, gt=0)
+    """Time limit of one test: a run of the program, or a call of its function."""
+    memory_mib: int = Field(1024, ge=64)
+    """Address space of one process of the program, in MiB."""
+
+
+class FormatRewardConfig(Section):
+    template: Literal["think_answer", "think", "boxed", "code"] = "think_answer"
+    """"think_answer": <think>...</think> <answer>...</answer> and nothing else; "think": thoughts, one </think>, an
+    answer; "boxed": a complete \\boxed{...}; "code": one ``` block."""
+    pattern: str = ""
+    """Regular expression for the whole completion (without space at its ends; . matches newlines), instead."""
+
+
+class RewardTerm(Section):
+    function: str
+    """A reward function, named as in reward.function."""
+    weight: float = 1.0
+    """Factor of its reward in the sum; 0: it is only reported."""
+    name: str = Field("", pattern=r"^[A-Za-z0-9_.-]{0,64}$")
+    """Name in the journal; empty: that of the function."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.function.rpartition(":")[2]
+
+
+class RewardConfig(Section):
+    function: str = "exact"
+    """"exact", "sums", "reverse", "math", "code" (all tests pass), "code_share" (share of the tests), "format",
+    "weighted" (the sum of reward.terms), "agent" (it returns its reward), or "module:function" beside the config."""
+    terms: tuple[RewardTerm, ...] = ()
+    """For "weighted": rewards, each a table [[reward.terms]] with function, and optionally weight and name. Their
+    weighted sum is the reward, and each is reported by name (docs/weighted-rewards.md)."""
+    format: FormatRewardConfig = FormatRewardConfig()
+    """What "format" asks for: 1 for a completion of that form, else 0."""
+    code: CodeRewardConfig = CodeRewardConfig()
+    """Limits of the functions "code" and "code_share" (docs/code-rewards.md)."""
+    sandbox: Literal["auto", "required"] = "auto"
+    """Where bubblewrap does not run, "code" uses a weaker sandbox and says so ("auto"), or the start is refused."""
+    fresh_process: bool = False
+    """Run each score in a fork of the worker that ends with it: for a function that runs text of the model, which
+    could change the process for all later scores."""
+    timeout_s: float = Field(10.0, gt=0)
+    """Time limit of one score; a later score counts as a timeout (never as a reward of 0)."""
+    workers: int = Field(1, ge=1)
+    """Worker processes per reward actor."""
+    on_timeout: Literal["refund"] | float = "refund"
+    """Training, after a timeout: "refund" (no reward, see partial_groups), or a number: the reward of the sample."""
+    on_error: Literal["refund"] | float = "refund"
+    """The same for a function that raises or returns no finite number. An evaluation counts both as failed."""
+    partial_groups: bool = False
+    """With "refund": false refunds the whole prompt; true trains the other samples if at least two have a reward."""

@@ -1,0 +1,63 @@
+"""Parts of a reward: numbers by name that one score reports beside its reward. Pure.
+
+A weighted reward reports its terms, before their weights. In a message they are a JSON object; in the journal each is
+a field of its own, "reward:NAME".
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, SupportsFloat
+
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import MAX_PARTS, Scored, VerdictStatus
+
+NAME_CHARACTERS = 128
+PREFIX = "reward:"  # of journal fields
+
+
+def checked(parts: object) -> dict[str, float]:
+    """The parts as numbers. Raises ValueError for anything but a few finite numbers by name."""
+    if not isinstance(parts, Mapping) or len(parts) > MAX_PARTS:
+        raise ValueError(f"the parts of a reward must be a mapping of at most {MAX_PARTS} names: {_short(parts)}")
+    for name, value in parts.items():
+        if not (isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS and name.isprintable()):
+            raise ValueError(f"the name of a part has 1 to {NAME_CHARACTERS} printable characters: {_short(name)}")
+        if not isinstance(value, SupportsFloat) or not math.isfinite(float(value)):
+            raise ValueError(f"the part {name!r} of a reward must be a finite number: it is {_short(value)}")
+    return {name: float(value) for name, value in parts.items()}
+
+
+def dumped(parts: Mapping[str, float]) -> str:
+    """As in a message."""
+    return json.dumps(parts, separators=(",", ":")) if parts else ""
+
+
+def parts_of(scored: Scored) -> dict[str, float]:
+    """The parts that a verdict reports. Raises ImpossibleEvent for text that is none."""
+    if not scored.parts or scored.status != VerdictStatus.VALUE:
+        return {}
+    try:
+        return checked(json.loads(scored.parts))
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise ImpossibleEvent(f"a verdict's parts must be numbers by name: {error}") from None
+
+
+def as_fields(parts: Mapping[str, float]) -> dict[str, float]:
+    """Fields of a journal line."""
+    return {f"{PREFIX}{name}": value for name, value in parts.items()}
+
+
+def mean_fields(verdicts: Iterable[Scored]) -> dict[str, float]:
+    """Fields of a journal line: the mean of each part over the verdicts that report it."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for scored in verdicts:
+        for name, value in parts_of(scored).items():
+            found[name].append(value)
+    return as_fields({name: math.fsum(values) / len(values) for name, values in found.items()})
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
