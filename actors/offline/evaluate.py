@@ -108,13 +108,14 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
     rows = read_rows(order.data, config.data, Path.cwd(), split="test")[: config.evaluate.limit]
     sys.path.insert(0, order.folder)
     with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pool = stack.enter_context(
             WorkerPool(
                 config.reward.function,
                 order.folder,
                 n_workers=config.reward.workers,
                 timeout_s=config.reward.timeout_s,
-                options=reward_options(config.reward),
+                options=reward_options(config.reward, scratch),
                 fresh_process=config.reward.fresh_process,
                 max_failed_starts=1,
             )
@@ -122,8 +123,7 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
         workflow, tokenizer = load_workflow(config), load_tokenizer(folder)
         stack.callback(close_workflow, workflow)
         engine = load_engine(folder, config, order.device, tokenizer)
-        scratch = stack.enter_context(tempfile.TemporaryDirectory())
-        journal = Journal(Path(scratch), role=NAME, index=0, incarnation=0)
+        journal = Journal(scratch, role=NAME, index=0, incarnation=0)
         stack.callback(journal.close)
         runner = RolloutRunner(engine, workflow, tokenizer, config, name=NAME, journal=journal)
         evaluation = Evaluation(order.name, 0, config.evaluate.n_samples, [dump(row) for row in rows])

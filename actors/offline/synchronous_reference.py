@@ -75,7 +75,8 @@ class SynchronousReference:
         passes = config.data.total_train_epochs
         order = RowOrder(len(self._rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=passes)
         self._source = RowSource(self._rows, order)
-        self._reward = load_reward(config.reward.function, config_folder, options=reward_options(config.reward))
+        options = reward_options(config.reward, folder)
+        self._reward = load_reward(config.reward.function, config_folder, options=options)
         self._next_uid = 0
         self._has_ended = False  # the data
         self._settings = model_settings(config, LearnerRanks(), "cpu")

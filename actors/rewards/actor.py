@@ -71,7 +71,7 @@ def score_until_stop(context: Context, config: Config, journal: Journal, heartbe
         n_workers=reward.workers,
         timeout_s=reward.timeout_s,
         prints=prints.file,
-        options=reward_options(reward),
+        options=reward_options(reward, context.folder),
         fresh_process=reward.fresh_process,
     ) as pool:
         session = HeadSession(bus, silent_s=config.bus.silent_s)

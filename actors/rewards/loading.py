@@ -1,6 +1,7 @@
 """Loads a reward function by its configured name."""
 
 import importlib
+import socket
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -25,24 +26,35 @@ BUILT_IN = {
     "code": "actors.rewards.code:score",
     "code_share": "actors.rewards.code:score_share",
     "format": "actors.rewards.formats:score",
+    "judge": "actors.rewards.judge:score",
     "agent": "actors.rewards.builtin:agent_score",
 }
+EXTRAS = {"judge": 'it needs the extra judge: pip install "areal-bus[judge]"'}
 WEIGHTED = "weighted"  # the sum of reward.terms
-SPARE_S = 2.0  # of reward.timeout_s: the tests of a completion end before the deadline of its score
+SPARE_S = 2.0  # of reward.timeout_s: tests of a program, and calls of a judge, end before the deadline of the score
 
 
-def reward_options(reward: "RewardConfig") -> dict[str, Any]:
-    """Settings of the built-in functions, for workers: {"code": fields of CodeOptions, "format", "terms"}."""
+def reward_options(reward: "RewardConfig", run_folder: Path | None = None) -> dict[str, Any]:
+    """Settings of the built-in functions, for workers: "code" (fields of CodeOptions), "format", "judge", "terms".
+
+    `run_folder`: where a judge keeps its replies and its budget; without one each worker has its own.
+    """
+    folder = "" if run_folder is None else str(run_folder.resolve() / "judge" / socket.gethostname())
     return {
         "code": code_options(reward),
         "format": reward.format.model_dump(),
+        "judge": {**reward.judge.model_dump(), "score_s": score_seconds(reward), "folder": folder},
         "terms": [{"name": term.label, "function": term.function, "weight": term.weight} for term in reward.terms],
     }
 
 
+def score_seconds(reward: "RewardConfig") -> float:
+    """Seconds that a built-in function plans with, so that it ends before the deadline of its score."""
+    return max(reward.timeout_s - SPARE_S, reward.timeout_s / 2)
+
+
 def code_options(reward: "RewardConfig") -> dict[str, Any]:
-    score_s = max(reward.timeout_s - SPARE_S, reward.timeout_s / 2)
-    code = reward.code
+    code, score_s = reward.code, score_seconds(reward)
     limits = {"test_s": min(code.test_timeout_s, score_s), "memory_mib": code.memory_mib, "score_s": score_s}
     return {**limits, "sandbox": reward.sandbox}
 
@@ -68,8 +80,8 @@ def load_reward(
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"reward.function {name!r} must import: module {module_name!r} did not ({cause(error)}); looked in "
-            f"{folder} first"
+            f"reward.function {name!r} must import: module {module_name!r} did not ({cause(error)}); "
+            + EXTRAS.get(name, f"looked in {folder} first")
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
@@ -78,18 +90,21 @@ def load_reward(
             f"reward.function {name!r} must name a function: module {module_name!r} ({module.__file__}) {found}"
         )
     if options is not None:
-        configure(name, options)
+        configure(name, options, fields)
     return bind(function, name, fields)
 
 
-def configure(name: str, options: Mapping[str, Any]) -> None:
-    """Set the options of a built-in function in this process."""
+def configure(name: str, options: Mapping[str, Any], fields: Collection[str] | None) -> None:
+    """Set the options of a built-in function in this process. Raises ConfigError where they cannot be used."""
     if name in ("code", "code_share"):
         scoring = importlib.import_module("actors.rewards.code.scoring")
         scoring.configure(scoring.CodeOptions(**options["code"]))
     elif name == "format":
         formats = importlib.import_module("actors.rewards.formats")
         formats.configure(formats.FormatOptions(**options["format"]))
+    elif name == "judge":
+        scoring = importlib.import_module("actors.rewards.judge.scoring")
+        scoring.configure(scoring.JudgeOptions(**options["judge"]), fields)
 
 
 def load_weighted(folder: str | Path, fields: Collection[str] | None, options: Mapping[str, Any]) -> WeightedReward:

@@ -1,17 +1,19 @@
-"""Rules across the settings of [reward]: weighted terms and forms of a completion."""
+"""Rules across the settings of [reward]: weighted terms, forms of a completion and the judge."""
 
 import re
+from string import Formatter
 
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.messages import MAX_PARTS
 
-WEIGHTED = "weighted"
+WEIGHTED, JUDGE = "weighted", "judge"
+URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)
 
 
 def reward_rules(reward: RewardConfig) -> list[Rule]:
-    return [*_terms(reward), *_format(reward)]
+    return [*_terms(reward), *_format(reward), *_judge(reward)]
 
 
 def _terms(reward: RewardConfig) -> list[Rule]:
@@ -48,6 +50,33 @@ def _format(reward: RewardConfig) -> list[Rule]:
             f"reward.format.pattern must be a regular expression: {pattern!r}: {error}",
         )
     ]
+
+
+def _judge(reward: RewardConfig) -> list[Rule]:
+    judge = reward.judge
+    is_used = JUDGE in (reward.function, *(term.function for term in reward.terms))
+    return [
+        (
+            is_used and not URL.fullmatch(judge.url),
+            f'the reward "judge" needs reward.judge.url = "https://HOST/v1": it is {judge.url!r}',
+        ),
+        (is_used and not judge.model, 'the reward "judge" needs reward.judge.model, the name of a model at its URL'),
+        (
+            bool(error := template_error(judge.prompt)),
+            f"reward.judge.prompt must be a template with {{completion}} ({{{{ and }}}} for braces): {error}",
+        ),
+    ]
+
+
+def template_error(template: str) -> str:
+    """Why this is no template of a judge's prompt; empty for one."""
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        return str(error)
+    if unnamed := [name for name in names if not name or name[0].isdigit()]:
+        return f"{{{unnamed[0]}}} has no name"
+    return "" if "completion" in names else "{completion} is missing"
 
 
 def pattern_error(pattern: str) -> str:

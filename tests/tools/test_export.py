@@ -148,6 +148,16 @@ def test_every_series_has_the_value_of_its_lines(ring: Ring) -> None:
     assert second.step == 1
 
 
+def test_rewards_by_name_are_series_of_a_batch_and_of_an_evaluation(ring: Ring) -> None:
+    by_name = {"reward:answer": 0.5, "reward:style/length": -2.0}
+    ring.line("head", "batch", step=0, clock=0, **by_name)
+    ring.line("learner", "step", version=1, digest="0", reward=0.1)
+    ring.line("head", "evaluation", name="step-1:hard", version=1, reward=0.1, **by_name)
+    found = surviving(ring.folder)
+    assert (found["rollout/reward/answer"], found["rollout/reward/style/length"]) == ({1: 0.5}, {1: -2.0})
+    assert found["eval/hard/reward/answer"] == {1: 0.5}
+
+
 def test_a_later_term_undoes_later_versions_and_they_come_again(ring: Ring) -> None:
     for reward in (1.0, 2.0, 3.0):
         ring.update(reward)

@@ -92,6 +92,11 @@ def test_samples_shows_a_prompt_and_an_evaluation(kept: Path, capsys: Out) -> No
     assert shown(capsys) == ["final words"]
 
 
+def test_rewards_by_name_are_printed_beside_their_sum(tmp_path: Path, capsys: Out) -> None:
+    samples.main([str(forge(tmp_path / "one", [sample(parts={"answer": 1.0, "form": 0.25})]))])
+    assert "reward 1.000 (right) (answer 1, form 0.25)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_sample_is_printed_with_all_its_fields(kept: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     samples.main([str(kept), "--n", "1"])

@@ -1,0 +1,106 @@
+"""Grades a completion: fills the judge's prompt, and reads the score that ends its reply."""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from actors.rewards.judge.client import JudgeClient
+from actors.rewards.judge.options import JudgeOptions
+from actors.rewards.judge.store import JudgeStore
+from actors.rewards.protocol import Score
+from areal_bus.errors import ConfigError
+
+OURS = ("prompt", "completion", "max_score")  # fields of the template that are not of the row
+GRADE = re.compile(r"\bscore\b[\s*_]*[:=][\s*_]*(-?[0-9]+(?:\.[0-9]+)?)(?![0-9])", re.IGNORECASE)
+TEXT = 300  # characters of a reply in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """The judge of the process `pid`."""
+
+    options: JudgeOptions
+    store: JudgeStore
+    client: JudgeClient
+    pid: int
+
+
+_options: JudgeOptions | None = None
+_judge: Judge | None = None  # made by the first score
+
+
+def configure(options: JudgeOptions, fields: Collection[str] | None = None) -> None:
+    """Set the options of this process. `fields`: those that every row has, if known.
+
+    Raises ConfigError for a prompt with other fields, or a missing key.
+    """
+    global _options, _judge
+    known = None if fields is None else {*fields, *OURS}
+    missing = [name for name in names_of(options.prompt) if known is not None and name not in known]
+    if missing:
+        raise ConfigError(
+            f"reward.judge.prompt may use {', '.join(OURS)} and fields that every row has: {missing[0]} is none"
+        )
+    if options.api_key_env and not os.environ.get(options.api_key_env):
+        raise ConfigError(
+            f"reward.judge.api_key_env names the environment variable with the key: {options.api_key_env} is not set"
+        )
+    _options, _judge = options, None
+
+
+def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
+    """The judge's score, divided by the largest one. Raises for a judge that gives none: never a 0."""
+    judge = judge_of_process()
+    options = judge.options
+    deadline = time.monotonic() + options.score_s
+    fields = {**row, "prompt": prompt, "completion": completion, "max_score": f"{options.max_score:g}"}
+    body = {
+        "model": options.model,
+        "messages": [{"role": "user", "content": options.prompt.format_map(fields)}],
+        "temperature": options.temperature,
+        "max_tokens": options.max_tokens,
+    }
+    key = hashlib.sha256(json.dumps([options.url, body], sort_keys=True).encode()).hexdigest()
+    kept = judge.store.reply(key) if options.cache else None
+    reply = judge.client.ask(body, deadline=deadline).text if kept is None else kept
+    reward = grade_of(reply, options.max_score) / options.max_score
+    if options.cache and kept is None:
+        judge.store.keep(key, reply)  # only replies that can be read
+    return Score(reward, None if options.correct_from is None else reward >= options.correct_from)
+
+
+def judge_of_process() -> Judge:
+    """The judge. A fork gets connections of its own."""
+    global _judge
+    if _options is None:
+        raise RuntimeError("the reward judge must be configured: it has no URL")
+    if _judge is None or _judge.pid != os.getpid():
+        store = JudgeStore(Path(_options.folder or tempfile.mkdtemp(prefix="areal-bus-judge-")))
+        _judge = Judge(_options, store, JudgeClient(_options, store), os.getpid())
+    return _judge
+
+
+def grade_of(reply: str, max_score: float) -> float:
+    """The last "Score: N" of a reply. Raises ValueError without one, or for one out of range."""
+    found = GRADE.findall(reply)
+    if not found:
+        raise ValueError(f'the reply of the judge must end with "Score: N": it ends with {reply[-TEXT:]!r}')
+    grade = float(found[-1])
+    if not 0 <= grade <= max_score:
+        raise ValueError(f"the judge's score must be from 0 to reward.judge.max_score = {max_score:g}: it is {grade:g}")
+    return grade
+
+
+def names_of(template: str) -> list[str]:
+    """The fields that a template uses. Raises ValueError for a template that cannot be read."""
+    return [
+        re.split(r"[.\[]", name, maxsplit=1)[0] for _, name, _, _ in Formatter().parse(template) if name is not None
+    ]
