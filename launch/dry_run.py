@@ -13,6 +13,7 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.fits import Fit, compare
+from launch.generation import check_token_ids, check_tokenizer
 from launch.loads import Proposal, format_bytes, rank_need
 from launch.memory import BYTES, N_LOGITS, DecoderShape, MicroBatch, find_shape, learner_activation_numbers
 from launch.prepare import count_tokens, render_prompt
@@ -58,6 +59,7 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
     places = plan(config.topology, planned_hosts(config.topology, size or min_ranks(config.topology)))
     check_route(config, places)
     shape = find_shape(config, file.resolve().parent)
+    check_generation(config, shape, file.resolve().parent)
     n_prompt = longest_prompt(config, file.resolve().parent)
     fit = compare(Proposal(config, size, shape, n_prompt)) if shape else Fit()
     plan_lines = [
@@ -105,12 +107,23 @@ def interpreter_lines(config: Config, folder: Path) -> list[str]:
         return [f"not on this machine, and {of_hosts}: {error}"]
 
 
+def model_folders(config: Config, folder: Path) -> list[Path]:
+    """Where the model lies on this machine."""
+    return [path for path in (Path(config.model.path), folder / config.model.path) if (path / "config.json").is_file()]
+
+
+def check_generation(config: Config, shape: DecoderShape | None, folder: Path) -> None:
+    """Raises ConfigError for generation settings that the model does not have, as far as it is here."""
+    if shape is not None:
+        check_token_ids(config, shape.vocabulary)
+    if models := model_folders(config, folder):
+        check_tokenizer(config, str(models[0]))
+
+
 def longest_prompt(config: Config, folder: Path) -> int:
     """Tokens of the longest prompt; data.max_prompt_tokens without rows, tokenizer or the built-in workflow."""
     most, data = config.data.max_prompt_tokens, config.data
-    models = [
-        path for path in (Path(config.model.path), folder / config.model.path) if (path / "config.json").is_file()
-    ]
+    models = model_folders(config, folder)
     has_rows = data.task or any((base / data.path).is_file() for base in (Path(), folder))
     if config.workflow.function != "single_turn" or not has_rows or not (models or config.model.scratch):
         return most

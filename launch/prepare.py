@@ -31,6 +31,8 @@ from areal_bus.config.sections import Config, LearnerConfig, WorkflowConfig
 from areal_bus.config.trackers import check_installed
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.parent_death import die_with_parent
+from launch.generation import check_token_ids, check_tokenizer
+from launch.memory import find_shape
 from launch.process import actor_environment
 from launch.resume import check_changes, next_start, resume_lines
 from launch.runs import CONFIG, ORIGIN, SUMMARY, make_run_folder, point_latest, read_object, write_atomically
@@ -121,6 +123,9 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     check_frozen_models(config, folder, model)
     rows, problems = load_all_rows(config, folder)
     check_functions(config, folder, common_fields(rows + problems))
+    if (shape := find_shape(config, folder)) is not None:
+        check_token_ids(config, shape.vocabulary)
+    check_tokenizer(config, model)
     check_sampling(config, rows + problems, model)
     data = fingerprint(rows)
     if config.journal.dir:

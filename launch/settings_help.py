@@ -49,6 +49,9 @@ def toml_value(value: Any) -> str:
         return f"{{ {', '.join(pairs)} }}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, dict):
+        pairs = [f"{json.dumps(str(key))} = {toml_value(item)}" for key, item in value.items()]
+        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 

@@ -7,7 +7,7 @@ place of the last answer, and the text after the marker is taken.
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.endpoint.openai_api import Message, RequestRejected
@@ -15,6 +15,7 @@ from areal_bus.messages import Finish
 
 MARKER = uuid.uuid4().hex  # unique: occurs in no text
 
+NONE: Mapping[str, Any] = {}
 Tools = Sequence[dict[str, Any]]
 
 
@@ -25,18 +26,21 @@ class HistoryRewritten(RequestRejected):
 class Conversation:
     """The messages and tokens so far."""
 
-    def __init__(self, tokenizer: Any, template: str = "") -> None:
-        """`template`: a Jinja template to use instead of the tokenizer's."""
+    def __init__(self, tokenizer: Any, template: str = "", arguments: Mapping[str, Any] = NONE) -> None:
+        """`template`: a Jinja template to use instead of the tokenizer's; `arguments`: of the template."""
         self.messages: list[Message] = []
         self.ids: list[int] = []
         self._tools: list[dict[str, Any]] = []
         self._has_stop = False  # the last answer ends with a stop token
-        self._tokenizer, self._template = tokenizer, template or None
+        self._tokenizer, self._template, self._arguments = tokenizer, template or None, arguments
 
-    def extend(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """The tokens to complete for these messages. Raises RequestRejected, HistoryRewritten. Changes no state."""
+    def extend(self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any] = NONE) -> list[int]:
+        """The tokens to complete for these messages; `arguments`: of the template, for this call.
+
+        Raises RequestRejected, HistoryRewritten. Changes no state.
+        """
         if not self.messages:
-            text = self._render(messages, tools)
+            text = self._render(messages, tools, arguments)
             missing = [name for tool in tools if (name := tool["function"]["name"]) not in text]
             if missing:
                 raise RequestRejected(f"the chat template must write the tools: it does not write {missing[0]!r}")
@@ -44,7 +48,7 @@ class Conversation:
         self._check_extends(messages, tools)
         n = len(self.messages)
         marked = [*messages[: n - 1], {"role": "assistant", "content": MARKER}, *messages[n:]]
-        text = self._render(marked, tools)
+        text = self._render(marked, tools, arguments)
         if text.count(MARKER) != 1:
             raise RequestRejected(
                 "the chat template must write each message exactly once: it does not so for the last answer"
@@ -76,14 +80,18 @@ class Conversation:
         if len(messages) == n:
             raise HistoryRewritten("a further call must add a message after the last answer: it adds none")
 
-    def _render(self, messages: Sequence[Message], tools: Tools) -> str:
+    def _render(self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any]) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
                 [for_template(message) for message in messages],
-                tools=list(tools) or None,
-                chat_template=self._template,
-                tokenize=False,
-                add_generation_prompt=True,
+                **{
+                    **self._arguments,
+                    **arguments,
+                    "tools": list(tools) or None,
+                    "chat_template": self._template,
+                    "tokenize": False,
+                    "add_generation_prompt": True,
+                },
             )
         except Exception as error:  # noqa: BLE001  templates raise any error for unsupported messages
             raise RequestRejected(

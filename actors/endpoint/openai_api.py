@@ -7,14 +7,20 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from areal_bus.config.generation import OURS
 
 Message = dict[str, Any]  # role, content, and where they are there name, tool_calls, tool_call_id
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGE_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
 IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # labels without effect on the answer
+CONTROLS = (  # OpenAI's fields, then those that vLLM and SGLang add
+    *("stop", "frequency_penalty", "presence_penalty", "logit_bias"),
+    *("top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "ignore_eos"),
+)
 SUPPORTED = {
     "model",  # any name: there is one model
     "messages",
@@ -26,13 +32,11 @@ SUPPORTED = {
     "stream_options",
     "logprobs",
     "tools",
+    "chat_template_kwargs",
+    *CONTROLS,
 }
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {  # accepted with these values, which request the default behaviour
     "n": (1,),
-    "stop": ([],),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "tool_choice": ("auto",),
@@ -64,6 +68,8 @@ class ChatCall:
     stream: bool = False
     stream_usage: bool = False  # the last chunk has the usage
     logprobs: bool = False
+    controls: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingControls that it sets
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_call(body: bytes) -> ChatCall:
@@ -88,6 +94,8 @@ def read_call(body: bytes) -> ChatCall:
         stream=read_flag(fields, "stream"),
         stream_usage=bool(options.get("include_usage")),
         logprobs=read_flag(fields, "logprobs"),
+        controls=read_controls(fields),
+        template_arguments=read_arguments(fields.get("chat_template_kwargs", {})),
     )
 
 
@@ -188,6 +196,61 @@ def read_flag(fields: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise RequestRejected(f"{name} must be true or false: it is {shown(value)}")
     return value
+
+
+def read_controls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of SamplingControls that a request sets. Raises RequestRejected; the engine checks their ranges."""
+    found: dict[str, Any] = {}
+    for name in ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"):
+        if name in fields:
+            found[name] = read_number(fields, name)
+    if "top_k" in fields:
+        found["top_k"] = max(0, read_whole(fields["top_k"], "top_k", least=-1))  # -1: all
+    if "min_tokens" in fields:
+        found["min_new_tokens"] = read_whole(fields["min_tokens"], "min_tokens")
+    if "ignore_eos" in fields:
+        found["ignore_eos"] = read_flag(fields, "ignore_eos")
+    if "stop" in fields:
+        found["stop"] = read_stops(fields["stop"])
+    if "stop_token_ids" in fields:
+        found["stop_token_ids"] = read_token_ids(fields["stop_token_ids"])
+    if "logit_bias" in fields:
+        found["logit_bias"] = read_bias(fields["logit_bias"])
+    return found
+
+
+def read_arguments(value: Any) -> dict[str, Any]:
+    """Arguments of the chat template."""
+    if not isinstance(value, dict) or value.keys() & set(OURS):
+        raise RequestRejected(f"chat_template_kwargs must hold arguments of the template: it is {shown(value)}")
+    return value
+
+
+def read_whole(value: Any, name: str, *, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise RequestRejected(f"{name} must be a whole number of at least {least}: it is {shown(value)}")
+    return value
+
+
+def read_stops(value: Any) -> tuple[str, ...]:
+    """One text, or a list of them."""
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise RequestRejected(f"stop must be a text, or a list of texts, none of them empty: it is {shown(value)}")
+    return tuple(stops)
+
+
+def read_token_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise RequestRejected(f"stop_token_ids must be a list of token ids: it is {shown(value)}")
+    return tuple(read_whole(token, "stop_token_ids[]") for token in value)
+
+
+def read_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """{"50256": -100}: token ids are texts, as in all of JSON."""
+    if not isinstance(value, dict) or not all(token.isdecimal() for token in value):
+        raise RequestRejected(f"logit_bias must be an object of token ids and numbers: it is {shown(value)}")
+    return tuple((int(token), read_number(value, token) or 0.0) for token in value)
 
 
 def read_text(value: Any, where: str) -> str:

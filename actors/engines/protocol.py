@@ -15,6 +15,44 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingControls:
+    """What changes the distribution that tokens are drawn from, or ends a completion. No log-prob depends on it.
+
+    Definitions are vLLM's (docs/engines.md). The order: logit_bias, min_new_tokens, penalties, temperature, min_p,
+    top_k, top_p.
+    """
+
+    top_k: int = 0  # draw from so many likeliest tokens, and those that are equal to the last; 0: from all
+    min_p: float = 0.0  # draw from tokens of at least this share of the likeliest one's probability
+    min_new_tokens: int = 0  # no stop token and no stop string before so many tokens
+    repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of tokens of prompt and completion
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens of the completion
+    frequency_penalty: float = 0.0  # the same, times how often the token is there
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    stop: tuple[str, ...] = ()  # the token that completes one of these texts is the last one
+    stop_token_ids: tuple[int, ...] = ()  # beside the model's own
+    ignore_eos: bool = False  # the model's own stop tokens end nothing
+
+    @property
+    def counts_completion(self) -> bool:
+        """Whether logits depend on which tokens are the completion's, and not the prompt's."""
+        return bool(self.presence_penalty or self.frequency_penalty)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the likeliest token may be another one."""
+        return self.counts_completion or bool(self.repetition_penalty != 1 or self.logit_bias or self.min_new_tokens)
+
+    @property
+    def changes_sampling(self) -> bool:
+        """Whether tokens are drawn from another distribution than the model's."""
+        return self.changes_logits or bool(self.top_k or self.min_p)
+
+
+PLAIN = SamplingControls()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One completion to sample."""
 
@@ -25,6 +63,7 @@ class Request:
     temperature: float
     top_p: float
     done: Done | None = None  # the completion begins with these; they count in max_new_tokens
+    controls: SamplingControls = PLAIN
 
 
 @dataclass(frozen=True, slots=True)

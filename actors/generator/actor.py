@@ -127,6 +127,7 @@ def make_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
         model,
         stop_ids=stop_ids(model, tokenizer),
         n_slots=config.rollout.max_concurrent_rollouts,
+        tokenizer=tokenizer,
         on_update=config.rollout.on_update,
         ahead_s=AHEAD_S,
     )

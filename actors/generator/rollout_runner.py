@@ -4,13 +4,13 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from actors.engines.protocol import Done, Engine, Request
+from actors.engines.protocol import Done, Engine, Request, SamplingControls
 from actors.runtime.context import dump
 from actors.runtime.user_code import describe, place_of, trace_of
 from actors.runtime.user_failures import Failures
@@ -58,6 +58,7 @@ class RolloutRunner:
         """`failures` records failures and successes of the workflow."""
         self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
         self._config, self._name, self._journal, self._failures = config, name, journal, failures
+        self._controls_of_run = SamplingControls(**config.gconfig.controls())
         self._live: dict[Key, LiveSample] = {}
         self._begun: dict[Key, Partial] = {}  # partial rollouts whose prompt follows
         self.term = 0  # stamped on every complete trajectory
@@ -237,7 +238,15 @@ class RolloutRunner:
             temperature=self._temperature(key),
             top_p=gconfig.top_p,
             done=done,
+            controls=self._controls(asked, max_new_tokens),
         )
+
+    def _controls(self, asked: Asked, max_new_tokens: int) -> SamplingControls:
+        """Those of the call, else of [gconfig], whose least length yields to the call's budget."""
+        if asked.controls is not None:
+            return asked.controls
+        least = min(self._controls_of_run.min_new_tokens, max_new_tokens)
+        return replace(self._controls_of_run, min_new_tokens=least)
 
     def _done(self, begun: Partial, ids: list[int], max_new_tokens: int) -> Done | None:
         """The tokens of another generator for a first turn; None when they cannot be continued here."""

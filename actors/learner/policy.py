@@ -46,7 +46,7 @@ def model_settings(config: Config, ranks: LearnerRanks, device: str) -> ModelSet
     return {
         "ranks": ranks,
         "device": device,
-        "temperature": config.gconfig.temperature,
+        "temperature": config.gconfig.temperature or 1.0,  # of a greedy sampler: log-probs at temperature 1
         "dtype": config.model.dtype,
         "gradient_checkpointing": config.learner.gradient_checkpointing,
         "max_logits_mib": config.learner.max_logits_mib,

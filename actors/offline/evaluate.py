@@ -151,9 +151,8 @@ def load_engine(folder: str, config: Config, device: str, tokenizer: Any) -> Bui
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(folder, config.model.dtype, device)
-    return BuiltinEngine(
-        model, stop_ids=stop_ids(model, tokenizer), n_slots=config.rollout.max_concurrent_rollouts, version=0
-    )
+    n_slots, stops = config.rollout.max_concurrent_rollouts, stop_ids(model, tokenizer)
+    return BuiltinEngine(model, stop_ids=stops, n_slots=n_slots, tokenizer=tokenizer, version=0)
 
 
 def results_of(evaluation: Evaluation, *, seconds: float) -> Results:

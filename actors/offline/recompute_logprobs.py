@@ -107,7 +107,7 @@ def read(path: Path, config: Config) -> Iterator[LoggedSample]:
                 return
             line = json.loads(text)
             versions = [version for version, n in line["versions"] for _ in range(n)]
-            heat = (config.evaluate.temperature or 1.0) if line["evaluation"] else config.gconfig.temperature
+            heat = (config.evaluate.temperature if line["evaluation"] else config.gconfig.temperature) or 1.0
             ids, at = line["ids"], list(positions(line["segments"]))
             checked = versions.count(versions[0]) if keeps_keys and versions else len(versions)
             yield LoggedSample(number, line["uid"], line["sample"], heat, ids, at, line["logps"], versions, checked)

@@ -162,6 +162,7 @@ class SynchronousReference:
             model,
             stop_ids=stop_ids(model, self._tokenizer),
             n_slots=rollout.max_concurrent_rollouts,
+            tokenizer=self._tokenizer,
             on_update=rollout.on_update,
         )
 

@@ -6,6 +6,7 @@ never the generator.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from loguru import logger
@@ -15,6 +16,8 @@ from actors.endpoint.conversation import Conversation, HistoryRewritten
 from actors.endpoint.http_server import EndpointServer
 from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected, read_hermes
 from actors.endpoint.sessions import AgentEnded, Pending, Sessions
+from actors.engines.protocol import SamplingControls
+from actors.engines.stop_strings import before_stop
 from actors.runtime.user_failures import Prints
 from actors.workflows.episode_runner import Awaited
 from actors.workflows.protocol import Ask, Episode, Row, Turn
@@ -86,10 +89,14 @@ class Dialogue:
     def __init__(self, config: Config, ask: Ask) -> None:
         self._config, self._ask = config, ask
         self._agent: AgentConfig = config.workflow.agent
-        self._conversation = Conversation(ask.tokenizer, self._agent.chat_template)
+        self._conversation = self._new_conversation()
+        self._controls_of_run = SamplingControls(**config.gconfig.controls())
         self._n_asked = self._n_tool_calls = self._n_anew = 0
         self._n_given = 0  # tokens before the last completion
         self._text = ""  # of the last completion
+
+    def _new_conversation(self) -> Conversation:
+        return Conversation(self._ask.tokenizer, self._agent.chat_template, self._config.data.chat_template_kwargs)
 
     async def take(self, pending: Pending) -> None:
         """Answer a call, or reject it without a change of state."""
@@ -98,7 +105,8 @@ class Dialogue:
         try:
             self._check(call)
             ids, is_anew = self._tokens(call)
-            turn = await self._ask(ids, max_new_tokens=self._budget(call, len(ids)), anew=is_anew)
+            budget = self._budget(call, len(ids))
+            turn = await self._ask(ids, max_new_tokens=budget, anew=is_anew, controls=self._controls(call, budget))
         except RequestRejected as rejection:
             pending.reject(rejection)
             return
@@ -144,12 +152,11 @@ class Dialogue:
     def _tokens(self, call: ChatCall) -> tuple[list[int], bool]:
         """The tokens to complete, and whether the conversation restarts with them. Raises RequestRejected."""
         try:
-            return self._conversation.extend(call.messages, call.tools), False
+            return self._conversation.extend(call.messages, call.tools, call.template_arguments), False
         except HistoryRewritten:
             if self._agent.rewritten == "refuse":
                 raise
-        fresh = Conversation(self._ask.tokenizer, self._agent.chat_template)
-        return fresh.extend(call.messages, call.tools), True
+        return self._new_conversation().extend(call.messages, call.tools, call.template_arguments), True
 
     def _budget(self, call: ChatCall, n_given: int) -> int:
         """The largest number of tokens to sample. Raises RequestRejected."""
@@ -164,11 +171,21 @@ class Dialogue:
                 )
         return min(most, call.max_tokens or most)
 
+    def _controls(self, call: ChatCall, budget: int) -> SamplingControls:
+        """Those of the run, with what the call sets. Raises RequestRejected."""
+        controls = self._controls_of_run
+        least = call.controls.get("min_new_tokens")
+        if least is not None and least > budget:
+            raise RequestRejected(f"min_tokens must not exceed the budget of the call: {least} of {budget}")
+        merged = {"min_new_tokens": min(controls.min_new_tokens, budget), **call.controls}
+        return replace(controls, **merged)
+
     def _record(self, call: ChatCall, ids: list[int], turn: Turn) -> ChatCompletion:
-        message: Message = {"role": "assistant", "content": turn.text}
+        text = before_stop(turn.text, call.controls.get("stop", ()))  # as the API says; the trajectory has all tokens
+        message: Message = {"role": "assistant", "content": text}
         finish = "length" if turn.finish == "length" else "stop"
         if call.tools:
-            content, calls = read_hermes(turn.text, self._n_tool_calls)
+            content, calls = read_hermes(text, self._n_tool_calls)
             if calls:
                 message |= {"content": content, "tool_calls": calls}
                 finish = "tool_calls"

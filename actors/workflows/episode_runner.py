@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any
 
-from actors.engines.protocol import Completion
+from actors.engines.protocol import Completion, SamplingControls
 from actors.runtime.user_code import is_users, shown
 from actors.workflows.protocol import Episode, Row, Turn, Workflow
 from areal_bus.errors import EngineError, WorkflowError
@@ -22,6 +22,7 @@ class Asked:
     ids: list[int]
     max_new_tokens: int | None
     anew: bool = False  # drop all tokens before this call
+    controls: SamplingControls | None = None  # None: as configured
 
     def __await__(self) -> Generator["Asked", Turn, Turn]:
         return (yield self)
@@ -47,8 +48,15 @@ class Asker:
     def __init__(self, tokenizer: Any, name: str, temperature: float) -> None:
         self.tokenizer, self.name, self.temperature = tokenizer, name, temperature
 
-    async def __call__(self, ids: Sequence[int], *, max_new_tokens: int | None = None, anew: bool = False) -> Turn:
-        return await Asked(list(ids), max_new_tokens, anew)
+    async def __call__(
+        self,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        anew: bool = False,
+        controls: SamplingControls | None = None,
+    ) -> Turn:
+        return await Asked(list(ids), max_new_tokens, anew, controls)
 
 
 class EpisodeRun:

@@ -1,6 +1,6 @@
 """Builds prompts: fills data.prompt with a row, applies the chat template and tokenizes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
@@ -79,32 +79,35 @@ def prompt_lengths(prompts: Sequence[Question], data: DataConfig, tokenizer: Any
 
 def full_text(asked: Question, data: DataConfig, tokenizer: Any) -> str:
     """The prompt text that is tokenized. A chat template writes its special tokens itself."""
-    return chat(asked.messages, data.system, tokenizer) if data.chat_template else asked.text
+    if not data.chat_template:
+        return asked.text
+    return chat(asked.messages, data.system, tokenizer, **data.chat_template_kwargs)
 
 
-def chat(messages: Sequence[Message], system: str | None, tokenizer: Any) -> str:
+def chat(messages: Sequence[Message], system: str | None, tokenizer: Any, **arguments: Any) -> str:
     """Render the messages with the chat template, up to the start of the assistant's turn.
 
     `system` applies to messages without a system message: None keeps the template's default, "" means none.
+    `arguments`: of the template.
     """
     if not tokenizer.chat_template:
         raise ConfigError("data.chat_template = true needs a tokenizer with a template: set data.chat_template = false")
     has_system = any(message["role"] == "system" for message in messages)
     if system and not has_system:
-        return _render([{"role": "system", "content": system}, *messages], tokenizer)
-    plain = _render(messages, tokenizer)
-    return plain if system is None or has_system else _without_system(plain, messages, tokenizer)
+        return _render([{"role": "system", "content": system}, *messages], tokenizer, arguments)
+    plain = _render(messages, tokenizer, arguments)
+    return plain if system is None or has_system else _without_system(plain, messages, tokenizer, arguments)
 
 
-def _without_system(plain: str, messages: Sequence[Message], tokenizer: Any) -> str:
+def _without_system(plain: str, messages: Sequence[Message], tokenizer: Any, arguments: Mapping[str, Any]) -> str:
     """Remove a template's default system message: render an empty one instead and cut it off.
 
     Returns `plain` when the template has no system role, or its text cannot be separated.
     """
     empty = {"role": "system", "content": ""}
     try:
-        head = str(tokenizer.apply_chat_template([empty], tokenize=False))
-        both = _render([empty, *messages], tokenizer)
+        head = str(tokenizer.apply_chat_template([empty], tokenize=False, **arguments))
+        both = _render([empty, *messages], tokenizer, arguments)
     except Exception:  # noqa: BLE001  templates raise any error (Gemma's: TemplateError) for an unsupported role
         return plain
     if not head or not both.startswith(head):
@@ -114,5 +117,6 @@ def _without_system(plain: str, messages: Sequence[Message], tokenizer: Any) -> 
     return begin + tail if cut_too_much else tail
 
 
-def _render(messages: Sequence[Message], tokenizer: Any) -> str:
-    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+def _render(messages: Sequence[Message], tokenizer: Any, arguments: Mapping[str, Any]) -> str:
+    options = {**arguments, "tokenize": False, "add_generation_prompt": True}
+    return str(tokenizer.apply_chat_template(list(messages), **options))

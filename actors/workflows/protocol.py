@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from actors.engines.protocol import SamplingControls
 from areal_bus.config.sections import Config
 
 Row = Mapping[str, Any]
@@ -36,8 +37,16 @@ class Ask(Protocol):
     name: str  # of the sample, for logs
     temperature: float  # sampling temperature
 
-    async def __call__(self, ids: Sequence[int], *, max_new_tokens: int | None = None, anew: bool = False) -> Turn:
-        """Sample a completion of `ids`. `anew`: the episode restarts here; earlier tokens are dropped.
+    async def __call__(
+        self,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        anew: bool = False,
+        controls: SamplingControls | None = None,
+    ) -> Turn:
+        """Sample a completion of `ids`. `anew`: the episode restarts here; earlier tokens are dropped. `controls`:
+        instead of those of [gconfig] (None).
 
         Raises EngineError when the engine cannot hold the request. The episode is unchanged and may continue.
         """

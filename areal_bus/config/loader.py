@@ -242,6 +242,8 @@ def kind(annotation: Any) -> str:
     for one in alternatives(annotation):
         if get_origin(one) is Literal:
             words.append("one of " + ", ".join(json.dumps(value) for value in get_args(one)))
+        elif get_origin(one) is dict:
+            words.append(f"a table, each value {kind(get_args(one)[1])}")
         elif get_origin(one) is tuple:
             words.append(f"a list, each item {kind(get_args(one)[0])}")
         elif isinstance(one, type) and issubclass(one, BaseModel):

@@ -123,6 +123,8 @@ class DataConfig(Section):
     """Template of the prompt. {question} and other fields of the row are filled in."""
     chat_template: bool = True
     """Format the prompt as a user message with the tokenizer's chat template."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = {}
+    """Arguments of the chat template, for example { enable_thinking = false } of Qwen3."""
     system: str | None = None
     """System message; empty string: none; unset: the default of the chat template."""
     batch_size: int = Field(8, ge=1)
@@ -240,10 +242,36 @@ class GenerationConfig(Section):
     """Samples per prompt: the group size."""
     max_new_tokens: int = Field(256, ge=1)
     """Maximum sampled tokens per completion."""
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the learner's log-probs use the same."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; the learner's log-probs use the same. 0: greedy, with log-probs at temperature 1."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling threshold; log-probs are those of the full distribution."""
+    """Nucleus sampling threshold; log-probs are those of the full distribution, whatever the keys below say."""
+    top_k: int = Field(0, ge=0)
+    """Sample from so many likeliest tokens; 0: from all."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Sample from tokens of at least this share of the likeliest token's probability."""
+    min_new_tokens: int = Field(0, ge=0)
+    """No stop token and no stop string before so many sampled tokens."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """Divides positive and multiplies negative logits of tokens in prompt and completion; 1: off."""
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """Subtracted from the logits of tokens in the completion; 0: off."""
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    """Subtracted from the logits of tokens in the completion, once for each occurrence; 0: off."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of token ids before sampling: { 50256 = -100 } (never sampled, as good as)."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion. The token that completes one is the last, and the text stays in the completion."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end a completion, beside the model's own."""
+    ignore_eos: bool = False
+    """The model's own stop tokens end nothing."""
+
+    def controls(self) -> dict[str, Any]:
+        """Arguments of `actors.engines.protocol.SamplingControls`."""
+        apart = {"n_samples", "max_new_tokens", "temperature", "top_p"}
+        found = {name: getattr(self, name) for name in type(self).model_fields if name not in apart}
+        return found | {"logit_bias": tuple(sorted(self.logit_bias.items()))}
 
 
 class ActorConfig(Section):

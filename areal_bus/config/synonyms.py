@@ -41,6 +41,8 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "engine.python": "server_python python_executable",
     "gconfig.max_new_tokens": "max_completion_length max_response_length response_length generate_max_len",
     "gconfig.n_samples": "group_size num_generations n_samples_per_prompt rollout_n rollouts_per_example num_samples n",
+    "gconfig.min_new_tokens": "min_tokens min_length",
+    "gconfig.stop": "stop_strings stop_sequences stop_strs",
     "gconfig.temperature": "temp sampling_temperature rollout_temperature",
     "learner.gradient_checkpointing": "enable_gradient_checkpointing activation_checkpointing ac recompute_activations",
     "learner.max_tokens_per_mb": "micro_batch_size per_device_train_batch_size max_tokens_per_gpu"

@@ -3,6 +3,7 @@
 import re
 
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
+from areal_bus.config.generation import generation_rules
 from areal_bus.config.gpu_memory import gib_of, nearest
 from areal_bus.config.reward_rules import reward_rules
 from areal_bus.config.sections import Config, WorkflowConfig
@@ -20,6 +21,7 @@ def check(config: Config) -> None:
         *_sources(config),
         *_training(config),
         *reward_rules(config.reward),
+        *generation_rules(config),
         *refusals(config),
         *_engine(config),
         *_ring(config),

@@ -12,6 +12,7 @@ from actors.models.scratch import write_scratch_folder
 from areal_bus.config.loader import load
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import ConfigError
+from launch.dry_run import dry_run
 from launch.prepare import prepare, prepare_in_subprocess
 
 SMALL = """
@@ -96,6 +97,32 @@ def test_evaluation_problems_have_the_same_limits(file: Path) -> None:
     write_rows(file.parent / "held.jsonl", [{"question": "a" * 16, "answer": "b"}])
     assert "held.jsonl:1, has 17" in refusal(file, "evaluate.path=held.jsonl", "evaluate.after=true")
     prepare(load(file, ["evaluate.path=held.jsonl"], {}), file)
+
+
+@pytest.mark.parametrize("kind", ["scratch", "folder"])
+def test_token_ids_of_another_vocabulary_are_refused_also_by_a_dry_run(
+    file: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    if kind == "folder":
+        request.getfixturevalue("model")
+    for change, key in (
+        ("gconfig.stop_token_ids=[3, 31]", "stop_token_ids"),
+        ('gconfig.logit_bias={ "31" = 1 }', "lo"),
+    ):
+        output = refusal(file, change)
+        assert output.startswith(f"gconfig.{key}")
+        assert "must name token ids below 31 (the model's): 31 is not" in output
+        with pytest.raises(ConfigError, match="below 31"):
+            dry_run(load(file, [change], {}), file, None)
+    prepare(load(file, ["gconfig.stop_token_ids=[30]"], {}), file)
+
+
+def test_an_argument_that_the_chat_template_does_not_read_is_refused(file: Path, model: Path) -> None:
+    (model / "chat_template.jinja").write_text(TEMPLATE + "{% if short %}x{% endif %}")
+    chat = "data.chat_template=true"
+    output = refusal(file, chat, "data.chat_template_kwargs={ enable_thinkin = false }")
+    assert "'enable_thinkin' is not in that of whole" in output
+    prepare(load(file, [chat, "data.chat_template_kwargs={ short = true }"], {}), file)
 
 
 def test_a_generated_row_is_named_by_its_number(file: Path) -> None:

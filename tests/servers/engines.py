@@ -82,6 +82,16 @@ def distributions(made: Any, ids: list[int], sampled: list[int], temperature: fl
     return torch.log_softmax(logits.float() / (temperature or 1.0), -1)
 
 
+def raw_logits(made: Any, ids: list[int], sampled: list[int]) -> torch.Tensor:
+    """(n, V) logits at the place of each sampled token; of the simulated engine those of its other tokens' ranks."""
+    if isinstance(made, Imagined):
+        p = made.distributions(ids, sampled, 1.0).exp()
+        p[:, EOS] = 0.0
+        return (p / p.amax(-1, keepdim=True)).log()
+    with torch.no_grad():
+        return made(torch.tensor([ids + sampled])).logits[0, len(ids) - 1 : -1].float()  # type: ignore[no-any-return]
+
+
 def fresh_logps(made: Any, ids: list[int], sampled: list[int], temperature: float) -> torch.Tensor:
     """(n,) log-prob of each sampled token by one plain forward."""
     logp = distributions(made, ids, sampled, temperature)
@@ -136,8 +146,10 @@ class Builtin:
     @contextmanager
     def open(self, on_update: str = "recompute", **settings: Any) -> Iterator[Running]:
         empty = empty_model(str(self.folder), "float32", "cpu")
-        stops = stop_ids(empty, load_tokenizer(str(self.folder)))
-        engine = BuiltinEngine(empty, stop_ids=stops, n_slots=8, on_update=on_update)  # type: ignore[arg-type]
+        tokenizer = load_tokenizer(str(self.folder))
+        stops = stop_ids(empty, tokenizer)
+        chosen: Any = on_update
+        engine = BuiltinEngine(empty, stop_ids=stops, n_slots=8, tokenizer=tokenizer, on_update=chosen)
         yield Running(engine)
         engine.close()
 
@@ -223,14 +235,14 @@ class Servers:
     is_server = True
 
     def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self._kind = folder, kind
+        self.folder, self.kind = folder, kind
         self._owners: dict[tuple[bool, float], Engine] = {}
 
     @contextmanager
     def open(self, on_update: str = "recompute", top_p: float = 1.0, **abilities: bool) -> Iterator[Running]:
-        keep, top_p = on_update == "keep", top_p if self._kind == "vllm" else 1.0
+        keep, top_p = on_update == "keep", top_p if self.kind == "vllm" else 1.0
         if (keep, top_p) not in self._owners:
-            python = sglang_python() if self._kind == "sglang" else self._polite(vllm_python())
+            python = sglang_python() if self.kind == "sglang" else self._polite(vllm_python())
             self._owners[keep, top_p] = self._engine("keep" if keep else "recompute", top_p, python=python)
         owner: Any = self._owners[keep, top_p]
         engine: Any = self._engine(on_update, top_p, urls=(owner._link.url,))
@@ -252,7 +264,7 @@ class Servers:
 
     def _engine(self, on_update: str, top_p: float, **settings: Any) -> Engine:
         context = context_of(self.folder)
-        rollout = {"engine": self._kind, "max_concurrent_rollouts": 8, "on_update": on_update}
+        rollout = {"engine": self.kind, "max_concurrent_rollouts": 8, "on_update": on_update}
         config = Config.model_validate({
             "model": {"path": str(self.folder)},
             "data": {"task": "sums", "max_prompt_tokens": 128},

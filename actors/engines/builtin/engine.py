@@ -25,7 +25,7 @@ from actors.engines.builtin.fused_llama import TOLERANCE, disagreement, fused
 from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.builtin.prefill import PrefillPack, plan
 from actors.engines.builtin.sampler import sample
-from actors.engines.builtin.sequence import Sequence, new_sequence
+from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request
 from actors.models.attention import choose
 from actors.models.matmul import stepped
@@ -47,6 +47,7 @@ class BuiltinEngine:
         *,
         stop_ids: frozenset[int],
         n_slots: int,
+        tokenizer: Any = None,
         on_update: Literal["recompute", "keep", "drain"] = "recompute",
         version: int | None = None,
         prefill_tokens: int | None = None,
@@ -54,7 +55,8 @@ class BuiltinEngine:
         ahead_s: float = 0.0,
     ) -> None:
         """`recorder` records decode steps (CUDA graphs on CUDA). One `step` may decode several tokens per row for up to
-        `ahead_s` seconds if one C call can, until a row ends. Raises EngineError for an unsupported model.
+        `ahead_s` seconds if one C call can, until a row ends. `tokenizer`: for requests with stop strings. Raises
+        EngineError for an unsupported model.
         """
         limits.check_supported(model.config)
         self._limits = limits.Limits.of(model)
@@ -68,7 +70,7 @@ class BuiltinEngine:
         self._fused = fused(model, by_kernel=has_kernels) if is_plain else None
         self._is_checked = False  # the fused forward has been compared with the model
         self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)
-        self._stop_ids, self._on_update = stop_ids, on_update
+        self._stop_ids, self._on_update, self._tokenizer = stop_ids, on_update, tokenizer
         self._n_slots = n_slots
         self._cache: DenseCache | PagedCache = DenseCache(n_slots)
         self._graphs: CudaGraphs | None = None  # recorded decode steps, on CUDA
@@ -103,7 +105,7 @@ class BuiltinEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError if it does not fit the model or its key is not unique."""
-        rules = limits.rules(request, self._limits)
+        rules = [*limits.rules(request, self._limits), limits.rule_of_strings(request, self._tokenizer)]
         if request.key in self._keys:
             raise EngineError(f"keys are unique among live requests: {request.key}")
         for broken, sentence in rules:
@@ -141,7 +143,7 @@ class BuiltinEngine:
             if request.key == key:
                 self._waiting.remove(request)
                 self._keys.remove(key)
-                return new_sequence(request, version=0).completion(Finish.ABORT)
+                return self._sequence(request, 0).completion(Finish.ABORT)
         for index, row in enumerate(self._rows):
             if row.request.key == key:
                 self._free(index)
@@ -229,7 +231,7 @@ class BuiltinEngine:
 
     def _admit(self, version: int) -> None:
         """Move waiting requests to free rows. A prompt that another row has cached with these weights is copied."""
-        new = [new_sequence(request, version=version) for request in self._take()]
+        new = [self._sequence(request, version) for request in self._take()]
         if not new:
             return
         holders = {row.prompt: at for at, row in enumerate(self._rows) if row.cached and row.filled == version}
@@ -240,6 +242,9 @@ class BuiltinEngine:
             if row.cached:
                 self._cache.copy(holders[row.prompt], len(self._rows), row.length - 1)
             self._rows.append(row)
+
+    def _sequence(self, request: Request, version: int) -> Sequence:
+        return new_sequence(request, version=version, stop_ids=self._stop_ids, tokenizer=self._tokenizer)
 
     def _take(self) -> list[Request]:
         """Requests for the free rows: later turns of an episode first; only those while the engine holds."""
@@ -281,6 +286,7 @@ class BuiltinEngine:
             temperatures=[row.request.temperature for row in rows],
             top_ps=[row.request.top_p for row in rows],
             uniforms=[row.uniforms.at(length) for row, length in zip(rows, lengths, strict=True)],
+            filters={at: filtered_row(row) for at, row in enumerate(rows) if row.is_filtered},
         )
         return [[token] for token in tokens], [[logp] for logp in logps]
 
@@ -294,7 +300,7 @@ class BuiltinEngine:
             or not (self._fused.by_kernel and isinstance(self._cache, PagedCache))
         ):
             return 1
-        is_cut = any(row.request.top_p < 1 for row in self._rows)
+        is_cut = any(row.request.top_p < 1 or not row.is_plain for row in self._rows)
         return 1 if is_cut or not self._fused.steps_on(len(self._rows)) else min(n, *(row.n_left for row in self._rows))
 
     def _decode_several(self, n_steps: int) -> tuple[list[list[int]], list[list[float]]]:
@@ -368,13 +374,10 @@ class BuiltinEngine:
         done = []
         for index in reversed(range(len(self._rows))):
             row = self._rows[index]
-            if row.sampled[-1] in self._stop_ids:
-                done.append(row.completion(Finish.STOP))
-            elif len(row.sampled) >= row.request.max_new_tokens:
-                done.append(row.completion(Finish.LENGTH))
-            else:
-                continue
-            self._free(index)
+            finish = row.ended()
+            if finish is not None:
+                done.append(row.completion(finish))
+                self._free(index)
         return done[::-1]
 
     def _free(self, index: int) -> None:

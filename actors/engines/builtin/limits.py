@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from torch import Tensor
 
-from actors.engines.protocol import Request
+from actors.engines.protocol import PLAIN, Request
+from actors.engines.stop_strings import cannot_stop
+from areal_bus.config.generation import MOST_BIAS
 from areal_bus.errors import EngineError
 
 ATTENTION = {"full_attention", "sliding_attention"}
+MOST_PENALTY = 2  # of presence and frequency, as servers allow
 BATCH_BOUND_ROPE = {"dynamic", "longrope"}  # their frequencies change with the longest sequence of the batch
 
 
@@ -70,7 +74,40 @@ def rules(request: Request, limits: Limits) -> list[tuple[bool, str]]:
          f"{request.max_new_tokens}"),
         (not are_words(request.ids, vocabulary), f"token ids are below {vocabulary}"),
         *rules_of_done(request, vocabulary),
+        *rules_of_controls(request, vocabulary),
     ]  # fmt: skip
+
+
+def rules_of_controls(request: Request, vocabulary: int) -> list[tuple[bool, str]]:
+    """(whether it is broken, the rule) of sampling controls."""
+    c, most = request.controls, request.max_new_tokens
+    if c == PLAIN:
+        return []
+    numbers = {"repetition_penalty": c.repetition_penalty, "presence_penalty": c.presence_penalty,
+               "frequency_penalty": c.frequency_penalty, "min_p": c.min_p}  # fmt: skip
+    odd = [f"{name} is a number, not {number}" for name, number in numbers.items() if not isfinite(number)]
+    biased = [token for token, _ in c.logit_bias]
+    return [
+        (bool(odd), odd[0] if odd else ""),
+        (c.top_k < 0, f"top_k is 0 (all tokens) or more, not {c.top_k}"),
+        (not 0 <= c.min_p <= 1, f"min_p is from 0 to 1, not {c.min_p}"),
+        (c.min_new_tokens < 0, f"min_new_tokens is 0 or more, not {c.min_new_tokens}"),
+        (c.min_new_tokens > most, f"min_new_tokens ({c.min_new_tokens}) is at most the budget of new tokens ({most})"),
+        (not c.repetition_penalty > 0, f"repetition_penalty is over 0, not {c.repetition_penalty}"),
+        (not abs(c.presence_penalty) <= MOST_PENALTY or not abs(c.frequency_penalty) <= MOST_PENALTY,
+         f"presence_penalty and frequency_penalty are from -{MOST_PENALTY} to {MOST_PENALTY}"),
+        (any(not stop for stop in c.stop), "a stop string has at least one character"),
+        (not are_words(c.stop_token_ids, vocabulary), f"stop token ids are below {vocabulary}"),
+        (not are_words(biased, vocabulary), f"token ids of logit_bias are below {vocabulary}"),
+        (any(not abs(bias) <= MOST_BIAS for _, bias in c.logit_bias), f"a logit_bias is from -{MOST_BIAS} to "
+         f"{MOST_BIAS}"),
+    ]  # fmt: skip
+
+
+def rule_of_strings(request: Request, tokenizer: Any) -> tuple[bool, str]:
+    """(whether it is broken, the rule) of stop strings."""
+    why = cannot_stop(tokenizer) if request.controls.stop else ""
+    return bool(why), why
 
 
 def rules_of_done(request: Request, vocabulary: int) -> list[tuple[bool, str]]:

@@ -4,7 +4,7 @@ A token depends on its logits, its seed and its position only, not on the other 
 Shapes: n rows, V vocabulary, W tokens of a part of it, G parts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,18 +12,48 @@ from torch import Tensor
 
 from actors.cpu.build import applies
 from actors.cpu.sampler import sampled
+from actors.engines.builtin.filters import filtered, nucleus
+from actors.engines.builtin.sequence import FilteredRow
 
 W = 64
 FEW = 1024  # a vocabulary of at most this size is one part
+NONE: Mapping[int, FilteredRow] = {}
 
 
 def sample(
-    logits_nV: Tensor, *, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]
+    logits_nV: Tensor,
+    *,
+    temperatures: Sequence[float],
+    top_ps: Sequence[float],
+    uniforms: Sequence[float],
+    filters: Mapping[int, FilteredRow] = NONE,
 ) -> tuple[list[int], list[float]]:
     """One token a row, and its log-prob under the whole distribution at the row's temperature (float32).
 
-    Temperature 0 takes the likeliest token and gives its log-prob at temperature 1.
+    Temperature 0 takes the likeliest token and gives its log-prob at temperature 1. `filters`: rows that are drawn from
+    another distribution; the log-prob is the same, of the logits as they come.
     """
+    tokens, logps = _unfiltered(logits_nV, temperatures, top_ps, uniforms)
+    if filters:
+        rows = list(filters)
+        drawn = _by_filters(logits_nV[rows], list(filters.values()), [uniforms[row] for row in rows])
+        for row, token, logp in zip(rows, *drawn, strict=True):
+            tokens[row], logps[row] = token, logp
+    return tokens, logps
+
+
+def _by_filters(
+    logits_nV: Tensor, rows: Sequence[FilteredRow], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    at_n = torch.tensor(uniforms, dtype=torch.float64, device=logits_nV.device)
+    token_n = invert(filtered(logits_nV, rows), at_n)
+    logp_nV = torch.log_softmax(_tempered(logits_nV.float(), [row.temperature for row in rows]), dim=-1)
+    return token_n.tolist(), logp_nV.gather(-1, token_n[:, None])[:, 0].tolist()
+
+
+def _unfiltered(
+    logits_nV: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
     if not (applies(logits_nV.dtype, logits_nV.device) and logits_nV.is_contiguous()):
         return _by_torch(logits_nV, temperatures, top_ps, uniforms)
     tokens, logps = sampled(logits_nV, temperatures, uniforms)
@@ -57,14 +87,6 @@ def _tempered(logits_nV: Tensor, temperatures: Sequence[float]) -> Tensor:
         return logits_nV
     heat_n = torch.tensor([t if t > 0 else 1.0 for t in temperatures], device=logits_nV.device)
     return logits_nV / heat_n[:, None]
-
-
-def nucleus(weight_nV: Tensor, top_p_n: Tensor) -> Tensor:
-    """Top-p: keep the smallest set of likeliest tokens whose weights reach top_p; set the others to 0."""
-    sorted_nV, order_nV = weight_nV.sort(dim=-1, descending=True)
-    before_nV = sorted_nV.cumsum(-1, dtype=torch.float64) - sorted_nV
-    sorted_nV = sorted_nV.masked_fill(before_nV >= top_p_n[:, None], 0.0)
-    return torch.zeros_like(weight_nV).scatter_(-1, order_nV, sorted_nV)
 
 
 def invert(weight_nV: Tensor, uniform_n: Tensor) -> Tensor:

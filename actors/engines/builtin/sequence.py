@@ -1,10 +1,25 @@
 """A live request: its prompt, the tokens sampled so far and the version of each span."""
 
+from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.engines.builtin.uniforms import Uniforms
-from actors.engines.protocol import Completion, Request
+from actors.engines.protocol import PLAIN, Completion, Request, SamplingControls
+from actors.engines.stop_strings import StopStrings
 from areal_bus.messages import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredRow:
+    """A row whose tokens are not drawn from the model's distribution."""
+
+    controls: SamplingControls
+    temperature: float
+    top_p: float
+    prompt: TokenIds[int]
+    sampled: TokenIds[int]  # the completion so far
+    stops: frozenset[int]  # tokens that end it
 
 
 @dataclass(slots=True)
@@ -15,6 +30,9 @@ class Sequence:
     prompt: tuple[int, ...]
     uniforms: Uniforms
     filled: int  # version that computed the KV cache of its prompt
+    stops: frozenset[int]  # tokens that end it
+    strings: StopStrings | None = None  # texts that end it
+    is_plain: bool = True  # drawn from the model's distribution, and ended by its tokens
     cached: bool = False  # all but its last token are in the cache
     sampled: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
@@ -30,8 +48,13 @@ class Sequence:
 
     @property
     def n_left(self) -> int:
-        """Tokens left of its budget."""
+        """TokenIds left of its budget."""
         return self.request.max_new_tokens - len(self.sampled)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether its tokens are drawn from another distribution than the model's, beside top_p."""
+        return not self.is_plain and self.request.controls.changes_sampling
 
     def add(self, tokens: list[int], logps: list[float], version: int) -> None:
         self.sampled += tokens
@@ -41,13 +64,38 @@ class Sequence:
         else:
             self.spans.append([version, len(tokens)])
 
+    def ended(self) -> Finish | None:
+        """Why the last token is the last one; None: it is not. Call it after each token."""
+        if self.last in self.stops:
+            return Finish.STOP
+        if self.strings is not None and self.strings.end(self.sampled) is not None:
+            return Finish.STOP
+        return Finish.LENGTH if self.n_left < 1 else None
+
     def completion(self, finish: Finish) -> Completion:
         return Completion(self.request.key, self.sampled, self.logps, self.spans, str(finish))
 
 
-def new_sequence(request: Request, *, version: int) -> Sequence:
-    """The sequence of a request. Tokens of a partial rollout count as sampled; they are not in the cache."""
-    row = Sequence(request, tuple(request.ids), Uniforms(request.seed), filled=version)
+def new_sequence(request: Request, *, version: int, stop_ids: frozenset[int], tokenizer: Any) -> Sequence:
+    """The sequence of a request. TokenIds of a partial rollout count as sampled; they are not in the cache.
+
+    `stop_ids`: the model's own. `tokenizer`: for stop strings; it may be None for a request without any.
+    """
+    row = Sequence(request, tuple(request.ids), Uniforms(request.seed), filled=version, stops=stop_ids)
     if (done := request.done) is not None:
         row.sampled, row.logps, row.spans = list(done.ids), list(done.logps), [list(x) for x in done.spans]
+    if (controls := request.controls) != PLAIN:
+        row.is_plain, row.stops = False, stops_of(controls, stop_ids)
+        row.strings = StopStrings(tokenizer, controls) if controls.stop else None
     return row
+
+
+def filtered_row(row: Sequence) -> FilteredRow:
+    """What the distribution of its next token depends on."""
+    request = row.request
+    return FilteredRow(request.controls, request.temperature, request.top_p, row.prompt, row.sampled, row.stops)
+
+
+def stops_of(controls: SamplingControls, stop_ids: frozenset[int]) -> frozenset[int]:
+    """TokenIds that end a completion, of the model's own and those asked for."""
+    return (frozenset() if controls.ignore_eos else stop_ids) | frozenset(controls.stop_token_ids)

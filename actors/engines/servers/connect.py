@@ -31,7 +31,7 @@ def open_engine(context: Context, config: Config, tokenizer: Any) -> ServerEngin
     shape = shape_of(model)
     architecture = (getattr(model.config, "architectures", None) or [""])[0]
     try:
-        return _open(context, config, shape, architecture, stop_ids(model, tokenizer))
+        return _open(context, config, shape, architecture, tokenizer, stop_ids(model, tokenizer))
     except (ConfigError, EngineLost) as error:
         if context.incarnation:
             raise EngineLost(str(error)) from error
@@ -40,7 +40,9 @@ def open_engine(context: Context, config: Config, tokenizer: Any) -> ServerEngin
         raise ConfigError(f"rollout.engine = {config.rollout.engine!r}: {error}") from error
 
 
-def _open(context: Context, config: Config, shape: ModelSpec, architecture: str, stops: frozenset[int]) -> ServerEngine:
+def _open(
+    context: Context, config: Config, shape: ModelSpec, architecture: str, tokenizer: Any, stops: frozenset[int]
+) -> ServerEngine:
     kind = KINDS[config.rollout.engine]
     process, url = _process(kind, context, config, shape)
     link = HttpClient(url)
@@ -64,6 +66,7 @@ def _open(context: Context, config: Config, shape: ModelSpec, architecture: str,
         name=name,
         on_update=config.rollout.on_update,
         stop_ids=stops,
+        tokenizer=tokenizer,
         silent_s=config.engine.silent_s,
         call_timeout_s=config.engine.call_timeout_s,
     )

@@ -16,6 +16,7 @@ from actors.engines.servers.http_client import HttpClient, StreamEnded, StreamEv
 from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.servers.protocol import PieceUpdate, Server
 from actors.engines.servers.request import ServerRequest, begun, versions
+from actors.engines.stop_strings import cannot_stop
 from areal_bus.errors import EngineError, EngineLost
 from areal_bus.messages import Finish
 
@@ -39,13 +40,16 @@ class ServerEngine:
         name: str,
         on_update: Literal["recompute", "keep", "drain"],
         stop_ids: Collection[int],
+        tokenizer: Any = None,
         silent_s: float,
         call_timeout_s: float,
     ) -> None:
-        """`name` begins the ids of its pieces at the server, and the labels of its weights: nobody else has it."""
+        """`name` begins the ids of its pieces at the server, and the labels of its weights: nobody else has it.
+        `tokenizer`: for requests with stop strings.
+        """
         self._server, self._link, self._shape, self._name = server, link, shape, name
         self._on_update, self._silent_s, self._call_timeout_s = on_update, silent_s, call_timeout_s
-        self._stop_ids = frozenset(stop_ids)
+        self._stop_ids, self._tokenizer = frozenset(stop_ids), tokenizer
         self._samples: dict[Key, ServerRequest] = {}  # live, in the order in which they came
         self._by_rid: dict[str, ServerRequest] = {}  # those at the server
         self._ended: list[Completion] = []  # not yet returned
@@ -74,8 +78,10 @@ class ServerEngine:
         if request.key in self._samples or any(completion.key == request.key for completion in self._ended):
             raise EngineError(f"keys are unique among live requests: {request.key}")
         self._shape.check_request(request)
-        self._server.check_sampling(temperature=request.temperature, top_p=request.top_p)
-        sample = self._samples[request.key] = begun(request)
+        if why := cannot_stop(self._tokenizer) if request.controls.stop else "":
+            raise EngineError(why)
+        self._server.check_sampling(temperature=request.temperature, top_p=request.top_p, controls=request.controls)
+        sample = self._samples[request.key] = begun(request, stop_ids=self._stop_ids, tokenizer=self._tokenizer)
         self._send(sample)
 
     def step(self) -> list[Completion]:
@@ -214,7 +220,10 @@ class ServerEngine:
         self._shape.check_sampled(news.ids, news.logps)
         sample.hear(news)
         self._n_tokens += len(news.ids)
+        has_end = sample.find_end()
         if news.finish is None:
+            if has_end and sample.is_sure:
+                self._end_here(sample)
             return
         ended = news.error or f"{news.finish} after {len(sample.new_ids)} of {sample.left} tokens"
         if not self._server.stamps:  # it has seen one version only
@@ -223,7 +232,10 @@ class ServerEngine:
             raise EngineLost(f"{self._link.url} stamps its tokens, and has not those of {sample.rid}")
         else:
             self._settle(sample, versions(news.labels or [], self._labels))
-        if sample.ids and sample.ids[-1] in self._stop_ids:  # whatever else ended it at the same time
+        if sample.n_kept is not None:
+            sample.cut()
+            self._finish(sample, Finish.STOP)
+        elif sample.ids and sample.ids[-1] in sample.stops:  # whatever else ended it at the same time
             self._finish(sample, Finish.STOP)
         elif sample.left < 1:
             self._finish(sample, Finish.LENGTH)
@@ -231,6 +243,15 @@ class ServerEngine:
             self._finish(sample, Finish.STOP)
         elif not self._ends:  # the budget is that of the request, and not the server's
             self._send_again(sample, ended)
+
+    def _end_here(self, sample: ServerRequest) -> None:
+        """End a sample at an end that the server does not know. All its tokens are of the version it was sent under."""
+        rid = str(sample.rid)
+        self._link.drop(rid)
+        self._server.abort(rid)
+        self._settle(sample, [[sample.since, len(sample.new_ids)]])
+        sample.cut()
+        self._finish(sample, Finish.STOP)
 
     def _broke(self, sample: ServerRequest, ended: StreamEnded) -> None:
         """A stream ended before its piece did."""
@@ -255,6 +276,7 @@ class ServerEngine:
 
     def _send_again(self, sample: ServerRequest, why: str) -> None:
         """It waits anew, with what it has; not for ever."""
+        sample.start_anew()
         sample.n_sent_again += 1
         if sample.n_sent_again > SENT_AGAIN:
             raise EngineLost(f"the server at {self._link.url} has ended a sample {SENT_AGAIN + 1} times: {why}")

@@ -36,6 +36,7 @@ class ModelSpec:
              f"{request.max_new_tokens}"),
             (not limits.are_words(request.ids, vocabulary), f"token ids are below {vocabulary}"),
             *limits.rules_of_done(request, vocabulary),
+            *limits.rules_of_controls(request, vocabulary),
         ]  # fmt: skip
         for broken, sentence in rules:
             if broken:

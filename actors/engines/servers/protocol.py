@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from actors.engines.protocol import SamplingControls
 from actors.engines.servers.http_client import HttpClient
 from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.servers.server_process import ServerProcess
@@ -22,6 +23,8 @@ class RequestPiece:
     max_new_tokens: int
     temperature: float  # 0: the likeliest token
     top_p: float
+    controls: SamplingControls  # of this piece: min_new_tokens counts from its first token
+    stops: tuple[int, ...]  # all tokens that end it, sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,8 @@ class Server(Protocol):
     def pauses(self) -> bool:
         """Whether it can stand still with pieces under way."""
 
-    def check_sampling(self, *, temperature: float, top_p: float) -> None:
-        """Raises EngineError where it has no log-probs of the whole distribution at that temperature."""
+    def check_sampling(self, *, temperature: float, top_p: float, controls: SamplingControls) -> None:
+        """Raises EngineError where it has no log-probs of the model's own whole distribution at that temperature."""
 
     def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
         """Path and body of the POST that samples it, as a stream of events."""
@@ -80,6 +83,11 @@ class Server(Protocol):
 
     def close(self) -> None:
         """Let go of it; end it when it is ours."""
+
+
+def controls_of(config: Config) -> SamplingControls:
+    """Those of [gconfig]; agents may ask for others, call by call."""
+    return SamplingControls(**config.gconfig.controls())
 
 
 LOOPBACK = ("127.0.0.1", "lo")  # where servers of ours listen: address and interface

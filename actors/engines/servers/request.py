@@ -5,10 +5,13 @@ update of its life: they are of the version that it was sent under. So much can 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from actors.engines.protocol import Completion, Done, Request
+from actors.engines.builtin.sequence import stops_of
+from actors.engines.protocol import PLAIN, Completion, Done, Request
 from actors.engines.servers.protocol import PieceUpdate, RequestPiece
+from actors.engines.stop_strings import StopStrings
 from areal_bus.errors import EngineLost
 
 
@@ -25,6 +28,9 @@ class ServerRequest:
     new_ids: list[int] = field(default_factory=list)  # of the piece under way
     new_logps: list[float] = field(default_factory=list)
     n_sure: int | None = None  # of these, once there was an update; None: all are of `since`
+    stops: tuple[int, ...] = ()  # tokens that end it
+    strings: StopStrings | None = None  # texts that end it
+    n_kept: int | None = None  # tokens up to its end; the server may have sampled more
     n_sent_again: int = 0  # pieces in a row that were ended when nobody had asked for that
 
     @property
@@ -35,8 +41,45 @@ class ServerRequest:
         """What is left of it, to be sent under this version."""
         self.rid, self.since, self.n_sure = rid, version, None
         self.new_ids, self.new_logps = [], []
-        request = self.request
-        return RequestPiece(rid, [*request.ids, *self.ids], self.left, request.temperature, request.top_p)
+        request, n_least = self.request, max(0, self.request.controls.min_new_tokens - len(self.ids))
+        controls, ids = replace(request.controls, min_new_tokens=n_least), [*request.ids, *self.ids]
+        return RequestPiece(rid, ids, self.left, request.temperature, request.top_p, controls, self.stops)
+
+    def start_anew(self) -> None:
+        """Forget the tokens where the rest depends on which tokens are the completion's: a server takes all that it
+        is sent for the prompt.
+        """
+        if self.request.controls.counts_completion:
+            self.ids, self.logps, self.spans = [], [], []
+            self.n_kept = None
+
+    @property
+    def is_sure(self) -> bool:
+        """No update has begun since the piece was sent."""
+        return self.n_sure is None
+
+    def find_end(self) -> bool:
+        """Whether an end has come that the server does not know.
+
+        The tokens after it are dropped at the end of the piece. That is now when the versions of its tokens are sure,
+        else it comes with its stamps.
+
+        Servers have no tokenizer, so they find no stop string. SGLang with ignore_eos ends at no token at all.
+        """
+        if self.n_kept is not None or self.request.controls == PLAIN:
+            return self.n_kept is not None
+        ids = self.ids + self.new_ids
+        ends = [] if self.strings is None else [self.strings.end(ids)]
+        ends += [next((at + 1 for at, token in enumerate(ids) if token in self.stops), None)]
+        self.n_kept = min((end for end in ends if end is not None), default=None)
+        return self.n_kept is not None
+
+    def cut(self) -> None:
+        """Drop the tokens after its end."""
+        n = self.n_kept
+        if n is not None:
+            self.spans = shorter(self.spans, len(self.ids) - n)
+            self.ids, self.logps = self.ids[:n], self.logps[:n]
 
     def hear(self, news: PieceUpdate) -> None:
         """More of the piece. Raises EngineLost when it is more than was asked for, or has no log-probs."""
@@ -66,6 +109,8 @@ class ServerRequest:
     def done(self) -> Done | None:
         """What is sure of it."""
         n = len(self.new_ids) if self.n_sure is None else self.n_sure
+        if self.n_kept is not None:  # another engine that continues it must find the end
+            n = max(0, min(n, self.n_kept - 1 - len(self.ids)))
         ids, logps = self.ids + self.new_ids[:n], self.logps + self.new_logps[:n]
         return Done(ids, logps, joined(self.spans, [[self.since, n]])) if ids else None
 
@@ -78,10 +123,24 @@ class ServerRequest:
         return Completion(self.request.key, done.ids, done.logps, done.spans, "abort")
 
 
-def begun(request: Request) -> ServerRequest:
-    """A request as it comes, with what is done of it."""
-    done = request.done or Done([], [], [])
-    return ServerRequest(request, list(done.ids), list(done.logps), [list(span) for span in done.spans])
+def begun(request: Request, *, stop_ids: frozenset[int], tokenizer: Any) -> ServerRequest:
+    """A request as it comes, with what is done of it. `stop_ids`: the model's own; `tokenizer`: for stop strings."""
+    done, controls = request.done or Done([], [], []), request.controls
+    sample = ServerRequest(request, list(done.ids), list(done.logps), [list(span) for span in done.spans])
+    sample.stops = tuple(sorted(stops_of(controls, stop_ids)))
+    sample.strings = StopStrings(tokenizer, controls) if controls.stop else None
+    sample.start_anew()
+    return sample
+
+
+def shorter(spans: list[list[int]], n_over: int) -> list[list[int]]:
+    """Spans without their last tokens."""
+    left, kept = sum(n for _, n in spans) - n_over, []
+    for version, n in spans:
+        if left > 0:
+            kept.append([version, min(n, left)])
+        left -= n
+    return kept
 
 
 def joined(first: list[list[int]], then: list[list[int]]) -> list[list[int]]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from actors.engines.protocol import SamplingControls
 from actors.engines.servers.http_client import HttpClient, ServerRejected, done
 from actors.engines.servers.protocol import (
     LOOPBACK,
@@ -32,9 +33,13 @@ from actors.engines.servers.sglang_probe import (
 from actors.engines.servers.weight_broadcast import WeightBroadcast
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
-from areal_bus.errors import ConfigError, EngineLost
+from areal_bus.errors import ConfigError, EngineError, EngineLost
 from areal_bus.messages import Finish
 
+CHANGED_LOGITS = (
+    "SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens, and training needs those of the "
+    'model: leave these settings out, or set rollout.engine to "builtin" or "vllm"'
+)
 NAN = "NaN happened"  # SGLang's word for a token that it has put in place of an impossible one
 
 
@@ -48,7 +53,6 @@ class SGLang:
         abilities: SGLangCapabilities,
         *,
         group: str,
-        stop_ids: Sequence[int],
         bucket_bytes: int,
         call_timeout_s: float,
         load_timeout_s: float,
@@ -59,7 +63,7 @@ class SGLang:
         run. Raises EngineLost when it does not come.
         """
         self._link, self._relay, self._abilities, self._process = link, relay, abilities, process
-        self._group, self._stop_ids, self._bucket_bytes = group, sorted(stop_ids), bucket_bytes
+        self._group, self._bucket_bytes = group, bucket_bytes
         self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
         self._label: str | None = None  # of the weights it has from us
         self._is_known = is_known
@@ -73,11 +77,12 @@ class SGLang:
     def pauses(self) -> bool:
         return self._abilities.pauses
 
-    def check_sampling(self, *, temperature: float, top_p: float) -> None:
-        """It has them for all."""
+    def check_sampling(self, *, temperature: float, top_p: float, controls: SamplingControls) -> None:
+        if controls.changes_logits:
+            raise EngineError(CHANGED_LOGITS)
 
     def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
-        return "/generate", request_body(piece, self._stop_ids)
+        return "/generate", request_body(piece)
 
     def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
         try:
@@ -172,8 +177,8 @@ class SGLang:
             raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
 
 
-def request_body(piece: RequestPiece, stop_ids: Sequence[int]) -> dict[str, Any]:
-    """All that a model's own generation settings could change is said."""
+def request_body(piece: RequestPiece) -> dict[str, Any]:
+    """All that a model's own generation settings could change is said. What changes logits was refused."""
     return {
         "rid": piece.rid,
         "input_ids": piece.ids,
@@ -183,12 +188,13 @@ def request_body(piece: RequestPiece, stop_ids: Sequence[int]) -> dict[str, Any]
             "max_new_tokens": piece.max_new_tokens,
             "temperature": piece.temperature,
             "top_p": piece.top_p,
-            "top_k": -1,
-            "min_p": 0.0,
+            "top_k": piece.controls.top_k or -1,
+            "min_p": piece.controls.min_p,
             "frequency_penalty": 0.0,
             "presence_penalty": 0.0,
             "repetition_penalty": 1.0,
-            "stop_token_ids": list(stop_ids),
+            "stop_token_ids": list(piece.stops),
+            **({"ignore_eos": True} if piece.controls.ignore_eos else {}),  # the model's own
         },
     }
 
@@ -317,7 +323,6 @@ def meet(met: ServerContext) -> Server:
         WeightBroadcast(address=met.address, interface=met.interface),
         abilities,
         group=met.name,
-        stop_ids=sorted(met.stop_ids),
         bucket_bytes=config.weights.bucket_mib << 20,
         call_timeout_s=call_s,
         load_timeout_s=config.weights.timeout_s,

@@ -5,8 +5,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from actors.engines.protocol import PLAIN, SamplingControls
 from actors.engines.servers.http_client import HttpClient, ServerRejected, done
-from actors.engines.servers.protocol import LOOPBACK, PieceUpdate, RequestPiece, Server, ServerContext, ServerSpec, seed
+from actors.engines.servers.protocol import (
+    LOOPBACK,
+    PieceUpdate,
+    RequestPiece,
+    Server,
+    ServerContext,
+    ServerSpec,
+    controls_of,
+    seed,
+)
 from actors.engines.servers.server_process import ServerProcess
 from actors.engines.servers.vllm_probe import (
     ABORT,
@@ -44,7 +54,6 @@ class VLLM:
         handover: WeightFiles,
         *,
         tied: Mapping[str, str],
-        stop_ids: Sequence[int],
         call_timeout_s: float,
         load_timeout_s: float,
         is_known: bool = False,
@@ -55,16 +64,16 @@ class VLLM:
         """
         self._link, self._abilities, self._handover, self._process = link, abilities, handover, process
         self._tied = dict(tied) if abilities.is_untied else {}
-        self._stop_ids = sorted(stop_ids)
         self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
         self._is_known = is_known
 
-    def check_sampling(self, *, temperature: float, top_p: float) -> None:
-        if broken := sampling_rule(self._abilities.logprobs_mode, temperature=temperature, top_p=top_p):
+    def check_sampling(self, *, temperature: float, top_p: float, controls: SamplingControls) -> None:
+        mode = self._abilities.logprobs_mode
+        if broken := sampling_rule(mode, temperature=temperature, top_p=top_p, controls=controls):
             raise EngineError(broken)
 
     def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
-        return GENERATE, request_body(piece, self._stop_ids)
+        return GENERATE, request_body(piece)
 
     def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
         try:
@@ -126,25 +135,34 @@ class VLLM:
             raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
 
 
-def sampling_rule(logprobs_mode: str, *, temperature: float, top_p: float) -> str:
-    """Why it has no log-probs of the whole distribution for such a request; empty: it has.
+def sampling_rule(logprobs_mode: str, *, temperature: float, top_p: float, controls: SamplingControls = PLAIN) -> str:
+    """Why it has no log-probs of the model's whole distribution for such a request; empty: it has.
 
-    Its processed ones are at the temperature and of what the nucleus leaves, its raw ones of all, at temperature 1.
+    Its processed ones are at the temperature, after penalties and of what top_k, top_p and min_p leave; its raw ones
+    of the model's own logits, at temperature 1.
     """
     if logprobs_mode == "raw_logprobs" and temperature not in (0.0, 1.0):
         return (
             f"vLLM's raw log-probs are those at temperature 1, and {temperature:g} was asked for: set temperatures to "
-            "1, or gconfig.top_p = 1"
+            "1, or use no setting that changes what is drawn (gconfig.top_p, top_k, min_p, penalties, logit_bias, "
+            "min_new_tokens)"
         )
     if logprobs_mode != "raw_logprobs" and top_p < 1 and temperature > 0:
         return f"vLLM's processed log-probs are of the nucleus: top_p {top_p:g} was asked for, not 1; set gconfig.top_p"
+    if logprobs_mode != "raw_logprobs" and (controls.changes_logits or (controls.changes_sampling and temperature > 0)):
+        return (
+            "vLLM's processed log-probs are of what penalties, logit_bias, min_new_tokens, top_k and min_p leave: set "
+            "them in gconfig, so that the server gives raw ones, and all temperatures to 1 or 0"
+        )
     if 0 < temperature < COLDEST:
         return f"vLLM's temperatures are 0, or {COLDEST:g} and more: {temperature:g} was asked for"
     return ""
 
 
-def request_body(piece: RequestPiece, stop_ids: Sequence[int]) -> dict[str, Any]:
+def request_body(piece: RequestPiece) -> dict[str, Any]:
     """All that a model's own generation settings could change is said."""
+    controls = piece.controls
+    bias = {"logit_bias": {str(token): bias for token, bias in controls.logit_bias}} if controls.logit_bias else {}
     return {
         "request_id": piece.rid,
         "token_ids": piece.ids,
@@ -153,12 +171,14 @@ def request_body(piece: RequestPiece, stop_ids: Sequence[int]) -> dict[str, Any]
             "max_tokens": piece.max_new_tokens,
             "temperature": piece.temperature,
             "top_p": piece.top_p,
-            "top_k": 0,
-            "min_p": 0.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-            "repetition_penalty": 1.0,
-            "stop_token_ids": list(stop_ids),
+            "top_k": controls.top_k,
+            "min_p": controls.min_p,
+            "min_tokens": controls.min_new_tokens,
+            "frequency_penalty": controls.frequency_penalty,
+            "presence_penalty": controls.presence_penalty,
+            "repetition_penalty": controls.repetition_penalty,
+            **bias,
+            "stop_token_ids": list(piece.stops),
             "ignore_eos": True,  # the model's own: those above are all
             "logprobs": 0,  # of the sampled token only
             "detokenize": False,
@@ -208,7 +228,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
         "--skip-tokenizer-init",
         "--generation-config", "vllm",  # nothing of the model's own
         "--enable-scale-out",  # tokens in, tokens out
-        "--logprobs-mode", "raw_logprobs" if config.gconfig.top_p < 1 else "processed_logprobs",
+        "--logprobs-mode", "raw_logprobs" if needs_raw(config) else "processed_logprobs",
         "--stream-interval", STREAM,
         "--disable-log-stats",
         "--uvicorn-log-level", "warning",
@@ -223,6 +243,11 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
             "--hf-overrides", json.dumps({"tie_word_embeddings": False}),  # a tied output layer is never reloaded
         ]  # fmt: skip
     return [*map(str, words), *config.engine.arguments]
+
+
+def needs_raw(config: Config) -> bool:
+    """Whether processed log-probs would be of another distribution than the model's."""
+    return config.gconfig.top_p < 1 or controls_of(config).changes_sampling
 
 
 def environment(context: Context) -> dict[str, str]:
@@ -245,14 +270,18 @@ def meet(met: ServerContext) -> Server:
         met.link, names=names, is_tied=bool(met.shape.tied), keep=keep, longest=met.longest, timeout_s=call_s
     )
     for temperature in (config.gconfig.temperature, config.evaluate.temperature):
-        if broken := sampling_rule(abilities.logprobs_mode, temperature=temperature, top_p=config.gconfig.top_p):
+        if broken := sampling_rule(
+            abilities.logprobs_mode,
+            temperature=temperature,
+            top_p=config.gconfig.top_p,
+            controls=controls_of(config),
+        ):
             raise ConfigError(f'rollout.engine = "vllm": {broken}')
     return VLLM(
         met.link,
         abilities,
         WeightFiles(),
         tied=met.shape.tied,
-        stop_ids=sorted(met.stop_ids),
         call_timeout_s=call_s,
         load_timeout_s=config.weights.timeout_s,
         is_known=met.is_known,

@@ -39,6 +39,7 @@ def open_simulated(
         ),
         stop_ids=stop_ids(model, tokenizer),
         n_slots=config.rollout.max_concurrent_rollouts,
+        tokenizer=tokenizer,
         lengths=LengthLaw(settings.median_tokens, settings.sigma),
         speeds=speeds(settings),
         on_update=config.rollout.on_update,

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from actors.engines.builtin.sequence import Sequence, new_sequence
+from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.simulated.token_law import RankLaw, ReadTokens, key_of
+from actors.engines.stop_strings import cannot_stop
 from areal_bus.errors import ConfigError, EngineError
 from areal_bus.messages import Finish
 from areal_bus.workload import LengthLaw, SpeedLaw
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from actors.engines.servers.model_spec import ModelSpec
 
 WAIT_S = 0.02  # that a step waits for its time, at most: messages are heard in between
+ALMOST = 1.0 - 2.0**-30  # of the end of a text that min_new_tokens forbids
 LATE_S = 1.0  # a process that was stopped makes up for so much of the time, and no more
 
 Key = tuple[str, int, int, int, int]
@@ -46,13 +48,17 @@ class SimulatedEngine:
         *,
         stop_ids: frozenset[int],
         n_slots: int,
+        tokenizer: Any = None,
         lengths: LengthLaw,
         speeds: SpeedLaw,
         on_update: Literal["recompute", "keep", "drain"] = "recompute",
         clock: Callable[[], float],
         wait: Callable[[float], None],
     ) -> None:
-        """Raises ConfigError for a vocabulary in which no text can end, or none can go on."""
+        """`tokenizer`: for requests with stop strings. Raises ConfigError for a vocabulary in which no text can end, or
+        none can go on.
+        """
+        self._stop_ids, self._tokenizer = stop_ids, tokenizer
         self._tokens = [token for token in range(shape.vocabulary) if token not in stop_ids]
         if not self._tokens or len(self._tokens) == shape.vocabulary:
             raise ConfigError(
@@ -88,6 +94,8 @@ class SimulatedEngine:
         if request.key in self._texts or request.key in self._waiting:
             raise EngineError(f"keys are unique among live requests: {request.key}")
         self._shape.check_request(request)
+        if why := cannot_stop(self._tokenizer) if request.controls.stop else "":
+            raise EngineError(why)
         self._waiting[request.key] = request
 
     def step(self) -> list[Completion]:
@@ -114,7 +122,7 @@ class SimulatedEngine:
     def abort(self, key: Key) -> Completion | None:
         """Forget a request; what it had so far, or None when it is not live."""
         if (request := self._waiting.pop(key, None)) is not None:
-            return new_sequence(request, version=0).completion(Finish.ABORT)
+            return self._row(request, 0).completion(Finish.ABORT)
         text = self._texts.pop(key, None)
         return None if text is None else text.row.completion(Finish.ABORT)
 
@@ -201,10 +209,14 @@ class SimulatedEngine:
             self._due += self._speeds.step_s(len(self._texts))
 
     def _text(self, request: Request, version: int) -> Text:
-        row = new_sequence(request, version=version)
+        row = self._row(request, version)
         ranks = _ranks(len(self._tokens), request.temperature, request.top_p)
         quantile = row.uniforms.at(-len(row.prompt))  # no token has this position
-        return Text(row, ReadTokens(), ranks, self._lengths.draw(quantile, beyond=len(row.sampled)))
+        beyond = max(len(row.sampled), request.controls.min_new_tokens)
+        return Text(row, ReadTokens(), ranks, self._lengths.draw(quantile, beyond=beyond))
+
+    def _row(self, request: Request, version: int) -> Sequence:
+        return new_sequence(request, version=version, stop_ids=self._stop_ids, tokenizer=self._tokenizer)
 
     def _sample(self, text: Text, version: int) -> None:
         """The next token: the end of the text by its hazard, or one by its rank."""
@@ -212,28 +224,47 @@ class SimulatedEngine:
         reading.read(self._key, [*row.prompt, *row.sampled][reading.n :] if reading.n + 1 < row.length else [row.last])
         n = len(row.sampled) + 1
         hazard = self._lengths.hazard(n)
-        rank = text.ranks.at(row.uniforms.at(row.length))
         if self._ends(text, n, hazard):
             row.add([self._stop], [math.log(hazard)], version)
+            if row.request.controls.ignore_eos:  # it goes on, to another end
+                text.ends_at = self._lengths.draw(row.uniforms.at(-row.length), beyond=n)
         else:
-            token = self._tokens[(rank + reading.turn(len(self._tokens))) % len(self._tokens)]
-            row.add([token], [math.log1p(-hazard) + text.ranks.logps[rank]], version)
+            turn = reading.turn(len(self._tokens))
+            rank = self._filtered_rank(row, turn) if row.is_filtered else text.ranks.at(row.uniforms.at(row.length))
+            token = self._tokens[(rank + turn) % len(self._tokens)]
+            row.add([token], [math.log1p(-min(hazard, ALMOST)) + text.ranks.logps[rank]], version)
         self._n_tokens += 1
 
     def _ends(self, text: Text, n: int, hazard: float) -> bool:
-        """At temperature 0 when nothing is likelier."""
+        """At temperature 0 when nothing is likelier; never before min_new_tokens."""
+        if n <= text.row.request.controls.min_new_tokens:
+            return False
         if not text.row.request.temperature:
             return hazard > (1.0 - hazard) * math.exp(text.ranks.logps[0])
         return n == text.ends_at
+
+    def _filtered_rank(self, row: Sequence, turn: int) -> int:
+        """The rank of a token that is drawn under sampling controls, as the builtin engine draws it."""
+        import torch  # only where it is asked for
+
+        from actors.engines.builtin.filters import filtered
+        from actors.engines.builtin.sampler import invert
+
+        n = len(self._tokens)
+        logits_V = torch.full((self._shape.vocabulary,), -torch.inf)
+        ranks_n = (torch.arange(n) - turn) % n
+        logits_V[torch.tensor(self._tokens)] = -torch.log1p(ranks_n.float())
+        uniform = torch.tensor([row.uniforms.at(row.length)], dtype=torch.float64)
+        token = int(invert(filtered(logits_V[None], [filtered_row(row)]), uniform))
+        return int(ranks_n[self._tokens.index(token)])
 
     def _collect(self) -> list[Completion]:
         """Take out the samples that ended."""
         ended = []
         for key, text in list(self._texts.items()):
-            row = text.row
-            if row.last == self._stop or len(row.sampled) >= row.request.max_new_tokens:
+            if (finish := text.row.ended()) is not None:
                 del self._texts[key]
-                ended.append(row.completion(Finish.STOP if row.last == self._stop else Finish.LENGTH))
+                ended.append(text.row.completion(finish))
         return ended
 
 

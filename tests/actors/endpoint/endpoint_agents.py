@@ -93,6 +93,8 @@ def stranger(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
         "no length": post(base_url, api_key, b"", **{"Content-Length": "many"}),
         "temperature": post(base_url, api_key, {**hello, "temperature": 0.2}),
         "top_p": post(base_url, api_key, {**hello, "top_p": 0.2}),
+        "least": post(base_url, api_key, {**hello, "min_tokens": 1000}),
+        "min_p": post(base_url, api_key, {**hello, "min_p": 3}),
         "tools": post(base_url, api_key, {**hello, "tools": [{"type": "function", "function": {"name": "f"}}]}),
         "over the model": post(base_url, api_key, {"messages": [user("x" * 1000)]}),
         "well": post(base_url, api_key, hello),

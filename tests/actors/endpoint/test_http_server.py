@@ -58,7 +58,9 @@ class Stage:
         write_scratch_folder(folder / "model", SCRATCH)
         self.tokenizer = load_tokenizer(str(folder / "model"))
         model = self.model(0)
-        self.engine = BuiltinEngine(model, stop_ids=stop_ids(model, self.tokenizer), n_slots=4, version=0)
+        self.engine = BuiltinEngine(
+            model, stop_ids=stop_ids(model, self.tokenizer), n_slots=4, tokenizer=self.tokenizer, version=0
+        )
         self._news = threading.Event()
         self.workflow = load_workflow(self.config, wake=self._news.set)
         self.journal = Journal(folder / "journal", role="generator", index=0, incarnation=0)
@@ -218,6 +220,8 @@ def test_strangers_and_nonsense_are_refused_and_change_nothing(stage: Callable[.
         "no length": 411,
         "temperature": 400,
         "top_p": 400,
+        "least": 400,
+        "min_p": 400,
         "tools": 400,
         "over the model": 400,
         "well": 200,
@@ -225,9 +229,28 @@ def test_strangers_and_nonsense_are_refused_and_change_nothing(stage: Callable[.
     }
     assert said["models"][1]["data"][0]["id"] == "scratch"
     assert "leave temperature out" in said["temperature"][1]["error"]["message"]
+    assert "min_tokens must not exceed" in said["least"][1]["error"]["message"]
+    assert "min_p is from 0 to 1" in said["min_p"][1]["error"]["message"]
     assert said["over the model"][1]["error"]["code"] == "context_length_exceeded"
     assert "messages[1] is missing" in said["again"][1]["error"]["message"]
     assert t.segments == [[len("user>hello>assistant>"), len(t.logps) // 4]]
+
+
+def test_an_agent_may_change_how_a_call_is_sampled_and_gets_the_text_before_a_stop_string(
+    stage: Callable[..., Stage],
+) -> None:
+    s = stage("once")
+    of = s.tokenizer.convert_tokens_to_ids
+    only_ab = {str(of(letter)): 100 if letter in "ab" else -100 for letter in "abcdefghijklmnopqrstuvwxyz >"}
+    s.begin(fields={"logit_bias": only_ab, "stop": ["ba"], "min_tokens": 2})
+    t = s.trajectory()
+    found = returned(t)
+    assert found["status"] == 200
+    answer = found["answer"]["choices"][0]
+    assert (t.finish, answer["finish_reason"]) == ("stop", "stop")
+    assert set(t.text) <= {"a", "b"}
+    assert t.text == answer["message"]["content"] + "ba"  # the trajectory has all tokens
+    assert min(np.frombuffer(t.logps, "<f4")) < -1.0  # the model's own: the bias would have made two tokens likely
 
 
 def test_a_key_is_of_no_use_when_its_conversation_has_ended(stage: Callable[..., Stage]) -> None:

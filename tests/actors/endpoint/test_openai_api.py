@@ -51,14 +51,31 @@ def test_a_call_says_what_is_to_be_sampled() -> None:
     assert call(stop=None, seed=None, tools=[]).tools == ()
 
 
+def test_a_call_may_set_what_changes_its_sampling() -> None:
+    assert call(stop=None, logit_bias={}).controls == {"logit_bias": ()}
+    fields = {"stop": "x", "top_k": -1, "min_tokens": 3, "stop_token_ids": [4], "ignore_eos": True, "min_p": 0.1}
+    read = call(**fields, logit_bias={"7": -2}, presence_penalty=1, chat_template_kwargs={"enable_thinking": False})
+    assert read.controls == {
+        "stop": ("x",), "top_k": 0, "min_new_tokens": 3, "stop_token_ids": (4,), "ignore_eos": True, "min_p": 0.1,
+        "logit_bias": ((7, -2.0),), "presence_penalty": 1.0,
+    }  # fmt: skip
+    assert read.template_arguments == {"enable_thinking": False}
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
         ({"n": 2}, "n = 2 is not supported"),
-        ({"stop": ["x"]}, "stop"),
+        ({"stop": ["x", ""]}, "none of them empty"),
+        ({"stop": 3}, "stop must be a text"),
+        ({"stop_token_ids": [1.5]}, "whole number"),
+        ({"top_k": -2}, "at least -1"),
+        ({"ignore_eos": "yes"}, "true or false"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "arguments of the template"),
         ({"seed": 5}, "seed = 5"),
-        ({"logit_bias": {"4": -100}}, "logit_bias"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logit_bias": {"x": -100}}, "logit_bias must be an object"),
+        ({"logit_bias": {"4": "much"}}, "4 must be a number"),
+        ({"presence_penalty": True}, "presence_penalty must be a number"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from actors.engines.protocol import Request
+from actors.engines.protocol import PLAIN, Request, SamplingControls
+from actors.models.loading import load_tokenizer
 from areal_bus.errors import EngineError
 from tests.servers.engines import (
     EOS,
@@ -26,6 +27,7 @@ from tests.servers.engines import (
     distributions,
     model,
     model_folder,
+    raw_logits,
     weights,
     worst,
 )
@@ -39,6 +41,11 @@ class Rig:
     def __init__(self, engines: Builtin | Simulated | Servers, models: dict[int, Any], **abilities: bool) -> None:
         self._engines, self.models, self._abilities = engines, models, abilities
         self.is_server = engines.is_server
+        self.refuses_changed_logits = isinstance(engines, Servers) and engines.kind == "sglang"
+        self._tokenizer = load_tokenizer(str(engines.folder))
+
+    def text(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids))
 
     def open(
         self, on_update: str = "recompute", *, stops: bool = False, **settings: float
@@ -108,7 +115,8 @@ def ask(uid: int, *, sample: int = 0, n: int = 64, ids: list[int] | None = None,
     given = {"temperature": 1.0, "top_p": 1.0, "turn": 0, **more}
     key = ("", uid, 0, sample, given["turn"])
     prompt = [5 + uid % 20, 6, 7] if ids is None else ids
-    return Request(key, prompt, (7, uid, sample), n, given["temperature"], given["top_p"])
+    controls = given.get("controls", PLAIN)
+    return Request(key, prompt, (7, uid, sample), n, given["temperature"], given["top_p"], controls=controls)
 
 
 def mixed(n: int) -> list[Request]:
@@ -320,6 +328,97 @@ def test_a_nucleus_bounds_the_tokens_and_not_their_log_probs(rig: Rig) -> None:
         assert float(likelier.max()) < 0.3 + 1e-3
 
 
+def controlled(rig: Rig, controls: SamplingControls, *, n: int = 40, version: int = 0, **more: Any) -> list[Any]:
+    """(request, completion) of eight samples; all log-probs are the model's own, whatever changes what is drawn.
+
+    The updates in between show that the log-probs and the controls outlive them.
+    """
+    requests = [ask(uid, sample=s, n=n, controls=controls, **more) for uid in range(4) for s in range(2)]
+    with rig.open(stops=version == STOPS, **({"top_p": 0.3} if controls.changes_sampling else {})) as running:
+        rig.update(running, version)
+        for request in requests:
+            running.engine.submit(request)
+        if version != STOPS:
+            running.tokens(8)
+            rig.update(running, 1)
+        ended = running.all()
+    assert len(ended) == len(requests)
+    assert max(worst(request, ended[request.key], rig.models) for request in requests) < EXACT
+    return [(request, ended[request.key]) for request in requests]
+
+
+def logits_of(rig: Rig, request: Request, completion: Any) -> torch.Tensor:
+    """(n, V), each row of the version stamped on its token."""
+    stamped = [version for version, n in completion.spans for _ in range(n)]
+    of = {v: raw_logits(rig.models[v], list(request.ids), completion.ids) for v in set(stamped)}
+    return torch.stack([of[version][at] for at, version in enumerate(stamped)])
+
+
+def test_top_k_and_min_p_bound_the_tokens_and_not_their_log_probs(rig: Rig) -> None:
+    for request, completion in controlled(rig, SamplingControls(top_k=3), n=24):
+        logits = logits_of(rig, request, completion)
+        chosen = logits.gather(-1, torch.tensor(completion.ids)[:, None])
+        assert int((logits > chosen + 1e-3).sum(-1).max()) < 3
+    for request, completion in controlled(rig, SamplingControls(min_p=0.2), n=24):
+        p = torch.softmax(logits_of(rig, request, completion), -1)
+        chosen = p.gather(-1, torch.tensor(completion.ids)[:, None])[:, 0]
+        assert bool((chosen >= 0.2 * p.amax(-1) - 1e-4).all())
+
+
+def test_penalties_and_bias_decide_the_greedy_token_and_not_its_log_prob(rig: Rig) -> None:
+    controls = SamplingControls(
+        repetition_penalty=1.4, presence_penalty=0.7, frequency_penalty=0.9, logit_bias=((9, 2.5), (11, -100.0))
+    )
+    if rig.refuses_changed_logits:
+        with rig.open() as running, pytest.raises(EngineError, match="log-probs are of logits after penalties"):
+            running.engine.submit(ask(0, controls=controls))
+        return
+    for request, completion in controlled(rig, controls, temperature=0.0):
+        logits = logits_of(rig, request, completion)
+        for at, token in enumerate(completion.ids):
+            row, before = logits[at], completion.ids[:at]
+            row[9] += 2.5
+            row[11] -= 100.0
+            for seen in {*request.ids, *before}:
+                row[seen] = row[seen] / 1.4 if row[seen] > 0 else row[seen] * 1.4
+                row[seen] -= 0.9 * before.count(seen) + 0.7 * (seen in before)
+            assert float(row.max() - row[token]) < 1e-3
+
+
+def test_no_text_ends_before_its_least_length(rig: Rig) -> None:
+    if rig.refuses_changed_logits:
+        pytest.skip("this server's log-probs are of logits without the stop tokens")
+    ended = controlled(rig, SamplingControls(min_new_tokens=17), n=60, version=STOPS)
+    lengths = [len(completion.ids) for _, completion in ended]
+    assert min(lengths) > 17
+    assert {completion.finish for _, completion in ended} >= {"stop"}
+
+
+def test_stop_token_ids_end_a_text_and_ignore_eos_goes_on(rig: Rig) -> None:
+    stops = (7, 8, 9, 10, 12)
+    for _, completion in controlled(rig, SamplingControls(stop_token_ids=stops), n=120):
+        assert not set(completion.ids[:-1]) & {*stops, EOS}
+        assert (completion.ids[-1] in stops) == (completion.finish == "stop")
+    ended = controlled(rig, SamplingControls(ignore_eos=True), n=60, version=STOPS)
+    assert {len(completion.ids) for _, completion in ended} == {60}
+    assert any(EOS in completion.ids for _, completion in ended)
+    for _, completion in controlled(rig, SamplingControls(ignore_eos=True, stop_token_ids=stops), n=60, version=STOPS):
+        assert not set(completion.ids[:-1]) & set(stops)
+        assert (completion.ids[-1] in stops) == (completion.finish == "stop")
+
+
+def test_the_token_that_completes_a_stop_string_is_the_last_one(rig: Rig) -> None:
+    stops = tuple(f"{a}{b}" for a in "ghijlm" for b in "abcdefghijklm")
+    controls, finishes = SamplingControls(stop=stops), set()
+    for _, completion in controlled(rig, controls, n=120):
+        text = rig.text(completion.ids)
+        if completion.finish == "stop" and completion.ids[-1] != EOS:
+            assert text.endswith(stops)
+        assert not any(stop in rig.text(completion.ids[:-1]) for stop in stops)
+        finishes.add(completion.finish)
+    assert "stop" in finishes
+
+
 @pytest.mark.parametrize("on_update", ["recompute", "keep", "drain"])
 def test_a_new_request_uses_no_prefix_of_older_weights(rig: Rig, on_update: str) -> None:
     prompt = list(range(3, 31)) * 3
@@ -409,6 +508,16 @@ IMPOSSIBLE = [
     (ask(0, n=POSITIONS), "the model holds"),
     (ask(0, ids=[31]), "token ids are below"),
     (ask(0, ids=[-1]), "token ids are below"),
+    (ask(0, controls=SamplingControls(top_k=-1)), "top_k"),
+    (ask(0, controls=SamplingControls(min_p=1.5)), "min_p"),
+    (ask(0, n=5, controls=SamplingControls(min_new_tokens=6)), "at most the budget"),
+    (ask(0, controls=SamplingControls(repetition_penalty=0.0)), "repetition_penalty"),
+    (ask(0, controls=SamplingControls(presence_penalty=float("nan"))), "presence_penalty is a number"),
+    (ask(0, controls=SamplingControls(frequency_penalty=2.5)), "from -2 to 2"),
+    (ask(0, controls=SamplingControls(stop=("",))), "at least one character"),
+    (ask(0, controls=SamplingControls(stop_token_ids=(31,))), "stop token ids are below"),
+    (ask(0, controls=SamplingControls(logit_bias=((31, 1.0),))), "logit_bias are below"),
+    (ask(0, controls=SamplingControls(logit_bias=((3, 101.0),))), "from -100 to 100"),
 ]
 
 

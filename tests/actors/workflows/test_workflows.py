@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from actors.data.loading import complete_row
+from actors.endpoint.conversation import Conversation
 from actors.engines.protocol import Completion
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
@@ -75,6 +76,20 @@ def test_the_chat_template_wraps_the_prompt_with_the_system_message_asked_for(to
     assert chat(HI, None, tokenizer) == "<s>system\nYou are helpful</s>\n" + user
     assert chat(HI, "be brief", tokenizer) == "<s>system\nbe brief</s>\n" + user
     assert chat(HI, "", tokenizer) == user
+
+
+def test_arguments_reach_the_chat_template_of_prompts_and_of_conversations(tokenizer: Any) -> None:
+    tokenizer.chat_template = (  # as Qwen3's: without thinking the answer begins after an empty thought
+        "{% for m in messages %}{{ m['role'] + '>' + m['content'] }}{% endfor %}"
+        "{{ 'a>' }}{% if enable_thinking is defined and enable_thinking is false %}{{ 'none>' }}{% endif %}"
+    )
+    data = config(chat_template=True, chat_template_kwargs={"enable_thinking": False}).data
+    assert full_text(asked("hi"), data, tokenizer) == "user>hia>none>"
+    assert full_text(asked("hi"), data.model_copy(update={"system": ""}), tokenizer) == "user>hia>none>"
+    assert full_text(asked("hi"), config(chat_template=True).data, tokenizer) == "user>hia>"
+    conversation = Conversation(tokenizer, arguments=data.chat_template_kwargs)
+    assert tokenizer.decode(conversation.extend(HI, [])) == "user>hia>none>"
+    assert tokenizer.decode(conversation.extend(HI, [], {"enable_thinking": True})) == "user>hia>"
 
 
 def test_no_system_message_keeps_the_begin_token_and_templates_that_have_none(tokenizer: Any) -> None:

@@ -282,6 +282,39 @@ def test_names_of_other_systems_lead_to_keys_that_there_are_and_are_none_themsel
     assert set(theirs) & {key.rpartition(".")[2] for key in ours} == set()
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["gconfig.temperature=0"], "greedy samples of one prompt are all the same"),
+        (["gconfig.min_new_tokens=9", "gconfig.max_new_tokens=8"], "must not exceed gconfig.max_new_tokens (8)"),
+        (['gconfig.stop=["a", ""]'], "at least one character"),
+        (["gconfig.stop_token_ids=[3, -1]"], "token ids of gconfig are 0 or more: [-1]"),
+        (['gconfig.logit_bias={ "7" = 101 }'], "from -100 to 100: that of token [7]"),
+        (['gconfig.logit_bias={ "x" = 1 }'], "gconfig.logit_bias"),
+        (["gconfig.min_p=1.5"], "gconfig.min_p must be a number, at least 0 and at most 1"),
+        (['rollout.engine="sglang"', "gconfig.presence_penalty=0.5"], "SGLang's log-probs are of logits after"),
+        (['rollout.engine="vllm"', "gconfig.top_k=20", "gconfig.temperature=0.6"], "at temperature 1 only"),
+        (
+            ["data.chat_template=false", "data.chat_template_kwargs={ enable_thinking = false }"],
+            "set data.chat_template = true",
+        ),
+        (["data.chat_template_kwargs={ tokenize = true }"], "may not set ['tokenize']"),
+    ],
+)
+def test_contradictory_generation_settings_are_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:
+    assert sentence in refusal(write(tmp_path, SMALL), *changes)
+
+
+def test_generation_settings_become_controls_and_print_as_toml(tmp_path: Path) -> None:
+    file = write(tmp_path, SMALL + '\n[gconfig.logit_bias]\n"9" = -2.5\n3 = 1\n')
+    config = load(file, ['gconfig.stop=["\\n\\n"]', "gconfig.top_k=20"], {})
+    assert config.gconfig.controls()["logit_bias"] == ((3, 1.0), (9, -2.5))
+    assert config.gconfig.controls()["stop"] == ("\n\n",)
+    printed = write(tmp_path, as_toml(config), "again.toml")
+    assert load(printed, [], {}) == config
+    assert Config.model_validate_json(config.model_dump_json()) == config
+
+
 def test_an_evaluation_may_be_greedy() -> None:
     """Temperature 0 was refused though every engine has it."""
     assert Config.model_validate({"evaluate": {"temperature": 0}}).evaluate.temperature == 0.0

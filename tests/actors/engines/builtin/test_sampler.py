@@ -1,11 +1,19 @@
 """Sampling: uniforms by position, and the inverse of the distribution."""
 
+import math
+from collections import Counter
+
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from actors.engines.builtin.filters import filtered, nucleus
 from actors.engines.builtin.prefill import plan
-from actors.engines.builtin.sampler import invert, nucleus, sample
+from actors.engines.builtin.sampler import invert, sample
+from actors.engines.builtin.sequence import FilteredRow
 from actors.engines.builtin.uniforms import Uniforms
+from actors.engines.protocol import SamplingControls
 
 
 def draw(
@@ -101,3 +109,73 @@ def test_a_token_is_where_the_running_sum_passes_the_uniform() -> None:
         target, share, upto = uniform[:, None] * cdf[:, -1:], weight.gather(-1, token), cdf.gather(-1, token)
         assert (share > 0).all()
         assert ((upto - share - 1e-6 <= target) & (target <= upto + 1e-6)).all()
+
+
+def reference(logits: list[float], row: FilteredRow) -> list[float]:
+    """Probabilities under sampling controls by vLLM's definitions, token by token in plain Python."""
+    c, out = row.controls, Counter(row.sampled)
+    adjusted = list(logits)
+    for token, bias in c.logit_bias:
+        adjusted[token] += bias
+    for token in range(len(logits)):
+        if token in row.stops and len(row.sampled) < c.min_new_tokens:
+            adjusted[token] = -math.inf
+        if token in row.prompt or token in out:
+            rate = c.repetition_penalty
+            adjusted[token] = adjusted[token] / rate if adjusted[token] > 0 else adjusted[token] * rate
+        adjusted[token] -= c.frequency_penalty * out[token] + c.presence_penalty * (out[token] > 0)
+    if not row.temperature:
+        return [float(token == adjusted.index(max(adjusted))) for token in range(len(logits))]
+    weight = [math.exp((x - max(adjusted)) / row.temperature) for x in adjusted]
+    kept = [w if w >= c.min_p * max(weight) else 0.0 for w in weight]
+    last = sorted(kept, reverse=True)[min(c.top_k or len(kept), len(kept)) - 1]
+    kept = [w if w >= last else 0.0 for w in kept]
+    total, before = sum(kept), 0.0
+    for token in sorted(range(len(kept)), key=lambda token: -kept[token]):
+        share = kept[token] / total
+        kept[token] = share if before < row.top_p - 1e-9 else 0.0
+        before += share
+    return [w / sum(kept) for w in kept]
+
+
+@given(
+    st.lists(st.integers(-60, 60), min_size=8, max_size=8, unique=True),
+    st.builds(
+        SamplingControls,
+        top_k=st.integers(0, 9),
+        min_p=st.sampled_from([0.0, 0.013, 0.2, 1.0]),
+        min_new_tokens=st.integers(0, 4),
+        repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+        presence_penalty=st.sampled_from([0.0, 0.51, -0.33]),
+        frequency_penalty=st.sampled_from([0.0, 0.27, -0.41]),
+        logit_bias=st.sampled_from([(), ((3, 2.17), (5, -100.0))]),
+    ),
+    st.sampled_from([0.0, 0.6, 1.0, 1.7]),
+    st.sampled_from([1.0, 0.83, 0.31]),
+    st.lists(st.integers(0, 7), max_size=5),
+    st.lists(st.integers(0, 7), max_size=5),
+)
+@settings(deadline=None, max_examples=150)
+def test_tokens_are_drawn_from_the_reference_distribution_and_log_probs_are_the_models(
+    tenths: list[int], controls: SamplingControls, heat: float, top_p: float, prompt: list[int], sampled: list[int]
+) -> None:
+    logits = [x / 10 + i / 1000 for i, x in enumerate(tenths)]
+    row = FilteredRow(controls, heat, top_p, prompt, sampled, frozenset({0, 2}))
+    expected = torch.tensor(reference(logits, row))
+    given_logits = torch.tensor([logits, logits])
+    found = filtered(given_logits[:1], [row])[0]
+    assert ((found > 0) == (expected > 0)).all()  # exactly these tokens can be drawn
+    assert (found / found.sum() - expected).abs().max() < 1e-5
+    tokens, logps = sample(
+        given_logits, temperatures=[heat, 1.0], top_ps=[top_p, 1.0], uniforms=[0.37, 0.37], filters={0: row}
+    )
+    plain = torch.log_softmax(given_logits[0] / (heat or 1.0), -1)
+    assert expected[tokens[0]] > 0
+    assert abs(logps[0] - plain[tokens[0]].item()) < 1e-5
+    alone = sample(given_logits[1:], temperatures=[1.0], top_ps=[1.0], uniforms=[0.37])
+    assert ([tokens[1]], [logps[1]]) == alone  # a row without controls is drawn as ever
+
+
+def test_top_k_keeps_all_tokens_that_equal_the_last_one() -> None:
+    row = FilteredRow(SamplingControls(top_k=2), 1.0, 1.0, [], [], frozenset())
+    assert (filtered(torch.tensor([[1.0, 3.0, 2.0, 2.0]]), [row])[0] > 0).tolist() == [False, True, True, True]

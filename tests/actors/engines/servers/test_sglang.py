@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from actors.engines.protocol import Request
+from actors.engines.protocol import Request, SamplingControls
 from actors.engines.servers.connect import open_engine
 from actors.engines.servers.engine import SENT_AGAIN, ServerEngine
 from actors.engines.servers.model_spec import shape_of
@@ -627,3 +628,46 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], why: s
     base = {"model": {"path": "m"}, "data": {"task": "sums"}, "rollout": {"engine": "sglang"}}
     with pytest.raises(ConfigError, match=why):
         check(Config.model_validate(base | changes))
+
+
+# generation settings
+
+
+def test_controls_go_to_the_server_under_its_names(folder: Path) -> None:
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.allow(8)
+        run.engine.submit(replace(ask(), controls=SamplingControls(top_k=5, min_p=0.1, stop_token_ids=(30,))))
+        run.all()
+        (body,) = (body for body in fake.called("/generate") if "rid" in body)
+        said = body["sampling_params"]
+        assert (said["top_k"], said["min_p"], said["stop_token_ids"]) == (5, 0.1, [1, 30])
+        assert "ignore_eos" not in said
+
+
+def test_with_ignore_eos_the_server_ends_at_no_token_so_the_engine_does(folder: Path) -> None:
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 3)
+        run.engine.submit(replace(ask(n=30), controls=SamplingControls(ignore_eos=True, stop_token_ids=(8,))))
+        fake.allow(6)
+        (completion,) = run.all().values()
+        (body,) = (body for body in fake.called("/generate") if "rid" in body)
+    assert body["sampling_params"]["ignore_eos"] is True
+    assert (completion.ids, completion.finish, completion.spans) == ([5, 6, 7, 8], "stop", [[3, 4]])
+
+
+@pytest.mark.parametrize(
+    "controls",
+    [
+        SamplingControls(repetition_penalty=1.1),
+        SamplingControls(presence_penalty=0.1),
+        SamplingControls(frequency_penalty=0.1),
+        SamplingControls(logit_bias=((3, 1.0),)),
+        SamplingControls(min_new_tokens=2),
+    ],
+)
+def test_what_would_change_its_log_probs_is_refused(folder: Path, controls: SamplingControls) -> None:
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        with pytest.raises(EngineError, match="log-probs are of logits after penalties"):
+            run.engine.submit(replace(ask(), controls=controls))

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from actors.engines.protocol import Request
+from actors.engines.protocol import Done, Request, SamplingControls
 from actors.engines.servers import weight_files as handover
 from actors.engines.servers.connect import open_engine
 from actors.engines.servers.engine import ServerEngine
 from actors.engines.servers.http_client import HttpClient
+from actors.engines.servers.protocol import PieceUpdate
+from actors.engines.servers.request import begun
 from actors.engines.servers.server_process import installed
 from actors.engines.servers.vllm import command, environment
 from actors.engines.servers.vllm_probe import probe
@@ -448,3 +451,100 @@ def test_a_package_is_found_under_any_of_its_names() -> None:
     assert installed(sys.executable, "no-such-package", "pytest") == pytest.__version__
     with pytest.raises(ConfigError, match="needs no-such-package"):
         installed(sys.executable, "no-such-package", "nor-this")
+
+
+# generation settings
+
+
+CONTROLS = SamplingControls(
+    top_k=5,
+    min_p=0.1,
+    min_new_tokens=3,
+    repetition_penalty=1.2,
+    presence_penalty=0.5,
+    frequency_penalty=0.25,
+    logit_bias=((7, -1.5),),
+    stop_token_ids=(9,),
+    ignore_eos=True,
+)
+
+
+def raw(fake: SpeaksVLLM) -> None:
+    fake.model["logprobs_mode"] = "raw_logprobs"
+
+
+def test_controls_go_to_the_server_under_its_names_and_need_raw_log_probs(folder: Path) -> None:
+    request = replace(ask(), controls=CONTROLS)
+    with speaking(raw) as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.allow(8)
+        run.engine.submit(request)
+        run.all()
+        (body,) = fake.called("/generate")
+        said = body["sampling_params"]
+        assert (said["top_k"], said["min_p"], said["min_tokens"], said["logit_bias"]) == (5, 0.1, 3, {"7": -1.5})
+        assert (said["repetition_penalty"], said["presence_penalty"], said["frequency_penalty"]) == (1.2, 0.5, 0.25)
+        assert (said["stop_token_ids"], said["ignore_eos"]) == ([9], True)
+    with speaking() as fake, running(folder, fake) as run:
+        for controls in (SamplingControls(top_k=5), SamplingControls(logit_bias=((7, 1.0),))):
+            with pytest.raises(EngineError, match="processed log-probs are of what"):
+                run.engine.submit(replace(ask(), controls=controls))
+        run.engine.submit(replace(ask(temperature=0.0), controls=SamplingControls(top_k=5)))
+    with speaking() as fake, pytest.raises(ConfigError, match="processed log-probs are of what"):
+        attach(folder, fake, gconfig={"min_p": 0.1})
+
+
+def test_the_rest_of_a_sample_is_asked_for_with_what_is_left_of_its_least_length(folder: Path) -> None:
+    done = Done([5, 6], [-0.1, -0.2], [[0, 2]])
+    least = SamplingControls(min_new_tokens=3)
+    with speaking(raw) as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.allow(8)
+        run.engine.submit(replace(ask(), controls=least, done=done))
+        run.engine.submit(replace(ask(1), controls=replace(least, presence_penalty=1.0), done=done))
+        ended = run.all()
+        rest, anew = sorted(fake.called("/generate"), key=lambda body: -len(body["input_ids"]))
+    assert (rest["input_ids"], rest["sampling_params"]["min_tokens"]) == ([3, 4, 5, 6], 1)
+    assert (anew["input_ids"], anew["sampling_params"]["min_tokens"]) == ([3, 4], 3)  # it counts the completion's
+    assert [len(completion.ids) for completion in ended.values()] == [8, 8]
+
+
+def test_a_stop_string_cuts_a_sample_that_the_server_went_on_with(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    with speaking() as fake, running(folder, fake) as run:
+        n_before = len(fake.called("/abort_requests"))
+        update(run.engine, 3)
+        text = tokenizer.decode([(3 + i) % V for i in range(2, 12)])  # by the rule of the server
+        request = replace(ask(n=40), controls=SamplingControls(stop=(text[5:7], text[8:9])))
+        run.engine.submit(request)
+        fake.allow(4)
+        run.tokens(4)
+        update(run.engine, 3, term=1)
+        fake.allow(10)
+        at_once = replace(request, key=ask(1).key)
+        run.engine.submit(at_once)
+        run.until(lambda: at_once.key in run.ended)
+        assert run.engine.n_live == 1  # its versions are known only at the end of what the server has of it
+        fake.allow(40)
+        ended = run.all()
+        with fake.changed:  # nobody waits for the answer to an abort
+            assert fake.changed.wait_for(lambda: len(fake.called("/abort_requests")) == n_before + 1, 60)
+    for completion in ended.values():
+        assert tokenizer.decode(completion.ids) == text[:7]
+        assert (completion.finish, completion.spans, len(completion.logps)) == ("stop", [[3, 7]], 7)
+
+
+def test_a_sample_that_has_ended_here_is_told_to_others_without_its_end(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    sample = begun(
+        replace(ask(n=40), controls=SamplingControls(stop=(tokenizer.decode([7, 8]),))),
+        stop_ids=frozenset({1}),
+        tokenizer=tokenizer,
+    )
+    sample.piece("a", 2)
+    sample.hear(PieceUpdate([6, 7, 8, 9], [-1.0] * 4))
+    assert sample.find_end()
+    assert sample.done() == Done([6, 7], [-1.0, -1.0], [[2, 2]])  # so that another engine finds it
+    sample.settle([[2, 1], [5, 3]])
+    sample.cut()
+    assert (sample.ids, sample.spans) == ([6, 7, 8], [[2, 1], [5, 2]])
