@@ -19,7 +19,7 @@ from tools.sweep import __main__ as sweep
 from tools.sweep import border
 from tools.sweep.comparison import paired, summaries
 from tools.sweep.plan import jobs_of, read_sweep
-from tools.sweep.results import Result, area
+from tools.sweep.results import Result, ResultFile, area
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "configs" / "sweeps" / "lag-base.toml"
@@ -193,6 +193,28 @@ def test_a_cell_is_compared_with_the_baseline_of_its_other_axes() -> None:
     assert found[1].against is not None
     assert found[1].against.mean == -0.25
     assert found[2].against is None  # its baseline has not run
+
+
+@pytest.mark.slow
+def test_a_ring_is_a_job_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "\n".join(f'"{key}" = {value}' for key, value in SMALL.items() if "steps" not in key)
+    (tmp_path / "base.toml").write_text(BASE.read_text())
+    (tmp_path / "sweep.toml").write_text(f"""config = "base.toml"
+seeds = 1
+ranks = 3
+[set]
+{small}
+"run.total_train_steps" = 3
+"learner.warmup.steps" = 2
+"rollout.exact_lag" = []
+[grid]
+"rollout.max_head_offpolicyness" = [1]
+""")
+    assert sweep.main([str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "out"), "--keep"]) == 0
+    assert "[1/1] max_head_offpolicyness-1.seed-1-" in capsys.readouterr().out
+    (result,) = ResultFile(tmp_path / "out" / "results.jsonl").read().values()
+    assert (result.n_updates, result.error) == (3, "")
+    assert result.score is not None
 
 
 def test_the_area_is_the_mean_over_versions() -> None:

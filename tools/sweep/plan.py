@@ -67,9 +67,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
-        of = ",".join(f"{axis.rpartition('.')[2]}={value}" for axis, value in self.cell.items())
-        text = re.sub(r"[^A-Za-z0-9._=,-]+", "_", f"{of},seed={self.seed}".lstrip(","))
+        """Name of its folder, as run.name allows it."""
+        of = [f"{axis.rpartition('.')[2]}-{value}" for axis, value in [*self.cell.items(), ("seed", self.seed)]]
+        text = re.sub(r"[^A-Za-z0-9._-]+", "-", ".".join(of))
         return f"{text[:MAX_NAME]}-{self.digest[:8]}"
 
     @property
