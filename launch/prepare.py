@@ -100,7 +100,7 @@ def check_context_length(config: Config, where: str, n: int, model: str) -> None
 
 def shorten_hint(config: Config) -> str:
     """Advice for prompts that are too long."""
-    return "lower data.largest" if config.data.task else "remove rows of that length"
+    return "lower data.largest" if config.data.is_generated else "remove rows of that length"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 import areal_bus
 from areal_bus.config import loader as settings
+from areal_bus.config import named_tasks
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import run, terminal
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("model", metavar="MODEL_OR_RUN", help="model folder, Hugging Face id, or run (its exported model)")
     p.add_argument("--data", metavar="FILE", help="JSON lines with question and answer (a run: its own problems)")
+    p.add_argument("--task", metavar="NAME", help="a named task (tools.tasks list): its prompt, reward and protocol")
     p.add_argument("--config", metavar="FILE", help="settings to start from: a TOML file, or a run's config.json")
     p.add_argument("--modules", metavar="DIR", help="folder of the module of my:score (as at the run's start)")
     p.add_argument("--reward", metavar="NAME", help="reward function: exact, sums, reverse, math or module:function")
@@ -81,10 +83,12 @@ def child_environment() -> dict[str, str]:
 def make_order(args: argparse.Namespace) -> dict[str, Any]:
     """The input of the subprocess: an Order of actors/offline/evaluate.py. Raises ConfigError."""
     where = find_run(args.model)
-    data = args.data or (str(where.folder / "evaluation" / "problems.jsonl") if where else None)
+    named = named_tasks.NAMED_TASKS.get(args.task or "")
+    own = str(where.folder / "evaluation" / "problems.jsonl") if where else None
+    data = args.data or (named.hub if named else own) or None
     if data is None:
         raise ConfigError("give a file of problems (JSON lines) with --data FILE")
-    if where and args.data is None and not Path(data).is_file():
+    if where and data == own and not Path(data).is_file():
         raise ConfigError(f"give a file of problems with --data FILE: the run has none ({data} is missing)")
     return {
         "model": str(exported_model(where)) if where else args.model,
@@ -144,6 +148,9 @@ def load_config(args: argparse.Namespace, where: run.Run | None) -> Config:
         given.append((origin, key, settings.plain_value(key, raw, origin)))
     for origin, key, value in given:
         settings.put(tree, key, value, origin)
+    if args.task:
+        tree.setdefault("data", {})["task"] = args.task
+    named_tasks.fill(tree)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.data.fields import MESSAGES, MISSING, last_user, lookup, read_messages
+from actors.data.published_rows import READERS, adapt
 from actors.data.tasks import Row, make_problems
 from areal_bus.config.sections import Config, DataConfig
 from areal_bus.errors import ConfigError
@@ -40,7 +41,7 @@ def load_problems(config: Config, config_folder: str | Path) -> list[Row]:
 def rows_with_origins(config: Config, config_folder: str | Path) -> list[RowWithOrigin]:
     """The rows of load_rows with their origins."""
     data = config.data
-    if data.task:
+    if data.is_generated:
         rows = task_with_origins(make_problems(data, seed=config.run.seed).train, f"data.task = {data.task!r}, row")
     else:
         rows = read_with_origins(data.path, data, config_folder, split=data.split)
@@ -52,7 +53,7 @@ def problems_with_origins(config: Config, config_folder: str | Path) -> list[Row
     data = config.data
     if config.evaluate.path:
         rows = read_with_origins(config.evaluate.path, data, config_folder, split="test")
-    elif data.task:
+    elif data.is_generated:
         rows = task_with_origins(
             make_problems(data, seed=config.run.seed).held_out, f"data.task = {data.task!r}, held-out row"
         )
@@ -158,6 +159,8 @@ def complete_row(row: Any, data: DataConfig, where: str) -> Row:
     """
     if not isinstance(row, dict):
         raise ConfigError(f"each line of data must be one JSON object: {where} is a {type(row).__name__}")
+    if data.task in READERS:
+        row = adapt(data.task, row, where)
     question = take_question(row, data.question_key, where)
     answer = take_text(row, data.answer_key, "data.answer_key", where)
     completed = {**row, "question": question, "answer": answer}

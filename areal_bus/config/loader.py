@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
+from areal_bus.config import named_tasks
 from areal_bus.config.sections import Config
 from areal_bus.config.synonyms import by_meaning
 from areal_bus.config.validation import check
@@ -48,6 +49,7 @@ def resolve(
         put(tree, key, plain_value(key, raw, origin), origin)
         source[key] = origin
     drop_removed(tree, source)
+    named_tasks.fill(tree)
     model = tree.get("model", {})
     if isinstance(model, dict) and not model.get("path") and "scratch" not in model and (over := extending(Path(path))):
         raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")

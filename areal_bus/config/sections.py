@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.section import Section
+from areal_bus.config.named_tasks import GENERATED
 from areal_bus.config.trackers import Tracker
 
 
@@ -109,8 +110,9 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    task: Literal["", "sums", "reverse"] = ""
-    """Generated task instead of a file: "sums" (a + b) or "reverse" (reverse the letters)."""
+    task: str = ""
+    """A named task ("gsm8k", "humaneval", ...: docs/tasks.md), which fills in the keys that are not set; or a generated
+    one instead of a file: "sums" (a + b) or "reverse" (reverse the letters)."""
     path: str = ""
     """JSON-lines file (relative to the folder of the config or the working directory) or Hugging Face data set id."""
     split: str = "train"
@@ -123,7 +125,7 @@ class DataConfig(Section):
     """Template of the prompt. {question} and other fields of the row are filled in."""
     chat_template: bool = True
     """Format the prompt as a user message with the tokenizer's chat template."""
-    chat_template_kwargs: dict[str, bool | int | float | str] = {}
+    chat_template_kwargs: dict[str, bool | int | float | str] = Field({})
     """Arguments of the chat template, for example { enable_thinking = false } of Qwen3."""
     system: str | None = None
     """System message; empty string: none; unset: the default of the chat template."""
@@ -146,6 +148,11 @@ class DataConfig(Section):
     """Task "sums": largest summand (from 0). Task "reverse": maximum number of letters (from 3)."""
     held_out: int = Field(20, ge=0)
     """Generated tasks: problems held out for evaluation. Both orders of a sum are held out together."""
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the rows are generated, instead of read."""
+        return self.task in GENERATED
 
 
 class AgentConfig(Section):
@@ -258,7 +265,7 @@ class GenerationConfig(Section):
     """Subtracted from the logits of tokens in the completion; 0: off."""
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     """Subtracted from the logits of tokens in the completion, once for each occurrence; 0: off."""
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[int, float] = Field({})
     """Added to the logits of token ids before sampling: { 50256 = -100 } (never sampled, as good as)."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion. The token that completes one is the last, and the text stays in the completion."""

@@ -39,8 +39,8 @@ def _sources(c: Config) -> list[Rule]:
             bool(c.model.path) and c.model.scratch is not None,
             f"one model only: remove model.path ({c.model.path!r}) or [model.scratch]",
         ),
-        (not c.data.task and not c.data.path, 'data is needed: set data.path, or data.task = "sums"'),
-        (bool(c.data.task and c.data.path), "one data source only: remove data.task or data.path"),
+        (not c.data.is_generated and not c.data.path, missing_data(c.data.task)),
+        (c.data.is_generated and bool(c.data.path), "one data source only: remove data.task or data.path"),
         (
             c.data.chat_template and c.model.scratch is not None and builds_prompts,
             "data.chat_template = true needs a tokenizer that has one, and that of [model.scratch] has none: set "
@@ -57,16 +57,22 @@ def _sources(c: Config) -> list[Rule]:
             "workflow.agent.chat_template",
         ),
         (
-            c.evaluate.is_on and not (c.evaluate.path or c.evaluate.sets or (c.data.task and c.data.held_out)),
+            c.evaluate.is_on and not (c.evaluate.path or c.evaluate.sets or (c.data.is_generated and c.data.held_out)),
             "evaluate.before, evaluate.after and evaluate.every_steps need problems: set evaluate.path or "
             "[[evaluate.sets]] (or data.task with data.held_out)",
         ),
         *_evaluations(c),
         (
-            c.learner.warmup.steps > 0 and not c.data.task,
+            c.learner.warmup.steps > 0 and not c.data.is_generated,
             "learner.warmup needs demonstrations, which only the generated tasks have: set learner.warmup.steps = 0",
         ),
     ]
+
+
+def missing_data(task: str) -> str:
+    if task:
+        return f"data.task = {task!r} has no Hugging Face id here: set data.path to its file"
+    return 'data is needed: set data.path, or data.task = "sums"'
 
 
 def _evaluations(c: Config) -> list[Rule]:
@@ -86,7 +92,7 @@ def _evaluations(c: Config) -> list[Rule]:
         ),
         (
             evaluate.early_stop_patience > 0
-            and not (evaluate.metric_set or evaluate.path or (c.data.task and c.data.held_out)),
+            and not (evaluate.metric_set or evaluate.path or (c.data.is_generated and c.data.held_out)),
             "evaluate.metric needs a set: set evaluate.metric_set to a name in [[evaluate.sets]]",
         ),
         (

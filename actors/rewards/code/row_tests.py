@@ -1,5 +1,6 @@
 """The tests of a row, in the published forms of the data sets."""
 
+import ast
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
+LISTS = ("tests", "official_tests", "input_output", "public_test_cases", "private_test_cases")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ def read_tests(row: Row) -> list[StdinTest] | FunctionTests:
     """Raises ValueError for a row without tests, or with tests that are no JSON or of another form."""
     if "test" in row and "entry_point" in row:
         name, prompt = str(row["entry_point"]), str(row.get("prompt", ""))
-        spec = {"kind": "check", "name": name, "prompt": prompt, "test": str(row["test"])}
+        spec = {"kind": "check", "name": name, "prompt": closed(prompt), "test": str(row["test"])}
         return FunctionTests(spec, 1, prompt, name)
     if "plus_input" in row and "canonical_solution" in row:
         return _reference_tests(row)
@@ -40,7 +42,7 @@ def read_tests(row: Row) -> list[StdinTest] | FunctionTests:
         return FunctionTests(
             {"kind": "asserts", "setup": row.get("test_setup_code") or "", "asserts": asserts}, len(asserts)
         )
-    tests = [test for key in ("tests", "input_output", "public_test_cases", "private_test_cases") if row.get(key)
+    tests = [test for key in LISTS if row.get(key)
              for test in _listed(key, row[key])]  # fmt: skip
     tests += [test for key in ("public_tests", "private_tests", "generated_tests") if row.get(key)
               for test in _pairs(key, row[key])]  # fmt: skip
@@ -50,6 +52,15 @@ def read_tests(row: Row) -> list[StdinTest] | FunctionTests:
             f"public_tests or public_test_cases; it has {', '.join(sorted(row)) or 'nothing'}"
         )
     return _by_kind(tests, row)
+
+
+def closed(prompt: str) -> str:
+    """A prompt of code that may end with the head of a function: with a body, so that it compiles."""
+    try:
+        ast.parse(prompt)
+    except SyntaxError:
+        return f"{prompt.rstrip()}\n    pass\n"
+    return prompt
 
 
 def _reference_tests(row: Row) -> FunctionTests:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from actors.rewards import sandbox
-from actors.rewards.code.row_tests import FunctionTests, StdinTest, read_tests
+from actors.rewards.code.row_tests import FunctionTests, StdinTest, closed, read_tests
 from actors.rewards.protocol import Score
 from actors.rewards.sandbox import SandboxLimits
 from areal_bus.errors import ConfigError
@@ -82,7 +82,7 @@ def program_of(completion: str, tests: FunctionTests) -> str:
     """The code, after the code of the prompt; a completion that does not define the function continues the prompt."""
     code = code_of(completion)
     if not tests.prompt or re.search(rf"^[ \t]*def[ \t]+{re.escape(tests.name)}\b", code, re.MULTILINE):
-        return f"{tests.prompt}\n{code}" if tests.prompt else code
+        return f"{closed(tests.prompt)}\n{code}" if tests.prompt else code
     return tests.prompt + code
 
 

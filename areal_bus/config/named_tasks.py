@@ -1,0 +1,103 @@
+"""Published data sets by name (data.task = "gsm8k"): the settings that a name stands for.
+
+A named task fills in keys that are not set: file or Hugging Face id, prompt, reward, lengths, and the protocol of an
+evaluation. `actors/data/published_rows.py` reads its rows.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from areal_bus.errors import ConfigError
+
+Key = str  # section.key
+MATH_PROMPT = "{question}\nThink step by step, and put the final answer in \\boxed{{}}."
+CODE_PROMPT = "{question}\nAnswer with one Python program in a ```python block."
+STDIN_PROMPT = CODE_PROMPT + " It reads standard input and prints to standard output."
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTask:
+    """A data set in its published form."""
+
+    about: str
+    hub: str  # Hugging Face id ("owner/name:subset"); "": a local file is needed
+    split: str
+    reward: str
+    prompt: str
+    max_new_tokens: int
+    n_samples: int = 1  # of an evaluation, for each problem
+    temperature: float = 0.0  # of an evaluation
+    timeout_s: float = 10.0  # of a score
+
+    def keys(self) -> dict[Key, Any]:
+        """The settings that it stands for."""
+        return {
+            "data.path": self.hub,
+            "data.split": self.split,
+            "data.prompt": self.prompt,
+            "data.max_prompt_tokens": 2048,
+            "reward.function": self.reward,
+            "reward.timeout_s": self.timeout_s,
+            "gconfig.max_new_tokens": self.max_new_tokens,
+            "evaluate.n_samples": self.n_samples,
+            "evaluate.temperature": self.temperature,
+        }
+
+    @property
+    def protocol(self) -> str:
+        """Samples, temperature and metric of an evaluation."""
+        how = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
+        return f"{self.n_samples} x {how}, {'pass@1' if self.n_samples == 1 else f'avg@{self.n_samples}'}"
+
+
+def _math(about: str, hub: str, split: str, n_samples: int, max_new_tokens: int) -> NamedTask:
+    temperature = 0.0 if n_samples == 1 else 0.6
+    return NamedTask(about, hub, split, "math", MATH_PROMPT, max_new_tokens, n_samples, temperature)
+
+
+def _code(about: str, hub: str, split: str, prompt: str, max_new_tokens: int, n_samples: int = 1) -> NamedTask:
+    temperature = 0.0 if n_samples == 1 else 0.2
+    return NamedTask(about, hub, split, "code", prompt, max_new_tokens, n_samples, temperature, timeout_s=30.0)
+
+
+NAMED_TASKS: Mapping[str, NamedTask] = {
+    "gsm8k": _math("grade school word problems", "openai/gsm8k:main", "train", 1, 512),
+    "math500": _math("500 problems of MATH", "HuggingFaceH4/MATH-500", "test", 1, 2048),
+    "aime24": _math("AIME 2024, 30 problems", "HuggingFaceH4/aime_2024", "train", 32, 16384),
+    "aime25": _math("AIME 2025, 30 problems", "math-ai/aime25", "test", 32, 16384),
+    "amc23": _math("AMC 2023, 40 problems", "math-ai/amc23", "test", 32, 16384),
+    "deepscaler": _math("40,000 problems for training", "agentica-org/DeepScaleR-Preview-Dataset", "train", 1, 8192),
+    "humaneval": _code("164 Python functions", "openai/openai_humaneval", "test", CODE_PROMPT, 1024),
+    "mbpp": _code("Python functions, MBPP or MBPP+", "evalplus/mbppplus", "test", CODE_PROMPT, 1024),
+    "livecodebench": _code("contest problems since 2023", "", "test", CODE_PROMPT, 8192, n_samples=10),
+    "codecontests": _code("contest problems (AlphaCode)", "deepmind/code_contests", "train", STDIN_PROMPT, 8192),
+    "codeforces": _code("Codeforces problems", "open-r1/codeforces", "train", STDIN_PROMPT, 8192),
+}
+GENERATED = ("sums", "reverse")
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError for an unknown task, with the nearest name."""
+    names = [*GENERATED, *NAMED_TASKS]
+    if name and name not in names:
+        near = difflib.get_close_matches(name.lower().replace("-", "").replace("_", ""), names, 1, 0.5)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        raise ConfigError(f"data.task must be one of {', '.join(names)}: it is {name!r}{hint}")
+
+
+def fill(tree: dict[str, Any]) -> None:
+    """Set the keys of the tree's named task that are not set. Raises ConfigError for an unknown task."""
+    data = tree.get("data")
+    name = data.get("task") if isinstance(data, dict) else None
+    if not isinstance(name, str):
+        return
+    check_name(name)
+    if name not in NAMED_TASKS:
+        return
+    for key, value in NAMED_TASKS[name].keys().items():
+        section, _, last = key.partition(".")
+        found = tree.setdefault(section, {})
+        if isinstance(found, dict) and not (section == "data" and last == "split" and "path" in found):
+            found.setdefault(last, value)

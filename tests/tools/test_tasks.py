@@ -1,0 +1,153 @@
+"""Named tasks: rows in their published forms, the settings that a name fills in, and the check of a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.data.loading import load_rows
+from actors.offline.check_task import TaskCheckOrder, check_task
+from actors.rewards import sandbox
+from areal_bus.config.loader import load
+from areal_bus.config.named_tasks import NAMED_TASKS
+from areal_bus.errors import ConfigError
+from tools import evaluate, tasks
+
+DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
+needs_bubblewrap = pytest.mark.skipif(
+    sandbox.find_level() != "bubblewrap", reason="bubblewrap is not installed, or namespaces are not allowed here"
+)
+ADD = "print(sum(map(int, input().split())))"
+DOUBLE = "print(2 * int(input()))"
+TESTS = {"input": ["1 2"], "output": ["3"]}
+PUBLISHED: dict[str, list[dict[str, Any]]] = {  # two rows each, with different answers
+    "gsm8k": [{"question": "2 + 2?", "answer": "2 and 2\n#### 4"}, {"question": "Big?", "answer": "so\n#### 1,200"}],
+    "math500": [{"problem": "Half?", "answer": "\\frac{1}{2}"}, {"problem": "Pair?", "answer": "(3,\\pi)"}],
+    "aime24": [{"id": 1, "problem": "?", "answer": "033"}, {"id": 2, "problem": "?", "answer": "204"}],
+    "aime25": [{"problem": "?", "answer": 70}, {"problem": "?", "answer": 588}],
+    "amc23": [{"question": "?", "answer": 27.0}, {"question": "?", "answer": 0.5}],
+    "deepscaler": [{"problem": "?", "answer": "-\\sqrt{3}", "solution": ""}, {"problem": "?", "answer": "x^2+1"}],
+    "humaneval": [
+        {"prompt": f"def {name}(x):\n", "entry_point": name, "canonical_solution": f"    return x + {n}\n",
+         "test": f"def check(candidate):\n    assert candidate(1) == {n + 1}\n"} for name, n in (("f", 1), ("g", 2))
+    ],
+    "mbpp": [
+        {"text": "Add one.", "code": "def f(x):\n    return x + 1", "test_list": ["assert f(1) == 2"]},
+        {"prompt": "Double it.", "entry_point": "g", "canonical_solution": "def g(x):\n    return 2 * x",
+         "assertion": "assert g(1) == 2", "base_input": [[1]], "plus_input": [[3]], "atol": 0},
+    ],
+    "livecodebench": [
+        {"question_content": "Add.", "question_id": "a", "starter_code": "",
+         "public_test_cases": '[{"input": "1 2", "output": "3", "testtype": "stdin"}]'},
+    ],
+    "codecontests": [
+        {"name": "add", "description": "Add.", "public_tests": TESTS,
+         "solutions": {"language": [2, 3], "solution": ["x", ADD]}},
+        {"name": "double", "description": "Double.", "public_tests": {"input": ["4"], "output": ["8"]},
+         "solutions": {"language": [3], "solution": [DOUBLE]}},
+    ],
+    "codeforces": [
+        {"id": "1/A", "description": "Add.", "input_format": "Two numbers",
+         "official_tests": [{"input": "1 2", "output": "3"}]},
+    ],
+}  # fmt: skip
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_every_task_has_rows_here() -> None:
+    assert PUBLISHED.keys() == NAMED_TASKS.keys()
+
+
+@pytest.mark.parametrize("name", NAMED_TASKS)
+def test_gold_answers_are_right_and_those_of_other_rows_wrong(name: str, tmp_path: Path) -> None:
+    rows = PUBLISHED[name]
+    found = check_task(TaskCheckOrder(name, str(write(tmp_path, rows)), None, json=False), lambda n, n_all: None)
+    n_gold = 0 if name in ("livecodebench", "codeforces") else len(rows)
+    assert (found["n"], found["n_gold"], found["gold_right"], found["wrong_right"]) == (len(rows), n_gold, n_gold, 0)
+
+
+def test_a_name_fills_in_what_is_not_set(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[model]\npath = "m"\n[data]\ntask = "aime24"\nprompt = "{question} ?"\n')
+    config = load(file, ["gconfig.max_new_tokens=99"], {})
+    assert (config.data.path, config.data.split) == ("HuggingFaceH4/aime_2024", "train")
+    assert (config.reward.function, config.evaluate.n_samples, config.evaluate.temperature) == ("math", 32, 0.6)
+    assert (config.data.prompt, config.gconfig.max_new_tokens) == ("{question} ?", 99)
+
+
+def test_the_prompt_of_a_row_is_filled(tmp_path: Path) -> None:
+    file = write(tmp_path, PUBLISHED["mbpp"])
+    config = tmp_path / "c.toml"
+    config.write_text(f'[model]\npath = "m"\n[data]\ntask = "mbpp"\npath = "{file}"\n')
+    first, second = load_rows(load(config, (), {}), tmp_path)
+    assert first["question"] == "Add one.\nYour code must pass this test:\nassert f(1) == 2"
+    assert second["question"] == "Double it."
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["data.task=gsm-8k"], "data.task must be one of sums, .*: it is 'gsm-8k'; the nearest is 'gsm8k'"),
+        (["data.task=livecodebench"], "data.task = 'livecodebench' has no Hugging Face id here: set data.path"),
+        (["data.task=sums", "data.path=x.jsonl"], "one data source only"),
+    ],
+)
+def test_a_wrong_task_is_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[model]\npath = "m"\n')
+    with pytest.raises(ConfigError, match=sentence):
+        load(file, changes, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "sentence"),
+    [
+        ("gsm8k", {"question": "?", "answer": "4"}, 'a row of gsm8k .*rows.jsonl:1 has question, answer .*no "####"'),
+        ("math500", {"question": "?"}, "a row of math500 .*none of answer, Answer"),
+        ("mbpp", {"text": "?", "code": ""}, "a row of mbpp .*test_list"),
+        ("humaneval", ["?"], "one JSON object: .*rows.jsonl:1 is a list"),
+    ],
+)
+def test_a_row_of_another_form_is_named(name: str, row: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_task(TaskCheckOrder(name, str(write(tmp_path, [row])), None, json=False), lambda n, n_all: None)
+
+
+def test_the_command_counts_and_names_wrong_gold(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    broken = {"problem": "?", "answer": "4\\text{ or }\\text{not}"}
+    file = write(tmp_path, [*PUBLISHED["math500"], {"problem": "?", "answer": "\\frac12"}, broken])
+    assert tasks.main(["check", "math500", "--data", str(file), "--json"]) == 0
+    out, err = capfd.readouterr()
+    found = json.loads(out)
+    assert (found["n"], found["wrong_right"]) == (4, 0)
+    assert f"gold answers right   {found['gold_right']} of 4" in err
+    assert tasks.main(["list"]) == 0
+    assert all(name in capfd.readouterr().out for name in ["gsm8k"])
+    with pytest.raises(ConfigError, match="the nearest is 'humaneval'"):
+        tasks.main(["check", "human-eval"])
+
+
+def test_evaluate_takes_the_protocol_of_a_task() -> None:
+    order = evaluate.make_order(evaluate.parser().parse_args(["m", "--task", "aime25", "--max-new-tokens", "9"]))
+    assert order["data"] == "math-ai/aime25"
+    config = order["config"]
+    assert (config["evaluate"]["n_samples"], config["gconfig"]["max_new_tokens"]) == (32, 9)
+    assert "\\boxed" in config["data"]["prompt"]
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data holds the published files")
+@pytest.mark.parametrize(
+    ("name", "file", "limit", "n"),
+    [("gsm8k", "gsm8k/test.jsonl", None, 1319), ("math500", "math500/test.jsonl", None, 500),
+     pytest.param("humaneval", "humaneval/HumanEval.jsonl", 12, 12, marks=needs_bubblewrap),
+     pytest.param("mbpp", "mbppplus/test.jsonl", 12, 12, marks=needs_bubblewrap)],
+)  # fmt: skip
+def test_the_published_files_are_scored_right(name: str, file: str, limit: int | None, n: int) -> None:
+    found = check_task(TaskCheckOrder(name, str(DATA / file), limit, json=False), lambda n, n_all: None)
+    assert (found["n"], found["gold_right"], found["wrong_right"]) == (n, n, 0)

@@ -1,0 +1,69 @@
+"""Lists the named tasks, and checks a file of one with the task's own reward before a run is paid for.
+
+`check` scores each gold answer in its usual forms, and another row's answer. It starts `actors/offline/check_task.py`.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from areal_bus.config.named_tasks import GENERATED, NAMED_TASKS, check_name
+from areal_bus.errors import ConfigError
+from tools import terminal
+from tools.evaluate import child_environment
+
+EPILOG = """\
+A task is used by data.task = "NAME" in a config, with data.path for a local file, or by tools.evaluate --task NAME.
+
+examples:
+  python -m tools.tasks list
+  python -m tools.tasks check gsm8k --data test.jsonl
+  python -m tools.tasks check humaneval --data HumanEval.jsonl --json"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.tasks",
+        description="List the named tasks, or check a file of one.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = p.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="the tasks with their reward and evaluation protocol")
+    listing.add_argument("--json", action="store_true", help="one JSON object")
+    check = commands.add_parser("check", help="score gold answers and wrong ones of a file")
+    check.add_argument("name", metavar="NAME", help="the task")
+    check.add_argument("--data", default="", metavar="FILE", help="its file, or a Hugging Face id (the task's own)")
+    check.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
+    check.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if args.command == "list":
+        return list_tasks(as_json=args.json)
+    if args.name in GENERATED:
+        raise ConfigError(f"the task {args.name} is generated and has no file to check")
+    check_name(args.name)
+    order = {"task": args.name, "data": args.data, "limit": args.limit, "json": args.json}
+    line = [sys.executable, "-m", "actors.offline.check_task"]
+    child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def list_tasks(*, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({name: {"about": task.about, **task.keys()} for name, task in NAMED_TASKS.items()}))
+        return 0
+    rows = [("task", "what", "reward", "evaluation", "Hugging Face id")]
+    for name, task in NAMED_TASKS.items():
+        rows.append((name, task.about, task.reward, task.protocol, task.hub or "none: give the file"))
+    print("\n".join(terminal.table(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    terminal.end(main)
