@@ -1,4 +1,4 @@
-"""Loads rows from a generated task, a JSON-lines file or a Hugging Face data set.
+"""Loads rows from a generated task, a local file (files.py) or a Hugging Face data set.
 
 Each loaded row is JSON-serialisable and has "question" and "answer" as text, taken from the configured fields.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.data.fields import MESSAGES, MISSING, last_user, lookup, read_messages
+from actors.data.files import is_saved, read_file
 from actors.data.published_rows import READERS, adapt
 from actors.data.tasks import Row, make_problems
 from areal_bus.config.sections import Config, DataConfig
@@ -90,14 +91,14 @@ def check_data(config: Config, config_folder: str | Path) -> None:
 
 
 def read_rows(path: str, data: DataConfig, config_folder: str | Path, *, split: str) -> list[Row]:
-    """All rows of a JSON-lines file or of a Hugging Face data set ("owner/name" or "owner/name:subset")."""
+    """All rows of a local file or of a Hugging Face data set ("owner/name" or "owner/name:subset")."""
     return [row for _, row in read_with_origins(path, data, config_folder, split=split)]
 
 
 def read_with_origins(path: str, data: DataConfig, config_folder: str | Path, *, split: str) -> list[RowWithOrigin]:
     """The rows of read_rows with their origins."""
     file = find_file(path, config_folder)
-    raw = read_lines(file) if file else read_hub(path, split=split)
+    raw = read_file(file, split=split) if file else read_hub(path, split=split)
     rows = [RowWithOrigin(where, complete_row(row, data, where)) for where, row in raw]
     if not rows:
         raise ConfigError(f"data must have at least one row: {file or path} has none")
@@ -110,26 +111,17 @@ def find_file(path: str, config_folder: str | Path) -> Path | None:
     for place in places:
         if place.is_file():
             return place
+        if place.is_dir() and is_saved(place):
+            return place
         if place.is_dir():
-            raise ConfigError(f"data must be a JSON-lines file or a Hugging Face id: {place} is a folder")
+            raise ConfigError(
+                f"data must be a file (.jsonl, .json, .csv, .parquet), a folder of datasets.save_to_disk or a Hugging "
+                f"Face id: {place} is another folder"
+            )
     if Path(path).suffix or path.startswith(("/", ".", "~")) or path.count("/") > 1:
         tried = " and ".join(dict.fromkeys(str(place) for place in places))
         raise ConfigError(f"the data file must exist: {path!r} was not found as {tried}")
     return None
-
-
-def read_lines(file: Path) -> Iterator[tuple[str, Any]]:
-    """(where, value) of each line that is not blank. Raises ConfigError at the first line that is not JSON."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"data must be readable UTF-8 text: {file}: {error}") from error
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: U+2028 may stand inside a string
-        if line.strip():
-            try:
-                yield f"{file}:{number}", json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"each line of data must be one JSON object: {file}:{number}: {error}") from error
 
 
 def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
@@ -141,7 +133,7 @@ def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
     except ImportError as error:
         raise ConfigError(
             f"{path!r} is not a file, and a Hugging Face data set needs the datasets library: run make setup (or "
-            "pip install -c constraints.txt '.[hf]'), or give the path of a JSON-lines file"
+            "pip install -c constraints.txt '.[hf]'), or give the path of a local file"
         ) from error
     try:
         rows: Iterable[Any] = datasets.load_dataset(name, subset or None, split=split)

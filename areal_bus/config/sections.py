@@ -114,7 +114,8 @@ class DataConfig(Section):
     """A named task ("gsm8k", "humaneval", ...: docs/tasks.md), which fills in the keys that are not set; or a generated
     one instead of a file: "sums" (a + b) or "reverse" (reverse the letters)."""
     path: str = ""
-    """JSON-lines file (relative to the folder of the config or the working directory) or Hugging Face data set id."""
+    """File (.jsonl, .json, .csv, .parquet) or folder of datasets.save_to_disk, relative to the folder of the config or
+    the working directory; or Hugging Face data set id."""
     split: str = "train"
     """Split of a Hugging Face data set."""
     question_key: str = "question"

@@ -1,3 +1,5 @@
+import csv
+import importlib
 import json
 import subprocess
 import sys
@@ -6,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from actors.data.loading import check_data, load_problems, load_rows
-from areal_bus.config.sections import Config
+from actors.data.loading import check_data, load_problems, load_rows, read_rows
+from areal_bus.config.sections import Config, DataConfig
 from areal_bus.errors import ConfigError
 
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k"
@@ -108,7 +110,7 @@ def test_a_missing_file_is_named_with_the_places_that_were_tried(tmp_path, path)
 
 
 def test_a_folder_and_a_file_that_is_no_text_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is a folder"):
+    with pytest.raises(ConfigError, match="is another folder"):
         check_data(config_of(data={"path": "."}), tmp_path)
     (tmp_path / "own.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
@@ -161,3 +163,61 @@ def test_gsm8k_loads_whole_and_keeps_its_worked_answers(tmp_path):
 def test_loading_data_needs_no_torch():
     code = "import sys, actors.data.loading, actors.data.source; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+ROWS = [{"question": 'a "b", c\nd', "answer": "1"}, {"question": "ü\u2028x", "answer": "2,5"}]
+
+
+def saved_as(kind: str, folder: Path) -> Path:
+    """ROWS as a file of this kind, or as a folder of `datasets`."""
+    if kind == "saved":
+        datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
+        datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(folder / "saved"))
+        return folder / "saved"
+    file = folder / f"rows.{kind}"
+    if kind == "json":
+        file.write_text(json.dumps(ROWS))
+    elif kind == "csv":
+        with file.open("w", newline="", encoding="utf-8") as out:
+            writer = csv.DictWriter(out, ["question", "answer"])
+            writer.writeheader()
+            writer.writerows(ROWS)
+    else:
+        pyarrow = pytest.importorskip("pyarrow", reason="the extra hf is not installed")
+        importlib.import_module("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(ROWS), file)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet", "saved"])
+def test_the_same_rows_come_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
+    path = saved_as(kind, tmp_path)
+    found = read_rows(path.name, DataConfig(path=path.name), tmp_path, split="train")
+    assert [{key: row[key] for key in ("question", "answer")} for row in found] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("a.json", "{}", ["must hold one list of rows", "a.json holds a dict"]),
+        ("a.json", '{"question": 1}\n{"question": 2}', ["JSON lines have the suffix .jsonl"]),
+        ("a.json", '[{"question": "q", "answer": ""}]', ["a.json[0] has ''"]),
+        ("a.csv", "question,answer\nq,1\nq\n", ["must have its 2 fields", "a.csv:3 has more or fewer"]),
+        ("a.csv", "question,answer\nq,1,2\n", ["a.csv:2 has more or fewer"]),
+        ("a.csv", 'question,answer\n"q,1\n', ["a .csv file must be valid", "a.csv:"]),
+        ("a.csv", "question,answer\nq,\n", ["a.csv:2 has ''"]),
+        ("a.parquet", "no parquet", ["a .parquet file must be valid", "a.parquet"]),
+    ],
+)
+def test_a_bad_file_of_another_kind_is_refused_with_its_place(
+    tmp_path: Path, name: str, text: str, parts: list[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_rows(name, DataConfig(path=name), tmp_path, split="train")
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_a_saved_folder_without_the_split_names_those_it_has(tmp_path: Path) -> None:
+    path = saved_as("saved", tmp_path)
+    with pytest.raises(ConfigError, match=r"has the splits train: data.split is 'test'"):
+        read_rows(path.name, DataConfig(path=path.name), tmp_path, split="test")
