@@ -46,7 +46,7 @@ def configure(options: CodeOptions) -> None:
 
 def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
     """1 if all tests pass, else 0."""
-    passed = run_tests(completion, row)
+    passed = run_tests(completion, row, needs_all=True)
     return Score(float(all(passed)), all(passed))
 
 
@@ -56,9 +56,13 @@ def score_share(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
     return Score(sum(passed) / len(passed), all(passed))
 
 
-def run_tests(completion: str, row: Mapping[str, Any], options: CodeOptions | None = None) -> list[bool]:
-    """Whether each test passes. An exception is no verdict on the completion: ValueError for tests that cannot be read,
-    RuntimeError for tests that do not run, OSError when the sandbox does not start.
+def run_tests(
+    completion: str, row: Mapping[str, Any], options: CodeOptions | None = None, *, needs_all: bool = False
+) -> list[bool]:
+    """Whether each test passes; with `needs_all` none is run after a failure on standard input.
+
+    An exception is no verdict on the completion: ValueError for tests that cannot be read, RuntimeError for tests that
+    do not run, OSError when the sandbox does not start.
     """
     options = options or _options
     tests = read_tests(row)
@@ -68,7 +72,7 @@ def run_tests(completion: str, row: Mapping[str, Any], options: CodeOptions | No
         memory_bytes=options.memory_mib << 20,
     )
     if isinstance(tests, list):
-        return _run_stdin(code_of(completion), tests, limits, options)
+        return _run_stdin(code_of(completion), tests, limits, options, needs_all=needs_all)
     return _run_functions(program_of(completion, tests), tests, limits, options)
 
 
@@ -86,12 +90,15 @@ def program_of(completion: str, tests: FunctionTests) -> str:
     return tests.prompt + code
 
 
-def _run_stdin(code: str, tests: list[StdinTest], limits: SandboxLimits, options: CodeOptions) -> list[bool]:
+def _run_stdin(
+    code: str, tests: list[StdinTest], limits: SandboxLimits, options: CodeOptions, *, needs_all: bool
+) -> list[bool]:
     """One run a test; tests that no time is left for fail."""
-    began, passed = time.monotonic(), []
+    began = time.monotonic()
+    passed: list[bool] = []
     for test in tests:
         left = began + options.score_s - time.monotonic()
-        if left <= 0:
+        if left <= 0 or (needs_all and not all(passed)):
             passed.append(False)
             continue
         outcome = sandbox.run(code, test.given.encode(), replace(limits, wall_s=min(options.test_s, left)))

@@ -71,6 +71,13 @@ def test_each_form_of_tests_scores_a_right_and_a_wrong_program(row: dict[str, An
 
 
 def test_the_share_counts_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[bytes] = []
+    original = sandbox.run
+    monkeypatch.setattr(
+        scoring.sandbox, "run", lambda code, given, limits: runs.append(given) or original(code, given, limits)
+    )
+    assert score("", "print(4)", STDIN).correct is False
+    assert runs == [b"1 2\n"]  # none after a failure
     found = score_share("", "print(3)", STDIN)
     assert (found.reward, found.correct) == (0.5, False)
     assert score_share("", "def f(a, b):\n    return 3", CALLS).reward == 0.5
