@@ -14,7 +14,7 @@ from typing import Any
 
 from actors.data.loading import load_rows
 from actors.rewards.loading import load_reward, reward_options
-from actors.rewards.worker import read_value
+from actors.rewards.values import read_value
 from actors.runtime.process import leave
 from areal_bus.config.named_tasks import NAMED_TASKS, fill
 from areal_bus.config.sections import Config

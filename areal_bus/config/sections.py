@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from areal_bus.config.named_tasks import GENERATED
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.section import Section
-from areal_bus.config.named_tasks import GENERATED
 from areal_bus.config.trackers import Tracker
 
 
