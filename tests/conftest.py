@@ -1,9 +1,11 @@
-"""Shared pytest set-up: fixed hypothesis examples, skips for absent hardware and servers, a fixture for kernel tests.
+"""Shared pytest set-up: fixed hypothesis examples, skips for absent hardware and servers, fixtures.
 
 `HYPOTHESIS_PROFILE=new` draws new examples in each run. No example has a deadline.
 """
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_stale_mpirun_sessions() -> None:
+    """Removes what a killed mpirun leaves in its session folder ompi.PID: a later mpirun with this process id would
+    find its rendezvous file there and end with "The PMIx server's listener thread failed to start".
+    """
+    for folder in Path(tempfile.gettempdir()).glob("ompi.*"):
+        if not Path("/proc", folder.suffix[1:]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
