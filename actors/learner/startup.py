@@ -14,7 +14,7 @@ from actors.data.loading import load_rows
 from actors.learner.critic import ValueModel
 from actors.learner.micro_batches import pack
 from actors.learner.policy import ModelSettings, Policy
-from actors.models.loading import check_model_path, load_model
+from actors.models.loading import check_model_path, load_model, turn_end
 from actors.models.packed_row import SequencePiece
 from actors.runtime.context import Context, HeartbeatState
 from actors.workflows.prompts import prompt_ids, prompt_of
@@ -29,7 +29,7 @@ MAX_GRAD_NORM = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """Token ids of a prompt and of the completion to imitate, with its end-of-text token."""
+    """Token ids of a prompt and of the completion to imitate, with the token that ends it."""
 
     prompt: Sequence[int]
     completion: Sequence[int]
@@ -40,13 +40,17 @@ class Demonstration:
 
 
 def demonstrate(rows: Sequence[Row], tokenizer: Any, data: DataConfig) -> list[Demonstration]:
-    """The demonstrations of the rows: the single-turn prompt, the answer and the end-of-text token."""
+    """The demonstrations of the rows: the single-turn prompt, the answer and the token that ends it: that of the chat
+    template's turns if one is used, else the end-of-text token.
+    """
+    turn = turn_end(tokenizer) if data.chat_template else None
+    end = tokenizer.eos_token_id if turn is None else turn
     return [
         Demonstration(
             prompt=prompt_ids(prompt_of(row, data), data, tokenizer),
             completion=[
                 *tokenizer(row["demonstration"], add_special_tokens=False)["input_ids"],
-                tokenizer.eos_token_id,
+                end,
             ],
         )
         for row in rows

@@ -3,6 +3,7 @@
 `check_model_path` is for the launcher and needs no torch, so this module imports torch and transformers by use only.
 """
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from actors.models.scratch import is_scratch_folder
 from areal_bus.errors import ConfigError
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
+REPLY = "reply"  # of the conversation that shows how a template ends a turn
 LINE = 64  # bytes of a cache line
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transformers' names for one class
 
@@ -183,21 +185,44 @@ def empty_model(path: str, dtype: str, device: str) -> Any:
 
 
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a completion: of the generation config, of the model and of the tokenizer."""
+    """Every token that ends a completion: of the generation config, of the model, of the tokenizer and of its chat
+    template.
+    """
     found: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         value = getattr(source, "eos_token_id", None)
         found.update([value] if isinstance(value, int) else value or [])
-    return frozenset(found)
+    end = turn_end(tokenizer)
+    return frozenset(found if end is None else found | {end})
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """The special token with which the chat template ends a turn of the assistant (<|im_end|>, <|eot_id|>,
+    <end_of_turn>); None for a tokenizer without a template, or a template that ends a turn in another way.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": REPLY}]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except Exception:  # noqa: BLE001  templates raise any error; some need arguments of the data
+        return None
+    _, reply, rest = text.rpartition(REPLY)
+    ids = tokenizer(rest.lstrip(), add_special_tokens=False)["input_ids"] if reply else []
+    added = tokenizer.added_tokens_decoder
+    return int(ids[0]) if ids and ids[0] in added and added[ids[0]].special else None
 
 
 def _structure(path: str, dtype: str) -> Any:
     """The model of a configuration, its weights as the caller's contexts make them."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     config = AutoConfig.from_pretrained(path, **_where(path))
-    return _soft_capped(AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)))  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
+    with contextlib.suppress(OSError):  # a model without generation_config.json keeps that of its configuration
+        model.generation_config = GenerationConfig.from_pretrained(path, **_where(path))
+    return _soft_capped(model)
 
 
 def _soft_capped(model: Any) -> Any:

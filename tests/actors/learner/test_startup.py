@@ -41,6 +41,10 @@ def test_a_demonstration_is_the_prompt_the_answer_and_the_end(tmp_path: Path) ->
     piece = made[0].piece()
     assert tokenizer.decode(piece.ids_T[piece.places_K]) == "cba<eos>"
     assert none == []
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    tokenizer.chat_template = "{% for m in messages %}{{m['content']}}<end>{% endfor %}"
+    (made,) = demonstrate([make_word("abc")], tokenizer, data.model_copy(update={"chat_template": True}))
+    assert tokenizer.decode(made.completion) == "cba<end>"
 
 
 def test_a_warm_up_without_demonstrations_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from actors.models.download_smollm2 import convert, find_gguf, is_whole, unpermute
-from actors.models.loading import check_model_path, empty_model, load_model, load_tokenizer, stop_ids
+from actors.models.loading import check_model_path, empty_model, load_model, load_tokenizer, stop_ids, turn_end
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import ConfigError
@@ -49,6 +49,34 @@ def test_scratch_weights_are_random_by_the_seed_alone(scratch: Path) -> None:
     assert not torch.equal(weights[0], weights[2])
     assert "lm_head.weight" not in dict(one.named_parameters())  # tied
     assert stop_ids(one, load_tokenizer(str(scratch))) == {1}
+
+
+TURNS = "{%% for m in messages %%}%s{%% endfor %%}{%% if add_generation_prompt %%}%s{%% endif %%}"
+FAMILIES = {  # how each family writes a turn, and the token that ends one
+    "llama3": ("<|start|>{{m['role']}}<|end|>\n\n{{m['content']}}<|eot_id|>", "<|start|>assistant<|end|>", "<|eot_id|>"),
+    "qwen": ("<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n", "<|im_start|>assistant\n", "<|im_end|>"),
+    "gemma": ("<start_of_turn>{{m['role']}}\n{{m['content']}}<end_of_turn>\n", "<start_of_turn>m", "<end_of_turn>"),
+    "mistral": ("{{'[INST] ' + m['content'] + ' [/INST]' if m['role'] == 'user' else ' ' + m['content'] + '</s>'}}",
+                "", "</s>"),
+    "plain": ("{{m['role']}}: {{m['content']}}\n", "assistant: ", None),
+    "broken": ("{{raise_exception('no')}}", "", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_completion_ends_with_the_turn_of_the_chat_template(scratch: Path, family: str) -> None:
+    turn, begin, end = FAMILIES[family]
+    tokenizer = load_tokenizer(str(scratch))
+    tokenizer.add_special_tokens({"additional_special_tokens": [word for word in [end] if word]})
+    tokenizer.chat_template = TURNS % (turn, begin)
+    ends = {tokenizer.convert_tokens_to_ids(end)} if end else set()
+    assert turn_end(tokenizer) == next(iter(ends), None)
+    assert stop_ids(empty_model(str(scratch), "float32", "meta"), tokenizer) == {1} | ends
+
+
+def test_an_engine_without_weights_stops_at_the_tokens_of_the_generation_config(scratch: Path) -> None:
+    (scratch / "generation_config.json").write_text('{"eos_token_id": [1, 5, 7]}')
+    assert stop_ids(empty_model(str(scratch), "float32", "cpu"), load_tokenizer(str(scratch))) == {1, 5, 7}
 
 
 def test_an_empty_model_computes_the_same_once_it_has_the_weights(scratch: Path) -> None:
