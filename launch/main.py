@@ -22,9 +22,10 @@ from launch.rank import report_error, run_rank
 from launch.resume import AUTO
 from launch.runs import CONFIG, ORIGIN, read_object, why_no_run
 from launch.settings_help import explain
+from launch.slurm import sbatch_file
 from launch.topology import check_count, min_ranks
 
-OPTIONS = ("--set", "--dry-run", "--all", "--resume", "--join", "--key", "--explain", "--help")
+OPTIONS = ("--set", "--dry-run", "--all", "--slurm", "--resume", "--join", "--key", "--explain", "--help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"warning: {warning}", file=sys.stderr, flush=True)
         if options.dry_run:
             return show_plan(rank, make_plan_page(config, file, size if size > 1 else None, every=options.all))
+        if options.slurm:
+            return print_on_rank_0(rank, sbatch_file(config, file, options.set))
         check_rank_count(config, size, options.config or f"--resume {options.resume}")
     except ConfigError as error:
         return report_error(rank, error)
@@ -68,6 +71,7 @@ def check_combinations(options: argparse.Namespace) -> None:
         "--set": bool(options.set),
         "--dry-run": options.dry_run,
         "--all": options.all,
+        "--slurm": options.slurm,
         "--resume": options.resume is not None,
         "--join": options.join is not None,
         "--key": options.key is not None,
@@ -82,6 +86,8 @@ def check_combinations(options: argparse.Namespace) -> None:
             raise ConfigError(f"{option} {why}: leave out {', '.join(ineffective)}")
     if given["--all"] and not given["--dry-run"]:
         raise ConfigError("--all needs --dry-run: it prints every setting there")
+    if given["--slurm"] and (given["--dry-run"] or given["--resume"]):
+        raise ConfigError("--slurm prints an sbatch file with run.resume=auto: leave out --dry-run and --resume")
     if given["--key"] and not given["--join"]:
         raise ConfigError("--key needs --join: it is the invitation for it")
     for option, what in (
@@ -136,6 +142,9 @@ def parser() -> Parser:
         "--dry-run", action="store_true", help="print ranks, GPUs, memory and changed settings; start nothing"
     )
     parser.add_argument("--all", action="store_true", help="for --dry-run: every setting, and how memory is counted")
+    parser.add_argument(
+        "--slurm", action="store_true", help="print an sbatch file that starts the job, drains, requeues and resumes it"
+    )
     parser.add_argument(
         "--resume",
         metavar="RUN",

@@ -221,7 +221,7 @@ def _structure(path: str, dtype: str) -> Any:
     config = AutoConfig.from_pretrained(path, **_where(path))
     model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
     with contextlib.suppress(OSError):  # a model without generation_config.json keeps that of its configuration
-        model.generation_config = GenerationConfig.from_pretrained(path, **_where(path))
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
     return _soft_capped(model)
 
 

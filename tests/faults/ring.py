@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,17 @@ class Ring:
     """One job, over all its starts."""
 
     def __init__(
-        self, folder: Path, *changes: str, ranks: int = 4, config: Path = CONFIG, bootstrap: str = "mpi"
+        self,
+        folder: Path,
+        *changes: str,
+        ranks: int = 4,
+        config: Path = CONFIG,
+        bootstrap: str = "mpi",
+        before: Callable[[int], list[str]] = lambda rank: [],
     ) -> None:
-        """`changes` as after --set; `bootstrap` "env" starts the ranks without mpirun."""
+        """`changes` as after --set; `bootstrap` "env" starts the ranks without mpirun, each behind `before(rank)`."""
         self.folder, self.changes, self.ranks = folder, changes, ranks
-        self.config, self.bootstrap = config, bootstrap
+        self.config, self.bootstrap, self._before = config, bootstrap, before
         self.codes: list[int] = []  # of the processes of the last start, once they have ended
         self._processes: list[subprocess.Popen[str]] = []
         self._began, self._n_armed = 0.0, 0
@@ -97,7 +103,7 @@ class Ring:
     def _command_lines(self, job: list[str]) -> list[tuple[list[str], dict[str, str]]]:
         if self.bootstrap == "env":
             ids = {"WORLD_SIZE": str(self.ranks), "TORCHELASTIC_RUN_ID": f"{self.folder}-{self._began}"}
-            return [(job, ids | {"RANK": str(rank)}) for rank in range(self.ranks)]
+            return [([*self._before(rank), *job], ids | {"RANK": str(rank)}) for rank in range(self.ranks)]
         mpirun = str(Path(sys.executable).parent / "mpirun")
         return [([mpirun, "--oversubscribe", "-np", str(self.ranks), *job], dict(MPI))]
 
@@ -117,11 +123,12 @@ class Ring:
         for process in self._processes:
             process.send_signal(number)
 
-    def finish(self, *, code: int = 0, timeout_s: float = PATIENCE_S) -> None:
-        """The job ends by itself, with this exit code, and leaves no process."""
+    def finish(self, *, code: int = 0, timeout_s: float = PATIENCE_S, killed: Collection[int] = ()) -> None:
+        """The job ends by itself, with this exit code (but for ranks that were killed), and leaves no process."""
         self.wait(lambda: not self.is_up, "the job ends", timeout_s=timeout_s, may_end=True)
         self.codes = [process.wait() for process in self._processes]
-        self.check(set(self.codes) == {code}, f"the job ends with {code}: {self.codes}")
+        ended = {found for rank, found in enumerate(self.codes) if rank not in killed}
+        self.check(ended == {code}, f"the job ends with {code}: {self.codes}")
         self.wait(lambda: not self.pids(), f"no process is left: {self.pids()}", timeout_s=GONE_S, may_end=True)
 
     def kill_all(self) -> float:

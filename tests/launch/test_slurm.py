@@ -1,0 +1,112 @@
+"""The sbatch file of --slurm: its lines, and a real job started by it, with stand-ins for Slurm's commands."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from areal_bus.config.loader import load
+from launch.main import main
+from launch.slurm import sbatch_file
+from tools import run as runs
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = {  # of sbatch, with the form of their value
+    "job-name": r".+", "nodes": r"\d+", "ntasks": r"\d+", "ntasks-per-node": r"\d+", "gpus-per-node": r"\d+",
+    "mem": r"0", "time": r"\d\d:\d\d:\d\d", "output": r"%x-%j\.log", "open-mode": r"append", "signal": r"USR1@\d{1,5}",
+    "requeue": None, "exclusive": None,
+}  # fmt: skip
+SRUN = """#!{python}
+import os, subprocess, sys
+words = sys.argv[1:]
+while words[0].startswith("--"):
+    words.pop(0)
+n = int(os.environ["SLURM_NTASKS"])
+ranks = [subprocess.Popen(words, env=os.environ | {{"SLURM_PROCID": str(i)}}) for i in range(n)]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+SCONTROL = '#!/bin/sh\necho "$@" >> "$REQUEUED"\n'
+
+
+def options_of(text: str) -> dict[str, str | None]:
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH --")]
+    return {name: value if sign else None for name, sign, value in (line.partition("=") for line in lines)}
+
+
+@pytest.mark.parametrize("name", ["32b", "7b", "gpus-8", "demo"])
+def test_sbatch_takes_each_line(name: str) -> None:
+    file = ROOT / "configs" / f"{name}.toml"
+    text = sbatch_file(load(file, ["bus.interface=ib0"]), file, ["bus.interface=ib0"])
+    found = options_of(text)
+    assert {option for option, value in found.items() if not re.fullmatch(OPTIONS[option] or "", value or "")} == set()
+    assert int(found["nodes"] or 0) * int(found["ntasks-per-node"] or 0) >= int(found["ntasks"] or 0)
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_32b_takes_64_whole_nodes_and_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(ROOT / "configs" / "32b.toml"), "--slurm"]) == 2
+    assert "512 ranks take 64 nodes" in capsys.readouterr().err
+    assert main([str(ROOT / "configs" / "32b.toml"), "--slurm", "--set", "bus.interface=ib0"]) == 0
+    found = options_of(capsys.readouterr().out)
+    assert (found["nodes"], found["ntasks"], found["gpus-per-node"], found["exclusive"]) == ("64", "512", "8", None)
+    assert main([str(ROOT / "configs" / "32b.toml"), "--slurm", "--dry-run"]) == 2
+
+
+def test_settings_reach_the_ranks_as_they_were_given(tmp_path: Path) -> None:
+    changes = ["""data.system='be "brief", $HOME; echo'""", f"run.folder='{tmp_path}'"]
+    file = ROOT / "configs" / "tiny.toml"
+    text = sbatch_file(load(file, changes), file, changes)
+    shown = subprocess.run(
+        ["bash", "-c", text.replace("srun ", "printf '%s\\0' ", 1).partition("code=$?")[0]],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    words = shown.stdout.split("\0")
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--set"][:2] == changes
+
+
+@pytest.mark.slow
+def test_a_drained_job_is_requeued_and_goes_on(tmp_path: Path) -> None:
+    for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    file = ROOT / "tests" / "faults" / "ring.toml"
+    changes = [f"run.folder={str(tmp_path / 'runs')!r}", "run.total_train_steps=200", "reward.function=reverse"]
+    script = sbatch_file(load(file, changes), file, changes)
+    requeued = tmp_path / "requeued"
+    slurm = {"SLURM_NTASKS": "3", "SLURM_JOB_ID": "77", "REQUEUED": str(requeued)}
+    environment = os.environ | slurm | {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    job = subprocess.Popen(["bash", "-c", script], env=environment, cwd=tmp_path, start_new_session=True)
+    run = tmp_path / "runs" / "ring"
+    try:
+        wait_for_update(run, 3)
+        subprocess.run(["bash", "-c", f"kill -USR1 $(cat {shlex.quote(str(run / 'pid'))})"], check=True)
+        assert job.wait(60) == 0
+        assert requeued.read_text() == "requeue 77\n"
+        first = last_version(run)
+        assert first < 200
+        job = subprocess.Popen(
+            ["bash", "-c", script.replace("total_train_steps=200", f"total_train_steps={first + 2}")],
+            env=environment, cwd=tmp_path, start_new_session=True,
+        )  # fmt: skip
+        assert job.wait(120) == 0
+        assert last_version(run) == first + 2
+        assert requeued.read_text() == "requeue 77\n"  # a run that is over is not queued again
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, 9)
+
+
+def last_version(run: Path) -> int:
+    return max([int(line["version"]) for line in runs.Run(run).events("update", role="head")], default=0)
+
+
+def wait_for_update(run: Path, version: int) -> None:
+    deadline = time.monotonic() + 120
+    while not (run / "journal").is_dir() or last_version(run) < version:
+        assert time.monotonic() < deadline, f"no update {version}"
+        time.sleep(0.1)
