@@ -22,10 +22,11 @@ from launch.settings_help import as_toml
 from launch.topology import RankPlan, check_route, min_ranks, plan, planned_hosts, ranks_by_gpu
 
 FORMULA = """memory: the peak, every completion at full length.
-learner: 12 bytes a parameter (float32: itself, two AdamW moments) / learners; in a step the activations of a
-micro-batch or 4 bytes a parameter for gradients, whichever is more (both, with several micro-batches); learner 0 also
-two snapshots in host memory, or on its GPU where pushes stay within that. generator: weights twice (live, and received
-as weights.staging says; a server's in host memory), keys and values of all slots; the device's part / tensor_parallel.
+learner: 12 bytes a parameter (float32: itself, two AdamW moments) / learners of a copy; in a step the activations
+of a micro-batch or 4 bytes a parameter for gradients, whichever is more (both, with several micro-batches); learner 0
+also two snapshots in host memory, or on its GPU where pushes stay within that. generator: weights twice (live, and
+received as weights.staging says; a server's in host memory), keys and values of all slots; the device's part /
+tensor_parallel.
 A server takes what its arguments allow; the simulated engine has in host memory what it receives, and nothing else.
 Snapshots, activations and generators are in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host
 memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On CPU both columns add up. The comparison

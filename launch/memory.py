@@ -1,10 +1,10 @@
 """Estimates the peak memory of each actor from the model's shape and the settings. Pure: a formula.
 
 A learner keeps parameters and two AdamW moments in float32 whatever model.dtype is: 12 bytes a parameter, sharded over
-all learners. A step adds the activations of a micro-batch and gradients (4 bytes a parameter). With one micro-batch the
-larger of the two counts, with several their sum. Frozen models (reference, teacher) add their weights in model.dtype,
-sharded, too. A generator keeps the weights twice (live and receive buffer) and the
-KV cache of all slots at full length. The memory of libraries was measured on CPU.
+the learners of a copy (topology.replicas). A step adds the activations of a micro-batch and gradients (4 bytes a
+parameter). With one micro-batch the larger of the two counts, with several their sum. Frozen models (reference,
+teacher) add their weights in model.dtype, sharded, too. A generator keeps the weights twice (live and receive
+buffer) and the KV cache of all slots at full length. The memory of libraries was measured on CPU.
 """
 
 import json
@@ -183,6 +183,11 @@ def estimate(config: Config, shape: DecoderShape, role: Role, index: int, *, n_p
     return Need(0, LIBRARIES[role] + (config.reward.workers * REWARD_WORKER if role is Role.REWARD else 0))
 
 
+def n_sharers(config: Config) -> int:
+    """Learner ranks that share one copy of the model."""
+    return config.topology.learners // config.topology.replicas
+
+
 def critic_need(config: Config, shape: DecoderShape) -> int:
     """Bytes of a critic of the policy's size on a learner rank: weights, gradients and optimizer state. 0 without one.
 
@@ -190,24 +195,24 @@ def critic_need(config: Config, shape: DecoderShape) -> int:
     """
     if config.actor.advantage != "gae":
         return 0
-    learners = config.topology.learners
+    learners, sharers = config.topology.learners, n_sharers(config)
     rounded = shape.n_parameters * BYTES[config.model.dtype] if config.model.dtype != "float32" and learners == 1 else 0
-    return (STATE_BYTES + GRADIENT_BYTES) * shape.n_parameters // learners + rounded
+    return (STATE_BYTES + GRADIENT_BYTES) * shape.n_parameters // sharers + rounded
 
 
 def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int) -> Need:
-    learners, one = config.topology.learners, BYTES[config.model.dtype]
+    learners, sharers, one = config.topology.learners, n_sharers(config), BYTES[config.model.dtype]
     weights = shape.n_parameters * one
     batch = MicroBatch.of(config, n_prompt)
-    gradients, active = GRADIENT_BYTES * shape.n_parameters // learners, activations(config, shape, batch)
+    gradients, active = GRADIENT_BYTES * shape.n_parameters // sharers, activations(config, shape, batch)
     step = gradients + active if batch.n > 1 else max(gradients, active)
     rounded = weights if learners == 1 and config.model.dtype != "float32" else 0
     snapshots = N_SNAPSHOTS * weights if index == 0 else 0
-    kept, host = (STATE_BYTES * shape.n_parameters + one * shape.n_frozen) // learners, LIBRARIES[Role.LEARNER]
+    kept, host = (STATE_BYTES * shape.n_parameters + one * shape.n_frozen) // sharers, LIBRARIES[Role.LEARNER]
     kept += critic_need(config, shape)
     if config.topology.gpus_per_host == 0:
         return Need(kept + rounded + step, host + snapshots)
-    device = kept + max(rounded + step, gradients + SQRT_BYTES * shape.n_parameters // learners)
+    device = kept + max(rounded + step, gradients + SQRT_BYTES * shape.n_parameters // sharers)
     loaded = max(BYTES["float32"] * shape.n_parameters, one * shape.n_frozen)  # each rank loads models on the host
     place = home(config, on_gpu=True)
     if place == "device":

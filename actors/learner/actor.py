@@ -206,6 +206,7 @@ class Learner:
                 interface=context.interface,
                 device=context.device,
                 timeout_s=COLLECTIVE_TIMEOUT_S,
+                replicas=self.config.topology.replicas,
             )
             self.has_met = True
             return ranks, start

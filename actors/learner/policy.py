@@ -77,7 +77,7 @@ class PackedModel:
         if settings.get("gradient_checkpointing"):
             self._checkpoint_activations()
         if ranks.size > 1:
-            shard(self.model, self.dtype if self.casts else None, self.device)
+            shard(self.model, self.dtype if self.casts else None, self.device, replicas=ranks.replicas)
         self._parameters = dict(self.model.named_parameters())
 
     def _fuse(self) -> None:
@@ -235,8 +235,11 @@ class Policy(PackedModel):
         super().__init__(model, **settings)
 
 
-def shard(model: Any, dtype: torch.dtype | None, device: torch.device) -> None:
+def shard(model: Any, dtype: torch.dtype | None, device: torch.device, *, replicas: int = 1) -> None:
     """FSDP2 over the default process group: one unit per decoder layer, the rest (with tied embeddings) in the root.
+
+    With `replicas` (HSDP) each `size / replicas` ranks in a row hold a copy: parameters are gathered and gradients are
+    reduced within a copy, then gradients are summed over the copies.
 
     Shards have the type of the parameters, gathered parameters are `dtype` (None: the same). Gradients are
     summed over the ranks in float32, not averaged, because the loss is already divided by the global number of tokens.
@@ -247,7 +250,11 @@ def shard(model: Any, dtype: torch.dtype | None, device: torch.device) -> None:
         raise ConfigError(f"several learners need a model made of decoder layers: {type(model).__name__} has none")
     if device.type == "cuda":
         torch.cuda.set_device(device if device.index is not None else 0)  # else the mesh derives it from the rank
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    size = dist.get_world_size()
+    if replicas > 1:
+        mesh = init_device_mesh(device.type, (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh(device.type, (size,))
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
     fully_shard(model, mesh=mesh, mp_policy=mixed)

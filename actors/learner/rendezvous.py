@@ -119,6 +119,7 @@ class LearnerRanks:
 
     index: int = 0
     size: int = 1
+    replicas: int = 1  # copies of a sharded model
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum of each value over the ranks, in float64."""
@@ -141,7 +142,9 @@ class LearnerRanks:
         return result
 
 
-def meet(store: Store, *, index: int, size: int, interface: str, device: str, timeout_s: float) -> LearnerRanks:
+def meet(
+    store: Store, *, index: int, size: int, interface: str, device: str, timeout_s: float, replicas: int = 1
+) -> LearnerRanks:
     """Build the default process group over `store`, on the named interface; all ranks call it.
 
     Collectives are gloo on CPU tensors and NCCL on CUDA ones; neither is encrypted.
@@ -156,7 +159,7 @@ def meet(store: Store, *, index: int, size: int, interface: str, device: str, ti
         world_size=size,
         timeout=timedelta(seconds=timeout_s),
     )
-    return LearnerRanks(index=index, size=size)
+    return LearnerRanks(index=index, size=size, replicas=replicas)
 
 
 def lost_peer(error: BaseException) -> bool:

@@ -48,6 +48,8 @@ class TopologyConfig(Section):
     """Number of ranks: --dry-run uses it, and a start with another number is refused. Empty: any number."""
     learners: int = Field(1, ge=1)
     """Learner ranks; more than one use FSDP2. The head runs beside learner 0 in its own process."""
+    replicas: int = Field(1, ge=1)
+    """Copies of the model among the learners, each sharded over learners / replicas ranks (HSDP). 1: one, over all."""
     rewards: int = Field(1, ge=1)
     """Reward actors."""
     generators: int | None = Field(None, ge=1)

@@ -218,6 +218,11 @@ def _ring(c: Config) -> list[Rule]:
             f'launch.rendezvous must be "tcp://HOST:PORT" (a port from 1 to 65535) or "ipc://PATH": it is {meet!r}',
         ),
         (
+            c.topology.learners % c.topology.replicas != 0,
+            f"topology.replicas divides topology.learners: {c.topology.learners} learners are no "
+            f"{c.topology.replicas} copies of equally many ranks",
+        ),
+        (
             c.topology.gpu_memory_gib != "" and gib_of(c.topology.gpu_memory_gib) is None,
             f"topology.gpu_memory_gib is GiB above 0 or a card's name: {c.topology.gpu_memory_gib!r} is neither; "
             f"{nearest(str(c.topology.gpu_memory_gib))}",

@@ -1,4 +1,4 @@
-"""Two learner ranks, as two real processes with FSDP2 over gloo, are one learner."""
+"""Several learner ranks, as real processes with FSDP2 (or HSDP) over gloo, are one learner."""
 
 import json
 import os
@@ -87,14 +87,15 @@ def config_of(kind: str = "float32") -> Config:
     )
 
 
-def rank(folder: Path, index: int, endpoint: str, kind: str) -> None:
+def rank(folder: Path, index: int, endpoint: str, kind: str, size: int, replicas: int) -> None:
     """Body of one process."""
     torch.set_num_threads(1)
-    ranks = meet(join_store(endpoint, 60.0), index=index, size=2, interface="lo", device="cpu", timeout_s=60.0)
+    store = join_store(endpoint, 60.0)
+    ranks = meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0, replicas=replicas)
     actor = tiny_actor(folder / f"rank-{index}", config_of(kind), ranks=ranks)
     if (folder / CHUNKED).exists():
         actor.policy._max_logits_mib = FEW_MIB
-    stats = life(actor, index=index, size=2)
+    stats = life(actor, index=index, size=size)
     saved = checkpoint.save(
         folder / "checkpoints",
         policy=actor.policy,
@@ -130,50 +131,52 @@ def _named(actor: PPOActor) -> list[tuple[str, torch.nn.Parameter]]:
     return list(actor.policy.parameters().items())
 
 
-def two_ranks(folder: Path, kind: str) -> list[dict[str, Any]]:
+def several_ranks(folder: Path, kind: str, size: int = 2, replicas: int = 1) -> list[dict[str, Any]]:
     """What each rank wrote down."""
     _, endpoint = store = serve_store("127.0.0.1")
+    counts = [str(size), str(replicas)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.actors.learner.test_fsdp", str(folder), str(index), endpoint, kind],
+            [sys.executable, "-m", "tests.actors.learner.test_fsdp", str(folder), str(index), endpoint, kind, *counts],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for index in range(2)
+        for index in range(size)
     ]
     errors = [process.communicate(timeout=120)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    assert [process.returncode for process in processes] == [0] * size, "\n".join(errors)
     assert store
-    return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
+    return [json.loads((folder / f"{index}.json").read_text()) for index in range(size)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["plain", CHUNKED, WITH_CRITIC])
-def test_two_ranks_equal_one(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize(("way", "size", "replicas"), [("plain", 2, 1), (CHUNKED, 4, 2), (WITH_CRITIC, 2, 1)])
+def test_several_ranks_equal_one(tmp_path: Path, way: str, size: int, replicas: int) -> None:
+    """Four ranks are two copies of the model, each sharded over two."""
     if way == CHUNKED:
         (tmp_path / CHUNKED).touch()
     kind = WITH_CRITIC if way == WITH_CRITIC else "float32"
-    two = two_ranks(tmp_path, kind)
+    several = several_ranks(tmp_path, kind, size, replicas)
     one = tiny_actor(tmp_path / "one", config_of(kind))
     expected = life(one, index=0, size=1)
     for step in range(STEPS):
         wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-4) for name, value in expected[step].items()}
-        for result in two:
+        for result in several:
             assert {**result["stats"][step], "update_s": 0} == {**wanted, "update_s": 0}
     model = checkpoint_model(tmp_path)
     for name, value in one.policy.parameters().items():
         assert torch.allclose(model[name], value, atol=1e-5), name
-    assert [result["restored"] for result in two] == [True, True]
+    assert [result["restored"] for result in several] == [True] * size
     held = tiny_model()
     held.load_state_dict(model)
-    assert two[0]["digest"] == digest_of(dict(held.named_parameters()))
+    assert several[0]["digest"] == digest_of(dict(held.named_parameters()))
 
 
 @pytest.mark.slow
 def test_two_ranks_keep_float32_masters_and_export_what_they_push(tmp_path: Path) -> None:
-    two = two_ranks(tmp_path, "bfloat16")  # FSDP2 casts a forward's arguments: it crashed on the packing's (item 1)
+    two = several_ranks(tmp_path, "bfloat16")  # FSDP2 casts a forward's arguments: it crashed on the packing's (item 1)
     assert [result["restored"] for result in two] == [True, True]
     model = checkpoint_model(tmp_path)
     assert {value.dtype for value in model.values()} == {torch.bfloat16}
@@ -190,7 +193,7 @@ def test_two_ranks_keep_float32_masters_and_export_what_they_push(tmp_path: Path
 
 @pytest.mark.slow
 def test_two_ranks_with_a_reference_and_a_teacher_equal_one(tmp_path: Path) -> None:
-    two = two_ranks(tmp_path, FROZEN)
+    two = several_ranks(tmp_path, FROZEN)
     one = tiny_actor(tmp_path / "one", config_of(FROZEN))
     expected = life(one, index=0, size=1)
     assert {"kl_ref", "kl_teacher"} <= set(expected[0])
@@ -214,5 +217,5 @@ def checkpoint_model(folder: Path) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    rank(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    rank(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], *map(int, sys.argv[5:]))
     leave(0)
