@@ -13,6 +13,7 @@ COMMANDS = {
     "timeline": ("tools.timeline", "write a run as a Chrome trace for ui.perfetto.dev"),
     "watch": ("tools.watch", "watch a run live, in the terminal or in a browser (--web)"),
     "export": ("tools.export", "write a run's scalars to TensorBoard, W&B, Trackio, CSV or Parquet"),
+    "save-hf": ("tools.save_hf", "write the model of a checkpoint as a Hugging Face folder"),
     "sweep": ("tools.sweep", "run a grid of settings with several seeds and compare the cells"),
     "tasks": ("tools.tasks", "list the named tasks, or check a file of one with its own reward"),
     "evaluate": ("tools.evaluate", "score a model or a run on a file of problems"),

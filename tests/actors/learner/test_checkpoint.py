@@ -19,10 +19,13 @@ from actors.learner.batch import build
 from actors.learner.ppo import PPOActor
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
+from actors.offline.save_hf import SaveOrder
+from actors.offline.save_hf import save_hf as offline_save_hf
 from areal_bus.config.sections import ScratchConfig
-from areal_bus.errors import CheckpointError
+from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
 from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
+from tools import save_hf
 
 
 def train(actor: PPOActor, steps: range) -> None:
@@ -72,6 +75,42 @@ def test_the_model_loads_in_plain_transformers(tmp_path: Path) -> None:
     plain = tiny_model().eval()
     plain.load_state_dict(actor.policy.model.state_dict())
     assert torch.allclose(model(input_ids=ids).logits, plain(input_ids=ids).logits, atol=1e-6)
+
+
+def test_save_hf_writes_the_learners_float32_weights_of_a_rounded_model(tmp_path: Path) -> None:
+    actor = tiny_actor(tmp_path, settings(model={"scratch": {}, "dtype": "bfloat16"}, actor={"lr": 1e-2}))
+    train(actor, range(1))
+    folder = save(actor, tmp_path)
+    assert save_hf.main([str(tmp_path), str(tmp_path / "float32"), "--dtype", "float32"]) == 0
+    offline_save_hf(SaveOrder(str(folder), str(tmp_path / "deep" / "rounded"), "", shard_gb=1e-5))
+    exact = AutoModelForCausalLM.from_pretrained(tmp_path / "float32", dtype=torch.float32)
+    rounded = AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "rounded")
+    assert len(list((tmp_path / "deep" / "rounded").glob("*.safetensors"))) > 1
+    assert AutoTokenizer.from_pretrained(tmp_path / "float32")("abc")["input_ids"] == [3, 4, 5]
+    ours, theirs = actor.policy.parameters(), dict(exact.named_parameters())
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(torch.equal(ours[name].bfloat16(), weight) for name, weight in rounded.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["nowhere", "new"], "CHECKPOINT is a folder like"),
+        (["run", "full"], "FOLDER must not exist or be empty"),
+        (["run", "new", "--shard-gb", "0"], "--shard-gb is above 0"),
+        (["run/checkpoints/step-000001", "new"], "differs in size"),
+    ],
+)
+def test_save_hf_refuses(tmp_path: Path, words: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("full", "file").touch()
+    actor = tiny_actor(tmp_path)
+    actor.version = 1
+    (save(actor, Path("run")) / "model" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=why):
+        save_hf.main(words)
+    assert not Path("new").exists()
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Converts the model of a checkpoint to a Hugging Face folder: `python -m actors.offline.save_hf`.
+
+Reads a SaveOrder as one JSON line; `tools/save_hf.py` is its command line. Weights are read with transformers, so it
+needs host memory for the model once (twice for float32 of a rounded one).
+"""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from actors.models.loading import load_model, load_tokenizer
+from actors.runtime.process import leave
+from areal_bus.errors import ArealBusError, ConfigError
+
+MASTER = "master/"  # prefix of float32 parameters in optimizer.safetensors, where the model's are rounded
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """A verified checkpoint and where its model goes."""
+
+    checkpoint: str
+    folder: str
+    dtype: str  # "": that of the checkpoint
+    shard_gb: float
+
+
+def save_hf(order: SaveOrder) -> None:
+    """Write the folder, whole or not at all. Raises ConfigError when the model does not load or the disk is full."""
+    source, final = Path(order.checkpoint) / "model", Path(order.folder)
+    dtype = order.dtype or str(json.loads((source / "config.json").read_text()).get("dtype", "float32"))
+    model = load_model(str(source), dtype, "cpu")
+    n_exact = take_masters(model, Path(order.checkpoint)) if dtype == "float32" else 0
+    building = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    try:
+        model.save_pretrained(building, max_shard_size=f"{order.shard_gb:g}GB")
+        load_tokenizer(str(source)).save_pretrained(building)
+        if final.is_dir():
+            final.rmdir()  # an empty one
+        final.parent.mkdir(parents=True, exist_ok=True)
+        building.rename(final)
+    except OSError as error:
+        raise ConfigError(f"a model folder is written whole or not at all: {final} could not be ({error})") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    n_millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    exact = f", {n_exact} tensors from the learner's float32 weights" if n_exact else ""
+    print(f"{final}: {n_millions:.1f} million parameters in {dtype}{exact}", flush=True)
+
+
+def take_masters(model: torch.nn.Module, checkpoint: Path) -> int:
+    """Replace rounded parameters by the learner's float32 ones. How many there are."""
+    parameters, n = dict(model.named_parameters()), 0
+    with safe_open(checkpoint / "optimizer.safetensors", framework="pt") as file, torch.no_grad():
+        for key in file.keys():  # noqa: SIM118  no mapping
+            if key.startswith(MASTER):
+                parameters[key.removeprefix(MASTER)].copy_(file.get_tensor(key))
+                n += 1
+    return n
+
+
+def main() -> int:
+    try:
+        save_hf(SaveOrder(**json.loads(sys.stdin.readline())))
+    except ArealBusError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())

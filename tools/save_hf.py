@@ -1,0 +1,80 @@
+"""Writes the model of a checkpoint, or of a run's newest one, as a Hugging Face folder.
+
+It finds and verifies the checkpoint, and starts `actors/offline/save_hf.py` in a subprocess, which converts it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from areal_bus.errors import CheckpointError, ConfigError
+from areal_bus.storage import versioned_dirs
+from tools import run, terminal
+from tools.evaluate import child_environment
+
+EPILOG = """\
+The folder loads in plain transformers, SGLang and vLLM. It is written whole or not at all.
+--dtype float32 takes the learner's float32 weights, also where the checkpoint's model is rounded to bfloat16.
+
+examples:
+  python -m tools.save_hf runs/latest my-model
+  python -m tools.save_hf runs/demo/checkpoints/step-000012 my-model --dtype bfloat16"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.save_hf",
+        description="Write the model of a checkpoint as a Hugging Face folder.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint, or a run (its newest checkpoint)")
+    p.add_argument("folder", metavar="FOLDER", help="where to write; must not exist, or be empty")
+    p.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="type of the weights (that of the checkpoint)"
+    )
+    p.add_argument("--shard-gb", type=float, default=5.0, metavar="X", help="size of a weights file at most, in GB (5)")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if args.shard_gb <= 0:
+        raise ConfigError(f"--shard-gb is above 0: got {args.shard_gb:g}")
+    folder = Path(args.folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"FOLDER must not exist or be empty: {folder} has content; name another, or remove it")
+    checkpoint = find_checkpoint(args.checkpoint)
+    try:
+        versioned_dirs.verify(checkpoint)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    order = {
+        "checkpoint": str(checkpoint.resolve()),
+        "folder": str(folder.absolute()),
+        "dtype": args.dtype or "",
+        "shard_gb": args.shard_gb,
+    }
+    line = [sys.executable, "-m", "actors.offline.save_hf"]
+    child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def find_checkpoint(argument: str) -> Path:
+    """The folder of a checkpoint; of a run, its newest. Raises ConfigError."""
+    given = Path(argument)
+    if versioned_dirs.NAME.fullmatch(given.resolve().name) and given.is_dir():
+        return given
+    for folder in (given, run.LATEST.parent / argument):
+        if folder.is_dir() and (found := list(versioned_dirs.versions(folder / "checkpoints").values())):
+            return found[0]
+    if given.is_dir() and run.Run(given).journals():
+        raise ConfigError(f"a run needs a checkpoint: {given} has written none yet (checkpoint.every_s, every_steps)")
+    raise ConfigError(f"CHECKPOINT is a folder like runs/demo/checkpoints/step-000012, or a run: {argument} is none")
+
+
+if __name__ == "__main__":
+    terminal.end(main)
