@@ -7,6 +7,8 @@ Message = dict[str, str]  # "role" and "content", both text
 MISSING = object()
 MESSAGES = "question_messages"  # holds the messages of a field "question", because "question" is text in every row
 
+REPLACED = "replaced"  # the file's own values of "question" and "answer", where the text of a row is another
+
 
 def messages_of(row: Mapping[str, Any], key: str) -> list[Message] | None:
     """The chat messages at `key`; None for a text. Raises ValueError as read_messages does."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actors.data.fields import MESSAGES, MISSING, last_user, lookup, read_messages
+from actors.data.fields import MESSAGES, MISSING, REPLACED, last_user, lookup, read_messages
 from actors.data.files import is_saved, read_file
 from actors.data.published_rows import READERS, adapt
 from actors.data.tasks import Row, make_problems
@@ -158,6 +158,9 @@ def complete_row(row: Any, data: DataConfig, where: str) -> Row:
     completed = {**row, "question": question, "answer": answer}
     if isinstance(row.get("question"), list):
         completed[MESSAGES] = row["question"]
+    own = {name: row[name] for name in ("question", "answer") if name in row and row[name] != completed[name]}
+    if own:
+        completed[REPLACED] = own
     try:
         json.dumps(completed, ensure_ascii=False).encode("utf-8")  # as the row is sent with its prompts
     except UnicodeEncodeError as error:

@@ -22,7 +22,7 @@ from actors.engines.builtin.engine import BuiltinEngine
 from actors.generator.rollout_runner import Outcome, RolloutRunner
 from actors.models.loading import check_model_path, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import is_scratch_folder
-from actors.rewards.actor import scored
+from actors.rewards.actor import scored, submit
 from actors.rewards.loading import reward_options
 from actors.rewards.pool import WorkerPool
 from actors.runtime.context import dump
@@ -96,7 +96,7 @@ class Scorer:
             if isinstance(outcome, Trajectory):
                 key = (outcome.uid, outcome.sample)
                 self._at_reward[key] = outcome
-                self._pool.submit(key, prompt=outcome.prompt_text, completion=outcome.text, row=outcome.row)
+                submit(self._pool, key, outcome)
             else:
                 self.evaluation.fail(outcome.uid, outcome.attempt, outcome.error)
 

@@ -34,6 +34,8 @@ from actors.learner.rendezvous import LearnerRanks
 from actors.learner.startup import demonstrate, load_critic, load_policy, warm_up
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
+from actors.rewards.actor import n_before
+from actors.rewards.columns import with_ids
 from actors.rewards.loading import load_reward, reward_options
 from actors.rewards.values import read_value
 from actors.runtime.context import HeartbeatState, dump
@@ -226,7 +228,8 @@ class SynchronousReference:
     def _value(self, trajectory: Trajectory) -> tuple[float, bool | None] | None:
         """What the reward function returns: reward and correctness; None when it fails."""
         try:
-            value = self._reward(trajectory.prompt_text, trajectory.text, json.loads(trajectory.row))
+            row = with_ids(self._reward, json.loads(trajectory.row), trajectory.ids, n_before(trajectory))
+            value = self._reward(trajectory.prompt_text, trajectory.text, row)
             result = read_value(value)
         except Exception as error:  # noqa: BLE001  user code: reward.on_error applies
             why = f"{type(error).__name__}: {error}"

@@ -5,6 +5,7 @@ drops duplicates. Imports no torch.
 """
 
 import time
+from collections.abc import Hashable
 
 from loguru import logger
 
@@ -189,7 +190,7 @@ class RewardLoop:
             return
         self._in_progress[key] = trajectory
         self._n_bytes += size_of(trajectory)
-        self._pool.submit(key, prompt=trajectory.prompt_text, completion=trajectory.text, row=trajectory.row)
+        submit(self._pool, key, trajectory)
 
     def _forget(self, cancel: Cancel) -> None:
         """The group is refunded: drop its waiting scores. One of them might hang, as the one before did."""
@@ -239,6 +240,23 @@ class RewardLoop:
             self._journal.flush()  # before the send: the head must not know a score that is not written
             self._bus.send_all((HEAD, one) for one in self._unsent)
             self._unsent.clear()
+
+
+def submit(pool: WorkerPool, key: Hashable, trajectory: Trajectory) -> None:
+    """Queue the score of a trajectory."""
+    pool.submit(
+        key,
+        prompt=trajectory.prompt_text,
+        completion=trajectory.text,
+        row=trajectory.row,
+        ids=trajectory.ids,
+        n_prompt=n_before(trajectory),
+    )
+
+
+def n_before(trajectory: Trajectory) -> int:
+    """Tokens before the last completion."""
+    return len(trajectory.ids) // 4 - trajectory.segments[-1][1]
 
 
 def size_of(trajectory: Trajectory) -> int:

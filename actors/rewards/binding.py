@@ -1,14 +1,19 @@
-"""Binds the parameters of a reward function by name to prompt, completion and fields of the data row.
+"""Binds the parameters of a reward function to prompt, completion and fields of the data row.
 
-Supports our parameter names and verl's (docs/rewards.md).
+Our parameter names and verl's are bound by name here; functions of TRL and AReaL have modules of their own
+(docs/rewards.md).
 """
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from actors.rewards.areal_functions import bind_areal
 from actors.rewards.protocol import RewardFunction, Score
+from actors.rewards.signatures import AREAL, AUTO, NAMED, REST, signature_of
+from actors.rewards.trl_functions import bind_trl, only
 from areal_bus.errors import ConfigError
 
 Row = Mapping[str, Any]
@@ -42,28 +47,48 @@ NAMES: dict[str, Fill] = {
     "ground_truth": ground_truth,
     "extra_info": extra_info,
 }
-FROM_ROW = ("data_source",)  # names without a fallback: the row must have the field
+LISTS = {"data_sources": "data_source", "solution_strs": "solution_str", "ground_truths": "ground_truth",
+         "extra_infos": "extra_info"}  # fmt: skip
+FROM_ROW = {"data_source": "data_source", "data_sources": "data_source"}  # name without a fallback: field of the row
 OURS = ["prompt", "completion", "row"]
 BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def bind(function: Callable[..., Any], name: str, fields: Collection[str] | None = None) -> RewardFunction:
-    """Wrap the function as (prompt, completion, row). `fields`: the fields that every row has, if known.
+def listed(fill: Fill) -> Fill:
+    """For verl's batch reward managers: a list of one."""
+    return lambda prompt, completion, row: [fill(prompt, completion, row)]
+
+
+NAMES |= {several: listed(NAMES[one]) for several, one in LISTS.items()}
+
+
+def bind(
+    function: Callable[..., Any], name: str, fields: Collection[str] | None = None, *, signature: str = AUTO
+) -> RewardFunction:
+    """Wrap the function as (prompt, completion, row). `fields`: the fields that every row has, if known. `signature`:
+    as reward.signature.
 
     Raises ConfigError for a parameter that has no default and cannot be bound. A function without a signature (some C
-    functions), or with `*args` only, is called with (prompt, completion, row) by position.
+    functions), or with `*args` only, is called with (prompt, completion, row) by position. A coroutine function is run
+    to its end.
     """
+    function = run_to_end(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:
         return function
     named = [parameter for parameter in parameters if parameter.kind not in REST]
+    what = f"reward.function {name!r} ({function_of(name)}{inspect.signature(function)})"
+    kind = signature_of(parameters, what) if signature == AUTO else signature
+    if kind == AREAL:
+        return bind_areal(function, named, what, fields)
+    if kind != NAMED:
+        return bind_trl(function, named, what, fields, kind)
     if [p.name for p in named if p.kind in BY_PLACE] == OURS and len(named) == len(OURS):
         return function
     if not named and any(p.kind == inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return function
-    check(named, f"reward.function {name!r} ({function_of(name)}{inspect.signature(function)})", fields)
+    check(named, what, fields)
     return bound(function, named, fields)
 
 
@@ -74,20 +99,21 @@ def check(named: list[inspect.Parameter], what: str, fields: Collection[str] | N
             continue
         if parameter.name in NAMES:
             raise ConfigError(
-                f"{what} takes {parameter.name!r}, the row's field of that name, but not every row has this field; add "
-                f"the field, or give the parameter a default"
+                f"{what} takes {parameter.name!r}, the row's field {FROM_ROW[parameter.name]!r}, but not every row has "
+                "this field; add the field, or give the parameter a default"
             )
         raise ConfigError(
             f"{what} has the parameter {parameter.name!r}, which cannot be bound: parameters are bound by name, and "
-            f"the names are {', '.join(NAMES)}; rename it, or give it a default"
+            f"the names are {known_names()}; rename it, give it a default, or set reward.signature for a function of "
+            "TRL or AReaL"
         )
     if not any(parameter.name in NAMES for parameter in named):
-        raise ConfigError(f"{what} must take at least one of {', '.join(NAMES)}: it takes none")
+        raise ConfigError(f"{what} must take at least one of {known_names()}: it takes none")
 
 
 def is_filled(parameter: inspect.Parameter, fields: Collection[str] | None) -> bool:
     """Whether the parameter is bound to a value."""
-    is_there = parameter.name not in FROM_ROW or fields is None or parameter.name in fields
+    is_there = parameter.name not in FROM_ROW or fields is None or FROM_ROW[parameter.name] in fields
     return parameter.name in NAMES and is_there
 
 
@@ -103,14 +129,30 @@ def bound(
     @functools.wraps(function)
     def score(prompt: str, completion: str, row: Row, /) -> float | Score:
         def has(p: inspect.Parameter) -> bool:
-            return p.name in filled and (p.name not in optional or p.name in row)
+            return p.name in filled and (p.name not in optional or FROM_ROW[p.name] in row)
 
         values = (NAMES[p.name](prompt, completion, row) if has(p) else p.default for p in positional)
         given = {p.name: NAMES[p.name](prompt, completion, row) for p in keywords if has(p)}
         value: float | Score = function(*values, **given)
-        return value
+        return only(value) if filled & LISTS.keys() else value
 
     return score
+
+
+def run_to_end(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A coroutine function as a plain one."""
+    if not inspect.iscoroutinefunction(function):
+        return function
+
+    @functools.wraps(function)
+    def run(*values: Any, **given: Any) -> Any:
+        return asyncio.run(function(*values, **given))
+
+    return run
+
+
+def known_names() -> str:
+    return ", ".join(name for name in NAMES if name not in LISTS)
 
 
 def function_of(name: str) -> str:

@@ -13,6 +13,8 @@ from actors.rewards.protocol import Score
 
 def agent_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
     returned = row.get("agent", {})
+    if returned.get("rejected"):
+        raise ValueError("the workflow rejected this sample: it returned None")
     if "reward" not in returned:
         raise ValueError("the agent must return its reward: it returned none")
     return Score(returned["reward"], correct=returned.get("correct"))

@@ -7,9 +7,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.areal.stand_ins import import_module
 from actors.rewards.binding import bind
 from actors.rewards.pool import WorkerPool
 from actors.rewards.protocol import RewardFunction
+from actors.rewards.signatures import AUTO
 from actors.rewards.weighted import WeightedReward, WeightedTerm
 from actors.runtime.user_code import cause
 from areal_bus.errors import ConfigError
@@ -35,7 +37,8 @@ SPARE_S = 2.0  # of reward.timeout_s: tests of a program, and calls of a judge, 
 
 
 def reward_options(reward: "RewardConfig", run_folder: Path | None = None) -> dict[str, Any]:
-    """Settings of the built-in functions, for workers: "code" (fields of CodeOptions), "format", "judge", "terms".
+    """Settings of the built-in functions, for workers: "code" (fields of CodeOptions), "format", "judge", "terms",
+    and "signature" of the user's functions.
 
     `run_folder`: where a judge keeps its replies and its budget; without one each worker has its own.
     """
@@ -44,6 +47,7 @@ def reward_options(reward: "RewardConfig", run_folder: Path | None = None) -> di
         "code": code_options(reward),
         "format": reward.format.model_dump(),
         "judge": {**reward.judge.model_dump(), "score_s": score_seconds(reward), "folder": folder},
+        "signature": reward.signature,
         "terms": [{"name": term.label, "function": term.function, "weight": term.weight} for term in reward.terms],
     }
 
@@ -77,7 +81,7 @@ def load_reward(
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"reward.function {name!r} must import: module {module_name!r} did not ({cause(error)}); "
@@ -91,7 +95,8 @@ def load_reward(
         )
     if options is not None:
         configure(name, options, fields)
-    return bind(function, name, fields)
+    signature = (options or {}).get("signature", AUTO)
+    return bind(function, name, fields, signature=AUTO if name in BUILT_IN else signature)
 
 
 def configure(name: str, options: Mapping[str, Any], fields: Collection[str] | None) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from actors.rewards.columns import encode_ids
 from actors.rewards.ipc import REPLY_BYTES, REQUEST_BYTES, pack, unpack
 from areal_bus.core.reward_parts import checked
 from areal_bus.errors import ConfigError
@@ -198,8 +199,15 @@ class ScoreTask:
 
     key: Hashable
     id: int  # of its frame; the reply repeats it
-    frame: bytes
+    request: dict[str, Any]
+    ids: bytes = b""  # tokens of the trajectory (int32)
+    n_prompt: int = 0  # of them before the completion
     is_second: bool = False  # repeated, because its first worker was killed from outside
+
+    def frame(self, *, with_ids: bool) -> bytes:
+        """Raises ValueError for a request over the limit."""
+        ids = encode_ids(self.ids, self.n_prompt) if with_ids else {}
+        return pack({"id": self.id, **self.request, **ids}, cap_bytes=REQUEST_BYTES)
 
 
 class Worker:
@@ -208,14 +216,17 @@ class Worker:
     def __init__(self, selector: selectors.BaseSelector, order: bytes) -> None:
         self.process = WorkerProcess(selector, self)
         self.ready = False
+        self.needs_ids = False  # the function takes token ids
         self.task: ScoreTask | None = None
         self.since = time.monotonic()  # start of the process or of the task
         self.process.send(order)
 
     def begin(self, task: ScoreTask) -> None:
+        """Raises ValueError for a request over the limit."""
+        frame = task.frame(with_ids=self.needs_ids)
         self.task = task
         self.since = time.monotonic()
-        self.process.send(task.frame)
+        self.process.send(frame)
 
     @property
     def is_busy(self) -> bool:
@@ -285,16 +296,14 @@ class WorkerPool:
         """Scores submitted whose verdicts `poll` has not returned."""
         return len(self._waiting) + len(self._verdicts) + sum(worker.task is not None for worker in self._workers)
 
-    def submit(self, key: Hashable, *, prompt: str, completion: str, row: str) -> None:
-        """Queue a score; `row` is a JSON object. A request over the limit gets an error for a verdict."""
-        id = next(self._ids)
-        request = {"id": id, "prompt": prompt, "completion": completion, "row": row}
-        try:
-            task = ScoreTask(key, id, pack(request, cap_bytes=REQUEST_BYTES))
-        except ValueError as error:
-            self._verdicts.append(Verdict(key, VerdictStatus.ERROR, 0.0, None, str(error), 0.0))
-            return
-        self._waiting.append(task)
+    def submit(
+        self, key: Hashable, *, prompt: str, completion: str, row: str, ids: bytes = b"", n_prompt: int = 0
+    ) -> None:
+        """Queue a score; `row` is a JSON object, `ids` the tokens (int32), the first `n_prompt` of them before the
+        completion. A request over the limit gets an error for a verdict.
+        """
+        request = {"prompt": prompt, "completion": completion, "row": row}
+        self._waiting.append(ScoreTask(key, next(self._ids), request, ids, n_prompt))
         self._assign()
 
     def forget(self, keys: Collection[Hashable]) -> list[Hashable]:
@@ -347,7 +356,13 @@ class WorkerPool:
                 if worker.process.ended:  # a process it started still holds the pipes open
                     self._replace(worker)
                 else:
-                    worker.begin(self._waiting.popleft())
+                    self._begin(worker, self._waiting.popleft())
+
+    def _begin(self, worker: Worker, task: ScoreTask) -> None:
+        try:
+            worker.begin(task)
+        except ValueError as error:
+            self._verdicts.append(Verdict(task.key, VerdictStatus.ERROR, 0.0, None, str(error), 0.0))
 
     def _receive(self, worker: Worker) -> None:
         try:
@@ -365,7 +380,8 @@ class WorkerPool:
     def _take_start(self, worker: Worker, record: dict[str, Any]) -> None:
         if "broken" in record:
             self._fail_start(worker, str(record["broken"]))
-        elif record == {"ready": True}:
+        elif record.keys() == {"ready", "needs_ids"}:
+            worker.needs_ids = bool(record["needs_ids"])
             worker.ready, self._failed_starts, self._has_loaded = True, 0, True
         else:
             raise ValueError('a worker\'s first frame must hold "ready" or "broken"')

@@ -17,6 +17,10 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
+class NotApplicable(Exception):
+    """The function does not apply to this row (TRL's None): a weighted sum leaves it out, alone it is an error."""
+
+
 class RewardFunction(Protocol):
     """`score(prompt, completion, row)` returns a number or a Score for two texts and the data row.
 

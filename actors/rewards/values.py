@@ -1,6 +1,7 @@
-"""Reads what a reward function returned: a number, a yes or no, or a Score."""
+"""Reads what a reward function returned: a number, a yes or no, a Score, or verl's dict."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 from actors.rewards.protocol import Score
@@ -9,11 +10,25 @@ from areal_bus.core.reward_parts import checked
 MAX_REWARD = 1e9  # largest absolute reward: its square must fit float32
 
 
+def from_verl(value: Mapping[Any, Any]) -> Score:
+    """verl's dict: the reward under "score", correctness under "acc"; other finite numbers are parts, texts are not."""
+    if "score" not in value:
+        raise TypeError(f'a reward function that returns a dict has its reward under "score": it has {list(value)[:8]}')
+    numbers = {str(name): one for name, one in value.items() if isinstance(one, bool | int | float)}
+    correct = value.get("acc")
+    return Score(
+        value["score"],
+        bool(correct) if correct in (0, 1) else None,
+        {name: float(one) for name, one in numbers.items() if name != "score" and math.isfinite(one)},
+    )
+
+
 def read_value(value: object) -> dict[str, Any]:
     """The fields "reward" and "correct" of a returned value, and "parts" if it reports any.
 
     Raises TypeError or ValueError when it is invalid.
     """
+    value = from_verl(value) if isinstance(value, Mapping) else value
     score = value if isinstance(value, Score) else None
     number: object = score.reward if score else value
     correct: object = score.correct if score else value if isinstance(value, bool) else None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.rewards.protocol import RewardFunction, Score
+from actors.rewards.protocol import NotApplicable, RewardFunction, Score
 from actors.rewards.values import read_value
 
 
@@ -29,19 +29,33 @@ class WeightedReward:
         self.terms = tuple(terms)
 
     def __call__(self, prompt: str, completion: str, row: Mapping[str, Any], /) -> Score:
-        """Parts: the reward of each term before its weight, and the parts of a term as TERM/PART. Raises TermFailed."""
+        """Parts: the reward of each term before its weight, and the parts of a term as TERM/PART. Raises TermFailed.
+
+        A term that does not apply to the row is left out. Raises NotApplicable when none applies.
+        """
         rewards, parts, correct = [], {}, None
         for term in self.terms:
-            value = self._value(term, prompt, completion, row)
+            try:
+                value = self._value(term, prompt, completion, row)
+            except NotApplicable:
+                continue
             rewards.append(term.weight * value["reward"])
             parts[term.name] = value["reward"]
             parts |= {f"{term.name}/{name}": part for name, part in value.get("parts", {}).items()}
             correct = value["correct"] if correct is None else correct
+        if not rewards:
+            raise NotApplicable("one of reward.terms must apply to each row: none applies to this one")
         return Score(math.fsum(rewards), correct, parts)
+
+    @property
+    def needs_token_ids(self) -> bool:
+        return any(getattr(term.function, "needs_token_ids", False) for term in self.terms)
 
     def _value(self, term: WeightedTerm, prompt: str, completion: str, row: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return read_value(term.function(prompt, completion, row))
+        except NotApplicable:
+            raise
         except Exception as error:
             # with the traceback of the cause, which holds the place in the user's code
             failed = TermFailed(f"reward {term.name!r}: {type(error).__name__}: {error}")

@@ -1,7 +1,8 @@
 """The worker process of a reward function: `python -m actors.rewards.worker PARENT_PID`.
 
-Its first frame names the function and the file for its output; it replies {"ready": true} or {"broken": reason}. Then
-each frame is one score and each reply a verdict. The pool enforces deadlines by killing the process.
+Its first frame names the function and the file for its output; it replies {"ready": true, "needs_ids": whether it
+takes token ids} or {"broken": reason}. Then each frame is one score and each reply a verdict. The pool enforces
+deadlines by killing the process.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from actors.rewards.columns import TOKEN_IDS, decode_ids
 from actors.rewards.ipc import LENGTH, REPLY_BYTES, REQUEST_BYTES, check, pack, read
 from actors.rewards.loading import load_reward
 from actors.rewards.protocol import RewardFunction, Score
@@ -42,7 +44,7 @@ def main(parent: int) -> None:
     except ConfigError as error:
         reply(replies, {"broken": str(error)[:ERROR_CHARACTERS]})
         return
-    reply(replies, {"ready": True})
+    reply(replies, {"ready": True, "needs_ids": bool(getattr(function, "needs_token_ids", False))})
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     myself = os.getpid()
     while (request := read_frame(requests)) is not None:
@@ -124,7 +126,10 @@ def reply(replies: BinaryIO, record: dict[str, Any]) -> None:
 def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]:
     """Run the function: its reward, or its error (I10: an error never becomes a reward)."""
     try:
-        value = function(request["prompt"], request["completion"], json.loads(request["row"]))
+        row = json.loads(request["row"])
+        if "ids" in request:
+            row[TOKEN_IDS] = decode_ids(request)
+        value = function(request["prompt"], request["completion"], row)
         return {"status": "value", **read_value(value)}
     except BaseException as error:  # noqa: BLE001 (any exception, SystemExit too, is an error verdict)
         return {"status": "error", **explain(error, function)}

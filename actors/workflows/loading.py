@@ -1,12 +1,13 @@
 """Loads a workflow by its configured name."""
 
-import importlib
 from collections.abc import Callable
 
+from actors.areal.stand_ins import import_module
 from actors.endpoint.agent_pool import check_agent
 from actors.runtime.user_code import cause
 from actors.runtime.user_failures import Prints
 from actors.workflows.agent import AgentWorkflow, do_nothing
+from actors.workflows.areal_workflow import ArealWorkflow
 from actors.workflows.protocol import Workflow
 from actors.workflows.single_turn import SingleTurn
 from areal_bus.config.sections import Config
@@ -29,14 +30,18 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
     if not module_name or not name:
         raise ConfigError(f'workflow.function must be "single_turn", "agent" or "module:Class": it is {function!r}')
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"workflow.function {function!r} must import: module {module_name!r} did not ({cause(error)})"
         ) from error
     made = getattr(module, name, None)
+    if callable(getattr(made, "arun_episode", None)) and not hasattr(made, "episode"):
+        return ArealWorkflow(made, config, wake=wake)
     if not callable(made) or not callable(getattr(made, "episode", None)):
-        found = "has no such name" if made is None else "has no class with an `episode` there"
+        found = (
+            "has no such name" if made is None else "has no class with an `episode` (or AReaL's `arun_episode`) there"
+        )
         raise ConfigError(
             f"workflow.function {function!r} must name a class with `episode(row, ask)`: module {module_name!r} "
             f"({module.__file__}) {found}"
@@ -52,13 +57,13 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
 
 
 def continues(workflow: Workflow) -> bool:
-    """Whether another generator can continue an episode. An agent's cannot move: its process runs here."""
-    return not isinstance(workflow, AgentWorkflow)
+    """Whether another generator can continue an episode. One that runs code beside the loop cannot move."""
+    return not isinstance(workflow, AgentWorkflow | ArealWorkflow)
 
 
 def close_workflow(workflow: Workflow) -> None:
-    """Stop the server and processes of the agent workflow."""
-    if isinstance(workflow, AgentWorkflow):
+    """Stop server, processes and threads of the workflow."""
+    if isinstance(workflow, AgentWorkflow | ArealWorkflow):
         workflow.close()
 
 

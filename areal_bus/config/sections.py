@@ -179,7 +179,11 @@ class AgentConfig(Section):
 
 class WorkflowConfig(Section):
     function: str = "single_turn"
-    """Turns a row into an episode: "single_turn", "agent", or "module:Class" from the folder of the config."""
+    """Turns a row into an episode: "single_turn", "agent", or "module:Class" from the folder of the config, which may
+    be a workflow of AReaL (docs/from-areal.md)."""
+    arguments: dict[str, bool | int | float | str] = Field({})
+    """Arguments of the class of an AReaL workflow by name; reward_fn is "module:function". A class of ours finds them
+    in its config."""
     agent: AgentConfig = AgentConfig()
     """An agent that calls the model through an OpenAI-compatible endpoint."""
 

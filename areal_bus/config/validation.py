@@ -52,6 +52,10 @@ def _sources(c: Config) -> list[Rule]:
             "(or neither)",
         ),
         (
+            bool(c.workflow.arguments) and ":" not in c.workflow.function,
+            f'workflow.arguments are for a class, workflow.function = "module:Class": it is {c.workflow.function!r}',
+        ),
+        (
             c.workflow.function == "agent" and c.model.scratch is not None and not c.workflow.agent.chat_template,
             "conversations need a chat template, and the tokenizer of [model.scratch] has none: set "
             "workflow.agent.chat_template",

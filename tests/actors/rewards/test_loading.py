@@ -1,8 +1,12 @@
+import struct
 import sys
 
 import pytest
 
-from actors.rewards.loading import BUILT_IN, check_reward, load_reward
+from actors.rewards.loading import BUILT_IN, check_reward, load_reward, reward_options
+from actors.rewards.pool import WorkerPool
+from actors.rewards.protocol import NotApplicable, Score
+from actors.rewards.values import read_value
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
@@ -72,6 +76,10 @@ VERL_ROW = {
     "answer": "two",
 }
 PLAIN_ROW = {"question": "1+1", "answer": "2"}
+TOKENS = {"token_ids": {"prompt": [1, 2], "completion": [3]}}
+OWN_ROW = {"question": "1+1", "answer": "2", "replaced": {"answer": 2}, **TOKENS}  # the file has a number
+CHAT = [{"role": "user", "content": "1+1"}]
+SAID = [{"role": "assistant", "content": "said"}]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,12 @@ PLAIN_ROW = {"question": "1+1", "answer": "2"}
         ),
         ("data_source='none', prompt='', /", VERL_ROW, ["gsm8k", "asked"]),
         ("*all", PLAIN_ROW, [("asked", "said", PLAIN_ROW)]),
+        ("prompt, completions, prompt_ids, completion_ids, answer", OWN_ROW, ["asked", "said", [1, 2], [3], 2]),
+        (
+            "_p, c, prompt_ids, _ci, *, data_source, k=3",
+            {**OWN_ROW, **VERL_ROW},
+            ["asked", "said", [1, 2], [3], "gsm8k", 3],
+        ),
     ],
 )
 def test_item_10_a_reward_gets_its_arguments_by_the_names_of_its_parameters(folder, parameters, row, expected):
@@ -118,3 +132,120 @@ def test_item_10_what_cannot_be_bound_is_refused_with_the_parameter_and_the_name
         assert all(part in str(caught.value) for part in parts), caught.value
     verl = Config.model_validate({"reward": {"function": "own_unbound:verl"}})
     check_reward(verl, folder, {"question", "answer", "data_source"})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "signature", "row", "expected"),
+    [
+        ("prompts, completions, ground_truth", "auto", {**PLAIN_ROW, "ground_truth": 7}, [["asked"], ["said"], [7]]),
+        ("completions, answer, **columns", "auto", OWN_ROW, [["said"], [2]]),
+        ("prompts, completions, data_source", "auto", VERL_ROW, [[CHAT], [SAID], ["gsm8k"]]),
+        ("completions, prompts", "auto", {**PLAIN_ROW, "question_messages": CHAT}, [[SAID], [CHAT]]),
+        ("completion_ids, completions", "auto", OWN_ROW, [[[3]], ["said"]]),
+        ("prompts, completions", "trl_chat", PLAIN_ROW, [[[{"role": "user", "content": "asked"}]], [SAID]]),
+        ("prompts, completions", "trl_text", VERL_ROW, [["asked"], ["said"]]),
+        ("**every", "trl", PLAIN_ROW, []),
+        ("data_sources, solution_strs, ground_truths, extra_infos=None", "auto", VERL_ROW,
+         [["gsm8k"], ["said"], ["2"], [{"index": 7}]]),
+    ],
+)  # fmt: skip
+def test_functions_with_lists_are_called_as_trl_and_verl_call_them(folder, parameters, signature, row, expected):
+    names = [word.partition("=")[0].strip(" ") for word in parameters.split(",")]
+    named = ", ".join(name for name in names if not name.startswith("*"))
+    (folder / "own_lists.py").write_text(
+        f"seen = []\ndef score({parameters}):\n    seen[:] = [{named}]\n    return [0.5]"
+    )
+    sys.modules.pop("own_lists", None)
+    function = load_reward("own_lists:score", folder, set(row), options={"signature": signature})
+    assert function("asked", "said", row) == 0.5
+    assert sys.modules["own_lists"].seen == expected
+
+
+def test_what_a_function_of_another_system_returns(folder):
+    (folder / "own_returns.py").write_text(
+        "async def later(completions, **kwargs): return [0.25]\n"
+        "def metric(completions, log_metric=None, log_extra=None, **kwargs):\n"
+        "    log_extra('seen', completions)\n"
+        "    log_metric('length', len(completions[0]))\n"
+        "    return [True]\n"
+        "def number(completions, **kwargs): return 0.5\n"
+        "def two(completions, **kwargs): return [0.5, 0.5]\n"
+        "def absent(completions, **kwargs): return [None]\n"
+        "def verl(solution_str): return {'score': -1, 'acc': False, 'pred': '7', 'n': 3}\n"
+        "def odd(solution_str): return {'reward': 1}\n"
+    )
+    sys.modules.pop("own_returns", None)
+
+    def value_of(name):
+        return read_value(load_reward(f"own_returns:{name}", folder)("asked", "said", PLAIN_ROW))
+
+    assert value_of("later") == {"reward": 0.25, "correct": None}
+    assert value_of("metric") == {"reward": 1.0, "correct": True, "parts": {"length": 4.0}}
+    assert value_of("verl") == {"reward": -1.0, "correct": False, "parts": {"acc": 0.0, "n": 3.0}}
+    for name, error, text in [
+        ("number", TypeError, "a list of one reward: it returned a float"),
+        ("two", TypeError, "it returned 2 for 1"),
+        ("absent", NotApplicable, "does not apply"),
+        ("odd", TypeError, 'under "score"'),
+    ]:
+        with pytest.raises(error, match=text):
+            value_of(name)
+
+
+def test_a_term_that_does_not_apply_is_left_out_of_a_sum(folder):
+    (folder / "own_terms.py").write_text(
+        "def maths(completions, task, **kwargs): return [1.0 if one == 'math' else None for one in task]\n"
+        "def half(completion): return 0.5\n"
+    )
+    sys.modules.pop("own_terms", None)
+    terms = [{"function": "own_terms:maths", "weight": 2.0}, {"function": "own_terms:half"}]
+    options = reward_options(Config.model_validate({"reward": {"function": "weighted", "terms": terms}}).reward)
+    score = load_reward("weighted", folder, options=options)
+    assert score("", "", {"task": "math"}) == Score(2.5, None, {"maths": 1.0, "half": 0.5})
+    assert score("", "", {"task": "code"}) == Score(0.5, None, {"half": 0.5})
+    score.terms = score.terms[:1]
+    with pytest.raises(NotApplicable, match="none applies"):
+        score("", "", {"task": "code"})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        (
+            "prompt, completions",
+            "two systems, prompt \\(ours or AReaL's\\) and completions \\(TRL's\\): set reward.sig",
+        ),
+        ("completions: str, answer: str", "completions: str"),
+        ("prompt_ids, solution_str", "ours or verl's"),
+        ("prompt, prompt_ids", "by position: it takes 2"),
+        (
+            "completions, solution",
+            "'solution', a column of TRL's rows, but not every row has this field: .* answer, que",
+        ),
+        ("completions, trainer_state", "'trainer_state', which no reward process has"),
+        ("environments, **kwargs", "'environments', which no reward process has"),
+        ("completions, /", "positional only"),
+        ("p, completions, prompt_ids, ids, solution", "'solution', a field of AReaL's rows"),
+    ],
+)
+def test_a_signature_that_fits_no_system_or_two_is_refused_in_one_sentence(folder, parameters, text):
+    (folder / "own_mixed.py").write_text(f"def score({parameters}): ...")
+    sys.modules.pop("own_mixed", None)
+    with pytest.raises(ConfigError, match=text) as caught:
+        load_reward("own_mixed:score", folder, {"question", "answer"})
+    assert "\n" not in str(caught.value)
+
+
+def test_token_ids_reach_a_worker_only_where_the_function_takes_them(folder):
+    (folder / "own_ids.py").write_text(
+        "def areal(prompt, completions, prompt_ids, completion_ids, **data):\n"
+        "    return sum(prompt_ids) + 1000 * sum(completion_ids) + ('token_ids' in data)\n"
+        "def plain(row): return float('token_ids' in row)\n"
+    )
+    ids = struct.pack("<5i", 1, 2, 3, 40, 50)
+    for name, expected in [("areal", 90006), ("plain", 0)]:
+        with WorkerPool(f"own_ids:{name}", folder, n_workers=1, timeout_s=20.0) as pool:
+            pool.submit(0, prompt="", completion="", row="{}", ids=ids, n_prompt=3)
+            while not (verdicts := pool.poll(1.0)):
+                pass
+        assert (verdicts[0].reward, verdicts[0].error) == (expected, "")

@@ -1,0 +1,159 @@
+"""Stand-ins for modules of AReaL, so that a workflow or a reward function that imports them runs without AReaL.
+
+They hold what such a file needs to run in a generator or a reward process. Trackers and tracers record nothing: the
+journal has the figures. An installed AReaL is never replaced.
+"""
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import inspect
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+from actors.areal.requests import GenerationHyperparameters, ModelRequest, ModelResponse
+from areal_bus.errors import ConfigError
+
+NAME = "areal"
+MARK = "is_stand_in"
+MATH = "actors.rewards.mathematics"
+MODELS = "actors.models.loading"
+
+
+class RolloutWorkflow:
+    """Base class of a workflow: `async def arun_episode(self, engine, data)`."""
+
+
+class InferenceEngine:
+    """The type of `engine`, for annotations."""
+
+
+class AsyncRewardWrapper:
+    """Runs a reward function in a thread, with a deadline. A late or failing one raises: it is never a reward of 0."""
+
+    def __init__(
+        self,
+        reward_fn: Callable[..., Any],
+        timeout_seconds: float = 15,
+        max_workers: int | None = None,
+        max_retries: int = 3,
+    ) -> None:
+        """`max_workers` and `max_retries` are accepted: a second try of the same call would end like the first."""
+        self._function, self._timeout_s = reward_fn, timeout_seconds
+
+    async def __call__(self, *values: Any, **given: Any) -> Any:
+        if inspect.iscoroutinefunction(self._function):
+            return await asyncio.wait_for(self._function(*values, **given), self._timeout_s)
+        call = functools.partial(self._function, *values, **given)
+        return await asyncio.wait_for(asyncio.to_thread(call), self._timeout_s)
+
+
+class StatsTracker:
+    """Accepts figures of a workflow and drops them."""
+
+    def scalar(self, **figures: Any) -> None:
+        """A figure that nothing reads here."""
+
+
+class MathVerifyWorker:
+    """AReaL's checker of answers: the reward `math`."""
+
+    def verify(self, response: str, ground_truth: str) -> float:
+        score = importlib.import_module(MATH).score
+        return float(score("", response, {"answer": ground_truth}).reward)
+
+
+def same(*_: Any, **__: Any) -> Callable[[Any], Any]:
+    """A decorator that changes nothing."""
+    return lambda function: function
+
+
+@contextlib.asynccontextmanager
+async def phase(*_: Any, **__: Any) -> AsyncIterator[None]:
+    """A phase that is not traced."""
+    yield
+
+
+def apply_chat_template(tokenizer: Any, messages: Any, **given: Any) -> Any:
+    """Token ids as a list, whatever the version of transformers."""
+    return tokenizer.apply_chat_template(
+        messages, **({"return_dict": False} if given.get("tokenize", True) else {}), **given
+    )
+
+
+def import_from_string(name: str) -> Any:
+    """The object at "module.name" or "module:name"."""
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def load_hf_tokenizer(path: str, *_: Any, **__: Any) -> Any:
+    return importlib.import_module(MODELS).load_tokenizer(path)
+
+
+CONTENTS: dict[str, dict[str, Any]] = {
+    "api.io_struct": {"ModelRequest": ModelRequest, "ModelResponse": ModelResponse},
+    "api.workflow_api": {"RolloutWorkflow": RolloutWorkflow},
+    "api.engine_api": {"InferenceEngine": InferenceEngine},
+    "api.reward_api": {"AsyncRewardWrapper": AsyncRewardWrapper},
+    "api.cli_args": {"GenerationHyperparameters": GenerationHyperparameters},
+    "utils.logging": {"getLogger": logging.getLogger},
+    "utils.stats_tracker": {"get": lambda scope="": StatsTracker(), "scalar": StatsTracker().scalar},
+    "utils.hf_utils": {"apply_chat_template": apply_chat_template, "load_hf_tokenizer": load_hf_tokenizer},
+    "utils.dynamic_import": {"import_from_string": import_from_string},
+    "utils.perf_tracer": {
+        "session_context": same,
+        "trace_session": same,
+        "trace_perf": same,
+        "atrace_session_phase": phase,
+        "atrace_scope": phase,
+    },
+    "workflow_context": {"stat_scope": lambda: "rollout"},
+    "reward": {"get_math_verify_worker": MathVerifyWorker},
+}
+
+
+def import_module(name: str) -> ModuleType:
+    """The user's module. Stand-ins are installed when it imports AReaL and AReaL is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != NAME:
+            return refuse(name, error)
+    install()
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        return refuse(name, error)
+
+
+def refuse(name: str, error: ImportError) -> NoReturn:
+    """Raises the error, or ConfigError when the module lacks a part of AReaL because the stand-ins are in its place."""
+    if not hasattr(sys.modules.get(NAME), MARK) or NAME not in str(error):
+        raise error
+    raise ConfigError(
+        f"module {name!r} imports a part of AReaL that has no stand-in here ({error}): install AReaL, or remove the "
+        "import; actors/areal/stand_ins.py has the stand-ins"
+    ) from error
+
+
+def install() -> None:
+    """Put the stand-ins into sys.modules."""
+    modules = {"": ModuleType(NAME)}
+    setattr(modules[""], MARK, True)
+    for path in ("api", "utils", *CONTENTS):
+        modules[path] = ModuleType(f"{NAME}.{path}")
+        parent, _, last = path.rpartition(".")
+        setattr(modules[parent], last, modules[path])
+    for path, names in CONTENTS.items():
+        vars(modules[path]).update(names)
+        if path.startswith("api."):
+            vars(modules["api"]).update(names)
+    for path in ("", "api", "utils"):
+        modules[path].__path__ = []
+    for path, module in modules.items():
+        sys.modules[f"{NAME}.{path}" if path else NAME] = module

@@ -1,0 +1,319 @@
+"""Runs workflows of AReaL: classes with `async def arun_episode(self, engine, data)`.
+
+The workflow runs on an asyncio loop in a thread of its own, as it may await anything. Its calls of `engine.agenerate`
+come to the generator's loop, which samples. The tokens are those recorded here: what the workflow returns must agree.
+"""
+
+import asyncio
+import inspect
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actors.areal.requests import GenerationHyperparameters, ModelRequest, ModelResponse
+from actors.areal.stand_ins import import_from_string
+from actors.engines.protocol import SamplingControls
+from actors.rewards.columns import columns_of
+from actors.runtime.user_code import describe, place_of, trace_of
+from actors.workflows.episode_runner import Awaited
+from actors.workflows.prompts import prompt_of
+from actors.workflows.protocol import Ask, Episode, Row, Turn
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError, EngineError, WorkflowError
+from areal_bus.messages import Finish
+
+GIVEN = ("gconfig", "tokenizer")  # arguments of a workflow's class that it gets without workflow.arguments
+ENDED_S = 5.0  # longest wait for the thread to end
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """The workflow waits for a completion."""
+
+    request: ModelRequest
+    answer: "asyncio.Future[ModelResponse]"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowEnded:
+    """What `arun_episode` returned or raised."""
+
+    returned: Any = None
+    error: BaseException | None = None
+
+
+class ArealEngine:
+    """The `engine` of one episode. Its calls are queued for the generator's loop."""
+
+    def __init__(self, wake: Callable[[], None], timeout_s: float) -> None:
+        self.events: queue.SimpleQueue[EngineCall | WorkflowEnded] = queue.SimpleQueue()
+        self._wake, self._timeout_s = wake, timeout_s
+        self._task: asyncio.Task[Any] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_late = False
+        self._in_call = False
+        self._version = 0
+
+    async def agenerate(self, req: ModelRequest) -> ModelResponse:
+        """A completion of req.input_ids. Raises EngineError when it does not fit the model."""
+        if self._in_call:
+            raise RuntimeError("an episode is one sequence of tokens: await each agenerate before the next")
+        self._in_call = True
+        self._stop_clock()
+        call = EngineCall(req, asyncio.get_running_loop().create_future())
+        self._put(call)
+        try:
+            response = await call.answer
+        except (EngineError, ValueError):  # refused: the workflow may go on
+            self._resume()
+            raise
+        self._resume()
+        self._version = response.output_versions[-1] if response.output_versions else self._version
+        return response
+
+    def get_version(self) -> int:
+        """Version of the weights that sampled the last token."""
+        return self._version
+
+    async def run(self, workflow: Any, data: dict[str, Any]) -> None:
+        """Run the episode to its end, within workflow.agent.timeout_s of its own time."""
+        self._task = asyncio.current_task()
+        self._start_clock()
+        try:
+            self._put(WorkflowEnded(await workflow.arun_episode(self, data)))
+        except asyncio.CancelledError as error:
+            text = f"it took more than workflow.agent.timeout_s = {self._timeout_s:g} s of its own"
+            self._put(WorkflowEnded(error=TimeoutError(text) if self._is_late else error))
+        except BaseException as error:  # noqa: BLE001  user code: the sample fails with the text
+            self._put(WorkflowEnded(error=error))
+        finally:
+            self._stop_clock()
+
+    def _resume(self) -> None:
+        self._in_call = False
+        self._start_clock()
+
+    def _put(self, event: EngineCall | WorkflowEnded) -> None:
+        self.events.put(event)
+        self._wake()
+
+    def _start_clock(self) -> None:
+        self._stop_clock()
+        self._deadline = asyncio.get_running_loop().call_later(self._timeout_s, self._end_late)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _end_late(self) -> None:
+        self._is_late = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+class RecordedTokens:
+    """The tokens of an episode so far, and which of them were sampled."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.mask: list[int] = []  # 1: sampled
+        self.n_given = 0  # before the last completion
+
+    def continues(self, ids: list[int]) -> bool:
+        return ids[: len(self.ids)] == self.ids
+
+    def add(self, ids: list[int], turn: Turn, *, anew: bool) -> None:
+        known = [] if anew else self.mask
+        self.n_given = len(ids)
+        self.mask = [*known, *[0] * (len(ids) - len(known)), *[1] * len(turn.ids)]
+        self.ids = [*ids, *turn.ids]
+
+
+class ArealWorkflow:
+    """An AReaL workflow as a workflow of ours."""
+
+    def __init__(self, made: Any, config: Config, *, wake: Callable[[], None]) -> None:
+        """`made`: the class, or an object of it. Raises ConfigError for an argument that nothing gives."""
+        self._made, self._config, self._wake = made, config, wake
+        self._workflow: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._controls = SamplingControls(**config.gconfig.controls())
+        check_arguments(made, config)
+
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        """Raises WorkflowError when the workflow fails, or returns other tokens than those sampled."""
+        engine, tokens = ArealEngine(self._wake, self._config.workflow.agent.timeout_s), RecordedTokens()
+        data, last = self._data(row), Turn([], "", Finish.STOP)
+        workflow = self._build(ask.tokenizer)
+        running = asyncio.run_coroutine_threadsafe(engine.run(workflow, data), self._start())
+        try:
+            while True:
+                await Awaited(lambda: not engine.events.empty())
+                event = engine.events.get_nowait()
+                if isinstance(event, WorkflowEnded):
+                    return self._end(event, tokens, last, ask)
+                last = await self._sample(event, tokens, ask) or last
+        finally:
+            running.cancel()
+
+    def close(self) -> None:
+        """End the thread. All episodes have ended by now."""
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(ENDED_S)
+        self._loop = self._thread = None
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=serve, args=(self._loop,), name="areal workflows", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def _build(self, tokenizer: Any) -> Any:
+        if self._workflow is None:
+            self._workflow = build(self._made, self._config, tokenizer) if inspect.isclass(self._made) else self._made
+        return self._workflow
+
+    def _data(self, row: Row) -> dict[str, Any]:
+        """The row, with "messages" as AReaL's data sets have them."""
+        data = columns_of(row)
+        return data if "messages" in data else {**data, "messages": prompt_of(row, self._config.data).messages}
+
+    async def _sample(self, call: EngineCall, tokens: RecordedTokens, ask: Ask) -> Turn | None:
+        """Answer a call; None when the engine refuses it."""
+        ids, gconfig = [int(one) for one in call.request.input_ids], call.request.gconfig
+        anew = not tokens.continues(ids)
+        most = min(gconfig.max_new_tokens, self._config.gconfig.max_new_tokens)
+        try:
+            check_temperature(gconfig, self._config.gconfig.temperature, ask.temperature)
+            controls = replace(
+                self._controls, stop=tuple(gconfig.stop or ()), min_new_tokens=min(gconfig.min_new_tokens, most)
+            )
+            turn = await ask(ids, max_new_tokens=most, anew=anew, controls=controls)
+        except (EngineError, ValueError) as error:
+            self._deliver(call, error)
+            return None
+        tokens.add(ids, turn, anew=anew)
+        self._deliver(call, response_of(ids, turn, ask.tokenizer))
+        return turn
+
+    def _deliver(self, call: EngineCall, result: ModelResponse | Exception) -> None:
+        def deliver() -> None:
+            if not call.answer.done():
+                if isinstance(result, Exception):
+                    call.answer.set_exception(result)
+                else:
+                    call.answer.set_result(result)
+
+        self._start().call_soon_threadsafe(deliver)
+
+    def _end(self, ended: WorkflowEnded, tokens: RecordedTokens, last: Turn, ask: Ask) -> Episode:
+        if ended.error is not None:
+            raise WorkflowError(
+                f"an AReaL workflow must return: that of {ask.name} did not: {describe(ended.error)}",
+                place=place_of(ended.error),
+                trace=trace_of(ended.error),
+            )
+        prompt = str(ask.tokenizer.decode(tokens.ids[: tokens.n_given]))
+        returned = {"rejected": True} if ended.returned is None else {"reward": reward_of(ended.returned, tokens)}
+        return Episode(text=last.text, prompt_text=prompt, row={"agent": returned})
+
+
+def serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped; then cancel what still runs, and close it."""
+    loop.run_forever()
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    for task in left:
+        loop.run_until_complete(asyncio.wait([task]))
+    loop.close()
+
+
+def check_arguments(made: Any, config: Config) -> None:
+    """Raises ConfigError unless workflow.arguments fit the class."""
+    if not inspect.isclass(made):
+        return
+    parameters = inspect.signature(made).parameters.values()
+    given, names = config.workflow.arguments, {parameter.name for parameter in parameters}
+    takes_all = any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    what = f"workflow.function {config.workflow.function!r} ({made.__name__}{inspect.signature(made)})"
+    for parameter in parameters:
+        is_needed = parameter.default is parameter.empty and parameter.kind not in (
+            inspect.Parameter.VAR_KEYWORD,
+            inspect.Parameter.VAR_POSITIONAL,
+        )
+        if is_needed and parameter.name not in (*GIVEN, *given):
+            raise ConfigError(f"{what} needs {parameter.name!r}: set workflow.arguments.{parameter.name}")
+    unknown = [name for name in given if name not in names]
+    if unknown and not takes_all:
+        raise ConfigError(f"{what} takes no {unknown[0]!r}: remove workflow.arguments.{unknown[0]}")
+
+
+def build(made: Any, config: Config, tokenizer: Any) -> Any:
+    """An object of the class, with generation settings, tokenizer and workflow.arguments as it takes them."""
+    own = config.gconfig
+    gconfig = GenerationHyperparameters(
+        max_new_tokens=own.max_new_tokens,
+        min_new_tokens=own.min_new_tokens,
+        temperature=own.temperature,
+        top_p=own.top_p,
+        stop=list(own.stop),
+        ignore_eos=own.ignore_eos,
+    )
+    names = inspect.signature(made).parameters
+    offered = {"gconfig": gconfig, "tokenizer": tokenizer}
+    given = {name: value for name, value in offered.items() if name in names} | dict(config.workflow.arguments)
+    if isinstance(given.get("reward_fn"), str):
+        given["reward_fn"] = import_from_string(str(given["reward_fn"]))
+    try:
+        return made(**given)
+    except Exception as error:
+        raise ConfigError(
+            f"workflow.function {config.workflow.function!r} must build: {made.__name__} raised {describe(error)}"
+        ) from error
+
+
+def check_temperature(gconfig: GenerationHyperparameters, configured: float, sampled: float) -> None:
+    """Raises ValueError for a temperature of the workflow's own: the loss needs all log-probs at one."""
+    if gconfig.temperature not in (configured, sampled):
+        raise ValueError(
+            f"this run samples at temperature {sampled:g}, which its training needs: leave gconfig.temperature as it is"
+        )
+
+
+def response_of(ids: list[int], turn: Turn, tokenizer: Any) -> ModelResponse:
+    versions = [version for version, n in turn.spans for _ in range(n)]
+    reason = "length" if turn.finish == Finish.LENGTH else "stop"
+    return ModelResponse(ids, list(turn.ids), list(turn.logps), versions, reason, tokenizer)
+
+
+def reward_of(returned: Any, tokens: RecordedTokens) -> float:
+    """The reward of a returned trajectory. Raises WorkflowError unless its tokens are those sampled here."""
+    if not isinstance(returned, Mapping) or not {"input_ids", "loss_mask", "rewards"} <= returned.keys():
+        raise WorkflowError(
+            "an AReaL workflow returns input_ids, loss_mask and rewards (or None): this one returned "
+            f"{sorted(map(str, returned)) if isinstance(returned, Mapping) else type(returned).__name__}; for one that "
+            'uses a client of the OpenAI API, set workflow.function = "agent"'
+        )
+    ids, mask, n = flat(returned["input_ids"]), flat(returned["loss_mask"]), len(tokens.ids)
+    if ids[:n] != tokens.ids:
+        raise WorkflowError("input_ids of an AReaL workflow must begin with the tokens of its last call: they differ")
+    if mask != [*tokens.mask, *[0] * (len(ids) - n)]:
+        raise WorkflowError("loss_mask of an AReaL workflow must be 1 for the sampled tokens and 0 for all others")
+    rewards = flat(returned["rewards"])
+    if len(rewards) != 1:
+        raise WorkflowError(f"rewards of an AReaL workflow must be one number: there are {len(rewards)}")
+    return float(rewards[0])
+
+
+def flat(values: Any) -> list[Any]:
+    """A tensor, an array or a list, of any depth, as one list."""
+    found = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(found, list):
+        return [found]
+    return [one for part in found for one in flat(part)]

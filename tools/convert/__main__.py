@@ -1,0 +1,108 @@
+"""Writes the settings of verl, TRL or AReaL as TOML for this system, and lists what has no counterpart.
+
+The file is YAML or JSON. Its system is recognised by its keys. The TOML is checked by the loader of a start.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from areal_bus.config.loader import resolve
+from areal_bus.errors import ConfigError
+from tools import terminal
+from tools.convert.areal import AREAL
+from tools.convert.mapping import Converted, System, convert
+from tools.convert.reading import read_foreign
+from tools.convert.toml_text import toml_of, tree_of
+from tools.convert.trl import TRL
+from tools.convert.verl import VERL
+
+SYSTEMS = {system.name: system for system in (VERL, TRL, AREAL)}
+EPILOG = """\
+The tables are in docs/from-verl.md, docs/from-trl.md and docs/from-areal.md.
+
+examples:
+  python -m tools.convert verl.yaml --to mine/mine.toml
+  python -m tools.convert grpo.json --from trl"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.convert",
+        description="Convert the settings of verl, TRL or AReaL.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("file", type=Path, metavar="FILE", help="their settings (.yaml, .yml, .json)")
+    p.add_argument("--from", choices=sorted(SYSTEMS), dest="system", help="whose they are (recognised by their keys)")
+    p.add_argument("--all", action="store_true", help="list also the keys of placement, memory and logging")
+    p.add_argument("--to", type=Path, metavar="TOML", help="the file to write (standard output)")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    values = read_foreign(args.file)
+    system = SYSTEMS[args.system] if args.system else recognise(values, args.file)
+    found = convert(system, values)
+    if not set(values) & {key.theirs for key in system.keys}:
+        raise ConfigError(f"the file must hold settings of {system.title}: no key of {args.file} is one")
+    check(found, args.to or Path(f"{args.file.stem}.toml"), system)
+    text = toml_of(found, system, args.file)
+    if args.to is None:
+        print(text, end="")
+    else:
+        write(args.to, text)
+    for line in report(found, system, args.to, with_all=args.all):
+        print(line, file=sys.stderr if args.to is None else sys.stdout)
+    return 0
+
+
+def recognise(values: Mapping[str, Any], path: Path) -> System:
+    """The system whose keys the file has. Raises ConfigError for none or several."""
+    first = {key.partition(".")[0] for key in values}
+    scores = {name: sum(sign in first for sign in system.signs) for name, system in SYSTEMS.items()}
+    best = max(scores.values())
+    named = [name for name, score in scores.items() if score == best]
+    if best == 0 or len(named) > 1:
+        shown = ", ".join(sorted(first)[:6])
+        raise ConfigError(
+            f"the keys of {path} ({shown}) do not tell whose settings they are: give --from verl, trl or areal"
+        )
+    return SYSTEMS[named[0]]
+
+
+def check(found: Converted, path: Path, system: System) -> None:
+    """Raises ConfigError when the loader refuses the settings."""
+    try:
+        resolve(tree_of(found), str(path), environ={})
+    except ConfigError as error:
+        raise ConfigError(f"these settings of {system.title} do not go together here: {error}") from None
+
+
+def write(path: Path, text: str) -> None:
+    if path.exists():
+        raise ConfigError(f"--to must name a new file: {path} exists")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--to must name a writable file: {path}: {error.strerror}") from None
+
+
+def report(found: Converted, system: System, path: Path | None, *, with_all: bool) -> list[str]:
+    lines = [f"{len(found.ours)} settings from {system.title}" + (f", in {path}" if path else "")]
+    lines += [f"set {key} yourself: the file names none" for key in found.to_set]
+    if found.absent:
+        lines += ["no counterpart:", *(f"  {key}: {why}" for key, why in found.absent.items())]
+    if found.unimportant:
+        hint = "" if with_all else " (--all lists them)"
+        lines.append(f"left out, because they place, log, save memory or are off: {len(found.unimportant)} keys{hint}")
+        lines += [f"  {key}" for key in found.unimportant if with_all]
+    return lines
+
+
+if __name__ == "__main__":
+    terminal.end(main)

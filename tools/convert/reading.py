@@ -1,0 +1,83 @@
+"""Reads a settings file of another system: YAML or JSON, interpolations resolved, flat by dotted key."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from areal_bus.errors import ConfigError
+
+REFERENCE = re.compile(r"\$\{([^${}]+)\}")
+SCIENTIFIC = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")  # YAML reads 1e-6 as text
+DEPTH = 10  # of references to references
+
+Flat = dict[str, Any]
+
+
+def read_foreign(path: Path) -> Flat:
+    """The settings by dotted key. Raises ConfigError with one sentence."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file must be readable UTF-8 text: {path}: {error}") from None
+    try:
+        tree = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        raise ConfigError(f"the file must be valid {kind}: {path}: {reason[:200]}") from None
+    if not isinstance(tree, dict) or not tree:
+        raise ConfigError(
+            f"the file must hold settings by name: {path} holds {'nothing' if not tree else 'no mapping'}"
+        )
+    flat = dict(leaves(tree))
+    return {key: resolve(value, flat, key) for key, value in flat.items()}
+
+
+def leaves(tree: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            found += leaves(value, f"{prefix}{name}.")
+        elif value != {}:
+            found.append((f"{prefix}{name}", plain(value)))
+    return found
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, str) and SCIENTIFIC.fullmatch(value.strip()):
+        return float(value)
+    return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+def resolve(value: Any, flat: Flat, key: str, depth: int = 0) -> Any:
+    """The value with ${...} replaced. Raises ConfigError for endless references. An unknown one gives None."""
+    if isinstance(value, list):
+        return [resolve(one, flat, key, depth) for one in value]
+    if not isinstance(value, str) or not (found := REFERENCE.search(value)):
+        return None if value == "???" else value
+    if depth > DEPTH:
+        raise ConfigError(f"references must end: {key} = {value!r} does not")
+    referred = resolve(lookup(found[1], flat, key), flat, key, depth + 1)
+    if found[0] == value:
+        return referred
+    return resolve(value.replace(found[0], str(referred)), flat, key, depth + 1)
+
+
+def lookup(reference: str, flat: Flat, key: str) -> Any:
+    """ "a.b", ".b" (beside the key), "..b" (one level up) or "oc.select:a.b,default"."""
+    kind, colon, rest = reference.partition(":")
+    name, _, default = (rest if colon else reference).partition(",")
+    if colon and kind not in ("oc.select", "oc.env"):
+        return None
+    if colon and kind == "oc.env":
+        return yaml.safe_load(default) if default else None
+    name = name.strip()
+    if name.startswith("."):
+        n_up = len(name) - len(name.lstrip("."))
+        name = ".".join([*key.split(".")[:-n_up], name.lstrip(".")])
+    value = flat.get(name)
+    return plain(yaml.safe_load(default)) if value is None and default else value
