@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
 from actors.data.loading import load_rows, load_sets
 from actors.data.source import RowOrder, RowSource
 from actors.head.alerts import Alert, Alerts
@@ -33,6 +35,7 @@ from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ActorFailed, CheckpointError, ConfigError
 from areal_bus.journal import Journal
+from areal_bus.storage import best_checkpoints
 from areal_bus.storage.head_checkpoints import sync_folder
 from areal_bus.transport.bus import Bus
 
@@ -221,6 +224,8 @@ class Shell:
                     self.sample_log.keep(effect)
             elif isinstance(effect, Progress):
                 self.console.on(effect.kind, effect.fields)
+                if effect.kind == "evaluation":
+                    self._note_best()
                 if effect.kind == "step":
                     self._alert(self.alerts.step(effect.fields))
             else:
@@ -252,6 +257,16 @@ class Shell:
         self.checkpoints.settle(CHECKPOINTS_S, version=version)
         write_atomic(self.folder / TERM_FILE, json.dumps({"term": term}) + "\n")
         self.journal.term = term
+        self._note_best()  # evaluations after `version` do not count any more
+
+    def _note_best(self) -> None:
+        """Write RUN/best.json, and RUN/best, for checkpoint.keep_best."""
+        if self.config.checkpoint.keep_best:
+            metric, name = self.config.evaluate.metric, self.config.evaluate.metric_set
+            try:
+                best_checkpoints.write(self.folder, metric, history(name, metric, self.state.figures))
+            except OSError as error:
+                logger.warning("checkpoint.keep_best: {} was not written: {}", self.folder / "best.json", error)
 
     def _save_problems(self, sets: Mapping[str, list[dict[str, Any]]]) -> None:
         """Save each set's problems in order, so that tools.evaluate can use the same ones."""
@@ -318,6 +333,8 @@ class Shell:
         finished = state.terms.finished.get(0)
         if finished is not None and finished.model:
             lines.append(f"model: {finished.model}")
+        if self.config.checkpoint.keep_best and (best_model := self.folder / best_checkpoints.LINK).exists():
+            lines.append(f"best model: {best_model}")
         if state.is_draining:
             if not (found := self._checkpoint()).endswith(f"-{state.version:06d}") and state.version:
                 base = found or "the beginning"

@@ -33,6 +33,7 @@ from areal_bus.core.events import Event
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError, PushFailed, Restart
 from areal_bus.journal import Journal
+from areal_bus.storage.best_checkpoints import BestRule
 from areal_bus.weights.process_group import brief, serve_store
 from areal_bus.weights.route import home
 from areal_bus.weights.sender import WeightSender
@@ -85,6 +86,7 @@ class Learner:
             journal=journal,
             is_root=self.is_root,
             sealed=self._sealed,
+            best=BestRule(config.checkpoint.keep_best, config.evaluate.every_steps),
         )
         self.send(self._join())
 

@@ -12,7 +12,6 @@ RUN/checkpoints/step-000010/
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from actors.learner.frozen_model import REFERENCE, FrozenModel
 from actors.learner.policy import PackedModel, Policy, whole
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
-from areal_bus.storage.versioned_dirs import SCHEMA, verify
+from areal_bus.storage.versioned_dirs import SCHEMA, link, verify
 
 __all__ = ["TrainingState", "gather", "link", "load", "read", "restore", "save", "verify", "version_of", "write_model"]
 
@@ -55,14 +54,15 @@ def save(
     tokenizer: Any,
     keep: int,
     counts: Callable[[int], bool] = lambda version: True,
+    is_best: Callable[[int], bool] = lambda version: False,
     reference: FrozenModel | None = None,
     critic: Critic | None = None,
 ) -> Path:
     """Write RUN/checkpoints/step-VERSION (`folder` is RUN/checkpoints) and remove old ones.
 
-    The newest `keep` stay, and the newest `keep` of those that count. A collective when the policy is sharded: rank 0
-    writes, the others help to gather and return the same path. Raises CheckpointError, on every rank, when the disk
-    does not take it (full, or broken): then all that was there before still is.
+    The newest `keep` stay, the newest `keep` of those that count, and the best. A collective when the policy is sharded:
+    rank 0 writes, the others help to gather and return the same path. Raises CheckpointError, on every rank, when the
+    disk does not take it (full, or broken): then all that was there before still is.
     """
     final = versioned_dirs.place(folder, version)
     weights = gather(policy)
@@ -79,7 +79,7 @@ def save(
         broken = _write(final, models, tensors, of_critic, version=version, tokenizer=tokenizer)
         if broken is None:
             with contextlib.suppress(OSError):  # a failed removal is retried with the next checkpoint
-                versioned_dirs.prune(folder, keep, newest=final, counts=counts)
+                versioned_dirs.prune(folder, keep, newest=final, counts=counts, is_best=is_best)
     (n_broken,) = policy.ranks.sum([float(broken is not None)])
     if n_broken:
         why = broken or "rank 0 says why"
@@ -211,14 +211,6 @@ def _critic_tensors(critic: Critic) -> dict[str, Tensor]:
         if critic.model.ranks.index == 0:
             tensors[f"{MASTER}/{name}"] = full.cpu().contiguous()
     return tensors
-
-
-def link(path: Path, target: Path) -> None:
-    """Make `path` a symbolic link to `target`, atomically."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(os.path.relpath(target, path.parent))
-    fresh.replace(path)
 
 
 def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -14,7 +14,8 @@ from areal_bus.config.sections import CheckpointConfig
 from areal_bus.core.events import Event
 from areal_bus.errors import CheckpointError
 from areal_bus.journal import Journal
-from areal_bus.storage import head_checkpoints, versioned_dirs
+from areal_bus.storage import best_checkpoints, head_checkpoints, versioned_dirs
+from areal_bus.storage.best_checkpoints import BestRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def _check(run: Path, version: int, path: Path) -> None:
             raise CheckpointError(f"a frontier has the name of its version: that of {version} is of {frontier.version}")
 
 
+NO_BEST = BestRule(0, 0)
 LEAST_TIMES = 20  # a checkpoint by time waits this many times its duration: they take at most 1/20 of the time
 MOST_DOUBLINGS = 30
 FIRST_S = 60.0  # the first checkpoint by time; each later one waits twice as long, up to checkpoint.every_s
@@ -96,9 +98,12 @@ class CheckpointManager:
         journal: Journal,
         is_root: bool,
         sealed: Callable[[int, str], None],
+        best: BestRule = NO_BEST,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sealed(version, folder)` runs for each complete checkpoint; `now` is a clock in seconds."""
+        """`sealed(version, folder)` runs for each complete checkpoint; `best`: which stay for their evaluation; `now` is a
+        clock in seconds.
+        """
         self.folder = ""  # of the newest known checkpoint; "" if none
         self._version: int | None = None  # its version
         self._run = run
@@ -106,6 +111,7 @@ class CheckpointManager:
         self._journal = journal
         self._is_root = is_root
         self._sealed = sealed
+        self._best = best
         self._now = now
         self._tried = now()  # time of the last checkpoint or failure; at first the start of the process
         self._n_tried = 0  # checkpoints by time or steps of this process
@@ -137,6 +143,8 @@ class CheckpointManager:
         every, version = self._settings.every_steps, actor.version
         if every and version % every == 0:
             return version > 0 or every == 1
+        if self._best.is_due(version):
+            return True
         if not (version and self._settings.every_s):
             return False
         interval_s = min(self._settings.every_s, FIRST_S * 2**self._n_tried)
@@ -164,7 +172,7 @@ class CheckpointManager:
         if version == self._version:
             return
         actor.check_whole()
-        began = self._now()
+        began, values = self._now(), best_checkpoints.read(self._run)
         with self._journal.span("checkpoint"):
             folder = checkpoint.save(
                 self._run / "checkpoints",
@@ -174,6 +182,7 @@ class CheckpointManager:
                 tokenizer=tokenizer,
                 keep=self._settings.keep,
                 counts=lambda other: has_frontier(self._run, other),
+                is_best=lambda other: self._best.keeps(other, values),
                 reference=actor.kept_reference,
                 critic=actor.critic,
             )

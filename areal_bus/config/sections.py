@@ -478,6 +478,9 @@ class CheckpointConfig(Section):
     """Checkpoint interval in steps, in addition (1 includes version 0); 0: none by steps."""
     keep: int = Field(2, ge=1)
     """Number of checkpoints kept; older ones are removed once a newer one is complete."""
+    keep_best: int = Field(0, ge=0)
+    """Number of checkpoints that stay, besides `keep`, because evaluate.metric is best there. Every evaluated version
+    is checkpointed, and RUN/best is the model of the best one. 0: none."""
     at_end: bool = True
     """Checkpoint and export the final model."""
 
@@ -508,7 +511,7 @@ class EvaluateConfig(Section):
     """Further sets, each a table [[evaluate.sets]] with name, path, and optionally limit, n_samples, temperature. They
     use the prompt and the reward of the run."""
     metric: Literal["avg_at_k", "maj_at_k", "pass_at_k", "accuracy", "reward"] = "avg_at_k"
-    """Metric of early_stop_patience; larger is better."""
+    """Metric of early_stop_patience and checkpoint.keep_best; larger is better."""
     metric_set: str = ""
     """Name of the set of `metric`; empty: the problems of `path`."""
     early_stop_patience: int = Field(0, ge=0)

@@ -91,11 +91,15 @@ def _evaluations(c: Config) -> list[Rule]:
             "evaluate.early_stop_patience counts evaluations in training: set evaluate.every_steps as well",
         ),
         (
+            c.checkpoint.keep_best > 0 and not evaluate.every_steps,
+            "checkpoint.keep_best compares evaluations in training: set evaluate.every_steps as well",
+        ),
+        (
             bool(evaluate.metric_set) and evaluate.metric_set not in names,
             f"evaluate.metric_set is the name of a set: {evaluate.metric_set!r} is none of {names}",
         ),
         (
-            evaluate.early_stop_patience > 0
+            (evaluate.early_stop_patience > 0 or c.checkpoint.keep_best > 0)
             and not (evaluate.metric_set or evaluate.path or (c.data.is_generated and c.data.held_out)),
             "evaluate.metric needs a set: set evaluate.metric_set to a name in [[evaluate.sets]]",
         ),

@@ -61,6 +61,14 @@ def seal(temporary: Path, final: Path) -> None:
         shutil.rmtree(old)
 
 
+def link(path: Path, target: Path) -> None:
+    """Make `path` a symbolic link to `target`, atomically."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(os.path.relpath(target, path.parent))
+    fresh.replace(path)
+
+
 def verify(folder: Path) -> None:
     """Raises CheckpointError unless all files of the manifest exist with their size and hash."""
     try:
@@ -80,8 +88,15 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"every file must match the manifest: {path} differs in size or SHA-256")
 
 
-def prune(parent: Path, keep: int, *, newest: Path, counts: Callable[[int], bool]) -> None:
-    """Delete folders, except the newest `keep` and the newest `keep` for which `counts` holds.
+def prune(
+    parent: Path,
+    keep: int,
+    *,
+    newest: Path,
+    counts: Callable[[int], bool],
+    is_best: Callable[[int], bool] = lambda version: False,
+) -> None:
+    """Delete folders, except the newest `keep`, the newest `keep` for which `counts` holds, and the best.
 
     `newest` is the folder that was just written. It counts as newest even if a rolled-back run has higher versions.
     """
@@ -89,7 +104,7 @@ def prune(parent: Path, keep: int, *, newest: Path, counts: Callable[[int], bool
     ordered = sorted(there, key=lambda version: there[version] != newest)  # stable: `newest` first, then by version
     kept = {*ordered[:keep], *[version for version in ordered if counts(version)][:keep]}
     for version in ordered:
-        if version not in kept:
+        if version not in kept and not is_best(version):
             discard(there[version])
 
 

@@ -9,7 +9,14 @@ from tests.faults.ring import Ring
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = ("evaluate.every_steps=2", "evaluate.n_samples=3", "data.held_out=12", "run.total_train_steps=14")
+KEEP_BEST = ("checkpoint.keep_best=1", "checkpoint.keep=1", "evaluate.metric=reward")
+SETTINGS = (
+    *KEEP_BEST,
+    "evaluate.every_steps=2",
+    "evaluate.n_samples=3",
+    "data.held_out=12",
+    "run.total_train_steps=14",
+)
 
 
 def test_an_evaluation_outlives_a_generator_and_a_resumed_run_evaluates_each_version_once(tmp_path: Path) -> None:
@@ -39,4 +46,11 @@ def test_an_evaluation_outlives_a_generator_and_a_resumed_run_evaluates_each_ver
     assert len(set(names)) == len(names)
     assert {"step-2", "step-2:small", "step-14", "step-14:small"} <= set(names)
     assert {"step-4", "step-6"} & set(names)  # the drained run's: at the version from which it goes on
+    values = [(line["version"], line["reward"]) for line in ring.lines("evaluation", role="head")
+              if line["name"].startswith("step-") and ":" not in line["name"]]  # fmt: skip
+    version, _ = max(values, key=lambda found: (found[1], -found[0]))
+    assert (ring.run / "best").resolve() == ring.run / "checkpoints" / f"step-{version:06d}" / "model"
+    assert (
+        len(list((ring.run / "checkpoints").iterdir())) <= 3
+    )  # the best, the newest, one without a value at that time
     assert all(n == (6 if name.endswith("small") else 36) and not failed for name, n, failed in found)
