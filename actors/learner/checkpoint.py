@@ -60,9 +60,9 @@ def save(
 ) -> Path:
     """Write RUN/checkpoints/step-VERSION (`folder` is RUN/checkpoints) and remove old ones.
 
-    The newest `keep` stay, the newest `keep` of those that count, and the best. A collective when the policy is sharded:
-    rank 0 writes, the others help to gather and return the same path. Raises CheckpointError, on every rank, when the
-    disk does not take it (full, or broken): then all that was there before still is.
+    The newest `keep` stay, the newest `keep` of those that count, and the best. A collective when the policy is
+    sharded: rank 0 writes, the others help to gather and return the same path. Raises CheckpointError, on every rank,
+    when the disk does not take it (full, or broken): then all that was there before still is.
     """
     final = versioned_dirs.place(folder, version)
     weights = gather(policy)

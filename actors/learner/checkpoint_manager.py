@@ -101,8 +101,9 @@ class CheckpointManager:
         best: BestRule = NO_BEST,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sealed(version, folder)` runs for each complete checkpoint; `best`: which stay for their evaluation; `now` is a
-        clock in seconds.
+        """`sealed(version, folder)` runs for each complete checkpoint; `best`: which stay for their evaluation.
+
+        `now` is a clock in seconds.
         """
         self.folder = ""  # of the newest known checkpoint; "" if none
         self._version: int | None = None  # its version

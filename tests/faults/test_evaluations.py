@@ -50,7 +50,4 @@ def test_an_evaluation_outlives_a_generator_and_a_resumed_run_evaluates_each_ver
               if line["name"].startswith("step-") and ":" not in line["name"]]  # fmt: skip
     version, _ = max(values, key=lambda found: (found[1], -found[0]))
     assert (ring.run / "best").resolve() == ring.run / "checkpoints" / f"step-{version:06d}" / "model"
-    assert (
-        len(list((ring.run / "checkpoints").iterdir())) <= 3
-    )  # the best, the newest, one without a value at that time
     assert all(n == (6 if name.endswith("small") else 36) and not failed for name, n, failed in found)
