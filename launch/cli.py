@@ -10,6 +10,7 @@ COMMANDS = {
     "audit": ("tools.audit", "check a run's journal against the invariants"),
     "why": ("tools.why", "show whether a run is alive, stalled, dead or over, and which actor waits for which"),
     "simulate": ("tools.simulate", "predict throughput and lag for each split and eta, in virtual time"),
+    "report": ("tools.report", "write a run, several runs or a sweep as one HTML page with a verdict"),
     "timeline": ("tools.timeline", "write a run as a Chrome trace for ui.perfetto.dev"),
     "watch": ("tools.watch", "watch a run live, in the terminal or in a browser (--web)"),
     "export": ("tools.export", "write a run's scalars to TensorBoard, W&B, Trackio, CSV or Parquet"),

@@ -5,19 +5,17 @@ process with an earlier time is never late. An incomplete last line waits until 
 """
 
 import heapq
-import json
 import math
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.run import Line, Run, is_number
+from tools.run import Line, Run, event_of, is_number, parse
 
 HOLD_S = (
     1.5  # a process appends its lines at once; this leaves time for the clocks of two hosts and for the file system
 )
-MARK = b'"event":"'  # quotes in texts are escaped, so the first match is the event
 
 
 @dataclass(slots=True)
@@ -52,11 +50,11 @@ class JournalFollower:
 
     def _parse(self, raw: bytes, path: Path) -> Line | None:
         """The line if its event is wanted. A broken line is skipped with a message on standard error."""
-        event = raw.partition(MARK)[2].partition(b'"')[0]
+        event = event_of(raw)
         if event and event not in self._wanted:
             return None
         try:
-            value = json.loads(raw)
+            value = parse(raw)
         except ValueError:
             value = None
         if isinstance(value, dict) and is_number(value.get("wall")) and isinstance(value.get("event"), str):

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from areal_bus.errors import ConfigError
 
 LATEST = Path("runs/latest")
+MARK = b'"event":"'  # quotes in texts are escaped, so the first match is the event
 _JOURNAL = re.compile(r"(?P<role>[a-z_]+)-(?P<rank>\d+)\.(?P<inc>\d+)\.jsonl")
 
 Line = dict[str, Any]
@@ -89,18 +92,35 @@ def journal_folder(folder: Path) -> Path:
 
 def lines(path: Path, *names: str) -> Iterator[Line]:
     """The lines of one process, in order. With `names` only those events are parsed and returned."""
-    for line in _objects(path, tuple(f'"event":"{name}"'.encode() for name in names)):
+    for line in _objects(path, frozenset(name.encode() for name in names)):
         if not names or line.get("event") in names:
             yield line
 
 
 def _read_if_exists(path: Path) -> Iterator[Line]:
-    return _objects(path, ()) if path.is_file() else iter(())
+    return _objects(path, frozenset()) if path.is_file() else iter(())
 
 
-def _objects(path: Path, wanted: tuple[bytes, ...]) -> Iterator[Line]:
-    """JSON objects of a JSON-lines file. A torn last line, which a killed writer leaves, is skipped silently.
+def parse(raw: bytes) -> Any:
+    """The JSON value of a line. Raises ValueError.
 
+    pydantic's parser takes a third of the time of `json`, which takes what that one refuses: half a surrogate pair.
+    """
+    try:
+        return from_json(raw)
+    except ValueError:
+        return json.loads(raw)
+
+
+def event_of(raw: bytes) -> bytes:
+    """The event of a journal line that is not parsed yet; b"" if it has none."""
+    return raw.partition(MARK)[2].partition(b'"')[0]
+
+
+def _objects(path: Path, wanted: frozenset[bytes]) -> Iterator[Line]:
+    """JSON objects of a JSON-lines file. With `wanted` only lines of these events.
+
+    A torn last line, which a killed writer leaves, is skipped silently.
     Any other broken line, or a line whose `wall` is not a number, is skipped with a message on standard error.
     """
     broken: int | None = None
@@ -109,10 +129,10 @@ def _objects(path: Path, wanted: tuple[bytes, ...]) -> Iterator[Line]:
             if broken is not None:
                 print(f"{path}: skipped line {broken}, which is broken", file=sys.stderr)
                 broken = None
-            if wanted and raw.endswith(b"}\n") and not any(text in raw for text in wanted):
+            if wanted and raw.endswith(b"}\n") and (event := event_of(raw)) and event not in wanted:
                 continue
             try:
-                value = json.loads(raw) if raw.endswith(b"\n") else None
+                value = parse(raw) if raw.endswith(b"\n") else None
             except ValueError:
                 value = None
             if isinstance(value, dict) and is_number(value.get("wall", 0.0)):

@@ -1,0 +1,97 @@
+"""Writes RUN/report.html: a run, several runs or a sweep explained on one page that loads nothing from elsewhere."""
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from areal_bus.errors import ConfigError
+from tools import run, terminal
+from tools.report.facts.run_facts import read_facts
+from tools.report.facts.sweep_facts import is_sweep, read_sweep_facts
+from tools.report.page.comparison_page import comparison_page
+from tools.report.page.parts import Page
+from tools.report.page.render import render
+from tools.report.page.run_page import run_page
+from tools.report.page.sweep_page import sweep_page
+from tools.report.verdict.judge import judge
+from tools.run import Run
+
+EPILOG = """\
+examples:
+  python -m tools.report                          the latest run: runs/latest/report.html
+  python -m tools.report runs/demo runs/demo-2    two runs, overlaid: runs/demo/comparison.html
+  python -m tools.report runs/sweeps/lag          the results of a sweep: runs/sweeps/lag/report.html
+
+Runs whose settings differ in the seed only are one line with a band. The page of a running job shows the journal up to
+now. docs/report.md explains the page."""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.report",
+        description="Write a page that explains a run, compares several runs, or shows a sweep.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument(
+        "runs", nargs="*", metavar="RUN", help="folder of a run, its name below runs/ (runs/latest), or of a sweep"
+    )
+    p.add_argument(
+        "--output", type=Path, metavar="FILE", help="instead of report.html or comparison.html in the first RUN"
+    )
+    p.add_argument("--x", metavar="AXIS", help="of a sweep: the axis of the charts (the one with the most numbers)")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    folders = [Path(name) for name in args.runs]
+    if any(is_sweep(folder) for folder in folders):
+        if len(folders) > 1:
+            raise ConfigError("a sweep has a report of its own: name its folder alone")
+        return write(sweep_page(read_sweep_facts(folders[0], args.x)), args.output or folders[0] / "report.html")
+    if args.x is not None:
+        raise ConfigError("--x chooses the axis of a sweep: RUN must be a sweep's folder, with results.jsonl")
+    found = [run.find(name) for name in args.runs] or [run.find(None)]
+    return write(
+        page_of(found), args.output or found[0].folder / ("comparison.html" if len(found) > 1 else "report.html")
+    )
+
+
+def page_of(found: Sequence[Run]) -> Page:
+    """The page of one run, or the comparison of several. Raises ConfigError when one is named twice."""
+    facts = [read_facts(where, name) for where, name in zip(found, names_of(found), strict=True)]
+    verdicts = [judge(one) for one in facts]
+    return run_page(facts[0], verdicts[0]) if len(facts) == 1 else comparison_page(facts, verdicts)
+
+
+def names_of(found: Sequence[Run]) -> list[str]:
+    """Each run by the name of its folder; where two have the same, with the folder above it or the whole path."""
+    whole = [where.folder.resolve() for where in found]
+    twice = [folder for folder, n in Counter(whole).items() if n > 1]
+    if twice:
+        raise ConfigError(f"a comparison needs different runs: {twice[0]} is named twice")
+    for names in ([folder.name for folder in whole], [f"{folder.parent.name}/{folder.name}" for folder in whole]):
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in whole]
+
+
+def write(page: Page, path: Path) -> int:
+    """Write the file at once, so that a reader never sees half of it. Raises ConfigError when it cannot be written."""
+    body, temporary = render(page), path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_bytes(body)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"the report must be writable: {path}: {error.strerror or error}") from None
+    print(f"{path}: {len(body) / 2**20:.2f} MiB; open it in a browser")
+    for question, answer in page.answers:
+        print(terminal.quote(f"{question} {answer.sentence}", indent="  ", width=terminal.width()))
+    return 0
+
+
+if __name__ == "__main__":
+    terminal.end(main)

@@ -1,0 +1,60 @@
+"""A scalar over versions: grows point by point, forgets undone versions, and is drawn as at most a few hundred bins."""
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+MAX_BINS = 240
+
+
+@dataclass(frozen=True, slots=True)
+class CurveBin:
+    """The values of neighbouring versions."""
+
+    x: float  # the last version
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(slots=True)
+class Curve:
+    """Values by version, in order. A value that is not finite is counted and not kept."""
+
+    versions: "array[int]" = field(default_factory=lambda: array("q"))
+    values: "array[float]" = field(default_factory=lambda: array("d"))
+    n_not_finite: int = 0
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def add(self, version: int, value: float) -> None:
+        """Add a point. One of an earlier version than the last is ignored."""
+        if not math.isfinite(value):
+            self.n_not_finite += 1
+        elif not self.versions or version >= self.versions[-1]:
+            self.versions.append(version)
+            self.values.append(value)
+
+    def cut(self, version: int) -> None:
+        """Remove the points of later versions."""
+        place = bisect_right(self.versions, version)
+        del self.versions[place:], self.values[place:]
+
+    def bins(self, most: int = MAX_BINS) -> list[CurveBin]:
+        """At most `most` bins of about equally many points; each point is a bin where there are no more."""
+        n = min(len(self), most)
+        edges = [round(i * len(self) / n) for i in range(n + 1)] if n else []
+        return [_bin(self.versions[end - 1], self.values[begin:end]) for begin, end in pairwise(edges)]
+
+    def at(self, version: int) -> float | None:
+        """The last value of this version."""
+        place = bisect_right(self.versions, version) - 1
+        return self.values[place] if place >= 0 and self.versions[place] == version else None
+
+
+def _bin(x: float, values: Sequence[float]) -> CurveBin:
+    return CurveBin(x, math.fsum(values) / len(values), min(values), max(values))

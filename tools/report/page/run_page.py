@@ -1,0 +1,224 @@
+"""The page of one run."""
+
+import time
+from collections.abc import Sequence
+
+from tools.breakdown import flops
+from tools.report.facts.curves import MAX_BINS
+from tools.report.facts.notable_samples import Notable
+from tools.report.facts.run_facts import RunFacts
+from tools.report.facts.settings_rows import setting_rows
+from tools.report.page.axes import number
+from tools.report.page.charts import Layer, histogram, stacked_chart
+from tools.report.page.colours import of_place
+from tools.report.page.curve_cards import curve_cards
+from tools.report.page.parts import Card, Page, PageTable, SampleCard, Section
+from tools.report.page.time_cards import (
+    edges_of,
+    generator_section,
+    push_section,
+    time_section,
+    utilisation_table,
+)
+from tools.report.verdict.learning import parts
+from tools.report.verdict.remarks import Verdict, seconds
+from tools.run import Line
+from tools.samples import spans, texts
+
+MAX_TEXT = 3000  # characters of a text of a sample
+REFUNDS = {
+    "reward_timeout": "the reward function took too long",
+    "reward_error": "the reward function raised an error",
+    "sampling_error": "the workflow or the engine failed",
+    "prompt_too_long": "the prompt leaves no room for an answer",
+    "too_old": "older than eta when its batch was taken",
+    "no_signal": "all rewards of the group are equal; another prompt took its place",
+    "poison": "three generators died with it",
+    "end_of_data": "the data ended",
+    "end_of_run": "live when the run ended",
+}
+
+
+def run_page(facts: RunFacts, verdict: Verdict) -> Page:
+    """The page, in the order in which a reader asks."""
+    answers = [
+        ("What limits the run?", verdict.limit),
+        ("Does it learn?", verdict.learning),
+        ("Is it healthy?", verdict.health_summary),
+    ]
+    timing = time_section(facts)
+    if (utilisation := utilisation_table(facts)) is not None:
+        timing.tables.append(utilisation)
+    sections = [
+        Section("health", "Health", remarks=verdict.health),
+        curves_section(facts),
+        timing,
+        push_section(facts),
+        generator_section(facts),
+        ages_section(facts),
+        refunds_section(facts),
+        incidents_section(facts),
+        samples_section(facts),
+        settings_section(facts.config),
+    ]
+    return Page(f"Report of {facts.name}", subtitle(facts), answers, verdict.advice, figures(facts), sections)
+
+
+def subtitle(facts: RunFacts) -> str:
+    """Folder, times and state."""
+    began, ended = (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) for at in (facts.first_wall, facts.last_wall)
+    )
+    going = facts.status is not None and facts.status.state in ("alive", "stalled")
+    state = "It is still running: start the command again for a newer page." if going else ""
+    return f"{facts.where.folder}. Journal from {began} to {ended}, {seconds(facts.wall_s)}. {state}".rstrip()
+
+
+def figures(facts: RunFacts) -> list[tuple[str, str]]:
+    """The figures below the verdict."""
+    found = [("updates", str(facts.n_versions)), ("duration", seconds(facts.wall_s))]
+    reward = facts.curve("rollout/reward").values
+    if reward:
+        late = parts(reward)[1]
+        found.append(("reward, last fifth", number(sum(late) / len(late))))
+    for name in ("eval/avg_at_k", "eval/accuracy"):
+        if len(facts.curve(name)):
+            found.append(
+                (f"held-out {name.partition('/')[2].replace('_at_k', '@k')}", number(facts.curve(name).values[-1]))
+            )
+            break
+    if facts.n_tokens:
+        found.append(("tokens trained", number(facts.n_tokens)))
+    speed = facts.curve("perf/tokens_per_s").values
+    if speed:
+        found.append(("tokens/s, mean", number(sum(speed) / len(speed))))
+    lag = facts.curve("staleness/lag_max").values
+    if lag:
+        found.append(("largest lag trained", f"{max(lag):.0f} (eta {facts.setting('rollout.max_head_offpolicyness')})"))
+    found.append(("restarts", str(facts.incidents.n_of["restart"])))
+    model = flops.model_line(facts.where)
+    if model is not None:
+        found.append(
+            ("model", f"{number(float(model['n_params']))} parameters, {model.get('dtype')}, {model.get('device')}")
+        )
+    return found
+
+
+def curves_section(facts: RunFacts) -> Section:
+    intro = f"By version. Above {MAX_BINS} updates a point is the mean of several; a band shows their range."
+    section = Section("curves", "Curves", intro, curve_cards(facts.curves))
+    if not section.cards:
+        section.intro, section.note = "", "No update and no evaluation yet."
+    return section
+
+
+def ages_section(facts: RunFacts) -> Section:
+    """Histograms of lags."""
+    section = Section("ages", "Ages of the trained data", "How many versions older than the batch's clock.")
+    trained, masked = facts.ages.tokens()
+    trajectories = facts.ages.trajectories()
+    if trained or masked:
+        names = [("trained", of_place(0)), ("masked", of_place(1))]
+        counts = {age: (float(trained[age]), float(masked[age])) for age in (trained + masked)}
+        chart = histogram(counts, names, "Tokens by age", "versions behind")
+        section.cards.append(Card("Tokens", chart, number(sum(trained.values())), names if masked else ()))
+    if trajectories:
+        chart = histogram({age: (float(n),) for age, n in trajectories.items()}, [("trajectories", of_place(0))],
+                          "Trajectories by the age of their oldest token", "versions behind")  # fmt: skip
+        section.cards.append(Card("Trajectories, by their oldest token", chart, number(sum(trajectories.values()))))
+    if not section.cards:
+        section.note = "No trajectory was trained."
+    return section
+
+
+def refunds_section(facts: RunFacts) -> Section:
+    """Prompts that left without being trained."""
+    section = Section("refunds", "Refunds by reason", "Prompts that were admitted and not trained.")
+    found = facts.incidents
+    if not found.refunds:
+        section.note = f"None of {found.n_admitted} admitted prompts."
+        return section
+    reasons = [reason for reason, _ in found.refunds.most_common()]
+    edges = edges_of(found.by_step)
+    first = int(edges[0] // found.by_step.width)
+    layers = [
+        Layer(reason, of_place(i), [found.by_step.sums[reason].get(first + k, 0.0) for k in range(len(edges) - 1)])
+        for i, reason in enumerate(reasons)
+    ]
+    chart = stacked_chart(edges, layers, "Refunds by version", unit="", of_all=False)
+    legend = [(layer.name, layer.colour) for layer in layers]
+    section.cards.append(Card("Refunded prompts", chart, str(sum(found.refunds.values())), legend))
+    rows = [
+        [reason, str(found.refunds[reason]), f"{found.refunds[reason] / max(found.n_admitted, 1):.1%}",
+         number(found.dropped[reason]), REFUNDS.get(reason, "")] for reason in reasons
+    ]  # fmt: skip
+    columns = ["reason", "prompts", "of the admitted", "tokens dropped", "meaning"]
+    section.tables.append(PageTable(columns, rows, right=frozenset({1, 2, 3})))
+    return section
+
+
+def incidents_section(facts: RunFacts) -> Section:
+    """Restarts and other incidents."""
+    section = Section("incidents", "Restarts and other incidents")
+    found = facts.incidents
+    rows = [[f"+{seconds(one.wall - facts.first_wall)}", one.kind, one.who, one.text[:MAX_TEXT]] for one in found.kept]
+    if rows:
+        section.tables.append(PageTable(["time", "what", "who", "details"], rows))
+    n_more = found.n_of.total() - len(found.kept)
+    notes = [f"{n_more} more are not listed." if n_more else "" if rows else "None."]
+    notes += [f"The head refused {found.n_refused} late or impossible messages."] if found.n_refused else []
+    section.note = " ".join(filter(None, notes))
+    return section
+
+
+def samples_section(facts: RunFacts) -> Section:
+    """Samples to read."""
+    section = Section("samples", "Samples to read")
+    each = (
+        ("Slowest", "sampled in {:.3g} s", facts.notable.slowest()),
+        ("Surprisingly good: best against their group", "{:.3g} above the others' mean", facts.notable.better()),
+        ("Surprisingly bad: worst against their group", "{:.3g} below the others' mean", facts.notable.worse()),
+    )  # fmt: skip
+    for title, form, found in each:
+        cards = [sample_card(facts, one, form) for one in found]
+        section.samples += [(title, cards)] if cards else []
+    if not facts.texts:
+        section.note = "The texts were not kept: set journal.samples = true."
+    return section
+
+
+def sample_card(facts: RunFacts, one: Notable, form: str) -> SampleCard:
+    """One sample; without texts where the run keeps none."""
+    uid, number_of, attempt = one.key
+    heading = f"uid {uid} sample {number_of}"
+    measure = form.format(one.measure)
+    sample = facts.texts.get(one.key)
+    if sample is None:
+        return SampleCard(heading, f"{measure}; attempt {attempt}; text not kept", ())
+    reward = "none" if sample.get("reward") is None else number(float(sample["reward"]))
+    told = [measure, f"reward {reward}", f"finish {sample.get('finish')}", f"{sample.get('n_tokens')} tokens",
+            f"versions {spans(sample)}"]  # fmt: skip
+    return SampleCard(heading, "; ".join(told), [(title, shortened(text)) for title, text, _ in texts(sample)])
+
+
+def shortened(text: str) -> str:
+    """Begin and end of a long text."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+
+
+def settings_section(config: Line) -> Section:
+    """What differs from the defaults, then everything."""
+    section = Section("settings", "Settings")
+    rows = setting_rows(config)
+    if not rows:
+        section.note = "The run has no config.json."
+        return section
+    changed = [[row.key, row.value, row.default, row.meaning] for row in rows if row.is_changed]
+    columns = ["key", "value", "default", "meaning"]
+    section.tables.append(PageTable(columns, changed, f"{len(changed)} of {len(rows)} keys differ from their defaults"))
+    everything: Sequence[Sequence[str]] = [[row.key, row.value, row.default] for row in rows]
+    section.tables.append(PageTable(columns[:3], everything, f"All {len(rows)} keys", is_folded=True))
+    return section
