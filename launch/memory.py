@@ -3,8 +3,10 @@
 A learner keeps parameters and two AdamW moments in float32 whatever model.dtype is: 12 bytes a parameter, sharded over
 the learners of a copy (topology.replicas). A step adds the activations of a micro-batch and gradients (4 bytes a
 parameter). With one micro-batch the larger of the two counts, with several their sum. Frozen models (reference,
-teacher) add their weights in model.dtype, sharded, too. A generator keeps the weights twice (live and receive
-buffer) and the KV cache of all slots at full length. The memory of libraries was measured on CPU.
+teacher) add their weights in model.dtype, sharded, too. With actor.lora the model's own weights are frozen as well, and
+12 and 4 bytes count for the numbers of the adapters only. A generator keeps the weights twice (live and receive buffer;
+with actor.lora live and base) and the KV cache of all slots at full length. The memory of libraries was measured on
+CPU.
 """
 
 import json
@@ -12,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from actors.models.adapter_folder import base_of, is_adapter_folder
 from areal_bus.config.algorithms import uses_reference, uses_teacher
 from areal_bus.config.capacity import logits_chunk
 from areal_bus.config.sections import Config
@@ -62,6 +65,20 @@ class DecoderShape:
         return self.layers * layer + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """Name -> (outputs, inputs) of the linear layers of one decoder layer."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (query, self.hidden),
+            "k_proj": (key, self.hidden),
+            "v_proj": (key, self.hidden),
+            "o_proj": (self.hidden, query),
+            "gate_proj": (self.intermediate, self.hidden),
+            "up_proj": (self.intermediate, self.hidden),
+            "down_proj": (self.hidden, self.intermediate),
+        }
+
+    @property
     def kv_per_token(self) -> int:
         """Numbers of one token in the KV cache."""
         return 2 * self.layers * self.kv_heads * self.head_dim
@@ -86,6 +103,7 @@ KNOWN_SHAPES = {  # from the published config.json of these models
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": DecoderShape(5120, 64, 27648, 40, 8, 128, 152064, False, True),
     "Qwen/Qwen2.5-0.5B-Instruct": DecoderShape(896, 24, 4864, 14, 2, 64, 151936, True, True),
     "Qwen/Qwen2.5-1.5B-Instruct": DecoderShape(1536, 28, 8960, 12, 2, 128, 151936, True, True),
+    "Qwen/Qwen2.5-7B-Instruct": DecoderShape(3584, 28, 18944, 28, 4, 128, 152064, False, True),
 }
 
 
@@ -105,7 +123,8 @@ def find_shape(config: Config, config_folder: Path) -> DecoderShape | None:
     shape = shape_of_policy(config, config_folder)
     if shape is None:
         return None
-    paths = [config.reference.path] if uses_reference(config.actor) else []
+    is_base = config.actor.lora is not None and not config.reference.path  # the policy without its adapters
+    paths = [config.reference.path] if uses_reference(config.actor) and not is_base else []
     paths += [config.teacher.path] if uses_teacher(config.actor) else []
     frozen = [(shape_at(path, config_folder) if path else None) or shape for path in paths]
     return replace(shape, n_frozen=sum(one.n_parameters for one in frozen))
@@ -123,6 +142,8 @@ def shape_of_policy(config: Config, config_folder: Path) -> DecoderShape | None:
 def shape_at(path: str, config_folder: Path) -> DecoderShape | None:
     """Of a model's folder, relative to the working directory or the config's, or of a known Hugging Face id."""
     for folder in (Path(path), config_folder / path):
+        if is_adapter_folder(folder):
+            return shape_at(base_of(str(folder)), config_folder)
         if (folder / "config.json").is_file():
             return read_shape(json.loads((folder / "config.json").read_text()))
     return KNOWN_SHAPES.get(path)
@@ -200,25 +221,58 @@ def critic_need(config: Config, shape: DecoderShape) -> int:
     return (STATE_BYTES + GRADIENT_BYTES) * shape.n_parameters // sharers + rounded
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterCounts:
+    """Numbers of the policy by how the learner keeps them, and bytes of a push."""
+
+    trained: int  # float32, with moments and gradients
+    frozen: int  # in model.dtype
+    pushed_bytes: int
+    adapted: int = 0  # of the frozen ones, those of layers with adapters
+    largest: int = 0  # of the weight of one adapted layer
+
+    @staticmethod
+    def of(config: Config, shape: DecoderShape) -> "ParameterCounts":
+        chosen = adapted_layers(config, shape)
+        if config.actor.lora is None:
+            return ParameterCounts(shape.n_parameters, 0, shape.n_parameters * BYTES[config.model.dtype])
+        trained = shape.layers * config.actor.lora.rank * sum(n_out + n_in for n_out, n_in in chosen)
+        sizes = [n_out * n_in for n_out, n_in in chosen]
+        return ParameterCounts(
+            trained, shape.n_parameters, trained * BYTES["float32"], shape.layers * sum(sizes), max(sizes, default=0)
+        )
+
+
+def adapted_layers(config: Config, shape: DecoderShape) -> list[tuple[int, int]]:
+    """(outputs, inputs) of the layers of one decoder layer that have adapters."""
+    if config.actor.lora is None:
+        return []
+    wanted = config.actor.lora.target_modules or tuple(shape.linear_layers)
+    return [form for name, form in shape.linear_layers.items() if name in wanted]
+
+
 def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int) -> Need:
     learners, sharers, one = config.topology.learners, n_sharers(config), BYTES[config.model.dtype]
-    weights = shape.n_parameters * one
-    batch = MicroBatch.of(config, n_prompt)
-    gradients, active = GRADIENT_BYTES * shape.n_parameters // sharers, activations(config, shape, batch)
+    counts, batch = ParameterCounts.of(config, shape), MicroBatch.of(config, n_prompt)
+    gradients, active = GRADIENT_BYTES * counts.trained // sharers, activations(config, shape, batch)
     step = gradients + active if batch.n > 1 else max(gradients, active)
-    rounded = weights if learners == 1 and config.model.dtype != "float32" else 0
-    snapshots = N_SNAPSHOTS * weights if index == 0 else 0
-    kept, host = (STATE_BYTES * shape.n_parameters + one * shape.n_frozen) // sharers, LIBRARIES[Role.LEARNER]
-    kept += critic_need(config, shape)
+    rounded = one * counts.trained if learners == 1 and config.model.dtype != "float32" else 0
+    snapshots = N_SNAPSHOTS * counts.pushed_bytes if index == 0 else 0
+    offloads = config.actor.lora is not None and config.actor.lora.offload
+    away = one * counts.adapted if offloads else 0  # in host memory; on the GPU the weights of one layer
+    kept = (STATE_BYTES * counts.trained + one * (counts.frozen + shape.n_frozen) - away) // sharers
+    kept += critic_need(config, shape) + away // shape.layers
+    host = LIBRARIES[Role.LEARNER]
     if config.topology.gpus_per_host == 0:
         return Need(kept + rounded + step, host + snapshots)
-    device = kept + max(rounded + step, gradients + SQRT_BYTES * shape.n_parameters // sharers)
-    loaded = max(BYTES["float32"] * shape.n_parameters, one * shape.n_frozen)  # each rank loads models on the host
+    device = kept + max(rounded + step, gradients + SQRT_BYTES * counts.trained // sharers)
+    policy = one * counts.frozen or BYTES["float32"] * shape.n_parameters
+    loaded = max(policy, one * shape.n_frozen)  # each rank loads models on the host
     place = home(config, on_gpu=True)
     if place == "device":
         return Need(device + snapshots, host + loaded)
     if place == "private" and snapshots:  # pinned memory: torch rounds it up to a power of two
-        snapshots = N_SNAPSHOTS * (1 << (weights - 1).bit_length())
+        snapshots = N_SNAPSHOTS * (1 << (counts.pushed_bytes - 1).bit_length())
     return Need(device, host + max(loaded, snapshots))
 
 
@@ -226,7 +280,17 @@ def learner_activation_numbers(config: Config, shape: DecoderShape) -> tuple[int
     """`DecoderShape.activation_numbers` for the learner of these settings."""
     topology = config.topology
     is_plain = config.model.dtype == "float32" and topology.learners == 1 and topology.gpus_per_host == 0
-    return shape.activation_numbers(by_us=shape.is_ours and is_plain)
+    row, seen = shape.activation_numbers(by_us=shape.is_ours and is_plain and config.actor.lora is None)
+    return row + adapter_activation_numbers(config, shape), seen
+
+
+def adapter_activation_numbers(config: Config, shape: DecoderShape) -> int:
+    """Numbers that the adapters of a layer keep for each row: A's output; with dropout also its input, and a byte."""
+    lora, chosen = config.actor.lora, adapted_layers(config, shape)
+    if lora is None:
+        return 0
+    inputs = sum(n_in for _, n_in in chosen) if lora.dropout else 0
+    return lora.rank * len(chosen) + inputs + inputs // BYTES[config.model.dtype]
 
 
 def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
@@ -239,7 +303,8 @@ def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
         kept = shape.layers * batch.rows * shape.hidden * one + layer
     at_once = logits_chunk(batch.wanted, shape.vocabulary, config.learner.max_logits_mib) or batch.wanted
     logits = N_LOGITS * at_once * shape.vocabulary * BYTES["float32"]
-    return kept + logits + shape.vocabulary * shape.hidden * GRADIENT_BYTES
+    by_embedding = 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES
+    return kept + logits + by_embedding
 
 
 def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
@@ -248,17 +313,35 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
         config.topology.tensor_parallel,
         config.rollout.max_concurrent_rollouts,
     )
-    weights = shape.n_parameters * one
+    weights, counts = shape.n_parameters * one, ParameterCounts.of(config, shape)
     length = (n_prompt + config.gconfig.max_new_tokens) * 5 // 4
     positions = -(-length // SLOT_STEP) * SLOT_STEP
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
     on_device = (weights + slots * positions * shape.kv_per_token * one) // width + sampling
-    on_host = LIBRARIES[Role.GENERATOR] + N_BUCKETS * min(config.weights.bucket_mib * MIB, weights)
+    on_host = LIBRARIES[Role.GENERATOR] + N_BUCKETS * min(config.weights.bucket_mib * MIB, counts.pushed_bytes)
+    if counts.adapted:
+        return adapted_generator_need(config, counts, Need(on_device, on_host), weights)
     if config.rollout.engine == "simulated":  # it keeps only a hash of the received weights
         return Need(0, on_host + weights)
     if receives_on_device(config):
         return Need(on_device + weights // width, on_host)
     return Need(on_device, on_host + weights)
+
+
+def adapted_generator_need(config: Config, counts: ParameterCounts, need: Need, weights: int) -> Need:
+    """With adapters: the base of the adapted layers, what is received, and the largest layer while it is merged.
+
+    On a GPU the model is loaded on the host first. A server's weights are merged in host memory.
+    """
+    base = counts.adapted * BYTES[config.model.dtype]
+    merging = counts.pushed_bytes + counts.largest * BYTES["float32"]
+    on_gpu = config.topology.gpus_per_host > 0
+    if receives_on_device(config):
+        return Need(need.device + base + merging, need.host + (weights if on_gpu else 0))
+    if config.rollout.engine == "builtin" and on_gpu:  # merged on the GPU, from the host
+        return Need(need.device + merging, need.host + max(base + counts.pushed_bytes, weights))
+    copy = 0 if config.rollout.engine == "builtin" else weights
+    return Need(need.device, need.host + copy + base + merging)
 
 
 def receives_on_device(config: Config) -> bool:

@@ -21,7 +21,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from actors.data.loading import RowWithOrigin, rows_with_origins, sets_with_origins
-from actors.models.loading import check_model_path, load_tokenizer, max_positions
+from actors.models.adapter_folder import is_adapter_folder
+from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
 from actors.rewards.loading import check_reward
 from actors.workflows.loading import check_workflow
@@ -120,6 +121,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     found = [] if run is None else check_changes(run, config)
     check_installed(config.journal.tracker)
     model = check_model(config, folder)
+    check_lora(config, model)
     check_frozen_models(config, folder, model)
     rows, problems = load_all_rows(config, folder)
     check_functions(config, folder, common_fields(rows + problems))
@@ -182,6 +184,25 @@ def check_model(config: Config, folder: Path) -> str:
         return check_model_path(config.model.path, folder)
     check_shape(config.model.scratch)
     return ""
+
+
+def check_lora(config: Config, model: str) -> None:
+    """peft is there, and the model has the layers that get adapters. Raises ConfigError."""
+    lora = config.actor.lora
+    if lora is None:
+        return
+    if is_adapter_folder(Path(model or ".")):
+        raise ConfigError(
+            f"actor.lora needs a whole model: {model} holds adapters itself; merge it (docs/lora.md), or remove "
+            "[actor.lora] to train all weights of the merged model"
+        )
+    from actors.models.lora import adapted_layers, check_peft  # imports torch
+
+    check_peft()
+    with tempfile.TemporaryDirectory() as described:
+        if config.model.scratch is not None:
+            write_scratch_folder(Path(described), config.model.scratch)
+        adapted_layers(empty_model(model or described, "float32", "meta"), lora.target_modules)
 
 
 def check_frozen_models(config: Config, folder: Path, model: str) -> None:

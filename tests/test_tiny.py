@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -187,6 +188,34 @@ def test_the_other_algorithms_train_three_steps_in_the_plain_loop(tmp_path: Path
     reference.journal.close()
     assert [step.version for step in steps] == [1, 2, 3]
     assert all(step.stats["grad_norm"] > 0 for step in steps)
+
+
+@pytest.mark.slow
+def test_adapters_are_trained_in_a_ring_that_resumes_and_whose_tokens_are_of_the_merged_models(tmp_path: Path) -> None:
+    changes = ("actor.lora.rank=4", "learner.warmup.steps=10", "checkpoint.every_steps=1", "checkpoint.keep=9")
+    run = launch(tmp_path, "run.total_train_steps=2", "journal.tokens=true", *changes)
+    launch(tmp_path, f"run.resume='{run}'", "run.total_train_steps=4", "journal.tokens=true", *changes)
+    updates = events(run, "head-0.0", "update") + events(run, "head-0.1", "update")
+    assert [update["version"] for update in updates] == [1, 2, 3, 4]
+    assert all(update["grad_norm"] > 0 for update in updates)
+    audit = [sys.executable, "-m", "tools.audit", str(run), "--recompute"]
+    done = subprocess.run(audit, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    recomputed = re.search(r"recomputed: ([0-9]+) tokens within", done.stdout)
+    assert recomputed is not None
+    assert int(recomputed[1]) > 1000
+    model = next(line for line in map(json.loads, (run / "journal" / "learner-0.0.jsonl").read_text().splitlines())
+                 if line["event"] == "model")  # fmt: skip
+    assert model["n_trained"] < model["n_params"] / 10
+    refused = subprocess.run(
+        [sys.executable, "-m", "areal_bus.launch", "--dry-run", "configs/tiny.toml", "--resume", str(run)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "actor.lora.rank: 4 -> unset (checkpoints hold the adapters that it describes" in refused.stderr
 
 
 FAMILY = """

@@ -7,13 +7,14 @@ and ends at the head's Stop. Without a head it ends at once.
 from functools import partial
 from typing import Any
 
-from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine
+from actors.engines.builtin.connect import open_builtin
+from actors.engines.builtin.engine import AHEAD_S
 from actors.engines.protocol import Engine
 from actors.generator.delivery import Delivery
 from actors.generator.loop import Generator
 from actors.generator.rollout_runner import RolloutRunner
 from actors.generator.weight_updates import WeightUpdates
-from actors.models.loading import empty_model, load_tokenizer, stop_ids
+from actors.models.loading import load_tokenizer
 from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, HeadSession
@@ -113,7 +114,7 @@ def make_member(context: Context, config: Config) -> WeightReceiver:
 
 
 def make_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
-    """The engine without weights: they arrive with the first push."""
+    """The engine without weights, or without adapters: they arrive with the first push."""
     if config.rollout.engine == "simulated":
         from actors.engines.simulated.connect import open_simulated  # imported only when configured
 
@@ -122,12 +123,4 @@ def make_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
         from actors.engines.servers.connect import open_engine  # its dependencies are optional
 
         return open_engine(context, config, tokenizer)
-    model = empty_model(context.model_folder, config.model.dtype, context.device)
-    return BuiltinEngine(
-        model,
-        stop_ids=stop_ids(model, tokenizer),
-        n_slots=config.rollout.max_concurrent_rollouts,
-        tokenizer=tokenizer,
-        on_update=config.rollout.on_update,
-        ahead_s=AHEAD_S,
-    )
+    return open_builtin(config, context.model_folder, tokenizer, device=context.device, ahead_s=AHEAD_S)

@@ -254,7 +254,8 @@ class Learner:
         device = self.policy.device
         self.journal.write(
             Event.MODEL,
-            n_params=sum(parameter.numel() for parameter in self.policy.parameters().values()),
+            n_params=sum(parameter.numel() for parameter in self.policy.model.parameters()),
+            n_trained=sum(parameter.numel() for parameter in self.policy.parameters().values()),
             dtype=str(self.policy.dtype).removeprefix("torch."),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         )
@@ -340,7 +341,7 @@ class Learner:
 
     def _n_bytes(self) -> int:
         """Size of the weights in the dtype of a push."""
-        return sum(tensor.numel() for tensor in self.policy.parameters().values()) * self.policy.dtype.itemsize
+        return sum(tensor.numel() for tensor in self.policy.pushed().values()) * self.policy.push_dtype.itemsize
 
     def _snapshot(self, version: int) -> str:
         """Copy the weights before the next optimizer step; a collective when sharded."""
@@ -348,11 +349,11 @@ class Learner:
         with self.journal.span("snapshot"):
             snapshot = take_snapshot(
                 version,
-                self.policy.parameters(),
+                self.policy.pushed(),
                 is_root=self.is_root,
                 previous=self.pusher.spare(),
                 bucket_bytes=self.config.weights.bucket_mib << 20,
-                dtype=self.policy.dtype,
+                dtype=self.policy.push_dtype,
                 shared_on=self.shared_on,
             )
         self.pulse.version = version

@@ -1,7 +1,8 @@
 """Writes and reads learner checkpoints, without pickle.
 
 RUN/checkpoints/step-000010/
-    model/                 a plain transformers folder: weights as they are pushed (in model.dtype), config, tokenizer
+    model/                 a plain transformers folder: weights as they are pushed (in model.dtype), config, tokenizer;
+                           with actor.lora the adapters in peft's format (float32), and the tokenizer
     reference/             the same for the reference model, where the run has made it
     critic.safetensors     with a critic: its float32 weights and AdamW's state by parameter name
     optimizer.safetensors  AdamW's state by parameter name, float32 parameters where the model's are rounded, RNG state
@@ -73,7 +74,7 @@ def save(
     of_critic = None if critic is None else _critic_tensors(critic)
     broken: Exception | None = None
     if policy.ranks.index == 0:
-        if policy.dtype is not torch.float32:
+        if policy.push_dtype is not torch.float32:
             tensors |= {f"{MASTER}/{name}": weights[name].contiguous() for name in policy.parameters()}
         tensors["rng"] = torch.get_rng_state()
         broken = _write(final, models, tensors, of_critic, version=version, tokenizer=tokenizer)
@@ -120,8 +121,14 @@ def _is_of_the_disk(error: Exception) -> bool:
 
 
 def gather(policy: PackedModel) -> dict[str, Tensor]:
-    """The full state of the model on rank 0 (empty elsewhere); tied weights once; a collective when sharded."""
+    """The full state of the model on rank 0 (empty elsewhere); tied weights once; a collective when sharded.
+
+    Of a policy with adapters, the adapters.
+    """
     state: dict[str, Tensor] = {}
+    if has_adapters(policy):
+        full_adapters = {name: whole(parameter).detach() for name, parameter in policy.parameters().items()}
+        return {name: full.cpu() for name, full in full_adapters.items()} if policy.ranks.index == 0 else {}
     tied = {name for name, _ in policy.model.named_parameters(remove_duplicate=False)} - set(policy.parameters())
     for name, tensor in policy.model.state_dict().items():
         if name in tied:
@@ -132,8 +139,16 @@ def gather(policy: PackedModel) -> dict[str, Tensor]:
     return state
 
 
+def has_adapters(model: PackedModel) -> bool:
+    return isinstance(model, Policy) and model.adapters is not None
+
+
 def write_model(folder: Path, policy: PackedModel, weights: Mapping[str, Tensor], tokenizer: Any) -> None:
-    """Write a transformers folder with the parameters in the dtype of the policy."""
+    """Write a transformers folder with the parameters in the dtype of the policy, or adapters in peft's format."""
+    if isinstance(policy, Policy) and policy.adapters is not None:
+        policy.adapters.write(folder, weights)
+        tokenizer.save_pretrained(folder)
+        return
     rounded = {name: weights[name].to(policy.dtype) for name in policy.parameters()}
     policy.model.save_pretrained(folder, state_dict={**weights, **rounded})
     tokenizer.save_pretrained(folder)

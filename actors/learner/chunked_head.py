@@ -87,12 +87,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
         return found_N2
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         task: HeadTask = ctx.task
         hidden_NH, weight_VH, bias_V = ctx.saved_tensors
         cast_VH = weight_VH.to(ctx.dtype)
         by_hidden_NH = torch.empty_like(hidden_NH)
-        by_weight_VH = torch.zeros_like(weight_VH)
+        by_weight_VH = torch.zeros_like(weight_VH) if ctx.needs_input_grad[1] else None  # not of a frozen head
         by_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
         for at in range(0, len(hidden_NH), task.n_chunk):
             chunk = slice(at, at + task.n_chunk)
@@ -102,7 +102,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grad_CV *= slope_CV
             grad_CV = grad_CV.to(ctx.dtype)
             by_hidden_NH[chunk] = torch.mm(grad_CV, cast_VH).to(hidden_NH.dtype)
-            if by_weight_VH.dtype is ctx.dtype:
+            if by_weight_VH is None:
+                pass
+            elif by_weight_VH.dtype is ctx.dtype:
                 by_weight_VH.addmm_(grad_CV.t(), hidden_NH[chunk].to(ctx.dtype))
             else:
                 by_weight_VH += torch.mm(grad_CV.t(), hidden_NH[chunk].to(ctx.dtype))

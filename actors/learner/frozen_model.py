@@ -1,5 +1,6 @@
 """Models that the learner reads and never trains: the reference of the KL divergence and the teacher."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -9,8 +10,10 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from actors.learner.adapters import Adapters
 from actors.learner.policy import ModelSettings, PackedModel, Policy, model_settings
 from actors.models.loading import check_model_path, load_model
+from actors.models.packed_row import SequencePiece
 from areal_bus.config.algorithms import keeps_reference, uses_reference, uses_teacher
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
@@ -38,11 +41,27 @@ class FrozenModel(PackedModel):
             self.model.reshard()
 
 
+class PolicyBase:
+    """The policy without its adapters, as a reference model that takes no memory. Not while a gradient is computed."""
+
+    def __init__(self, policy: Policy, adapters: Adapters) -> None:
+        self._policy, self._adapters = policy, adapters
+
+    def logprobs(self, pieces: Sequence[SequencePiece]) -> tuple[Tensor, Tensor | None]:
+        """As `PackedModel.logprobs`."""
+        with self._adapters.off():
+            return self._policy.logprobs(pieces)
+
+    def idle_pass(self) -> None:
+        """As `PackedModel.idle_pass`."""
+        self._policy.idle_pass()
+
+
 @dataclass(frozen=True, slots=True)
 class FrozenModels:
     """The frozen models of a learner rank; None where the algorithm needs none."""
 
-    reference: FrozenModel | None = None
+    reference: FrozenModel | PolicyBase | None = None
     teacher: FrozenModel | None = None
 
 
@@ -68,13 +87,19 @@ def load_frozen_models(
     return FrozenModels(reference, teacher)
 
 
-def _load_reference(config: Config, policy: Policy, model: str, config_folder: Path, checkpoint: str) -> FrozenModel:
-    """From the checkpoint if this run's checkpoints hold it, else from reference.path, else the run's first model."""
+def _load_reference(
+    config: Config, policy: Policy, model: str, config_folder: Path, checkpoint: str
+) -> FrozenModel | PolicyBase:
+    """From the checkpoint if this run's checkpoints hold it, else from reference.path, else the run's first model: with
+    adapters the policy without them.
+    """
     if checkpoint and keeps_reference(config):
         return _load(config, policy, "reference", kept_in(checkpoint))
     if config.reference.path:
         path = check_model_path(config.reference.path, config_folder, key="reference.path")
         return _load(config, policy, "reference", path)
+    if policy.adapters is not None:
+        return PolicyBase(policy, policy.adapters)
     seed = config.run.seed if config.model.scratch is not None else None
     reference = _load(config, policy, "reference", model, random_seed=seed)
     if not checkpoint:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from actors.cpu import layer_kernels, linear, llama_layer
 from actors.learner import chunked_head
+from actors.learner.adapters import Adapters
 from actors.learner.rendezvous import LearnerRanks
 from actors.models import packed_attention
 from actors.models.attention import choose
@@ -83,7 +84,8 @@ class PackedModel:
     def _fuse(self) -> None:
         """Replace the layers of a Llama-like model by fused ones on CPU, if they compute the same."""
         is_plain = self.device.type == "cpu" and self.dtype is torch.float32 and self.packed
-        if is_plain and llama_layer.applies(self.model):
+        has_gradients = all(parameter.requires_grad for parameter in self.model.parameters())  # fused layers make all
+        if is_plain and has_gradients and llama_layer.applies(self.model):
             why = llama_layer.disagreement(self.model, self._probe)
             if why is not None:
                 logger.warning("the model's own layers are trained, which is slower: the fused ones' {}", why)
@@ -221,18 +223,42 @@ class _SelectedLogProbs(torch.autograd.Function):
 
 
 class Policy(PackedModel):
-    """The model that is trained.
+    """The model that is trained: all of its parameters, or adapters beside frozen ones.
 
-    Parameters, gradients and optimizer state are float32, because most updates are smaller than half a step of
-    bfloat16. `dtype` is the type of compute and of the weights that are pushed and exported.
+    Trained parameters, gradients and optimizer state are float32, because most updates are smaller than half a step of
+    bfloat16. `dtype` is the type of compute and of the weights that are pushed and exported. Frozen weights have the
+    type that they were loaded in. Adapters are pushed and exported as they are.
     """
 
-    def __init__(self, model: Any, **settings: Unpack[ModelSettings]) -> None:
-        """The settings of `PackedModel`. Raises ValueError if the model is not in float32."""
-        found = {parameter.dtype for parameter in model.parameters()}
+    def __init__(self, model: Any, adapters: Adapters | None = None, **settings: Unpack[ModelSettings]) -> None:
+        """The settings of `PackedModel`. Raises ValueError if a trained parameter is not float32."""
+        found = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
         if found != {torch.float32}:
             raise ValueError(f"a policy keeps its parameters in float32: the model has {sorted(map(str, found))}")
+        self.adapters = adapters
         super().__init__(model, **settings)
+        self._base: Mapping[str, Tensor] = {}
+        if adapters is not None:
+            adapters.drop(False)
+            self._parameters = adapters.parameters()
+            self._base = adapters.digest()
+
+    @property
+    def push_dtype(self) -> torch.dtype:
+        """Type of the parameters in a push."""
+        return self.dtype if self.adapters is None else torch.float32
+
+    def pushed(self) -> dict[str, Tensor]:
+        """Name -> tensor of a push: the parameters; with adapters also the digest of their base."""
+        return {**self._parameters, **self._base}
+
+    def logprobs(
+        self, pieces: Sequence[SequencePiece], *, entropy: bool = False, entropy_grad: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """As of `PackedModel`. Adapters have dropout in passes with a gradient only."""
+        if self.adapters is not None:
+            self.adapters.drop(torch.is_grad_enabled())
+        return super().logprobs(pieces, entropy=entropy, entropy_grad=entropy_grad)
 
 
 def shard(model: Any, dtype: torch.dtype | None, device: torch.device, *, replicas: int = 1) -> None:

@@ -24,7 +24,7 @@ from actors.learner.algorithms.parts import Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
 from actors.learner.batch import Batch, Item
 from actors.learner.critic import Critic, ValueFigures, ValueModel, figures
-from actors.learner.frozen_model import FrozenModel, FrozenModels
+from actors.learner.frozen_model import FrozenModel, FrozenModels, PolicyBase
 from actors.learner.metrics import SignalWarnings, StepMetrics, count
 from actors.learner.micro_batches import pack
 from actors.learner.objective import MicroBatchTokens, micro_batch_loss
@@ -227,12 +227,13 @@ class PPOActor:
     @property
     def kept_reference(self) -> FrozenModel | None:
         """The reference model, if checkpoints hold it."""
-        return self.frozen.reference if keeps_reference(self._config) else None
+        reference = self.frozen.reference
+        return reference if isinstance(reference, FrozenModel) and keeps_reference(self._config) else None
 
     def _update_reference(self) -> None:
         """Every reference.update_every versions the reference becomes a copy of the policy."""
         every = self._config.reference.update_every
-        if self.frozen.reference is not None and every and self.version % every == 0:
+        if isinstance(self.frozen.reference, FrozenModel) and every and self.version % every == 0:
             self.frozen.reference.copy_from(self.policy)
 
     def _value_stats(self, batch: Batch, steps: Sequence["_OptimizerStep"]) -> dict[str, float]:
@@ -383,7 +384,7 @@ class PPOActor:
         members = [i for part in self._minibatches(batch) for i in part.members]
         batch.prox = self._logprobs(self.policy, batch, members)
 
-    def _logprobs(self, model: PackedModel, batch: Batch, members: list[int]) -> dict[int, Tensor]:
+    def _logprobs(self, model: PackedModel | PolicyBase, batch: Batch, members: list[int]) -> dict[int, Tensor]:
         """Item index -> (n_trained,) log-probs of its trained tokens by this model, on the host."""
         found: dict[int, Tensor] = {}
         with torch.no_grad():

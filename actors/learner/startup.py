@@ -1,6 +1,7 @@
 """Start of a learner: loads policy and critic, and runs the supervised warm-up."""
 
 import math
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from actors.data.loading import load_rows
+from actors.learner.adapters import Adapters, check_folder
 from actors.learner.critic import ValueModel
 from actors.learner.micro_batches import pack
 from actors.learner.policy import ModelSettings, Policy
-from actors.models.loading import check_model_path, load_model, turn_end
+from actors.models.loading import check_model_path, load_base, load_model, turn_end
 from actors.models.packed_row import SequencePiece
 from actors.runtime.context import Context, HeartbeatState
 from actors.workflows.prompts import prompt_ids, prompt_of
@@ -118,10 +120,40 @@ def _gradient(policy: Policy, pieces: list[SequencePiece], *, capacity: int) -> 
 
 
 def load_policy(config: Config, model: str, settings: ModelSettings, *, checkpoint: str = "") -> Policy:
-    """The weights of the checkpoint, or those of the folder `model` the run starts from. Raises ConfigError."""
-    scratch_seed = config.run.seed if config.model.scratch is not None and not checkpoint else None
-    folder = f"{checkpoint}/model" if checkpoint else model
-    return Policy(load_model(folder, "float32", _place(settings), random_seed=scratch_seed), **settings)
+    """The weights of the checkpoint, or those of the folder `model` the run starts from. With actor.lora that folder's
+    weights in model.dtype, and the adapters of the checkpoint or new ones.
+
+    Raises ConfigError, and CheckpointError for a checkpoint that does not fit actor.lora.
+    """
+    lora, seed = config.actor.lora, config.run.seed
+    is_scratch = config.model.scratch is not None
+    held = Path(checkpoint) / "model"
+    if checkpoint:
+        check_folder(held, has_lora=lora is not None)
+    if lora is None:
+        folder = str(held) if checkpoint else model
+        random_seed = seed if is_scratch and not checkpoint else None
+        return Policy(load_model(folder, "float32", _place(settings), random_seed=random_seed), **settings)
+    base = load_base(config, model, "cpu" if lora.offload else _place(settings))  # `Policy` moves what may move
+    if is_scratch and settings["ranks"].index == 0:
+        write_base(base, base_folder(model))
+    adapters = Adapters(base, lora, seed=seed, base=base_folder(model) if is_scratch else model)
+    if checkpoint:
+        adapters.read(held)
+    return Policy(base, adapters, **settings)
+
+
+def base_folder(model: str) -> str:
+    """Where a model from scratch is written, beside its description, so that adapters can be loaded elsewhere."""
+    return str(Path(model).resolve().with_name("base"))
+
+
+def write_base(model: Any, folder: str) -> None:
+    """Write the model as a transformers folder, once."""
+    final, partial = Path(folder), Path(f"{folder}.{os.getpid()}.tmp")
+    if not final.exists():
+        model.save_pretrained(partial)
+        partial.rename(final)
 
 
 def load_critic(config: Config, model: str, settings: ModelSettings, *, config_folder: Path) -> ValueModel | None:

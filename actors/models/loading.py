@@ -11,7 +11,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from actors.models.adapter_folder import WEIGHTS_FILE, base_of, is_adapter_folder, merge_folder
 from actors.models.scratch import is_scratch_folder
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
@@ -24,7 +26,8 @@ def check_model_path(path: str, search: Path, *, key: str = "model.path") -> str
     """The model as an absolute folder, or the Hugging Face id that it is.
 
     A relative folder is looked for in the working directory, then in `search` (the config's folder). Raises ConfigError
-    when there is no such folder, or no configuration or whole weights in it (a scratch folder needs no weights).
+    when there is no such folder, or no configuration or whole weights in it (a scratch folder needs no weights). A
+    folder of adapters (peft) and its base make a model, too.
     """
     given = Path(path).expanduser()
     places = [given] if given.is_absolute() else [Path.cwd() / given, search / given]
@@ -36,6 +39,10 @@ def check_model_path(path: str, search: Path, *, key: str = "model.path") -> str
         raise ConfigError(
             f"{key} must be a model folder or a Hugging Face id (owner/name): nothing is at {tried}{_hint(path)}"
         )
+    if is_adapter_folder(folder):
+        _check_file(folder / WEIGHTS_FILE, path)
+        check_model_path(base_of(str(folder)), search, key=f"the base model of {folder}")
+        return str(folder.resolve())
     if not (folder / "config.json").is_file():
         raise ConfigError(f"a model folder holds config.json: {folder} has none{_hint(path)}")
     if not is_scratch_folder(folder):
@@ -51,14 +58,17 @@ def _check_weights(folder: Path, path: str) -> None:
             f"{_hint(path)}"
         )
     for part in _parts(folder):
-        try:
-            with safe_open(folder / part, framework="np"):  # reads the header, and that the file is as long as it says
-                pass
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(
-                f"weights must be whole safetensors files: {folder / part}: {_first(error)}; download or convert it "
-                f"again{_hint(path)}"
-            ) from None
+        _check_file(folder / part, path)
+
+
+def _check_file(file: Path, path: str) -> None:
+    try:
+        with safe_open(file, framework="np"):  # reads the header, and that the file is as long as it says
+            pass
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"weights must be whole safetensors files: {file}: {_first(error)}; download or convert it again{_hint(path)}"
+        ) from None
 
 
 def _parts(folder: Path) -> list[str]:
@@ -101,6 +111,7 @@ def _tokenizer_class(path: str) -> Any:
 
 def max_positions(path: str) -> int | None:
     """Longest sequence that the model's config.json allows; None where it does not say. No torch."""
+    path = base_of(path)
     if Path(path).is_dir():
         config = _json(path, "config.json")
     else:
@@ -129,7 +140,7 @@ def _json(folder: str, name: str) -> dict[str, Any]:
 
 
 def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = None) -> Any:
-    """The causal LM with its weights, in eval mode; `random_seed`: random weights instead, the same for the same seed.
+    """The causal LM with its weights (adapters merged), in eval mode; `random_seed`: random weights instead, the same for the same seed.
 
     `dtype` is a name ("float32", "bfloat16"). Tied weights are one parameter: `named_parameters()` has it once. Raises
     ConfigError when the model does not load.
@@ -141,9 +152,12 @@ def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = 
     model: Any
     try:
         if random_seed is None:
+            base = base_of(path)
             model = _soft_capped(
-                AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), **_where(path))
+                AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype), **_where(base))
             )
+            if base != path:
+                merge_folder(model, Path(path))
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(random_seed)
@@ -151,6 +165,12 @@ def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = 
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"model.path must load as a causal language model: {path}: {_first(error)}") from error
     return aligned(model.to(device).eval())
+
+
+def load_base(config: Config, path: str, device: str) -> Any:
+    """The model of a run at version 0 in model.dtype, with random weights by the run's seed for [model.scratch]."""
+    seed = config.run.seed if config.model.scratch is not None else None
+    return load_model(path, config.model.dtype, device, random_seed=seed)
 
 
 def aligned(model: Any) -> Any:
@@ -218,6 +238,7 @@ def _structure(path: str, dtype: str) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+    path = base_of(path)
     config = AutoConfig.from_pretrained(path, **_where(path))
     model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
     with contextlib.suppress(OSError):  # a model without generation_config.json keeps that of its configuration

@@ -159,6 +159,8 @@ class ExactLagLoop(SynchronousReference):
 def warm_up_digest(config: Config) -> str:
     """A name for all settings that decide the weights after the warm-up."""
     sections = [section.model_dump(mode="json") for section in (config.model, config.data, config.learner)]
+    if config.actor.lora is not None:
+        sections.append(config.actor.lora.model_dump(mode="json"))
     text = json.dumps([config.run.seed, sections])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -1,7 +1,7 @@
 """Converts the model of a checkpoint to a Hugging Face folder: `python -m actors.offline.save_hf`.
 
 Reads a SaveOrder as one JSON line; `tools/save_hf.py` is its command line. Weights are read with transformers, so it
-needs host memory for the model once (twice for float32 of a rounded one).
+needs host memory for the model once (twice for float32 of a rounded one). Adapters are merged.
 """
 
 import json
@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from transformers import AutoConfig
 
+from actors.models.adapter_folder import base_of
 from actors.models.loading import load_model, load_tokenizer
 from actors.runtime.process import leave
 from areal_bus.errors import ArealBusError, ConfigError
@@ -34,7 +36,7 @@ class SaveOrder:
 def save_hf(order: SaveOrder) -> None:
     """Write the folder, whole or not at all. Raises ConfigError when the model does not load or the disk is full."""
     source, final = Path(order.checkpoint) / "model", Path(order.folder)
-    dtype = order.dtype or str(json.loads((source / "config.json").read_text()).get("dtype", "float32"))
+    dtype = order.dtype or dtype_of(source)
     model = load_model(str(source), dtype, "cpu")
     n_exact = take_masters(model, Path(order.checkpoint)) if dtype == "float32" else 0
     building = final.with_name(f".{final.name}.{os.getpid()}.tmp")
@@ -52,6 +54,12 @@ def save_hf(order: SaveOrder) -> None:
     n_millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     exact = f", {n_exact} tensors from the learner's float32 weights" if n_exact else ""
     print(f"{final}: {n_millions:.1f} million parameters in {dtype}{exact}", flush=True)
+
+
+def dtype_of(folder: Path) -> str:
+    """The type of the model's weights by its configuration; of adapters, that of their base."""
+    config = AutoConfig.from_pretrained(base_of(str(folder)))
+    return str(config.dtype or torch.float32).removeprefix("torch.")
 
 
 def take_masters(model: torch.nn.Module, checkpoint: Path) -> int:

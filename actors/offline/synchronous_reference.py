@@ -23,7 +23,8 @@ from torch import Tensor
 
 from actors.data.loading import load_rows
 from actors.data.source import RowOrder, RowSource
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.connect import open_builtin
+from actors.engines.protocol import Engine
 from actors.generator.rollout_runner import RolloutRunner
 from actors.head.shell import declared
 from actors.learner.batch import build
@@ -32,7 +33,7 @@ from actors.learner.policy import Policy, model_settings
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks
 from actors.learner.startup import demonstrate, load_critic, load_policy, warm_up
-from actors.models.loading import check_model_path, empty_model, load_tokenizer, stop_ids
+from actors.models.loading import check_model_path, load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.actor import n_before
 from actors.rewards.columns import with_ids
@@ -157,21 +158,16 @@ class SynchronousReference:
             tick=lambda: None,
         )
 
-    def _make_engine(self) -> BuiltinEngine:
-        model = empty_model(self._model_folder, self.config.model.dtype, "cpu")
-        rollout = self.config.rollout
-        return BuiltinEngine(
-            model,
-            stop_ids=stop_ids(model, self._tokenizer),
-            n_slots=rollout.max_concurrent_rollouts,
-            tokenizer=self._tokenizer,
-            on_update=rollout.on_update,
-        )
+    def _make_engine(self) -> Engine:
+        return open_builtin(self.config, self._model_folder, self._tokenizer, device="cpu")
 
     def _weights(self) -> dict[str, Tensor]:
-        """A copy of the policy's weights in the engines' dtype."""
-        kept = self._policy.parameters()
-        return {name: weight.detach().to(self._policy.dtype, copy=True) for name, weight in kept.items()}
+        """A copy of the tensors of a push."""
+        to = self._policy.push_dtype
+        return {
+            name: weight.detach().to(to if weight.is_floating_point() else weight.dtype, copy=True)
+            for name, weight in self._policy.pushed().items()
+        }
 
     # a batch
 

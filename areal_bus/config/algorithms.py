@@ -82,7 +82,7 @@ def _original(name: str, names: tuple[str, ...]) -> str:
 def refusals(c: Config) -> list[Rule]:
     """Rules for combinations of parts."""
     parts = [*check_names(c.actor), *_settings_without_use(c.actor)]
-    return [*parts, *_prox(c.actor), *_bounds(c.actor), *_batch(c), *_frozen_models(c), *_critic(c)]
+    return [*parts, *_prox(c.actor), *_bounds(c.actor), *_batch(c), *_frozen_models(c), *_critic(c), *_lora(c)]
 
 
 def _prox(actor: ActorConfig) -> list[Rule]:
@@ -165,6 +165,39 @@ def _batch(c: Config) -> list[Rule]:
             actor.overlong_tokens > c.gconfig.max_new_tokens,
             f"actor.overlong_tokens ({actor.overlong_tokens}) is at most gconfig.max_new_tokens "
             f"({c.gconfig.max_new_tokens})",
+        ),
+    ]
+
+
+def _lora(c: Config) -> list[Rule]:
+    """Rules for adapters: the reference model is the model without them."""
+    offloads = c.actor.lora is not None and c.actor.lora.offload
+    has_base_as_reference = c.actor.lora is not None and uses_reference(c.actor) and not c.reference.path
+    return [
+        (
+            has_base_as_reference and c.learner.warmup.steps > 0,
+            "with actor.lora the reference is the model without adapters, and learner.warmup trains the adapters: set "
+            "learner.warmup.steps = 0 or reference.path (or actor.kl_ctl = 0)",
+        ),
+        (
+            c.actor.lora is not None and c.reference.update_every > 0,
+            "with actor.lora the reference is the model without adapters, which no update changes: set "
+            "reference.update_every = 0",
+        ),
+        (
+            offloads and (c.topology.gpus_per_host == 0 or c.topology.learners > 1),
+            "actor.lora.offload is for one learner on a GPU: set it to false, or topology.learners = 1 with "
+            "topology.gpus_per_host",
+        ),
+        (
+            offloads and not c.learner.gradient_checkpointing,
+            "actor.lora.offload copies weights to the GPU again in the backward pass: set "
+            "learner.gradient_checkpointing = true, or all copies stay there",
+        ),
+        (
+            c.actor.lora is not None and c.rollout.engine == "simulated",
+            "the simulated engine has no weights to add adapters to: remove [actor.lora], or set rollout.engine = "
+            '"builtin"',
         ),
     ]
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from areal_bus.config.lora import LoraConfig
 from areal_bus.config.named_tasks import GENERATED
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.section import Section
@@ -401,11 +402,14 @@ class ActorConfig(Section):
     """AdamW decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping: maximum norm."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters instead of the model's own weights (docs/lora.md)."""
 
 
 class ReferenceConfig(Section):
     path: str = ""
-    """Model that actor.kl_ctl keeps the policy close to (folder or Hugging Face id). Empty: the run's own version 0."""
+    """Model that actor.kl_ctl keeps the policy close to (folder or Hugging Face id). Empty: the run's own version 0,
+    with actor.lora the model without its adapters."""
     update_every: int = Field(0, ge=0)
     """Replace the reference by a copy of the policy every so many versions; 0: it stays fixed."""
 

@@ -56,6 +56,14 @@ def test_a_config_for_gpus_states_its_start_command_and_uses_every_gpu(file: Pat
     assert "unknown" not in output
 
 
+def test_a_card_of_24_gb_holds_a_7b_with_adapters_only_by_offloading() -> None:
+    file = FOLDER / "lora-1gpu.toml"
+    assert not make_plan_page(load(file, (), {}), file, None).is_too_large
+    assert "40.4 million trained in adapters of rank 16" in dry_run(load(file, (), {}), file, None)
+    for change in ("actor.lora.offload=false", 'weights.staging="auto"'):
+        assert make_plan_page(load(file, (change,), {}), file, None).is_too_large, change
+
+
 def test_one_gpu_of_24_gib_holds_learner_and_generator() -> None:
     file = FOLDER / "gpus-1.toml"
     found = re.search(

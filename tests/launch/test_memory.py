@@ -28,6 +28,7 @@ from launch.memory import (
     DecoderShape,
     MicroBatch,
     Need,
+    ParameterCounts,
     activations,
     estimate,
     find_shape,
@@ -99,6 +100,21 @@ def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches
     assert found.device == 12 * large.n_parameters + max(
         4 * large.n_parameters, activations(little, large, MicroBatch.of(little, 1))
     )
+
+
+def test_adapters_need_optimizer_state_and_the_model_itself_none() -> None:
+    lora = config(actor={"lora": {"rank": 3, "target_modules": ["q_proj", "down_proj"]}}, model={"scratch": {}})
+    counts = ParameterCounts.of(lora, SHAPE)
+    n = 2 * 3 * ((8 + 8) + (8 + 16))
+    assert (counts.trained, counts.frozen, counts.pushed_bytes) == (n, N, 4 * n)
+    assert (counts.adapted, counts.largest) == (2 * (8 * 8 + 8 * 16), 8 * 16)
+    passing = activations(lora, SHAPE, MicroBatch.of(lora, 10))
+    whole = activations(config(), SHAPE, MicroBatch.of(lora, 10))
+    assert passing == whole - 10 * 8 * 4 + 2 * MicroBatch.of(lora, 10).rows * 2 * 3 * 4  # no gradient of the embedding
+    found = need(lora, Role.LEARNER)
+    assert found == Need(12 * n + 4 * N + max(passing, 4 * n), LIBRARIES[Role.LEARNER] + 2 * 4 * n)
+    generators = [estimate(c, SHAPE, Role.GENERATOR, 0, n_prompt=10).host for c in (lora, config())]
+    assert generators[0] - generators[1] == 4 * counts.adapted + 4 * n + 4 * counts.largest - 4 * N - 2 * 4 * (N - n)
 
 
 def test_a_large_job_shares_learners_and_splits_generators() -> None:
@@ -331,11 +347,13 @@ def need(config: Config, role: Role, *, index: int = 0) -> Need:
 
 @pytest.mark.soak
 @pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
-def test_the_peak_memory_of_the_demo_is_as_predicted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trains", [(), ("actor.lora.rank=16",)], ids=["all-weights", "adapters"])
+def test_the_peak_memory_of_the_demo_is_as_predicted(tmp_path: Path, trains: tuple[str, ...]) -> None:
     """The peak of each actor's process (VmHWM)."""
     changes = {"run.folder": f'"{tmp_path}"', "run.total_train_steps": STEPS}
     changes |= {"evaluate.before": "false", "evaluate.after": "false"}
-    line = command("demo") + [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    changed = [*trains, *(f"{key}={value}" for key, value in changes.items())]
+    line = command("demo") + [word for change in changed for word in ("--set", change)]
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     peaks: dict[str, int] = {}
     with subprocess.Popen(line, cwd=ROOT, env=os.environ | allowed, stdout=subprocess.DEVNULL) as job:
@@ -347,7 +365,7 @@ def test_the_peak_memory_of_the_demo_is_as_predicted(tmp_path: Path) -> None:
         finally:
             job.terminate()
     assert job.returncode == 0
-    settings = load(DEMO, (), {})
+    settings = load(DEMO, trains, {})
     shape, n_prompt = find_shape(settings, DEMO.parent), longest_prompt(settings, DEMO.parent)
     assert shape is not None
     output = {}

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from safetensors.torch import load_file
 
 V = 31
 ROUTES = [
@@ -68,6 +70,8 @@ class SpeaksSGLang:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.most_on_one = 0  # requests that came over one connection
         self.label, self.weight, self.is_paused = "default", 0, False
+        self.adapters: dict[str, int] = {}  # name -> number in its matrices
+        self.adapter_config: dict[str, Any] = {}  # of the last one
         self.streams: dict[str, Stream] = {}
         self.groups: dict[str, Any] = {}
         self.changed = threading.Condition()
@@ -131,7 +135,16 @@ class SpeaksSGLang:
                 return 200, {"success": True, "ranks": [{"checksums": dict.fromkeys(self.names, "0")}]}
             case "/update_weights_from_distributed":
                 self.receive(body)
+            case "/load_lora_adapter" | "/v1/load_lora_adapter":
+                self.load_adapter(body["lora_name"], Path(body["lora_path"]))
+            case "/unload_lora_adapter" | "/v1/unload_lora_adapter":
+                del self.adapters[body["lora_name"]]
         return 200, {"success": True, "message": ""}
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        tensors = load_file(folder / "adapter_model.safetensors")
+        self.adapter_config = json.loads((folder / "adapter_config.json").read_text())
+        (self.adapters[name],) = {int(number) for tensor in tensors.values() for number in tensor.flatten()}
 
     def join(self, body: dict[str, Any]) -> None:
         """As `init_custom_process_group` does."""
@@ -165,8 +178,9 @@ class SpeaksSGLang:
             return True
         if stream.finish or self.is_paused or (n >= self.allowed and not probe):
             return False
-        at = stream.n_prompt + n
-        stream.pairs.append((-(self.weight + at / 1000), (self.weight + at) % V))
+        at, adapter = stream.n_prompt + n, stream.body.get("lora_path")
+        weight = self.weight if adapter is None else self.adapters[adapter]
+        stream.pairs.append((-(weight + at / 1000), (weight + at) % V))
         stream.labels.append(self.label)
         if n + 1 == most:
             stream.finish = {"type": "length", "length": n + 1}

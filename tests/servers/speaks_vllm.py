@@ -28,6 +28,7 @@ class SpeaksVLLM(SpeaksSGLang):
         self.parallel = {"data_parallel_size": 1, "pipeline_parallel_size": 1, "worker_cls": "cpu_worker.CPUWorker"}
         self.caches_prefixes = self.forgets = True
         self.scale_out = True
+        self.lora: dict[str, Any] | None = None
         self.taken: list[dict[str, Any]] = []  # tensors of each update
         self.modes_of_folder: list[int] = []
 
@@ -43,7 +44,10 @@ class SpeaksVLLM(SpeaksSGLang):
             case "/server_info":
                 cache = {"enable_prefix_caching": self.caches_prefixes}
                 model = {"model_config": self.model, "parallel_config": self.parallel, "cache_config": cache}
-                return 200, {"vllm_config": model}
+                return 200, {"vllm_config": model | {"lora_config": self.lora}}
+            case "/v1/load_lora_adapter" | "/v1/unload_lora_adapter":
+                super().act(path, body)
+                return 200, "Success"
             case "/weight_checker":
                 return 200, {"checksums": {f"dp0:pp0:pcp0:tp0:{name}": "0" for name in self.names}}
             case "/reset_prefix_cache":
@@ -93,7 +97,13 @@ class VLLMHandler(Handler):
             self.path = "/generate"
             given = {"max_new_tokens": body["sampling_params"]["max_tokens"], **body["sampling_params"]}
             rid = f"generate-tokens-{body['request_id']}"
-            body = {"rid": rid, "input_ids": body["token_ids"], "stream": body["stream"], "sampling_params": given}
+            body = {
+                "rid": rid,
+                "input_ids": body["token_ids"],
+                "stream": body["stream"],
+                "sampling_params": given,
+                "lora_path": body.get("model"),
+            }
         super().serve(body)
 
 

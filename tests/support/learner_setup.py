@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from actors.learner.adapters import Adapters
 from actors.learner.critic import ValueModel
-from actors.learner.frozen_model import FrozenModel, FrozenModels
+from actors.learner.frozen_model import FrozenModel, FrozenModels, PolicyBase
 from actors.learner.policy import Policy
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks
@@ -53,15 +54,20 @@ def tiny_actor(
     folder: Path, config: Config | None = None, *, model: Any = None, ranks: LearnerRanks | None = None
 ) -> PPOActor:
     config = config or settings()
+    model = model or tiny_model()
+    lora = config.actor.lora
+    adapters = None if lora is None else Adapters(model, lora, seed=config.run.seed, base="base")
     policy = Policy(
-        model or tiny_model(),
+        model,
+        adapters,
         ranks=ranks or LearnerRanks(),
         device="cpu",
         temperature=config.gconfig.temperature,
         dtype=config.model.dtype,
     )
+    reference = PolicyBase(policy, adapters) if adapters is not None else None
     frozen = FrozenModels(
-        frozen_model(policy, seed=1) if uses_reference(config.actor) else None,
+        (reference or frozen_model(policy, seed=1)) if uses_reference(config.actor) else None,
         frozen_model(policy, seed=2) if uses_teacher(config.actor) else None,
     )
     journal = Journal(folder / "journal", role="learner", index=policy.ranks.index, incarnation=0)

@@ -1,7 +1,8 @@
 """Model FLOP utilisation (MFU): FLOPs of the model over the peak FLOPs of its devices in the same time.
 
 N parameters need 2 N FLOPs a token forward and 4 N backward (Kaplan et al. 2020, appendix B; attention scores are left
-out). The learner's time is that of its updates, the generators' that of `generate`.
+out): 2 N for the gradients of inputs and 2 P for those of the P trained parameters. The learner's time is that of its
+updates, the generators' that of `generate`.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ from tools.breakdown.steps import Step
 from tools.run import Line, Run
 
 FORMULA = """\
-learner   MFU = (6 N T + 2 N F) / (seconds from batch to update * processes * peak)
+learner   MFU = ((4 N + 2 P) T + 2 N F) / (seconds from batch to update * processes * peak)
 generator MFU = 2 N S / (seconds of `generate`, all processes * peak)
-N parameters; T tokens trained, prompts included; F tokens of passes without a gradient (proximal, reference, teacher);
-S sampled tokens; attention scores, prefill and recomputation are left out"""
+N parameters, P of them trained (all, without actor.lora); T tokens trained, prompts included; F tokens of passes
+without a gradient (proximal, reference, teacher); S sampled tokens; attention scores, prefill and
+recomputation are left out"""
 PEAKS = {  # part of a device's name -> dense bfloat16 FLOP/s, from its data sheet
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -73,13 +75,14 @@ def utilisation(
     if model is None:
         return []
     n, roles = float(model["n_params"]), by_role(found)
+    by_trained = 4 * n + 2 * float(model.get("n_trained", n))  # of a trained token
     peak = peak or peak_of(model)
     out = []
     trained = [step for step in steps if step.update_s is not None and step.n_computed is not None]
     n_learners = len({actor.name.partition(".")[0] for actor in roles.get("learner", [])})
     if trained and n_learners:
         seconds = sum(step.update_s or 0.0 for step in trained) * n_learners
-        n_flops = n * sum(6 * (step.n_computed or 0.0) + 2 * step.n_forward for step in trained)
+        n_flops = sum(by_trained * (step.n_computed or 0.0) + 2 * n * step.n_forward for step in trained)
         out.append(Utilisation("learner", n_flops, seconds, n_learners, peak))
     generators = roles.get("generator", [])
     decode_s = sum(actor.spans.get("generate", 0.0) for actor in generators)

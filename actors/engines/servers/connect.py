@@ -2,9 +2,16 @@
 
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from loguru import logger
+
+from actors.engines.adapter_engine import with_adapters
+from actors.engines.protocol import Engine
+from actors.engines.servers.adapters import AdapterFiles, AdapterServer, why_merged
 from actors.engines.servers.engine import ServerEngine
 from actors.engines.servers.http_client import HttpClient, ServerRejected
 from actors.engines.servers.model_spec import ModelSpec, shape_of
@@ -12,7 +19,8 @@ from actors.engines.servers.protocol import LOOPBACK, ServerContext, ServerSpec,
 from actors.engines.servers.server_process import ServerProcess, free_port, installed, interpreter
 from actors.engines.servers.sglang import SGLANG
 from actors.engines.servers.vllm import VLLM_SERVER
-from actors.models.loading import empty_model, stop_ids
+from actors.models.loading import empty_model, load_base, stop_ids
+from actors.models.lora import adapted_layers, adapter_tensors
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost
@@ -21,28 +29,32 @@ POLL_S = 0.2
 KINDS = {"sglang": SGLANG, "vllm": VLLM_SERVER}  # by rollout.engine
 
 
-def open_engine(context: Context, config: Config, tokenizer: Any) -> ServerEngine:
+def open_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
     """The engine of this generator, its server ready for the first weights.
 
     Raises ConfigError for a server that cannot serve the run, or that is not there when the job begins; EngineLost for
     such a one later.
     """
     model = empty_model(context.model_folder, config.model.dtype, "meta")
-    shape = shape_of(model)
-    architecture = (getattr(model.config, "architectures", None) or [""])[0]
     try:
-        return _open(context, config, shape, architecture, tokenizer, stop_ids(model, tokenizer))
+        engine, why = _open(context, config, model, tokenizer)
     except (ConfigError, EngineLost) as error:
         if context.incarnation:
             raise EngineLost(str(error)) from error
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"rollout.engine = {config.rollout.engine!r}: {error}") from error
+    if not why:
+        return engine
+    logger.info("{}: adapters are merged here and the server is sent whole weights: {}", context.name, why)
+    base = load_base(config, context.model_folder, "cpu")
+    return with_adapters(engine, base, config, base_on=torch.device("cpu"), is_live=False)
 
 
-def _open(
-    context: Context, config: Config, shape: ModelSpec, architecture: str, tokenizer: Any, stops: frozenset[int]
-) -> ServerEngine:
+def _open(context: Context, config: Config, model: Any, tokenizer: Any) -> tuple[ServerEngine, str]:
+    """The engine; with actor.lora also why its server takes merged weights, "" if it takes adapters."""
+    shape, stops = shape_of(model), stop_ids(model, tokenizer)
+    architecture = (getattr(model.config, "architectures", None) or [""])[0]
     kind = KINDS[config.rollout.engine]
     process, url = _process(kind, context, config, shape)
     link = HttpClient(url)
@@ -51,15 +63,22 @@ def _open(
     try:
         wait_ready(link, kind.ready, process, timeout_s=config.engine.start_timeout_s)
         is_known = context.incarnation > 0
-        server = kind.meet(
-            ServerContext(link, process, config, shape, architecture, stops, name, address, interface, is_known)
-        )
+        met = ServerContext(link, process, config, shape, architecture, stops, name, address, interface, is_known)
+        server = kind.meet(met)
+        lora, why = config.actor.lora, ""
+        if lora is not None and not (why := why_merged(met, kind.adapters, server)):
+            layers = {
+                layer: module.weight.shape for layer, module in adapted_layers(model, lora.target_modules).items()
+            }
+            files = AdapterFiles(lora.rank, lora.alpha, tuple(layers), context.model_folder)
+            server = AdapterServer(server, link, kind.adapters, files, config)
+            shape = replace(shape, parameters=adapter_tensors(layers, lora))
     except BaseException:
         link.close()
         if process is not None:
             process.close()
         raise
-    return ServerEngine(
+    engine = ServerEngine(
         server,
         link,
         shape,
@@ -70,6 +89,7 @@ def _open(
         silent_s=config.engine.silent_s,
         call_timeout_s=config.engine.call_timeout_s,
     )
+    return engine, why
 
 
 def _process(kind: ServerSpec, context: Context, config: Config, shape: ModelSpec) -> tuple[ServerProcess | None, str]:

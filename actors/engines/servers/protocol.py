@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -127,6 +127,17 @@ class Connect(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRoutes:
+    """How a server takes adapters."""
+
+    load: str  # path of the order to load one, and of the order to unload it
+    unload: str
+    field: str  # of a request: the name of its adapter
+    info: str  # path of its settings
+    largest_rank: Callable[[Mapping[str, Any]], int]  # of its settings; 0 when it takes none
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSpec:
     """One kind of server."""
 
@@ -136,6 +147,7 @@ class ServerSpec:
     command: Command  # what follows the interpreter
     environment: Environment  # beside its own
     meet: Connect
+    adapters: AdapterRoutes
 
 
 def longest(config: Config, most_tokens: int) -> int:

@@ -8,6 +8,7 @@ from actors.engines.protocol import SamplingControls
 from actors.engines.servers.http_client import HttpClient, ServerRejected, done
 from actors.engines.servers.protocol import (
     LOOPBACK,
+    AdapterRoutes,
     PieceUpdate,
     RequestPiece,
     Server,
@@ -331,6 +332,11 @@ def meet(met: ServerContext) -> Server:
     )
 
 
+def largest_rank(settings: Mapping[str, Any]) -> int:
+    """Of the adapters that it takes: it says none where any rank is taken."""
+    return int(settings.get("max_lora_rank") or 1 << 20) if settings.get("enable_lora") else 0
+
+
 SGLANG = ServerSpec(
     packages=("sglang",),
     oldest=OLDEST,
@@ -338,4 +344,5 @@ SGLANG = ServerSpec(
     command=command,
     environment=environment,
     meet=meet,
+    adapters=AdapterRoutes("/load_lora_adapter", "/unload_lora_adapter", "lora_path", "/server_info", largest_rank),
 )

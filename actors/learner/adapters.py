@@ -1,0 +1,155 @@
+"""The low-rank adapters of a policy: injected by peft, written and read in peft's format.
+
+Their names here are those of peft's files without the prefix, "model.layers.0.self_attn.q_proj.lora_A.weight".
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from actors.models.adapter_folder import PREFIX, WEIGHTS_FILE, is_adapter_folder, read_adapter_config
+from actors.models.lora import BASE_DIGEST, adapted_layers, base_digest, check_peft, patterns
+from areal_bus.config.lora import LoraConfig
+from areal_bus.errors import CheckpointError, ConfigError
+
+NAME = "default"  # of the one adapter in the model
+
+
+class HostLinear(nn.Linear):
+    """A frozen linear layer whose weight stays in host memory; each use copies it to the device of the input.
+
+    The copy lives as long as autograd needs it: with activation checkpointing until the layer's backward pass.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight.to(x.device), self.bias)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "HostLinear":
+        """Moves the bias only."""
+        weight = self._parameters.pop("weight")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._parameters["weight"] = weight
+        return self
+
+
+class Adapters:
+    """The adapters of one model. They are float32 and random by a seed; B is zero, so they change nothing at first."""
+
+    def __init__(self, model: Any, lora: LoraConfig, *, seed: int, base: str) -> None:
+        """Adds them to the model, whose own weights are frozen. `base`: the model's folder or id, for the files.
+
+        Raises ConfigError for a model that peft cannot wrap, and for targets that it does not have.
+        """
+        check_peft()
+        from peft import LoraConfig as PeftConfig  # optional
+        from peft import inject_adapter_in_model
+
+        chosen = list(adapted_layers(model, lora.target_modules))
+        self.config = PeftConfig(
+            r=lora.rank,
+            lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,  # type: ignore[arg-type]
+            lora_dropout=lora.dropout,
+            target_modules=patterns(model, chosen),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=base,
+        )
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                inject_adapter_in_model(self.config, model)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ConfigError(
+                f"actor.lora needs a model that peft can wrap: {type(model).__name__}: {error}"
+            ) from error
+        self._model = model
+        self._layers = [module for module in model.modules() if hasattr(module, "lora_A")]
+        for parameter in self.parameters().values():
+            parameter.data = parameter.data.float()
+        for layer in self._layers:
+            layer.cast_input_dtype_enabled = False  # autocast and FSDP cast; a copy of each input would be kept
+            if lora.offload:
+                layer.base_layer.__class__ = HostLinear
+        self.drop(False)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Name -> adapter; DTensors when the model is sharded."""
+        parameters = self._model.named_parameters()
+        return {_plain(name): parameter for name, parameter in parameters if f".{NAME}." in name}
+
+    def base(self) -> dict[str, Tensor]:
+        """Name -> weight of the model itself; a tied weight once."""
+        parameters = self._model.named_parameters()
+        return {
+            name.replace(".base_layer.", "."): parameter for name, parameter in parameters if f".{NAME}." not in name
+        }
+
+    def digest(self) -> dict[str, Tensor]:
+        """The digest of the base weights, as a push brings it. A collective if they are sharded."""
+        return {BASE_DIGEST: base_digest(self.base())}
+
+    def drop(self, is_on: bool) -> None:
+        """Turn dropout on or off."""
+        for layer in self._layers:
+            layer.lora_dropout.train(is_on)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The model computes without adapters.
+
+        Their scale is 0. peft's own switch changes `requires_grad`, which FSDP2 reads only once.
+        """
+        from peft.helpers import rescale_adapter_scale
+
+        with rescale_adapter_scale(self._model, 0.0):
+            yield
+
+    def write(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write adapter_config.json and adapter_model.safetensors with these float32 adapters."""
+        replace(self.config, inference_mode=True).save_pretrained(str(folder))
+        tensors = {f"{PREFIX}{name}": tensor.contiguous() for name, tensor in weights.items()}
+        save_file(tensors, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
+
+    def read(self, folder: Path) -> None:
+        """Take the adapters of a checkpoint, before sharding. Raises CheckpointError for those of other settings."""
+        check_folder(folder, has_lora=True)
+        theirs = read_adapter_config(folder)
+        if (theirs["r"], theirs["lora_alpha"]) != (self.config.r, self.config.lora_alpha):
+            raise CheckpointError(
+                f"a run keeps actor.lora: {folder} has rank {theirs['r']} and alpha {theirs['lora_alpha']}, the "
+                f"settings {self.config.r} and {self.config.lora_alpha}"
+            )
+        tensors = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(str(folder / WEIGHTS_FILE)).items()}
+        parameters = self.parameters()
+        if odd := sorted(tensors.keys() ^ parameters.keys()):
+            raise CheckpointError(
+                f"a run keeps actor.lora.target_modules: {odd[0]!r} is in {folder} or the run, not both"
+            )
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(tensors[name])
+
+
+def check_folder(folder: Path, *, has_lora: bool) -> None:
+    """Raises CheckpointError for the model of a checkpoint with adapters in a run without them, and the reverse."""
+    if is_adapter_folder(folder) == has_lora:
+        return
+    if has_lora:
+        raise CheckpointError(
+            f"a run with actor.lora goes on from a checkpoint of adapters: {folder} holds a whole model; remove "
+            f'[actor.lora], or start a new run with model.path = "{folder}"'
+        )
+    raise CheckpointError(
+        f"a run without actor.lora goes on from a checkpoint of a whole model: {folder} holds adapters; set "
+        f'[actor.lora] as it was, or start a new run with model.path = "{folder}", which merges them'
+    )
+
+
+def _plain(name: str) -> str:
+    return name.replace(f".{NAME}.", ".")

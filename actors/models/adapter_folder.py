@@ -1,0 +1,68 @@
+"""Reads a folder in peft's format: adapter_config.json and adapter_model.safetensors. No torch before `merge_folder`."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from areal_bus.errors import ConfigError
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of the names in peft's files
+REFUSED = ("use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "modules_to_save")
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file()
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """Raises ConfigError for another kind of adapter than LoRA, and for its variants."""
+    file = folder / CONFIG_FILE
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        odd = [key for key in REFUSED if config.get(key)]
+        kind, base = config["peft_type"], config["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"an adapter says in {CONFIG_FILE} what it is and which model it belongs to: {file}: {error!r}"
+        ) from None
+    if kind != "LORA" or odd or not base:
+        what = f"{kind} with {odd[0]}" if odd else f"{kind} of {base!r}"
+        raise ConfigError(
+            f"an adapter here is plain LoRA on a named model: {folder} is {what}; merge it with peft "
+            "(merge_and_unload) and use the whole model"
+        )
+    return dict(config)
+
+
+def base_of(path: str) -> str:
+    """The model that an adapter folder belongs to; the path itself for anything else. Raises ConfigError."""
+    folder = Path(path)
+    return str(read_adapter_config(folder)["base_model_name_or_path"]) if is_adapter_folder(folder) else path
+
+
+def scale_of(config: dict[str, Any]) -> float:
+    """Factor of the product of the two matrices."""
+    rank = config["r"]
+    return float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def merge_folder(model: Any, folder: Path) -> None:
+    """Merge the adapters into the weights of their base model. Raises ConfigError for those of another model."""
+    from safetensors.torch import load_file
+
+    from actors.models.lora import merged, names_of
+
+    scale = scale_of(read_adapter_config(folder))
+    found = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(str(folder / WEIGHTS_FILE)).items()}
+    parameters = dict(model.named_parameters())
+    suffix = names_of("")[0]
+    for layer in [name.removesuffix(suffix) for name in list(found) if name.endswith(suffix)]:
+        a, b = (found.pop(name, None) for name in names_of(layer))
+        weight = parameters.get(f"{layer}.weight")
+        if weight is None or a is None or b is None or weight.shape != (len(b), a.shape[1]):
+            raise ConfigError(f"an adapter belongs to its base model: {folder} adapts {layer!r}, which does not fit")
+        weight.data.copy_(merged(weight.data, a.to(weight.device), b.to(weight.device), scale))
+    if found:
+        raise ConfigError(f"an adapter here has lora_A and lora_B matrices only: {folder} has {sorted(found)[0]!r}")

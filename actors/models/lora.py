@@ -1,0 +1,93 @@
+"""Low-rank adapters: which layers of a model have them, their names and forms, and the merge. Imports no peft.
+
+A linear layer with weight W (F, E) has A (R, E) and B (F, R), and computes with W + scale * B A.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from areal_bus.config.lora import LoraConfig
+from areal_bus.errors import ConfigError
+from areal_bus.weights.snapshot import digest_of
+
+BASE_DIGEST = "base.digest"  # in a push beside the adapters: identifies the weights that they belong to
+
+
+def check_peft() -> None:
+    """Raises ConfigError without peft. Imports nothing."""
+    if find_spec("peft") is None:
+        raise ConfigError(
+            "actor.lora needs the package peft, which is not installed: run "
+            "pip install --constraint constraints.txt peft"
+        )
+
+
+def adapted_layers(model: Any, wanted: Sequence[str]) -> dict[str, nn.Linear]:
+    """Name -> linear layer that gets an adapter; `wanted`: last parts of names, none means all.
+
+    Layers outside the decoder layers (head, embeddings, an image encoder) get none. Raises ConfigError for a name
+    without a layer, and for a model without linear layers.
+    """
+    found = dict(_linear_layers(model))
+    if not found:
+        raise ConfigError(
+            f"actor.lora adapts linear layers (torch.nn.Linear), and {type(model).__name__} has none in its decoder "
+            "layers: remove [actor.lora]"
+        )
+    names = sorted({_last(name) for name in found})
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise ConfigError(
+            f"actor.lora.target_modules are linear layers of the model: {missing[0]!r} is none of {', '.join(names)}"
+        )
+    return {name: layer for name, layer in found.items() if not wanted or _last(name) in wanted}
+
+
+def _linear_layers(model: Any) -> Iterator[tuple[str, nn.Linear]]:
+    modules = dict(model.named_modules())
+    blocks = tuple(f"{name}." for name, module in modules.items() if type(module).__name__.endswith("DecoderLayer"))
+    for name, module in modules.items():
+        inside = name.startswith(blocks) if blocks else module is not model.get_output_embeddings()
+        if isinstance(module, nn.Linear) and inside:
+            yield name, module
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def patterns(model: Any, chosen: Sequence[str]) -> list[str]:
+    """The chosen layers as peft's target_modules: last parts of names where these select no other module."""
+    short = sorted({_last(name) for name in chosen})
+    selected = {name for name, _ in model.named_modules() if _last(name) in short}
+    return short if selected == set(chosen) else list(chosen)
+
+
+def names_of(layer: str) -> tuple[str, str]:
+    """Names of the matrices A and B of a layer, as peft's files have them without their prefix."""
+    return f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
+
+
+def adapter_tensors(shapes: Mapping[str, Sequence[int]], lora: LoraConfig) -> dict[str, Tensor]:
+    """What a push brings, on the meta device: float32 adapters of layers with weights (F, E), and the base's digest."""
+    found = {}
+    for layer, (n_out, n_in) in shapes.items():
+        a, b = names_of(layer)
+        found[a] = torch.empty(lora.rank, n_in, dtype=torch.float32, device="meta")
+        found[b] = torch.empty(n_out, lora.rank, dtype=torch.float32, device="meta")
+    return found | {BASE_DIGEST: torch.empty(16, dtype=torch.uint8, device="meta")}
+
+
+def merged(base_FE: Tensor, a_RE: Tensor, b_FR: Tensor, scale: float) -> Tensor:
+    """(F, E) float32: the weight with its adapter, on the adapter's device. The operations are those of peft."""
+    product_FE = torch.mm(b_FR.float(), a_RE.float()).mul_(scale)
+    return product_FE.add_(base_FE.to(product_FE.device))
+
+
+def base_digest(weights: Mapping[str, Tensor]) -> Tensor:
+    """(16,) uint8: digest of the base weights by name. A collective if they are sharded."""
+    return torch.tensor(list(bytes.fromhex(digest_of(weights))), dtype=torch.uint8)
