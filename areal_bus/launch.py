@@ -24,7 +24,8 @@ def shadowed_packages() -> list[str]:
 
 def main() -> int:
     parent_death.die_with_starter()  # must be the first call
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # a drain request stays pending until it is handled
+    # a drain request (SIGUSR1) stays pending until it is handled; SIGUSR2 is for learners and generators only
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     if wrong := shadowed_packages():
         print("\n".join(wrong), file=sys.stderr)
         return 2

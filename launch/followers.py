@@ -1,7 +1,7 @@
-"""Tracker processes beside a job: they read its journal (`tools.export --until-eof`), and no actor waits for them.
+"""Processes beside a job that read its journal: trackers (`tools.export`) and alarms (`tools.alarms`).
 
-They belong to the rank of the head. The end of their standard input ends them, however the rank ended. The death of one
-is reported and changes nothing else.
+They belong to the rank of the head, and no actor waits for them. The end of their standard input ends them, however the
+rank ended. The death of one is reported and changes nothing else.
 """
 
 import os
@@ -15,35 +15,40 @@ from pathlib import Path
 from launch.process import actor_environment
 
 ENDS_S = 10.0  # at the end of the job, for the last rows and an upload; whoever takes longer goes on alone
+ALARMS = "alarms"
 
 
 @dataclass(slots=True)
 class Followers:
-    """The tracker processes of one job."""
+    """The processes beside one job."""
 
     run: Path = Path("/nowhere")
-    command: Sequence[str] = (sys.executable, "-m", "tools.export")
+    command: Sequence[str] = (sys.executable, "-m", "tools.export")  # of a tracker
     _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
-    def start(self, run: Path, trackers: Sequence[str]) -> None:
-        """Start a process for each tracker, in its own session. One that cannot start is reported."""
+    def start(self, run: Path, trackers: Sequence[str], *, alarms: bool = False) -> None:
+        """Start a process for each tracker, and one that prints alarms. One that cannot start is reported."""
         self.run = run
-        environment = actor_environment(os.environ, gpus=(), cpu=True)
         for name in trackers:
-            options = ["--to", name, "--until-eof"]
-            try:
-                self.log(name).parent.mkdir(exist_ok=True)
-                with self.log(name).open("ab") as log:
-                    self._processes[name] = subprocess.Popen(
-                        [*self.command, str(run), *options],
-                        stdin=subprocess.PIPE,
-                        stdout=log,
-                        stderr=log,
-                        env=environment,
-                        start_new_session=True,
-                    )
-            except OSError as error:
-                self._report(name, f"did not start: {error}")
+            self._start(name, [*self.command, str(run), "--to", name, "--until-eof"])
+        if alarms:
+            self._start(ALARMS, [sys.executable, "-m", "tools.alarms", str(run), "--until-eof"])
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        """In its own session. Alarms are printed where this rank prints; the rest is logged."""
+        try:
+            self.log(name).parent.mkdir(exist_ok=True)
+            with self.log(name).open("ab") as log:
+                self._processes[name] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=None if name == ALARMS else log,
+                    stderr=log,
+                    env=actor_environment(os.environ, gpus=(), cpu=True),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._report(name, f"did not start: {error}")
 
     def check(self) -> None:
         """Report those that have died since the last call."""
@@ -63,7 +68,8 @@ class Followers:
             try:
                 code = process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                print(f"tracker {name}: still writes after {ENDS_S:g} s and goes on alone", file=sys.stderr, flush=True)
+                title = self._title(name)
+                print(f"{title}: still writes after {ENDS_S:g} s and goes on alone", file=sys.stderr, flush=True)
                 continue
             if code:
                 self._report(name, f"ended with exit code {code} ({self.log(name)})")
@@ -76,8 +82,14 @@ class Followers:
 
     def log(self, name: str) -> Path:
         """The file that gets its output."""
-        return self.run / "logs" / f"tracker-{name}.txt"
+        return self.run / "logs" / ("alarms.txt" if name == ALARMS else f"tracker-{name}.txt")
+
+    @staticmethod
+    def _title(name: str) -> str:
+        return name if name == ALARMS else f"tracker {name}"
 
     def _report(self, name: str, what: str) -> None:
-        again = f"python -m tools.export {self.run} --to {name}"
-        print(f"tracker {name}: {what}; the job goes on, and {again} writes it later", file=sys.stderr, flush=True)
+        again = f"python -m tools.alarms {self.run} prints them"
+        if name != ALARMS:
+            again = f"python -m tools.export {self.run} --to {name} writes it later"
+        print(f"{self._title(name)}: {what}; the job goes on, and {again}", file=sys.stderr, flush=True)

@@ -74,8 +74,8 @@ class ActorProcess:
 def start_actor(context: Context, gpus: Sequence[int], command: Sequence[str]) -> ActorProcess:
     """Start an actor in its own session: signals of the terminal and of mpirun reach it only through the supervisor.
 
-    SIGUSR1 is blocked in it until it listens (actors/runtime/process.py). Raises ArealBusError when the process cannot
-    be started.
+    SIGUSR1 and SIGUSR2 are blocked in it until it listens (actors/runtime/process.py). Raises ArealBusError when the
+    process cannot be started.
     """
     child_stdin, stdin = os.pipe()
     progress, child_progress = os.pipe()
@@ -87,7 +87,7 @@ def start_actor(context: Context, gpus: Sequence[int], command: Sequence[str]) -
     if context.role == Role.LEARNER:
         inner = MALLOC_VARIABLES | inner
 
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     try:
         process = subprocess.Popen(
             command, stdin=child_stdin, env=inner, pass_fds=[*inherited.values()], start_new_session=True
@@ -171,8 +171,11 @@ HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def block_drain_signal() -> None:
-    """Block SIGUSR1, whose default action kills, here and in new child processes, until `Signals` receives it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    """Block SIGUSR1, whose default action kills, here and in new child processes, until `Signals` receives it.
+
+    SIGUSR2 kills as well, and stays blocked: only actors listen for it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
 
 
 class Signals:

@@ -128,7 +128,7 @@ def run_actors(
                 of_a_guest = replace(plain, role=str(Role.GENERATOR), rank=len(places), device=device)
                 write_invitation(with_keys(of_a_guest, guest, places, facts) if is_encrypted else of_a_guest)
                 cleanup.append(PidFile(supervisor.run))
-                followers.start(supervisor.run, config.journal.tracker)
+                followers.start(supervisor.run, config.journal.tracker, alarms=config.watch.console)
             supervisor.start(context, places[rank].gpus if context.device == "cuda" else ())
         return supervisor.wait()
     except ArealBusError as error:  # a rank is missing: each rank names those that it waits for

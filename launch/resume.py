@@ -65,6 +65,8 @@ FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): wh
     "evaluate": "",
     "watchdog": "",
     "journal": "",
+    "watch": "",
+    "profile": "",
     "journal.dir": "one folder holds the journal of a run",
 }
 

@@ -18,7 +18,7 @@ MAY = {  # package -> what it imports of ours
 }
 MEASURES = "tools.bench."  # modules beside a bench, in a process of their own, import what they measure
 TORCH = ("areal_bus.weights", "actors.cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
-         "actors.offline", "tools.bench")  # fmt: skip
+         "actors.offline", "actors.runtime.torch_profiler", "tools.bench")  # fmt: skip
 BUS = {  # folder of areal_bus -> the other ones that it imports; each may import messages, errors and authorization
     "core": set[str](),
     "wire": set[str](),

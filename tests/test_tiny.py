@@ -3,6 +3,7 @@
 `make test` runs a short job; `make test-all` also runs the whole one and checks that the model learns.
 """
 
+import gzip
 import json
 import os
 import re
@@ -22,6 +23,8 @@ from tests.actors.models.test_families import FAMILIES, V, plain, saved
 from tests.support.listening import of_the_launcher, watched
 from tests.support.replaying import replay_run
 from tools import export
+from tools.alarms.alarm_reader import findings
+from tools.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -65,8 +68,9 @@ SHORT = pytest.param(("run.total_train_steps=12", "learner.warmup.steps=20"), id
 @pytest.fixture(scope="module", params=[SHORT, WHOLE])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder. `make test` runs the first steps, `make test-all` also all steps of the config."""
+    beside = ('journal.tracker=["csv"]', "watch.console=true", "profile.actor=learner-0", "profile.steps=[2,3]")
     return launch(
-        tmp_path_factory.mktemp("tiny"), "bus.silent_s=60", 'journal.tracker=["csv"]', *request.param
+        tmp_path_factory.mktemp("tiny"), "bus.silent_s=60", *beside, *request.param
     )  # no death: a replay has no clock
 
 
@@ -82,6 +86,19 @@ def test_a_tracker_beside_the_job_has_the_series_of_its_whole_journal(run: Path,
     assert beside.read_text() == afterwards.read_text()
     rows = [row.split(",")[0] for row in beside.read_text().splitlines()[1:]]
     assert rows == [str(update["version"]) for update in events(run, "head-0.0", "update")]
+
+
+def test_a_run_that_goes_well_raises_no_alarm(run: Path) -> None:
+    assert findings(Run(run)) == []
+    assert "alarm" not in (run.parent / "output.txt").read_text()
+    assert (run / "logs" / "alarms.txt").read_text() == ""
+
+
+def test_two_steps_of_the_learner_are_recorded(run: Path) -> None:
+    [line] = events(run, "learner-0.0", "profile")
+    assert (line["first"], line["last"]) == (2, 3)
+    with gzip.open(run / line["file"], "rt") as file:
+        assert {"Optimizer.step#AdamW.step"} <= {event.get("name") for event in json.load(file)["traceEvents"]}
 
 
 def test_every_step_is_trained_pushed_and_published(run: Path) -> None:

@@ -6,16 +6,21 @@ process with an earlier time is never late. An incomplete last line waits until 
 
 import heapq
 import math
+import os
+import signal
 import sys
+import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools import run
 from tools.run import Line, Run, event_of, is_number, parse
 
 HOLD_S = (
     1.5  # a process appends its lines at once; this leaves time for the clocks of two hosts and for the file system
 )
+QUIET_S = 10.0  # after the head's end line other actors may write their last lines
 
 
 @dataclass(slots=True)
@@ -62,3 +67,26 @@ class JournalFollower:
         if raw.strip():
             print(f"{path}: skipped a broken line at byte {self._offsets.get(path, 0)}", file=sys.stderr)
         return None
+
+
+def stopped_by(*, end_of_input: bool) -> threading.Event:
+    """Is set by SIGTERM, by Ctrl-C and, if asked for, at the end of standard input."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    if end_of_input:
+        threading.Thread(target=_wait_for_eof, args=(stopped,), daemon=True).start()
+    return stopped
+
+
+def _wait_for_eof(stopped: threading.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    stopped.set()
+
+
+def is_over(where: Run, now: float) -> bool:
+    """Whether the newest head ended some time ago."""
+    heads = where.journals("head")
+    last = max(run.lines(heads[-1], "start", "end"), key=lambda line: float(line["wall"])) if heads else {}
+    return last.get("event") == "end" and now - float(last["wall"]) > QUIET_S

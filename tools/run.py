@@ -84,6 +84,13 @@ def find(argument: str | None) -> Run:
     return run
 
 
+def starting(argument: str | None) -> Run:
+    """The folder of a job that starts: it may have no journal yet."""
+    if argument is None or not Path(argument).is_dir():
+        raise ConfigError(f"--until-eof needs the folder of a run: got {argument}")
+    return Run(Path(argument))
+
+
 def journal_folder(folder: Path) -> Path:
     """The run's journal folder: journal/ in the run's folder, or journal.dir of its config."""
     named = read_object(folder / "config.json").get("journal", {}).get("dir", "")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from areal_bus.errors import ConfigError
 from areal_bus.terminal import columns, progress, table
 
-__all__ = ["bar", "columns", "end", "progress", "quote", "table", "width"]
+__all__ = ["bar", "columns", "end", "one_line", "progress", "quote", "safe", "table", "width"]
 
 
 def bar(share: float, width: int = 30) -> str:
@@ -27,6 +27,19 @@ def quote(text: str, *, indent: str, width: int) -> str:
         wrapped = textwrap.wrap(safe, room, replace_whitespace=False, drop_whitespace=False) or [""]
         out += [(indent + part).rstrip() for part in wrapped]
     return "\n".join(out)
+
+
+def one_line(text: str, *, keep_end: bool = False, width: int = 160) -> str:
+    """A text in one line of printable characters, shortened."""
+    flat = safe(" ".join(text.split()))
+    if len(flat) <= width:
+        return flat
+    return f"...{flat[3 - width :]}" if keep_end else f"{flat[: width - 3]}..."
+
+
+def safe(text: str) -> str:
+    """Without control characters, which a model or a peer may have written."""
+    return quote(text, indent="", width=10_000)
 
 
 def width() -> int:

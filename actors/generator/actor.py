@@ -18,6 +18,7 @@ from actors.models.loading import load_tokenizer
 from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, HeadSession
+from actors.runtime.torch_profiler import TorchProfiler
 from actors.runtime.user_failures import Failures, Prints
 from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.config.capacity import capacity, slots, together
@@ -83,6 +84,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, heartb
         report_tokens=config.rollout.report_tokens if reports else 0,
         drains=config.rollout.on_update == "drain",
     )
+    profiler = TorchProfiler(context.name, context.folder, config.profile, journal, bounds_s=True)
     session.send(Ready(capacity=capacity(config)))
     try:
         while generator.stopped is None:
@@ -92,9 +94,11 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, heartb
                 generator.leave()
             if context.is_guest:
                 session.give_up_after(config.launch.timeout_s, context.head)
+            profiler.turn(engine.version or 0)
             generator.turn()
             journal_rejections(bus, journal)
     finally:
+        profiler.close((engine.version or 0) + 1)
         weight_updates.close()
         engine.close()
         close_workflow(workflow)

@@ -26,6 +26,7 @@ from actors.models.loading import load_tokenizer
 from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
 from actors.runtime.last_fault import Fault, keep_fault
 from actors.runtime.process import leave
+from actors.runtime.torch_profiler import TorchProfiler
 from actors.runtime.user_code import place_of
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
@@ -100,6 +101,9 @@ class Learner:
         self._load(ranks, start)
         self.failover = HeadFailover(self.inbox, most=ranks.max, begin=self._begin, look=self._record)
         self._announce()
+        profiler = TorchProfiler(
+            self.context.name, self.context.folder, self.config.profile, self.journal, bounds_s=False
+        )
         rollout = Rollout(
             self.send,
             self.inbox,
@@ -113,9 +117,11 @@ class Learner:
             policy=StalenessPolicy(self.config.rollout.staleness_policy),
             first=self.actor.version,
             look=self._record,
+            turn=profiler.turn,
         )
         self.journal.mark("loop")
         loop(rollout, self.actor)
+        profiler.close(self.actor.version)
         rollout.check_ended(self.config.learner.loop)
         self._finish(drained=rollout.drained)
         self._serve(rollout)

@@ -91,9 +91,10 @@ class Rollout:
         policy: StalenessPolicy = StalenessPolicy.MASK,
         first: int = 0,
         look: Callable[[], None] = lambda: None,
+        turn: Callable[[int], None] = lambda step: None,
     ) -> None:
         """`send` sends to the head. `version` returns the number of finished updates. `first` is the step of the first
-        batch. `look` runs every second of a wait.
+        batch. `look` runs every second of a wait, `turn(step)` before each step.
         """
         self._send = send
         self._inbox = inbox
@@ -106,6 +107,7 @@ class Rollout:
         self._version = version
         self._policy = policy
         self._look = look
+        self._turn = turn
         self._step = first
         self.ended = False  # no further batch follows
         self.drained = False  # the run stopped early; a later run continues it
@@ -121,6 +123,7 @@ class Rollout:
         Raises StopRun, ImpossibleEvent, and ConfigError if the last batch has not been trained.
         """
         self.check_trained()
+        self._turn(self._step)
         if self.ended:
             return None
         with self._journal.span("wait_batch"):

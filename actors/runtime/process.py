@@ -1,9 +1,10 @@
-"""An actor's process: exit codes, the request to drain (SIGUSR1), and the exit itself.
+"""An actor's process: exit codes, the requests to drain (SIGUSR1) and to record a profile (SIGUSR2), the exit itself.
 
-An actor starts with SIGUSR1 blocked: a signal that arrives before the handler is installed stays pending instead of
+An actor starts with both signals blocked: one that arrives before its handler is installed stays pending instead of
 killing the process.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -40,6 +41,29 @@ def listen_for_drain() -> None:
 
 def drain_requested() -> bool:
     return _drain_requested.is_set()
+
+
+_profile_requested = threading.Event()
+
+
+def listen_for_profile(name: str, *, records: bool) -> None:
+    """Handle SIGUSR2 from now on. An actor that records nothing prints so and goes on. Call it on the main thread."""
+    line = f"{name}: SIGUSR2 records learners and generators only\n".encode()
+    signal.signal(signal.SIGUSR2, lambda *_: _profile_requested.set() if records else _print(line))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+
+
+def _print(line: bytes) -> None:
+    with contextlib.suppress(OSError):  # the reader is gone
+        os.write(2, line)
+
+
+def take_profile_request() -> bool:
+    """Whether a recording was requested since the last call."""
+    if not _profile_requested.is_set():
+        return False
+    _profile_requested.clear()
+    return True
 
 
 def leave(code: int) -> NoReturn:

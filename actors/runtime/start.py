@@ -38,6 +38,7 @@ def main() -> int:
     print_whole_lines()
     process.listen_for_drain()
     context = Context.from_json(sys.stdin.readline())
+    process.listen_for_profile(context.name, records=context.role in (Role.LEARNER, Role.GENERATOR))
     threading.Thread(target=end_with_supervisor, name="supervisor", daemon=True).start()
     context.find_user_modules()
     try:

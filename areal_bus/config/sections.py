@@ -11,9 +11,11 @@ from pydantic import Field, model_validator
 
 from areal_bus.config.lora import LoraConfig
 from areal_bus.config.named_tasks import GENERATED
+from areal_bus.config.profiling import ProfileConfig
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.section import Section
 from areal_bus.config.trackers import Tracker
+from areal_bus.config.watch import WatchConfig
 
 
 class RunConfig(Section):
@@ -588,3 +590,5 @@ class Config(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
     journal: JournalConfig = JournalConfig()
+    watch: WatchConfig = WatchConfig()
+    profile: ProfileConfig = ProfileConfig()

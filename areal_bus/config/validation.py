@@ -24,6 +24,7 @@ def check(config: Config) -> None:
         *generation_rules(config),
         *refusals(config),
         *_engine(config),
+        *_profile(config),
         *_ring(config),
     ]:
         if is_violated:
@@ -206,6 +207,29 @@ def _engine(c: Config) -> list[Rule]:
     ]
 
 
+def _profile(c: Config) -> list[Rule]:
+    """Rules for recordings by torch.profiler."""
+    actor, steps = c.profile.actor, c.profile.steps
+    role, _, number = actor.partition(".")[0].partition("-")
+    n = {"learner": c.topology.learners, "generator": c.topology.generators}.get(role)
+    return [
+        (
+            bool(actor) != (steps is not None),
+            'a recording needs both keys: set profile.actor = "learner-0.0" and profile.steps = [10, 12] (or neither; '
+            "SIGUSR2 records on demand)",
+        ),
+        (
+            steps is not None and not 0 <= steps[0] <= steps[1] < c.run.total_train_steps,
+            f"profile.steps are the first and the last step to record, of steps 0 to {c.run.total_train_steps - 1}: "
+            f"{list(steps or ())}",
+        ),
+        (
+            n is not None and int(number or 0) >= n,
+            f"profile.actor must be an actor of the job: {actor} is none of its {n} {role}s, which count from 0",
+        ),
+    ]
+
+
 def _ring(c: Config) -> list[Rule]:
     """Rules for bootstrap, bus, watchdog and journal."""
     meet = c.launch.rendezvous
@@ -249,6 +273,11 @@ def _ring(c: Config) -> list[Rule]:
             c.bus.silent_s < 3 * c.bus.heartbeat_s,
             f"bus.silent_s ({c.bus.silent_s:g}) must span at least three heartbeats: set it to "
             f"{3 * c.bus.heartbeat_s:g} or more, or lower bus.heartbeat_s ({c.bus.heartbeat_s:g})",
+        ),
+        (
+            c.watch.horizon < c.watch.window,
+            f"watch.horizon ({c.watch.horizon}) must be at least watch.window ({c.watch.window}): two windows are "
+            "compared",
         ),
         (
             c.watchdog.act_s < c.watchdog.stall_s,

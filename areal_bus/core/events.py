@@ -11,6 +11,7 @@ class Event(StrEnum):
     SPANS = "spans"  # seconds by label since the last such line; labels do not overlap
     FAILED = "failed"
     NOTE = "note"
+    PROFILE = "profile"  # a recording by torch.profiler is written
     # head: membership
     JOINED = "joined"
     MEMBER = "member"  # a change of state

@@ -138,6 +138,23 @@ def test_once_prints_ring_curves_actors_and_samples_as_plain_text(ring: Ring, ca
     assert "4 \\x1b[31m" in out
 
 
+def raise_alarm(ring: Ring) -> None:
+    """Two updates more, with masked tokens."""
+    (ring.folder / "config.json").write_text('{"watch": {"window": 2}}')
+    for version in (3, 4):
+        ring.line("learner", "step", version=version, masked_share=0.5)
+
+
+def test_the_terminal_has_a_line_for_an_alarm(ring: Ring, capsys: Out) -> None:
+    raise_alarm(ring)
+    assert watch.main([str(ring.folder), "--once"]) == 0
+    said = "alarm masked_tokens since version 4: 50.0% of the tokens are too old to train"
+    assert said in capsys.readouterr().out
+    ring.line("head", "end", code=0, reason="done", wall_s=1.0)
+    assert watch.main([str(ring.folder)]) == 0
+    assert capsys.readouterr().out.count(said) == 1
+
+
 def test_without_a_terminal_it_prints_lines_until_the_run_ends(ring: Ring, capsys: Out) -> None:
     ring.line("head", "end", code=0, reason="done", wall_s=1.0)
     assert watch.main([str(ring.folder)]) == 0
@@ -217,6 +234,7 @@ def test_the_page_in_a_browser_shows_the_run_and_runs_no_text_of_a_model(
 ) -> None:
     samples = ring.folder / "samples" / "samples.jsonl"
     samples.write_text(samples.read_text().replace('"4"', '"<img src=x onerror=document.title=1><b>bold</b>"'))
+    raise_alarm(ring)
     with served(ring.folder) as server:
         line = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000",
                 f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", "--enable-logging=stderr",
@@ -226,7 +244,14 @@ def test_the_page_in_a_browser_shows_the_run_and_runs_no_text_of_a_model(
     assert "CONSOLE" not in done.stderr
     assert page.count("<polyline") >= 3
     assert "<title>2 ring</title>" in page
-    for text in ("in generators", "rollout/reward", "generator-0.0", "version 2", "&lt;b&gt;bold&lt;/b&gt;"):
+    for text in (
+        "in generators",
+        "rollout/reward",
+        "generator-0.0",
+        "version 4",
+        "masked_tokens since",
+        "&lt;b&gt;bold&lt;/b&gt;",
+    ):
         assert text in page
     assert "<img" not in page
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from tools.alarms.alarm_reader import AlarmReader
 from tools.follow import JournalFollower
 from tools.run import Run
 from tools.run_status import HEAD_EVENTS, RunStatus
@@ -26,6 +27,17 @@ Points = list[tuple[int, float]]  # (version, value)
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """An alarm that was raised (docs/alarms.md)."""
+
+    name: str
+    since: int  # version
+    is_active: bool  # its rule still holds
+    seen: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """One moment of a run. Fields are plain JSON values."""
 
@@ -42,6 +54,7 @@ class Frame:
     curves: dict[str, Points]  # newest last, at most MAX_POINTS each
     actors: list[ActorStatus]
     samples: list[dict[str, Any]]
+    alarms: list[Alarm]  # that were raised, in order
 
     @property
     def is_running(self) -> bool:
@@ -57,11 +70,13 @@ class LiveRun:
     _status: RunStatus = field(init=False)
     _flow: RingFlow = field(default_factory=RingFlow)
     _series: SeriesReader = field(default_factory=SeriesReader)
+    _alarms: AlarmReader = field(init=False)
     _points: dict[str, Points] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._journal = JournalFollower(self.where, {*SERIES_EVENTS, *FLOW_EVENTS, *HEAD_EVENTS})
         self._status = RunStatus(self.where)
+        self._alarms = AlarmReader(self.where)
 
     def frame(self, now: float | None = None) -> Frame:
         """The state of the run at `now` (wall time). Lines are taken as soon as they are written."""
@@ -70,7 +85,10 @@ class LiveRun:
             if line["event"] in HEAD_EVENTS:
                 self._status.take(line)
             self._flow.take(line)
+            if line["event"] == "spans":
+                self._alarms.count(line)
             for item in self._series.take(line):
+                self._alarms.take(item)
                 self._add(item.values.items(), item.step) if isinstance(item, Row) else self._cut(item.version)
         report = report_of(self._status, now)
         steps = self.where.config().get("run", {}).get("total_train_steps")
@@ -88,6 +106,7 @@ class LiveRun:
             curves={name: thinned(self._points[name]) for name in CURVES if name in self._points},
             actors=report.actors,
             samples=[_short(sample) for sample in newest_samples(self.where)],
+            alarms=[Alarm(one.name, one.since, one.is_active, one.seen, one.advice) for one in self._alarms.findings()],
         )
 
     def _add(self, values: Iterable[tuple[str, float]], version: int) -> None:

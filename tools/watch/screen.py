@@ -1,7 +1,7 @@
 """Draws a frame for a terminal with rich."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -10,33 +10,43 @@ from rich.table import Table
 from rich.text import Text
 
 from tools import terminal
-from tools.watch.live_run import Frame, Points
+from tools.watch.live_run import Alarm, Frame, Points
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 40
 STYLES = {"alive": "green", "ended": "green", "stalled": "yellow"}  # other states: red
 MAX_ACTORS = 12
 MAX_SAMPLES = 3
-SAMPLE_WIDTH = 160
 
 
 def render(frame: Frame) -> Group:
     """The whole frame."""
-    parts: list[RenderableType] = [_heading(frame), _ring(frame), _curves(frame), _actors(frame)]
+    parts: list[RenderableType] = [_heading(frame), *_alarms(frame), _ring(frame), _curves(frame), _actors(frame)]
     return Group(*parts, *([_samples(frame)] if frame.samples else []))
 
 
 def _heading(frame: Frame) -> Text:
     text = Text()
-    text.append(f"{terminal.quote(frame.run, indent='', width=10_000)}: ", "bold")
-    text.append(safe(frame.sentence), STYLES.get(frame.state, "red"))
+    text.append(f"{terminal.safe(frame.run)}: ", "bold")
+    text.append(terminal.safe(frame.sentence), STYLES.get(frame.state, "red"))
     version = "no update yet" if frame.version is None else f"version {frame.version}"
     total = "" if frame.n_steps is None else f" of {frame.n_steps}"
     text.append(f"\n{version}{total}, published {frame.published}, term {frame.term}, ")
     text.append(time.strftime("%H:%M:%S", time.localtime(frame.wall)), "dim")
     if frame.verdict:
-        text.append(f"\n{safe(frame.verdict)}", "yellow")
+        text.append(f"\n{terminal.safe(frame.verdict)}", "yellow")
     return text
+
+
+def _alarms(frame: Frame) -> Iterator[Text]:
+    """A line for each alarm."""
+    for alarm in frame.alarms:
+        yield Text(_alarm_line(alarm), "bold red" if alarm.is_active else "dim")
+
+
+def _alarm_line(alarm: Alarm) -> str:
+    over = "" if alarm.is_active else " (over)"
+    return f"alarm {alarm.name}{over} since version {alarm.since}: {terminal.safe(alarm.seen)}"
 
 
 def _ring(frame: Frame) -> Table:
@@ -80,8 +90,8 @@ def _samples(frame: Frame) -> Panel:
     for sample in frame.samples[:MAX_SAMPLES]:
         reward = "none" if sample["reward"] is None else f"{sample['reward']:.3f}"
         text.append(f"uid {sample['uid']} sample {sample['sample']}, reward {reward}, {sample['finish']}\n", "bold")
-        text.append(f"  | {one_line(sample['prompt'], keep_end=True)}\n", "dim")
-        text.append(f"  > {one_line(sample['completion'])}\n")
+        text.append(f"  | {terminal.one_line(sample['prompt'], keep_end=True)}\n", "dim")
+        text.append(f"  > {terminal.one_line(sample['completion'])}\n")
     text.rstrip()
     return Panel(text, title=f"newest samples (batch of version {frame.samples[0]['version']})", title_align="left")
 
@@ -97,19 +107,6 @@ def figure(value: float) -> str:
     return f"{value:.4g}"
 
 
-def one_line(text: str, *, keep_end: bool = False) -> str:
-    """A text in one line of printable characters, shortened."""
-    flat = safe(" ".join(text.split()))
-    if len(flat) <= SAMPLE_WIDTH:
-        return flat
-    return f"...{flat[3 - SAMPLE_WIDTH :]}" if keep_end else f"{flat[: SAMPLE_WIDTH - 3]}..."
-
-
-def safe(text: str) -> str:
-    """Without control characters, which a model or a peer may have written."""
-    return terminal.quote(text, indent="", width=10_000)
-
-
 def log_lines(before: Frame | None, frame: Frame) -> Sequence[str]:
     """What changed since `before`, as lines for a file or a pipe."""
     out = []
@@ -119,5 +116,7 @@ def log_lines(before: Frame | None, frame: Frame) -> Sequence[str]:
         version = "no update yet" if frame.version is None else f"version {frame.version}"
         out.append(f"{version}; prompts: {flow}" + (f"; {values}" if values else ""))
     if before is None or (before.sentence, before.verdict) != (frame.sentence, frame.verdict):
-        out.append(safe(f"{frame.sentence}{'; ' if frame.verdict else ''}{frame.verdict}"))
+        out.append(terminal.safe(f"{frame.sentence}{'; ' if frame.verdict else ''}{frame.verdict}"))
+    known = {(alarm.name, alarm.since) for alarm in before.alarms} if before is not None else set()
+    out += [_alarm_line(alarm) for alarm in frame.alarms if (alarm.name, alarm.since) not in known]
     return [f"{time.strftime('%H:%M:%S', time.localtime(frame.wall))} {line}" for line in out]

@@ -305,6 +305,25 @@ def test_contradictory_generation_settings_are_refused(changes: list[str], sente
     assert sentence in refusal(write(tmp_path, SMALL), *changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["profile.actor=head-0.0"], "profile.actor must"),
+        (["profile.actor=learner-0.0"], "a recording needs both keys"),
+        (["profile.steps=[1, 2]"], "a recording needs both keys"),
+        (["profile.actor=learner-0.0", "profile.steps=[3, 2]"], "of steps 0 to 9: [3, 2]"),
+        (["profile.actor=learner-0.0", "profile.steps=[3, 10]"], "of steps 0 to 9: [3, 10]"),
+        (["profile.actor=learner-1.0", "profile.steps=[3, 4]"], "learner-1.0 is none of its 1 learners"),
+        (["watch.window=9", "watch.horizon=8"], "watch.horizon (8) must be at least watch.window (9)"),
+        (['watch.off=["length"]'], "watch.off"),
+    ],
+)
+def test_contradictory_settings_of_profiles_and_alarms_are_refused(
+    changes: list[str], sentence: str, tmp_path: Path
+) -> None:
+    assert sentence in refusal(write(tmp_path, SMALL), *changes)
+
+
 def test_generation_settings_become_controls_and_print_as_toml(tmp_path: Path) -> None:
     file = write(tmp_path, SMALL + '\n[gconfig.logit_bias]\n"9" = -2.5\n3 = 1\n')
     config = load(file, ['gconfig.stop=["\\n\\n"]', "gconfig.top_k=20"], {})

@@ -1,0 +1,82 @@
+"""Command line of the alarms: `python -m tools.alarms [RUN]`, once or along with a running job."""
+
+import argparse
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from areal_bus.errors import ConfigError
+from tools import run, terminal
+from tools.alarms.alarm_reader import AlarmReader, Finding, read
+from tools.alarms.live_alarms import LiveAlarms
+from tools.alarms.report import headline, render
+from tools.follow import is_over, stopped_by
+from tools.run import Run
+
+INTERVAL_S = 2.0
+EPILOG = """\
+docs/alarms.md lists the rules; their thresholds are in [watch] of the run's config. Alarms of undone versions are left
+out. Exit code 0: no alarm was raised; 1: one was, even if it no longer holds; 2: the folder is no run."""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        "python -m tools.alarms",
+        description="Find what goes wrong in a run: each alarm with its rule, samples to read, and what to try.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
+    p.add_argument("--json", action="store_true", help="one JSON object on one line")
+    p.add_argument("--follow", action="store_true", help="print a line for each new alarm until the run ends")
+    p.add_argument("--until-eof", action="store_true", help="follow until standard input ends, at low priority")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if args.json and (args.follow or args.until_eof):
+        raise ConfigError("--json prints one object: leave out --follow and --until-eof")
+    if args.until_eof:
+        where = run.starting(args.run)
+        os.nice(10)
+        follow(LiveAlarms(where), stopped_by(end_of_input=True), lambda now: False)
+        return 0  # the job's rank reports other codes
+    where = Run(run.find(args.run).folder.resolve())  # runs/latest may point to another run later
+    if args.follow:
+        return follow(LiveAlarms(where), stopped_by(end_of_input=False), lambda now: is_over(where, now))
+    reader = read(where)
+    print(as_json(where, reader) if args.json else "\n".join(render(where, reader, terminal.width())))
+    return 1 if reader.findings() else 0
+
+
+def as_json(where: Run, reader: AlarmReader) -> str:
+    alarms = [asdict(finding) for finding in reader.findings()]
+    return json.dumps(
+        {"run": str(where.folder), "version": reader.version, "alarms": alarms, "not_checked": reader.unseen()},
+        ensure_ascii=False,
+    )
+
+
+def follow(live: LiveAlarms, stopped: threading.Event, ends: Callable[[float], bool]) -> int:
+    """Print each alarm when it is raised, until the run is over or `stopped` is set."""
+    while True:
+        was_stopped, now = stopped.is_set(), time.time()
+        over = was_stopped or ends(now)  # before the read, which then covers the last lines
+        for finding in live.advance(float("inf") if over else None):
+            show(live.where.folder, finding)
+        if over:
+            return 1 if live.reader.findings() else 0
+        stopped.wait(INTERVAL_S)
+
+
+def show(folder: Path, finding: Finding) -> None:
+    print(headline(folder, finding), flush=True)
+
+
+if __name__ == "__main__":
+    terminal.end(main)

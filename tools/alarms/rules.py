@@ -1,0 +1,296 @@
+"""The rules of the alarms. Each is a function of the history and of the thresholds in [watch]. Pure: no I/O.
+
+A rule compares means of `window` updates, so that one odd batch raises nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+
+from areal_bus.config.watch import AlarmName, WatchConfig
+from tools.alarms.history import REPEATED, Evaluated, History, Window, summed
+from tools.run import Line
+
+MISMATCH_RISE = 3.0  # the factor by which the mismatch rises
+TEMPLATE_RISE = 1.5  # a template that was there from the first updates on is the task's
+EVALUATION_ERRORS = 3.0  # standard errors: the best of several evaluations is high by chance
+REWARD_ERRORS = 2.0
+SHOWN = 3  # names in a text
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A rule holds: the value that is beyond its limit, and a sentence with what was seen."""
+
+    value: float
+    limit: float
+    seen: str
+
+
+Rank = Callable[[Line], float]  # of the samples to read, the largest first
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One alarm."""
+
+    name: AlarmName
+    sentence: str  # the rule in one line, with keys of [watch] in braces
+    advice: str  # what to try
+    check: Callable[[History, WatchConfig], Reading | None]
+    is_seen: Callable[[History], bool]  # whether the journal has what the rule reads
+    needs: str  # that
+    rank: Rank = lambda sample: 0.0  # which samples to read
+
+
+def _held_out(history: History, watch: WatchConfig) -> Reading | None:
+    """Per set of problems: the last evaluation against the best one before."""
+    for problems in dict.fromkeys(one.problems for one in history.evaluations):
+        *earlier, last = [one for one in history.evaluations if one.problems == problems]
+        best = max((one for one in earlier if one.metric == last.metric), key=lambda one: one.value, default=None)
+        if best is None or not _fell(best, last, watch):
+            continue
+        before, after = (history.until("rollout/reward", one.version, watch.window) for one in (best, last))
+        if before is not None and after is not None and _rose(before, after):
+            of = f" of {problems}" if problems else ""
+            return Reading(
+                best.value - last.value,
+                watch.held_out_drop,
+                f"held-out {last.metric}{of} fell from {best.value:.3f} (version {best.version}) to {last.value:.3f} "
+                f"(version {last.version}), and the reward rose from {before.mean:.3f} to {after.mean:.3f}",
+            )
+    return None
+
+
+def _fell(best: Evaluated, last: Evaluated, watch: WatchConfig) -> bool:
+    error = EVALUATION_ERRORS * sqrt(best.variance + last.variance)
+    return best.value - last.value > max(watch.held_out_drop, error)
+
+
+def _rose(before: Window, after: Window) -> bool:
+    return after.mean - before.mean > REWARD_ERRORS * sqrt(before.variance + after.variance)
+
+
+def _reward(history: History, watch: WatchConfig) -> Reading | None:
+    pair = history.pair("rollout/reward", watch.window, watch.horizon)
+    spread = history.last("rollout/reward_std", watch.window)
+    if pair is None or spread is None:
+        return None
+    before, after = pair
+    fall = before.mean - after.mean
+    if fall <= watch.reward_drop * spread.mean or fall <= REWARD_ERRORS * sqrt(before.variance + after.variance):
+        return None
+    seen = f"the mean reward fell from {before.mean:.3f} ({before}) to {after.mean:.3f} ({after})"
+    return Reading(fall / (spread.mean or fall), watch.reward_drop, seen)
+
+
+def _length(history: History, watch: WatchConfig) -> Reading | None:
+    pair = history.pair("rollout/length", watch.window, watch.horizon)
+    if pair is None or min(pair[0].mean, pair[1].mean) <= 0:
+        return None
+    before, after = pair
+    ratio = after.mean / before.mean
+    if 1 / watch.length_ratio <= ratio <= watch.length_ratio:
+        return None
+    limit = watch.length_ratio if ratio > 1 else 1 / watch.length_ratio
+    seen = f"a sample has {after.mean:.1f} tokens on average ({after}), {ratio:.2f} times the {before.mean:.1f} before"
+    return Reading(ratio, limit, f"{seen} ({before})")
+
+
+def _repetition(history: History, watch: WatchConfig) -> Reading | None:
+    last = history.last(REPEATED, watch.window)
+    if last is None or last.mean <= watch.repeated_share:
+        return None
+    return Reading(last.mean, watch.repeated_share, f"{last.mean:.0%} of the samples repeat themselves ({last})")
+
+
+def _template(history: History, watch: WatchConfig) -> Reading | None:
+    n = watch.window
+    if len(history.templates) < 2 * n:
+        return None
+    now, first = (summed(shares for _, shares in part) for part in (history.templates[-n:], history.templates[:n]))
+    name = max(now, key=lambda one: now[one])
+    share, before = now[name] / n, first.get(name, 0.0) / n
+    if share <= max(watch.template_share, TEMPLATE_RISE * before):
+        return None
+    seen = f"{share:.0%} of the samples follow one template, {before:.0%} did in the first {n} updates: {name[:80]!r}"
+    return Reading(share, watch.template_share, seen)
+
+
+def _entropy(history: History, watch: WatchConfig) -> Reading | None:
+    pair = history.pair("train/entropy", watch.window, watch.horizon)
+    if pair is None or pair[1].mean >= watch.entropy_ratio * pair[0].mean:
+        return None
+    before, after = pair
+    seen = f"the entropy fell from {before.mean:.3f} ({before}) to {after.mean:.3f} nats ({after})"
+    return Reading(after.mean / before.mean, watch.entropy_ratio, seen)
+
+
+def _mismatch(history: History, watch: WatchConfig) -> Reading | None:
+    """Against the least value of the window before: a rise may begin with the first update."""
+    pair = history.pair("train/kl", watch.window, watch.horizon)
+    if pair is None or pair[1].mean <= max(watch.mismatch_kl, MISMATCH_RISE * min(pair[0].values)):
+        return None
+    before, after = pair
+    least = f"{min(before.values):.2g} ({before})"
+    seen = f"the KL between sampler and learner rose from {least} to {after.mean:.2g} ({after})"
+    return Reading(after.mean, watch.mismatch_kl, seen)
+
+
+def _masked(history: History, watch: WatchConfig) -> Reading | None:
+    last = history.last("staleness/masked_share", watch.window)
+    if last is None or last.mean <= watch.masked_share:
+        return None
+    return Reading(last.mean, watch.masked_share, f"{last.mean:.1%} of the tokens are too old to train ({last})")
+
+
+def _no_signal(history: History, watch: WatchConfig) -> Reading | None:
+    last = history.last("rollout/zero_advantage_share", watch.window)
+    if last is None or last.mean <= watch.no_signal_share:
+        return None
+    seen = f"in {last.mean:.0%} of the groups all rewards are equal ({last}): they train nothing"
+    return Reading(last.mean, watch.no_signal_share, seen)
+
+
+def _learner(history: History, watch: WatchConfig) -> Reading | None:
+    return _waiting(history, "learner", watch.learner_wait_share, 2 * watch.window, what="batches")
+
+
+def _generators(history: History, watch: WatchConfig) -> Reading | None:
+    return _waiting(history, "generator", watch.generator_wait_share, 2 * watch.window, what="prompts or weights")
+
+
+def _waiting(history: History, role: str, limit: float, n: int, *, what: str) -> Reading | None:
+    """Over n updates. A busy host delays some of them by much, so these are two windows."""
+    shares = history.waited_share(role, n)
+    worst = sorted((name for name in shares if shares[name] > limit), key=lambda name: -shares[name])
+    if not worst:
+        return None
+    names = ", ".join(f"{name} ({shares[name]:.0%})" for name in worst[:SHOWN]) + (", ..." if worst[SHOWN:] else "")
+    seen = f"{len(worst)} of {len(shares)} {role}s waited for {what} most of the last {n} updates: {names}"
+    return Reading(shares[worst[0]], limit, seen)
+
+
+def _series(name: str) -> Callable[[History], bool]:
+    return lambda history: name in history.points
+
+
+def _worst_rewarded(sample: Line) -> float:
+    """Wrong samples with a high reward first."""
+    reward = sample.get("reward")
+    return (1e9 if sample.get("correct") is False else 0.0) + (reward if isinstance(reward, int | float) else -1e9)
+
+
+def _tokens(key: str) -> Rank:
+    return lambda sample: float(sample.get(key) or 0)
+
+
+RULES = (
+    Rule(
+        "held_out_falls",
+        "the last evaluation is more than {held_out_drop:g} and three standard errors below the best one, while the "
+        "training reward rose by more than two",
+        "read which wrong answers earn reward and repair the reward function; or take the checkpoint of the best "
+        "evaluation; or train on more rows, add actor.kl_ctl, or lower actor.lr",
+        _held_out,
+        lambda history: len(history.evaluations) > 1,
+        "two evaluations (evaluate.every_steps)",
+        rank=_worst_rewarded,
+    ),
+    Rule(
+        "reward_falls",
+        "the mean reward falls by more than {reward_drop:g} standard deviations of a batch's rewards in {horizon} "
+        "updates",
+        "go back to a checkpoint before the fall, lower actor.lr or rollout.max_head_offpolicyness, set "
+        "actor.behav_imp_weight_cap, add actor.kl_ctl; or the data became harder (data.shuffle)",
+        _reward,
+        _series("rollout/reward_std"),
+        "trajectory lines of the head with rewards",
+    ),
+    Rule(
+        "length_drift",
+        "the mean length changes by a factor of more than {length_ratio:g} in {horizon} updates",
+        "if the long answers earn no more than the short ones: actor.overlong_tokens, actor.length_penalty, "
+        'actor.aggregation = "seq-mean-token-sum-norm"; if short ones win: check that the reward needs the steps',
+        _length,
+        _series("rollout/length"),
+        "trajectory lines of the head",
+        rank=_tokens("n_tokens"),
+    ),
+    Rule(
+        "repetition",
+        "more than {repeated_share:.0%} of the samples consist for more than half of n-grams that occurred before",
+        "lower actor.lr or gconfig.max_new_tokens, add actor.kl_ctl, and let the reward be 0 for cut answers "
+        '(actor.truncated_samples = "zero")',
+        _repetition,
+        _series(REPEATED),
+        "samples (journal.samples = true)",
+    ),
+    Rule(
+        "one_template",
+        "more than {template_share:.0%} of the samples begin alike for different prompts, and half as many more than "
+        "in the first {window} updates",
+        "check whether the reward pays for the form alone; raise gconfig.temperature, add actor.kl_ctl, lower "
+        "actor.lr; if the task asks for this form, raise watch.template_share",
+        _template,
+        lambda history: bool(history.templates),
+        "samples of four or more prompts a batch (journal.samples = true)",
+    ),
+    Rule(
+        "entropy_cliff",
+        "the entropy falls below {entropy_ratio:g} of its value in {horizon} updates",
+        "lower actor.lr, raise actor.eps_clip_higher or gconfig.temperature, add actor.kl_ctl; harmless if the "
+        "held-out accuracy is near its maximum",
+        _entropy,
+        _series("train/entropy"),
+        "the figure `entropy` of a step",
+    ),
+    Rule(
+        "mismatch_rises",
+        "the KL between sampler and learner is above {mismatch_kl:g} and three times its least value {horizon} "
+        "updates before",
+        "lower actor.lr or rollout.max_head_offpolicyness, set actor.behav_imp_weight_cap; with a server engine: the "
+        "same dtype and kernels as the learner, and `tools.audit --recompute`",
+        _mismatch,
+        _series("train/kl"),
+        "the figure `mismatch_kl` of a step",
+    ),
+    Rule(
+        "masked_tokens",
+        "more than {masked_share:.0%} of the sampled tokens are too old to train",
+        "raise rollout.max_head_offpolicyness, lower gconfig.max_new_tokens, use more generators or fewer concurrent "
+        "samples, so that a sample lasts for fewer updates",
+        _masked,
+        _series("staleness/masked_share"),
+        "the figure `masked_share` of a step",
+        rank=_tokens("n_masked"),
+    ),
+    Rule(
+        "no_signal",
+        "in more than {no_signal_share:.0%} of the groups all rewards are equal",
+        "use harder or easier prompts, data.max_refill, a reward with steps between 0 and 1, or more samples a "
+        "prompt; check the reward function on these answers",
+        _no_signal,
+        _series("rollout/zero_advantage_share"),
+        "the figure `zero_advantage_share` of a step",
+    ),
+    Rule(
+        "starved_learner",
+        "a learner waits for batches for more than {learner_wait_share:.0%} of its time: generators starve it",
+        "use more generators and fewer learners, more rollout.max_concurrent_rollouts, shorter answers, a larger eta "
+        "(docs/profiling.md)",
+        _learner,
+        lambda history: any("learner-0" in waiting.total for _, waiting in history.waits),
+        "`spans` lines of a learner",
+        rank=_tokens("n_tokens"),
+    ),
+    Rule(
+        "starved_generators",
+        "a generator waits for prompts or weights for more than {generator_wait_share:.0%} of its time",
+        "use fewer generators and more learners, a larger eta, faster pushes (docs/profiling.md); if one of many "
+        "starves: `python -m tools.why`",
+        _generators,
+        lambda history: any("generator-0" in waiting.total for _, waiting in history.waits),
+        "`spans` lines of a generator",
+    ),
+)
