@@ -40,7 +40,19 @@ from tools.sweep.results import Result
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SECTIONS = ("health", "curves", "time", "push", "generators", "ages", "refunds", "incidents", "samples", "settings")
+SECTIONS = (
+    "health",
+    "alarms",
+    "curves",
+    "time",
+    "push",
+    "generators",
+    "ages",
+    "refunds",
+    "incidents",
+    "samples",
+    "settings",
+)
 HOSTILE = '</pre><script>document.title="taken"</script><img src=x onerror=alert(1)> \x1b[31m \ud800 \u202e'
 Out = pytest.CaptureFixture[str]
 
@@ -254,6 +266,23 @@ def test_the_page_has_every_part_loads_nothing_and_shows_texts_as_text(journals:
     assert "&lt;script&gt;document.title" in page
     assert "\x1b" not in page
     assert "\\x1b[31m \\ud800 \\u202e" in page
+
+
+def test_the_page_lists_alarms_with_samples_and_links_recordings_below_the_run(journals: Path, tmp_path: Path) -> None:
+    folder = copied(journals, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"watch": {"window": 2, "no_signal_share": 0.1}}))
+    journal = folder / "journal" / "learner-0.0.jsonl"
+    line = json.loads(journal.read_text().splitlines()[-1]) | {"event": "profile", "first": 2, "last": 3}
+    with journal.open("a") as file:
+        for name in ("profiles/learner-0.0-step-000002.json.gz", "profiles/../../x.json.gz", 'profiles/"><b>.json.gz'):
+            file.write(json.dumps(line | {"file": name}, separators=(",", ":")) + "\n")
+    assert report.main([str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    link = '<a href="profiles/learner-0.0-step-000002.json.gz">learner-0.0, steps 2 to 3</a>'
+    assert re.findall(r'<a href="[^#].*?</a>', page) == [link]
+    assert "<td>no_signal</td>" in page
+    assert "no_signal: samples to read" in page
 
 
 def test_changed_settings_are_listed_with_their_defaults() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from tools import run
+from tools.alarms.alarm_reader import AlarmReader
 from tools.breakdown import waits
 from tools.breakdown.flops import Utilisation, utilisation
 from tools.breakdown.incarnations import Incarnation, check_schema, read_all
@@ -27,7 +28,7 @@ from tools.trackers.series import Row, SeriesReader, Undone
 from tools.why import WhyReport, report_of
 
 EVENTS = frozenset((*series.EVENTS, *HEAD_EVENTS, *actor_time.EVENTS, *ages.EVENTS, *incidents.EVENTS,
-                    *notable_samples.EVENTS))  # fmt: skip
+                    *notable_samples.EVENTS, "profile"))  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -58,6 +59,8 @@ class RunFacts:
     texts: dict[Key, Line] = field(default_factory=dict)  # of the notable samples
     breakdown: Breakdown | None = None
     gap: str = ""  # why there is no breakdown
+    alarms: AlarmReader | None = None  # None where only curves are read
+    profiles: list[Line] = field(default_factory=list)  # `profile` lines
     first_wall: float = 0.0  # seconds since 1970, of the first and the last line
     last_wall: float = 0.0
     n_tokens: float = 0.0  # trained, in all updates, undone ones included
@@ -116,13 +119,16 @@ def check_schemas(where: Run) -> None:
 
 def _read_journal(facts: RunFacts, now: float) -> None:
     reader, status = SeriesReader(), RunStatus(facts.where)
+    alarms = facts.alarms = AlarmReader(facts.where)
     takers = _takers(facts, status)
+    takers.setdefault("spans", []).append(alarms.count)
     wall = 0.0
     for line in JournalFollower(facts.where, EVENTS).read():
         wall = float(line["wall"])
         facts.first_wall = facts.first_wall or wall
         for item in reader.take(line):
             _add_item(facts, item)
+            alarms.take(item)
         for take in takers.get(line["event"], ()):
             take(line)
     facts.last_wall = wall
@@ -140,6 +146,7 @@ def _takers(facts: RunFacts, status: RunStatus) -> dict[str, list[Callable[[Line
         (ages.EVENTS, facts.ages.take),
         (incidents.EVENTS, facts.incidents.take),
         (notable_samples.EVENTS, facts.notable.take),
+        (("profile",), facts.profiles.append),
     ):
         for event in events:
             found.setdefault(event, []).append(take)

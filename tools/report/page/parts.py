@@ -50,6 +50,7 @@ class Section:
     tables: list[PageTable] = field(default_factory=list)
     samples: list[tuple[str, list[SampleCard]]] = field(default_factory=list)  # (title, samples)
     remarks: Sequence[Remark] = ()
+    links: list[tuple[str, str]] = field(default_factory=list)  # (path below the run's folder, text)
     note: str = ""
 
 

@@ -8,6 +8,7 @@ from tools.report.facts.curves import MAX_BINS
 from tools.report.facts.notable_samples import Notable
 from tools.report.facts.run_facts import RunFacts
 from tools.report.facts.settings_rows import setting_rows
+from tools.report.page.alarm_section import alarms_section, profiles_section
 from tools.report.page.axes import number
 from tools.report.page.charts import Layer, histogram, stacked_chart
 from tools.report.page.colours import of_place
@@ -51,6 +52,7 @@ def run_page(facts: RunFacts, verdict: Verdict) -> Page:
         timing.tables.append(utilisation)
     sections = [
         Section("health", "Health", remarks=verdict.health),
+        alarms_section(facts),
         curves_section(facts),
         timing,
         push_section(facts),
@@ -61,6 +63,8 @@ def run_page(facts: RunFacts, verdict: Verdict) -> Page:
         samples_section(facts),
         settings_section(facts.config),
     ]
+    if (recorded := profiles_section(facts)) is not None:
+        sections.insert(-1, recorded)
     return Page(f"Report of {facts.name}", subtitle(facts), answers, verdict.advice, figures(facts), sections)
 
 
