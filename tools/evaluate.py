@@ -17,6 +17,7 @@ from pydantic import ValidationError
 import areal_bus
 from areal_bus.config import loader as settings
 from areal_bus.config import named_tasks
+from areal_bus.config.named_tasks import is_generated
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import run, terminal
@@ -86,13 +87,13 @@ def make_order(args: argparse.Namespace) -> dict[str, Any]:
     named = named_tasks.NAMED_TASKS.get(args.task or "")
     own = str(where.folder / "evaluation" / "problems.jsonl") if where else None
     data = args.data or (named.hub if named else own) or None
-    if data is None:
+    if data is None and not is_generated(args.task or ""):
         raise ConfigError("give a file of problems (JSON lines) with --data FILE")
-    if where and data == own and not Path(data).is_file():
+    if where and data and data == own and not Path(data).is_file():
         raise ConfigError(f"give a file of problems with --data FILE: the run has none ({data} is missing)")
     return {
         "model": str(exported_model(where)) if where else args.model,
-        "data": data,
+        "data": data or "",
         "config": load_config(args, where).model_dump(mode="json"),
         "folder": args.modules or modules_folder(args, where),
         "name": args.evaluation,

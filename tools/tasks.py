@@ -9,7 +9,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from areal_bus.config.named_tasks import GENERATED, NAMED_TASKS, check_name
+from areal_bus.config.named_tasks import GENERATED, NAMED_TASKS, REASONING_GYM, check_name
+from areal_bus.config.reasoning_gym import PREFIX, REFUSED, task_of
 from areal_bus.errors import ConfigError
 from tools import terminal
 from tools.evaluate import child_environment
@@ -20,7 +21,8 @@ A task is used by data.task = "NAME" in a config, with data.path for a local fil
 examples:
   python -m tools.tasks list
   python -m tools.tasks check gsm8k --data test.jsonl
-  python -m tools.tasks check humaneval --data HumanEval.jsonl --json"""
+  python -m tools.tasks check humaneval --data HumanEval.jsonl --json
+  python -m tools.tasks check reasoning-gym:chain_sum --limit 50"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,8 +37,13 @@ def parser() -> argparse.ArgumentParser:
     listing.add_argument("--json", action="store_true", help="one JSON object")
     check = commands.add_parser("check", help="score gold answers and wrong ones of a file")
     check.add_argument("name", metavar="NAME", help="the task")
-    check.add_argument("--data", default="", metavar="FILE", help="its file, or a Hugging Face id (the task's own)")
-    check.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
+    check.add_argument(
+        "--data",
+        default="",
+        metavar="FILE",
+        help="its file, or a Hugging Face id (the task's own; none for generated ones)",
+    )
+    check.add_argument("--limit", type=int, metavar="N", help="only the first N rows (reasoning-gym: 50)")
     check.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return p
 
@@ -45,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.command == "list":
         return list_tasks(as_json=args.json)
-    if args.name in GENERATED:
-        raise ConfigError(f"the task {args.name} is generated and has no file to check")
     check_name(args.name)
+    if args.name in GENERATED or (task_of(args.name) and args.data):
+        raise ConfigError(f"the task {args.name} is generated and has no file to check")
     order = {"task": args.name, "data": args.data, "limit": args.limit, "json": args.json}
     line = [sys.executable, "-m", "actors.offline.check_task"]
     child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False)
@@ -56,11 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def list_tasks(*, as_json: bool) -> int:
     if as_json:
-        print(json.dumps({name: {"about": task.about, **task.keys()} for name, task in NAMED_TASKS.items()}))
+        tasks = {name: {"about": task.about, **task.keys()} for name, task in NAMED_TASKS.items()}
+        print(json.dumps(tasks | {f"{PREFIX}NAME": {"about": "generated", **REASONING_GYM, "refused": REFUSED}}))
         return 0
     rows = [("task", "what", "reward", "evaluation", "Hugging Face id")]
     for name, task in NAMED_TASKS.items():
         rows.append((name, task.about, task.reward, task.protocol, task.hub or "none: give the file"))
+    rows.append(
+        (f"{PREFIX}NAME", "generated puzzles and exercises", "reasoning_gym", "1 x greedy, pass@1", "generated")
+    )
     print("\n".join(terminal.table(rows)))
     return 0
 

@@ -1,6 +1,7 @@
-"""Generated tasks "sums" and "reverse": training rows and held-out rows.
+"""Generated tasks "sums", "reverse" and "reasoning-gym:NAME": training rows and held-out rows.
 
-Every row has "question", "answer" and "demonstration" (a correct completion, for a supervised warm-up), all strings.
+Every row has "question" and "answer", and those of "sums" and "reverse" "demonstration" (a correct completion, for a
+supervised warm-up), all strings.
 """
 
 import random
@@ -8,6 +9,8 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
+from actors.data.reasoning_gym_rows import generate_both
+from areal_bus.config.reasoning_gym import task_of
 from areal_bus.config.sections import DataConfig
 from areal_bus.errors import ConfigError
 
@@ -32,6 +35,9 @@ def make_problems(config: DataConfig, *, seed: int) -> Problems:
         return make_sums(config.largest, config.held_out, random_)
     if config.task == "reverse":
         return make_words(config.largest, config.held_out, random_)
+    if task := task_of(config.task):
+        sizes = config.size, config.held_out
+        return Problems(*generate_both(task, *sizes, seed=seed, options=config.task_options))
     raise ConfigError(f'data.task must be "sums" or "reverse"; it is {config.task!r}')
 
 

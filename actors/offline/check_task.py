@@ -17,10 +17,13 @@ from actors.rewards.loading import load_reward, reward_options
 from actors.rewards.values import read_value
 from actors.runtime.process import leave
 from areal_bus.config.named_tasks import NAMED_TASKS, fill
+from areal_bus.config.reasoning_gym import task_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 
 SHOW_S = 5.0  # interval between two lines of progress
+N_GENERATED = 50  # problems of a generated task, without a limit
+NONSENSE = ("", "wrong zzz", "I do not know.", "[]", "-1 -1 -1")  # no task's answer
 MAX_NAMED = 5  # rows that the report names
 
 Row = dict[str, Any]
@@ -44,6 +47,7 @@ def check_task(order: TaskCheckOrder, show: Callable[[int, int], None]) -> dict[
     score = scorer(config)
     gold_wrong: list[int] = []
     wrong_right: list[int] = []
+    nonsense_right = [index for index, row in enumerate(rows) if any(score(text, row) for text in NONSENSE)]
     golden = [index for index, row in enumerate(rows) if has_gold(order.task, row)]
     for done, index in enumerate(golden):
         row = rows[index]
@@ -59,6 +63,7 @@ def check_task(order: TaskCheckOrder, show: Callable[[int, int], None]) -> dict[
         "n_gold": len(golden),
         "gold_right": len(golden) - len(gold_wrong),
         "wrong_right": len(wrong_right),
+        "nonsense_right": len(nonsense_right),
         "gold_wrong_rows": gold_wrong[:MAX_NAMED],
         "wrong_right_rows": wrong_right[:MAX_NAMED],
     }
@@ -66,11 +71,13 @@ def check_task(order: TaskCheckOrder, show: Callable[[int, int], None]) -> dict[
 
 def configure(order: TaskCheckOrder) -> Config:
     tree: dict[str, Any] = {"data": {"task": order.task, "limit": order.limit}}
+    if task_of(order.task):
+        tree["data"] |= {"size": order.limit or N_GENERATED, "held_out": 0}
     if order.data:
         tree["data"]["path"] = order.data
     fill(tree)
     config = Config.model_validate(tree)
-    if not config.data.path:
+    if not config.data.path and not config.data.is_generated:
         raise ConfigError(f"the task {order.task} has no Hugging Face id here: give its file with --data FILE")
     return config
 
@@ -93,12 +100,16 @@ def has_gold(task: str, row: Row) -> bool:
     """Whether the answer is a solution: some sets of code publish none."""
     if task == "codecontests":
         return bool(row["answer"] != row["name"])
+    if task_of(task):
+        return bool(row["answer"])
     return task not in ("livecodebench", "codeforces")
 
 
 def forms(task: str, row: Row) -> list[str]:
     """The gold answer as a model would write it; the first form is the usual one."""
     answer = str(row["answer"])
+    if task_of(task):
+        return [f"I think so.\n<answer>{answer}</answer>", answer]
     if NAMED_TASKS[task].reward == "math":
         return [f"So the final answer is \\boxed{{{answer}}}.", f"Therefore, the final answer is ${answer}$."]
     program = row["prompt"] + answer if task == "humaneval" else answer
@@ -121,10 +132,12 @@ def report(found: dict[str, Any], seconds: float) -> Iterator[str]:
     n = found["n_gold"]
     yield f"{found['task']}: {found['n']} rows, {n} with a gold answer, {seconds:.0f} s"
     if not n:
-        yield "this set publishes no solutions: its tests were read, and nothing was scored"
+        yield "no row has a solution: its tests were read, and only nonsense was scored"
+        yield f"nonsense right       {found['nonsense_right']} of {found['n']}"
         return
     yield f"gold answers right   {found['gold_right']} of {n}" + named(found["gold_wrong_rows"], "wrong")
     yield f"other answers right  {found['wrong_right']} of {n}" + named(found["wrong_right_rows"], "right")
+    yield f"nonsense right       {found['nonsense_right']} of {found['n']}"
 
 
 def named(rows: Sequence[int], what: str) -> str:

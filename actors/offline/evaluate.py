@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from actors.data.loading import read_rows
+from actors.data.loading import load_problems, read_rows
 from actors.engines.builtin.engine import BuiltinEngine
 from actors.generator.rollout_runner import Outcome, RolloutRunner
 from actors.models.loading import check_model_path, load_model, load_tokenizer, stop_ids
@@ -105,7 +105,7 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
     """Evaluate the model. Raises ConfigError when model, problems, reward or workflow cannot be used."""
     config = configure(order)
     folder = find_model(order.model)
-    rows = read_rows(order.data, config.data, Path.cwd(), split="test")[: config.evaluate.limit]
+    rows = find_rows(order.data, config)
     sys.path.insert(0, order.folder)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -129,6 +129,13 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
         evaluation = Evaluation(order.name, 0, config.evaluate.n_samples, [dump(row) for row in rows])
         Scorer(evaluation, runner, pool, n_slots=config.rollout.max_concurrent_rollouts).run(show)
     return evaluation
+
+
+def find_rows(data: str, config: Config) -> list[dict[str, Any]]:
+    """The problems of the file, else those that the generated task holds out. Raises ConfigError."""
+    if not data:
+        return load_problems(config, Path.cwd())
+    return read_rows(data, config.data, Path.cwd(), split="test")[: config.evaluate.limit]
 
 
 def configure(order: EvaluateOrder) -> Config:

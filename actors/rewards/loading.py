@@ -29,9 +29,13 @@ BUILT_IN = {
     "code_share": "actors.rewards.code:score_share",
     "format": "actors.rewards.formats:score",
     "judge": "actors.rewards.judge:score",
+    "reasoning_gym": "actors.rewards.reasoning:score",
     "agent": "actors.rewards.builtin:agent_score",
 }
-EXTRAS = {"judge": 'it needs the extra judge: pip install "areal-bus[judge]"'}
+EXTRAS = {
+    "judge": 'it needs the extra judge: pip install "areal-bus[judge]"',
+    "reasoning_gym": 'it needs the extra reasoning-gym: pip install "areal-bus[reasoning-gym]"',
+}
 WEIGHTED = "weighted"  # the sum of reward.terms
 SPARE_S = 2.0  # of reward.timeout_s: tests of a program, and calls of a judge, end before the deadline of the score
 

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from areal_bus.config import reasoning_gym
 from areal_bus.errors import ConfigError
 
 Key = str  # section.key
 MATH_PROMPT = "{question}\nThink step by step, and put the final answer in \\boxed{{}}."
 CODE_PROMPT = "{question}\nAnswer with one Python program in a ```python block."
+REASONING_PROMPT = "{question}\nGive the final answer in <answer> and </answer> marks."
 STDIN_PROMPT = CODE_PROMPT + " It reads standard input and prints to standard output."
 
 
@@ -76,15 +78,33 @@ NAMED_TASKS: Mapping[str, NamedTask] = {
     "codeforces": _code("Codeforces problems", "open-r1/codeforces", "train", STDIN_PROMPT, 8192),
 }
 GENERATED = ("sums", "reverse")
+REASONING_GYM: Mapping[Key, Any] = {  # "reasoning-gym:NAME"
+    "data.prompt": REASONING_PROMPT,
+    "data.held_out": reasoning_gym.HELD_OUT,
+    "data.max_prompt_tokens": 2048,
+    "reward.function": "reasoning_gym",
+    "gconfig.max_new_tokens": 512,
+    "evaluate.n_samples": 1,
+    "evaluate.temperature": 0.0,
+}
+
+
+def is_generated(task: str) -> bool:
+    """Whether the rows of a task are generated, instead of read."""
+    return task in GENERATED or bool(reasoning_gym.task_of(task))
 
 
 def check_name(name: str) -> None:
     """Raises ConfigError for an unknown task, with the nearest name."""
     names = [*GENERATED, *NAMED_TASKS]
-    if name and name not in names:
+    if why := reasoning_gym.REFUSED.get(reasoning_gym.task_of(name)):
+        raise ConfigError(f"data.task = {name!r} cannot be trained on: {why}")
+    if name and name not in names and not reasoning_gym.task_of(name):
         near = difflib.get_close_matches(name.lower().replace("-", "").replace("_", ""), names, 1, 0.5)
         hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise ConfigError(f"data.task must be one of {', '.join(names)}: it is {name!r}{hint}")
+        raise ConfigError(
+            f"data.task must be one of {', '.join(names)} or {reasoning_gym.PREFIX}NAME: it is {name!r}{hint}"
+        )
 
 
 def fill(tree: dict[str, Any]) -> None:
@@ -94,9 +114,9 @@ def fill(tree: dict[str, Any]) -> None:
     if not isinstance(name, str):
         return
     check_name(name)
-    if name not in NAMED_TASKS:
+    if name not in NAMED_TASKS and not reasoning_gym.task_of(name):
         return
-    for key, value in NAMED_TASKS[name].keys().items():
+    for key, value in (NAMED_TASKS[name].keys() if name in NAMED_TASKS else REASONING_GYM).items():
         section, _, last = key.partition(".")
         found = tree.setdefault(section, {})
         if isinstance(found, dict) and not (section == "data" and last == "split" and "path" in found):

@@ -88,8 +88,8 @@ class RewardTerm(Section):
 class RewardConfig(Section):
     function: str = "exact"
     """"exact", "sums", "reverse", "math", "code" (all tests pass), "code_share" (share of the tests), "format",
-    "judge" (a model grades), "weighted" (the sum of reward.terms), "agent" (it returns its reward), or
-    "module:function" beside the config."""
+    "reasoning_gym" (the task's own scorer), "judge" (a model grades), "weighted" (the sum of reward.terms), "agent" (it
+    returns its reward), or "module:function" beside the config."""
     signature: Literal["auto", "named", "trl", "trl_text", "trl_chat", "areal"] = "auto"
     """How a user's function is called: "named" (our names and verl's), "trl" (lists; messages where the row has them,
     or "trl_text", "trl_chat"), "areal" (with token ids); "auto": by the names of its parameters (docs/rewards.md)."""

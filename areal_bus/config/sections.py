@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from areal_bus.config.lora import LoraConfig
-from areal_bus.config.named_tasks import GENERATED
+from areal_bus.config.named_tasks import is_generated
 from areal_bus.config.profiling import ProfileConfig
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.section import Section
@@ -117,7 +117,11 @@ class ModelConfig(Section):
 class DataConfig(Section):
     task: str = ""
     """A named task ("gsm8k", "humaneval", ...: docs/tasks.md), which fills in the keys that are not set; or a generated
-    one instead of a file: "sums" (a + b) or "reverse" (reverse the letters)."""
+    one instead of a file: "sums" (a + b), "reverse" (reverse the letters) or "reasoning-gym:NAME"."""
+    task_options: dict[str, bool | int | float | str] = Field({})
+    """Options of a task of reasoning-gym, for example { max_terms = 2 }."""
+    size: int = Field(2000, ge=1)
+    """Tasks of reasoning-gym: problems generated for training. Those that are held out are removed from them."""
     path: str = ""
     """File (.jsonl, .json, .csv, .parquet) or folder of datasets.save_to_disk, relative to the folder of the config or
     the working directory; or Hugging Face data set id."""
@@ -158,7 +162,7 @@ class DataConfig(Section):
     @property
     def is_generated(self) -> bool:
         """Whether the rows are generated, instead of read."""
-        return self.task in GENERATED
+        return is_generated(self.task)
 
 
 class AgentConfig(Section):

@@ -5,6 +5,8 @@ import re
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
 from areal_bus.config.generation import generation_rules
 from areal_bus.config.gpu_memory import gib_of, nearest
+from areal_bus.config.named_tasks import GENERATED
+from areal_bus.config.reasoning_gym import task_of
 from areal_bus.config.reward_rules import reward_rules
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.errors import ConfigError
@@ -68,8 +70,13 @@ def _sources(c: Config) -> list[Rule]:
         ),
         *_evaluations(c),
         (
-            c.learner.warmup.steps > 0 and not c.data.is_generated,
-            "learner.warmup needs demonstrations, which only the generated tasks have: set learner.warmup.steps = 0",
+            c.learner.warmup.steps > 0 and c.data.task not in GENERATED,
+            "learner.warmup needs demonstrations, which only the tasks sums and reverse have: set "
+            "learner.warmup.steps = 0",
+        ),
+        (
+            bool(c.data.task_options) and not task_of(c.data.task),
+            f'data.task_options are for data.task = "reasoning-gym:NAME": it is {c.data.task!r}',
         ),
     ]
 

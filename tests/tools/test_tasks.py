@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from actors.data.loading import load_rows
+from actors.data.loading import load_problems, load_rows
 from actors.offline.check_task import TaskCheckOrder, check_task
 from actors.rewards import sandbox
+from actors.rewards.loading import load_reward
 from areal_bus.config.loader import load
 from areal_bus.config.named_tasks import NAMED_TASKS
 from areal_bus.errors import ConfigError
@@ -151,3 +152,62 @@ def test_evaluate_takes_the_protocol_of_a_task() -> None:
 def test_the_published_files_are_scored_right(name: str, file: str, limit: int | None, n: int) -> None:
     found = check_task(TaskCheckOrder(name, str(DATA / file), limit, json=False), lambda n, n_all: None)
     assert (found["n"], found["gold_right"], found["wrong_right"]) == (n, n, 0)
+
+
+GYM = pytest.importorskip  # the extra reasoning-gym
+
+
+def gym_config(folder: Path, name: str, **data: Any) -> Any:
+    file = folder / "gym.toml"
+    keys = {"task": f"reasoning-gym:{name}", "size": 30, "held_out": 10, **data}
+    lines = [f"data.{key} = {json.dumps(value)}" for key, value in keys.items() if key != "task_options"]
+    options = ", ".join(f"{key} = {json.dumps(value)}" for key, value in data.get("task_options", {}).items())
+    file.write_text(
+        "\n".join(['model.path = "M"', *lines, *([f"data.task_options = {{ {options} }}"] if options else [])])
+    )
+    return load(file, environ={})
+
+
+def test_problems_of_reasoning_gym_are_repeatable_and_held_out(tmp_path: Path) -> None:
+    GYM("reasoning_gym")
+    small = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    config = gym_config(tmp_path, "chain_sum", task_options=small, size=200)
+    assert (config.reward.function, config.evaluate.temperature) == ("reasoning_gym", 0.0)
+    rows, problems = load_rows(config, tmp_path), load_problems(config, tmp_path)
+    assert rows == load_rows(config, tmp_path)
+    assert len(problems) == 10
+    assert 0 < len(rows) < 200  # one-digit sums repeat
+    assert not {row["question"] for row in rows} & {row["question"] for row in problems}
+    score = load_reward("reasoning_gym", tmp_path)
+    row = json.loads(json.dumps(rows[0]))
+    answer, question = row["answer"], row["question"]
+    said = [f"<answer> {answer} </answer>", f"\n{answer} ", f"<answer>9</answer> no, <answer>{answer}</answer>"]
+    assert [score(question, text, row).correct for text in said] == [True] * 3
+    for text in ("", f"The answer is {answer}", f"{answer} or 9", f"<answer>{answer}</answer> <answer>x</answer>"):
+        assert score(question, text, row).reward == 0.0
+    assert 0 < score(question, f"The answer is {answer}", row).parts["score"] < 1  # partial credit is not trained
+
+
+@pytest.mark.parametrize("name", ["spell_backward", "basic_arithmetic", "arc_1d", "rearc", "propositional_logic"])
+def test_a_task_of_reasoning_gym_is_checked_like_a_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    GYM("reasoning_gym")
+    found = check_task(TaskCheckOrder(f"reasoning-gym:{name}", "", 6, True), lambda n, n_all: None)
+    n_gold = 0 if name == "propositional_logic" else 6
+    assert (found["n"], found["n_gold"], found["gold_right"], found["wrong_right"]) == (6, n_gold, n_gold, 0)
+    assert found["nonsense_right"] == 0
+
+
+def test_traps_of_reasoning_gym(tmp_path: Path) -> None:
+    GYM("reasoning_gym")
+    for name in ("coin_flip", "game_of_life_halting"):
+        with pytest.raises(ConfigError, match=f"'reasoning-gym:{name}' cannot be trained on: its scorer"):
+            gym_config(tmp_path, name)
+    with pytest.raises(ConfigError, match="nearest is 'reasoning-gym:chain_sum'"):
+        load_rows(gym_config(tmp_path, "chain-sums"), tmp_path)
+    with pytest.raises(ConfigError, match=r"options of 'reasoning-gym:chain_sum': .*terms"):
+        load_rows(gym_config(tmp_path, "chain_sum", task_options={"terms": 2}), tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.task_options are for"):
+        gym_config(tmp_path, "chain_sum", task="gsm8k", task_options={"terms": 2})
+    row = load_rows(gym_config(tmp_path, "prime_factorization", size=1, held_out=0), tmp_path)[0]
+    with pytest.raises(ValueError, match="invalid literal"):  # an error of the score, never a 0
+        load_reward("reasoning_gym", tmp_path)("", "no idea", row)

@@ -17,7 +17,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"judge"}))  # that one: test_judge.py
+@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"judge", "reasoning_gym"}))  # test_judge.py, test_tasks.py
 def test_every_built_in_reward_loads_and_scores(name, folder):
     row = {"answer": "2", "agent": {"reward": 1.0}, "tests": [{"input": "", "output": "2"}]}
     given = {"code": "print(2)", "code_share": "print(2)", "format": "<think>1+1</think><answer>2</answer>"}
