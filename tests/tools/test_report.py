@@ -205,12 +205,8 @@ def test_learning_is_judged_against_its_standard_error(
 @pytest.mark.parametrize(
     ("series", "words"),
     [
-        ({"staleness_masked_share": [0.3] * 8}, "too old to train"),
-        ({"rollout_zero_advantage_share": [0.9] * 8}, "no signal"),
         ({"rollout_truncated_share": [0.9] * 8}, "cut at gconfig"),
         ({"train_ess": [0.2] * 8}, "dominate"),
-        ({"train_kl": [1e-4] * 6 + [0.5] * 6}, "drift apart"),
-        ({"train_entropy": [2.0] * 6 + [0.05] * 6}, "hardly explores"),
         ({"train_grad_norm": [1.0, math.nan]}, "not finite"),
     ],
 )
@@ -282,6 +278,9 @@ def test_the_page_lists_alarms_with_samples_and_links_recordings_below_the_run(j
     link = '<a href="profiles/learner-0.0-step-000002.json.gz">learner-0.0, steps 2 to 3</a>'
     assert re.findall(r'<a href="[^#].*?</a>', page) == [link]
     assert "<td>no_signal</td>" in page
+    alarm = next(one for one in judge(read_facts(Run(folder))).health if "Alarm no_signal" in one.evidence)
+    assert alarm.grade == (Grade.BAD if "and holds" in alarm.evidence else Grade.NOTE)
+    assert alarm.advice[0] in judge(read_facts(Run(folder))).advice
     assert "no_signal: samples to read" in page
 
 

@@ -184,4 +184,6 @@ def read_breakdown(where: Run) -> tuple[Breakdown | None, str]:
         )
     except KeyError as error:
         return None, f"the breakdown needs the field {error} in every line of its events, and this journal lacks it"
+    except (TypeError, ValueError) as error:
+        return None, f"the breakdown cannot read a line of this journal: {error}"
     return made, ""

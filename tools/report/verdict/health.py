@@ -1,21 +1,18 @@
-"""Whether a run is healthy. Each rule looks at one thing and returns a remark, or None when it is fine.
+"""Whether a run is healthy: its alarms, and rules that each look at one thing and return a remark, or None.
 
-Remarks of other checks of the journal belong at the end of `remarks_on`.
+Training that goes wrong is found by `tools.alarms`.
 """
 
 from collections.abc import Callable
 from statistics import fmean
 
+from tools.alarms.alarm_reader import Finding
 from tools.report.facts.run_facts import RunFacts
 from tools.report.verdict.learning import MIN_UPDATES, parts
-from tools.report.verdict.remarks import Grade, Remark, counted, percent
+from tools.report.verdict.remarks import Grade, Remark, as_sentence, counted, percent
 
-MASKED = 0.1  # share of tokens
-SILENT = 0.5  # share of groups without a signal
 CUT = 0.5  # share of answers
 ESS = 0.5
-KL_RISE, KL_LEAST = 5.0, 0.01
-ENTROPY_LEFT = 0.1
 REFUNDED = 0.05  # share of admitted prompts
 INCIDENTS = "Read the incidents below, and the tracebacks in RUN/logs."
 ORDERLY = ("end_of_run", "end_of_data", "no_signal")  # refunds that are no fault
@@ -23,10 +20,20 @@ ORDERLY = ("end_of_run", "end_of_data", "no_signal")  # refunds that are no faul
 
 def remarks_on(facts: RunFacts) -> tuple[Remark, ...]:
     """All remarks, worst first; one good remark when no rule has any."""
-    found = [remark for rule in RULES if (remark := rule(facts)) is not None]
+    found = [_alarm(finding) for finding in facts.alarms.findings()] if facts.alarms is not None else []
+    found += [remark for rule in RULES if (remark := rule(facts)) is not None]
     if all(remark.grade == Grade.GOOD for remark in found):
         found.append(Remark(Grade.GOOD, "No rule of this report found a fault."))
     return tuple(sorted(found, key=lambda remark: list(Grade).index(remark.grade), reverse=True))
+
+
+def _alarm(finding: Finding) -> Remark:
+    """An alarm that still holds is worse than one that is over. A starved actor costs time, not learning."""
+    holds = "and holds" if finding.is_active else f"held last at version {finding.last}"
+    evidence = f"Alarm {finding.name}, raised at version {finding.since}, {holds}. Rule: {finding.rule}."
+    is_bad = finding.is_active and not finding.name.startswith("starved_")
+    grade = Grade.BAD if is_bad else Grade.NOTE
+    return Remark(grade, as_sentence(finding.seen), evidence, (as_sentence(finding.advice),))
 
 
 def _state(facts: RunFacts) -> Remark | None:
@@ -36,7 +43,7 @@ def _state(facts: RunFacts) -> Remark | None:
     grade = {"alive": Grade.GOOD, "ended": Grade.GOOD, "stalled": Grade.BAD}.get(status.state, Grade.BAD)
     advice = () if grade == Grade.GOOD else ("Ask python -m tools.why who waits for whom, or how the run ended.",)
     verdict = f"The head's last verdict: {status.verdict}." if status.verdict else ""
-    return Remark(grade, f"{status.sentence[:1].upper()}{status.sentence[1:]}.", verdict, advice)
+    return Remark(grade, as_sentence(status.sentence), verdict, advice)
 
 
 def _deaths(facts: RunFacts) -> Remark | None:
@@ -69,23 +76,6 @@ def _not_finite(facts: RunFacts) -> Remark | None:
     return Remark(Grade.BAD, "Some figures are not finite numbers.", f"Updates: {names}.", advice)
 
 
-def _masked(facts: RunFacts) -> Remark | None:
-    mean = _mean(facts, "staleness/masked_share")
-    if mean is None or mean <= MASKED:
-        return None
-    advice = ("Raise rollout.max_head_offpolicyness, or shorten answers: masked tokens are sampled and not trained.",)
-    return Remark(Grade.BAD, f"{percent(mean)} of the sampled tokens are too old to train.", "", advice)
-
-
-def _silent(facts: RunFacts) -> Remark | None:
-    late = _late(facts, "rollout/zero_advantage_share")
-    if late is None or late <= SILENT:
-        return None
-    sentence = f"{percent(late)} of the groups have no signal in the last fifth of the updates: all rewards are equal."
-    advice = ("Choose harder or easier problems, more samples a group (gconfig.n_samples), or data.max_refill.",)
-    return Remark(Grade.NOTE, sentence, "", advice)
-
-
 def _cut(facts: RunFacts) -> Remark | None:
     late = _late(facts, "rollout/truncated_share")
     if late is None or late <= CUT:
@@ -100,30 +90,6 @@ def _few_tokens_dominate(facts: RunFacts) -> Remark | None:
         return None
     sentence = f"A few tokens with large weights dominate the update: the effective sample size is {percent(late)}."
     advice = ("Lower actor.lr or rollout.max_head_offpolicyness, or use a correction (actor.correction).",)
-    return Remark(Grade.NOTE, sentence, "", advice)
-
-
-def _mismatch(facts: RunFacts) -> Remark | None:
-    values = facts.curve("train/kl").values
-    if len(values) < MIN_UPDATES:
-        return None
-    early, late = (fmean(part) for part in parts(values))
-    if late < KL_LEAST or late < KL_RISE * early:
-        return None
-    sentence = f"Sampler and learner drift apart: their KL rose from {early:.2g} to {late:.2g}."
-    advice = ("Check that sampler and learner compute the same model: dtype, template, sampling settings.",)
-    return Remark(Grade.BAD, sentence, "", advice)
-
-
-def _entropy(facts: RunFacts) -> Remark | None:
-    values = facts.curve("train/entropy").values
-    if len(values) < MIN_UPDATES:
-        return None
-    early, late = (fmean(part) for part in parts(values))
-    if early <= 0 or late >= ENTROPY_LEFT * early:
-        return None
-    sentence = f"Entropy fell from {early:.2g} to {late:.2g}: the model hardly explores any more."
-    advice = ("Stop here if the score is good; else add an entropy bonus, clip higher, or lower actor.lr.",)
     return Remark(Grade.NOTE, sentence, "", advice)
 
 
@@ -156,13 +122,9 @@ def _labels(facts: RunFacts) -> Remark | None:
 
 
 Rule = Callable[[RunFacts], Remark | None]
-RULES: tuple[Rule, ...] = (_state, _deaths, _stalls, _not_finite, _masked, _silent, _cut, _few_tokens_dominate,
-                           _mismatch, _entropy, _refunds, _stragglers, _labels)  # fmt: skip
-
-
-def _mean(facts: RunFacts, name: str) -> float | None:
-    values = facts.curve(name).values
-    return fmean(values) if values else None
+RULES: tuple[Rule, ...] = (
+    _state, _deaths, _stalls, _not_finite, _cut, _few_tokens_dominate, _refunds, _stragglers, _labels,
+)  # fmt: skip
 
 
 def _late(facts: RunFacts, name: str) -> float | None:

@@ -52,6 +52,11 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}{'s' * (n != 1)}"
 
 
+def as_sentence(text: str) -> str:
+    """A text of another tool with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
 def percent(share: float) -> str:
     return f"{share:.1%}" if abs(share) < 0.1 else f"{share:.0%}"
 
