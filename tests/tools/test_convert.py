@@ -77,6 +77,9 @@ TRL: dict[str, Any] = {
     "warmup_ratio": 0.1,
     "max_steps": 100,
     "use_peft": True,
+    "use_dora": True,
+    "sync_ref_model": True,
+    "lora_target_modules": ["q_proj", "v_proj"],
     "report_to": ["wandb"],
     "epsilon_high": 0.28,
     "top_k": 20,
@@ -92,6 +95,9 @@ AREAL: dict[str, Any] = {
         "path": "Qwen/Qwen2.5-1.5B-Instruct",
         "optimizer": {"lr": 1.7e-5, "eps": "1e-8", "warmup_steps_proportion": 0.001},
         "eps_clip": 0.4,
+        "use_lora": True,
+        "lora_rank": 8,
+        "target_modules": ["all-linear"],
         "temperature": "${gconfig.temperature}",
         "reward_bias": -0.5,
         "kl_ctl": 0.0,
@@ -127,6 +133,8 @@ EXPECTED = {
         "actor.loss": "gspo",
         "actor.aggregation_length": 1000,
         "actor.overlong_tokens": 128,
+        "actor.lora.rank": 32,
+        "actor.lora.alpha": 16.0,  # verl's default
         "actor.correction": "tis",
         "reward.function": "r:score",
         "run.name": "a-b",
@@ -147,6 +155,8 @@ EXPECTED = {
             {"function": "my_lib.rewards:custom", "weight": 0.5, "name": "custom"},
         ],
         "gconfig.top_k": 20,
+        "actor.lora.dropout": 0.05,  # TRL's default
+        "actor.lora.target_modules": ["q_proj", "v_proj"],
     },
     "areal": {
         "data.task": "gsm8k",
@@ -161,17 +171,17 @@ EXPECTED = {
         "actor.normalize_batch_over": "all",
         "actor.behav_imp_weight_cap": 5.0,
         "actor.adam_eps": 1e-8,
+        "actor.lora.rank": 8,
         "actor.ppo_n_minibatches": 4,  # AReaL's default
     },
 }
 ABSENT = {
     "verl": [
-        "actor_rollout_ref.model.lora_rank",
         "data.train_files",
         "actor_rollout_ref.actor.ppo_epochs",
         "gconfig.top_p",
     ],
-    "trl": ["use_peft", "per_device_train_batch_size"],
+    "trl": ["use_dora", "per_device_train_batch_size"],
     "areal": ["gconfig.frequency_penalty", "actor.optimizer.warmup_steps_proportion"],
 }
 

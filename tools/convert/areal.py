@@ -9,6 +9,7 @@ from tools.convert.mapping import Absent, Foreign, Key, Ours, System
 from tools.convert.values import (
     PRECISIONS,
     SCHEDULES,
+    adapters,
     as_number,
     as_truth,
     as_whole,
@@ -111,11 +112,10 @@ def truncated(value: Any, foreign: Foreign) -> Ours:
 def overlong(value: Any, foreign: Foreign) -> Ours:
     if not truth(value):
         return {}
-    factor = foreign.get("actor.overlong_penalty_factor", 1.0)
-    return {
-        "actor.overlong_tokens": whole(foreign.get("actor.overlong_tokens")),
-        "actor.overlong_penalty_factor": factor,
-    }
+    factor, length = number(foreign.get("actor.overlong_penalty_factor", 1.0)), foreign.get("actor.overlong_tokens")
+    if length is None:
+        return foreign.drop("actor.overlong_reward_penalty", "its overlong_tokens is missing")
+    return {"actor.overlong_tokens": whole(length), "actor.overlong_penalty_factor": factor}
 
 
 def loss(value: Any, foreign: Foreign) -> Ours:
@@ -166,6 +166,14 @@ def problems(value: Any, foreign: Foreign) -> Ours:
     return {"evaluate.path": f"{GSM8K}:main" if value == GSM8K else str(value)}
 
 
+def lora(value: Any, foreign: Foreign) -> Ours:
+    if not truth(value):
+        return {}
+    return adapters(
+        foreign.get("actor.lora_rank"), foreign.get("actor.lora_alpha"), foreign.get("actor.target_modules")
+    )
+
+
 def trackers(value: Any, foreign: Foreign) -> Ours:
     return {"journal.tracker": ["wandb"]} if str(value) not in ("disabled", "None") else {}
 
@@ -183,8 +191,10 @@ KEYS = (
         as_truth("learner.gradient_checkpointing")),
     Key("actor.mb_spec.max_tokens_per_mb", "learner.max_tokens_per_mb", "", None,
         as_whole("learner.max_tokens_per_mb")),
-    Key("actor.use_lora", "", "no LoRA", None, lambda value, foreign: (
-        foreign.drop("actor.use_lora", "no LoRA here: all weights are trained") if truth(value) else {})),
+    Key("actor.use_lora", "actor.lora.rank", "true: adapters; docs/lora.md", None, lora),
+    Key("actor.lora_rank", "actor.lora.rank", "with use_lora", 32, skip),
+    Key("actor.lora_alpha", "actor.lora.alpha", "with use_lora", 16, skip),
+    Key("actor.target_modules", "actor.lora.target_modules", "with use_lora", None, skip),
     Key("train_dataset.path", "data.path",
         "a file or a Hugging Face id; AReaL's code also chooses fields and prompt: set "
         "data.question_key, data.answer_key and data.prompt", None, data_set),

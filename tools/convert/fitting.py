@@ -22,6 +22,8 @@ def fit_batch(ours: Ours, foreign: Foreign) -> None:
     if ours.get("actor.advantage") in GROUPED and n < 2:
         ours["gconfig.n_samples"] = 2
         foreign.dropped["one sample a prompt"] = "a group baseline needs two samples: gconfig.n_samples is 2"
+    if ours.get("gconfig.n_samples", 8) < 2:
+        drop(ours, "data.max_refill")  # a group of one has no signal to wait for
     if "data.total_train_epochs" in ours:
         ours.setdefault("run.total_train_steps", MANY_STEPS)
 
@@ -45,6 +47,10 @@ def fit_algorithm(ours: Ours, foreign: Foreign) -> None:
         drop(ours, "critic.", "actor.discount", "actor.gae_lambda")
     if not ours.get("actor.kl_ctl"):
         drop(ours, "actor.kl_", "reference.")
+    if "actor.overlong_tokens" in ours:
+        ours["actor.overlong_tokens"] = min(ours["actor.overlong_tokens"], ours.get("gconfig.max_new_tokens", 256))
+    if "actor.lora.rank" in ours:
+        drop(ours, "reference.update_every")  # the reference is the model without adapters
     if ours.get("actor.aggregation") == "seq-mean-token-sum-norm":
         ours.setdefault("actor.aggregation_length", ours.get("gconfig.max_new_tokens", 256))
     else:

@@ -5,6 +5,7 @@ from typing import Any
 from tools.convert.fitting import tidy
 from tools.convert.mapping import Absent, Foreign, Key, Ours, System
 from tools.convert.values import (
+    adapters,
     as_number,
     as_truth,
     as_whole,
@@ -133,6 +134,13 @@ def as_function(name: str) -> str:
     return f"{module}:{function}" if dot else ""
 
 
+def lora(value: Any, foreign: Foreign) -> Ours:
+    if not truth(value):
+        return {}
+    modules = foreign.get("lora_target_modules")
+    return adapters(foreign.get("lora_r"), foreign.get("lora_alpha"), modules, foreign.get("lora_dropout"))
+
+
 def evaluation(value: Any, foreign: Foreign) -> Ours:
     if str(foreign.get("eval_strategy", "no")) != "steps":
         return {}
@@ -231,6 +239,11 @@ KEYS = (
         lambda value, foreign: {"journal.tracker": found} if (found := trackers(value)) else {}),
     Key("save_steps", "checkpoint.every_steps", "", None, positive("checkpoint.every_steps")),
     Key("save_total_limit", "checkpoint.keep", "", None, as_whole("checkpoint.keep")),
+    Key("use_peft", "actor.lora.rank", "true: adapters; docs/lora.md", None, lora),
+    Key("lora_r", "actor.lora.rank", "with use_peft", 16, skip),
+    Key("lora_alpha", "actor.lora.alpha", "with use_peft", 32, skip),
+    Key("lora_dropout", "actor.lora.dropout", "with use_peft", 0.05, skip),
+    Key("lora_target_modules", "actor.lora.target_modules", "with use_peft", None, skip),
     Key("eval_steps", "evaluate.every_steps", 'with eval_strategy = "steps"; set evaluate.path', None, evaluation),
     Key("eval_strategy", "evaluate.every_steps", "with eval_steps", None, skip),
 )  # fmt: skip
@@ -239,8 +252,9 @@ ABSENT = (
     Absent("dataset_test_split", "set evaluate.path: its split test is read"),
     Absent("datasets*", "one file or data set: data.path"),
     Absent("reward_model_name_or_path", 'no reward model here; a model behind a URL can grade: reward "judge"'),
-    Absent("use_peft", "no LoRA here: all weights are trained"),
-    Absent("lora_*", "no LoRA here: all weights are trained"),
+    Absent("lora_*", "see docs/lora.md"),
+    Absent("use_rslora", "the factor is alpha / rank"),
+    Absent("use_dora", "plain LoRA only"),
     Absent("load_in_*bit", "no quantized training here"),
     Absent("generation_kwargs*", "set keys of [gconfig]: docs/engines.md"),
     Absent("multi_objective_aggregation", "rewards are summed before they are normalised"),

@@ -79,6 +79,15 @@ def chosen(ours: str, theirs: str, names: Mapping[str, Any]) -> Callable[[Any, F
     return read_name
 
 
+def adapters(rank: Any, alpha: Any, modules: Any, dropout: Any = None) -> Ours:
+    """[actor.lora]; "all-linear" is its default."""
+    names = [modules] if isinstance(modules, str) else [str(one) for one in modules or []]
+    ours: Ours = {"actor.lora.rank": whole(rank), "actor.lora.alpha": number(alpha)}
+    if names and "all-linear" not in names:
+        ours["actor.lora.target_modules"] = [name.rpartition(".")[2] for name in names]
+    return ours if dropout is None else ours | {"actor.lora.dropout": number(dropout)}
+
+
 def trackers(names: Any) -> list[str]:
     """Of theirs, those that we have."""
     given = [names] if isinstance(names, str) else names

@@ -10,6 +10,7 @@ from tools.convert.values import (
     ENGINES,
     PRECISIONS,
     SCHEDULES,
+    adapters,
     as_number,
     as_truth,
     as_whole,
@@ -136,8 +137,10 @@ def overlong(value: Any, foreign: Foreign) -> Ours:
     if not truth(value):
         return {}
     base = "reward_model.overlong_buffer."
-    factor = number(foreign.get(f"{base}penalty_factor", 1.0))
-    return {"actor.overlong_tokens": whole(foreign.get(f"{base}len")), "actor.overlong_penalty_factor": factor}
+    factor, length = number(foreign.get(f"{base}penalty_factor", 1.0)), foreign.get(f"{base}len")
+    if length is None:
+        return foreign.drop(f"{base}enable", "its len is missing")
+    return {"actor.overlong_tokens": whole(length), "actor.overlong_penalty_factor": factor}
 
 
 def betas(value: Any, foreign: Foreign) -> Ours:
@@ -166,11 +169,10 @@ def once(value: Any, foreign: Foreign) -> Ours:
 
 
 def lora(value: Any, foreign: Foreign) -> Ours:
-    return (
-        foreign.drop("actor_rollout_ref.model.lora_rank", "no LoRA here: all weights are trained")
-        if whole(value)
-        else {}
-    )
+    if whole(value) <= 0:
+        return {}
+    base = "actor_rollout_ref.model."
+    return adapters(value, foreign.get(f"{base}lora_alpha"), foreign.get(f"{base}target_modules"))
 
 
 def reward_model(value: Any, foreign: Foreign) -> Ours:
@@ -198,7 +200,10 @@ KEYS = (
     Key(f"{ROLLOUT}dtype", "model.dtype", "", "bfloat16", chosen("model.dtype", f"{ROLLOUT}dtype", PRECISIONS)),
     Key("actor_rollout_ref.model.enable_gradient_checkpointing", "learner.gradient_checkpointing", "", True,
         as_truth("learner.gradient_checkpointing")),
-    Key("actor_rollout_ref.model.lora_rank", "", "no LoRA", None, lora),
+    Key("actor_rollout_ref.model.lora_rank", "actor.lora.rank", "0: all weights are trained; docs/lora.md", None, lora),
+    Key("actor_rollout_ref.model.lora_alpha", "actor.lora.alpha", "with lora_rank", 16, lambda value, foreign: {}),
+    Key("actor_rollout_ref.model.target_modules", "actor.lora.target_modules", "with lora_rank", "all-linear",
+        lambda value, foreign: {}),
     Key("data.train_files", "data.path", "one file; a list: its first", None, file_of("data.path", "data.train_files")),
     Key("data.val_files", "evaluate.path", "one file", None, file_of("evaluate.path", "data.val_files")),
     Key("data.prompt_key", "data.question_key", "chat messages", "prompt"),
@@ -304,6 +309,8 @@ KEYS = (
 
 ABSENT = (
     Absent("*_target_"),
+    Absent("actor_rollout_ref.model.lora_adapter_path", "adapters begin at zero"),
+    Absent("actor_rollout_ref.model.exclude_modules", "name the layers with adapters: actor.lora.target_modules"),
     Absent("data.filter_overlong_prompts", "rows over data.max_prompt_tokens are refused at the start: remove them"),
     Absent("data.truncation", "no prompt is truncated"),
     Absent("data.custom_cls*", "rows are files or Hugging Face ids"),
