@@ -229,3 +229,16 @@ def test_the_log_probs_of_a_policy_are_without_dropout(tmp_path: Path) -> None:
     pieces = [SequencePiece(IDS[0], torch.arange(1, IDS.shape[1]))]
     assert torch.equal(logprobs(actor.policy), logprobs(actor.policy))
     assert not torch.equal(actor.policy.logprobs(pieces)[0], actor.policy.logprobs(pieces)[0])
+
+
+def test_offloaded_weights_stay_on_the_host_and_compute_the_same(tmp_path: Path) -> None:
+    offloaded = tiny_model().bfloat16()
+    adapters = Adapters(offloaded, LoraConfig(**LORA, offload=True), seed=1, base="base")
+    plain = tiny_model().bfloat16()
+    beside = Adapters(plain, LoraConfig(**LORA), seed=1, base="base")
+    settings = SETTINGS | {"dtype": "bfloat16", "gradient_checkpointing": True}
+    found = [logprobs(Policy(*made, **settings)) for made in ((offloaded, adapters), (plain, beside))]
+    assert torch.equal(*found)
+    on_host = {name: weight.device.type for name, weight in offloaded.to("meta").named_parameters()}
+    adapted = {f"{layer}.base_layer.weight" for layer in adapted_layers(tiny_model(), ())}
+    assert {name for name, place in on_host.items() if place == "cpu"} == adapted
