@@ -287,6 +287,7 @@ FAILURES: tuple[tuple[dict[str, Any], set[str]], ...] = (  # settings, and what 
     ({"actor.lr": 2e-3, "reward.function": f"{OURS}pays_for_repeats"}, {"repetition"}),
     ({"actor.lr": 2e-3, "reward.function": f"{OURS}pays_for_one_text"}, {"one_template", "entropy_cliff"}),
     ({"reward.function": f"{OURS}pays_always"}, {"no_signal"}),
+    ({"actor.lr": 1e-2}, {"repetition", "reward_falls"}),
     (
         {"actor.lr": 4e-3, "rollout.exact_lag": 4, "rollout.max_head_offpolicyness": 4},
         {"mismatch_rises", "reward_falls"},

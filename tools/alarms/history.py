@@ -107,7 +107,7 @@ class History:
                 error = row.values.get(f"{prefix}avg_at_k_se")
                 n = row.values.get(f"{prefix}n", 0.0)
                 if metric == "accuracy":
-                    variance = value * (1 - value) / max(n, 1.0) if error is None else error**2
+                    variance = max(value * (1 - value), 0.0) / max(n, 1.0) if error is None else error**2
                 else:
                     variance = 0.0
                 self.evaluations.append(Evaluated(row.step, problems, metric, value, variance))

@@ -6,10 +6,11 @@ A rule compares means of `window` updates, so that one odd batch raises nothing.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 from areal_bus.config.watch import AlarmName, WatchConfig
 from tools.alarms.history import REPEATED, Evaluated, History, Window, summed
-from tools.run import Line
+from tools.run import Line, is_number
 
 MISMATCH_RISE = 3.0  # the factor by which the mismatch rises
 TEMPLATE_RISE = 1.5  # a template that was there from the first updates on is the task's
@@ -85,16 +86,22 @@ def _reward(history: History, watch: WatchConfig) -> Reading | None:
 
 
 def _length(history: History, watch: WatchConfig) -> Reading | None:
+    """Against the shortest (longest) update of the window before: a drift may begin with the first update."""
     pair = history.pair("rollout/length", watch.window, watch.horizon)
-    if pair is None or min(pair[0].mean, pair[1].mean) <= 0:
+    if pair is None or min(pair[0].values) <= 0:
         return None
     before, after = pair
-    ratio = after.mean / before.mean
-    if 1 / watch.length_ratio <= ratio <= watch.length_ratio:
-        return None
-    limit = watch.length_ratio if ratio > 1 else 1 / watch.length_ratio
-    seen = f"a sample has {after.mean:.1f} tokens on average ({after}), {ratio:.2f} times the {before.mean:.1f} before"
-    return Reading(ratio, limit, f"{seen} ({before})")
+    growth, shrinkage = after.mean / min(before.values), after.mean / max(before.values)
+    if growth > watch.length_ratio:
+        return _length_reading(after, growth, watch.length_ratio, f"shortest update of {before}")
+    if shrinkage < 1 / watch.length_ratio:
+        return _length_reading(after, shrinkage, 1 / watch.length_ratio, f"longest update of {before}")
+    return None
+
+
+def _length_reading(after: Window, ratio: float, limit: float, what: str) -> Reading:
+    seen = f"a sample has {after.mean:.1f} tokens on average ({after}), {ratio:.2f} times those of the {what}"
+    return Reading(ratio, limit, seen)
 
 
 def _repetition(history: History, watch: WatchConfig) -> Reading | None:
@@ -178,11 +185,15 @@ def _series(name: str) -> Callable[[History], bool]:
 def _worst_rewarded(sample: Line) -> float:
     """Wrong samples with a high reward first."""
     reward = sample.get("reward")
-    return (1e9 if sample.get("correct") is False else 0.0) + (reward if isinstance(reward, int | float) else -1e9)
+    return (1e9 if sample.get("correct") is False else 0.0) + (_figure(reward, -1e9))
+
+
+def _figure(value: Any, otherwise: float) -> float:
+    return float(value) if is_number(value) else otherwise
 
 
 def _tokens(key: str) -> Rank:
-    return lambda sample: float(sample.get(key) or 0)
+    return lambda sample: _figure(sample.get(key), 0.0)
 
 
 RULES = (
@@ -209,7 +220,8 @@ RULES = (
     ),
     Rule(
         "length_drift",
-        "the mean length changes by a factor of more than {length_ratio:g} in {horizon} updates",
+        "the mean length is above {length_ratio:g} times the least one, or below 1/{length_ratio:g} of the greatest "
+        "one, of the updates {horizon} before",
         "if the long answers earn no more than the short ones: actor.overlong_tokens, actor.length_penalty, "
         'actor.aggregation = "seq-mean-token-sum-norm"; if short ones win: check that the reward needs the steps',
         _length,
