@@ -108,7 +108,7 @@ def test_every_package_that_make_setup_installs_is_pinned_and_data_sets_are_amon
     """Eleven configs need datasets."""
     root = FOLDER.parent
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    installed = re.search(r"--editable '\.\[([a-z,]+)\]'", (root / "launch" / "setup.sh").read_text())
+    installed = re.search(r"--editable '\.\[([a-z,-]+)\]'", (root / "launch" / "setup.sh").read_text())
     assert installed is not None
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(need for extra in installed[1].split(",") for need in extras[extra])]
