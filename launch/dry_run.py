@@ -143,7 +143,10 @@ def longest_prompt(config: Config, folder: Path) -> int:
     """Tokens of the longest prompt; data.max_prompt_tokens without rows, tokenizer or the built-in workflow."""
     most, data = config.data.max_prompt_tokens, config.data
     models = model_folders(config, folder)
-    has_rows = data.is_generated or any((base / data.path).is_file() for base in (Path(), folder))
+    has_rows = all(
+        part.is_generated or (part.path and any((base / part.path).is_file() for base in (Path(), folder)))
+        for _, part in data.parts
+    )
     if config.workflow.function != "single_turn" or not has_rows or not (models or config.model.scratch):
         return most
     prompts = [render_prompt(config, row) for row in rows_with_origins(config, folder)]

@@ -13,13 +13,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
+from actors.data.fields import SOURCE
+from actors.data.loader_source import LoaderSource
 from actors.data.loading import RowWithOrigin, rows_with_origins, sets_with_origins
 from actors.models.adapter_folder import is_adapter_folder
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
@@ -43,6 +45,8 @@ MAX_TOKENIZED = 8192  # the prompts that are longest in bytes are tokenized: abo
 
 def check_prompts(config: Config, rows: Sequence[RowWithOrigin], model: str) -> None:
     """Raises ConfigError for the longest prompt if it is too long, or for the first row that cannot be rendered."""
+    if not rows:
+        return  # those of a loader are not known
     prompts = [render_prompt(config, row) for row in rows]
     chosen = sorted(range(len(rows)), key=lambda i: len(prompts[i].text.encode()), reverse=True)[:MAX_TOKENIZED]
     lengths = count_tokens([prompts[i] for i in chosen], config, model)
@@ -124,11 +128,12 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     check_lora(config, model)
     check_frozen_models(config, folder, model)
     rows, problems = load_all_rows(config, folder)
-    check_functions(config, folder, common_fields(rows + problems))
+    samples = rows + problems + loader_samples(config, folder)
+    check_functions(config, folder, samples)
     if (shape := find_shape(config, folder)) is not None:
         check_token_ids(config, shape.vocabulary)
     check_tokenizer(config, model)
-    check_sampling(config, rows + problems, model)
+    check_sampling(config, samples, model)
     data = fingerprint(rows)
     if config.journal.dir:
         check_journal_folder(config.journal.dir)
@@ -237,6 +242,22 @@ def load_all_rows(config: Config, folder: Path) -> tuple[list[RowWithOrigin], li
     return rows_with_origins(config, folder), [row for rows in sets.values() for row in rows]
 
 
+def loader_samples(config: Config, folder: Path) -> list[RowWithOrigin]:
+    """The first rows of each loader. Raises ConfigError when it fails, or does not continue at its state."""
+    found = []
+    for name, own in config.data.parts:
+        if not own.function:
+            continue
+        source = LoaderSource(config, folder, name=name)
+        try:
+            texts = source.first_rows()
+        finally:
+            source.close()
+        where = f"data.function = {own.function!r}, row"
+        found += [RowWithOrigin(f"{where} {number}", json.loads(text)) for number, text in enumerate(texts)]
+    return found
+
+
 def common_fields(rows: Sequence[RowWithOrigin]) -> set[str]:
     """Fields that every row has, which a reward function may use."""
     return set.intersection(*(set(placed.row) for placed in rows))
@@ -258,9 +279,21 @@ def check_journal_folder(path: str) -> None:
         raise ConfigError(f"journal.dir must be a writable folder: {path}: {error.strerror}") from None
 
 
-def check_functions(config: Config, folder: Path, fields: Collection[str]) -> None:
-    """Import the user's functions and check their signatures. `fields`: of every row. Raises ConfigError."""
-    check_reward(config, folder, fields)
+def check_rewards(config: Config, folder: Path, rows: Sequence[RowWithOrigin]) -> None:
+    """Load the reward function of each source with the fields of its rows. Raises ConfigError."""
+    functions = {source.label: source.reward or config.reward.function for source in config.data.source}
+    by_source: dict[str, list[RowWithOrigin]] = {name: [] for name in functions}
+    for placed in rows:
+        by_source.setdefault(placed.row.get(SOURCE, "") if functions else "", []).append(placed)
+    for name, own in by_source.items():
+        reward = config.reward.model_copy(update={"function": functions.get(name, config.reward.function)})
+        fields = common_fields(own) if own else None  # the rows of a loader are not known
+        check_reward(config.model_copy(update={"reward": reward}), folder, fields)
+
+
+def check_functions(config: Config, folder: Path, rows: Sequence[RowWithOrigin]) -> None:
+    """Import the user's functions and check their signatures. Raises ConfigError."""
+    check_rewards(config, folder, rows)
     check_workflow(config)
     if any(
         map(is_users, (config.actor.advantage, config.actor.loss, config.actor.correction, config.actor.aggregation))

@@ -5,6 +5,7 @@ from typing import Any
 
 Message = dict[str, str]  # "role" and "content", both text
 MISSING = object()
+SOURCE = "source_name"  # of a row: the name of its [[data.source]], for the prompt, the reward and the reports
 MESSAGES = "question_messages"  # holds the messages of a field "question", because "question" is text in every row
 
 REPLACED = "replaced"  # the file's own values of "question" and "answer", where the text of a row is another

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actors.data.fields import MESSAGES, MISSING, REPLACED, last_user, lookup, read_messages
+from actors.data.fields import MESSAGES, MISSING, REPLACED, SOURCE, last_user, lookup, read_messages
 from actors.data.files import is_saved, read_file
 from actors.data.published_rows import READERS, adapt
 from actors.data.tasks import Row, make_problems
-from areal_bus.config.sections import Config, DataConfig
+from areal_bus.config.data import DataConfig, SourceConfig
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
 DEFAULT_SUBSETS = {"openai/gsm8k": "main", "gsm8k": "main"}  # for data sets without a default subset
@@ -40,13 +41,33 @@ def load_problems(config: Config, config_folder: str | Path) -> list[Row]:
 
 
 def rows_with_origins(config: Config, config_folder: str | Path) -> list[RowWithOrigin]:
-    """The rows of load_rows with their origins."""
-    data = config.data
+    """The rows of load_rows with their origins, source after source. Those of a loader are not known before."""
+    return [row for name, own in config.data.parts for row in rows_of_source(config, own, config_folder, name=name)]
+
+
+def rows_of_source(config: Config, data: DataConfig, config_folder: str | Path, *, name: str) -> list[RowWithOrigin]:
+    """The rows of one source, with its settings `data`. Those of a [[data.source]] carry its name."""
+    if data.function:
+        return []
     if data.is_generated:
         rows = task_with_origins(make_problems(data, seed=config.run.seed).train, f"data.task = {data.task!r}, row")
     else:
         rows = read_with_origins(data.path, data, config_folder, split=data.split)
-    return rows[: data.limit]
+    return named(rows[: data.limit], name)
+
+
+def named(rows: list[RowWithOrigin], name: str) -> list[RowWithOrigin]:
+    """The rows with the name of their source. Raises ConfigError for a row that has that field."""
+    return [RowWithOrigin(where, named_row(row, name, where)) for where, row in rows]
+
+
+def named_row(row: Row, name: str, where: str) -> Row:
+    """The row with the name of its source, if that has one."""
+    if not name:
+        return row
+    if SOURCE in row:
+        raise ConfigError(f"a row of [[data.source]] may not have the field {SOURCE}, which is set here: {where}")
+    return {**row, SOURCE: name}
 
 
 def problems_with_origins(config: Config, config_folder: str | Path) -> list[RowWithOrigin]:
@@ -55,12 +76,16 @@ def problems_with_origins(config: Config, config_folder: str | Path) -> list[Row
     if config.evaluate.path:
         rows = read_with_origins(config.evaluate.path, data, config_folder, split="test")
     elif data.is_generated:
-        rows = task_with_origins(
-            make_problems(data, seed=config.run.seed).held_out, f"data.task = {data.task!r}, held-out row"
-        )
+        rows = held_out(config, data)
     else:
         return []
     return rows[: config.evaluate.limit]
+
+
+def held_out(config: Config, data: DataConfig) -> list[RowWithOrigin]:
+    """The held-out problems of a generated task."""
+    rows = make_problems(data, seed=config.run.seed).held_out
+    return task_with_origins(rows, f"data.task = {data.task!r}, held-out row")
 
 
 def load_sets(config: Config, config_folder: str | Path) -> dict[str, list[Row]]:
@@ -74,10 +99,21 @@ def sets_with_origins(config: Config, config_folder: str | Path) -> dict[str, li
         return {}
     main = problems_with_origins(config, config_folder)
     found = {"": main} if main else {}
+    for source in config.data.source:
+        if source.label in config.data.evaluated:
+            found[source.label] = problems_of_source(config, source, config_folder)[: config.evaluate.limit]
     for problems in config.evaluate.sets:
         rows = read_with_origins(problems.path, config.data, config_folder, split="test")
         found[problems.name] = rows[: problems.limit]
     return found
+
+
+def problems_of_source(config: Config, source: SourceConfig, config_folder: str | Path) -> list[RowWithOrigin]:
+    """evaluate_path of a [[data.source]], else the held-out problems of its generated task."""
+    own = config.data.of(source.label)
+    if source.evaluate_path:
+        return named(read_with_origins(source.evaluate_path, own, config_folder, split="test"), source.label)
+    return named(held_out(config, own), source.label)
 
 
 def task_with_origins(rows: Iterable[Row], name: str) -> list[RowWithOrigin]:

@@ -1,52 +1,102 @@
-"""The data source: draws rows in a new random order for each pass."""
+"""The data source of a run: rows in memory, in the order that the pure core decides, or those of a user's loader."""
 
 import json
-import random
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
-from areal_bus.core.data_source import Row
+from actors.data.loader_source import LoaderSource
+from actors.data.loading import rows_of_source
+from areal_bus.config.data import DataConfig
+from areal_bus.config.sections import Config
+from areal_bus.core.curriculum import Curriculum, PassRateWindow
+from areal_bus.core.data_source import DataSource, Row
+from areal_bus.core.mixture import Mixture, WeightedSource
+from areal_bus.core.row_order import RowOrder
+from areal_bus.errors import ConfigError
 
 
-class RowOrder:
-    """The order of rows: `row(k)` is the k-th draw; each pass visits every row once. A resumed run continues at k."""
+class Order(Protocol):
+    """`RowOrder` or `Curriculum`: which row of which pass is next."""
 
-    def __init__(self, n_rows: int, *, seed: int, shuffle: bool = True, passes: int | None = None) -> None:
-        """`passes`: data.total_train_epochs; None: unlimited."""
-        if n_rows < 1:
-            raise ValueError(f"an order needs at least one row: it got {n_rows}")
-        self.n_rows = n_rows
-        self.total = None if passes is None else passes * n_rows
-        self._seed = seed
-        self._shuffle = shuffle
-        self._pass: int | None = None  # pass of the cached permutation
-        self._permutation: list[int] = []
+    @property
+    def total(self) -> int | None: ...
 
-    def row(self, k: int) -> tuple[int, int]:
-        """(pass, row) of the k-th draw, both from 0. Raises IndexError after the last pass."""
-        if k < 0 or (self.total is not None and k >= self.total):
-            raise IndexError(f"draws are numbered from 0 to below {self.total}: asked for {k}")
-        pass_, position = divmod(k, self.n_rows)
-        if not self._shuffle:
-            return pass_, position
-        if pass_ != self._pass:
-            self._permutation = list(range(self.n_rows))
-            random.Random(f"{self._seed}:{pass_}").shuffle(self._permutation)
-            self._pass = pass_
-        return pass_, self._permutation[position]
+    @property
+    def position(self) -> int: ...
+
+    def draw(self) -> tuple[int, int] | None: ...
+
+    def learn(self, drawn: tuple[int, int], n_right: int, n_judged: int) -> None: ...
+
+    def state(self) -> str: ...
+
+    def go_to(self, position: int, state: str) -> None: ...
 
 
 class RowSource:
-    """Draws rows in order; `position` is the number of the next draw."""
+    """Rows in an order; `total`: how many draws there are, None without a limit."""
 
-    def __init__(self, rows: list[dict[str, Any]], order: RowOrder) -> None:
-        self.rows = rows
-        self.order = order
-        self.position = 0
+    def __init__(self, rows: Sequence[dict[str, Any]], order: Order) -> None:
+        self._rows = rows
+        self._order = order
+        self.total = order.total
+
+    @property
+    def position(self) -> int:
+        return self._order.position
 
     def draw(self) -> Row | None:
         """The next row; None after the last pass."""
-        if self.order.total is not None and self.position >= self.order.total:
+        drawn = self._order.draw()
+        if drawn is None:
             return None
-        epoch, row = self.order.row(self.position)
-        self.position += 1
-        return Row(row, epoch, json.dumps(self.rows[row], ensure_ascii=False))
+        epoch, row = drawn
+        return Row(row, epoch, json.dumps(self._rows[row], ensure_ascii=False))
+
+    def learn(self, row: Row, n_right: int, n_judged: int) -> None:
+        self._order.learn((row.epoch, row.row), n_right, n_judged)
+
+    def state(self) -> str:
+        return self._order.state()
+
+    def go_to(self, position: int, state: str) -> None:
+        self._order.go_to(position, state)
+
+
+def make_source(config: Config, config_folder: str | Path) -> DataSource:
+    """The rows of [data], or of each [[data.source]] by weight. Raises ConfigError as loading does."""
+    data = config.data
+    found = {name: one_source(config, own, config_folder, name=name) for name, own in data.parts}
+    check_total(data, [source.total for source in found.values()])
+    if not data.source:
+        return found[""]
+    return Mixture([WeightedSource(source.label, source.weight, found[source.label]) for source in data.source])
+
+
+def check_total(data: DataConfig, totals: Sequence[int | None]) -> None:
+    """Raises ConfigError when the data cannot fill one batch and data.drop_last drops short ones."""
+    total = sum(n for n in totals if n is not None)
+    if data.drop_last and None not in totals and total < data.batch_size:
+        raise ConfigError(
+            f"no batch can ever be full: data.batch_size is {data.batch_size}, and data.total_train_epochs passes give "
+            f"{total} prompts; lower data.batch_size or set data.drop_last = false"
+        )
+
+
+def one_source(config: Config, data: DataConfig, config_folder: str | Path, *, name: str) -> RowSource | LoaderSource:
+    """One file, data set, generated task or loader."""
+    if data.function:
+        return LoaderSource(config, config_folder, name=name)
+    seed = f"{config.run.seed}:{name}" if name else config.run.seed
+    rows = [placed.row for placed in rows_of_source(config, data, config_folder, name=name)]
+    return RowSource(rows, order_of(data, len(rows), seed=seed))
+
+
+def order_of(data: DataConfig, n_rows: int, *, seed: int | str) -> RowOrder | Curriculum:
+    """The order of so many rows that [data] describes."""
+    passes, window = data.total_train_epochs, data.curriculum
+    if window is None:
+        return RowOrder(n_rows, seed=seed, shuffle=data.shuffle, passes=passes)
+    rates = PassRateWindow(window.low, window.high, window.every)
+    return Curriculum(n_rows, rates, seed=seed, shuffle=data.shuffle, passes=passes)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.data.reasoning_gym_rows import generate_both
+from areal_bus.config.data import DataConfig
 from areal_bus.config.reasoning_gym import task_of
-from areal_bus.config.sections import DataConfig
 from areal_bus.errors import ConfigError
 
 Row = dict[str, Any]

@@ -69,6 +69,7 @@ def as_line(effect: Keep) -> dict[str, Any]:
         "n_masked": effect.n_masked,
         **({"turns": json.loads(s.turns)} if s.turns else {}),
         **({"parts": parts} if (parts := parts_of(s)) else {}),
+        **({"source": effect.source} if effect.source else {}),
     }
 
 

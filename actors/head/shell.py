@@ -15,8 +15,8 @@ from typing import Any
 
 from loguru import logger
 
-from actors.data.loading import load_rows, load_sets
-from actors.data.source import RowOrder, RowSource
+from actors.data.loading import load_sets
+from actors.data.source import make_source
 from actors.head.alerts import Alert, Alerts
 from actors.head.checkpoint_writer import HeadCheckpointWriter, newest_checkpoint
 from actors.head.console import Console, clock, comparison
@@ -27,13 +27,13 @@ from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Discard, Effect, End, Keep, Mark, Progress, Record, Save, Send
-from areal_bus.core.evaluation_plan import EvaluationSet, best, history
+from areal_bus.core.evaluation_plan import EvaluationSet, best, history, name_of
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.rules import HeadRules
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState
-from areal_bus.errors import ActorFailed, CheckpointError, ConfigError
+from areal_bus.errors import ActorFailed, CheckpointError
 from areal_bus.journal import Journal
 from areal_bus.storage import best_checkpoints
 from areal_bus.storage.head_checkpoints import sync_folder
@@ -135,18 +135,14 @@ class Shell:
         self.sample_log = SampleLog(self.folder, tokens=config.journal.tokens) if config.journal.samples else None
         self.console = Console(total_steps=config.run.total_train_steps)
         self.alerts = Alerts(config)
-        rows = load_rows(config, context.config_folder)
+        source = make_source(config, context.config_folder)
         sets = load_sets(config, context.config_folder)
         self._save_problems(sets)
-        order = RowOrder(
-            len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs
-        )
-        check_data(config, order)
         self.checkpoints = HeadCheckpointWriter(self.folder / "frontiers")
         rules = rules_of(context, config, sets)
         self.state = HeadState(
             rules if rules.lease_secret else replace(rules, lease_secret=secrets.token_bytes(16)),
-            RowSource(rows, order),
+            source,
             incarnation=context.incarnation,
             term=next_term(self.folder),
             checkpoints=self.checkpoints.load(),
@@ -323,10 +319,7 @@ class Shell:
         if self.end is not None and self.end.sentence.startswith("stopped"):
             what = self.end.sentence
         lines = ["", f"{what}: {state.version} versions{took}, {age} (eta {state.gate.eta})"]
-        for name in ("before", "after"):
-            accuracy = state.figures.get(name, {}).get("accuracy")
-            if accuracy is not None:
-                lines.append(f"held-out accuracy {name}: {accuracy:.3f}")
+        lines.extend(accuracy_lines(state))
         lines.extend(best_lines(state))
         if "before" in results and "after" in results:
             lines.extend(comparison(results["before"], results["after"]))
@@ -345,6 +338,21 @@ class Shell:
         lines.extend(f"{alert.level}: {alert.text}" for alert in self.alerts.end())
         lines.append(f"run: {self.folder}   (python -m tools.samples {self.folder} shows what the model wrote)")
         return lines
+
+
+def accuracy_lines(state: HeadState) -> list[str]:
+    """The accuracy of each set before and after the run, with the standard error where a set has a name."""
+    lines = []
+    for problems in state.rules.evaluation_sets:
+        for when in ("before", "after"):
+            figures = state.figures.get(name_of(when, problems), {})
+            if (accuracy := figures.get("accuracy")) is None:
+                continue
+            of = f" of {problems.name}" if problems.name else ""
+            error = figures.get("avg_at_k_se") if problems.name else None
+            bound = "" if error is None else f" (standard error {error:.3f})"
+            lines.append(f"held-out accuracy{of} {when}: {accuracy:.3f}{bound}")
+    return lines
 
 
 def best_lines(state: HeadState) -> list[str]:
@@ -388,13 +396,3 @@ def write_atomic(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     temporary.replace(path)
     sync_folder(path.parent)
-
-
-def check_data(config: Config, order: RowOrder) -> None:
-    """Raises ConfigError when the data cannot fill one batch and data.drop_last drops short ones."""
-    data = config.data
-    if data.drop_last and order.total is not None and order.total < data.batch_size:
-        raise ConfigError(
-            f"no batch can ever be full: data.batch_size is {data.batch_size}, and data.total_train_epochs passes give "
-            f"{order.total} prompts; lower data.batch_size or set data.drop_last = false"
-        )

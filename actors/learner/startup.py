@@ -21,7 +21,8 @@ from actors.models.packed_row import SequencePiece
 from actors.runtime.context import Context, HeartbeatState
 from actors.workflows.prompts import prompt_ids, prompt_of
 from actors.workflows.protocol import Row
-from areal_bus.config.sections import Config, DataConfig, WarmupConfig
+from areal_bus.config.data import DataConfig
+from areal_bus.config.sections import Config, WarmupConfig
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError, NonFinite
 from areal_bus.journal import Journal

@@ -23,7 +23,7 @@ from actors.generator.rollout_runner import Outcome, RolloutRunner
 from actors.models.loading import check_model_path, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import is_scratch_folder
 from actors.rewards.actor import scored, submit
-from actors.rewards.loading import reward_options
+from actors.rewards.loading import reward_name, reward_options
 from actors.rewards.pool import WorkerPool
 from actors.runtime.context import dump
 from actors.runtime.process import leave
@@ -111,11 +111,11 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pool = stack.enter_context(
             WorkerPool(
-                config.reward.function,
+                reward_name(config),
                 order.folder,
                 n_workers=config.reward.workers,
                 timeout_s=config.reward.timeout_s,
-                options=reward_options(config.reward, scratch),
+                options=reward_options(config.reward, scratch, data=config.data),
                 fresh_process=config.reward.fresh_process,
                 max_failed_starts=1,
             )

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from actors.data.loading import load_rows
-from actors.data.source import RowOrder, RowSource
+from actors.data.source import make_source
 from actors.engines.builtin.connect import open_builtin
 from actors.engines.protocol import Engine
 from actors.generator.rollout_runner import RolloutRunner
@@ -37,13 +37,14 @@ from actors.models.loading import check_model_path, load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.actor import n_before
 from actors.rewards.columns import with_ids
-from actors.rewards.loading import load_reward, reward_options
+from actors.rewards.loading import load_reward, reward_name, reward_options
 from actors.rewards.values import read_value
 from actors.runtime.context import HeartbeatState, dump
 from actors.runtime.process import leave
 from actors.workflows.loading import load_workflow
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config, LearnerConfig
+from areal_bus.core.data_source import Row as DrawnRow
 from areal_bus.core.ledger import LEAST
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.journal import Journal
@@ -75,12 +76,11 @@ class SynchronousReference:
         self._model_folder = find_model(config, config_folder, folder)
         self._tokenizer = load_tokenizer(self._model_folder)
         self._rows = load_rows(config, config_folder)
-        passes = config.data.total_train_epochs
-        order = RowOrder(len(self._rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=passes)
-        self._source = RowSource(self._rows, order)
-        options = reward_options(config.reward, folder)
-        self._reward = load_reward(config.reward.function, config_folder, options=options)
+        self._source = make_source(config, config_folder)
+        options = reward_options(config.reward, folder, data=config.data)
+        self._reward = load_reward(reward_name(config), config_folder, options=options)
         self._next_uid = 0
+        self._drawn: dict[int, DrawnRow] = {}  # uid -> its row, until its group is trained or replaced
         self._has_ended = False  # the data
         self._settings = model_settings(config, LearnerRanks(), "cpu")
         self._policy = self._make_policy()
@@ -183,9 +183,17 @@ class SynchronousReference:
                 break
             groups += self._sample(prompts)
             flat = [] if self._has_ended else [group for group in groups if len({r for _, r, _ in group}) == 1]
+            self._learn(flat[:left])
             groups = [group for group in groups if not any(group is one for one in flat[:left])]
             left -= min(left, len(flat))
+        self._learn(groups)
         return groups
+
+    def _learn(self, groups: Sequence[Group]) -> None:
+        """These groups leave, trained or replaced: a curriculum counts their right samples."""
+        for group in groups:
+            judged = [correct for _, _, correct in group if correct is not None]
+            self._source.learn(self._drawn.pop(group[0][0].uid), sum(judged), len(judged))
 
     def _draw(self, n: int) -> list[Prompt]:
         samples = list(range(self.config.gconfig.n_samples))
@@ -195,6 +203,7 @@ class SynchronousReference:
             if drawn is None:
                 self._has_ended = True
                 break
+            self._drawn[self._next_uid] = drawn
             prompts.append(Prompt(self._next_uid, 0, self._actor.version, samples, "", drawn.text))
             self._next_uid += 1
         return prompts

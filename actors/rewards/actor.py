@@ -9,7 +9,7 @@ from collections.abc import Hashable
 
 from loguru import logger
 
-from actors.rewards.loading import reward_options
+from actors.rewards.loading import reward_name, reward_options
 from actors.rewards.pool import Verdict, WorkerPool
 from actors.runtime.context import Context, HeartbeatState, collect_seldom, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, HeadSession
@@ -67,12 +67,12 @@ def score_until_stop(context: Context, config: Config, journal: Journal, heartbe
     logs, what = context.folder / "logs", f"reward.function {reward.function!r}"
     prints = Prints(logs, context.name, what)
     with WorkerPool(
-        reward.function,
+        reward_name(config),
         context.config_folder,
         n_workers=reward.workers,
         timeout_s=reward.timeout_s,
         prints=prints.file,
-        options=reward_options(reward, context.folder),
+        options=reward_options(reward, context.folder, data=config.data),
         fresh_process=reward.fresh_process,
     ) as pool:
         session = HeadSession(bus, silent_s=config.bus.silent_s)

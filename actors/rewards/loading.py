@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.areal.stand_ins import import_module
 from actors.rewards.binding import bind
+from actors.rewards.by_source import RewardBySource
 from actors.rewards.pool import WorkerPool
 from actors.rewards.protocol import RewardFunction
 from actors.rewards.signatures import AUTO
@@ -17,6 +18,7 @@ from actors.runtime.user_code import cause
 from areal_bus.errors import ConfigError
 
 if TYPE_CHECKING:  # workers import this module without the settings
+    from areal_bus.config.data import DataConfig
     from areal_bus.config.rewards import RewardConfig
     from areal_bus.config.sections import Config
 
@@ -37,15 +39,24 @@ EXTRAS = {
     "reasoning_gym": 'it needs the extra reasoning-gym: pip install "areal-bus[reasoning-gym]"',
 }
 WEIGHTED = "weighted"  # the sum of reward.terms
+BY_SOURCE = "by source"  # of runs with [[data.source]]: no name for a config
 SPARE_S = 2.0  # of reward.timeout_s: tests of a program, and calls of a judge, end before the deadline of the score
 
 
-def reward_options(reward: "RewardConfig", run_folder: Path | None = None) -> dict[str, Any]:
+def reward_name(config: "Config") -> str:
+    """The name of the run's reward function for load_reward."""
+    return BY_SOURCE if config.data.source else config.reward.function
+
+
+def reward_options(
+    reward: "RewardConfig", run_folder: Path | None = None, *, data: "DataConfig | None" = None
+) -> dict[str, Any]:
     """Settings of the built-in functions, for workers: "code" (fields of CodeOptions), "format", "judge", "terms",
-    and "signature" of the user's functions.
+    "signature" of the user's functions, and with `data` "sources": the function of each source by name, "" for none.
 
     `run_folder`: where a judge keeps its replies and its budget; without one each worker has its own.
     """
+    sources = {source.label: source.reward or reward.function for source in data.source} if data else {}
     folder = "" if run_folder is None else str(run_folder.resolve() / "judge" / socket.gethostname())
     return {
         "code": code_options(reward),
@@ -53,6 +64,7 @@ def reward_options(reward: "RewardConfig", run_folder: Path | None = None) -> di
         "judge": {**reward.judge.model_dump(), "score_s": score_seconds(reward), "folder": folder},
         "signature": reward.signature,
         "terms": [{"name": term.label, "function": term.function, "weight": term.weight} for term in reward.terms],
+        "sources": {"": reward.function, **sources},
     }
 
 
@@ -78,6 +90,8 @@ def load_reward(
     """
     if name == WEIGHTED:
         return load_weighted(folder, fields, options or {})
+    if name == BY_SOURCE:
+        return load_by_source(folder, options or {})
     module_name, separator, attribute = BUILT_IN.get(name, name).partition(":")
     if not (separator and module_name and attribute):
         known = ", ".join(f'"{known}"' for known in [*BUILT_IN, WEIGHTED])
@@ -123,6 +137,14 @@ def load_weighted(folder: str | Path, fields: Collection[str] | None, options: M
     return WeightedReward(
         WeightedTerm(term["name"], term["weight"], function) for term, function in zip(terms, functions, strict=True)
     )
+
+
+def load_by_source(folder: str | Path, options: Mapping[str, Any]) -> RewardBySource:
+    """The functions of options["sources"]. A row has the fields of its source, so that none is common to all."""
+    names = options["sources"]
+    loaded = {name: load_reward(name, folder, options=options) for name in sorted(set(names.values()))}
+    functions = {source: loaded[function] for source, function in names.items()}
+    return RewardBySource(functions, default=functions.pop(""))
 
 
 def check_reward(config: "Config", config_folder: str | Path, fields: Collection[str] | None = None) -> None:

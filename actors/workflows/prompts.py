@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from actors.data.fields import MISSING, Message, last_user, lookup, messages_of
+from actors.data.fields import MISSING, SOURCE, Message, last_user, lookup, messages_of
 from actors.workflows.protocol import Row
-from areal_bus.config.sections import DataConfig
+from areal_bus.config.data import DataConfig
 from areal_bus.errors import ConfigError, PromptTooLong
 
 
@@ -21,10 +21,12 @@ class Question:
 
 
 def prompt_of(row: Row, data: DataConfig) -> Question:
-    """data.prompt filled with the row's fields. If the row holds chat messages, it replaces the last user message.
+    """data.prompt, or that of the row's source, filled with the row's fields. If the row holds chat messages, it
+    replaces the last user message.
 
     Raises ConfigError as `fill` does, and for chat messages without data.chat_template.
     """
+    data = data.of(row.get(SOURCE, ""))
     text = fill(data.prompt, row, data.question_key)
     messages = messages_of(row, data.question_key)
     if messages is None:

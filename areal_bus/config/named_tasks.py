@@ -94,6 +94,9 @@ def is_generated(task: str) -> bool:
     return task in GENERATED or bool(reasoning_gym.task_of(task))
 
 
+SHARED = ("data.max_prompt_tokens", "reward.timeout_s", "gconfig.max_new_tokens")  # by all sources of a run
+
+
 def check_name(name: str) -> None:
     """Raises ConfigError for an unknown task, with the nearest name."""
     names = [*GENERATED, *NAMED_TASKS]
@@ -110,7 +113,11 @@ def check_name(name: str) -> None:
 def fill(tree: dict[str, Any]) -> None:
     """Set the keys of the tree's named task that are not set. Raises ConfigError for an unknown task."""
     data = tree.get("data")
-    name = data.get("task") if isinstance(data, dict) else None
+    if not isinstance(data, dict):
+        return
+    if isinstance(sources := data.get("source"), list):
+        fill_sources(tree, [source for source in sources if isinstance(source, dict)])
+    name = data.get("task")
     if not isinstance(name, str):
         return
     check_name(name)
@@ -121,3 +128,30 @@ def fill(tree: dict[str, Any]) -> None:
         found = tree.setdefault(section, {})
         if isinstance(found, dict) and not (section == "data" and last == "split" and "path" in found):
             found.setdefault(last, value)
+
+
+def fill_sources(tree: dict[str, Any], sources: list[dict[str, Any]]) -> None:
+    """The same for [[data.source]]: path, split, prompt and reward of each; of the shared keys the largest value."""
+    tasks: list[Mapping[Key, Any]] = []
+    for source in sources:
+        name = source.get("task")
+        if not isinstance(name, str):
+            continue
+        check_name(name)
+        if name in NAMED_TASKS or reasoning_gym.task_of(name):
+            tasks.append(NAMED_TASKS[name].keys() if name in NAMED_TASKS else REASONING_GYM)
+            _fill_source(source, tasks[-1])
+    for key in SHARED:
+        section, _, last = key.partition(".")
+        values = [keys[key] for keys in tasks if key in keys]
+        if values and isinstance(found := tree.setdefault(section, {}), dict):
+            found.setdefault(last, max(values))
+
+
+def _fill_source(source: dict[str, Any], keys: Mapping[Key, Any]) -> None:
+    if "data.path" in keys and not source.get("path"):
+        source |= {"path": keys["data.path"], "split": source.get("split", keys["data.split"])}
+    if "data.held_out" in keys:
+        source.setdefault("held_out", keys["data.held_out"])
+    source.setdefault("prompt", keys["data.prompt"])
+    source.setdefault("reward", keys["reward.function"])

@@ -1,6 +1,7 @@
 """Rules across the settings of [reward]: weighted terms, forms of a completion and the judge."""
 
 import re
+from collections.abc import Collection
 from string import Formatter
 
 from areal_bus.config.rewards import RewardConfig
@@ -12,14 +13,16 @@ URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 Rule = tuple[bool, str]  # (whether it is violated, error text)
 
 
-def reward_rules(reward: RewardConfig) -> list[Rule]:
-    return [*_terms(reward), *_format(reward), *_judge(reward)]
+def reward_rules(reward: RewardConfig, of_sources: Collection[str] = ()) -> list[Rule]:
+    """`of_sources`: the reward functions of [[data.source]]."""
+    functions = {reward.function, *of_sources}
+    return [*_terms(reward, functions), *_format(reward), *_judge(reward, functions)]
 
 
-def _terms(reward: RewardConfig) -> list[Rule]:
+def _terms(reward: RewardConfig, functions: Collection[str]) -> list[Rule]:
     labels = [term.label for term in reward.terms]
     twice = [label for label in labels if labels.count(label) > 1]
-    is_weighted = reward.function == WEIGHTED
+    is_weighted = WEIGHTED in functions
     return [
         (
             is_weighted and not reward.terms,
@@ -52,9 +55,9 @@ def _format(reward: RewardConfig) -> list[Rule]:
     ]
 
 
-def _judge(reward: RewardConfig) -> list[Rule]:
+def _judge(reward: RewardConfig, functions: Collection[str]) -> list[Rule]:
     judge = reward.judge
-    is_used = JUDGE in (reward.function, *(term.function for term in reward.terms))
+    is_used = JUDGE in (*functions, *(term.function for term in reward.terms))
     return [
         (
             is_used and not URL.fullmatch(judge.url),

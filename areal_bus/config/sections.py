@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from areal_bus.config.data import DataConfig
 from areal_bus.config.lora import LoraConfig
-from areal_bus.config.named_tasks import is_generated
 from areal_bus.config.profiling import ProfileConfig
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.section import Section
@@ -112,57 +112,6 @@ class ModelConfig(Section):
     """Type of compute, sampling and export; learners keep float32 master weights. Float32 is faster on CPU."""
     scratch: ScratchConfig | None = None
     """A small Llama-style character model with random weights, instead of a folder."""
-
-
-class DataConfig(Section):
-    task: str = ""
-    """A named task ("gsm8k", "humaneval", ...: docs/tasks.md), which fills in the keys that are not set; or a generated
-    one instead of a file: "sums" (a + b), "reverse" (reverse the letters) or "reasoning-gym:NAME"."""
-    task_options: dict[str, bool | int | float | str] = Field({})
-    """Options of a task of reasoning-gym, for example { max_terms = 2 }."""
-    size: int = Field(2000, ge=1)
-    """Tasks of reasoning-gym: problems generated for training. Those that are held out are removed from them."""
-    path: str = ""
-    """File (.jsonl, .json, .csv, .parquet) or folder of datasets.save_to_disk, relative to the folder of the config or
-    the working directory; or Hugging Face data set id."""
-    split: str = "train"
-    """Split of a Hugging Face data set."""
-    question_key: str = "question"
-    """Field with the question: text or chat messages. Nested fields: "extra_info.question"."""
-    answer_key: str = "answer"
-    """Field with the answer. Nested fields: "reward_model.ground_truth"."""
-    prompt: str = "{question}"
-    """Template of the prompt. {question} and other fields of the row are filled in."""
-    chat_template: bool = True
-    """Format the prompt as a user message with the tokenizer's chat template."""
-    chat_template_kwargs: dict[str, bool | int | float | str] = Field({})
-    """Arguments of the chat template, for example { enable_thinking = false } of Qwen3."""
-    system: str | None = None
-    """System message; empty string: none; unset: the default of the chat template."""
-    batch_size: int = Field(8, ge=1)
-    """B: prompts (groups) per batch."""
-    total_train_epochs: int | None = Field(None, ge=1)
-    """Passes through the data after which the run ends, unless total_train_steps ends it first. Unset: no limit."""
-    max_refill: int = Field(0, ge=0)
-    """Dynamic sampling (DAPO): groups without signal (equal rewards) that new prompts replace, at most, for a batch.
-    0: such groups stay in the batch and are skipped."""
-    drop_last: bool = False
-    """At the end of the last pass: refund a remainder below B instead of training a short batch."""
-    shuffle: bool = True
-    """Shuffle each pass with a new seeded order."""
-    limit: int | None = Field(None, ge=1)
-    """Use only the first rows."""
-    max_prompt_tokens: int = Field(512, ge=1)
-    """Longer rows are refused at the start; longer prompts of a custom workflow are refunded. None is truncated."""
-    largest: int = Field(9, ge=1)
-    """Task "sums": largest summand (from 0). Task "reverse": maximum number of letters (from 3)."""
-    held_out: int = Field(20, ge=0)
-    """Generated tasks: problems held out for evaluation. Both orders of a sum are held out together."""
-
-    @property
-    def is_generated(self) -> bool:
-        """Whether the rows are generated, instead of read."""
-        return is_generated(self.task)
 
 
 class AgentConfig(Section):

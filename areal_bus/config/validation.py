@@ -3,10 +3,11 @@
 import re
 
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
+from areal_bus.config.data import DataConfig
+from areal_bus.config.data_rules import data_rules
 from areal_bus.config.generation import generation_rules
 from areal_bus.config.gpu_memory import gib_of, nearest
 from areal_bus.config.named_tasks import GENERATED
-from areal_bus.config.reasoning_gym import task_of
 from areal_bus.config.reward_rules import reward_rules
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.errors import ConfigError
@@ -22,7 +23,7 @@ def check(config: Config) -> None:
     for is_violated, sentence in [
         *_sources(config),
         *_training(config),
-        *reward_rules(config.reward),
+        *reward_rules(config.reward, [source.reward for source in config.data.source]),
         *generation_rules(config),
         *refusals(config),
         *_engine(config),
@@ -42,8 +43,7 @@ def _sources(c: Config) -> list[Rule]:
             bool(c.model.path) and c.model.scratch is not None,
             f"one model only: remove model.path ({c.model.path!r}) or [model.scratch]",
         ),
-        (not c.data.is_generated and not c.data.path, missing_data(c.data.task)),
-        (c.data.is_generated and bool(c.data.path), "one data source only: remove data.task or data.path"),
+        *data_rules(c.data, [problems.name for problems in c.evaluate.sets]),
         (
             c.data.chat_template and c.model.scratch is not None and builds_prompts,
             "data.chat_template = true needs a tokenizer that has one, and that of [model.scratch] has none: set "
@@ -64,33 +64,29 @@ def _sources(c: Config) -> list[Rule]:
             "workflow.agent.chat_template",
         ),
         (
-            c.evaluate.is_on and not (c.evaluate.path or c.evaluate.sets or (c.data.is_generated and c.data.held_out)),
-            "evaluate.before, evaluate.after and evaluate.every_steps need problems: set evaluate.path or "
-            "[[evaluate.sets]] (or data.task with data.held_out)",
+            c.evaluate.is_on and not (c.evaluate.path or c.evaluate.sets or c.data.evaluated or _held_out(c.data)),
+            "evaluate.before, evaluate.after and evaluate.every_steps need problems: set evaluate.path, "
+            "[[evaluate.sets]] or evaluate_path of a [[data.source]] (or data.task with data.held_out)",
         ),
         *_evaluations(c),
         (
-            c.learner.warmup.steps > 0 and c.data.task not in GENERATED,
+            c.learner.warmup.steps > 0 and not all(part.task in GENERATED for _, part in c.data.parts),
             "learner.warmup needs demonstrations, which only the tasks sums and reverse have: set "
             "learner.warmup.steps = 0",
-        ),
-        (
-            bool(c.data.task_options) and not task_of(c.data.task),
-            f'data.task_options are for data.task = "reasoning-gym:NAME": it is {c.data.task!r}',
         ),
     ]
 
 
-def missing_data(task: str) -> str:
-    if task:
-        return f"data.task = {task!r} has no Hugging Face id here: set data.path to its file"
-    return 'data is needed: set data.path, or data.task = "sums"'
+def _held_out(data: DataConfig) -> bool:
+    """Whether a single generated task holds problems out."""
+    return not data.source and data.is_generated and data.held_out > 0
 
 
 def _evaluations(c: Config) -> list[Rule]:
     """Rules for evaluations in training."""
     evaluate, n_slots, n_train = c.evaluate, c.rollout.max_concurrent_rollouts, c.gconfig.n_samples
     names = [problems.name for problems in evaluate.sets]
+    known = [*names, *c.data.evaluated]
     most = max([evaluate.n_samples, *(problems.n_samples or 0 for problems in evaluate.sets)])
     return [
         (len(set(names)) < len(names), f"the sets of [[evaluate.sets]] need different names: {', '.join(names)}"),
@@ -103,12 +99,12 @@ def _evaluations(c: Config) -> list[Rule]:
             "checkpoint.keep_best compares evaluations in training: set evaluate.every_steps as well",
         ),
         (
-            bool(evaluate.metric_set) and evaluate.metric_set not in names,
-            f"evaluate.metric_set is the name of a set: {evaluate.metric_set!r} is none of {names}",
+            bool(evaluate.metric_set) and evaluate.metric_set not in known,
+            f"evaluate.metric_set is the name of a set: {evaluate.metric_set!r} is none of {known}",
         ),
         (
             (evaluate.early_stop_patience > 0 or c.checkpoint.keep_best > 0)
-            and not (evaluate.metric_set or evaluate.path or (c.data.is_generated and c.data.held_out)),
+            and not (evaluate.metric_set or evaluate.path or _held_out(c.data)),
             "evaluate.metric needs a set: set evaluate.metric_set to a name in [[evaluate.sets]]",
         ),
         (

@@ -153,9 +153,10 @@ class Batcher:
             **mean_fields(scored for entry in entries for scored in entry.scored.values()),
         )
         for entry in entries:
-            self.rows.close(entry.uid)
+            self.rows.learn(entry.uid, *entry.solved)
+            source = self.rows.close(entry.uid).drawn.source
             for _, scored in sorted(entry.scored.items()):
-                self._record_trajectory(scored, step, clock, entry.born)
+                self._record_trajectory(scored, step, clock, entry.born, source)
         return BatchPlan(step, clock, entries)
 
     def hand_out(self, batch: BatchPlan, learners: list[Member]) -> None:
@@ -175,7 +176,7 @@ class Batcher:
         last = step + 1 >= self.rules.total_steps
         self.effects.send(learner.name, m.ShardEnd(step, clock, n_items, len(entries), last))
 
-    def _record_trajectory(self, scored: Scored, step: int, clock: int, born: int) -> None:
+    def _record_trajectory(self, scored: Scored, step: int, clock: int, born: int, source: str) -> None:
         runs = runs_under(self.rules.policy, scored.spans, clock, self.rules.eta)  # I2
         n_masked = sum(n for n, trained in runs if not trained)
         self.effects.record(
@@ -190,7 +191,7 @@ class Batcher:
             versions=[number for span in scored.spans for number in span],
             finish=scored.finish,
         )
-        self.effects.keep(scored, step=step, clock=clock, n_masked=n_masked)
+        self.effects.keep(scored, step=step, clock=clock, n_masked=n_masked, source=source)
 
 
 def _left_out(entries: list[LedgerEntry]) -> dict[str, Any]:

@@ -16,15 +16,27 @@ class Row:
     row: int
     epoch: int
     text: str  # JSON object
+    source: str = ""  # name of its [[data.source]]; "" where there is only one
 
 
 class DataSource(Protocol):
-    """The prompts of the run in their order."""
+    """The rows of the run in their order. What it draws next depends on its position and its state alone."""
 
-    position: int  # rows drawn so far; set to go back or on
+    @property
+    def position(self) -> int:
+        """Rows drawn so far."""
 
     def draw(self) -> Row | None:
         """The next row; None when the data has ended."""
+
+    def learn(self, row: Row, n_right: int, n_judged: int) -> None:
+        """The group of this row had so many right samples among those that were judged."""
+
+    def state(self) -> str:
+        """What `go_to` needs beside the position, as JSON; "" for a source that needs nothing."""
+
+    def go_to(self, position: int, state: str) -> None:
+        """Go back, or on. At position 0 with no state it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +53,11 @@ class DataCursor:
     def __init__(self, source: DataSource, *, max_reissues: int) -> None:
         self._source = source
         self._max_reissues = max_reissues
-        self.restart(position=source.position, again=())
+        self.restart(position=source.position, again=(), state=source.state())
 
-    def restart(self, *, position: int, again: Iterable[IssuedRow]) -> None:
+    def restart(self, *, position: int, again: Iterable[IssuedRow], state: str) -> None:
         """Nothing is open; the next new row is that at `position`, after those to issue again."""
-        self._source.position = position
+        self._source.go_to(position, state)
         self._ended = False
         self._again: deque[IssuedRow] = deque(again)
         self._open: dict[int, IssuedRow] = {}  # uid -> its row
@@ -54,6 +66,11 @@ class DataCursor:
     def position(self) -> int:
         """Rows drawn from the source."""
         return self._source.position
+
+    @property
+    def state(self) -> str:
+        """Of the source, beside its position."""
+        return self._source.state()
 
     @property
     def waiting(self) -> tuple[IssuedRow, ...]:
@@ -81,6 +98,10 @@ class DataCursor:
 
     def of(self, uid: int) -> IssuedRow:
         return self._open[uid]
+
+    def learn(self, uid: int, n_right: int, n_judged: int) -> None:
+        """The group of an open prompt is complete, and leaves: trained, or refunded for having no signal."""
+        self._source.learn(self._open[uid].drawn, n_right, n_judged)
 
     def close(self, uid: int) -> IssuedRow:
         """The prompt is trained or refunded."""

@@ -33,6 +33,7 @@ class Keep:
     step: int | None
     clock: int
     n_masked: int
+    source: str = ""  # name of its [[data.source]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ class Effects:
     def progress(self, kind: str, **fields: Any) -> None:
         self._out.append(Progress(kind, fields))
 
-    def keep(self, scored: m.Scored, *, step: int | None, clock: int, n_masked: int) -> None:
-        self._out.append(Keep(scored, step, clock, n_masked))
+    def keep(self, scored: m.Scored, *, step: int | None, clock: int, n_masked: int, source: str = "") -> None:
+        self._out.append(Keep(scored, step, clock, n_masked, source))
 
     def save(self, checkpoint: HeadCheckpoint) -> None:
         self._out.append(Save(checkpoint))

@@ -41,6 +41,7 @@ class HeadCheckpoint:
     open: tuple[OpenPrompt, ...] = ()
     results: dict[str, Figures] = field(default_factory=dict)  # figures by evaluation
     max_lag: int | None = None  # of trained tokens; None while there are none
+    source: str = ""  # state of the data source beside its position (DataSource.state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,12 @@ class LedgerEntry:
         return len({scored.reward for scored in self.scored.values()}) > 1
 
     @property
+    def solved(self) -> tuple[int, int]:
+        """Right samples, and samples that the task judged."""
+        judged = [scored.correct for scored in self.scored.values() if scored.correct is not None]
+        return sum(judged), len(judged)
+
+    @property
     def is_hopeless(self) -> bool:
         """Too few samples can still be trained: the prompt must be refunded."""
         return bool(self.failed) and self.n_samples - len(self.failed) < LEAST

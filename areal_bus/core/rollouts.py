@@ -43,7 +43,7 @@ class Rollouts:
         self._bases.append((term, checkpoint.version))
         self.gate.restart(checkpoint.version)
         self.ledger.restart(next_uid=checkpoint.next_uid, term=term)
-        self.rows.restart(position=checkpoint.position, again=checkpoint.again)
+        self.rows.restart(position=checkpoint.position, again=checkpoint.again, state=checkpoint.source)
         self.state.refunds_in_a_row = 0
         self._end_evaluation()
         for prompt in checkpoint.open:
@@ -225,6 +225,8 @@ class Rollouts:
         self.ledger.refund(entry.uid, reason)
         self.partials.forget(entry.uid, entry.n_samples)
         self.gate.refund(entry.born)
+        if reason is Refund.NO_SIGNAL:
+            self.rows.learn(entry.uid, *entry.solved)
         issue = self.rows.close(entry.uid)
         again = reason is Refund.TOO_OLD and self.rows.again(issue)
         self.effects.record(

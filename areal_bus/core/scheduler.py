@@ -129,6 +129,7 @@ class Scheduler:
             born=entry.born,
             row=issue.drawn.row,
             epoch=issue.drawn.epoch,
+            **({"source": issue.drawn.source} if issue.drawn.source else {}),
             issue=issue.n_before,
             live=gate.live,
             in_training=gate.in_training,

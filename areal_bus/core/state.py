@@ -99,5 +99,5 @@ class HeadState:
         )
         rows, figures = self.rows, dict(self.figures)
         return HeadCheckpoint(
-            version, self.ledger.next_uid, rows.position, rows.waiting, open_prompts, figures, self.max_lag
+            version, self.ledger.next_uid, rows.position, rows.waiting, open_prompts, figures, self.max_lag, rows.state
         )

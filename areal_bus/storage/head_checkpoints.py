@@ -153,6 +153,7 @@ def _pack(checkpoint: HeadCheckpoint) -> Iterator[bytes]:
         "again": [asdict(issue) for issue in checkpoint.again],
         "results": checkpoint.results,
         "max_lag": checkpoint.max_lag,
+        "source": checkpoint.source,
         "open": [_about(prompt) for prompt in checkpoint.open],
     }
     yield json.dumps(about).encode() + b"\n"
@@ -187,7 +188,8 @@ def _unpack(body: bytes) -> HeadCheckpoint:
         prompts.append(OpenPrompt(**found, issue=issue, scored=tuple(next(scored) for _ in range(n_scored))))
     again = tuple(_issue(issue) for issue in about["again"])
     version, next_uid, position = about["version"], about["next_uid"], about["position"]
-    return HeadCheckpoint(version, next_uid, position, again, tuple(prompts), about["results"], about.get("max_lag"))
+    further = about["results"], about.get("max_lag"), about.get("source", "")  # older files lack the last two
+    return HeadCheckpoint(version, next_uid, position, again, tuple(prompts), *further)
 
 
 def _issue(found: dict[str, Any]) -> IssuedRow:

@@ -15,7 +15,7 @@ from areal_bus.messages import Role
 from tests.invariants.head_actors import Actor, GeneratorModel, LearnerModel, RewardModel
 from tools.staleness.simulator.disk import Disk
 from tools.staleness.simulator.learner import MODEL
-from tools.staleness.simulator.scenario import Numbers, Scenario
+from tools.staleness.simulator.scenario import Scenario
 from tools.staleness.simulator.witness import Witness
 from tools.staleness.simulator.world import REPEATED
 
@@ -42,7 +42,7 @@ class Stage:
         self.end: End | None = None
         self.n_lives = {(role, i): 0 for role, n in self._sizes() for i in range(n)}
         self.cast: dict[tuple[Role, int], Actor] = {}
-        self.head = Head(HeadState(plan.rules, Numbers(plan.n_rows)), now=0.0)
+        self.head = Head(HeadState(plan.rules, plan.data_source()), now=0.0)
         self.witness = Witness(plan, self.head)
         self.witness.learners = self  # type: ignore[assignment]
         for role, index in self.n_lives:
@@ -127,7 +127,7 @@ class Stage:
         self.drained = None
         term = 0 if self.disk.term is None else self.disk.term + 1
         life = self.head.state.incarnation + 1
-        source = Numbers(self.plan.n_rows)
+        source = self.plan.data_source()
         whole, waypoints = self.disk.whole, self.disk.waypoints.values()
         self.head = Head(
             HeadState(self.plan.rules, source, incarnation=life, term=term, checkpoints=whole, savepoints=waypoints),

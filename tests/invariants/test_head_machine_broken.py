@@ -61,8 +61,8 @@ def ends_no_leases_in_a_new_term(patch: pytest.MonkeyPatch) -> None:
 def does_not_go_back_in_the_data(patch: pytest.MonkeyPatch) -> None:
     restart = DataCursor.restart
 
-    def wrong(self: Any, *, position: int, again: Any) -> None:
-        restart(self, position=max(position, self.position), again=again)
+    def wrong(self: Any, *, position: int, again: Any, state: str) -> None:
+        restart(self, position=max(position, self.position), again=again, state=state)
 
     patch.setattr(DataCursor, "restart", wrong)
 

@@ -14,6 +14,7 @@ import pytest
 
 from areal_bus.core import head_checkpoint, rollouts
 from areal_bus.core.batcher import Batcher
+from areal_bus.core.curriculum import Curriculum, PassRateWindow
 from areal_bus.core.data_source import DataCursor
 from areal_bus.core.head_checkpoint import HeadCheckpoint, OpenPrompt
 from areal_bus.core.ledger import Ledger
@@ -26,6 +27,7 @@ from areal_bus.core.terms import TermHistory, Terms
 from areal_bus.messages import Role
 from tools.staleness.simulator.ring import Ring
 from tools.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
+from tools.staleness.simulator.sources import SimulatedSource
 
 N_SCHEDULES = 120
 
@@ -159,12 +161,32 @@ def test_data_that_does_not_go_back_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     def goes_on(patch: pytest.MonkeyPatch) -> None:
         restart = DataCursor.restart
 
-        def wrongly(self: Any, *, position: int, again: Sequence[Any]) -> None:
-            restart(self, position=max(position, self.position), again=again)
+        def wrongly(self: Any, *, position: int, again: Sequence[Any], state: str) -> None:
+            restart(self, position=max(position, self.position), again=again, state=state)
 
         patch.setattr(DataCursor, "restart", wrongly)
 
     assert first_break(monkeypatch, goes_on).startswith("I4 ")
+
+
+def with_sources(seed: int) -> Scenario:
+    sources = SimulatedSource("a", 1.0, 2), SimulatedSource("b", 2.0, 3)
+    return replace(schedule(seed), sources=sources, window=PassRateWindow(0.0, 1.0, 3))
+
+
+def test_a_curriculum_that_forgets_what_it_learned_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(patch: pytest.MonkeyPatch) -> None:
+        go_to = Curriculum.go_to
+
+        def wrongly(self: Any, position: int, state: str) -> None:
+            go_to(self, position, state)
+            self._due.clear()
+
+        patch.setattr(Curriculum, "go_to", wrongly)
+
+    for seed in range(12):
+        assert not Ring(with_sources(seed)).run().violations
+    assert first_break(monkeypatch, forgets, with_sources).startswith("I4 ")
 
 
 def test_a_generator_that_keeps_samples_of_lost_versions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

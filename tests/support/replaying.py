@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.data.loading import load_rows, load_sets
-from actors.data.source import RowOrder, RowSource
+from actors.data.loading import load_sets
+from actors.data.source import make_source
 from actors.head.shell import rules_of
 from actors.runtime.context import Context
 from areal_bus import messages as m
@@ -190,13 +190,9 @@ class Replay:
 def replay_run(run: Path, *, n_generators: int) -> Replay:
     """The replay of a run's own journal, done: one learner and one reward. Raises Differs."""
     config = Config.model_validate_json((run / "config.json").read_text())
-    rows = load_rows(config, "configs")
-    order = RowOrder(
-        len(rows), seed=config.run.seed, shuffle=config.data.shuffle, passes=config.data.total_train_epochs
-    )
     context = Context("head", 0, 0, 0, "", "", "", "", "cpu", n_generators, 1, 1, str(run), "configs", "")
     rules = rules_of(context, config, load_sets(config, "configs"))
-    replay = Replay(rules, RowSource(rows, order), capacity=capacity(config))
+    replay = Replay(rules, make_source(config, "configs"), capacity=capacity(config))
     replay.run(json.loads(line) for line in (run / "journal" / "head-0.0.jsonl").read_text().splitlines())
     return replay
 

@@ -57,6 +57,7 @@ class AcceptedSample(NamedTuple):
     attempt: int
     holder: str
     newest: int  # version among its tokens; -1 when it has none
+    correct: bool | None = None
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class Prompts:
 
     def __init__(self, file: JournalFile, clock: Clock, terms: TermLog) -> None:
         self.file, self.clock, self.terms = file, clock, terms
-        self.passes = Passes(file)
+        self.passes = Passes(file, clock.setup)
         self.open: dict[int, AuditedPrompt] = {}
         self.closed: dict[int, AuditedPrompt] = {}  # what a later term changes
         self.state = bytearray()  # by uid
@@ -113,10 +114,10 @@ class Prompts:
             if not len(self.state) < uid < len(self.state) + FAR:
                 return
             self.state.extend([REFUNDED] * (uid - len(self.state)))
-        row = (line["epoch"], line["row"])
+        row = (line.get("source", ""), line["epoch"], line["row"])
         n_before = self.passes.draw(row, uid)
         if self.is_at_the_end and not n_before:
-            self.file.add("I3", f"after end_of_data no new row comes: row {row[1]} of pass {row[0]}", uid=uid)
+            self.file.add("I3", f"after end_of_data no new row comes: row {row[2]} of pass {row[1]}", uid=uid)
         self.state.append(OPEN)
         self.open[uid] = AuditedPrompt(uid, line["born"], row, n_before)
 
@@ -175,7 +176,7 @@ class Prompts:
         newest = line.get("max_version")
         new = AcceptedSample(
             status, line["reward"], line["n_tokens"], line["finish"], attempt, prompt.holder,
-            -1 if newest is None else newest,
+            -1 if newest is None else newest, line.get("correct"),
         )  # fmt: skip
         prompt.scored[sample] = new
         if status == "value":
@@ -247,6 +248,7 @@ class Prompts:
             )
             self.file.add("I8", text, uid=uid)
         self.state[uid] = TRAINING
+        self._learn(prompt)
         self._leave(prompt)
         return prompt
 
@@ -266,6 +268,7 @@ class Prompts:
         if broken is not None:
             self.file.add(*broken, uid=prompt.uid)
         if reason == "no_signal":
+            self._learn(prompt)
             self._refill(prompt)
         self.is_at_the_end |= reason == "end_of_data"
         if line["n_tokens_dropped"] != prompt.n_tokens:
@@ -274,6 +277,11 @@ class Prompts:
         if line.get("again", reason in AGAIN):
             self.passes.release(prompt.row)
         return prompt
+
+    def _learn(self, prompt: AuditedPrompt) -> None:
+        """A curriculum counts the right samples of the group."""
+        judged = [s.correct for s in prompt.scored.values() if self.has_reward(s) and s.correct is not None]
+        self.passes.learn(prompt.row, sum(judged), len(judged))
 
     def _refill(self, prompt: AuditedPrompt) -> None:
         """A complete group with equal rewards, of at most data.max_refill for a batch (I3)."""

@@ -4,6 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from areal_bus.config.data import SourceConfig
+from areal_bus.core.curriculum import PassRateWindow
+
 POLICIES = ("mask", "hold", "drop", "paper")
 
 
@@ -24,6 +27,10 @@ class RunSettings:
     on_error: float | None = None
     partial_groups: bool = False
     max_refill: int | None = None  # groups without signal that may be replaced for a batch
+    sources: tuple[tuple[str, float], ...] = ()  # names and weights of [[data.source]], in order
+    loaders: frozenset[str] = frozenset()  # names of the sources that are loaders
+    window: PassRateWindow | None = None  # of the curriculum
+    n_passes: int | None = None  # data.total_train_epochs
 
     def declared(self, status: str) -> float | None:
         """The reward of a verdict that is no value."""
@@ -63,4 +70,22 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunS
         on_error=number("reward", "on_error"),
         max_refill=config["data"].get("max_refill", 0) if "data" in config else None,
         partial_groups=config.get("reward", {}).get("partial_groups") is True,
+        **_data(config.get("data", {})),
     )
+
+
+def _data(data: dict[str, Any]) -> dict[str, Any]:
+    """Sources, curriculum and passes."""
+    sources = {label(source): source for source in data.get("source", ())}
+    window = data.get("curriculum")
+    return {
+        "sources": tuple((name, source["weight"]) for name, source in sources.items()),
+        "loaders": frozenset(name for name, source in (sources or {"": data}).items() if source.get("function")),
+        "window": None if window is None else PassRateWindow(window["low"], window["high"], window["every"]),
+        "n_passes": data.get("total_train_epochs"),
+    }
+
+
+def label(source: dict[str, Any]) -> str:
+    """The name of a source of config.json."""
+    return SourceConfig.model_validate(source).label

@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 from actors.data.loading import check_data, load_problems, load_rows, read_rows
-from areal_bus.config.sections import Config, DataConfig
+from areal_bus.config.data import DataConfig
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k"

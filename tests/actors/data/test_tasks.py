@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data.tasks import choose_pairs, make_problems
-from areal_bus.config.sections import DataConfig
+from areal_bus.config.data import DataConfig
 from areal_bus.errors import ConfigError
 
 

@@ -16,6 +16,7 @@ from launch.settings_help import DOC, as_toml, explain, page
 
 CONFIGS = sorted(p for p in (Path(__file__).parents[3] / "configs").glob("*.toml") if p.name != "paper.toml")
 SMALL = '[model]\npath = "m"\n[data]\ntask = "sums"\n'
+SOURCES = '[model]\npath = "m"\n[[data.source]]\npath = "one.jsonl"\nweight = 1\n[[data.source]]\n{}\n'
 TERMS = SMALL + "[[reward.terms]]\n{}\n"
 WEIGHTED = '[reward]\nfunction = "weighted"\n'
 
@@ -132,6 +133,22 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         ('[modle]\npath = "m"\n', "unknown key modle"),
         ('[data]\ntask = "sums"\n', "a model is needed"),
         ('[model]\npath = "m"\n', "data is needed"),
+        (
+            SOURCES.format('task = "sums"'),
+            "needs a weight above 0, its share of the prompts: that of source 'sums' is 0",
+        ),
+        (SOURCES.format('task = "sums"\nweight = -1'), "that of source 'sums' is -1"),
+        (SOURCES.format("weight = 1"), "needs one of path, task and function: source number 2 has none of them"),
+        (SOURCES.format('task = "sums"\npath = "x.csv"\nweight = 1'), "source 'sums' has path and task"),
+        (SOURCES.format('path = "b/one.csv"\nweight = 1'), "a name of its own: set name where ['one'] occurs again"),
+        (SOURCES.format('path = "a b.csv"\nweight = 1'), "set name for source 'a b'"),
+        (SOURCES.format('task = "gsm8"\nweight = 1'), "the nearest is 'gsm8k'"),
+        (SOURCES.format('task = "sums"\nweight = 1\n[data]\npath = "x"'), "remove ['path'] of [data], or the tables"),
+        (SMALL + "[data.curriculum]\nlow = 0.5\nhigh = 0.5\n", "data.curriculum.low (0.5) must be below"),
+        (
+            '[model]\npath = "m"\n[data]\nfunction = "my:loader"\n[data.curriculum]\nevery = 3\n',
+            "a loader decides its order itself",
+        ),
         (TERMS.format('function = "math"'), "read by reward.function = \"weighted\" only: it is 'exact'"),
         (TERMS.format('function = "math"\n[[reward.terms]]\nfunction = "my:math"') + WEIGHTED, "['math'] occurs again"),
         (TERMS.format('function = "math"\nweight = 0') + WEIGHTED, "all weights are 0"),

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from actors.data.source import RowOrder
-from actors.head.shell import check_data
-from areal_bus.config.sections import Config, DataConfig, RolloutConfig
+from actors.data.source import check_total
+from areal_bus.config.data import DataConfig
+from areal_bus.config.sections import Config, RolloutConfig
 from areal_bus.core.gate import Gate
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError, GateShut, ImpossibleEvent
@@ -202,9 +202,9 @@ def test_I1_backlog_of_the_gate(
 def test_data_that_never_fills_a_batch_is_told_at_the_start() -> None:
     config = Config(data=DataConfig(task="sums", batch_size=8, drop_last=True))
     with pytest.raises(ConfigError, match=r"no batch can ever be full.*drop_last = false"):
-        check_data(config, RowOrder(7, seed=0, passes=1))
-    check_data(config, RowOrder(7, seed=0, passes=2))
-    check_data(config, RowOrder(7, seed=0))
+        check_total(config.data, [7])
+    check_total(config.data, [14])
+    check_total(config.data, [7, None])
 
 
 @pytest.mark.parametrize(("key", "value"), [("staleness_policy", "wait"), ("max_head_offpolicyness", -1)])

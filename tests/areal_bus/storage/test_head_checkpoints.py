@@ -25,7 +25,7 @@ COUNT = st.integers(0, 2**40)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 IDS, LOGPS = st.integers(0, 2**31 - 1), st.floats(-1024.0, 0.0, width=32)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
-ISSUES = st.builds(IssuedRow, st.builds(Row, COUNT, COUNT, TEXT), st.integers(0, 3))
+ISSUES = st.builds(IssuedRow, st.builds(Row, COUNT, COUNT, TEXT, TEXT), st.integers(0, 3))
 FIGURES = st.dictionaries(TEXT, st.none() | COUNT | FINITE | TEXT, max_size=3)
 
 
@@ -67,6 +67,7 @@ FRONTIERS = st.builds(
     st.lists(ISSUES, max_size=3).map(tuple),
     st.lists(PROMPTS, max_size=3).map(tuple),
     st.dictionaries(TEXT, FIGURES, max_size=2),
+    source=TEXT,
 )
 
 

@@ -9,6 +9,7 @@ from tools.audit.audit import audit, judge
 from tools.audit.data_passes import Passes
 from tools.audit.findings import Findings, InvariantVerdict
 from tools.audit.journal_reader import JournalFile
+from tools.audit.run_settings import read
 from tools.run import Run
 
 Edit = Callable[[TermForge], object]
@@ -108,15 +109,36 @@ def test_I4_rows_passed_over_are_caught(tmp_path: Path) -> None:
 
 def test_I4_a_row_that_waited_and_was_drawn_in_what_is_undone_waits_again(tmp_path: Path) -> None:
     findings = Findings()
-    passes = Passes(JournalFile(tmp_path / "head-0.0.jsonl", findings))
-    assert [passes.draw((0, row), row) for row in (0, 1)] == [0, 0]
-    passes.release((0, 0))
-    assert passes.draw((0, 0), 2) == 1
-    passes.put_back((0, 0), n_before=1, is_drawn=False)
+    passes = Passes(JournalFile(tmp_path / "head-0.0.jsonl", findings), read({}))
+    assert [passes.draw(("", 0, row), row) for row in (0, 1)] == [0, 0]
+    passes.release(("", 0, 0))
+    assert passes.draw(("", 0, 0), 2) == 1
+    passes.put_back(("", 0, 0), n_before=1, is_drawn=False)
     passes.go_on_at(2)
     assert not findings.n
-    passes.draw((0, 2), 2)
+    passes.draw(("", 0, 2), 2)
     assert "1 wait when row 2 is drawn" in findings.first["I4"][0].text
+
+
+def test_I4_a_source_out_of_turn_and_a_row_left_out_without_a_reason_are_caught(tmp_path: Path) -> None:
+    """Two sources of weights 1 and 2; pass 1 of b leaves out row 0, which was never solved, and row 1, which was."""
+    sources = [{"name": "a", "weight": 1.0}, {"name": "b", "weight": 2.0}]
+    window = {"low": 0.0, "high": 1.0, "every": 2}
+    findings = Findings()
+    setup = read({"data": {"source": sources, "curriculum": window}})
+    passes = Passes(JournalFile(tmp_path / "head-0.0.jsonl", findings), setup)
+    drawn = [("b", 0, 0), ("a", 0, 0), ("b", 0, 1), ("b", 0, 2), ("a", 0, 1), ("b", 1, 2), ("b", 2, 0)]
+    for uid, at in enumerate(drawn):
+        passes.draw(at, uid)
+    assert not findings.n
+    passes.learn(("b", 0, 0), 0, 4)
+    passes.learn(("b", 0, 1), 1, 4)
+    passes.close()
+    assert [found.text for found in findings.first["I4"]] == [
+        "only rows outside of the pass-rate window are left out: row 1 of pass 1 is not, source 'b'"
+    ]
+    passes.draw(("b", 2, 1), 7)
+    assert "the source furthest behind its weight is next, 'a', not 'b'" in findings.first["I4"][1].text
 
 
 def test_I4_a_row_to_be_drawn_again_that_is_forgotten_is_caught(tmp_path: Path) -> None:

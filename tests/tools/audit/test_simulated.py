@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,12 @@ def lines(life: list[tuple[float, Record]]) -> list[dict[str, Any]]:
 def journal(folder: Path, scenario: Scenario, ring: Recorded) -> Path:
     """The files of the heads, one for each life."""
     config: dict[str, Any] = {
-        "data": {"batch_size": scenario.batch_size, "max_refill": scenario.max_refill},
+        "data": {
+            "batch_size": scenario.batch_size,
+            "max_refill": scenario.max_refill,
+            "source": [{"name": one.name, "weight": one.weight} for one in scenario.sources],
+            "curriculum": None if scenario.window is None else asdict(scenario.window),
+        },
         "rollout": {"max_head_offpolicyness": scenario.eta, "staleness_policy": str(scenario.policy)},
         "gconfig": {"n_samples": scenario.n_samples},
         "weights": {"timeout_s": scenario.push_timeout_s},

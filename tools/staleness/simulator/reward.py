@@ -39,18 +39,20 @@ class SimulatedReward:
         self.world.send(self.name, HEAD, m.Ready(self.scenario.capacity))
 
     def _conclude(self, t: m.Trajectory) -> None:
-        status, reward = m.VerdictStatus.VALUE, self.rng.random()
+        status, reward, correct = m.VerdictStatus.VALUE, self.rng.random(), None
         if self.scenario.is_flat(t.uid) and not t.evaluation:
             reward = 1.0
+        if self.scenario.window is not None:
+            correct = reward > 0.5
         if not t.evaluation:
             if self.rng.random() < self.scenario.p_error:
-                status = self.rng.choice((m.VerdictStatus.ERROR, m.VerdictStatus.TIMEOUT))
+                status, correct = self.rng.choice((m.VerdictStatus.ERROR, m.VerdictStatus.TIMEOUT)), None
                 self.failures.setdefault((t.uid, t.sample, t.attempt), set()).add(status.value)
             else:
                 self.values.setdefault((t.uid, t.sample, t.attempt), set()).add(reward)
         error = "" if status is m.VerdictStatus.VALUE else "no value"
         scored = m.Scored(
-            status.value, reward, None, error, 0.0, t.uid, t.sample, t.attempt, t.evaluation, t.generator, t.finish,
+            status.value, reward, correct, error, 0.0, t.uid, t.sample, t.attempt, t.evaluation, t.generator, t.finish,
             t.segments, t.spans, t.seconds, t.term, t.ids, t.logps, "", "", lease=t.lease,
         )  # fmt: skip
         self.world.send(self.name, HEAD, scored)

@@ -16,7 +16,7 @@ from tools.staleness.simulator.disk import Disk, Writer
 from tools.staleness.simulator.generator import SimulatedGenerator
 from tools.staleness.simulator.learner import Learners
 from tools.staleness.simulator.reward import SimulatedReward
-from tools.staleness.simulator.scenario import Fault, Numbers, Scenario
+from tools.staleness.simulator.scenario import Fault, Scenario
 from tools.staleness.simulator.witness import Witness
 from tools.staleness.simulator.witness_records import Violation
 from tools.staleness.simulator.world import HEAD, World
@@ -60,7 +60,7 @@ class Ring:
         self.disk = Disk()
         self._head_class = head_class
         self._rules = replace(scenario.rules, lease_secret=b"simulated")
-        self.head = head_class(HeadState(self._rules, Numbers(scenario.n_rows)), now=0.0)
+        self.head = head_class(HeadState(self._rules, scenario.data_source()), now=0.0)
         self.witness = Witness(scenario, self.head)
         self.learners = Learners(self.world, scenario, self.rng, self.witness.trained, self.disk)
         self.learners.restarted = lambda index, incarnation: self._come_back(Role.LEARNER, index, incarnation)
@@ -241,7 +241,7 @@ class Ring:
 
     def _start_head(self) -> None:
         term = 0 if self.disk.term is None else self.disk.term + 1
-        source = Numbers(self.scenario.n_rows)
+        source = self.scenario.data_source()
         now = self.world.now
         self.head = self._head_class(
             HeadState(

@@ -4,11 +4,13 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from areal_bus.core.data_source import Row
+from areal_bus.core.curriculum import PassRateWindow
+from areal_bus.core.data_source import DataSource, Row
 from areal_bus.core.evaluation_plan import EvaluationSet
 from areal_bus.core.rules import HeadRules
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
+from tools.staleness.simulator.sources import SimulatedSource, mixture
 
 
 class Tail(StrEnum):
@@ -75,6 +77,8 @@ class Scenario:
     token_s: float = 1.0
     interrupts: bool = True  # new weights are swapped in between two tokens; else when the running samples have ended
     n_rows: int | None = None  # of the data; None: more than are needed
+    sources: tuple[SimulatedSource, ...] = ()  # several, without an end, instead of n_rows
+    window: PassRateWindow | None = None  # of their curriculum
     drop_last: bool = False
     n_problems: int = 0  # evaluated before and after
     evaluate_every: int = 0  # versions between evaluations of two sets in training
@@ -153,6 +157,10 @@ class Scenario:
         main = EvaluationSet("", 2, ("{}",) * self.n_problems)
         return (main, EvaluationSet("small", 1, ("{}",))) if self.evaluate_every else (main,)
 
+    def data_source(self) -> DataSource:
+        """A new one, at its beginning."""
+        return mixture(self.sources, self.window, seed=self.seed) if self.sources else Numbers(self.n_rows)
+
     @property
     def slowest_s(self) -> float:
         """Longest transfer of weights that meets the push deadline: the announcement and the report take time, too."""
@@ -186,6 +194,15 @@ class Numbers:
             return None
         self.position += 1
         return Row(self.position - 1, 0, str(self.position - 1))
+
+    def learn(self, row: Row, n_right: int, n_judged: int) -> None:
+        """Nothing."""
+
+    def state(self) -> str:
+        return ""
+
+    def go_to(self, position: int, state: str) -> None:
+        self.position = position
 
 
 def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
@@ -279,11 +296,22 @@ def _with_later_options(scenario: Scenario) -> Scenario:
     if scenario.n_problems:
         evaluates = random.Random(f"evaluations of {seed}")
         scenario = replace(scenario, evaluate_every=evaluates.choice((0, 1, 1, 2)))
+    scenario = _with_sources(scenario, random.Random(f"sources of {seed}"))
     if scenario.p_error:
         scenario = _under_declared_verdicts(scenario, random.Random(f"verdicts of {seed}"))
     if scenario.n_samples > 1:
         scenario = _with_refills(scenario, random.Random(f"refill of {seed}"))
     return scenario
+
+
+def _with_sources(scenario: Scenario, rng: random.Random) -> Scenario:
+    """In 15 % of the schedules without an end of the data: one to three small sources, most with a curriculum."""
+    if scenario.n_rows is not None or scenario.poison or rng.random() >= 0.15:
+        return scenario
+    names, weights = ("a", "b", "c")[: rng.randint(1, 3)], (0.3, 1.0, 1.0, 2.0, 5.0)
+    sources = tuple(SimulatedSource(name, rng.choice(weights), rng.randint(1, 5)) for name in names)
+    window = PassRateWindow(rng.choice((0.0, 0.3)), rng.choice((0.7, 1.0)), rng.choice((2, 3, 4)))
+    return replace(scenario, sources=sources, window=window if rng.random() < 0.8 else None)
 
 
 def _with_refills(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -315,7 +343,7 @@ def _under_many_heads(scenario: Scenario, rng: random.Random) -> Scenario:
         n_learners=rng.choice((1, 2, 2, 3)),
         update_s=rng.choice((0.5, 3.0, 10.0, 30.0)),
         checkpoint_every=rng.choice((0, 0, 1, 3)),
-        n_rows=rng.choice((None, None, 20)),
+        n_rows=None if scenario.sources else rng.choice((None, None, 20)),
         faults=tuple(faults),
         calm_s=calm_s,
     )

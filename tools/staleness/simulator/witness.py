@@ -18,6 +18,7 @@ from tools.staleness.simulator.learner import MODEL, Learners
 from tools.staleness.simulator.reward import SimulatedReward
 from tools.staleness.simulator.sample import SimulatedReport, SimulatedSample, begins_with, report_number
 from tools.staleness.simulator.scenario import Scenario
+from tools.staleness.simulator.sources import ExpectedRows, Key, Learned
 from tools.staleness.simulator.witness_records import Excuses, Followed, Pushed, Violation
 
 
@@ -74,6 +75,7 @@ def _check_weights(witness: "Witness", version: int) -> None:
 
 def _erase(witness: "Witness", uid: int) -> None:
     prompt = witness.prompts.pop(uid)
+    witness.learned.pop(uid, None)
     witness.n_undone += prompt.state == "trained"
     if prompt.issue:
         witness.rows[prompt.row] = "again"
@@ -98,6 +100,7 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
         lost = witness.lost_weights(("", uid, prompt.accepted.get(sample, -1), sample))
         witness.check("I5", not lost, "sample {} is kept, tokens of it were made by {}", sample, lost, uid=uid)
     prompt.state, prompt.batch, prompt.n_accounted, prompt.failed = "live", None, 0, ""
+    witness.learned.pop(uid, None)
     prompt.accepted = {sample: prompt.accepted[sample] for sample in kept if sample in prompt.accepted}
     prompt.tokens = {sample: witness.n_tokens(uid, sample, attempt) for sample, attempt in prompt.accepted.items()}
     witness.rows[prompt.row] = "open"
@@ -142,7 +145,9 @@ class Witness:
         self.n_live = 0
         self.taken: dict[int, set[int]] = {}  # batch -> its prompts, until published
         self.update_of: dict[int, set[int]] = {}  # batch -> its prompts, until trained
-        self.rows: dict[tuple[int, int], str] = {}  # (epoch, row) -> open, trained, refunded, again
+        self.rows: dict[Key, str] = {}  # (source, epoch, row) -> open, trained, refunded, again
+        self.learned: dict[int, Learned] = {}  # uid -> what a curriculum learned, in the surviving history, in order
+        self._expected = ExpectedRows(scenario.sources, scenario.window, seed=scenario.seed)
         self.groups: dict[int, dict[int, set[int]]] = {}  # step -> uid -> samples sent to learners
         self.named: dict[int, set[tuple[int, int]]] = {}  # step -> (uid, sample) that its journal line leaves out
         self.samples_trained: set[tuple[int, int]] = set()
@@ -238,13 +243,13 @@ class Witness:
         self.check(
             "I1", told == backlog, "the journal says {} live or in training, there are {}", told, backlog, uid=uid
         )
-        row = (line["epoch"], line["row"])
+        row = (line.get("source", ""), line["epoch"], line["row"])
         known = self.rows.get(row)
         self.check(
             "I4", known == ("again" if line["issue"] else None), "row {} is issued while it is {}", row, known, uid=uid
         )
-        in_order = line["issue"] > 0 or line["row"] == len(self.rows)
-        self.check("I4", in_order, "row {} is issued, {} were before it", line["row"], len(self.rows), uid=uid)
+        if not line["issue"]:
+            self.check("I4", row == (due := self._next_row()), "row {} is issued, {} is next", row, due, uid=uid)
         self.check(
             "I4",
             line["issue"] <= self._max_reissues,
@@ -258,11 +263,17 @@ class Witness:
         self.prompts[uid] = Followed(line["born"], row, issue=line["issue"])
         self._count()
 
+    def _next_row(self) -> Key:
+        """The row that a new prompt must have."""
+        if not self.scenario.sources:
+            return "", 0, len(self.rows)
+        return self._expected.next(self.rows, list(self.learned.values()))
+
     def _of(self, uid: int) -> Followed:
         """What is known of a prompt that the head speaks of."""
         prompt = self.prompts.get(uid)
         self.check("I3", prompt is not None, "it was never admitted", uid=uid)
-        return prompt if prompt is not None else Followed(0, (0, 0))
+        return prompt if prompt is not None else Followed(0, ("", 0, 0))
 
     def _on_lease(self, line: dict[str, Any]) -> None:
         uid, holder = line["uid"], line["holder"]
@@ -299,6 +310,8 @@ class Witness:
         prompt.tokens[sample] = line["n_tokens"]
         if line["status"] == "value" or self._declared(line["status"]) is not None:
             prompt.rewards[sample, line["attempt"]] = line["reward"]
+        if line["correct"] is not None:
+            prompt.correct[sample, line["attempt"]] = line["correct"]
         if line["status"] != "value":
             prompt.failures[sample, line["attempt"]] = line["status"]
         n_samples, n_without = self.scenario.n_samples, len(self.without(prompt))
@@ -327,7 +340,9 @@ class Witness:
         self.rows[prompt.row] = "again" if line["again"] else "refunded"
         self.excuses.on_refund(line["reason"])
         reasons = self._reasons(prompt, is_whole=is_whole)
-        self.n_refilled += line["reason"] == m.Refund.NO_SIGNAL
+        if line["reason"] == m.Refund.NO_SIGNAL:
+            self.n_refilled += 1
+            self.learned[uid] = prompt.learned
         self.check(
             "I3",
             line["reason"] in reasons,
@@ -482,6 +497,7 @@ class Witness:
             uid=uid,
         )
         if prompt.state != "training":
+            self.learned[uid] = prompt.learned
             self.check("I3", prompt.state == "live", "taken when it was {}", prompt.state, uid=uid)
             prompt.state, prompt.batch = "training", step
             self.n_live -= 1

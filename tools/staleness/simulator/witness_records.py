@@ -6,6 +6,7 @@ from typing import Any
 from areal_bus import messages as m
 from areal_bus.messages import Refund, Role
 from tools.staleness.simulator.scenario import Scenario
+from tools.staleness.simulator.sources import Key, Learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Followed:
     """One admitted prompt, as the witness knows it."""
 
     born: int
-    row: tuple[int, int]  # epoch, row
+    row: Key  # source, epoch, row
     attempt: int = 0
     state: str = "live"  # live, training, trained, refunded
     accepted: dict[int, int] = field(default_factory=dict)  # sample -> attempt whose verdict counted
@@ -36,6 +37,7 @@ class Followed:
     tokens: dict[int, int] = field(default_factory=dict)  # sample -> tokens of the verdict that counted
     failures: dict[tuple[int, int], str] = field(default_factory=dict)  # (sample, attempt) -> verdict, if no value
     failed: str = ""  # status of a verdict that counted, and after which only a refund can follow
+    correct: dict[tuple[int, int], bool] = field(default_factory=dict)  # (sample, attempt) -> whether it is right
     rewards: dict[tuple[int, int], float] = field(default_factory=dict)  # (sample, attempt) -> reward, if it has one
     n_accounted: int = 0  # trained, masked or dropped
     n_leases: int = 0
@@ -44,6 +46,12 @@ class Followed:
     def is_flat(self) -> bool:
         """All its rewards are equal."""
         return len({self.rewards[key] for key in self.accepted.items() if key in self.rewards}) == 1
+
+    @property
+    def learned(self) -> Learned:
+        """What a curriculum learns when the group leaves."""
+        judged = [self.correct[key] for key in self.accepted.items() if key in self.correct]
+        return self.row, sum(judged), len(judged)
 
     @property
     def n_received(self) -> int:

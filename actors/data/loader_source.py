@@ -1,0 +1,143 @@
+"""A data source whose rows come from a user's loader in a process of its own, a few rows ahead."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from areal_bus.config.sections import Config
+from areal_bus.core.data_source import Row
+from areal_bus.errors import ConfigError
+
+AHEAD = 8  # rows that are asked for before they are drawn
+DRAW_S = 120.0  # longest wait for a row, the start of the process included
+MAX_READ = 1 << 16
+
+
+class LoaderSource:
+    """Rows in the order of the loader. Its state is the loader's own, after the last row that was drawn."""
+
+    total: int | None = None  # draws; a loader does not tell
+
+    def __init__(self, config: Config, config_folder: str | Path, *, name: str) -> None:
+        """`name`: of the [[data.source]]; "" for [data] itself."""
+        self._function = config.data.of(name).function
+        self._order = {"config": config.model_dump(mode="json"), "name": name, "folder": str(config_folder)}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._incoming = bytearray()
+        self._asked = 0  # requests without an answer
+        self._rows: deque[dict[str, Any]] = deque()
+        self._state = ""
+        self.position = 0
+
+    def draw(self) -> Row | None:
+        """The next row; None after the last pass. Raises ConfigError when the loader fails, or is too slow."""
+        while self._asked + len(self._rows) < AHEAD:
+            self._ask({})
+        while not self._rows:
+            self._read()
+        answer = self._rows[0]
+        if answer["row"] is None:
+            return None
+        self._rows.popleft()
+        self._state = json.dumps(answer["state"], ensure_ascii=False)
+        self.position += 1
+        number, pass_, text = answer["row"]
+        return Row(number, pass_, text)
+
+    def learn(self, row: Row, n_right: int, n_judged: int) -> None:
+        """Nothing: the loader decides its order."""
+
+    def state(self) -> str:
+        return self._state
+
+    def go_to(self, position: int, state: str) -> None:
+        """Continue after the row of that state. Raises ValueError where a position other than 0 has none."""
+        if position and not state:
+            raise ValueError(f"a loader continues from its state: position {position} has none")
+        if (position, state) == (self.position, self._state):
+            return
+        self.position, self._state = position, state
+        self._wait()  # a process that waits for its answers to be read would not read the state
+        self._ask({"state": json.loads(state) if state else None})
+        self._wait()
+        self._rows.clear()
+
+    def close(self) -> None:
+        """End the process. It also ends with this one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def first_rows(self) -> list[str]:
+        """A few rows as JSON, for checks before the run, which also continues from a state once.
+
+        Raises ConfigError when the loader fails, has no row, or does not continue at its state.
+        """
+        first, state = self.draw(), self._state
+        drawn = [row for _ in range(AHEAD) if (row := self.draw()) is not None]
+        if first is None:
+            raise ConfigError(f"data.function = {self._function!r}: a loader must have at least one row")
+        self.go_to(1, state)
+        again = self.draw()
+        if drawn and again != drawn[0]:
+            raise ConfigError(
+                f"data.function = {self._function!r}: a loader must continue after the row of its state_dict: from "
+                f"that after row 0 it gives {again and again.text[:80]!r}, and {drawn[0].text[:80]!r} without a stop"
+            )
+        return [row.text for row in (first, *drawn)]
+
+    def _wait(self) -> None:
+        """Until each request has its answer."""
+        while self._asked:
+            self._read()
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        if self._process is None:
+            self._process = self._start()
+            self._write(self._order)
+        self._asked += 1
+        self._write(request)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-P", "-m", "actors.data.loader_process", str(os.getpid())]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    def _write(self, message: dict[str, Any]) -> None:
+        try:
+            self._pipes[0].write(json.dumps(message).encode() + b"\n")
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def _read(self) -> None:
+        """Take what has arrived; waits for it."""
+        pipe = self._pipes[1]
+        if not select.select([pipe], [], [], DRAW_S)[0]:
+            raise ConfigError(f"data.function = {self._function!r} must give a row within {DRAW_S:g} s: it did not")
+        read = os.read(pipe.fileno(), MAX_READ)
+        if not read:
+            raise self._ended()
+        *lines, rest = (bytes(self._incoming) + read).split(b"\n")
+        self._incoming = bytearray(rest)
+        for line in lines:
+            self._take(json.loads(line))
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if "error" in answer:
+            raise ConfigError(answer["error"])
+        self._asked -= 1
+        self._rows.append(answer)
+
+    @property
+    def _pipes(self) -> tuple[Any, Any]:
+        if self._process is None or self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("the process of the loader is started with its first request")
+        return self._process.stdin, self._process.stdout
+
+    def _ended(self) -> ConfigError:
+        return ConfigError(f"data.function = {self._function!r}: the process of the loader ended")

@@ -1,0 +1,159 @@
+"""A user's loader as a source: a resumed run goes on after its last row, and what cannot be used is refused.
+
+Without the package torchdata (extra "data") the tests of its StatefulDataLoader are skipped.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.data.loader_process import LoaderRows
+from actors.data.loader_source import LoaderSource
+from actors.data.loader_state import decode, encode
+from areal_bus.config.data import DataConfig
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
+
+OWN = """
+class Loader:
+    def __init__(self, n, remembers=True):
+        self.n, self.at, self.remembers = n, 0, remembers
+    def __iter__(self):
+        while self.at < self.n:
+            self.at += 1
+            yield {"question": f"q{self.at}", "answer": "a"}
+        self.at = 0
+    def state_dict(self):
+        return {"at": self.at}
+    def load_state_dict(self, state):
+        self.at = state["at"] if self.remembers else 0
+
+def three(config):
+    print("a line that is no answer")
+    return Loader(3)
+def forgetful(config):
+    return Loader(3, remembers=False)
+def empty(config):
+    return Loader(0)
+def stateless(config):
+    return [{"question": "q", "answer": "a"}]
+def bad_row(config):
+    return Stateful([{"answer": "a"}])
+class Stateful(list):
+    state_dict = dict
+    def load_state_dict(self, state): ...
+def texts(config):
+    return Stateful(["q"])
+def fails(config):
+    raise KeyError("no such file")
+"""
+
+
+def source_of(folder: Path, function: str, *, passes: int | None = None) -> LoaderSource:
+    (folder / "own_loader.py").write_text(OWN)
+    return LoaderSource(Config(data=DataConfig(function=function, total_train_epochs=passes)), folder, name="")
+
+
+def test_rows_come_pass_after_pass_and_go_on_after_any_state(tmp_path: Path) -> None:
+    source = source_of(tmp_path, "own_loader:three", passes=2)
+    try:
+        states, rows = [source.state()], []
+        while (row := source.draw()) is not None:
+            rows.append(row)
+            states.append(source.state())
+        assert [(row.epoch, row.row) for row in rows] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+        assert (source.draw(), source.position) == (None, 6)
+        for position in (6, 2, 0, 5):
+            source.go_to(position, states[position])
+            assert [source.draw() for _ in range(6 - position)] == rows[position:]
+            assert source.draw() is None
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (
+            "stateless",
+            "a loader needs state_dict and load_state_dict.*a list has not; StatefulDataLoader of torchdata has",
+        ),
+        ("forgetful", "a loader must continue after the row of its state_dict"),
+        ("empty", "a loader must yield a row in each pass: pass 0 has none"),
+        ("texts", "a loader must yield rows .*: it yields a str; set batch_size = None"),
+        ("bad_row", "must have the field 'question': data.function = 'own_loader:bad_row', row 0 of pass 0"),
+        ("fails", "must return a loader: it raised KeyError: 'no such file'"),
+        ("absent", "data.function must import: 'own_loader:absent': AttributeError"),
+    ],
+)
+def test_a_loader_that_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path, function: str, says: str) -> None:
+    source = source_of(tmp_path, f"own_loader:{function}")
+    try:
+        with pytest.raises(ConfigError, match=says):
+            source.first_rows()
+    finally:
+        source.close()
+
+
+def loaders(kind: str, n: int, seed: int) -> Callable[[], Any]:
+    """Factories of StatefulDataLoader: a map-style data set in order or shuffled, in items of three, or a stream."""
+    torch = pytest.importorskip("torch")
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            self.at = 0
+
+        def __iter__(self) -> Iterator[dict[str, int]]:
+            while self.at < n:
+                self.at += 1
+                yield {"number": self.at}
+            self.at = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"at": self.at}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.at = state["at"]
+
+    def build() -> Any:
+        torch.manual_seed(seed)
+        rows = [{"number": number} for number in range(n)]
+        if kind == "stream":
+            return stateful.StatefulDataLoader(Stream(), batch_size=None)
+        if kind == "threes":
+            return stateful.StatefulDataLoader(rows, batch_size=3, collate_fn=list, shuffle=True)
+        return stateful.StatefulDataLoader(rows, batch_size=None, shuffle=kind == "shuffled")
+
+    return build
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
+@pytest.mark.parametrize("kind", ["ordered", "shuffled", "threes", "stream"])
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(1, 8), seed=st.integers(0, 99), crashes=st.lists(st.integers(1, 9), max_size=4))
+def test_a_loader_of_torchdata_skips_and_repeats_nothing_over_crashes(
+    kind: str, n: int, seed: int, crashes: list[int]
+) -> None:
+    build = loaders(kind, n, seed)
+    whole, rows = LoaderRows(build), LoaderRows(build)
+    for length in [*crashes, 5]:
+        for _ in range(length):
+            assert rows.next() == whole.next()
+        rows = LoaderRows(build, state=json.loads(json.dumps(rows.state())))
+
+
+def test_a_state_comes_back_as_it_was_and_other_objects_are_refused_by_place() -> None:
+    torch = pytest.importorskip("torch")
+    state = {"a": [1, None, (2.5, "x")], 3: b"\x00\xff", "t": torch.arange(6).reshape(2, 3), "n": np.float32(0.5)}
+    again = decode(json.loads(json.dumps(encode(state))))
+    assert torch.equal(again.pop("t"), state.pop("t"))  # type: ignore[arg-type]
+    assert again == state
+    with pytest.raises(ConfigError, match=r"state\['a'\]\[1\] is a set"):
+        encode({"a": [1, {2}]})
