@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from areal_bus.commands import as_here
+from areal_bus.isolation import CHILD
 from launch.process import actor_environment
 
 ENDS_S = 10.0  # at the end of the job, for the last rows and an upload; whoever takes longer goes on alone
@@ -23,7 +25,7 @@ class Followers:
     """The processes beside one job."""
 
     run: Path = Path("/nowhere")
-    command: Sequence[str] = (sys.executable, "-m", "tools.export")  # of a tracker
+    command: Sequence[str] = (*CHILD, "tools.export")  # of a tracker
     _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def start(self, run: Path, trackers: Sequence[str], *, alarms: bool = False) -> None:
@@ -32,7 +34,7 @@ class Followers:
         for name in trackers:
             self._start(name, [*self.command, str(run), "--to", name, "--until-eof"])
         if alarms:
-            self._start(ALARMS, [sys.executable, "-m", "tools.alarms", str(run), "--until-eof"])
+            self._start(ALARMS, [*CHILD, "tools.alarms", str(run), "--until-eof"])
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         """In its own session. Alarms are printed where this rank prints; the rest is logged."""
@@ -92,4 +94,4 @@ class Followers:
         again = f"python -m tools.alarms {self.run} prints them"
         if name != ALARMS:
             again = f"python -m tools.export {self.run} --to {name} writes it later"
-        print(f"{self._title(name)}: {what}; the job goes on, and {again}", file=sys.stderr, flush=True)
+        print(f"{self._title(name)}: {what}; the job goes on, and {as_here(again)}", file=sys.stderr, flush=True)

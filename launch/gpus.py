@@ -21,7 +21,7 @@ def count_gpus() -> tuple[int, str]:
     inner = actor_environment(os.environ, gpus=(), cpu=True)
     del inner[VISIBLE_DEVICES]
     inner |= {VISIBLE_DEVICES: os.environ[VISIBLE_DEVICES]} if VISIBLE_DEVICES in os.environ else {}
-    words = [sys.executable, "-c", COUNT_PROGRAM]
+    words = [sys.executable, "-P", "-c", COUNT_PROGRAM]
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=inner, timeout=TIMEOUT_S, check=True

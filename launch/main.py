@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from areal_bus.config.loader import load, resolve
+from areal_bus.config.packaged import announce, find_config
 from areal_bus.config.sections import Config, RunConfig
 from areal_bus.config.tolerance import staleness_warning
 from areal_bus.errors import ConfigError
@@ -28,11 +29,15 @@ from launch.topology import check_count, min_ranks
 OPTIONS = ("--set", "--dry-run", "--all", "--slurm", "--resume", "--join", "--key", "--explain", "--help")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 success, 1 an actor or the start failed, 2 invalid input, 128 + N ended by signal N."""
+def main(arguments: Sequence[str] | None = None, *, n_ranks: int | None = None) -> int:
+    """Exit code: 0 success, 1 an actor or the start failed, 2 invalid input, 128 + N ended by signal N.
+
+    `n_ranks`: for --dry-run, instead of the launcher's number.
+    """
     rank = 0
     try:
         rank, size = rank_and_size()
+        size = n_ranks or size
         options = parse_arguments(arguments)
         check_combinations(options)
         if options.explain is not None:
@@ -41,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return join_job(options.join, options.key)
         config, file = load_settings(options.config, options.resume, options.set)
         check_is_ring(config)
+        if rank == 0 and options.config:
+            announce(options.config, file)
         if rank == 0 and (warning := staleness_warning(config)):
             print(f"warning: {warning}", file=sys.stderr, flush=True)
         if options.dry_run:
@@ -104,7 +111,8 @@ def load_settings(file: str | None, resume: str | None, overrides: Sequence[str]
     """The settings and their file. --resume without a file uses the settings of the run. Raises ConfigError."""
     overrides = [*overrides, *([f"run.resume={resume}"] if resume else [])]
     if file is not None:
-        return load(file, overrides), Path(file)
+        found = find_config(file)
+        return load(found, overrides), found
     if not resume or resume == AUTO:
         raise ConfigError("give a config file: python -m areal_bus.launch configs/demo.toml")
     if not (Path(resume) / CONFIG).is_file():

@@ -20,6 +20,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from actors.data.demonstrations import check_demonstrations
 from actors.data.fields import SOURCE
 from actors.data.loader_source import LoaderSource
 from actors.data.loading import RowWithOrigin, rows_with_origins, sets_with_origins
@@ -27,12 +28,14 @@ from actors.models.adapter_folder import is_adapter_folder
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
 from actors.rewards.loading import check_reward
+from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import check_workflow
 from actors.workflows.prompts import Question, prompt_lengths, prompt_of
 from areal_bus.config.algorithms import is_users
 from areal_bus.config.sections import Config, LearnerConfig, WorkflowConfig
 from areal_bus.config.trackers import check_installed
 from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.isolation import CHILD
 from areal_bus.parent_death import die_with_parent
 from launch.generation import check_token_ids, check_tokenizer
 from launch.memory import find_shape
@@ -121,13 +124,15 @@ class Prepared:
 def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepared:
     """Check, then create the run's folder or reuse that of the resumed `run`. Raises ConfigError."""
     folder = config_file.resolve().parent
-    sys.path.insert(0, str(folder))
+    add_user_folder(folder)
     found = [] if run is None else check_changes(run, config)
     check_installed(config.journal.tracker)
     model = check_model(config, folder)
     check_lora(config, model)
     check_frozen_models(config, folder, model)
     rows, problems = load_all_rows(config, folder)
+    if config.learner.warmup.steps:
+        check_demonstrations(rows)
     samples = rows + problems + loader_samples(config, folder)
     check_functions(config, folder, samples)
     if (shape := find_shape(config, folder)) is not None:
@@ -316,7 +321,7 @@ def prepare_in_subprocess(config: Config, config_file: Path, run: Path | None = 
         "parent": os.getpid(),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "launch.prepare"],
+        [*CHILD, "launch.prepare"],
         input=json.dumps(question),
         stdout=subprocess.PIPE,
         text=True,

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context
 from areal_bus.errors import ArealBusError
+from areal_bus.isolation import child_path
 from areal_bus.messages import Role
 from areal_bus.terminal import STYLED
 from launch.runs import newest_checkpoint
 
-ROOT = Path(__file__).resolve().parents[1]  # the folder of the packages areal_bus, actors, launch and tools
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_")
 RENDEZVOUS_VARIABLES = {
     "RANK",
@@ -112,7 +112,7 @@ def actor_environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: boo
         for name, value in outer.items()
         if not name.startswith(LAUNCHER_VARIABLES) and name not in RENDEZVOUS_VARIABLES | {UNBUFFERED}
     }
-    inner["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [outer.get("PYTHONPATH")])])
+    inner["PYTHONPATH"] = child_path(outer)
     inner.setdefault("TOKENIZERS_PARALLELISM", "false")
     inner.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the head reports the end of a peer in one line
     inner.setdefault("LOGURU_LEVEL", "INFO")

@@ -22,6 +22,7 @@ from actors.runtime.process import BAD_INPUT, CRASHED, DONE, LEFT, OVER, RESTART
 from areal_bus import parent_death
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from areal_bus.errors import ArealBusError
+from areal_bus.isolation import CHILD
 from areal_bus.messages import Role
 from launch.process import ActorProcess, Signals, print_to_mpirun, resume_hint, start_actor
 from launch.restart_policy import RestartBackoff, StallTimer
@@ -69,7 +70,7 @@ class Supervisor:
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     run: Path = Path("/nowhere")  # the run's folder
     n_ranks: int = 0  # of mpirun; 0: no mpirun
-    command: Sequence[str] = (sys.executable, *(["-O"] if not __debug__ else []), "-m", "actors.runtime.start")
+    command: Sequence[str] = (*CHILD[:1], *(["-O"] if not __debug__ else []), *CHILD[1:], "actors.runtime.start")
     at_end: Callable[[], None] = lambda: None  # called after SIGTERM to the actors
     at_poll: Callable[[], None] = lambda: None  # called about once a second
     waits_for_job: bool = False  # also without actors: a rank that waits in MPI_Finalize instead would spin

@@ -7,22 +7,21 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-import areal_bus
+from areal_bus.commands import as_here
 from areal_bus.config import loader as settings
 from areal_bus.config import named_tasks
 from areal_bus.config.named_tasks import is_generated
+from areal_bus.config.packaged import find_and_announce
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_bus.isolation import CHILD, child_path
 from tools import run, terminal
-
-ROOT = Path(areal_bus.__file__).parents[1]
 
 EPILOG = """\
 For a run, the settings of the run are used: prompt format, reward, seed, samples and temperature. With them and the
@@ -39,9 +38,9 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.evaluate",
+        as_here("python -m tools.evaluate"),
         description="Score a model or a run on a file of problems.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("model", metavar="MODEL_OR_RUN", help="model folder, Hugging Face id, or run (its exported model)")
@@ -69,16 +68,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    if args.config:
+        args.config = str(find_and_announce(args.config))
     order = make_order(args)
-    line = [sys.executable, "-m", "actors.offline.evaluate"]
+    line = [*CHILD, "actors.offline.evaluate"]
     child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 def child_environment() -> dict[str, str]:
     """This environment, with our packages first and, as in a generator, one thread on CPU unless it is set."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path}
+    return {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": child_path()}
 
 
 def make_order(args: argparse.Namespace) -> dict[str, Any]:

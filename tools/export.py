@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from areal_bus.commands import as_here
 from areal_bus.config.trackers import PACKAGES
 from tools import run, terminal
 from tools.follow import HOLD_S, is_over, stopped_by
@@ -22,9 +23,9 @@ To start a follower beside a job: journal.tracker = ["tensorboard"]."""
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.export",
+        as_here("python -m tools.export"),
         description="Write the scalar series of a run to a tracker.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")

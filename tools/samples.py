@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.run import Line, Run
@@ -23,9 +24,9 @@ Samples of undone steps (a later term of the learner restarted from an earlier v
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.samples",
+        as_here("python -m tools.samples"),
         description="Show samples of a run.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")

@@ -6,11 +6,12 @@ It finds and verifies the checkpoint, and starts `actors/offline/save_hf.py` in 
 import argparse
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from areal_bus.commands import as_here
 from areal_bus.errors import CheckpointError, ConfigError
+from areal_bus.isolation import CHILD
 from areal_bus.storage import versioned_dirs
 from tools import run, terminal
 from tools.evaluate import child_environment
@@ -26,9 +27,9 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.save_hf",
+        as_here("python -m tools.save_hf"),
         description="Write the model of a checkpoint as a Hugging Face folder.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint, or a run (its newest checkpoint)")
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "dtype": args.dtype or "",
         "shard_gb": args.shard_gb,
     }
-    line = [sys.executable, "-m", "actors.offline.save_hf"]
+    line = [*CHILD, "actors.offline.save_hf"]
     child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 

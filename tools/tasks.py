@@ -6,12 +6,13 @@
 import argparse
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 
+from areal_bus.commands import as_here
 from areal_bus.config.named_tasks import GENERATED, NAMED_TASKS, REASONING_GYM, check_name
 from areal_bus.config.reasoning_gym import PREFIX, REFUSED, task_of
 from areal_bus.errors import ConfigError
+from areal_bus.isolation import CHILD
 from tools import terminal
 from tools.evaluate import child_environment
 
@@ -27,9 +28,9 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.tasks",
+        as_here("python -m tools.tasks"),
         description="List the named tasks, or check a file of one.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = p.add_subparsers(dest="command", required=True)
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.name in GENERATED or (task_of(args.name) and args.data):
         raise ConfigError(f"the task {args.name} is generated and has no file to check")
     order = {"task": args.name, "data": args.data, "limit": args.limit, "json": args.json}
-    line = [sys.executable, "-m", "actors.offline.check_task"]
+    line = [*CHILD, "actors.offline.check_task"]
     child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from areal_bus.commands import as_here
 from tools import run, terminal
 from tools.processes import Process, process_of
 from tools.run import Line, Run
@@ -270,9 +271,9 @@ def report_lines(report: WhyReport) -> list[str]:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.why",
+        as_here("python -m tools.why"),
         description="Show whether a run is alive, stalled, dead or over, and which actor waits for which since when.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")

@@ -20,6 +20,7 @@ from typing import Any
 from actors.endpoint.sessions import AgentEnded, Session
 from actors.rewards.ipc import REQUEST_BYTES, pack
 from actors.rewards.pool import WorkerLost, WorkerProcess
+from actors.runtime.user_modules import user_folder
 from areal_bus.errors import ConfigError
 
 MODULE = "actors.endpoint.agent_worker"
@@ -150,7 +151,12 @@ def load_once(
     began = time.monotonic()
     process = WorkerProcess(selector, PROCESS, MODULE)
     try:
-        order = {"function": function, "path": sys.path, "prints": None if prints is None else str(prints)}
+        order = {
+            "function": function,
+            "path": sys.path,
+            "folder": user_folder(),
+            "prints": None if prints is None else str(prints),
+        }
         process.send(pack(order, cap_bytes=REQUEST_BYTES))
         record = receive(selector, process, lambda: began + START_S - time.monotonic(), is_unwanted)
         if record is None:

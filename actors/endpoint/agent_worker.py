@@ -6,7 +6,6 @@ agent gets base URL and API key as arguments and in the environment variables of
 """
 
 import asyncio
-import importlib
 import inspect
 import json
 import math
@@ -29,6 +28,7 @@ from actors.rewards.worker import (
     take_channel,
 )
 from actors.runtime.user_code import cause
+from actors.runtime.user_modules import add_user_folder, import_user_module
 from areal_bus.errors import ConfigError
 
 Agent = Callable[[Mapping[str, Any], str, str], Any]  # (row, base_url, api_key)
@@ -42,6 +42,8 @@ def main(parent: int) -> None:
     if order is None:
         return
     sys.path[:] = order["path"]
+    if order["folder"]:
+        add_user_folder(order["folder"])
     keep_prints(order.get("prints"))
     bypass_proxy()
     try:
@@ -74,7 +76,7 @@ def load_agent(function: str) -> Agent:
     if not module_name or not name:
         raise ConfigError(f'workflow.agent.function must be "module:function": it is {function!r}')
     try:
-        module = importlib.import_module(module_name)
+        module = import_user_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"workflow.agent.function {function!r} must import: module {module_name!r} did not ({cause(error)})"

@@ -25,6 +25,7 @@ from actors.head.stall_monitor import StallMonitor
 from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_seldom, dump, journal_rejections
 from areal_bus import messages as m
+from areal_bus.commands import as_here
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Discard, Effect, End, Keep, Mark, Progress, Record, Save, Send
 from areal_bus.core.evaluation_plan import EvaluationSet, best, history, name_of
@@ -336,7 +337,8 @@ class Shell:
                 )
             lines.append(f"to resume: the same command line with --resume {self.folder}")
         lines.extend(f"{alert.level}: {alert.text}" for alert in self.alerts.end())
-        lines.append(f"run: {self.folder}   (python -m tools.samples {self.folder} shows what the model wrote)")
+        show = as_here(f"python -m tools.samples {self.folder}")
+        lines.append(f"run: {self.folder}   ({show} shows what the model wrote)")
         return lines
 
 

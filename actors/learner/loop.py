@@ -1,12 +1,12 @@
 """The training loop, and how a user's own loop of the same signature is found."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 from actors.learner.ppo import PPOActor
 from actors.learner.rollout import Rollout
 from actors.runtime.user_code import cause
+from actors.runtime.user_modules import import_user_module
 from areal_bus.errors import ConfigError
 
 Loop = Callable[[Rollout, PPOActor], Any]
@@ -27,7 +27,7 @@ def find_loop(name: str) -> Loop:
     if not (module_name and colon and function_name):
         raise ConfigError(f'learner.loop is "ppo" or "module:function": {name!r} is neither')
     try:
-        module = importlib.import_module(module_name)
+        module = import_user_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"learner.loop must import: {module_name!r} does not ({cause(error)})") from error
     loop = getattr(module, function_name, None)

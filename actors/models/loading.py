@@ -87,7 +87,7 @@ def _parts(folder: Path) -> list[str]:
 
 
 def _hint(path: str) -> str:
-    return "; `make model` brings SmolLM2" if "smollm2" in path.lower() else ""
+    return "; `make model` or `areal-bus demo` brings SmolLM2" if "smollm2" in path.lower() else ""
 
 
 def load_tokenizer(path: str) -> Any:

@@ -27,6 +27,7 @@ from actors.rewards.loading import reward_name, reward_options
 from actors.rewards.pool import WorkerPool
 from actors.runtime.context import dump
 from actors.runtime.process import leave
+from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import close_workflow, load_workflow
 from areal_bus.config.sections import Config
 from areal_bus.core.evaluation import Evaluation
@@ -106,7 +107,7 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
     config = configure(order)
     folder = find_model(order.model)
     rows = find_rows(order.data, config)
-    sys.path.insert(0, order.folder)
+    add_user_folder(order.folder)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pool = stack.enter_context(

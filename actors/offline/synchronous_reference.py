@@ -41,6 +41,7 @@ from actors.rewards.loading import load_reward, reward_name, reward_options
 from actors.rewards.values import read_value
 from actors.runtime.context import HeartbeatState, dump
 from actors.runtime.process import leave
+from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import load_workflow
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config, LearnerConfig
@@ -70,7 +71,7 @@ class SynchronousReference:
     def __init__(self, config: Config, config_folder: Path, folder: Path, *, n_generators: int) -> None:
         """`folder`: the run's folder. Raises ConfigError for a config that is not synchronous or does not load."""
         self._check(config, n_generators)
-        sys.path.insert(0, str(config_folder))  # the user's modules
+        add_user_folder(config_folder)
         self.config = config
         self.journal = Journal(folder / "journal", role="reference", index=0, incarnation=0)
         self._model_folder = find_model(config, config_folder, folder)

@@ -2,7 +2,6 @@
 
 import importlib
 import socket
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from actors.rewards.protocol import RewardFunction
 from actors.rewards.signatures import AUTO
 from actors.rewards.weighted import WeightedReward, WeightedTerm
 from actors.runtime.user_code import cause
+from actors.runtime.user_modules import add_user_folder, check_not_hidden
 from areal_bus.errors import ConfigError
 
 if TYPE_CHECKING:  # workers import this module without the settings
@@ -82,7 +82,7 @@ def code_options(reward: "RewardConfig") -> dict[str, Any]:
 def load_reward(
     name: str, folder: str | Path, fields: Collection[str] | None = None, *, options: Mapping[str, Any] | None = None
 ) -> RewardFunction:
-    """The reward function of that name: a built-in one, or "module:function", with `folder` first on sys.path.
+    """The reward function of that name: a built-in one, or "module:function", with `folder` last on sys.path.
 
     Its parameters are bound by name; `fields`: the fields that every row has, if known. `options`: of reward_options;
     without them built-in functions have their defaults. Raises ConfigError with the module, the attribute and the
@@ -96,14 +96,15 @@ def load_reward(
     if not (separator and module_name and attribute):
         known = ", ".join(f'"{known}"' for known in [*BUILT_IN, WEIGHTED])
         raise ConfigError(f'reward.function must be {known} or "module:function": it is {name!r}')
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    add_user_folder(folder)
     try:
+        if name not in BUILT_IN:
+            check_not_hidden(module_name)
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"reward.function {name!r} must import: module {module_name!r} did not ({cause(error)}); "
-            + EXTRAS.get(name, f"looked in {folder} first")
+            + EXTRAS.get(name, f"looked in {folder} last")
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):

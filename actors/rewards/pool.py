@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections import deque
@@ -27,6 +26,7 @@ from actors.rewards.columns import encode_ids
 from actors.rewards.ipc import REPLY_BYTES, REQUEST_BYTES, pack, unpack
 from areal_bus.core.reward_parts import checked
 from areal_bus.errors import ConfigError
+from areal_bus.isolation import CHILD, child_path
 from areal_bus.messages import VerdictStatus
 
 REAP_S = 5.0  # longest wait for a killed process; after that it is left to init
@@ -54,7 +54,7 @@ class WorkerProcess:
         self._data = data
         self._mark = uuid.uuid4().hex
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(os.getpid())],
+            [*CHILD, module, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment() | {MARK: self._mark},
@@ -170,9 +170,7 @@ def read_environment(pid: int) -> list[bytes]:
 
 def environment() -> dict[str, str]:
     """The actor's environment, with this project importable and one thread for each worker."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-    return {**os.environ, **ONE_THREAD, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+    return {**os.environ, **ONE_THREAD, "PYTHONPATH": child_path(), "PYTHONHASHSEED": "0"}
 
 
 START_S = 60.0  # for a worker to load the function, imports of the user's module included

@@ -4,11 +4,11 @@ import contextlib
 import gc
 import json
 import os
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.runtime.user_modules import add_user_folder
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.journal import Journal
@@ -74,9 +74,8 @@ class Context:
         return Keyring(KeyPair(self.public_key, self.secret_key), self.keys) if self.public_key else None
 
     def find_user_modules(self) -> None:
-        """Put the config's folder first on sys.path."""
-        if self.config_folder not in sys.path:
-            sys.path.insert(0, self.config_folder)
+        """Put the config's folder last on sys.path."""
+        add_user_folder(self.config_folder)
 
 
 class HeartbeatState:

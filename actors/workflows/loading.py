@@ -6,6 +6,7 @@ from actors.areal.stand_ins import import_module
 from actors.endpoint.agent_pool import check_agent
 from actors.runtime.user_code import cause
 from actors.runtime.user_failures import Prints
+from actors.runtime.user_modules import check_not_hidden
 from actors.workflows.agent import AgentWorkflow, do_nothing
 from actors.workflows.areal_workflow import ArealWorkflow
 from actors.workflows.protocol import Workflow
@@ -30,6 +31,7 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
     if not module_name or not name:
         raise ConfigError(f'workflow.function must be "single_turn", "agent" or "module:Class": it is {function!r}')
     try:
+        check_not_hidden(module_name)
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(

@@ -391,7 +391,7 @@ class CriticConfig(Section):
 
 class WarmupConfig(Section):
     steps: int = Field(0, ge=0)
-    """Supervised steps on the task's demonstrations before version 0; 0: none."""
+    """Supervised steps before version 0, on the field `demonstration` of the rows: a right answer; 0: none."""
     batch_size: int = Field(64, ge=1)
     """Demonstrations per supervised step."""
     lr: float = Field(3e-3, gt=0)

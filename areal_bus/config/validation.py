@@ -7,7 +7,6 @@ from areal_bus.config.data import DataConfig
 from areal_bus.config.data_rules import data_rules
 from areal_bus.config.generation import generation_rules
 from areal_bus.config.gpu_memory import gib_of, nearest
-from areal_bus.config.named_tasks import GENERATED
 from areal_bus.config.reward_rules import reward_rules
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.errors import ConfigError
@@ -69,11 +68,6 @@ def _sources(c: Config) -> list[Rule]:
             "[[evaluate.sets]] or evaluate_path of a [[data.source]] (or data.task with data.held_out)",
         ),
         *_evaluations(c),
-        (
-            c.learner.warmup.steps > 0 and not all(part.task in GENERATED for _, part in c.data.parts),
-            "learner.warmup needs demonstrations, which only the tasks sums and reverse have: set "
-            "learner.warmup.steps = 0",
-        ),
     ]
 
 

@@ -233,14 +233,22 @@ def test_parameters_are_counted_as_published() -> None:
     assert sizes == pytest.approx(published, rel=2e-3)
 
 
-def test_foreign_packages_with_our_names_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "__init__.py").touch()
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from areal_bus.launch import main; sys.exit(main())"
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+def test_foreign_packages_with_our_names_are_no_obstacle_unless_loaded(tmp_path: Path) -> None:
+    for name in ("actors", "launch", "tools"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the foreign package')")
+    environ = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    line = [sys.executable, "-m", "areal_bus.launch", "tiny", "--dry-run"]
+    done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"tiny is not in this folder: using the installed {ROOT / 'configs/tiny.toml'}\n"
+    (tmp_path / "tools" / "__init__.py").write_text("")
+    code = "import sys, tools; from areal_bus.launch import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
-    assert f"package 'tools' must be {ROOT / 'tools'}: Python finds {tmp_path / 'tools'}" in done.stderr
+    assert done.stderr == f"error: package 'tools' must be {ROOT / 'tools'}: Python has loaded another\n"
 
 
 @pytest.mark.slow

@@ -239,3 +239,12 @@ def test_a_frozen_model_without_weights_or_room_or_folder_is_refused(file: Path,
     said = refusal(file, *DISTILLED, "teacher.path=whole", "gconfig.max_new_tokens=9")
     assert "data.max_prompt_tokens + gconfig.max_new_tokens = 25 tokens" in said
     assert refusal(file, *DISTILLED, "teacher.path=./nowhere").startswith("teacher.path must be a model folder or")
+
+
+def test_a_warm_up_on_rows_of_a_file_needs_demonstrations_that_are_texts(file: Path) -> None:
+    warm_up = "learner.warmup.steps=1"
+    assert "none of the 2 rows has one; add it, or set learner.warmup.steps = 0" in refusal(file, warm_up)
+    write_rows(file.parent / "rows.jsonl", [ROWS[0], {**ROWS[1], "demonstration": 5}])
+    assert refusal(file, warm_up).endswith("rows.jsonl:2 it is of type int")
+    write_rows(file.parent / "rows.jsonl", [ROWS[0], {**ROWS[1], "demonstration": "j"}])
+    prepare(load(file, [warm_up], {}), file)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.alarms.alarm_reader import AlarmReader, Finding, read
@@ -25,9 +26,9 @@ out. Exit code 0: no alarm was raised; 1: one was, even if it no longer holds; 2
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.alarms",
+        as_here("python -m tools.alarms"),
         description="Find what goes wrong in a run: each alarm with its rule, samples to read, and what to try.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")

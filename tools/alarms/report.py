@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from areal_bus.commands import as_here
 from tools import terminal
 from tools.alarms.alarm_reader import AlarmReader, Finding
 from tools.run import Line, Run
@@ -12,7 +13,7 @@ from tools.run import Line, Run
 def headline(folder: Path, finding: Finding) -> str:
     """One line for the console of a job."""
     seen = terminal.safe(finding.seen)
-    return f"alarm {finding.name} at version {finding.since}: {seen}; python -m tools.alarms {folder}"
+    return as_here(f"alarm {finding.name} at version {finding.since}: {seen}; python -m tools.alarms {folder}")
 
 
 def render(where: Run, reader: AlarmReader, width: int) -> Iterator[str]:
@@ -37,7 +38,7 @@ def _alarm(folder: Path, finding: Finding, width: int) -> Iterator[str]:
         lines = textwrap.wrap(terminal.safe(text), max(width - 8, 20))
         yield from (f"  {title if i == 0 else '':<5} {line}" for i, line in enumerate(lines))
     if finding.samples:
-        yield f"  read  python -m tools.samples {folder} --step N --uid U"
+        yield as_here(f"  read  python -m tools.samples {folder} --step N --uid U")
         yield from (f"    {_sample(sample, width - 4)}" for sample in finding.samples)
 
 

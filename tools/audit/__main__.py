@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from areal_bus.commands import as_here
 from tools import run, terminal
 from tools.audit import report
 from tools.audit.audit import audit, figures, judge
@@ -19,7 +20,7 @@ job cannot show its end. Exit code 0: none is broken; 1: one is; 2: the folder i
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.audit",
+        as_here("python -m tools.audit"),
         description="Check a run against its invariants, by its journal alone.",
         epilog=MORE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from areal_bus.errors import ConfigError
+from areal_bus.isolation import CHILD
 from tools.audit.findings import Findings
 from tools.evaluate import child_environment
 from tools.run import Run
@@ -64,7 +64,7 @@ def recompute(run: Run, findings: Findings, digests: Mapping[int, str]) -> Recom
     """Run it, and add what is off. Raises ConfigError when tokens or weights were not kept."""
     skip = sorted(place + 1 for place in undone_places(run, run.tokens()))  # their weights may have been made anew
     order = json.dumps({"run": str(run.folder.resolve()), "tolerance": TOLERANCE, "skip": skip}) + "\n"
-    line = [sys.executable, "-m", "actors.offline.recompute_logprobs"]
+    line = [*CHILD, "actors.offline.recompute_logprobs"]
     child = subprocess.run(line, input=order, text=True, env=child_environment(), capture_output=True, check=False)
     if child.returncode:
         raise ConfigError(

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
+from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
 from tools import terminal
 from tools.bench.agreement import bench as agreement
@@ -54,7 +55,7 @@ def catalogue() -> str:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.bench",
+        as_here("python -m tools.bench"),
         description="Run one bench. Its last line of output is one JSON object; a missing peer is exit code 2.",
         epilog=catalogue(),
         formatter_class=argparse.RawDescriptionHelpFormatter,

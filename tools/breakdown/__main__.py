@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from areal_bus.commands import as_here
 from tools import run, terminal
 from tools.breakdown import flops, roles, steps, waits
 from tools.breakdown.incarnations import TOLERANCE, Incarnation, read_all
@@ -52,9 +53,9 @@ def tflops(text: str) -> float:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.breakdown",
+        as_here("python -m tools.breakdown"),
         description="Show where the time of a run went.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")

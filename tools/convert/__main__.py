@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from areal_bus.commands import as_here
 from areal_bus.config.loader import resolve
 from areal_bus.errors import ConfigError
 from tools import terminal
@@ -30,9 +31,9 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.convert",
+        as_here("python -m tools.convert"),
         description="Convert the settings of verl, TRL or AReaL.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("file", type=Path, metavar="FILE", help="their settings (.yaml, .yml, .json)")

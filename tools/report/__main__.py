@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.report.facts.run_facts import read_facts
@@ -30,9 +31,9 @@ now. docs/report.md explains the page."""
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.report",
+        as_here("python -m tools.report"),
         description="Write a page that explains a run, compares several runs, or shows a sweep.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument(

@@ -5,10 +5,11 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from areal_bus.commands import as_here
 from areal_bus.config import loader as settings
 from areal_bus.config.capacity import slots
+from areal_bus.config.packaged import find_and_announce
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import run, terminal
@@ -86,9 +87,9 @@ class SweepCell:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.simulate",
+        as_here("python -m tools.simulate"),
         description="Simulate a ring in virtual time: throughput, waits and lag by split and eta.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the settings (with --from: the run's own)")
@@ -168,7 +169,7 @@ def etas(text: str) -> list[int]:
 def sweep_config(args: argparse.Namespace, where: run.Run | None) -> Config:
     """The settings of the sweep."""
     if args.config:
-        return settings.load(Path(args.config), args.set)
+        return settings.load(find_and_announce(args.config), args.set)
     assert where is not None
     if args.set:
         raise ConfigError("--set changes a CONFIG.toml: give one in addition to --from")

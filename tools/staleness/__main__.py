@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from areal_bus.commands import as_here
 from areal_bus.core.staleness import StalenessPolicy
 from tools import terminal
 from tools.staleness import policy_table, soak
@@ -11,7 +12,7 @@ from tools.staleness.simulator.story import tell
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser("python -m tools.staleness", description=__doc__)
+    p = argparse.ArgumentParser(as_here("python -m tools.staleness"), description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
     many = commands.add_parser("soak", help="many schedules under all policies: schedules, events, violations")
     many.add_argument("--schedules", type=int, default=1_000_000, help="how many seeds (default: a million)")

@@ -5,15 +5,16 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
+from areal_bus.commands import as_here
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
+from areal_bus.isolation import CHILD, child_path
 from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import draw
 from tools.staleness.simulator.story import outcomes
@@ -101,11 +102,10 @@ def policy_of(seed: int) -> StalenessPolicy:
 def many_processes(n: int, first: int, jobs: int) -> SoakTally:
     """A process a share of the seeds; their lines are read as they come."""
     bounds = [first + n * i // jobs for i in range(jobs + 1)]
-    line = [sys.executable, "-m", "tools.staleness", "soak", "--json"]
-    workers = [
-        subprocess.Popen([*line, "--first", str(a), "--schedules", str(b - a)], stdout=subprocess.PIPE, text=True)
-        for a, b in itertools.pairwise(bounds)
-    ]
+    line = [*CHILD, "tools.staleness", "soak", "--json"]
+    environment = os.environ | {"PYTHONPATH": child_path()}
+    shares = [[*line, "--first", str(a), "--schedules", str(b - a)] for a, b in itertools.pairwise(bounds)]
+    workers = [subprocess.Popen(share, stdout=subprocess.PIPE, text=True, env=environment) for share in shares]
     tally = SoakTally()
     try:
         for text in as_they_come(workers):
@@ -153,5 +153,5 @@ def report(tally: SoakTally, seconds: float) -> list[str]:
         f"terms {tally.terms} after the first, prompts whose training was undone {tally.undone}",
         f"seconds {seconds:.0f}, {tally.schedules / max(tally.cpu_s, 1e-9):.0f} schedules a second and core",
         f"violations {len(tally.violations)}"
-        + ("; python -m tools.staleness replay SEED --policy P tells the story" if tally.violations else ""),
+        + (as_here("; python -m tools.staleness replay SEED --policy P tells the story") if tally.violations else ""),
     ]

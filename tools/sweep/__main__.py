@@ -9,6 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from areal_bus.commands import as_here
+from areal_bus.config.packaged import find_and_announce
 from areal_bus.errors import ConfigError
 from tools import terminal
 from tools.sweep import report
@@ -30,9 +32,9 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.sweep",
+        as_here("python -m tools.sweep"),
         description="Run a grid of settings with several seeds and compare the cells, paired by seed.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("sweep", type=Path, metavar="SWEEP.toml", help="config, seeds, [grid], [variants.NAME], [[block]]")
@@ -47,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    args.sweep = find_and_announce(str(args.sweep))
     sweep = read_sweep(args.sweep)
     if args.seeds is not None:
         sweep = sweep.model_copy(update={"seeds": args.seeds})

@@ -3,20 +3,19 @@
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import areal_bus
 from areal_bus.errors import ConfigError
+from areal_bus.isolation import CHILD, child_path
+from areal_bus.mpirun import find_mpirun, mpirun_variables
 from areal_bus.parent_death import die_with_parent
 from tools.sweep.plan import Job, SweepFile
 from tools.sweep.results import Result, ResultFile, read_result
 
-ROOT = Path(areal_bus.__file__).parents[1]
 POLL_S = 0.1
 GRACE_S = 10.0  # for a job to end after SIGTERM
 
@@ -98,10 +97,10 @@ class SweepRunner:
     def _command(self, job: Job, folder: Path) -> list[str]:
         options = [word for option in job.options for word in ("--set", option)]
         if job.load().rollout.lags:
-            program = [sys.executable, "-m", "actors.offline.exact_lag", str(job.config), "--out", str(folder)]
+            program = [*CHILD, "actors.offline.exact_lag", str(job.config), "--out", str(folder)]
             return [*program, "--warm-ups", str(self._out / "warm-ups"), *options]
         options += ["--set", f"run.folder={folder.parent}", "--set", f"run.name={folder.name}"]
-        program = ["mpirun", "-np", str(self._sweep.ranks), sys.executable, "-m", "areal_bus.launch", str(job.config)]
+        program = [find_mpirun(), "-np", str(self._sweep.ranks), *CHILD, "areal_bus.launch", str(job.config)]
         return [*program, *options]
 
     def _finish(self, running: _Running) -> Result:
@@ -144,5 +143,5 @@ def last_line(log: Path) -> str:
 
 def environment() -> dict[str, str]:
     """This environment with our packages first and one thread a process, so that results repeat bit for bit."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": path}
+    variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": child_path()}
+    return {**os.environ, **mpirun_variables(), **variables}

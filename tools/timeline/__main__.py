@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.timeline import timeline
@@ -16,9 +17,9 @@ the tracks. Times are seconds since the first start of a process."""
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.timeline",
+        as_here("python -m tools.timeline"),
         description="Write a run's journal as a Chrome trace.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.live import Live
 
+from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
 from areal_bus.terminal import is_terminal
 from tools import run, terminal
@@ -23,9 +24,9 @@ terminal, it prints a line for each update and each change of the verdict. It en
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        "python -m tools.watch",
+        as_here("python -m tools.watch"),
         description="Watch a run: prompts in the ring, curves, actors, verdict and newest samples.",
-        epilog=EPILOG,
+        epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")

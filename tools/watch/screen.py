@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from areal_bus.commands import as_here
 from tools import terminal
 from tools.watch.live_run import Alarm, Frame, Points
 
@@ -81,7 +82,7 @@ def _actors(frame: Frame) -> Table:
         )
         table.add_row(actor.name, state, actor.process, f"{actor.silent_s:.0f} s ago", actor.doing, str(actor.n_lives))
     if len(frame.actors) > MAX_ACTORS:
-        table.add_row(f"and {len(frame.actors) - MAX_ACTORS} more: python -m tools.why", "", "", "", "", "")
+        table.add_row(as_here(f"and {len(frame.actors) - MAX_ACTORS} more: python -m tools.why"), "", "", "", "", "")
     return table
 
 

@@ -1,6 +1,5 @@
 """Finds the parts that the settings name, and tries the user's own on a small example before the run begins."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from actors.learner.algorithms.parts import (
     sequences_of,
 )
 from actors.runtime.user_code import cause
+from actors.runtime.user_modules import import_user_module
 from areal_bus.config.algorithms import correction_of, is_users, uses_teacher
 from areal_bus.config.sections import ActorConfig
 from areal_bus.errors import ConfigError
@@ -99,7 +99,7 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
     """ "module:function" from sys.path (the folder of the config is on it). Raises ConfigError."""
     module_name, _, function_name = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = import_user_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{key} must import: {module_name!r} does not ({cause(error)})") from error
     function = getattr(module, function_name, None)

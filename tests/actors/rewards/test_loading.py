@@ -249,3 +249,14 @@ def test_token_ids_reach_a_worker_only_where_the_function_takes_them(folder):
             while not (verdicts := pool.poll(1.0)):
                 pass
         assert (verdicts[0].reward, verdicts[0].error) == (expected, "")
+
+
+def test_a_module_that_another_one_hides_is_refused_with_both_files(folder):
+    (folder / "tools").mkdir()
+    for file in ("code.py", "tools/__init__.py", "tools/own.py", "json.py"):
+        (folder / file).write_text("def score(completion): return 1")
+    for name, hidden in (("code:score", "code.py"), ("tools.own:score", "tools/__init__.py")):
+        with pytest.raises(ConfigError, match=rf"Python finds /\S+ before {folder}/{hidden}"):
+            load_reward(name, folder)
+    assert load_reward("sums", folder)("1+1", "2", {"answer": "2"}).reward == 1.0
+    assert sys.path[-1] == str(folder)

