@@ -1,8 +1,8 @@
-"""torch.distributed for pushes: a store on one address, groups without a default world, and bounded waits.
+"""torch.distributed for pushes: a store on one address, and groups without a default world.
 
 Gloo does not always detect a dead peer: an operation that was half sent when the peer died is stuck until its own time
-limit (seen with torch 2.13). So no thread blocks on an operation. `PushWaits` polls operations, store and deadline, and
-a failed group is retired together with its stuck operations.
+limit (seen with torch 2.13). So no thread blocks on an operation. The end of each operation wakes the thread of the
+push (`waits.py`), and a failed group is retired together with its stuck operations.
 """
 
 import atexit
@@ -12,9 +12,7 @@ import queue
 import re
 import socket
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -24,12 +22,11 @@ from torch import Tensor
 from torch.distributed import BroadcastOptions, GatherOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import ConfigError, PushFailed
+from areal_bus.weights.waits import PushWaits, Wakeup
 
 WINDOW = 2  # concurrent broadcasts: one is verified and copied while the next arrives
-MAX_GROUPS = 4  # for the view of the ring and a few catch-up pushes
 STORE_TIMEOUT_S = 30.0  # time limit of one store request
-OVER_S = 1.0  # an operation of gloo may outlast its push by this
-ALARM_S = 0.05  # interval of checks for the other side's alarm
+BACKLOG = 4096  # connections that wait to be accepted: a view's members come all at once
 
 
 def serve_store(address: str) -> tuple[TCPStore, str]:
@@ -41,7 +38,7 @@ def serve_store(address: str) -> tuple[TCPStore, str]:
     listener = socket.socket(socket.AF_INET6 if ip.version == 6 else socket.AF_INET)
     try:
         listener.bind((str(ip), 0))
-        listener.listen()
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(f"the weight store needs an address of this host: {address}: {error.strerror}") from error
@@ -87,20 +84,38 @@ class StoreListener:
         return ProcessGroupGloo.create_device(interface=self._interface)
 
 
-class PushGroup:
-    """Root (rank 0) and members of one view. `broadcast` sends bytes; `report` sends one status byte for each member.
+class Operation:
+    """An operation of gloo in flight. Its end wakes the thread of the push."""
 
-    They use two gloo groups, so that the root can wait for the reports from the start. That wait fails at once when a
-    member dies, independent of the broadcasts.
+    def __init__(self, work: Any, wake: Wakeup) -> None:
+        self._work = work
+        self._future = work.get_future()
+        self._future.add_done_callback(lambda _: wake.set())  # on a thread of gloo
+
+    def done(self) -> bool:
+        return bool(self._future.done())
+
+    def check(self) -> None:
+        """Raises RuntimeError when it has failed. Only once it is done."""
+        self._work.wait()
+
+
+class PushGroup:
+    """Sender (rank 0) and receivers. `broadcast` sends bytes; `report` sends one status byte for each receiver.
+
+    They use two gloo groups, so that the sender can wait for the reports from the start. That wait fails at once when a
+    receiver dies, independent of the broadcasts.
     """
 
-    def __init__(self, name: str, store: TCPStore, *, rank: int, size: int, device: Any, timeout_s: float) -> None:
-        self.name = name
-        self.size = size
+    def __init__(
+        self, name: str, store: TCPStore, *, rank: int, size: int, device: Any, wake: Wakeup, timeout_s: float
+    ) -> None:
         self._rank = rank
+        self._size = size
+        self._wake = wake
         self._data = gloo(PrefixStore(f"{name}/data", store), rank, size, device, timeout_s)
         self._control = gloo(PrefixStore(f"{name}/control", store), rank, size, device, timeout_s)
-        self._works: list[Any] = []  # in flight
+        self._operations: list[Operation] = []  # in flight
         self._staging: list[Tensor] = []
         _alive.add(self)
 
@@ -110,51 +125,54 @@ class PushGroup:
             self._staging = [torch.empty(n_bytes, dtype=torch.uint8, pin_memory=pin) for _ in range(WINDOW)]
         return [buffer[:n_bytes] for buffer in self._staging]
 
-    def broadcast(self, bucket: Tensor, timeout_s: float) -> Any:
+    def broadcast(self, bucket: Tensor, timeout_s: float) -> Operation:
         options = BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         options.timeout = timedelta(seconds=timeout_s)
         return self._started(self._data.broadcast([bucket], options))
 
-    def report(self, status: int, timeout_s: float) -> tuple[Any, list[Tensor]]:
-        """Send `status` (0 to 255) to the root, which receives a (1,) uint8 tensor from each rank, itself first."""
+    def report(self, status: int, timeout_s: float) -> tuple[Operation, list[Tensor]]:
+        """Send `status` (0 to 255) to rank 0, which receives a (1,) uint8 tensor from each rank, itself first."""
         options = GatherOptions()
         options.rootRank = 0
         options.timeout = timedelta(seconds=timeout_s)
         mine = torch.tensor([status], dtype=torch.uint8)
-        all_ = [torch.zeros(1, dtype=torch.uint8) for _ in range(self.size)] if self._rank == 0 else []
+        all_ = [torch.zeros(1, dtype=torch.uint8) for _ in range(self._size)] if self._rank == 0 else []
         return self._started(self._control.gather([all_] if all_ else [], [mine], options)), all_
 
     def check(self) -> None:
         """Raises RuntimeError when an operation in flight has failed."""
-        for work in [work for work in self._works if work.is_completed()]:
-            self._works.remove(work)
-            work.wait()
+        for operation in [operation for operation in self._operations if operation.done()]:
+            self._operations.remove(operation)
+            operation.check()
 
     @property
     def busy(self) -> bool:
-        return any(not work.is_completed() for work in self._works)
+        return any(not operation.done() for operation in self._operations)
 
-    def _started(self, work: Any) -> Any:
-        self._works.append(work)
-        return work
+    def _started(self, work: Any) -> Operation:
+        operation = Operation(work, self._wake)
+        self._operations.append(operation)
+        return operation
 
 
-def meet(name: str, store: TCPStore, waits: "PushWaits", *, rank: int, size: int, listener: StoreListener) -> PushGroup:
-    """Build the group of that name with all its members. Raises PushFailed and RuntimeError like `PushWaits.until`.
+def meet(name: str, store: TCPStore, waits: PushWaits, *, rank: int, size: int, listener: StoreListener) -> PushGroup:
+    """Build the group of that name with all its ranks. Raises PushFailed and RuntimeError like `PushWaits.until`.
 
     Gloo's rendezvous ends only at its time limit, even if a member has died. So it runs on its own thread, which is
     abandoned if the push ends first. It uses its own store connection, because a wait blocks a connection.
     """
     outcome: queue.SimpleQueue[PushGroup | Exception] = queue.SimpleQueue()
-    left_s = waits.left_s
+    wake, left_s = waits.wake, waits.left_s
 
     def build() -> None:
         try:
             own = store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
-            outcome.put(PushGroup(name, own, rank=rank, size=size, device=listener.device, timeout_s=left_s))
+            device = listener.device
+            outcome.put(PushGroup(name, own, rank=rank, size=size, device=device, wake=wake, timeout_s=left_s))
         except Exception as error:  # noqa: BLE001  raised again below
             outcome.put(error)
+        wake.set()
 
     threading.Thread(target=build, name=f"meets {name}", daemon=True).start()
     waits.until(lambda: not outcome.empty(), lambda: "the members to build a group")
@@ -162,83 +180,6 @@ def meet(name: str, store: TCPStore, waits: "PushWaits", *, rank: int, size: int
     if isinstance(found, Exception):
         raise found
     return found
-
-
-class PushGroups:
-    """Groups of the most recent views."""
-
-    def __init__(self) -> None:
-        self._by_view: dict[int, PushGroup] = {}
-
-    def of_view(self, view: int) -> PushGroup | None:
-        return self._by_view.get(view)
-
-    def keep(self, view: int, group: PushGroup) -> None:
-        self._by_view[view] = group
-        while len(self._by_view) > MAX_GROUPS:
-            self.drop_view(next(iter(self._by_view)))
-
-    def drop_view(self, view: int) -> None:
-        group = self._by_view.pop(view, None)
-        if group is not None:
-            retire(group)
-
-    def clear(self) -> None:
-        for view in list(self._by_view):
-            self.drop_view(view)
-
-
-class PushWaits:
-    """Waits of one push on one side. They end by success, deadline, `cancel` or the other side's alarm."""
-
-    def __init__(self, what: str, store: TCPStore, *, alarm: str, timeout_s: float, cancelled: threading.Event) -> None:
-        self._what = what
-        self._store = store
-        self._alarm = alarm  # key that the other side sets, with its reason, when it aborts
-        self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
-        self._cancelled = cancelled
-        self._checked = 0.0
-
-    @property
-    def left_s(self) -> float:
-        """Seconds to the deadline. Never 0, which means "no limit" to torch."""
-        return max(self._deadline - time.monotonic(), 0.05)
-
-    @property
-    def limit_s(self) -> float:
-        """Time limit of an operation: beyond the deadline, whose error text is clearer."""
-        return self.left_s + OVER_S
-
-    def until(self, done: Callable[[], bool], waits_for: Callable[[], str], group: PushGroup | None = None) -> None:
-        """Poll until `done`. Raises PushFailed, or RuntimeError when an operation of `group` or the store fails."""
-        pause = 0.0002
-        while True:
-            finished = done()  # evaluated before the check, which then sees its error
-            if group is not None:
-                group.check()
-            if finished:
-                return
-            self.check(waits_for)
-            self._cancelled.wait(pause)
-            pause = min(pause * 1.5, 0.01)
-
-    def check(self, waits_for: Callable[[], str], *, at_once: bool = False) -> None:
-        """Raises PushFailed when the push was cancelled here, was aborted by the other side, or is overdue.
-
-        Checks the alarm every ALARM_S only, unless `at_once`.
-        """
-        now = time.monotonic()
-        if self._cancelled.is_set():
-            raise PushFailed(f"{self._what} was cancelled here; it waited for {waits_for()}")
-        if at_once or now - self._checked >= ALARM_S:
-            self._checked = now
-            if self._store.check([self._alarm]):
-                raise PushFailed(f"{self._what} was aborted: {self._store.get(self._alarm).decode()}")
-        if now >= self._deadline:
-            raise PushFailed(
-                f"{self._what} must be complete {self._timeout_s:g} s after its start; it waits for {waits_for()}"
-            )
 
 
 _alive: weakref.WeakSet[PushGroup] = weakref.WeakSet()

@@ -1,24 +1,37 @@
-"""The protocol of a push: keys and values in the store, and the completion reports of members.
+"""The protocol of a push: keys and values in the store, and the reports of members.
 
-Members that copy from shared memory are in the root's PID namespace (`MemoryPlace`), so the root can waits their
+The root sets three words, in this order: ANNOUNCE, GO and END. Members report in two phases, READY and REPORT; the last
+one of a phase wakes the root. Either side stops a push by values that begin with `STOP`.
+
+Members that copy from shared memory are in the root's PID namespace (`MemoryPlace`), so the root can watch their
 processes with pidfd.
 """
 
 import json
 import os
 import select
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.weights.process_group import PushWaits, brief
+from areal_bus.weights.manifest import Manifest
+from areal_bus.weights.process_group import brief
 from areal_bus.weights.shared_memory import Handle, MemoryPlace
+from areal_bus.weights.waits import STOP, StoreWatch
+
+ANNOUNCE, GO, END = "announce", "go", "end"
+ALL = "all"  # value that ends a phase
+
+Phase = Literal["ready", "report"]
+READY: Phase = "ready"
+REPORT: Phase = "report"
+PHASES = (READY, REPORT)
 
 HELD, WRONG = 1, 2  # report of a member in its group
 
@@ -30,23 +43,37 @@ class SnapshotOffer:
     place: MemoryPlace
     handle: Handle
 
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What the root is going to send."""
+
+    manifest: Manifest
+    offer: SnapshotOffer | None
+
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        offer = None if self.offer is None else asdict(self.offer)
+        return json.dumps({"manifest": self.manifest.encode(), "offer": offer})
 
     @staticmethod
-    def decode(text: str) -> "SnapshotOffer":
+    def decode(text: str) -> "Announcement":
         value = decoded(text)
         try:
-            return SnapshotOffer(MemoryPlace(**value["place"]), dict(value["handle"]))
+            offer = value["offer"]
+            manifest = Manifest.decode(str(value["manifest"]))
+            if offer is not None:
+                offer = SnapshotOffer(MemoryPlace(**offer["place"]), dict(offer["handle"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise PushFailed(f"an offer of the root has a place and a handle: {text[:200]!r}") from error
+            raise PushFailed(f"an announcement has a manifest and an offer of memory: {text[:200]!r}") from error
+        return Announcement(manifest, offer)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberReady:
     """Report of a member that has buffers for the announced model."""
 
-    group: str  # process group of this view that it still holds; "" for none
+    name: str
+    group: str  # groups of this view that it still holds; "" for none
     place: MemoryPlace  # where it receives; equal to the root's place if it has opened the root's memory
     pid: int  # in the PID namespace of `place`
 
@@ -57,15 +84,16 @@ class MemberReady:
     def decode(text: str) -> "MemberReady":
         value = decoded(text)
         try:
-            return MemberReady(str(value["group"]), MemoryPlace(**value["place"]), pid_of(value["pid"]))
+            place = MemoryPlace(**value["place"])
+            return MemberReady(str(value["name"]), str(value["group"]), place, pid_of(value["pid"]))
         except (KeyError, TypeError, ValueError) as error:
             shown = repr(text[:200])
-            raise PushFailed(f"a ready report has a group, a place and a pid: {shown}") from error
+            raise PushFailed(f"a ready report has a name, a group, a place and a pid: {shown}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class PushGo:
-    """All members are ready: the group to use."""
+    """All members are ready: the tree of groups to use."""
 
     group: str  # members without it build it; buckets are broadcast in it. "": members copy
 
@@ -101,13 +129,6 @@ def pid_of(value: object) -> int:
     return value
 
 
-def read(store: TCPStore, begin: PushBegin, name: str, waits: PushWaits) -> str:
-    """Wait for the value that the root sets under this name."""
-    at = key(begin, name)
-    waits.until(lambda: store.check([at]), lambda: f"the root's {name}")
-    return str(store.get(at).decode())
-
-
 def bucket(index: int, n: int) -> Callable[[], str]:
     return lambda: f"bucket {index + 1} of {n}"
 
@@ -124,38 +145,78 @@ def reason(error: Exception) -> str:
     return str(error) if isinstance(error, PushFailed) else brief(error)
 
 
-def report(store: TCPStore, begin: PushBegin, name: str) -> None:
-    """Report to the root that this member has copied and checked every byte. The head receives the outcome.
+def words(begin: PushBegin) -> list[str]:
+    """Keys that the root sets."""
+    return [key(begin, name) for name in (ANNOUNCE, GO, END)]
 
-    Raises RuntimeError when the root's store is gone.
+
+def all_of(begin: PushBegin, phase: Phase) -> str:
+    """Key that ends a phase."""
+    return key(begin, f"{phase}/all")
+
+
+def ends_of(begin: PushBegin) -> list[str]:
+    """Keys that end the phases, in order."""
+    return [all_of(begin, phase) for phase in PHASES]
+
+
+def keys_of_members(begin: PushBegin) -> list[str]:
+    """Keys that members set."""
+    return [key(begin, f"{phase}{part}") for phase in PHASES for part in ("", "/n", "/all")]
+
+
+def arrive(store: TCPStore, begin: PushBegin, phase: Phase, text: str) -> None:
+    """Add a member's report of one line. The last member of the phase wakes the root.
+
+    Returns when the store has it, so that the member may end. Raises RuntimeError when the store is gone.
     """
-    store.set(_key(begin, name), "done")
-    store.check([_key(begin, name)])  # waits for an answer, so the value above has arrived
+    store.append(key(begin, phase), f"{text}\n")  # type: ignore[attr-defined]  # not in torch's stubs
+    if store.add(key(begin, f"{phase}/n"), 1) == len(begin.members):
+        store.set(all_of(begin, phase), ALL)
+        store.check([all_of(begin, phase)])  # waits for an answer, so the value above has arrived
+
+
+def arrivals(store: TCPStore, begin: PushBegin, phase: Phase) -> list[str]:
+    """The reports so far."""
+    at = key(begin, phase)
+    return store.get(at).decode().splitlines() if store.check([at]) else []
+
+
+def ready_reports(store: TCPStore, begin: PushBegin) -> dict[str, MemberReady]:
+    """Name -> report of the members that are ready."""
+    return {report.name: report for report in map(MemberReady.decode, arrivals(store, begin, READY))}
+
+
+def missing(reported: Iterable[str], begin: PushBegin) -> list[str]:
+    there = set(reported)
+    return [name for name in begin.members if name not in there]
+
+
+def stop_push(store: TCPStore, keys: Iterable[str], why: str) -> None:
+    """End the push at the other side. Raises RuntimeError when the store is gone."""
+    for at in keys:
+        store.set(at, STOP + why)
 
 
 class CompletionReports:
     """Completion reports of the members. As a context manager it watches their processes."""
 
-    def __init__(self, store: TCPStore, begin: PushBegin, pids: Mapping[str, int]) -> None:
+    def __init__(self, store: TCPStore, watch: StoreWatch, begin: PushBegin, pids: Mapping[str, int]) -> None:
         self._store = store
+        self._watch = watch
         self._begin = begin
-        self._keys = {name: _key(begin, name) for name in sorted(pids)}
         self._pids = pids
         self._processes: dict[int, str] = {}  # pidfds, readable when the process has ended
-        self._poll = select.poll()
         self._ended: set[str] = set()
 
     def __enter__(self) -> "CompletionReports":
         for name, pid in self._pids.items():
             try:
-                descriptor = os.pidfd_open(pid)
+                self._processes[os.pidfd_open(pid)] = name
             except ProcessLookupError:
                 self._ended.add(name)
             except (OSError, AttributeError):  # no pidfd support, or forbidden: the head ends the push
                 continue
-            else:
-                self._processes[descriptor] = name
-                self._poll.register(descriptor, select.POLLIN)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -163,20 +224,35 @@ class CompletionReports:
             with suppress(OSError):
                 os.close(descriptor)
 
+    def running(self) -> list[int]:
+        """Descriptors that become readable when a process ends."""
+        return list(self._processes)
+
     def are_there(self) -> bool:
         """Whether all reports are there. Raises PushFailed when a member has ended without one."""
-        self._ended.update(self._processes[descriptor] for descriptor, _ in self._poll.poll(0))
-        if self._store.check(list(self._keys.values())):  # checked after the ends: their reports have arrived by now
+        if self._watch.value(all_of(self._begin, REPORT)) == ALL:
             return True
-        silent = [name for name in sorted(self._ended) if not self._store.check([self._keys[name]])]
-        if silent:
-            raise PushFailed(f"{title(self._begin)} must be reported by each member: {', '.join(silent)} ended before")
-        return False
+        self._ended.update(map(self._forget, ended(self._processes)))
+        if not self._ended:
+            return False
+        silent = missing(arrivals(self._store, self._begin, REPORT), self._begin)  # read after the ends
+        gone = sorted(self._ended.intersection(silent))
+        if gone:
+            raise PushFailed(f"{title(self._begin)} must be reported by each member: {', '.join(gone)} ended before")
+        return not silent
 
     def waits_for(self) -> str:
-        missing = [name for name, at in self._keys.items() if not self._store.check([at])]
-        return "the members' reports: " + (", ".join(missing) or "all have just arrived")
+        silent = missing(arrivals(self._store, self._begin, REPORT), self._begin)
+        return "the members' reports: " + (", ".join(sorted(silent)) or "all have just arrived")
+
+    def _forget(self, descriptor: int) -> str:
+        os.close(descriptor)
+        return self._processes.pop(descriptor)
 
 
-def _key(begin: PushBegin, name: str) -> str:
-    return key(begin, f"report/{name}")
+def ended(descriptors: Iterable[int]) -> list[int]:
+    """The pidfds whose process has ended."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(0)]

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from loguru import logger
@@ -16,92 +16,34 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.weights.checksum import Checksum, prepare
-from areal_bus.weights.manifest import Manifest, TensorEntry, first_difference
-from areal_bus.weights.process_group import (
-    WINDOW,
-    PushGroup,
-    PushGroups,
-    PushWaits,
-    StoreListener,
-    brief,
-    join_store,
-    meet,
-)
+from areal_bus.weights.broadcast_tree import BroadcastTree, BroadcastTrees, meet_tree
+from areal_bus.weights.checksum import prepare
+from areal_bus.weights.manifest import Manifest, first_difference
+from areal_bus.weights.process_group import WINDOW, Operation, PushGroup, StoreListener, brief, join_store
 from areal_bus.weights.protocol import (
+    ANNOUNCE,
+    END,
+    GO,
     HELD,
+    READY,
+    REPORT,
     WRONG,
+    Announcement,
     MemberReady,
     PushGo,
     SnapshotOffer,
+    arrive,
     bucket,
+    ends_of,
     key,
-    read,
     reason,
-    report,
+    stop_push,
     title,
+    words,
 )
+from areal_bus.weights.receive_buffers import ReceiveBuffers
 from areal_bus.weights.shared_memory import MemoryPlace, Opened, open_memory, place_of
-from areal_bus.weights.snapshot import forms_of
-
-
-class ReceiveBuffers:
-    """Target tensors of a push: buckets are copied into them; each tensor is verified when its last byte arrives."""
-
-    def __init__(self, manifest: Manifest, into: Mapping[str, Tensor] | None, device: torch.device) -> None:
-        self.wrong: list[str] = []  # names of tensors with wrong checksums
-        self.digest = manifest.digest
-        self._entries = manifest.entries
-        self._checksums = manifest.checksums
-        self._next = 0  # index of the first incomplete entry
-        self._running = Checksum(device)  # checksum of the received part of that entry
-        if into is not None and _fits(manifest, into, device):
-            self.tensors = {entry.name: into[entry.name] for entry in manifest.entries}
-        else:
-            flat = torch.empty(manifest.n_bytes, dtype=torch.uint8, device=device)
-            self.tensors = {entry.name: entry.view(flat) for entry in manifest.entries}
-        self._bytes = {name: tensor.detach().reshape(-1).view(torch.uint8) for name, tensor in self.tensors.items()}
-
-    def write(self, start: int, bucket: Tensor) -> None:
-        """Write the next bucket: (n,) uint8, bytes `start` to `start + n` of the flat buffer. Call in order.
-
-        The checksum is of the copy: another process may change the source meanwhile.
-        """
-        stop = start + bucket.numel()
-        while self._next < len(self._entries):
-            entry = self._entries[self._next]
-            low, high = max(entry.start, start), min(entry.stop, stop)
-            if low < high:
-                target = self._bytes[entry.name][low - entry.start : high - entry.start]
-                self._running.copy(bucket[low - start : high - start], target)
-            if entry.stop > stop:
-                return
-            self._complete(entry)
-
-    def finish(self) -> None:
-        """Raises PushFailed when the buckets do not cover all tensors."""
-        if not self._entries or self._entries[-1].stop == 0:
-            self.write(0, torch.empty(0, dtype=torch.uint8))  # only empty tensors: there was no bucket
-        if self._next != len(self._entries):
-            raise PushFailed(f"buckets must cover every tensor: {self._entries[self._next].name} is incomplete")
-
-    def _complete(self, entry: TensorEntry) -> None:
-        if self._running.value() != self._checksums[self._next]:
-            self.wrong.append(entry.name)
-        self._next += 1
-        self._running.restart()
-
-
-def _fits(manifest: Manifest, into: Mapping[str, Tensor], device: torch.device) -> bool:
-    """Whether all tensors exist with the right form and device and can be written byte by byte."""
-    forms = forms_of(into)
-    return all(
-        forms.get(entry.name) == (entry.shape, entry.dtype)
-        and into[entry.name].device.type == device.type
-        and into[entry.name].is_contiguous()
-        and not into[entry.name].is_inference()
-        for entry in manifest.entries
-    )
+from areal_bus.weights.waits import PushWaits, StoreConnections, StoreWatch, Wakeup, reason_of
 
 
 class WeightReceiver:
@@ -122,12 +64,14 @@ class WeightReceiver:
         self.name = name
         self._listener = StoreListener(address, interface)
         self._device = torch.device("cpu" if staging == "host" else device)
-        self._groups = PushGroups()
+        self._trees = BroadcastTrees()
         self._has_warned = False  # whether it was logged that the root's memory cannot be opened
+        self._wake = Wakeup()
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._endpoint = ""
         self._store: TCPStore | None = None
+        self._connections: StoreConnections | None = None
 
     def receive(
         self,
@@ -148,15 +92,15 @@ class WeightReceiver:
             self._cancelled.clear()
             started = time.monotonic()
             try:
-                buffers = self._receive(begin, self._join(begin), into, expect)
+                buffers = self._receive(begin, into, expect)
             except (PushFailed, RuntimeError) as error:
-                self._groups.drop_view(begin.view)
+                self._trees.drop_view(begin.view)
                 self._refuse(begin, error)
                 if isinstance(error, PushFailed):
                     raise
                 raise PushFailed(f"{title(begin)} failed at {self.name}: {brief(error)}") from error
             if buffers.wrong:  # already reported: the root continues with the others
-                self._groups.drop_view(begin.view)
+                self._trees.drop_view(begin.view)
                 raise PushFailed(
                     f"received bytes must have the checksums of the manifest: {len(buffers.wrong)} of "
                     f"{len(buffers.tensors)} tensors of version {begin.version} have not, first {buffers.wrong[0]}"
@@ -166,66 +110,58 @@ class WeightReceiver:
     def cancel(self) -> None:
         """Cancel the current push, if any: its `receive` raises PushFailed. Callable from any thread."""
         self._cancelled.set()
+        self._wake.set()
 
     def close(self) -> None:
         """Retire all groups and disconnect from the store."""
-        self._groups.clear()
-        self._store, self._endpoint = None, ""
+        self._trees.clear()
+        self._store, self._connections, self._endpoint = None, None, ""
 
-    def _join(self, begin: PushBegin) -> TCPStore:
+    def _join(self, begin: PushBegin) -> tuple[TCPStore, StoreConnections]:
         """The store of this push. Another endpoint means another root: groups of the old one are retired."""
-        if self._store is None or self._endpoint != begin.store:
+        if self._store is None or self._connections is None or self._endpoint != begin.store:
             self.close()
             self._store = join_store(begin.store, begin.timeout_s)
+            self._connections = StoreConnections(self._store)
             self._endpoint = begin.store
-        return self._store
+        return self._store, self._connections
 
     def _receive(
         self,
         begin: PushBegin,
-        store: TCPStore,
         into: Mapping[str, Tensor] | None,
         expect: Mapping[str, tuple[Sequence[int], str]] | None,
     ) -> ReceiveBuffers:
-        waits = PushWaits(
-            title(begin),
-            store,
-            alarm=key(begin, "stop"),
-            timeout_s=begin.timeout_s,
-            cancelled=self._cancelled,
-        )
-        manifest = Manifest.decode(read(store, begin, "manifest", waits))
+        store, connections = self._join(begin)
+        watch = StoreWatch(connections, words(begin), self._wake, timeout_s=begin.timeout_s)
+        waits = PushWaits(title(begin), watch, timeout_s=begin.timeout_s, cancelled=self._cancelled, wake=self._wake)
+        announced = Announcement.decode(waits.value(key(begin, ANNOUNCE), lambda: "the root's announcement"))
+        manifest = announced.manifest
         difference = None if expect is None else first_difference(expect, manifest)
         if difference is not None or manifest.version != begin.version:
             difference = difference or f"version {manifest.version} was announced for version {begin.version}"
             raise PushFailed(f"a push must send the model that its members hold: {difference}")
         buffers = ReceiveBuffers(manifest, into, self._device)
-        place, memory = self._open(manifest, begin, store, waits)
-        group = self._meet(begin, store, place, waits)
-        if group is not None:
-            self._take(manifest, buffers, group, waits)
+        place, memory = self._open(announced.offer, manifest.n_bytes, waits)
+        tree = self._meet(begin, store, place, waits)
+        if tree is not None:
+            self._take(manifest, buffers, tree, waits)
         elif memory is not None:
             self._copy(manifest, buffers, memory, waits)
+            if store.check([key(begin, END)]):  # an aborted push is not reported
+                raise waits.aborted(reason_of(store.get(key(begin, END)).decode()))
+            arrive(store, begin, REPORT, self.name)
         else:
             raise PushFailed("only members that have opened the root's memory can copy from it")
-        if group is None:
-            waits.check(lambda: "its report", at_once=True)  # an aborted push is not reported
-            report(store, begin, self.name)
-            return buffers
-        sent, _ = group.report(WRONG if buffers.wrong else HELD, waits.limit_s)
-        waits.until(sent.is_completed, lambda: "the root to take the report", group)
         return buffers
 
-    def _open(
-        self, manifest: Manifest, begin: PushBegin, store: TCPStore, waits: PushWaits
-    ) -> tuple[MemoryPlace, Opened | None]:
+    def _open(self, offer: SnapshotOffer | None, n_bytes: int, waits: PushWaits) -> tuple[MemoryPlace, Opened | None]:
         """The place of this member and the root's memory; without access to it, None and a unique place."""
-        here, at = place_of(self._device), key(begin, "memory")
-        offer = SnapshotOffer.decode(store.get(at).decode()) if store.check([at]) else None
+        here = place_of(self._device)
         if offer is None or offer.place != here:
             return here, None
         try:
-            return here, open_memory(offer.handle, manifest.n_bytes, self._device)
+            return here, open_memory(offer.handle, n_bytes, self._device)
         except PushFailed as error:  # hidden by a mount or a policy
             waits.check(lambda: "the root's memory")  # after an aborted push it may be gone
             if not self._has_warned:
@@ -233,21 +169,21 @@ class WeightReceiver:
             self._has_warned = True
             return MemoryPlace(f"{self.name} of {here.realm}", here.device, f"{here.host} ({error})"), None
 
-    def _meet(self, begin: PushBegin, store: TCPStore, place: MemoryPlace, waits: PushWaits) -> PushGroup | None:
-        """Report ready, then use or build the group that the root names; None when members copy."""
-        group = self._groups.of_view(begin.view)
-        ready = MemberReady(group.name if group else "", place, os.getpid())
-        store.set(key(begin, f"ready/{self.name}"), ready.encode())
-        go = PushGo.decode(read(store, begin, "go", waits))
+    def _meet(self, begin: PushBegin, store: TCPStore, place: MemoryPlace, waits: PushWaits) -> BroadcastTree | None:
+        """Report ready, then use or build the groups that the root names; None when members copy."""
+        tree = self._trees.of_view(begin.view)
+        ready = MemberReady(self.name, tree.name if tree else "", place, os.getpid())
+        arrive(store, begin, READY, ready.encode())
+        go = PushGo.decode(waits.value(key(begin, GO), lambda: "the root's go"))
         if go.copies:
             return None
-        if group is not None and group.name == go.group:
-            return group
-        self._groups.drop_view(begin.view)
+        if tree is not None and tree.name == go.group:
+            return tree
+        self._trees.drop_view(begin.view)
         rank, size = begin.members.index(self.name) + 1, len(begin.members) + 1
-        group = meet(go.group, store, waits, rank=rank, size=size, listener=self._listener)
-        self._groups.keep(begin.view, group)
-        return group
+        tree = meet_tree(go.group, store, waits, rank=rank, size=size, listener=self._listener)
+        self._trees.keep(begin.view, tree)
+        return tree
 
     def _copy(self, manifest: Manifest, buffers: ReceiveBuffers, memory: Opened, waits: PushWaits) -> None:
         """Copy from the root's memory. If the root overwrites it meanwhile, the checksums do not match."""
@@ -258,21 +194,41 @@ class WeightReceiver:
             memory.release(start, stop)
         buffers.finish()
 
-    def _take(self, manifest: Manifest, buffers: ReceiveBuffers, group: PushGroup, waits: PushWaits) -> None:
+    def _take(self, manifest: Manifest, buffers: ReceiveBuffers, tree: BroadcastTree, waits: PushWaits) -> None:
+        """Receive the buckets, relay them to this member's receivers, and report for all of them."""
+        if (above := tree.above) is None:
+            raise PushFailed(f"a member has a place below the root: {self.name} has none")
+        reported = None if tree.below is None else tree.below.report(HELD, waits.limit_s)
+        self._take_buckets(manifest, buffers, tree, above, waits)
+        worst = WRONG if buffers.wrong else HELD
+        if reported is not None:
+            operation, statuses = reported
+            waits.until(operation.done, lambda: "the reports of its receivers", tree)
+            worst = max(worst, *map(int, statuses))
+        sent, _ = above.report(worst, waits.limit_s)
+        waits.until(sent.done, lambda: "its report to be taken", tree)
+
+    def _take_buckets(
+        self, manifest: Manifest, buffers: ReceiveBuffers, tree: BroadcastTree, above: PushGroup, waits: PushWaits
+    ) -> None:
         buckets = manifest.buckets()
         largest = min(manifest.bucket_bytes, manifest.n_bytes)
-        staging = group.staging(largest, pin=self._device.type == "cuda")
-        posted: list[Any] = []
+        staging = above.staging(largest, pin=self._device.type == "cuda")
+        posted: list[Operation] = []
 
         def land(index: int) -> None:
             start, stop = buckets[index]
-            waits.until(posted[index].is_completed, bucket(index, len(buckets)), group)
-            buffers.write(start, staging[index % WINDOW][: stop - start])
+            piece = staging[index % WINDOW][: stop - start]
+            waits.until(posted[index].done, bucket(index, len(buckets)), tree)
+            relayed = None if tree.below is None else tree.below.broadcast(piece, waits.limit_s)
+            buffers.write(start, piece)
+            if relayed is not None:  # then the next bucket may be received here
+                waits.until(relayed.done, bucket(index, len(buckets)), tree)
 
         for index, (start, stop) in enumerate(buckets):
             if index >= WINDOW:
                 land(index - WINDOW)
-            posted.append(group.broadcast(staging[index % WINDOW][: stop - start], waits.limit_s))
+            posted.append(above.broadcast(staging[index % WINDOW][: stop - start], waits.limit_s))
         for index in range(max(len(buckets) - WINDOW, 0), len(buckets)):
             land(index)
         buffers.finish()
@@ -282,7 +238,7 @@ class WeightReceiver:
         if self._store is None:
             return
         try:
-            if not self._store.check([key(begin, "stop")]):
-                self._store.set(key(begin, "refused"), f"{self.name}: {reason(error)}")
+            if not self._store.check([key(begin, END)]):
+                stop_push(self._store, ends_of(begin), f"{self.name}: {reason(error)}")
         except RuntimeError:  # the root and its store are gone; the next push joins again
             self.close()

@@ -3,11 +3,13 @@
 The phases of a push, by keys in the root's store (docs/weights.md):
   announce   the root sets the manifest and a handle of its memory; a member checks its model, allocates buffers and
              opens the memory
-  ready      each member reports the group that it still holds; a member that fails reports the reason and ends the push
+  ready      each member reports the groups that it still holds; a member that fails reports the reason and ends the
+             push; the last one wakes the root
   go         if all members have opened the root's memory (`route.py`), each copies from it; otherwise the root names a
-             process group (two gloo groups), and members without it build it
+             tree of process groups (`broadcast_tree.py`), and members without it build it
   buckets    copied, or broadcast in order; a member copies and verifies one while the next arrives
-  report     each member reports completion to the root, by a key or by the group
+  report     each member reports completion to the root, in the store or through the groups
+  end        the root sets it, also when the push has failed
 `PushBegin` determines when a push begins and with which members.
 """
 
@@ -16,34 +18,40 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin, PushDone
-from areal_bus.weights.process_group import (
-    WINDOW,
-    PushGroup,
-    PushGroups,
-    PushWaits,
-    StoreListener,
-    brief,
-    meet,
-)
+from areal_bus.weights.broadcast_tree import BroadcastTree, BroadcastTrees, meet_tree
+from areal_bus.weights.process_group import WINDOW, Operation, PushGroup, StoreListener, brief
 from areal_bus.weights.protocol import (
+    ALL,
+    ANNOUNCE,
+    END,
+    GO,
     HELD,
+    READY,
+    Announcement,
     CompletionReports,
     MemberReady,
     PushGo,
     SnapshotOffer,
+    all_of,
     bucket,
+    ends_of,
     key,
+    keys_of_members,
+    missing,
+    ready_reports,
     reason,
+    stop_push,
     title,
+    words,
 )
 from areal_bus.weights.route import Route, is_shared
 from areal_bus.weights.snapshot import Snapshot
+from areal_bus.weights.waits import PushWaits, StoreConnections, StoreWatch, Wakeup
 
 
 class WeightSender:
@@ -53,7 +61,9 @@ class WeightSender:
         self._store = store
         self._route = route
         self._listener = StoreListener(address, interface)
-        self._groups = PushGroups()
+        self._trees = BroadcastTrees()
+        self._connections = StoreConnections(store)
+        self._wake = Wakeup()
         self._cancelled = threading.Event()
         self._current: int | None = None
         self._cancelled_pushes: deque[int] = deque(maxlen=16)  # cancelled before they began
@@ -82,10 +92,12 @@ class WeightSender:
                 self._forget_old_keys(begin)
                 if begin.members:
                     self._push(snapshot, begin)
+                    self._store.set(key(begin, END), "")
             except (PushFailed, RuntimeError) as error:
-                self._groups.drop_view(begin.view)
+                self._trees.drop_view(begin.view)
+                self._old_keys = [at for at in self._old_keys if at not in words(begin)]
                 with suppress(RuntimeError):  # best effort: otherwise members stop at their own deadline
-                    self._store.set(key(begin, "stop"), reason(error))
+                    stop_push(self._store, words(begin), reason(error))
                 if isinstance(error, PushFailed):
                     raise
                 raise PushFailed(f"{title(begin)} failed at the root: {brief(error)}") from error
@@ -102,73 +114,91 @@ class WeightSender:
             self._cancelled_pushes.append(push)
         if push in (None, self._current):
             self._cancelled.set()
+            self._wake.set()
 
     def close(self) -> None:
         """Retire all groups."""
-        self._groups.clear()
+        self._trees.clear()
 
     def _push(self, snapshot: Snapshot, begin: PushBegin) -> None:
-        waits = PushWaits(
-            title(begin),
-            self._store,
-            alarm=key(begin, "refused"),
-            timeout_s=begin.timeout_s,
-            cancelled=self._cancelled,
-        )
-        if self._route != "gloo" and snapshot.shared is not None and snapshot.place is not None:
-            self._store.set(key(begin, "memory"), SnapshotOffer(snapshot.place, snapshot.shared.handle).encode())
-        self._store.set(key(begin, "manifest"), snapshot.layout.encode())
-        ready = self._ready(begin, waits)
-        if is_shared(self._route, snapshot.place, {name: report.place for name, report in ready.items()}):
-            self._store.set(key(begin, "go"), PushGo("").encode())
-            with CompletionReports(self._store, begin, {name: report.pid for name, report in ready.items()}) as reports:
-                waits.until(reports.are_there, reports.waits_for)
-            return
-        group = self._meet(begin, ready, waits)
-        reported, statuses = group.report(HELD, waits.limit_s)
-        self._send(snapshot, group, waits)
-        waits.until(reported.is_completed, lambda: "the members' reports", group)
-        if any(int(status) != HELD for status in statuses):
-            self._groups.drop_view(begin.view)  # that member has dropped the group as well
+        ends = ends_of(begin)
+        watch = StoreWatch(self._connections, ends, self._wake, timeout_s=begin.timeout_s)
+        waits = PushWaits(title(begin), watch, timeout_s=begin.timeout_s, cancelled=self._cancelled, wake=self._wake)
+        try:
+            self._store.set(key(begin, ANNOUNCE), self._announcement(snapshot).encode())
+            ready = self._ready(begin, waits)
+            if is_shared(self._route, snapshot.place, {name: report.place for name, report in ready.items()}):
+                self._let_copy(begin, ready, watch, waits)
+            else:
+                self._broadcast(snapshot, begin, ready, waits)
+        finally:
+            with suppress(RuntimeError):
+                for end in ends:  # so that the watch ends
+                    self._store.set(end, ALL)
+
+    def _announcement(self, snapshot: Snapshot) -> Announcement:
+        if self._route == "gloo" or snapshot.shared is None or snapshot.place is None:
+            return Announcement(snapshot.layout, None)
+        return Announcement(snapshot.layout, SnapshotOffer(snapshot.place, snapshot.shared.handle))
 
     def _ready(self, begin: PushBegin, waits: PushWaits) -> dict[str, MemberReady]:
         """The reports of all members, once all are ready."""
-        keys = {key(begin, f"ready/{name}"): name for name in begin.members}
 
-        def missing() -> str:
-            return "members to be ready: " + ", ".join(n for k, n in keys.items() if not self._store.check([k]))
+        def not_ready() -> str:
+            return "members to be ready: " + ", ".join(missing(ready_reports(self._store, begin), begin))
 
-        waits.until(lambda: self._store.check(list(keys)), missing)
-        return {name: MemberReady.decode(self._store.get(at).decode()) for at, name in keys.items()}
+        waits.value(all_of(begin, READY), not_ready)
+        ready = ready_reports(self._store, begin)
+        if ready.keys() != set(begin.members):
+            raise PushFailed(f"each member reports once that it is ready: {sorted(ready)} did, not {begin.members}")
+        return ready
 
-    def _meet(self, begin: PushBegin, ready: Mapping[str, MemberReady], waits: PushWaits) -> PushGroup:
-        """The group of this view: the previous one if all members still hold it, otherwise a new one."""
-        group = self._groups.of_view(begin.view)
+    def _let_copy(
+        self, begin: PushBegin, ready: Mapping[str, MemberReady], watch: StoreWatch, waits: PushWaits
+    ) -> None:
+        self._store.set(key(begin, GO), PushGo("").encode())
+        pids = {name: report.pid for name, report in ready.items()}
+        with CompletionReports(self._store, watch, begin, pids) as reports:
+            waits.until(reports.are_there, reports.waits_for, also=reports.running)
+
+    def _broadcast(
+        self, snapshot: Snapshot, begin: PushBegin, ready: Mapping[str, MemberReady], waits: PushWaits
+    ) -> None:
+        tree = self._meet(begin, ready, waits)
+        if (group := tree.below) is None:
+            raise PushFailed(f"the root of a tree has receivers: {title(begin)} has {len(begin.members)} members")
+        reported, statuses = group.report(HELD, waits.limit_s)
+        self._send(snapshot, group, waits)
+        waits.until(reported.done, lambda: "the members' reports", group)
+        if any(int(status) != HELD for status in statuses):
+            self._trees.drop_view(begin.view)  # that member has dropped its groups as well
+
+    def _meet(self, begin: PushBegin, ready: Mapping[str, MemberReady], waits: PushWaits) -> BroadcastTree:
+        """The groups of this view: the previous ones if all members still hold them, otherwise new ones."""
+        tree = self._trees.of_view(begin.view)
         size = len(begin.members) + 1
-        if group is not None and {report.group for report in ready.values()} == {group.name} and group.size == size:
-            self._store.set(key(begin, "go"), PushGo(group.name).encode())
-            return group
-        self._groups.drop_view(begin.view)
+        if tree is not None and {report.group for report in ready.values()} == {tree.name} and tree.size == size:
+            self._store.set(key(begin, GO), PushGo(tree.name).encode())
+            return tree
+        self._trees.drop_view(begin.view)
         name = f"view-{begin.view}.{self._store.add('groups', 1)}"
-        self._store.set(key(begin, "go"), PushGo(name).encode())
-        group = meet(name, self._store, waits, rank=0, size=size, listener=self._listener)
-        self._groups.keep(begin.view, group)
-        return group
+        self._store.set(key(begin, GO), PushGo(name).encode())
+        tree = meet_tree(name, self._store, waits, rank=0, size=size, listener=self._listener)
+        self._trees.keep(begin.view, tree)
+        return tree
 
     def _send(self, snapshot: Snapshot, group: PushGroup, waits: PushWaits) -> None:
         buckets, data = snapshot.layout.buckets(), snapshot.host_data()
-        works: list[Any] = []
+        sent: list[Operation] = []
         for index, (start, stop) in enumerate(buckets):
             if index >= WINDOW:
-                waits.until(works[index - WINDOW].is_completed, bucket(index - WINDOW, len(buckets)), group)
-            works.append(group.broadcast(data[start:stop], waits.limit_s))
-        for index, work in enumerate(works[-WINDOW:], start=max(len(works) - WINDOW, 0)):
-            waits.until(work.is_completed, bucket(index, len(buckets)), group)
+                waits.until(sent[index - WINDOW].done, bucket(index - WINDOW, len(buckets)), group)
+            sent.append(group.broadcast(data[start:stop], waits.limit_s))
+        for index, operation in enumerate(sent[-WINDOW:], start=max(len(sent) - WINDOW, 0)):
+            waits.until(operation.done, bucket(index, len(buckets)), group)
 
     def _forget_old_keys(self, begin: PushBegin) -> None:
-        """Delete the keys of the previous push. "stop" stays, for late members."""
+        """Delete the keys of the previous push. The words of a failed push stay, for late members."""
         for old in self._old_keys:
             self._store.delete_key(old)
-        names = ["memory", "manifest", "go", "refused"]
-        names += [f"{phase}/{name}" for phase in ("ready", "report") for name in begin.members]
-        self._old_keys = [key(begin, name) for name in names]
+        self._old_keys = [*keys_of_members(begin), *words(begin)]

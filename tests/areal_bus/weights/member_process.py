@@ -2,7 +2,7 @@
 `python -m tests.areal_bus.weights.member_process NAME [DEVICE]`.
 
 An order is {"begin": {...PushBegin}, "expect": {...}, "signal_at": [bucket, signal], "reuse": bool, "prints": bool,
-"shut": bool}: the answer tells what was received, or the error.
+"shut": bool, "fan_out": int}: the answer tells what was received, or the error.
 """
 
 import hashlib
@@ -17,11 +17,13 @@ import torch
 from actors.runtime.process import leave
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.weights import shared_memory
-from areal_bus.weights.receiver import ReceiveBuffers, WeightReceiver
+from areal_bus.weights import broadcast_tree, shared_memory
+from areal_bus.weights.receive_buffers import ReceiveBuffers
+from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.snapshot import digest_of
 
 OPENS = shared_memory._open_host
+FAN_OUT = broadcast_tree.FAN_OUT
 
 
 def fingerprint(tensor: torch.Tensor) -> list[object]:
@@ -59,6 +61,7 @@ def main(name: str, device: str = "cpu") -> None:
         if order.get("signal_at"):
             signal_at(*order["signal_at"])
         shared_memory._open_host = shut if order.get("shut") else OPENS
+        broadcast_tree.FAN_OUT = order.get("fan_out", FAN_OUT)
         began = time.monotonic()
         try:
             tensors, digest, seconds = member.receive(

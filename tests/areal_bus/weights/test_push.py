@@ -14,8 +14,9 @@ import torch
 
 from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed
 from areal_bus.messages import PushBegin
+from areal_bus.weights import broadcast_tree
 from areal_bus.weights.process_group import join_store, serve_store
-from areal_bus.weights.protocol import MemberReady
+from areal_bus.weights.protocol import READY, MemberReady, arrive
 from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.shared_memory import place_of
@@ -127,21 +128,45 @@ def test_a_catch_up_push_of_another_view_leaves_the_rings_group_alone(ring: Ring
     assert groups == [groups[0], groups[0] + 1, groups[0] + 1]
 
 
+def test_members_of_a_tree_relay_the_roots_bits(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of two members at most: generator-0 relays to the last two. A wrong byte is found by each that got it."""
+    monkeypatch.setattr(broadcast_tree, "FAN_OUT", 2)
+    peers = ring.members(*(f"generator-{index}.0" for index in range(4)))
+    n_before = ring.store.add("groups", 0)
+    for version, flips in ((31, False), (32, True), (33, False), (34, False)):
+        sent = snapshot(version)
+        if flips:
+            sent.tensors()["projection"].view(torch.uint8)[3, 5] ^= 4
+        begin = ring.begin(sent, *(peer.name for peer in peers), view=500)
+        for peer in peers:
+            peer.order(begin, fan_out=2)
+        ring.root.push(sent, begin)
+        expected = {name: fingerprint(tensor) for name, tensor in weights(version).items() if name != "lm_head"}
+        for answer in (peer.answer() for peer in peers):
+            if flips:
+                assert "1 of 8 tensors of version 32 have not, first projection" in answer["error"]
+            else:
+                assert (answer["tensors"], answer["held"]) == (expected, sent.digest)
+    assert ring.store.add("groups", 0) == n_before + 2, "after wrong bytes the tree is built again, and then kept"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [0, 2, 3])
+@pytest.mark.parametrize(("place", "fan_out"), [(0, 32), (3, 32), (0, 2), (2, 2)])
 def test_a_member_killed_in_mid_push_fails_it_at_once_and_a_new_view_of_the_survivors_works(
-    ring: Ring, place: int
+    ring: Ring, monkeypatch: pytest.MonkeyPatch, place: int, fan_out: int
 ) -> None:
+    """With groups of two, the member at place 0 relays to the last two members."""
+    monkeypatch.setattr(broadcast_tree, "FAN_OUT", fan_out)
     survivors = ring.members("generator-0.0", "generator-1.0", "generator-2.0")
-    (dying,) = ring.members(f"generator-3.{place}")
+    (dying,) = ring.members(f"generator-{place + 3}.{fan_out}")
     names = [peer.name for peer in survivors]
     names.insert(place, dying.name)  # gloo sends along a tree: the place decides who notices
     sent = take_snapshot(5, {"w": torch.randn(8 << 20)}, bucket_bytes=1 << 20)
     assert sent is not None
     begin = ring.begin(sent, *names, timeout_s=120)
     for peer in survivors:
-        peer.order(begin)
-    dying.order(begin, signal_at=[3, signal.SIGKILL])
+        peer.order(begin, fan_out=fan_out)
+    dying.order(begin, signal_at=[3, signal.SIGKILL], fan_out=fan_out)
     began = time.monotonic()
     with pytest.raises(PushFailed, match="version 5"):
         ring.root.push(sent, begin)
@@ -152,9 +177,29 @@ def test_a_member_killed_in_mid_push_fails_it_at_once_and_a_new_view_of_the_surv
 
     again = ring.begin(sent, *(peer.name for peer in survivors))
     for peer in survivors:
-        peer.order(again)
+        peer.order(again, fan_out=fan_out)
     assert ring.root.push(sent, again).digest == sent.digest
     assert [peer.answer()["held"] for peer in survivors] == [sent.digest] * 3
+
+
+@pytest.mark.slow
+def test_a_relay_that_stands_still_costs_a_push_until_its_deadline(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are stopped by the root then, those below the relay too."""
+    monkeypatch.setattr(broadcast_tree, "FAN_OUT", 2)
+    (still, *others) = ring.members(*(f"generator-{index}.0" for index in range(4)))
+    sent = take_snapshot(35, {"w": torch.randn(8 << 20)}, bucket_bytes=1 << 20)
+    assert sent is not None
+    begin = ring.begin(sent, still.name, *(peer.name for peer in others), timeout_s=5.0)
+    for peer in others:
+        peer.order(replace(begin, timeout_s=60.0), fan_out=2)
+    still.order(begin, signal_at=[3, signal.SIGSTOP], fan_out=2)
+    with pytest.raises(PushFailed, match="must be complete 5 s after its start"):
+        ring.root.push(sent, begin)
+    began = time.monotonic()
+    assert all("aborted" in peer.answer()["error"] for peer in others)
+    assert time.monotonic() - began < 10, "long before their own deadline"
+    still.process.send_signal(signal.SIGCONT)
+    assert "version 35" in still.answer()["error"]
 
 
 def test_a_member_that_never_comes_is_named_at_the_deadline(ring: Ring) -> None:
@@ -289,8 +334,7 @@ def test_a_push_whose_member_died_before_the_members_met_is_called_off_at_once(r
     (peer,) = ring.members("generator-0.0")
     sent = snapshot(9)
     begin = ring.begin(sent, peer.name, "generator-8.0")
-    last_words = MemberReady("", HERE, os.getpid())
-    ring.store.set(f"push/{begin.push}/ready/generator-8.0", last_words.encode())
+    arrive(ring.store, begin, READY, MemberReady("generator-8.0", "", HERE, os.getpid()).encode())
     peer.order(begin)
     errors: list[PushFailed] = []
 

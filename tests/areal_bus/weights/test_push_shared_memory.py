@@ -20,7 +20,7 @@ from areal_bus.errors import ConfigError, PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights import shared_memory
 from areal_bus.weights.process_group import serve_store
-from areal_bus.weights.protocol import PushGo, SnapshotOffer
+from areal_bus.weights.protocol import Announcement, PushGo, arrivals
 from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.route import Route
 from areal_bus.weights.sender import WeightSender
@@ -62,7 +62,9 @@ def copied(ring: Ring, order: PushBegin) -> bool:
 
 def handle(ring: Ring, order: PushBegin) -> Handle:
     """Of the memory that the root offered in this push."""
-    return SnapshotOffer.decode(ring.store.get(f"push/{order.push}/memory").decode()).handle
+    offer = Announcement.decode(ring.store.get(f"push/{order.push}/announce").decode()).offer
+    assert offer is not None
+    return offer.handle
 
 
 def test_members_hold_the_roots_bits_and_the_next_push_reuses_their_memory(ring: Ring) -> None:
@@ -86,9 +88,9 @@ def test_members_hold_the_roots_bits_and_the_next_push_reuses_their_memory(ring:
     assert ring.store.add("groups", 0) == 0, "nobody met in a group"
     assert "device" not in vars(ring.root._listener), "and gloo listens nowhere"
     assert not any(listening(peer.process.pid) for peer in peers)
-    gone = [f"push/{order.push - 1}/{name}" for name in ("go", *(f"report/{name}" for name in names))]
+    gone = [f"push/{order.push - 1}/{name}" for name in ("announce", "go", "end", "ready", "report", "report/all")]
     assert not any(ring.store.check([key]) for key in gone), "words of the push before are forgotten"
-    assert ring.store.check([f"push/{order.push}/report/{names[0]}"])
+    assert sorted(arrivals(ring.store, order, "report")) == names
     assert handles[1:] == handles[:1] * 2, "one memory, shared once"
 
 
@@ -166,7 +168,7 @@ def test_a_push_that_is_given_up_while_the_last_bytes_are_copied_is_not_reported
     assert "was cancelled here" in outcome[0]
     peer.process.send_signal(signal.SIGCONT)
     assert "version 35 was aborted" in peer.answer()["error"]
-    assert not ring.store.check([f"push/{order.push}/report/{peer.name}"])
+    assert arrivals(ring.store, order, "report") == []
 
 
 def test_where_it_must_be_shared_a_member_that_finds_it_shut_is_named(ring: Ring) -> None:
@@ -225,6 +227,7 @@ def learner_of(route: Route) -> Learner:
     )  # fmt: skip
     policy.model, policy.device, policy.dtype = torch.nn.Linear(2, 2), CPU, torch.bfloat16
     policy._parameters = dict(policy.model.named_parameters())
+    policy._base, policy.adapters = {}, None
     return learner
 
 

@@ -170,14 +170,14 @@ def member(module: Any) -> None:
     before(module.WeightReceiver, "_take", "receive-met")
     before(module.WeightReceiver, "_copy", "receive-met")
     after(module.WeightReceiver, "_receive", "receive-reported")
-    real = module.read
+    real = module.arrive
 
-    def read(store: Any, begin: Any, name: str, watch: Any) -> str:
-        if name == "go":
+    def arrive(store: Any, begin: Any, phase: str, text: str) -> None:
+        real(store, begin, phase, text)
+        if phase == "ready":
             strike("receive-ready")
-        return str(real(store, begin, name, watch))
 
-    module.read = read
+    module.arrive = arrive
 
 
 def landing(module: Any) -> None:
