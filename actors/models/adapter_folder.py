@@ -1,4 +1,4 @@
-"""Reads a folder in peft's format: adapter_config.json and adapter_model.safetensors. No torch before `merge_folder`."""
+"""Reads a folder in peft's format: adapter_config.json, adapter_model.safetensors. No torch before `merge_folder`."""
 
 import json
 import math

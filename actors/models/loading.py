@@ -67,7 +67,8 @@ def _check_file(file: Path, path: str) -> None:
             pass
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"weights must be whole safetensors files: {file}: {_first(error)}; download or convert it again{_hint(path)}"
+            f"weights must be whole safetensors files: {file}: {_first(error)}; download or convert it again"
+            f"{_hint(path)}"
         ) from None
 
 
@@ -140,10 +141,10 @@ def _json(folder: str, name: str) -> dict[str, Any]:
 
 
 def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = None) -> Any:
-    """The causal LM with its weights (adapters merged), in eval mode; `random_seed`: random weights instead, the same for the same seed.
+    """The causal LM with its weights (adapters merged), in eval mode.
 
-    `dtype` is a name ("float32", "bfloat16"). Tied weights are one parameter: `named_parameters()` has it once. Raises
-    ConfigError when the model does not load.
+    `random_seed`: random weights instead, the same for the same seed. `dtype` is a name ("float32", "bfloat16"). Tied
+    weights are one parameter: `named_parameters()` has it once. Raises ConfigError when the model does not load.
     """
     import torch
     from transformers import AutoModelForCausalLM

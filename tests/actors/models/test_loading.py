@@ -53,7 +53,7 @@ def test_scratch_weights_are_random_by_the_seed_alone(scratch: Path) -> None:
 
 TURNS = "{%% for m in messages %%}%s{%% endfor %%}{%% if add_generation_prompt %%}%s{%% endif %%}"
 FAMILIES = {  # how each family writes a turn, and the token that ends one
-    "llama3": ("<|start|>{{m['role']}}<|end|>\n\n{{m['content']}}<|eot_id|>", "<|start|>assistant<|end|>", "<|eot_id|>"),
+    "llama3": ("<|start|>{{m['role']}}<|end|>\n\n{{m['content']}}<|eot_id|>", "<|start|>a<|end|>", "<|eot_id|>"),
     "qwen": ("<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n", "<|im_start|>assistant\n", "<|im_end|>"),
     "gemma": ("<start_of_turn>{{m['role']}}\n{{m['content']}}<end_of_turn>\n", "<start_of_turn>m", "<end_of_turn>"),
     "mistral": ("{{'[INST] ' + m['content'] + ' [/INST]' if m['role'] == 'user' else ' ' + m['content'] + '</s>'}}",
