@@ -5,7 +5,6 @@ The first line of standard input is the order; each further line asks for a row,
 Every answer is one line.
 """
 
-import importlib
 import json
 import os
 import random
@@ -17,6 +16,7 @@ import numpy as np
 
 from actors.data.loader_state import decode, encode
 from actors.data.loading import complete_row, named_row
+from actors.runtime.user_modules import add_user_folder, import_user_module
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.parent_death import die_with_parent
@@ -121,9 +121,9 @@ class Feed:
 def find_factory(function: str, folder: str) -> Callable[[Config], Any]:
     """The user's factory. Raises ConfigError."""
     module, colon, name = function.partition(":")
-    sys.path.insert(0, folder)
+    add_user_folder(folder)
     try:
-        factory = getattr(importlib.import_module(module), name) if colon else None
+        factory = getattr(import_user_module(module), name) if colon else None
     except Exception as error:
         raise ConfigError(f"data.function must import: {function!r}: {type(error).__name__}: {error}") from error
     if not callable(factory):
