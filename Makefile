@@ -40,7 +40,7 @@ PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
 test: setup  ## every invariant and one real ring, in 5 minutes on two free cores (WORKERS=, PYTEST_ARGS= for more)
 	@$(IN_VENV) $(PYTEST) -m "not slow and not soak" $(PYTEST_ARGS)
 
-test-all: setup  ## what CI runs: also the slow tests, in 20 minutes on two free cores
+test-all: setup  ## what CI runs: also the slow tests, in half an hour on two free cores
 	@$(IN_VENV) $(PYTEST) -m "not soak" $(PYTEST_ARGS)
 
 lint: setup  ## format, lint and types

@@ -3,6 +3,7 @@
 import heapq
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,8 @@ def find(argument: str | None) -> Run:
         fix = "name a run's folder" if argument is None else "give the path of a run's folder (or its name below runs/)"
         raise ConfigError(f"a run is a folder with a journal: {folder} does not exist; {fix}")
     run = Run(folder)
+    if (journal := journal_folder(folder)).is_dir():
+        os.listdir(journal)  # a glob takes a folder without permission for an empty one
     if not run.journals():
         raise ConfigError(f"a run is a folder with a journal: {journal_folder(folder)} has no ROLE-RANK.INC.jsonl")
     return run

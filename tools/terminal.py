@@ -55,6 +55,9 @@ def end(main: Callable[[], int]) -> None:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    except PermissionError as error:
+        print(f"error: the files must be readable by this user: {error.filename}: {error.strerror}", file=sys.stderr)
+        code = 2
     except BrokenPipeError:  # the reader (head, less) closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

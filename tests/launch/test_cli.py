@@ -37,6 +37,7 @@ def areal_bus(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         return int(ended.code or 0)
 
 
+@pytest.mark.filterwarnings("ignore:.* found in sys.modules after import:RuntimeWarning")  # by other tests
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -11,7 +11,7 @@ import pytest
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
 from areal_bus.journal import Journal
-from tools import run, samples, surviving_history
+from tools import run, samples, surviving_history, terminal
 from tools.bench import __main__ as bench
 from tools.bench.jobs import demo
 from tools.breakdown import __main__ as breakdown
@@ -187,3 +187,16 @@ def test_every_tool_has_help(capsys: Out) -> None:
             tool.main(["--help"])
         assert ended.value.code == 0
         assert re.match(r"usage: (python -m tools\.|\S*areal-bus )\w+ ", capsys.readouterr().out)
+
+
+def test_an_unreadable_file_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise PermissionError(13, "Permission denied", "runs/demo/journal")
+
+    with pytest.raises(SystemExit) as ended:
+        terminal.end(main)
+    assert ended.value.code == 2
+    assert (
+        capsys.readouterr().err
+        == "error: the files must be readable by this user: runs/demo/journal: Permission denied\n"
+    )

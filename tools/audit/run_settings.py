@@ -28,7 +28,7 @@ class RunSettings:
     partial_groups: bool = False
     max_refill: int | None = None  # groups without signal that may be replaced for a batch
     sources: tuple[tuple[str, float], ...] = ()  # names and weights of [[data.source]], in order
-    loaders: frozenset[str] = frozenset()  # names of the sources that are loaders
+    loaders: tuple[str, ...] = ()  # names of the sources that are loaders
     window: PassRateWindow | None = None  # of the curriculum
     n_passes: int | None = None  # data.total_train_epochs
 
@@ -80,7 +80,7 @@ def _data(data: dict[str, Any]) -> dict[str, Any]:
     window = data.get("curriculum")
     return {
         "sources": tuple((name, source["weight"]) for name, source in sources.items()),
-        "loaders": frozenset(name for name, source in (sources or {"": data}).items() if source.get("function")),
+        "loaders": tuple(name for name, source in (sources or {"": data}).items() if source.get("function")),
         "window": None if window is None else PassRateWindow(window["low"], window["high"], window["every"]),
         "n_passes": data.get("total_train_epochs"),
     }
