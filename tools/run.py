@@ -14,6 +14,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from areal_bus.errors import ConfigError
+from areal_bus.journal import SCHEMA
 
 LATEST = Path("runs/latest")
 MARK = b'"event":"'  # quotes in texts are escaped, so the first match is the event
@@ -84,7 +85,16 @@ def find(argument: str | None) -> Run:
         os.listdir(journal)  # a glob takes a folder without permission for an empty one
     if not run.journals():
         raise ConfigError(f"a run is a folder with a journal: {journal_folder(folder)} has no ROLE-RANK.INC.jsonl")
+    for path in run.journals():
+        check_schema(next(lines(path), {}), path)
     return run
+
+
+def check_schema(line: Line, path: Path) -> None:
+    """Raises ConfigError when a start line announces a schema that this version does not read."""
+    schema = line.get("schema", SCHEMA)
+    if schema != SCHEMA:
+        raise ConfigError(f"this version reads journals of schema {SCHEMA}: {path} has schema {schema!r}")
 
 
 def starting(argument: str | None) -> Run:

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from areal_bus.errors import ConfigError
-from areal_bus.journal import SCHEMA
 from tools import run
 from tools.run import Line, Run
 
@@ -67,18 +65,11 @@ def read_incarnations(path: Path) -> list[Incarnation]:
     found: list[Incarnation] = []
     for line in run.lines(path, *EVENTS):
         if line["event"] == "start" or not found:
-            check_schema(line, path)
+            run.check_schema(line, path)
             name = f"{line['role']}-{line['rank']}.{line['inc']}"
             found.append(Incarnation(name, began=line["t"], marked=line["t"]))
         add_line(found[-1], line)
     return found
-
-
-def check_schema(line: Line, path: Path) -> None:
-    """Raises ConfigError when a start line announces a schema that this version does not read."""
-    schema = line.get("schema", SCHEMA)
-    if schema != SCHEMA:
-        raise ConfigError(f"this version reads journals of schema {SCHEMA}: {path} has schema {schema!r}")
 
 
 def add_line(actor: Incarnation, line: Line) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from areal_bus.errors import ConfigError
 from tools import run
-from tools.breakdown.incarnations import check_schema
 from tools.run import Run
 from tools.timeline.actors import EVENTS, ActorStory, Work
 from tools.timeline.clocks import Clocks, read_clocks
@@ -44,7 +43,7 @@ def read(where: Run) -> Timeline:
         wanted = {*EVENTS, *Story.EVENTS} if is_head else EVENTS
         for line in run.lines(path, *wanted):
             if line["event"] == "start":
-                check_schema(line, path)
+                run.check_schema(line, path)
                 start += 1
             if start < 0:
                 continue  # the first line was lost

@@ -9,7 +9,7 @@ from tools import run
 from tools.alarms.alarm_reader import AlarmReader
 from tools.breakdown import waits
 from tools.breakdown.flops import Utilisation, utilisation
-from tools.breakdown.incarnations import Incarnation, check_schema, read_all
+from tools.breakdown.incarnations import Incarnation, read_all
 from tools.breakdown.roles import LabelShare, Straggler, label_shares, stragglers
 from tools.breakdown.steps import Step, read_steps
 from tools.breakdown.waits import PushCost, Wait
@@ -114,7 +114,7 @@ def read_curves(where: Run, name: str) -> RunFacts:
 def check_schemas(where: Run) -> None:
     """Raises ConfigError when a journal file begins with another schema."""
     for path in where.journals():
-        check_schema(next(run.lines(path), {}), path)
+        run.check_schema(next(run.lines(path), {}), path)
 
 
 def _read_journal(facts: RunFacts, now: float) -> None:
