@@ -37,7 +37,7 @@ demo: model  ## the main job: a real model learns sums on two CPU cores
 
 WORKERS ?= 2
 PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
-test: setup  ## every invariant and one real ring, in 5 minutes on two free cores (WORKERS=, PYTEST_ARGS= for more)
+test: setup  ## every invariant and one real ring, in 8 minutes on two free cores (WORKERS=, PYTEST_ARGS= for more)
 	@$(IN_VENV) $(PYTEST) -m "not slow and not soak" $(PYTEST_ARGS)
 
 test-all: setup  ## what CI runs: also the slow tests, in half an hour on two free cores
