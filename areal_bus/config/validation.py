@@ -28,6 +28,8 @@ def check(config: Config) -> None:
         *_engine(config),
         *_profile(config),
         *_ring(config),
+        *_topology(config),
+        *_watching(config),
     ]:
         if is_violated:
             raise ConfigError(sentence)
@@ -228,7 +230,7 @@ def _profile(c: Config) -> list[Rule]:
 
 
 def _ring(c: Config) -> list[Rule]:
-    """Rules for bootstrap, bus, watchdog and journal."""
+    """Rules for bootstrap, bus and the run's name."""
     meet = c.launch.rendezvous
     port = int(meet.rpartition(":")[2]) if RENDEZVOUS.fullmatch(meet) and meet.startswith("tcp") else 1
     return [
@@ -247,6 +249,22 @@ def _ring(c: Config) -> list[Rule]:
             f'launch.rendezvous must be "tcp://HOST:PORT" (a port from 1 to 65535) or "ipc://PATH": it is {meet!r}',
         ),
         (
+            c.run.name in {".", "..", "latest"},
+            f"run.name must be a folder's name of its own: {c.run.name!r} means another; set for example run.name = "
+            '"first"',
+        ),
+        (
+            c.bus.silent_s < 3 * c.bus.heartbeat_s,
+            f"bus.silent_s ({c.bus.silent_s:g}) must span at least three heartbeats: set it to "
+            f"{3 * c.bus.heartbeat_s:g} or more, or lower bus.heartbeat_s ({c.bus.heartbeat_s:g})",
+        ),
+    ]
+
+
+def _topology(c: Config) -> list[Rule]:
+    """Rules for copies of the model and the memory of GPUs."""
+    return [
+        (
             c.topology.learners % c.topology.replicas != 0,
             f"topology.replicas divides topology.learners: {c.topology.learners} learners are no "
             f"{c.topology.replicas} copies of equally many ranks",
@@ -261,16 +279,12 @@ def _ring(c: Config) -> list[Rule]:
             "topology.gpu_memory_gib is the memory of a GPU, and topology.gpus_per_host = 0 runs everything on CPU: "
             f"set topology.gpus_per_host, or remove topology.gpu_memory_gib ({c.topology.gpu_memory_gib})",
         ),
-        (
-            c.run.name in {".", "..", "latest"},
-            f"run.name must be a folder's name of its own: {c.run.name!r} means another; set for example run.name = "
-            '"first"',
-        ),
-        (
-            c.bus.silent_s < 3 * c.bus.heartbeat_s,
-            f"bus.silent_s ({c.bus.silent_s:g}) must span at least three heartbeats: set it to "
-            f"{3 * c.bus.heartbeat_s:g} or more, or lower bus.heartbeat_s ({c.bus.heartbeat_s:g})",
-        ),
+    ]
+
+
+def _watching(c: Config) -> list[Rule]:
+    """Rules for alarms, watchdog and journal."""
+    return [
         (
             c.watch.horizon < c.watch.window,
             f"watch.horizon ({c.watch.horizon}) must be at least watch.window ({c.watch.window}): two windows are "

@@ -111,7 +111,7 @@ def test_who_reports_and_then_ends_has_reported(store: TCPStore, process: subpro
 def test_the_last_member_may_end_before_it_has_woken_the_root(
     store: TCPStore, process: subprocess.Popen[bytes]
 ) -> None:
-    """All reports are there, and nobody has said so."""
+    """Both reports are in the store. The second member died before it set the key for which the root waits."""
     report(store, BEGIN, A)
     store.append(f"push/7/{REPORT}", f"{B}\n")  # type: ignore[attr-defined]  # not in torch's stubs
     root = Root(store, BEGIN, {A: os.getpid(), B: process.pid})
