@@ -27,6 +27,7 @@ def test_a_job_over_four_hosts_outlives_a_cut_a_slow_link_and_a_lost_host(tmp_pa
         ring.slow(0.01)
         ring.hold(14)
         with ring.started():
+            ring.until("member", name="generator-0.0", state="healthy")  # a silent one that still loads holds no work
             ring.until("update", version=2)
             began = time.monotonic()
             four.cut(host)
