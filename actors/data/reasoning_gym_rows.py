@@ -23,11 +23,13 @@ def generate(task: str, n: int, *, seed: int, options: Mapping[str, Any]) -> Ite
     for number in range(n):
         problem = problems[number]
         answer = problem["answer"]
+        known = {} if answer is None else {"demonstration": str(answer)}  # for learner.warmup
         yield {
             "question": str(problem["question"]),
             "answer": "" if answer is None else str(answer),
             "metadata": json.loads(json.dumps(problem["metadata"], default=str)),
             SOURCE: {"task": task, "options": dict(options)},
+            **known,
         }
 
 

@@ -16,6 +16,14 @@ from tokenizers.pre_tokenizers import Split
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import ConfigError
 
+FAMILIES = {  # ScratchConfig.family: what differs from Llama in config.json
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+    "gemma2": {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"},
+    "gemma3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},
+}
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 SCRATCH_FILE = "scratch.json"
 
@@ -73,23 +81,29 @@ def _tokenizer_config(scratch: ScratchConfig) -> dict[str, Any]:
 
 def _model_config(scratch: ScratchConfig, vocabulary: dict[str, int]) -> dict[str, Any]:
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **FAMILIES[scratch.family],
         "vocab_size": len(vocabulary),
         "hidden_size": scratch.hidden_size,
         "intermediate_size": 4 * scratch.hidden_size,
         "num_hidden_layers": scratch.layers,
         "num_attention_heads": scratch.heads,
         "num_key_value_heads": scratch.heads,
+        "head_dim": scratch.hidden_size // scratch.heads,
         "max_position_embeddings": scratch.max_positions,
         "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rope_parameters": _rope_parameters(scratch.family),
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": vocabulary[EOS],
         "pad_token_id": vocabulary[PAD],
         "dtype": "float32",
     }
+
+
+def _rope_parameters(family: str) -> dict[str, Any]:
+    """Gemma 3 has one base for its windows and one for full attention."""
+    default = {"rope_type": "default", "rope_theta": 10000.0}
+    return {"sliding_attention": default, "full_attention": default} if family == "gemma3" else default
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

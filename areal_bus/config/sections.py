@@ -93,6 +93,8 @@ class BusConfig(Section):
 
 
 class ScratchConfig(Section):
+    family: Literal["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3"] = "llama"
+    """Architecture, as transformers has it. gemma2 has soft caps; gemma2 and gemma3 alternate sliding windows."""
     characters: str = Field("abcdefghijklmnopqrstuvwxyz >", min_length=2)
     """Vocabulary: one token per character. Padding and end-of-text tokens are added."""
     hidden_size: int = Field(128, ge=8)
