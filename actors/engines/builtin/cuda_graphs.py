@@ -40,6 +40,9 @@ class CudaRecorder:
     """CUDA graphs, with one pool of memory: one of them runs at a time, and what it leaves is read before the next."""
 
     def __init__(self) -> None:
+        self._reserve()
+
+    def _reserve(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         # for all recordings, as cuBLAS keeps a workspace for each stream that it was called on. Two, since a recording
         # that goes gives its stream's back, which therefore must lie in the pool: made while recording, never before
@@ -68,13 +71,18 @@ class CudaRecorder:
         return again
 
     def _recover(self, before: torch.cuda.Stream) -> None:
-        """From a recording that broke off: torch leaves its stream the current one, and its pool perhaps being filled.
+        """From a recording that broke off.
 
-        What recordings took stays reserved.
+        torch then leaves its stream the current one, its pool being filled, and the device's random generator in the
+        middle of a recording (seen with torch 2.11). What recordings took stays reserved.
         """
         torch.cuda.set_stream(before)
+        device = torch.cuda.current_device()
         with suppress(RuntimeError):  # of a pool that is not being filled
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+        generator = torch.cuda.default_generators[device]
+        generator.graphsafe_set_state(generator.clone_state())
+        self._reserve()
         torch.cuda.synchronize()
 
 
