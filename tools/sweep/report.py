@@ -8,6 +8,7 @@ from tools import terminal
 from tools.sweep.comparison import CellSummary, Difference, Mean
 from tools.sweep.results import MEANS, Result
 
+MARKERS, N_COLORS = "os^vD", 10  # of the plot: a line has a color of matplotlib's ten and a marker
 COLUMNS = ("score", "score_se", "auc", "reward_last", "n_updates", "wall_s")
 
 
@@ -75,9 +76,10 @@ def write_plot(path: Path, found: Sequence[CellSummary], *, x: str, metric: str)
     with rc_context({"svg.hashsalt": "sweep", "font.size": 9}):
         figure = Figure(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()
-        for label, points in lines_of(found, x).items():
+        for i, (label, points) in enumerate(lines_of(found, x).items()):
             at, values, errors = zip(*points, strict=True)
-            axes.errorbar(at, values, yerr=errors, label=label, marker="o", markersize=3, capsize=2, linewidth=1)
+            marker = MARKERS[i // N_COLORS % len(MARKERS)]  # matplotlib repeats its colors
+            axes.errorbar(at, values, yerr=errors, label=label, marker=marker, markersize=3, capsize=2, linewidth=1)
         places = {place for points in lines_of(found, x).values() for place, _, _ in points}
         ticks = sorted(place for place in places if isinstance(place, float))
         if len(ticks) == len(places):
