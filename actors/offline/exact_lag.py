@@ -178,6 +178,8 @@ def main() -> int:
     began = time.monotonic()
     try:
         config = load(args.config, args.set)
+        if args.out.exists():
+            raise ConfigError(f"--out must be a new folder: {args.out} exists; remove it, or name another")
         args.out.mkdir(parents=True)
         (args.out / "config.json").write_text(config.model_dump_json(indent=1))
         loop = ExactLagLoop(config, args.config.resolve().parent, args.out, warm_ups=args.warm_ups)
@@ -185,9 +187,9 @@ def main() -> int:
         summary = {"outcome": "finished", "wall_s": round(time.monotonic() - began, 3), **stats, "digest": loop.digest}
         loop.journal.close()
         (args.out / "summary.json").write_text(json.dumps(summary, indent=1))
-    except (ArealBusError, FileExistsError) as error:
+    except ArealBusError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError | FileExistsError) else 1
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 

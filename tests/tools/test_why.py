@@ -233,6 +233,13 @@ def test_a_run_begins_before_the_head_has_written(tmp_path: Path) -> None:
     assert forge.look(NOW + 60).state == "dead"
 
 
+def test_a_run_of_one_process_with_a_given_lag_ends(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal", role="reference", index=0, incarnation=0)
+    assert why.make_report(Run(tmp_path), NOW).state == "alive"
+    journal.close()
+    assert why.make_report(Run(tmp_path), NOW).state == "ended"
+
+
 def test_the_end_of_a_long_file_is_found(forge: Forge) -> None:
     for i in range(9000):
         forge.write("generator-0.0", NOW + i / 1e4, "request", uid=i, sample=0, attempt=0)

@@ -1,8 +1,8 @@
 """Memory that other processes can open: its handle, its limits, and that nothing of it is left."""
 
+import contextlib
 import fcntl
 import json
-import contextlib
 import os
 import subprocess
 import sys

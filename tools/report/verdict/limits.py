@@ -118,10 +118,16 @@ def _share(shares: StepShares, part: str) -> str:
 
 def _label(found: Breakdown, role: str, label: str) -> float:
     """Share of a label in a role's time after loading."""
-    of_role = {one.label: one.seconds for one in found.shares if one.role == role}
-    total = fsum(seconds for name, seconds in of_role.items() if name not in ("start", "load"))
-    return of_role.get(label, 0.0) / total if total else 0.0
+    found_s = fsum(one.seconds for one in found.shares if (one.role, one.label) == (role, label))
+    return _of_role(found, role, found_s)
 
 
 def _cause(found: Breakdown, cause: str) -> float:
-    return fsum(wait.share for wait in found.waits if wait.role == "generator" and wait.cause == cause)
+    """Share of a cause of waiting in the time of the generators after loading."""
+    waited_s = fsum(wait.seconds for wait in found.waits if (wait.role, wait.cause) == ("generator", cause))
+    return _of_role(found, "generator", waited_s)
+
+
+def _of_role(found: Breakdown, role: str, part_s: float) -> float:
+    total_s = fsum(one.seconds for one in found.shares if one.role == role and one.label not in ("start", "load"))
+    return part_s / total_s if total_s else 0.0
