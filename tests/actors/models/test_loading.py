@@ -51,6 +51,26 @@ def test_scratch_weights_are_random_by_the_seed_alone(scratch: Path) -> None:
     assert stop_ids(one, load_tokenizer(str(scratch))) == {1}
 
 
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llama", "LlamaForCausalLM"),
+        ("qwen2", "Qwen2ForCausalLM"),
+        ("qwen3", "Qwen3ForCausalLM"),
+        ("mistral", "MistralForCausalLM"),
+        ("gemma2", "Gemma2ForCausalLM"),
+        ("gemma3", "Gemma3ForCausalLM"),
+    ],
+)
+def test_a_scratch_model_of_a_family_computes(tmp_path: Path, family: str, kind: str) -> None:
+    write_scratch_folder(tmp_path, SMALL.model_copy(update={"family": family}))
+    model = load_model(str(tmp_path), "float32", "cpu", random_seed=1)
+    assert type(model).__name__ == kind
+    logits_BTV = model(torch.tensor([[5, 6, 7]])).logits
+    assert logits_BTV.isfinite().all()
+    assert logits_BTV.std() > 0
+
+
 TURNS = "{%% for m in messages %%}%s{%% endfor %%}{%% if add_generation_prompt %%}%s{%% endif %%}"
 FAMILIES = {  # how each family writes a turn, and the token that ends one
     "llama3": ("<|start|>{{m['role']}}<|end|>\n\n{{m['content']}}<|eot_id|>", "<|start|>a<|end|>", "<|eot_id|>"),
