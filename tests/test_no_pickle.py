@@ -68,10 +68,11 @@ def call_faults(node: ast.Call, *, mpi: bool) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_source_of_ours_pickles(path: Path) -> None:
-    text = path.read_text()
-    assert faults(text, mpi="mpi4py" in text) == []
+def test_no_source_of_ours_pickles() -> None:
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in SOURCES}
+    found = {name: faults(text, mpi="mpi4py" in text) for name, text in texts.items()}
+    assert len(found) > 300
+    assert {name: uses for name, uses in found.items() if uses} == {}
 
 
 @pytest.mark.parametrize(

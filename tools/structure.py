@@ -84,6 +84,7 @@ class Sources:
         names = {f"{module}.{name}" if f"{module}.{name}" in self.by_name else module for module, name in pairs}
         return names & self.by_name.keys()
 
+    @cached_property
     def imports(self) -> dict[str, set[str]]:
         """Module -> the modules of ours that it imports anywhere."""
         return {module.name: self.ours(module.imported()) - {module.name} for module in self.modules}
@@ -96,7 +97,7 @@ class Sources:
         """Room of a package -> the other rooms that it imports from, without the package's `__init__`."""
         inside = {m.name: m.room for m in self.modules if m.path.parts[0] == package and m.name != package}
         graph: dict[str, set[str]] = {room: set() for room in inside.values()}
-        for name, there in self.imports().items():
+        for name, there in self.imports.items():
             if name in inside:
                 graph[inside[name]] |= {inside[other] for other in there if other in inside} - {inside[name]}
         return graph
@@ -104,7 +105,7 @@ class Sources:
     def folders(self) -> dict[str, set[str]]:
         """`rooms` over all packages."""
         graph: dict[str, set[str]] = {m.room: set() for m in self.modules}
-        for name, there in self.imports().items():
+        for name, there in self.imports.items():
             room = self.by_name[name].room
             graph[room] |= {self.by_name[other].room for other in there} - {room}
         return graph
@@ -220,7 +221,7 @@ def measure(root: Path) -> dict[str, object]:
         "largest function": f"{n_function} ({function})",
         "most constructor parameters": f"{n_constructor} ({constructor})",
         "class names with two meanings": len(sources.repeated_classes()),
-        "import cycles": len(cycles(sources.imports())),
+        "import cycles": len(cycles(sources.imports)),
         "folder cycles": len(cycles(sources.folders())),
     }
     return figures
@@ -245,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.names:
         sources = Sources(args.root)
         print("\n".join(f"{name}: {', '.join(places)}" for name, places in sources.repeated_classes().items()))
-        for kind, graph in (("import", sources.imports()), ("folder", sources.folders())):
+        for kind, graph in (("import", sources.imports), ("folder", sources.folders())):
             print("\n".join(f"{kind} cycle: {', '.join(part)}" for part in cycles(graph)))
     return 0
 
