@@ -1,6 +1,6 @@
-"""One real ring on two cores: runs configs/tiny.toml under mpirun and checks its results.
+"""One real ring on two cores: configs/tiny.toml under mpirun, with a reward that is learned within 14 steps.
 
-`make test` runs a short job; `make test-all` also runs the whole one and checks that the model learns.
+`make soak` runs the config as it is.
 """
 
 import gzip
@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from actors.models.scratch import write_scratch_folder
+from actors.models.loading import load_model
+from actors.models.scratch import SCRATCH_FILE, write_scratch_folder
 from actors.offline.synchronous_reference import SynchronousReference
 from areal_bus.config.loader import load
 from areal_bus.config.sections import ScratchConfig
@@ -55,29 +56,41 @@ def events(run: Path, actor: str, name: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, lines) if line["event"] == name]
 
 
-def gain(run: Path) -> float:
-    """Mean reward of the last 10 steps over that of the first 10."""
+def gain(run: Path, n: int = 10) -> float:
+    """Mean reward of the last n steps over that of the first n."""
     rewards = [update["reward"] for update in events(run, "head-0.0", "update")]
-    return sum(rewards[-10:]) / 10 - sum(rewards[:10]) / 10
+    return float(sum(rewards[-n:]) - sum(rewards[:n])) / n
 
 
-WHOLE = pytest.param((), marks=pytest.mark.slow, id="whole")
-SHORT = pytest.param(("run.total_train_steps=12", "learner.warmup.steps=20"), id="short")
+VOWELS = """
+def score(completion):
+    return sum(letter in "aeiou" for letter in completion) / max(len(completion), 1)
+"""
+QUICK = (
+    "run.total_train_steps=14",
+    "learner.warmup.steps=20",
+    "actor.lr=2e-4",
+    "actor.lr_warmup_steps=1",
+    "data.limit=1000",
+)
 
 
-@pytest.fixture(scope="module", params=[SHORT, WHOLE])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder. `make test` runs the first steps, `make test-all` also all steps of the config."""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of one job, for all tests of it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "vowels.py").write_text(VOWELS)
+    (folder / "vowels.toml").write_text(
+        f'extends = "{ROOT / "configs" / "tiny.toml"}"\n[reward]\nfunction = "vowels:score"\n'
+    )
     beside = ('journal.tracker=["csv"]', "watch.console=true", "profile.actor=learner-0", "profile.steps=[2,3]")
-    return launch(
-        tmp_path_factory.mktemp("tiny"), "bus.silent_s=60", *beside, *request.param
-    )  # no death: a replay has no clock
+    no_death = "bus.silent_s=60"  # a replay has no clock
+    return launch(folder, no_death, *beside, *QUICK, config=str(folder / "vowels.toml"))
 
 
-@pytest.mark.parametrize("run", [WHOLE], indirect=True)
 def test_the_tiny_model_learns(run: Path) -> None:
-    """0.15 to 0.21 with other seeds or other roundings; by chance alone, with 2,560 samples in each mean, 0.01."""
-    assert gain(run) >= 0.1
+    """From a fifth of vowels to a half; a model that learns nothing stays within 0.02."""
+    assert gain(run, 5) >= 0.15
 
 
 def test_a_tracker_beside_the_job_has_the_series_of_its_whole_journal(run: Path, tmp_path: Path) -> None:
@@ -150,7 +163,7 @@ def test_its_sockets_listen_on_loopback_only(run: Path) -> None:
     assert [address.rpartition(":")[0] for address in seen] == ["127.0.0.1"]
 
 
-@pytest.mark.parametrize("run", [WHOLE], indirect=True)
+@pytest.mark.slow
 def test_the_exported_model_loads_in_plain_transformers(run: Path) -> None:
     code = (
         "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
@@ -164,42 +177,47 @@ def test_the_exported_model_loads_in_plain_transformers(run: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", [2, 3, 4])
-def test_the_tiny_model_learns_with_other_seeds(seed: int, tmp_path: Path) -> None:
-    assert gain(launch(tmp_path, f"run.seed={seed}")) >= 0.15
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_the_tiny_model_learns_to_reverse_words(seed: int, tmp_path: Path) -> None:
+    """By 0.15 to 0.21; by chance alone, with 2,560 samples in each mean, 0.01."""
+    assert gain(launch(tmp_path, f"run.seed={seed}")) >= 0.1
 
 
 BASE = ROOT / "configs" / "algorithms" / "base.toml"
 ALGORITHMS = sorted(path for path in BASE.parent.glob("*.toml") if path != BASE)
+SHORTLY = (
+    "run.total_train_steps=3",
+    "data.limit=200",
+    "learner.warmup.steps=10",
+    "learner.warmup.batch_size=16",
+    "data.batch_size=16",
+    "gconfig.n_samples=4",
+    "model.scratch.hidden_size=32",
+    "model.scratch.layers=2",
+)
 
 
-IN_A_RING = {
-    "dapo",
-    "distill",
-    "grpo-kl",
-    "ppo",
-}  # refill, teacher, reference, critic: they touch more than the learner
-SHORTLY = ("run.total_train_steps=3", "learner.warmup.steps=10")
+def teacher(folder: Path) -> str:
+    """A setting that names a model with the tokenizer of the run's own."""
+    write_scratch_folder(folder / "shape", ScratchConfig(hidden_size=32, layers=1, heads=2, max_positions=64))
+    shutil.copytree(folder / "shape", folder / "teacher", ignore=shutil.ignore_patterns(SCRATCH_FILE))
+    load_model(str(folder / "shape"), "float32", "cpu", random_seed=1).save_pretrained(folder / "teacher")
+    return f"teacher.path='{folder / 'teacher'}'"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", [path for path in ALGORITHMS if path.stem in IN_A_RING], ids=lambda path: path.stem)
-def test_these_algorithms_train_three_steps_in_a_real_ring(tmp_path: Path, file: Path) -> None:
-    changes = list(SHORTLY)
-    if file.stem == "distill":  # the first of the two commands in its comment
-        teacher = launch(tmp_path / "teacher", "run.total_train_steps=1", SHORTLY[1], config=str(BASE))
-        changes.append(f"teacher.path='{teacher / 'model'}'")
-    run = launch(tmp_path, *changes, config=str(file))
+def test_a_ring_distils_a_teacher(tmp_path: Path) -> None:
+    """The ring at eta = 0 has the other parts beside the policy: reference model, critic, refill."""
+    run = launch(tmp_path, *SHORTLY, teacher(tmp_path), config=str(BASE.with_name("distill.toml")), ranks=3)
     updates = events(run, "head-0.0", "update")
     assert [update["version"] for update in updates] == [1, 2, 3]
     assert all(update["grad_norm"] > 0 for update in updates)
 
 
-@pytest.mark.parametrize(
-    "file", [path for path in ALGORITHMS if path.stem not in IN_A_RING], ids=lambda path: path.stem
-)
-def test_the_other_algorithms_train_three_steps_in_the_plain_loop(tmp_path: Path, file: Path) -> None:
-    config = load(file, (*SHORTLY, "rollout.max_head_offpolicyness=0"), {})
+@pytest.mark.parametrize("file", ALGORITHMS, ids=lambda path: path.stem)
+def test_each_algorithm_trains_three_steps_in_the_plain_loop(tmp_path: Path, file: Path) -> None:
+    more = [teacher(tmp_path)] if file.stem == "distill" else []
+    config = load(file, (*SHORTLY, *more, "rollout.max_head_offpolicyness=0"), {})
     reference = SynchronousReference(config, file.parent, tmp_path, n_generators=1)
     steps = list(reference.run())
     reference.journal.close()
@@ -209,9 +227,10 @@ def test_the_other_algorithms_train_three_steps_in_the_plain_loop(tmp_path: Path
 
 @pytest.mark.slow
 def test_adapters_are_trained_in_a_ring_that_resumes_and_whose_tokens_are_of_the_merged_models(tmp_path: Path) -> None:
-    changes = ("actor.lora.rank=4", "learner.warmup.steps=10", "checkpoint.every_steps=1", "checkpoint.keep=9")
-    run = launch(tmp_path, "run.total_train_steps=2", "journal.tokens=true", *changes)
-    launch(tmp_path, f"run.resume='{run}'", "run.total_train_steps=4", "journal.tokens=true", *changes)
+    changes = ("actor.lora.rank=4", "learner.warmup.steps=10", "checkpoint.every_steps=1", "checkpoint.keep=9",
+               "journal.tokens=true", "data.limit=1000")  # fmt: skip
+    run = launch(tmp_path, "run.total_train_steps=2", *changes, ranks=3)
+    launch(tmp_path, f"run.resume='{run}'", "run.total_train_steps=4", *changes, ranks=3)
     updates = events(run, "head-0.0", "update") + events(run, "head-0.1", "update")
     assert [update["version"] for update in updates] == [1, 2, 3, 4]
     assert all(update["grad_norm"] > 0 for update in updates)
@@ -292,7 +311,7 @@ def test_a_model_of_each_family_goes_through_the_whole_ring(tmp_path: Path, fami
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(tmp_path / "scratch" / name, folder)
     (tmp_path / "family.toml").write_text(FAMILY.format(folder=folder))
-    run = launch(tmp_path, config=str(tmp_path / "family.toml"))
+    run = launch(tmp_path, "data.limit=1000", config=str(tmp_path / "family.toml"), ranks=3)
     assert [update["version"] for update in events(run, "head-0.0", "update")] == [1, 2, 3]
     audit = subprocess.run(
         [sys.executable, "-m", "tools.audit", str(run), "--recompute"], cwd=ROOT, capture_output=True, text=True
