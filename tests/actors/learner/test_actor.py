@@ -155,16 +155,6 @@ def test_half_an_update_is_never_kept_whatever_the_loop_does(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_loop_that_leaves_the_last_batch_untrained_ends_with_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def train(rollout, actor): rollout.prepare_batch()")
-    with script(tmp_path, learner={"loop": "mine:train"}) as head:
-        head.assemble()
-        head.serve(0, last=True)
-        assert "took the batch of step 0 and made no update of it" in head.take(m.Failure).error
-        assert head.processes[0].wait(PATIENCE_S) == codes.BAD_INPUT
-
-
-@pytest.mark.slow
 def test_a_loop_that_returns_early_ends_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def train(rollout, actor): pass")
     said = "learner.loop takes batches until there are none: 'mine:train' returned at version 0 while the run goes on"

@@ -27,7 +27,6 @@ from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny
 
 STEPS = 3
 CHUNKED = "chunked"  # a file by which a test asks for the head in chunks
-WITH_CRITIC = "critic"
 FEW_MIB = 23 * 4 * 9 / 2**20  # a logits matrix of nine tokens
 
 
@@ -64,29 +63,35 @@ def _mine(item: ShardItem, step: int, index: int, size: int) -> bool:
     return size == 1 or item.group % size == index if step != 1 else index == 0
 
 
-FROZEN = "frozen"
+MODELS = "models"
 LORA = "lora"
-FROZEN_ACTOR = {"kl_ctl": 0.3, "distill_coef": 0.5, "entropy_coef": 0.02, "sft_coef": 0.1}
+WITH_MODELS = {
+    "advantage": "gae",
+    "aggregation": "seq-mean-token-mean",
+    "kl_ctl": 0.3,
+    "distill_coef": 0.5,
+    "entropy_coef": 0.02,
+    "sft_coef": 0.1,
+}
 
 
 def config_of(kind: str = "float32") -> Config:
-    """`kind`: a dtype; FROZEN: with a reference, a teacher and the terms beside the surrogate loss; WITH_CRITIC; LORA:
+    """`kind`: a dtype; MODELS: with a critic, a reference, a teacher and the terms beside the surrogate loss; LORA:
     adapters, and a KL divergence from the model without them.
     """
-    is_frozen, has_critic = kind == FROZEN, kind == WITH_CRITIC
+    has_models = kind == MODELS
     return settings(
         model={"scratch": {}, "dtype": kind if kind in ("float32", "bfloat16") else "float32"},
         actor={
-            "advantage": "gae" if has_critic else "rloo",
-            "aggregation": "seq-mean-token-mean" if has_critic else "token-mean",
+            "advantage": "rloo",
             "lr": 1e-3,
             "adam_eps": 1e-4,
             "normalize_batch": True,
-            **(FROZEN_ACTOR if is_frozen else {}),
+            **(WITH_MODELS if has_models else {}),
             **({"lora": {"rank": 4}, "kl_ctl": 0.3} if kind == LORA else {}),
         },
-        reference={"update_every": 2 if is_frozen else 0},
-        critic={"lr": 1e-4} if has_critic else {},
+        reference={"update_every": 2 if has_models else 0},
+        critic={"lr": 1e-4} if has_models else {},
         learner={"max_tokens_per_mb": 24},
     )
 
@@ -156,12 +161,13 @@ def several_ranks(folder: Path, kind: str, size: int = 2, replicas: int = 1) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "size", "replicas"), [("plain", 2, 1), (CHUNKED, 4, 2), (WITH_CRITIC, 2, 1)])
-def test_several_ranks_equal_one(tmp_path: Path, way: str, size: int, replicas: int) -> None:
-    """Four ranks are two copies of the model, each sharded over two."""
-    if way == CHUNKED:
+@pytest.mark.parametrize(("kind", "size", "replicas"), [("float32", 4, 2), (MODELS, 2, 1)])
+def test_several_ranks_equal_one(tmp_path: Path, kind: str, size: int, replicas: int) -> None:
+    """Four ranks are two copies of the model, each sharded over two; they compute the head in chunks. Two ranks have a
+    critic, a reference and a teacher, too.
+    """
+    if kind != MODELS:
         (tmp_path / CHUNKED).touch()
-    kind = WITH_CRITIC if way == WITH_CRITIC else "float32"
     several = several_ranks(tmp_path, kind, size, replicas)
     one = tiny_actor(tmp_path / "one", config_of(kind))
     expected = life(one, index=0, size=1)
@@ -176,6 +182,18 @@ def test_several_ranks_equal_one(tmp_path: Path, way: str, size: int, replicas: 
     held = tiny_model()
     held.load_state_dict(model)
     assert several[0]["digest"] == digest_of(dict(held.named_parameters()))
+    if kind == MODELS:
+        assert {"kl_ref", "kl_teacher", "value_loss"} <= set(expected[0])
+        check_reference(tmp_path, one)
+
+
+def check_reference(folder: Path, one: PPOActor) -> None:
+    """The checkpoint holds the reference model, which is the policy of version 2."""
+    assert one.frozen.reference is not None
+    saved = load_file(str(folder / "checkpoints" / f"step-{STEPS:06d}" / "reference" / "model.safetensors"))
+    for name, value in one.frozen.reference.parameters().items():
+        assert torch.allclose(saved[name], value, atol=1e-5), name
+        assert not torch.equal(saved[name], dict(tiny_model(1).named_parameters())[name]), name
 
 
 @pytest.mark.slow
@@ -211,23 +229,6 @@ def test_two_ranks_keep_float32_masters_and_export_what_they_push(tmp_path: Path
         master = kept[f"master/{name}"]
         assert torch.allclose(master, value, atol=5e-3), name  # five Adam steps of 1e-3 at most, in other arithmetic
         assert not torch.equal(master, master.bfloat16().float()), name
-
-
-@pytest.mark.slow
-def test_two_ranks_with_a_reference_and_a_teacher_equal_one(tmp_path: Path) -> None:
-    two = several_ranks(tmp_path, FROZEN)
-    one = tiny_actor(tmp_path / "one", config_of(FROZEN))
-    expected = life(one, index=0, size=1)
-    assert {"kl_ref", "kl_teacher"} <= set(expected[0])
-    for step in range(STEPS):
-        wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-4) for name, value in expected[step].items()}
-        for result in two:
-            assert {**result["stats"][step], "update_s": 0} == {**wanted, "update_s": 0}
-    assert one.frozen.reference is not None
-    saved = load_file(str(tmp_path / "checkpoints" / f"step-{STEPS:06d}" / "reference" / "model.safetensors"))
-    for name, value in one.frozen.reference.parameters().items():
-        assert torch.allclose(saved[name], value, atol=1e-5), name
-        assert not torch.equal(saved[name], dict(tiny_model(1).named_parameters())[name]), "version 2 of the policy"
 
 
 def checkpoint_model(folder: Path) -> dict[str, torch.Tensor]:
