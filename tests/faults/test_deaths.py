@@ -10,12 +10,19 @@ import pytest
 from tests.faults.ring import Blow, History, Ring
 from tools import run as runs
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.slow
 
 HEARTBEAT_S = 0.5  # as in ring.toml
 SLACK_S = 1.5  # that a loaded machine takes to see what is due
 REISSUED_S = 5.0
+PUSH_TIMEOUT_S = 60.0  # nobody waits for it
+AT_ONCE_S = 20.0  # a loaded machine takes its time
 STEPS = 10
+SETTINGS = (
+    f"run.total_train_steps={STEPS}",
+    f"weights.timeout_s={PUSH_TIMEOUT_S}",
+    "weights.route=gloo",  # its members meet
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Deaths:
     idle: Blow  # generator-1
     stopped: tuple[float, float]  # the learner stood still
     memory: tuple[int, int]  # bytes of head and reward at the beginning and end of that time
+    assembling: Blow  # generator-0, which had come to a push whose members were still to connect
     learner: Blow
     head: Blow
     history: History
@@ -36,7 +44,7 @@ class Deaths:
 
 @pytest.fixture(scope="module")
 def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
-    ring = Ring(tmp_path_factory.mktemp("deaths"), f"run.total_train_steps={STEPS}")
+    ring = Ring(tmp_path_factory.mktemp("deaths"), *SETTINGS)
     ring.hold(2)
     with ring.started():
         ring.until_held(2, "generator-0.0", "generator-1.0")
@@ -46,7 +54,11 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
         worker, reward = kill_in_mid_score(ring)
         idle = kill_idle(ring, "generator-1")
         stopped, memory = stop_learner(ring, idle)
+        ring.until("member", name=idle.next, state="healthy")
+        ring.arm("receive-ready", "kill", who="generator-0")
         ring.hold(5)
+        assembling = ring.struck("receive-ready")
+        ring.until("member", name=assembling.next, state="healthy")
         ring.until("update", version=5)
         ring.until("checkpoint", role="learner", step=4)
         learner = ring.kill("learner-0")
@@ -56,7 +68,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
         ring.hold(None)
         ring.finish()
         history = ring.check_survived()
-        yield Deaths(ring, sampling, worker, reward, idle, stopped, memory, learner, head, history)
+        yield Deaths(ring, sampling, worker, reward, idle, stopped, memory, assembling, learner, head, history)
 
 
 def kill_in_mid_rollout(ring: Ring, who: str) -> Blow:
@@ -146,6 +158,19 @@ def own(ring: Ring, blow: Blow, event: str) -> list[runs.Line]:
     return list(runs.lines(ring.run / "journal" / f"{blow.name}.jsonl", event))
 
 
+def test_row_03_a_push_whose_member_dies_while_it_assembles_waits_for_no_deadline(deaths: Deaths) -> None:
+    ring, blow = deaths.ring, deaths.assembling
+    began = [line for line in ring.lines("push", role="head") if line["t"] < blow.t][-1]
+    gave_up = next(x for x in ring.lines("push_broken", role="head") if x["name"] == "learner-0.0" and x["t"] > blow.t)
+    assert gave_up["push"] == began["push"]
+    assert gave_up["t"] - blow.t < AT_ONCE_S < PUSH_TIMEOUT_S
+    assert "cancelled here" in gave_up["error"]
+    published = next(x for x in ring.lines("publish", role="head") if x["t"] > blow.t)
+    assert published["t"] - blow.t < AT_ONCE_S
+    other = ring.lines("member", role="head", name=deaths.idle.next, state="healthy", after=gave_up["t"])
+    assert other[0]["t"] - blow.t < AT_ONCE_S, "the other one is caught up at once"
+
+
 def test_row_05_kill_reward_worker_in_mid_score(deaths: Deaths) -> None:
     """Another worker scores it: all verdicts are values, and none is 0."""
     ring = deaths.ring
@@ -173,7 +198,7 @@ def test_row_12_kill_head(deaths: Deaths) -> None:
     ring, blow = deaths.ring, deaths.head
     assert lives(ring, "head") == ["head-0.0", "head-0.1"]
     joined = {line["name"] for line in ring.lines("joined", role="head", inc=1)}
-    assert {"generator-0.1", "generator-1.1", "reward-0.1", "learner-0.1"} <= joined
+    assert {"generator-0.2", "generator-1.1", "reward-0.1", "learner-0.1"} <= joined
     term = ring.lines("term", role="head", inc=1)[0]
     assert (term["version"], term["lives_on"]) == (7, True)
     assert term["term"] > max(line["term"] for line in ring.lines("term", inc=0))
