@@ -36,11 +36,11 @@ demo: model  ## the main job: a real model learns sums on two CPU cores
 	@$(IN_VENV) $(RUN_DEMO)
 
 WORKERS ?= 2
-PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
-test: setup  ## every invariant and one real ring, in 8 minutes on two free cores (WORKERS=, PYTEST_ARGS= for more)
+PYTEST := python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder # tests/conftest.py puts long files first
+test: setup  ## every invariant and one real ring, within 5 minutes on two free cores (WORKERS=, PYTEST_ARGS= for more)
 	@$(IN_VENV) $(PYTEST) -m "not slow and not soak" $(PYTEST_ARGS)
 
-test-all: setup  ## what CI runs: also the slow tests, in half an hour on two free cores
+test-all: setup  ## what CI runs: also the slow tests, within 20 minutes on two free cores
 	@$(IN_VENV) $(PYTEST) -m "not soak" $(PYTEST_ARGS)
 
 lint: setup  ## format, lint and types

@@ -6,6 +6,7 @@
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,11 @@ settings.register_profile("new", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+LONGEST = "tests/test_tiny.py"  # the real ring of `make test`
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    start_long_files_first(items)
     for kind, name in (("sglang", "SGLang"), ("vllm", "vLLM")):
         if kind not in config.getoption("markexpr"):
             for item in items:
@@ -29,6 +34,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+def start_long_files_first(items: list[pytest.Item]) -> None:
+    """Files with the most slow tests come first, so that no worker of xdist waits long for the other one at the end."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), -slow[item.path]))  # stable: files stay whole
 
 
 @pytest.fixture(scope="module", autouse=True)

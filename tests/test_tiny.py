@@ -21,6 +21,7 @@ from actors.offline.synchronous_reference import SynchronousReference
 from areal_bus.config.loader import load
 from areal_bus.config.sections import ScratchConfig
 from tests.actors.models.test_families import FAMILIES, V, plain, saved
+from tests.faults.ring import History
 from tests.support.listening import of_the_launcher, watched
 from tests.support.replaying import replay_run
 from tools import export
@@ -234,6 +235,7 @@ def test_adapters_are_trained_in_a_ring_that_resumes_and_whose_tokens_are_of_the
     updates = events(run, "head-0.0", "update") + events(run, "head-0.1", "update")
     assert [update["version"] for update in updates] == [1, 2, 3, 4]
     assert all(update["grad_norm"] > 0 for update in updates)
+    check_extended(run, at=2)
     audit = [sys.executable, "-m", "tools.audit", str(run), "--recompute"]
     done = subprocess.run(audit, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -252,6 +254,15 @@ def test_adapters_are_trained_in_a_ring_that_resumes_and_whose_tokens_are_of_the
     )
     assert refused.returncode == 2
     assert "actor.lora.rank: 4 -> unset (checkpoints hold the adapters that it describes" in refused.stderr
+
+
+def check_extended(run: Path, *, at: int) -> None:
+    """The finished run went on as if it had been longer from the start: open prompts are trained, no row is twice."""
+    (term,) = events(run, "head-0.1", "term")
+    assert term["version"] == at
+    assert term["open"]
+    assert set(History.of(run).rows().values()) == {1}
+    assert f"extends {run}, which had finished at version {at}" in (run.parent / "output.txt").read_text()
 
 
 FAMILY = """

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,16 +55,15 @@ def check_clean(run: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def equal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def equal(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run at eta = 0 with everything that is not the policy alone, equal to the plain loop's."""
     folder = tmp_path_factory.mktemp("equal")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eta0, "CONFIG", flaky(folder, eta0.CONFIG, EVERYTHING))
-        patch.setattr(eta0, "CHANGES", [*eta0.CHANGES, f"run.total_train_steps={STEPS}", FEW_ROWS])
-        run = eta0.ring(folder, 2)
-        likeness = eta0.compare(run, eta0.reference(folder, 2), n_generators=2)
-        assert (likeness.difference, likeness.n_same) == (None, STEPS)
-        yield run
+    config, changes = flaky(folder, eta0.CONFIG, EVERYTHING), (f"run.total_train_steps={STEPS}", FEW_ROWS)
+    run = eta0.ring(folder, 2, config=config, changes=changes)
+    plain = eta0.reference(folder, 2, config=config, changes=changes)
+    likeness = eta0.compare(run, plain, n_generators=2)
+    assert (likeness.difference, likeness.n_same) == (None, STEPS)
+    return run
 
 
 @pytest.mark.slow

@@ -77,13 +77,15 @@ class Likeness:
             self.difference = f"{where}: {', '.join(found)}"
 
 
-def ring(folder: Path, n_generators: int, *, quiet: bool = True, changes: Sequence[str] = ()) -> Run:
+def ring(
+    folder: Path, n_generators: int, *, quiet: bool = True, config: str = CONFIG, changes: Sequence[str] = ()
+) -> Run:
     """The system over real processes; `changes` are further settings. Raises ConfigError when it does not end well."""
     job = [
         sys.executable,
         "-m",
         "areal_bus.launch",
-        CONFIG,
+        config,
         *overrides(f"run.folder='{folder}/ring-{n_generators}'", *changes),
     ]
     code = demo.launch([demo.mpirun(), "-np", str(n_generators + 2), *job], quiet=quiet)
@@ -94,21 +96,21 @@ def ring(folder: Path, n_generators: int, *, quiet: bool = True, changes: Sequen
     return Run(folder / f"ring-{n_generators}" / "latest")
 
 
-def reference(folder: Path, n_generators: int) -> Path:
-    """The plain loop's lines. Raises ConfigError when it does not end well."""
+def reference(folder: Path, n_generators: int, *, config: str = CONFIG, changes: Sequence[str] = ()) -> Path:
+    """The plain loop's lines; `changes` are further settings. Raises ConfigError when it does not end well."""
     out = folder / f"reference-{n_generators}"
     line = [
         sys.executable,
         "-m",
         "actors.offline.synchronous_reference",
-        CONFIG,
+        config,
         "--generators",
         str(n_generators),
         "--out",
         str(out),
     ]
     one_thread = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(demo.ROOT)}  # as in an actor
-    done = subprocess.run([*line, *overrides()], cwd=demo.ROOT, env=os.environ | one_thread, check=False)
+    done = subprocess.run([*line, *overrides(*changes)], cwd=demo.ROOT, env=os.environ | one_thread, check=False)
     if done.returncode != 0:
         raise ConfigError(f"the plain loop must end with code 0 to be compared; it ended with {done.returncode}")
     return out / "reference.jsonl"
