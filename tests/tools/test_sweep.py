@@ -28,6 +28,7 @@ SMALL = {
     "model.scratch.layers": 1,
     "model.scratch.heads": 2,
     "data.batch_size": 3,
+    "data.limit": 200,
     "gconfig.n_samples": 2,
     "gconfig.max_new_tokens": 4,
     "learner.warmup.steps": 2,
