@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from areal_bus.commands import as_here
 from areal_bus.config.trackers import PACKAGES
 from tools import run, terminal
+from tools.command_line import run_parser
 from tools.follow import HOLD_S, is_over, stopped_by
 from tools.run import Run
 from tools.trackers.session import TrackerSession, open_session
@@ -22,13 +22,7 @@ To start a follower beside a job: journal.tracker = ["tensorboard"]."""
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.export"),
-        description="Write the scalar series of a run to a tracker.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
+    p = run_parser("tools.export", description="Write the scalar series of a run to a tracker.", epilog=EPILOG)
     p.add_argument("--to", required=True, choices=list(PACKAGES), help="which tracker")
     p.add_argument("--out", metavar="FOLDER", help="folder for the tracker's files (RUN/trackers)")
     p.add_argument("--new", action="store_true", help="begin another run of the tracker instead of continuing")

@@ -1,15 +1,17 @@
 """Finds a run's folder and reads its files: journal lines, samples, settings and summary."""
 
+import contextlib
+import functools
 import heapq
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
@@ -21,6 +23,7 @@ MARK = b'"event":"'  # quotes in texts are escaped, so the first match is the ev
 _JOURNAL = re.compile(r"(?P<role>[a-z_]+)-(?P<rank>\d+)\.(?P<inc>\d+)\.jsonl")
 
 Line = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,17 @@ def _objects(path: Path, wanted: frozenset[bytes]) -> Iterator[Line]:
                 yield value
             elif raw.strip():
                 broken = number
+
+
+def skips_incomplete(take: Callable[[T, Line], None]) -> Callable[[T, Line], None]:
+    """Let a method that takes a line ignore one whose fields are missing or of another type: an older version."""
+
+    @functools.wraps(take)
+    def take_if_complete(self: T, line: Line) -> None:
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            take(self, line)
+
+    return take_if_complete
 
 
 def is_number(value: object) -> bool:

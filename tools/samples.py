@@ -5,9 +5,9 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
 from tools import run, terminal
+from tools.command_line import run_parser
 from tools.run import Line, Run
 from tools.surviving_history import undone_places
 
@@ -23,13 +23,7 @@ Samples of undone steps (a later term of the learner restarted from an earlier v
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.samples"),
-        description="Show samples of a run.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
+    p = run_parser("tools.samples", description="Show samples of a run.", epilog=EPILOG)
     p.add_argument("--step", type=int, metavar="N", help="samples trained in step N = 0, 1, 2, ... (the latest)")
     p.add_argument("--uid", type=int, metavar="U", help="samples of prompt U only, whatever the step")
     p.add_argument("--evaluation", metavar="NAME", help="samples of this evaluation instead of trained ones")

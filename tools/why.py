@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from areal_bus.commands import as_here
 from tools import run, terminal
+from tools.command_line import run_parser
 from tools.processes import Process, process_of
 from tools.run import Line, Run
 from tools.run_status import HEAD_EVENTS, MAX_SHOWN, HeadStatus, RunStatus, Start
@@ -275,13 +275,11 @@ def report_lines(report: WhyReport) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.why"),
+    p = run_parser(
+        "tools.why",
         description="Show whether a run is alive, stalled, dead or over, and which actor waits for which since when.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EPILOG,
     )
-    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
     p.add_argument("--json", action="store_true", help="one JSON object on one line")
     return p
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.alarms.alarm_reader import AlarmReader, Finding, read
 from tools.alarms.live_alarms import LiveAlarms
 from tools.alarms.report import headline, render
+from tools.command_line import run_parser
 from tools.follow import is_over, stopped_by
 from tools.run import Run
 
@@ -25,13 +25,11 @@ out. Exit code 0: no alarm was raised; 1: one was, even if it no longer holds; 2
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.alarms"),
+    p = run_parser(
+        "tools.alarms",
         description="Find what goes wrong in a run: each alarm with its rule, samples to read, and what to try.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EPILOG,
     )
-    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
     p.add_argument("--json", action="store_true", help="one JSON object on one line")
     p.add_argument("--follow", action="store_true", help="print a line for each new alarm until the run ends")
     p.add_argument("--until-eof", action="store_true", help="follow until standard input ends, at low priority")

@@ -5,12 +5,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from areal_bus.commands import as_here
 from tools import run, terminal
 from tools.audit import report
 from tools.audit.audit import audit, figures, judge
 from tools.audit.findings import InvariantVerdict
 from tools.audit.recompute import recompute
+from tools.command_line import run_parser
 
 MORE = """\
 Reads the journal and config.json, nothing else (with --recompute kept tokens and weights, too). Each invariant of
@@ -19,13 +19,7 @@ job cannot show its end. Exit code 0: none is broken; 1: one is; 2: the folder i
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.audit"),
-        description="Check a run against its invariants, by its journal alone.",
-        epilog=MORE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
+    p = run_parser("tools.audit", description="Check a run against its invariants, by its journal alone.", epilog=MORE)
     p.add_argument(
         "--recompute",
         action="store_true",

@@ -5,10 +5,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from areal_bus.commands import as_here
 from tools import run, terminal
 from tools.breakdown import flops, roles, steps, waits
 from tools.breakdown.incarnations import TOLERANCE, Incarnation, read_all
+from tools.command_line import run_parser
 
 EPILOG = f"""\
 Each process labels every second of its wall time; labels do not overlap. For each actor the labels must sum to its wall
@@ -52,13 +52,7 @@ def tflops(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.breakdown"),
-        description="Show where the time of a run went.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
+    p = run_parser("tools.breakdown", description="Show where the time of a run went.", epilog=EPILOG)
     p.add_argument("--all", action="store_true", help="the labels of each process, too")
     p.add_argument("--json", action="store_true", help="one JSON object on one line")
     p.add_argument(

@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
 from tools import run, terminal
+from tools.command_line import run_parser
 from tools.timeline import timeline
 from tools.timeline.trace_file import Window
 
@@ -16,13 +16,7 @@ the tracks. Times are seconds since the first start of a process."""
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.timeline"),
-        description="Write a run's journal as a Chrome trace.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
+    p = run_parser("tools.timeline", description="Write a run's journal as a Chrome trace.", epilog=EPILOG)
     p.add_argument("--from", dest="begin", type=float, metavar="S", help="leave out what ended before this second")
     p.add_argument("--to", dest="end", type=float, metavar="S", help="leave out what began after this second")
     p.add_argument("--step", type=int, metavar="N", help="version N only: from its first prompt to its publish")

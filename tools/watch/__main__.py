@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.live import Live
 
-from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
 from areal_bus.terminal import is_terminal
 from tools import run, terminal
+from tools.command_line import run_parser
 from tools.run import Run
 from tools.watch import screen
 from tools.watch.live_run import Frame, LiveRun
@@ -23,13 +23,11 @@ terminal, it prints a line for each update and each change of the verdict. It en
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.watch"),
+    p = run_parser(
+        "tools.watch",
         description="Watch a run: prompts in the ring, curves, actors, verdict and newest samples.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EPILOG,
     )
-    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
     p.add_argument("--once", action="store_true", help="print one frame and end")
     p.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between two frames (2)")
     p.add_argument("--web", action="store_true", help="serve the page on this machine and print its address")

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tools.run import Line
+from tools.run import Line, skips_incomplete
 
 EVENTS = ("admit", "batch", "lease", "member", "publish", "ready", "refund", "sampled", "start", "term", "trajectory")
 
@@ -60,15 +60,11 @@ class RingFlow:
         found[Stage.TRAINED] = sum(self._n_trained.values())
         return found
 
+    @skips_incomplete
     def take(self, line: Line) -> None:
+        """Take one line. A line of another role, or without the fields of its event, is ignored."""
         if line.get("role") != "head":
             return
-        try:
-            self._take(line)
-        except (KeyError, TypeError, ValueError):
-            return  # a field is missing or has another type: another schema
-
-    def _take(self, line: Line) -> None:
         event = line["event"]
         if event == "admit":
             self._live[line["uid"]] = _Prompt()

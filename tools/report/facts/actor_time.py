@@ -6,7 +6,7 @@ Pure: lines go in, in the order of their wall time; sums by version come out.
 from dataclasses import dataclass, field
 
 from tools.report.facts.step_bins import StepBins, VersionClock
-from tools.run import Line, is_number
+from tools.run import Line, is_number, skips_incomplete
 
 EVENTS = ("spans", "start", "request", "completion", "step", "update", "term")
 Sample = tuple[str, int, int, int]  # evaluation, uid, sample, attempt
@@ -30,14 +30,9 @@ class ActorTime:
     _open: dict[str, _InFlight] = field(default_factory=dict)
     _version: int = 0
 
+    @skips_incomplete
     def take(self, line: Line) -> None:
         """Take one line. A line without the fields of its event is ignored."""
-        try:
-            self._take(line)
-        except (KeyError, TypeError, ValueError):
-            return  # a field is missing or has another type: an older version
-
-    def _take(self, line: Line) -> None:
         event = line["event"]
         if event == "spans":
             self._add_spans(line)

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tools.run import Line
+from tools.run import Line, skips_incomplete
 from tools.surviving_history import span_pairs
 
 EVENTS = ("trajectory", "term")
@@ -37,15 +37,13 @@ class Ages:
 
     _batches: dict[int, _Batch] = field(default_factory=dict)  # by step
 
+    @skips_incomplete
     def take(self, line: Line) -> None:
         """Take one line. A line without the fields of its event is ignored."""
-        try:
-            if line["event"] == "term":
-                self._batches = {step: batch for step, batch in self._batches.items() if step < line["version"]}
-            else:
-                self._batches.setdefault(int(line["step"]), _Batch()).add(line)
-        except (KeyError, TypeError, ValueError):
-            return  # a field is missing or has another type: an older version
+        if line["event"] == "term":
+            self._batches = {step: batch for step, batch in self._batches.items() if step < line["version"]}
+        else:
+            self._batches.setdefault(int(line["step"]), _Batch()).add(line)
 
     def tokens(self) -> tuple[Counter[int], Counter[int]]:
         """Trained and masked tokens by age in versions."""

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tools.report.facts.step_bins import StepBins
-from tools.run import Line
+from tools.run import Line, skips_incomplete
 
 EVENTS = ("start", "member", "stall", "failed", "term", "push_broken", "refund", "refused", "admit", "update")
 MAX_KEPT = 200  # incidents with their text; all are counted
@@ -35,12 +35,10 @@ class Incidents:
     _started: set[str] = field(default_factory=set)
     _version: int = 0
 
+    @skips_incomplete
     def take(self, line: Line) -> None:
         """Take one line. A line without the fields of its event is ignored."""
-        try:
-            getattr(self, f"_on_{line['event']}")(line)
-        except (KeyError, TypeError, ValueError):
-            return  # a field is missing or has another type: an older version
+        getattr(self, f"_on_{line['event']}")(line)
 
     def _keep(self, line: Line, kind: str, who: str, text: str) -> None:
         self.n_of[kind] += 1

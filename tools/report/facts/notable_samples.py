@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from tools.run import Line, Run, is_number
+from tools.run import Line, Run, is_number, skips_incomplete
 from tools.surviving_history import Key
 
 EVENTS = ("scored", "trajectory", "batch", "term")
@@ -38,14 +38,9 @@ class NotableSamples:
     _step: int = 0
     _n_scored: int = 0
 
+    @skips_incomplete
     def take(self, line: Line) -> None:
         """Take one line. A line without the fields of its event is ignored."""
-        try:
-            self._take(line)
-        except (KeyError, TypeError, ValueError):
-            return  # a field is missing or has another type: an older version
-
-    def _take(self, line: Line) -> None:
         event = line["event"]
         if event == "scored":
             if not line.get("evaluation") and is_number(line.get("seconds")):
