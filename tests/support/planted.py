@@ -26,7 +26,6 @@ SMALL = {
     "model.scratch.hidden_size": 64,
     "model.scratch.layers": 2,
     "data.largest": 4,
-    "data.limit": 2000,
     "data.batch_size": 16,
     "data.held_out": 64,
     "rollout.exact_lag": 1,
