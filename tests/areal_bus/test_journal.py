@@ -134,7 +134,8 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
             torn += 1
     assert n_lost > 1
     assert torn <= 1
-    assert len(readable) + n_lost == readable[-1]["seq"] + 1
+    n_counted_twice = len(readable) + n_lost - (readable[-1]["seq"] + 1)
+    assert n_counted_twice in (0, 1)  # 1: of a lost line only the newline is missing
     assert [line["k"] for line in readable if line["event"] == "note"][-1] == 10
     assert done.stderr.count("loses lines") == 1
 
