@@ -37,6 +37,7 @@ demo: model  ## the main job: a real model learns sums on two CPU cores
 
 WORKERS ?= 2
 PYTEST := python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder # tests/conftest.py puts long files first
+test test-all: export PYTHONDONTWRITEBYTECODE := # a ring starts a dozen processes: without cached bytecode each compiles our modules
 test: setup  ## every invariant and one real ring, within 5 minutes on two free cores (WORKERS=, PYTEST_ARGS= for more)
 	@$(IN_VENV) $(PYTEST) -m "not slow and not soak" $(PYTEST_ARGS)
 
