@@ -21,7 +21,7 @@ from tests.faults.ring import Line, Ring
 from tests.support.listening import Listener, listeners, of_the_launcher
 from tests.support.strangers import RAW, canary, dealer, dial, say_raw, word
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,6 @@ def test_row_30_a_pickle_at_every_port_is_never_loaded(siege: Siege) -> None:
 
 
 def test_row_31_another_protocol_is_refused_with_both_versions_named(siege: Siege) -> None:
-    both = f"protocol {PROTOCOL} is spoken here; the peer speaks {PROTOCOL + 1}"
+    both = f"both sides must use protocol {PROTOCOL}; the peer uses {PROTOCOL + 1}"
     assert [line["why"] for line in siege.refused("protocol", "generator-66.0")] == [both]
     assert both in siege.ring.output

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.ring import Blow, History, Line, Ring
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 1.0
 SLACK_S = 2.0
