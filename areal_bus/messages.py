@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
-PROTOCOL = 13  # incremented with every change of a record, of the wire format or of a checksum
+PROTOCOL = 14  # incremented with every change of a record, of the wire format or of a checksum
 
 ATTEMPTS = 1000  # attempts of a prompt in one term; separates the results of different terms
 MAX_PARTS = 32  # rewards by name that one score reports
@@ -344,6 +344,7 @@ class ShardItem:
     ids: bytes = frame("int32")
     logps: bytes = frame("float32")
     text: str = frame("text")
+    born: int = 0  # version at which its prompt was admitted: its stage
 
 
 @record

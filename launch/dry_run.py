@@ -10,6 +10,7 @@ from actors.engines.servers.server_process import installed, interpreter
 from areal_bus import terminal
 from areal_bus.config.loader import extending
 from areal_bus.config.sections import Config
+from areal_bus.config.stage_rules import largest
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.fits import Fit, compare
@@ -27,9 +28,10 @@ from launch.memory import (
 from launch.prepare import count_tokens, render_prompt
 from launch.resume import preview_resume
 from launch.settings_help import as_toml
+from launch.stages import stage_lines
 from launch.topology import RankPlan, check_route, min_ranks, plan, planned_hosts, ranks_by_gpu
 
-FORMULA = """memory: the peak, every completion at full length.
+FORMULA = """memory: the peak, every completion at full length; with [[run.stage]] that of the largest stage.
 learner: 12 bytes a parameter (float32: itself, two AdamW moments) / learners of a copy; in a step the activations
 of a micro-batch or 4 bytes a parameter for gradients, whichever is more (both, with several micro-batches); learner 0
 also two snapshots in host memory, or on its GPU where pushes stay within that. generator: weights twice (live, and
@@ -76,12 +78,13 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
         *base_lines(config, file),
         headline(config, places, shape),
         *terminal.table([HEADINGS, *rank_rows(config, places, shape, n_prompt)]),
+        *stage_lines(config, shape, n_prompt),
         *shared_gpu_lines(config, places, shape, n_prompt),
         *fit.lines,
         *interpreter_lines(config, file.resolve().parent),
     ]
     if every:
-        rest = [FORMULA, *bytes_per_token_lines(config, shape, n_prompt), "", as_toml(config)]
+        rest = [FORMULA, *bytes_per_token_lines(largest(config), shape, n_prompt), "", as_toml(config)]
     else:
         rest = ["# changed settings; --all: every setting, and the memory formula", changed(config)]
     return PlanPage("\n".join([*resumed, *plan_lines, "", *rest]), fit.is_too_large)

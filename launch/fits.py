@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_bus.config.sections import Config
+from areal_bus.config.stage_rules import largest
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
@@ -116,7 +117,7 @@ def advice(proposal: Proposal, load: Load, memory: Memory) -> str:
 
 def remedies(proposal: Proposal, load: Load, memory: Memory) -> Iterator[tuple[str, list[Any]]]:
     """(key, values in order of preference) for the actors of this load."""
-    config, has = proposal.config, set(load.roles.split(" + "))
+    config, has = largest(proposal.config), set(load.roles.split(" + "))
     if Role.LEARNER in has:
         if memory.is_gpu and config.topology.ranks_per_gpu == 1:
             yield "topology.learners", [n for f in (2, 4, 8, 16) if (n := f * config.topology.learners) <= 1024]

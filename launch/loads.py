@@ -9,6 +9,7 @@ from typing import Any
 
 from areal_bus.config.gpu_memory import gib_of
 from areal_bus.config.sections import Config
+from areal_bus.config.stage_rules import settings_by_stage
 from areal_bus.messages import Role
 from launch.gpus import smallest_gpu_mib
 from launch.memory import BYTES, GIB, MIB, SUPERVISOR, DecoderShape, Need, estimate
@@ -116,7 +117,13 @@ def host_bytes(proposal: Proposal, place: RankPlan) -> int:
 
 
 def rank_need(config: Config, place: RankPlan, shape: DecoderShape, n_prompt: int) -> Need:
-    """Memory of one rank: its actors and its supervisor. A member needs the device memory of its generator."""
+    """Memory of one rank, of its largest stage: its actors and its supervisor."""
+    needs = [need_in_stage(stage, place, shape, n_prompt) for stage in settings_by_stage(config).values()]
+    return Need(max(need.device for need in needs), max(need.host for need in needs))
+
+
+def need_in_stage(config: Config, place: RankPlan, shape: DecoderShape, n_prompt: int) -> Need:
+    """A member needs the device memory of its generator."""
     actors = place.actors if place.member_of is None else (place.member_of,)
     needs = [estimate(config, shape, actor.role, actor.index, n_prompt=n_prompt) for actor in actors]
     host = SUPERVISOR + (0 if place.member_of else sum(rank_need.host for rank_need in needs))

@@ -33,6 +33,7 @@ from actors.workflows.loading import check_workflow
 from actors.workflows.prompts import Question, prompt_lengths, prompt_of
 from areal_bus.config.algorithms import is_users
 from areal_bus.config.sections import Config, LearnerConfig, WorkflowConfig
+from areal_bus.config.stage_rules import largest
 from areal_bus.config.trackers import check_installed
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.isolation import CHILD
@@ -42,6 +43,7 @@ from launch.memory import find_shape
 from launch.process import actor_environment
 from launch.resume import check_changes, next_start, resume_lines
 from launch.runs import CONFIG, ORIGIN, SUMMARY, make_run_folder, point_latest, read_object, write_atomically
+from launch.stages import stage_lines
 
 MAX_TOKENIZED = 8192  # the prompts that are longest in bytes are tokenized: about two seconds
 
@@ -92,7 +94,7 @@ def check_prompt_length(config: Config, where: str, n: int) -> None:
 
 def check_context_length(config: Config, where: str, n: int, model: str) -> None:
     """Raises ConfigError unless the longest prompt and its completion fit the context length of the model."""
-    scratch, n_new = config.model.scratch, config.gconfig.max_new_tokens
+    scratch, n_new = config.model.scratch, largest(config).gconfig.max_new_tokens
     if scratch is None:
         most, name = max_positions(model), "the model's max_position_embeddings"
     else:
@@ -135,7 +137,8 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
         check_demonstrations(rows)
     samples = rows + problems + loader_samples(config, folder)
     check_functions(config, folder, samples)
-    if (shape := find_shape(config, folder)) is not None:
+    shape = find_shape(config, folder)
+    if shape is not None:
         check_token_ids(config, shape.vocabulary)
     check_tokenizer(config, model)
     check_sampling(config, samples, model)
@@ -145,6 +148,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     if run is not None:
         check_same_data(run, data)
     notes = [] if run is None else resume_lines(run, found)
+    notes += stage_lines(config, shape, config.data.max_prompt_tokens)
     resumed = run is not None
     if run is None:
         run = make_run_folder(config.run.folder, config.run.name or config_file.stem)
@@ -233,7 +237,7 @@ def check_frozen_models(config: Config, folder: Path, model: str) -> None:
                 f"{key} must be a model with the policy's tokenizer: {len(differing)} tokens have another id or are in "
                 f"one of them only, the first is {differing[0]!r} ({other})"
             )
-        most, longest = max_positions(other), config.data.max_prompt_tokens + config.gconfig.max_new_tokens
+        most, longest = max_positions(other), config.data.max_prompt_tokens + largest(config).gconfig.max_new_tokens
         if most is not None and most < longest:
             raise ConfigError(
                 f"{key} must read whole sequences, up to data.max_prompt_tokens + gconfig.max_new_tokens = {longest} "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.config.sections import Config
+from areal_bus.config.stage_rules import settings_by_stage
 from areal_bus.errors import ArealBusError, ConfigError
 from launch.runs import (
     CONFIG,
@@ -28,6 +29,7 @@ AUTO_WAIT_S = 100.0  # "auto" waits for the end of the job before: a network fil
 LOCATION_KEYS = {"run.folder", "run.name", "run.resume"}  # --resume gives the location of the run
 FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): why it is fixed; "" when it may change
     "run": "",
+    "run.stage": "open prompts keep the limits of the stage that they were admitted in (I5, I8)",
     "run.seed": "the order of the data, the first weights and every sampled token are drawn from it",
     "launch": "",
     "topology": "",
@@ -203,18 +205,37 @@ def reason_fixed(key: str) -> str:
 
 def check_changes(run: Path, new: Config) -> list[Change]:
     """The changed settings. Raises ConfigError that lists the fixed ones among them."""
-    found = changed_settings(saved_config(run), new)
-    fixed = [change for change in found if change.reason]
+    old = saved_config(run)
+    found = changed_settings(old, new)
+    reached = max((int(path.name.removeprefix("step-")) for path in checkpoints(run)), default=0)
+    may_change = {"run.stage"} if is_later(old, new, reached) else set()
+    fixed = [change for change in found if change.reason and change.key not in may_change]
     if fixed:
         listed = "; ".join(f"{change} ({change.reason})" for change in fixed)
         raise ConfigError(f"a resumed run keeps the values of these settings: {run}: {listed}; {what_to_do(new)}")
-    reached = max((int(path.name.removeprefix("step-")) for path in checkpoints(run)), default=0)
     if new.run.total_train_steps < reached:
         raise ConfigError(
             f"run.total_train_steps must not be below the version of a checkpoint: it is {new.run.total_train_steps}, "
             f"and {run} has one of version {reached}"
         )
     return found
+
+
+def is_later(old: Config, new: Config, reached: int) -> bool:
+    """Whether the stages of both differ only after version `reached`, that of the newest checkpoint: an open prompt may
+    have been admitted at it.
+    """
+    before, after = (
+        {start: (s.gconfig.n_samples, s.gconfig.max_new_tokens) for start, s in settings_by_stage(c).items()}
+        for c in (old, new)
+    )
+    moments = [start for start in (*before, *after) if start <= reached]
+    return all(at(before, moment) == at(after, moment) for moment in moments)
+
+
+def at(limits: dict[int, tuple[int, int]], version: int) -> tuple[int, int]:
+    """The limits of the last stage that has begun."""
+    return limits[max(start for start in limits if start <= version)]
 
 
 def what_to_do(config: Config) -> str:

@@ -136,6 +136,7 @@ def load_config(args: argparse.Namespace, where: run.Run | None) -> Config:
         tree = read_settings(Path(args.config))
     else:
         tree = where.config() if where else {}
+    apply_stages(tree, version_of(exported_model(where)) if where else None)
     options = [
         ("--n-samples", "evaluate.n_samples", args.n_samples),
         ("--temperature", "evaluate.temperature", args.temperature),
@@ -156,6 +157,22 @@ def load_config(args: argparse.Namespace, where: run.Run | None) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(settings.sentence(error, {key: origin for origin, key, _ in given}, "settings")) from None
+
+
+def version_of(model: Path) -> int | None:
+    """The version of a model in a checkpoint, RUN/checkpoints/step-N/model; None for a final model."""
+    step = model.parent.name
+    return int(step.removeprefix("step-")) if step.startswith("step-") else None
+
+
+def apply_stages(tree: dict[str, Any], version: int | None) -> None:
+    """Set the settings of the stage that is in force at this version; None: of the last stage."""
+    run_table = tree.get("run", {})
+    for stage in run_table.pop("stage", ()) if isinstance(run_table, dict) else ():
+        if version is None or stage["from_step"] <= version:
+            for section in ("gconfig", "learner"):
+                given = {key: value for key, value in stage[section].items() if value is not None}
+                tree.setdefault(section, {}).update(given)
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -12,12 +12,14 @@ import numpy as np
 
 from actors.engines.protocol import Done, Engine, Request, SamplingControls
 from actors.runtime.context import dump
+from actors.runtime.stages import stages_of
 from actors.runtime.user_code import describe, place_of, trace_of
 from actors.runtime.user_failures import Failures
 from actors.workflows.episode_runner import Asked, Awaited, EpisodeRun, Wish
 from actors.workflows.protocol import Workflow
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
+from areal_bus.core.stages import stage_at
 from areal_bus.errors import ConfigError, EngineError, PromptTooLong, WorkflowError
 from areal_bus.journal import Journal
 from areal_bus.messages import Partial, Prompt, Refund, SampleFailed, Trajectory
@@ -35,6 +37,7 @@ class LiveSample:
     row: dict[str, Any]
     seed: tuple[int, ...]
     lease: str  # id of its lease
+    most: int  # sampled tokens of a completion, in its stage
     began: float  # monotonic
     begun: Partial | None = None  # its first tokens, from another generator
     n_reported: int = 0  # tokens reported to the head
@@ -59,6 +62,7 @@ class RolloutRunner:
         self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
         self._config, self._name, self._journal, self._failures = config, name, journal, failures
         self._controls_of_run = SamplingControls(**config.gconfig.controls())
+        self._stages = stages_of(config)
         self._live: dict[Key, LiveSample] = {}
         self._begun: dict[Key, Partial] = {}  # partial rollouts whose prompt follows
         self.term = 0  # stamped on every complete trajectory
@@ -70,6 +74,7 @@ class RolloutRunner:
     def begin(self, prompt: Prompt) -> Iterator[Outcome]:
         """Start the samples of a group. Yields samples that end at once; a failed group yields one SampleFailed."""
         row = json.loads(prompt.row)
+        most = stage_at(self._stages, prompt.born).max_new_tokens
         begun, self._begun = self._begun, {}
         for sample in prompt.samples:
             key = (prompt.evaluation, prompt.uid, prompt.attempt, sample)
@@ -77,7 +82,8 @@ class RolloutRunner:
                 continue
             run = self._run(key, row)
             seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
-            live = self._live[key] = LiveSample(run, row, seed, prompt.lease, time.monotonic(), begun=begun.get(key))
+            live = LiveSample(run, row, seed, prompt.lease, most, time.monotonic(), begun=begun.get(key))
+            self._live[key] = live
             evaluation = {"evaluation": prompt.evaluation} if prompt.evaluation else {}
             outcome = self._advance(key, run.start)
             done = {"n_done": live.n_reported} if live.n_reported else {}
@@ -227,7 +233,9 @@ class RolloutRunner:
 
     def _request(self, key: Key, live: LiveSample, asked: Asked) -> Request:
         gconfig = self._config.gconfig
-        max_new_tokens = asked.max_new_tokens or gconfig.max_new_tokens
+        max_new_tokens = asked.max_new_tokens or live.most
+        if len(self._stages) > 1:  # a workflow knows the largest stage only
+            max_new_tokens = min(max_new_tokens, live.most)
         done = self._done(live.begun, asked.ids, max_new_tokens) if live.begun is not None else None
         live.begun, live.n_reported = None, live.n_reported if done is None else len(done.ids)
         return Request(

@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from actors.runtime.stages import stages_of
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Keep
+from areal_bus.core.stages import stage_at
 from areal_bus.messages import Scored
 
 MIN_STREAK = 3  # consecutive batches before an alert: one odd batch raises none
@@ -32,7 +34,7 @@ class Alerts:
     """Receives each step once, in order."""
 
     def __init__(self, config: Config) -> None:
-        self._limit = config.gconfig.max_new_tokens
+        self._stages = stages_of(config)
         self._cap = config.actor.behav_imp_weight_cap
         self._eta = config.rollout.max_head_offpolicyness
         self._streaks: dict[str, int] = {}  # alert -> consecutive batches past its threshold
@@ -116,8 +118,9 @@ class Alerts:
         return "".join(f"\n  reward {s.reward:g}: {_short(s.prompt_text)} -> {_short(s.text)}" for s in self._samples)
 
     def _truncated(self, share: float) -> str:
+        limit = stage_at(self._stages, self._samples_step or 0).max_new_tokens
         return (
-            f"{share:.0%} of the answers are cut off at gconfig.max_new_tokens = {self._limit}: raise it, unless short "
+            f"{share:.0%} of the answers are cut off at gconfig.max_new_tokens = {limit}: raise it, unless short "
             "answers are enough for the reward"
         )
 

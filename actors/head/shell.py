@@ -24,6 +24,7 @@ from actors.head.sample_log import SampleLog
 from actors.head.stall_monitor import StallMonitor
 from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_seldom, dump, journal_rejections
+from actors.runtime.stages import stages_of
 from areal_bus import messages as m
 from areal_bus.commands import as_here
 from areal_bus.config.sections import Config
@@ -72,6 +73,7 @@ def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str,
         on_timeout=declared(config.reward.on_timeout),
         on_error=declared(config.reward.on_error),
         partial_groups=config.reward.partial_groups,
+        stages=stages_of(config),
     )
 
 

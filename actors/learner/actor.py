@@ -26,11 +26,13 @@ from actors.models.loading import load_tokenizer
 from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
 from actors.runtime.last_fault import Fault, keep_fault
 from actors.runtime.process import leave
+from actors.runtime.stages import stages_of
 from actors.runtime.torch_profiler import TorchProfiler
 from actors.runtime.user_code import place_of
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
+from areal_bus.core.stages import stage_at
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError, PushFailed, Restart
 from areal_bus.journal import Journal
@@ -97,6 +99,7 @@ class Learner:
     def run(self) -> None:
         """Raises StopRun when the head sends Stop, the normal end."""
         loop = find_loop(self.config.learner.loop)
+        stages = stages_of(self.config)
         ranks, start = self._meet()
         self._load(ranks, start)
         self.failover = HeadFailover(self.inbox, most=ranks.max, begin=self._begin, look=self._record)
@@ -111,7 +114,7 @@ class Learner:
             journal=self.journal,
             pulse=self.pulse,
             eta=self.config.rollout.max_head_offpolicyness,
-            n_samples=self.config.gconfig.n_samples,
+            n_samples=lambda born: stage_at(stages, born).n_samples,
             partial_groups=self.config.reward.partial_groups,
             version=lambda: self.actor.version,
             policy=StalenessPolicy(self.config.rollout.staleness_policy),

@@ -12,8 +12,10 @@ from actors.learner.algorithms.registry import Algorithm
 from actors.learner.algorithms.reward_shaping import shape_rewards
 from actors.learner.batch import Batch, Item
 from actors.learner.critic import fill_returns
+from actors.runtime.stages import stages_of
 from areal_bus.config.algorithms import uses_teacher
 from areal_bus.config.sections import ActorConfig, Config
+from areal_bus.core.stages import stage_at
 from areal_bus.messages import Finish
 
 Total = Callable[[list[float]], list[float]]  # sums over the learner ranks
@@ -99,7 +101,8 @@ def normalize_by_token(
 def shaped_rewards(batch: Batch, config: Config) -> Tensor:
     """(n_items,) float64, without the rewards by token."""
     rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
-    most = config.gconfig.max_new_tokens
+    stages = stages_of(config)
+    most = torch.tensor([stage_at(stages, item.born).max_new_tokens for item in batch.items])
     return shape_rewards(rewards, lengths_of(batch), is_truncated(batch), config.actor, max_new_tokens=most)
 
 

@@ -4,7 +4,7 @@ Shapes: T tokens of a trajectory (given and sampled), K of them sampled.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ class Item:
     trained_K: Tensor  # bool: not masked
     lags_K: Tensor  # int64: clock - version
     n_trained: int  # of trained_K
+    born: int = 0  # version at which its prompt was admitted
 
     @property
     def n_sampled(self) -> int:
@@ -98,23 +99,31 @@ def build(
     n_groups: int,
     eta: int,
     policy: StalenessPolicy = StalenessPolicy.MASK,
-    n_samples: int | None = None,
+    n_samples: int | Callable[[int], int] | None = None,
     partial_groups: bool = False,
 ) -> Batch:
     """The batch of a rank's share, in the order of (group, sample).
 
-    A group has all its n samples or, with `partial_groups`, two at least (that none is lost, ShardEnd.n_items shows).
+    `n_samples`: samples of a group, or a function of the version at which its prompt was admitted.
+    A group has all of them or, with `partial_groups`, two at least (that none is lost, ShardEnd.n_items shows).
     Raises ImpossibleEvent when an item contradicts itself (I5) or its policy (I2), or a group is not whole (I8).
     """
     ordered = sorted(shard, key=lambda item: (item.group, item.sample))
     items = [_item(item, clock=clock, eta=eta, policy=policy) for item in ordered]
     sizes = Counter(item.group for item in items)
-    least = LEAST if partial_groups else n_samples
-    wrong = {g: n for g, n in sizes.items() if n_samples is not None and not (least or 0) <= n <= n_samples}
+    if n_samples is not None:
+        whole = {item.group: n_samples(item.born) if callable(n_samples) else n_samples for item in items}
+        _check_sizes(sizes, whole, step=step, partial_groups=partial_groups)
+    return Batch(step=step, clock=clock, n_groups=n_groups, items=items)
+
+
+def _check_sizes(sizes: Counter[int], whole: dict[int, int], *, step: int, partial_groups: bool) -> None:
+    """Raises ImpossibleEvent unless each group has all its samples, or with `partial_groups` two at least (I8)."""
+    wrong = {g: n for g, n in sizes.items() if not (LEAST if partial_groups else whole[g]) <= n <= whole[g]}
     if wrong:
         short = f", or {LEAST} of them or more" if partial_groups else ""
-        raise ImpossibleEvent(f"a rank trains whole groups of {n_samples} samples{short}: step {step} brought {wrong}")
-    return Batch(step=step, clock=clock, n_groups=n_groups, items=items)
+        wanted = " or ".join(str(n) for n in sorted({whole[g] for g in wrong}))
+        raise ImpossibleEvent(f"a rank trains whole groups of {wanted} samples{short}: step {step} brought {wrong}")
 
 
 def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> Item:
@@ -148,6 +157,7 @@ def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> 
         trained_K=torch.from_numpy(_repeated([(trained, n) for n, trained in runs], np.bool_)),
         lags_K=torch.from_numpy(_repeated([(clock - version, n) for version, n in item.spans], np.int64)),
         n_trained=sum(n for n, trained in runs if trained),
+        born=item.born,
     )
 
 

@@ -31,9 +31,11 @@ from actors.learner.objective import MicroBatchTokens, micro_batch_loss
 from actors.learner.policy import PackedModel, Policy, whole
 from actors.models.packed_row import SequencePiece, n_rows
 from actors.runtime.context import HeartbeatState
+from actors.runtime.stages import stages_of
 from areal_bus.config.algorithms import keeps_reference
 from areal_bus.config.sections import ActorConfig, Config
 from areal_bus.core.events import Event
+from areal_bus.core.stages import stage_at
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.journal import Journal
 
@@ -129,6 +131,7 @@ class PPOActor:
         self._config = config
         self._settings = config.actor
         self.algorithm = find_algorithm(config.actor)
+        self._stages = stages_of(config)
         self._ranks = policy.ranks
         self._journal = journal
         self._pulse = pulse
@@ -405,7 +408,7 @@ class PPOActor:
 
         A group stays together, so that its prompt is computed once, unless it exceeds the token budget.
         """
-        capacity = self._config.learner.max_tokens_per_mb
+        capacity = stage_at(self._stages, self.version).max_tokens_per_mb
         units: list[tuple[list[int], int]] = []  # (items, tokens)
         groups: dict[int, list[int]] = {}
         for i in members:

@@ -85,7 +85,7 @@ class Rollout:
         journal: Journal,
         pulse: HeartbeatState,
         eta: int,
-        n_samples: int,
+        n_samples: int | Callable[[int], int],
         partial_groups: bool = False,
         version: Callable[[], int],
         policy: StalenessPolicy = StalenessPolicy.MASK,
@@ -93,8 +93,9 @@ class Rollout:
         look: Callable[[], None] = lambda: None,
         turn: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`send` sends to the head. `version` returns the number of finished updates. `first` is the step of the first
-        batch. `look` runs every second of a wait, `turn(step)` before each step.
+        """`send` sends to the head. `n_samples`: samples of a group, as of `build`. `version` returns the number of
+        finished updates. `first` is the step of the first batch. `look` runs every second of a wait, `turn(step)`
+        before each step.
         """
         self._send = send
         self._inbox = inbox

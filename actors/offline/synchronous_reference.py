@@ -41,12 +41,14 @@ from actors.rewards.loading import load_reward, reward_name, reward_options
 from actors.rewards.values import read_value
 from actors.runtime.context import HeartbeatState, dump
 from actors.runtime.process import leave
+from actors.runtime.stages import stages_of
 from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import load_workflow
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config, LearnerConfig
 from areal_bus.core.data_source import Row as DrawnRow
 from areal_bus.core.ledger import LEAST
+from areal_bus.core.stages import stage_at
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.journal import Journal
 from areal_bus.messages import Prompt, ShardItem, Trajectory
@@ -80,6 +82,7 @@ class SynchronousReference:
         self._source = make_source(config, config_folder)
         options = reward_options(config.reward, folder, data=config.data)
         self._reward = load_reward(reward_name(config), config_folder, options=options)
+        self._stages = stages_of(config)
         self._next_uid = 0
         self._drawn: dict[int, DrawnRow] = {}  # uid -> its row, until its group is trained or replaced
         self._has_ended = False  # the data
@@ -196,8 +199,13 @@ class SynchronousReference:
             judged = [correct for _, _, correct in group if correct is not None]
             self._source.learn(self._drawn.pop(group[0][0].uid), sum(judged), len(judged))
 
+    @property
+    def _n_samples(self) -> int:
+        """Samples of a group at the version of the learner."""
+        return stage_at(self._stages, self._actor.version).n_samples
+
     def _draw(self, n: int) -> list[Prompt]:
-        samples = list(range(self.config.gconfig.n_samples))
+        samples = list(range(self._n_samples))
         prompts: list[Prompt] = []
         while len(prompts) < n and not self._has_ended:
             drawn = self._source.draw()
@@ -219,7 +227,7 @@ class SynchronousReference:
         for trajectories in made.values():
             trajectories.sort(key=lambda trajectory: trajectory.sample)
             group = [(trajectory, *verdict) for trajectory in trajectories if (verdict := self._score(trajectory))]
-            n_samples = self.config.gconfig.n_samples
+            n_samples = self._n_samples
             least = min(LEAST, n_samples) if self.config.reward.partial_groups else n_samples
             if len(trajectories) == n_samples and len(group) >= least:
                 yield group
@@ -303,6 +311,7 @@ def items(groups: Sequence[Group], step: int) -> Iterator[ShardItem]:
                 ids=t.ids,
                 logps=t.logps,
                 text=t.text,
+                born=step,
             )
 
 

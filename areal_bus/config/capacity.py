@@ -1,6 +1,7 @@
 """Numbers that follow from the settings: samples per generator, rows of logits. Pure: no I/O."""
 
 from areal_bus.config.sections import Config
+from areal_bus.config.stage_rules import largest, smallest_group
 
 
 def slots(config: Config) -> int:
@@ -24,8 +25,8 @@ def groups_waiting(config: Config) -> int:
 
 
 def capacity(config: Config) -> int:
-    """Samples that a generator requests from the head: its slots and its queued groups."""
-    return slots(config) + groups_waiting(config) * config.gconfig.n_samples
+    """Samples that a generator requests from the head: its slots and its queued groups, of the largest stage."""
+    return slots(config) + groups_waiting(config) * largest(config).gconfig.n_samples
 
 
 def together(config: Config) -> int:
@@ -33,7 +34,7 @@ def together(config: Config) -> int:
 
     With one queued group, half of a group: the other half keeps the slots busy until the next lease arrives.
     """
-    n_samples = config.gconfig.n_samples
+    n_samples = smallest_group(config)
     return n_samples if groups_waiting(config) > 1 else n_samples // 2
 
 

@@ -216,9 +216,18 @@ def sentence(error: ValidationError, source: Mapping[str, str], path: str) -> st
     origin = source.get(key, path)
     n_others = len({key_at(other["loc"]) for other in faults}) - 1
     more = f" (and {n_others} more)" if n_others else ""
+    if inner := in_item(key, fault["loc"]):
+        what = "unknown key" if fault["type"] == "extra_forbidden" else str(fault["msg"]).lower() + ":"
+        return f"{what} {inner} ({origin}): it is {json.dumps(fault['input'])}{more}"
     if fault["type"] == "extra_forbidden":
         return unknown(key, origin) + more
     return f"{key} must be {rule(key, fault)}: it is {json.dumps(fault['input'])} ({origin}){more}"
+
+
+def in_item(key: str, place: Sequence[int | str]) -> str:
+    """Name of a fault within a table of a list: "run.stage[0].gconfig.top_p". Empty for a fault elsewhere."""
+    index, *names = [*place[key.count(".") + 1 :], ""]
+    return f"{key}[{index}].{'.'.join(map(str, names[:-1]))}" if isinstance(index, int) and len(names) > 1 else ""
 
 
 def key_at(place: Sequence[int | str]) -> str:

@@ -14,6 +14,7 @@ from areal_bus.config.lora import LoraConfig
 from areal_bus.config.profiling import ProfileConfig
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.section import Section
+from areal_bus.config.stages import StageConfig
 from areal_bus.config.trackers import Tracker
 from areal_bus.config.watch import WatchConfig
 
@@ -27,6 +28,9 @@ class RunConfig(Section):
     """Seed of the data order, sampling, initial weights and all other random draws."""
     total_train_steps: int = Field(10, ge=1)
     """Training steps of the whole run: one batch and one new version each."""
+    stage: tuple[StageConfig, ...] = ()
+    """Settings that change at a step, each a table [[run.stage]] with from_step and any of gconfig.max_new_tokens,
+    gconfig.n_samples and learner.max_tokens_per_mb; a key that is not set keeps its value. See docs/stages.md."""
     resume: str = ""
     """Run folder to resume, or "auto": the newest unfinished run of this name, or a new run if there is none."""
 

@@ -9,6 +9,7 @@ from areal_bus.config.generation import generation_rules
 from areal_bus.config.gpu_memory import gib_of, nearest
 from areal_bus.config.reward_rules import reward_rules
 from areal_bus.config.sections import Config, WorkflowConfig
+from areal_bus.config.stage_rules import settings_by_stage, stage_rules
 from areal_bus.errors import ConfigError
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)
@@ -18,8 +19,25 @@ RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc
 
 
 def check(config: Config) -> None:
-    """Check all rules that span several keys. Raises ConfigError with the text of the first violation."""
-    for is_violated, sentence in [
+    """Check all rules that span several keys, in each stage. Raises ConfigError with the first violation's text."""
+    _check(stage_rules(config))
+    for start, settings in settings_by_stage(config).items():
+        try:
+            _check_settings(settings)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error} (from step {start}, [[run.stage]])" if config.run.stage else str(error)
+            ) from None
+
+
+def _check(rules: list[Rule]) -> None:
+    for is_violated, sentence in rules:
+        if is_violated:
+            raise ConfigError(sentence)
+
+
+def _check_settings(config: Config) -> None:
+    rules = [
         *_sources(config),
         *_training(config),
         *reward_rules(config.reward, [source.reward for source in config.data.source]),
@@ -30,9 +48,8 @@ def check(config: Config) -> None:
         *_ring(config),
         *_topology(config),
         *_watching(config),
-    ]:
-        if is_violated:
-            raise ConfigError(sentence)
+    ]
+    _check(rules)
 
 
 def _sources(c: Config) -> list[Rule]:

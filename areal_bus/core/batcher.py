@@ -83,8 +83,8 @@ def _closest_pair(heavy: Sequence[int], light: Sequence[int], wish: float) -> tu
     return found
 
 
-def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int) -> ShardItem:
-    """A scored trajectory as a learner rank gets it."""
+def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int, born: int) -> ShardItem:
+    """A scored trajectory as a learner rank gets it; `born` is that of its prompt."""
     return ShardItem(
         step=step,
         clock=clock,
@@ -100,6 +100,7 @@ def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int) ->
         ids=scored.ids,
         logps=scored.logps,
         text=scored.text,
+        born=born,
     )
 
 
@@ -169,8 +170,9 @@ class Batcher:
         step, clock, entries = batch.step, batch.clock, batch.entries
         n_items = 0
         for group in share:
+            born = entries[group].born
             for _, scored in sorted(entries[group].scored.items()):
-                shard = item(scored, step=step, clock=clock, group=group, n_groups=len(entries))
+                shard = item(scored, step=step, clock=clock, group=group, n_groups=len(entries), born=born)
                 self.effects.send(learner.name, shard)
                 n_items += 1
         last = step + 1 >= self.rules.total_steps

@@ -10,9 +10,12 @@ from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.membership import Member, MemberState
 from areal_bus.core.push_queue import OWN_SHARE, Push
+from areal_bus.core.stages import in_force
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Role
+
+STAGE_FIELDS = ("n_samples", "max_new_tokens", "max_tokens_per_mb")
 
 
 class Publisher:
@@ -109,6 +112,20 @@ class Publisher:
         if self.pushes.current is None:
             self._begin(now)
 
+    def record_stage(self, version: int, *, before: int | None = None) -> None:
+        """Record the stage in force at `version`, unless it was in force at version `before`, too."""
+        stages = self.state.rules.stages
+        starts = [stage.from_step for stage in stages]
+        if len(stages) < 2 or (before is not None and in_force(starts, before) == in_force(starts, version)):
+            return
+        index = in_force(starts, version)
+        stage = stages[index]
+        found = {name: getattr(stage, name) for name in STAGE_FIELDS}
+        self.effects.record(Event.STAGE, stage=index, from_step=stage.from_step, version=version, **found)
+        listed = ", ".join(f"{name} {value}" for name, value in found.items())
+        text = f"stage {index + 1} of {len(stages)} at version {version} (from step {stage.from_step}): {listed}"
+        self.effects.progress("note", name="head", text=text)
+
     def errors(self) -> dict[str, str]:
         """Who is kept apart, and the last error of each."""
         return {name: apart.error for name, apart in self.pushes.quarantined.items()}
@@ -120,6 +137,7 @@ class Publisher:
 
     def _publish(self, version: int, *, n_members: int) -> None:
         """Credits return, whoever is behind is fenced, the clock goes on (I11)."""
+        before = self.gate.v
         self.gate.publish(version)
         for old in [v for v in self._digests if v < version]:
             del self._digests[old]
@@ -127,6 +145,7 @@ class Publisher:
             if member.version is None or member.version < version:  # I7
                 self.members.fence(member.name)
         self.effects.record(Event.PUBLISH, version=version, v=self.gate.v, members=n_members)
+        self.record_stage(version, before=before)
 
     def _begin(self, now: float) -> None:
         version = self.gate.u

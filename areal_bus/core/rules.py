@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from areal_bus.core.evaluation_plan import EvaluationSet
+from areal_bus.core.stages import Stage, stage_at
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import VerdictStatus
 
@@ -40,6 +41,16 @@ class HeadRules:
     on_timeout: float | None = None  # reward of a sample whose verdict is a timeout; None: it has none
     on_error: float | None = None
     partial_groups: bool = False  # samples without a reward are left out, the others of their group may be trained
+    stages: tuple[Stage, ...] = ()  # by their first version; empty: n_samples holds throughout
+
+    def samples_at(self, version: int) -> int:
+        """Samples of a group whose prompt is admitted at this version."""
+        return stage_at(self.stages, version).n_samples if self.stages else self.n_samples
+
+    @property
+    def least_samples(self) -> int:
+        """Samples of the smallest group of any stage."""
+        return min((stage.n_samples for stage in self.stages), default=self.n_samples)
 
     def reward_of(self, status: str, reward: float) -> float | None:
         """The reward of a training sample: its value, or the configured one for its verdict; None if it has none."""

@@ -49,7 +49,7 @@ class Scheduler:
 
     def _least_group(self) -> int:
         """No group that waits has fewer samples to make."""
-        evaluation, n_samples = self.evaluations.open, self.rules.n_samples
+        evaluation, n_samples = self.evaluations.open, self.rules.least_samples
         if len(self.ledger.queued):
             return 1
         return min(n_samples, evaluation.n_samples) if evaluation is not None else n_samples
@@ -69,7 +69,9 @@ class Scheduler:
         lost = self.ledger.queued.first()
         if lost is not None:
             return self._lease_again(member, lost)
-        if self.rules.eta == 0 or not self.gate.may_admit(member.version) or not _fits(member, self.rules.n_samples):
+        if self.rules.eta == 0 or not self.gate.may_admit(member.version):
+            return False
+        if not _fits(member, self.rules.samples_at(member.version)):
             return False
         issue = self.rows.draw()
         if issue is None:
@@ -121,7 +123,7 @@ class Scheduler:
     def _admit(self, member: Member, born: int, issue: IssuedRow) -> LedgerEntry:
         gate = self.gate
         gate.admit(born)
-        entry = self.ledger.admit(born=born, n_samples=self.rules.n_samples, holder=member.name)
+        entry = self.ledger.admit(born=born, n_samples=self.rules.samples_at(born), holder=member.name)
         self.rows.issue(entry.uid, issue)
         self.effects.record(
             Event.ADMIT,

@@ -72,6 +72,7 @@ class Training:
             kept=list(kept.values()),
             lives_on=message.lives_on,
         )
+        self.publisher.record_stage(version)
         self._write_savepoint(version, root.name)
         is_kept = version in message.sealed or self.terms.is_due(version)
         if message.lives_on and is_kept and version not in self.terms.checkpoints:

@@ -176,7 +176,7 @@ class _Moment:
         n_unborn = 0 if self.state.rows.is_exhausted else size - n_ready - len(awaited)
         places, on = self._places(awaited)
         places += [f"{_count(n_unborn, 'prompt')} not admitted: {self._why_none()}"] if n_unborn else []
-        n = sum(len(entry.missing) for entry in awaited) + n_unborn * self.rules.n_samples
+        n = sum(len(entry.missing) for entry in awaited) + n_unborn * self.rules.samples_at(self.gate.v)
         what = f"{n} trajector{'y' if n == 1 else 'ies'} of step {self.gate.w}"
         return Wait(who, what, on, self._age("asked"), _some(places))
 
@@ -189,7 +189,7 @@ class _Moment:
             return f"the gate is shut, {gate.live} live + {gate.in_training} in training of {gate.limit}"
         if not fed:
             return f"no generator holds version {gate.v}"
-        if all(x.room < self.rules.n_samples and x.load for x in fed):
+        if all(x.room < self.rules.samples_at(gate.v) and x.load for x in fed):
             return "every generator is full"
         return "the share of every generator is given out at once" if self.rules.eta == 0 else "the gate waits for room"
 

@@ -12,6 +12,7 @@ from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.servers.server_process import ServerProcess
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
+from areal_bus.config.stage_rules import largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +152,8 @@ class ServerSpec:
 
 
 def longest(config: Config, most_tokens: int) -> int:
-    """Tokens of a prompt and its completion at most."""
-    return min(config.data.max_prompt_tokens + config.gconfig.max_new_tokens, most_tokens)
+    """Tokens of a prompt and its completion at most, in any stage: the server's context length."""
+    return min(config.data.max_prompt_tokens + largest(config).gconfig.max_new_tokens, most_tokens)
 
 
 def seed(run_seed: int, context: Context) -> int:

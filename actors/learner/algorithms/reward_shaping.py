@@ -7,11 +7,12 @@ from areal_bus.config.sections import ActorConfig
 
 
 def shape_rewards(
-    rewards_M: Tensor, lengths_M: Tensor, truncated_M: Tensor, settings: ActorConfig, *, max_new_tokens: int
+    rewards_M: Tensor, lengths_M: Tensor, truncated_M: Tensor, settings: ActorConfig, *, max_new_tokens: Tensor | int
 ) -> Tensor:
     """(M,) float64, in this order: zero if truncated, bias, scale, clip, overlong and length penalties.
 
-    `lengths_M`: sampled tokens; `truncated_M`: bool, cut off by the length limit.
+    `lengths_M`: sampled tokens; `truncated_M`: bool, cut off by the length limit, which is `max_new_tokens`: one
+    number, or (M,) where stages have different ones.
     """
     shaped = rewards_M.double()
     if settings.truncated_samples == "zero":
@@ -27,7 +28,7 @@ def shape_rewards(
     return shaped
 
 
-def overlong_penalty(lengths_M: Tensor, settings: ActorConfig, *, max_new_tokens: int) -> Tensor:
+def overlong_penalty(lengths_M: Tensor, settings: ActorConfig, *, max_new_tokens: Tensor | int) -> Tensor:
     """0 up to max_new_tokens - overlong_tokens, then down to -overlong_penalty_factor (DAPO, arXiv 2503.14476)."""
     over_M = lengths_M - (max_new_tokens - settings.overlong_tokens)
     return -settings.overlong_penalty_factor * (over_M / settings.overlong_tokens).clamp(0.0, 1.0)

@@ -8,6 +8,7 @@ from areal_bus.core.curriculum import PassRateWindow
 from areal_bus.core.data_source import DataSource, Row
 from areal_bus.core.evaluation_plan import EvaluationSet
 from areal_bus.core.rules import HeadRules
+from areal_bus.core.stages import Stage
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
 from tools.staleness.simulator.sources import SimulatedSource, mixture
@@ -69,6 +70,7 @@ class Scenario:
     eta: int
     n_samples: int
     total_steps: int
+    stages: tuple[Stage, ...] = ()  # of another n_samples by version; empty: n_samples throughout
     n_generators: int = 2
     n_rewards: int = 1
     n_learners: int = 1
@@ -151,7 +153,18 @@ class Scenario:
             on_error=self.on_error,
             partial_groups=self.partial_groups,
             max_refill=self.max_refill,
+            stages=self.stages,
         )
+
+    def samples_at(self, born: int) -> int:
+        """Samples of a group whose prompt is admitted at this version."""
+        begun = [stage for stage in self.stages if stage.from_step <= born]
+        return begun[-1].n_samples if begun else self.n_samples
+
+    @property
+    def most_samples(self) -> int:
+        """Samples of the largest group."""
+        return max([self.n_samples, *(stage.n_samples for stage in self.stages)])
 
     def _sets(self) -> tuple[EvaluationSet, ...]:
         main = EvaluationSet("", 2, ("{}",) * self.n_problems)

@@ -46,7 +46,8 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
             witness.check("I4", not is_lost, "batch {} is undone by a term at {}", prompt.batch, version, uid=uid)
             witness.check("I3", prompt.state != "live", "it vanished with its term", uid=uid)
     live = ((uid, prompt) for uid, prompt in witness.prompts.items() if prompt.state == "live")
-    witness.whole = {(prompt.born, uid) for uid, prompt in live if len(prompt.accepted) == witness.scenario.n_samples}
+    size_at = witness.scenario.samples_at
+    witness.whole = {(prompt.born, uid) for uid, prompt in live if len(prompt.accepted) == size_at(prompt.born)}
     witness.is_same_head = True
     witness.saved = {saved: prompts for saved, prompts in witness.saved.items() if saved <= version}
     n_rows = len(witness.rows)
@@ -94,7 +95,8 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
     known = all(prompt.accepted.get(sample, -1) >= 0 for sample in kept)
     witness.check("I3", known, "samples {} are kept, {} had counted", kept, sorted(prompt.accepted), uid=uid)
     failed = witness.without(prompt).intersection(kept)
-    may_stay = not failed or (witness.scenario.partial_groups and witness.scenario.n_samples - len(failed) >= 2)
+    n_samples = witness.scenario.samples_at(prompt.born)
+    may_stay = not failed or (witness.scenario.partial_groups and n_samples - len(failed) >= 2)
     witness.check("I10", may_stay, "samples {} are kept, whose verdicts are no numbers", sorted(failed), uid=uid)
     for sample in kept:
         lost = witness.lost_weights(("", uid, prompt.accepted.get(sample, -1), sample))
@@ -292,8 +294,9 @@ class Witness:
         )
         survives = version is None or generator.weights == self.weights.get(version)
         self.check("I7", survives, "{} holds {}, of a lost timeline", holder, generator.weights, uid=uid)
-        batch = self.scenario.batch_size * self.scenario.n_samples  # at eta = 0 shares take no heed of slots
-        room = max(self.scenario.capacity, self.scenario.n_samples if self.scenario.eta else batch)
+        most = self.scenario.most_samples
+        batch = self.scenario.batch_size * most  # at eta = 0 shares take no heed of slots
+        room = max(self.scenario.capacity, most if self.scenario.eta else batch)
         self.check(
             "I9", member.load <= room, "{} was given {} samples at once, it has {}", holder, member.load, room, uid=uid
         )
@@ -314,7 +317,7 @@ class Witness:
             prompt.correct[sample, line["attempt"]] = line["correct"]
         if line["status"] != "value":
             prompt.failures[sample, line["attempt"]] = line["status"]
-        n_samples, n_without = self.scenario.n_samples, len(self.without(prompt))
+        n_samples, n_without = self.scenario.samples_at(prompt.born), len(self.without(prompt))
         if n_without and (not self.scenario.partial_groups or n_samples - n_without < 2):
             prompt.failed = line["status"]
         elif len(prompt.accepted) == n_samples:
@@ -525,7 +528,7 @@ class Witness:
             prompt.state = "trained"
             samples = groups.get(uid, set())
             without = self.without(prompt)
-            whole = samples == set(range(self.scenario.n_samples)) - without
+            whole = samples == set(range(self.scenario.samples_at(prompt.born))) - without
             may_be = not without or (self.scenario.partial_groups and len(samples) >= 2)
             self.check("I8", whole and may_be, "its group has samples {}", sorted(samples), uid=uid)
             told = {sample for other, sample in named if other == uid}
