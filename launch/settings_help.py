@@ -45,7 +45,7 @@ def toml_value(value: Any) -> str:
     if value is None:
         return "unset"
     if isinstance(value, BaseModel):
-        pairs = [f"{key} = {toml_value(item)}" for key, item in value if item is not None]
+        pairs = [f"{key} = {toml_value(item)}" for key, item in value if item is not None and not is_empty(item)]
         return f"{{ {', '.join(pairs)} }}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml_value, value))}]"
@@ -53,6 +53,11 @@ def toml_value(value: Any) -> str:
         pairs = [f"{json.dumps(str(key))} = {toml_value(item)}" for key, item in value.items()]
         return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def is_empty(value: Any) -> bool:
+    """Whether it is a section without a value other than its defaults."""
+    return isinstance(value, BaseModel) and not value.model_dump(exclude_defaults=True)
 
 
 def page() -> str:

@@ -118,8 +118,23 @@ def test_every_package_that_make_setup_installs_is_pinned_and_data_sets_are_amon
     assert names - pinned == set()
 
 
-@pytest.mark.parametrize("size", ["1.5b", "7b", "14b", "32b"])
-def test_a_config_of_the_paper_names_its_card_and_fits_it(size: str) -> None:
+@pytest.mark.parametrize(("name", "context"), [("deepscaler", [8192, 16384, 24576]), ("deepcoder", [16384, 32768])])
+def test_a_config_of_stages_shows_the_memory_of_each(name: str, context: list[int]) -> None:
+    file = FOLDER / f"{name}.toml"
+    assert "Not run here" in file.read_text()
+    output = dry_run(load(file, (), {}), file, None)
+    rows = re.findall(r"^([0-9]+) +[0-9]+ +([0-9]+) +[0-9]+ +([0-9.]+) GiB.* ([0-9.]+) GiB", output, re.MULTILINE)
+    assert [int(row[1]) for row in rows] == context
+    assert [float(row[3]) for row in rows] == sorted(float(row[3]) for row in rows), (
+        "more context, more keys and values"
+    )
+    learner, generator = max(float(row[2]) for row in rows), max(float(row[3]) for row in rows)
+    assert re.search(rf"learner-0 +{learner:g} GiB", output), "the plan counts the largest stage"
+    assert re.search(rf"generator-0.* {generator:g} GiB ", output)
+
+
+@pytest.mark.parametrize("size", ["1.5b", "7b", "14b", "32b", "deepscaler", "deepcoder"])
+def test_a_config_of_a_published_run_names_its_card_and_fits_it(size: str) -> None:
     """7b's generators, 14b's and 32b's learners did not fit cards of 80 GB."""
     file = FOLDER / f"{size}.toml"
     config = load(file, (), {})

@@ -137,6 +137,20 @@ def test_changed_fixed_settings_are_refused_together_each_with_its_reason(file: 
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
 
 
+def test_stages_may_change_after_the_newest_checkpoint_and_not_before(file: Path) -> None:
+    run = begin(file, "run.stage=[{from_step=3, gconfig={max_new_tokens=9}}]")
+    checkpoint(run, 4)
+    kept = "{from_step=3, gconfig={max_new_tokens=9}}"
+    added = f"run.stage=[{kept}, {{from_step=5, gconfig={{n_samples=4}}}}]"
+    assert "  run.stage: " in resume(run, file, added)[1]
+    for late in ("{from_step=4, gconfig={n_samples=4}}", "{from_step=3, gconfig={max_new_tokens=10}}"):
+        stages = f"{kept}, {late}" if "from_step=4" in late else late
+        with pytest.raises(ConfigError, match=r"run\.stage: .* \(open prompts keep the limits of the stage"):
+            resume(run, file, f"run.stage=[{stages}]")
+    budget = "{from_step=4, learner={max_tokens_per_mb=77}}"
+    assert "  run.stage: " in resume(run, file, f"run.stage=[{kept}, {budget}]")[1], "no prompt depends on it"
+
+
 def test_a_run_cannot_end_before_its_checkpoint(file: Path) -> None:
     run = begin(file)
     checkpoint(run, 20)

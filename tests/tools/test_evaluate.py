@@ -153,6 +153,19 @@ def test_a_model_folder_is_scored_with_options(
     assert (told["problems"], told["answers"], told["accuracy"]) == (2, 4, 0.5)
 
 
+def test_a_model_has_the_settings_of_the_stage_at_its_version(tmp_path: Path) -> None:
+    stage = [{"from_step": n, "gconfig": {"max_new_tokens": n, "n_samples": None}, "learner": {}} for n in (3, 9)]
+    found = []
+    for version in (None, 2, 3, 8, 9):
+        tree: dict[str, Any] = {"run": {"stage": stage}, "gconfig": {"max_new_tokens": 6}}
+        evaluate.apply_stages(tree, version)
+        assert tree["run"] == {}
+        found.append(tree["gconfig"])
+    assert found == [{"max_new_tokens": n} for n in (9, 6, 3, 3, 9)]
+    assert evaluate.version_of(tmp_path / "checkpoints" / "step-000020" / "model") == 20
+    assert evaluate.version_of(tmp_path / "model") is None
+
+
 def test_a_problem_that_cannot_be_sampled_is_counted_separately(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

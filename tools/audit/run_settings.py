@@ -17,7 +17,7 @@ class RunSettings:
     batch_size: int | None  # B
     eta: int | None
     policy: str | None
-    n_samples: int | None
+    n_samples: int | str | None  # "8, 16": by stage
     total_steps: int | None
     push_timeout_s: float | None
     silent_s: float | None
@@ -60,7 +60,7 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunS
         batch_size=number("data", "batch_size"),
         eta=number("rollout", "max_head_offpolicyness"),
         policy=policy if policy in POLICIES else None,
-        n_samples=number("gconfig", "n_samples"),
+        n_samples=_group_sizes(config, number("gconfig", "n_samples")),
         total_steps=number("run", "total_train_steps"),
         push_timeout_s=number("weights", "timeout_s"),
         silent_s=number("bus", "silent_s"),
@@ -72,6 +72,16 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunS
         partial_groups=config.get("reward", {}).get("partial_groups") is True,
         **_data(config.get("data", {})),
     )
+
+
+def _group_sizes(config: dict[str, Any], first: int | None) -> int | str | None:
+    """gconfig.n_samples; of several stages all values, in order."""
+    stages = config.get("run", {}).get("stage", ())
+    sizes = [first, *(stage["gconfig"].get("n_samples") for stage in stages)]
+    if stages and stages[0]["from_step"] == 0 and sizes[1] is not None:
+        del sizes[0]
+    known = dict.fromkeys(size for size in sizes if size is not None)
+    return ", ".join(map(str, known)) if len(known) > 1 else next(iter(known), None)
 
 
 def _data(data: dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,23 @@ def test_prompts_become_trajectories_whose_log_probs_a_fresh_forward_confirms(tm
         assert not around.failed
 
 
+@pytest.mark.parametrize(("evaluation", "uid"), [("", 7), ("step-3", 7)])
+def test_a_prompt_has_the_limit_of_the_stage_it_was_admitted_in(tmp_path: Path, evaluation: str, uid: int) -> None:
+    """Whatever version samples it; a problem of an evaluation that of the version that it evaluates."""
+    run = {"stage": [{"from_step": 2, "gconfig": {"max_new_tokens": 3}}]}
+    gconfig = {"n_samples": 1, "max_new_tokens": 6, "ignore_eos": True}
+    with ring(tmp_path, run=run, gconfig=gconfig) as around:
+        around.join()
+        around.push(3)
+        for born, most in ((1, 6), (2, 3), (3, 3)):
+            around.tell(replace(prompt(uid + born), born=born, samples=[0], evaluation=evaluation))
+            t: Trajectory = around.heard(Trajectory, around.reward)
+            assert (t.finish, t.segments[0][1]) == ("length", most)
+            around.heard(Sampled)
+        around.stop()
+        assert not around.failed
+
+
 ENDLESS = """
 from pathlib import Path
 from actors.workflows.protocol import Episode

@@ -1,5 +1,7 @@
 """A shard as a batch: the staleness mask and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -69,6 +71,14 @@ def test_behaviour_log_probs_come_bit_for_bit() -> None:
 def test_a_group_that_is_not_whole_is_refused() -> None:
     with pytest.raises(ImpossibleEvent, match="whole groups of 4"):
         build(random_shard(1)[:-1], step=0, clock=0, n_groups=3, eta=1, n_samples=4)
+
+
+def test_a_group_is_whole_by_the_stage_of_its_prompt() -> None:
+    shard = [replace(item, born=int(item.group == 2)) for item in random_shard(1) if item.group < 2 or item.sample < 3]
+    batch = build(shard, step=0, clock=0, n_groups=3, eta=1, n_samples=lambda born: (4, 3)[born])
+    assert [item.born for item in batch.items] == [0] * 8 + [1] * 3
+    with pytest.raises(ImpossibleEvent, match=r"whole groups of 4 samples: .* \{2: 3\}"):
+        build(shard, step=0, clock=0, n_groups=3, eta=1, n_samples=lambda born: 4)
 
 
 @pytest.mark.parametrize(

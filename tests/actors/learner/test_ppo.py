@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from actors.learner.algorithms.reward_shaping import shape_rewards
 from actors.learner.batch import Batch, build
 from actors.learner.ppo import PPOActor, learning_rate
 from areal_bus.config.sections import ActorConfig
@@ -419,6 +420,14 @@ def test_a_gradient_below_the_norm_stays_as_it_is(tmp_path: Path, limit: float, 
             torch.testing.assert_close(found, was * limit, rtol=1e-4, atol=1e-9)
         else:
             assert torch.equal(found, was)
+
+
+def test_a_length_penalty_is_of_the_limit_that_a_prompt_was_admitted_with(tmp_path: Path) -> None:
+    """Prompts of both stages are in one batch, each with the limit in force at `born`."""
+    lengths, truncated = torch.tensor([4, 4, 10]), torch.zeros(3, dtype=torch.bool)
+    settings = ActorConfig(length_penalty=1.0, overlong_tokens=2)
+    shaped = shape_rewards(torch.ones(3), lengths, truncated, settings, max_new_tokens=torch.tensor([5, 10, 10]))
+    assert shaped.tolist() == pytest.approx([1 - 0.5 - 0.8, 1 - 0.4, 1 - 1.0 - 1.0])
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:

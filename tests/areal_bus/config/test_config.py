@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from areal_bus.config.capacity import capacity, together
 from areal_bus.config.loader import fields, load, nearest
 from areal_bus.config.sections import Config
+from areal_bus.config.stage_rules import largest, settings_by_stage
 from areal_bus.config.synonyms import NOT_HERE, OURS_TO_THEIRS
 from areal_bus.config.tolerance import staleness_warning
 from areal_bus.errors import ConfigError
@@ -105,6 +107,13 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("launch.rendezvous=ipc://", 'launch.rendezvous must be "tcp://HOST:PORT"'),
         ("actor.recompute_logprobs=false", 'actor.correction = "decoupled" needs the proximal log-probs'),
         ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
+        ("run.stage=[{from_step=5, gconfig={n_samples=3}}, {from_step=5, gconfig={n_samples=4}}]", "in the order of"),
+        ("run.stage=[{from_step=5}]", "a stage changes a setting (gconfig.n_samples, "),
+        ("run.stage=[{from_step=10, gconfig={n_samples=3}}]", "from_step = [10] is not below run.total_train_steps"),
+        ("run.stage=[{from_step=5, gconfig={n_samples=1}}]", "n_samples is 1; set it higher, or actor.advantage"),
+        ("run.stage=[{from_step=5, gconfig={n_samples=1}}]", '"all") (from step 5, [[run.stage]])'),
+        ("run.stage=[{from_step=5, gconfig={top_p=0.5}}]", "unknown key run.stage[0].gconfig.top_p (--set "),
+        ("run.stage=[{gconfig={n_samples=3}}]", "field required: run.stage[0].from_step"),
         ("reward.function=weighted", "add a table [[reward.terms]]"),
         ("reward.function=judge", "needs reward.judge.url = \"https://HOST/v1\": it is ''"),
         ("reward.judge.prompt=grade it", "{completion} is missing"),
@@ -239,6 +248,35 @@ def test_the_printed_config_is_toml_that_loads_to_the_same(tmp_path: Path) -> No
     for file in CONFIGS:
         config = load(file, (), {})
         assert load(write(tmp_path, as_toml(config)), (), {}) == config
+
+
+STAGED = """
+[[run.stage]]
+from_step = 2
+gconfig.max_new_tokens = 512
+
+[[run.stage]]
+from_step = 5
+gconfig.n_samples = 16
+learner.max_tokens_per_mb = 100
+"""
+
+
+def test_a_stage_keeps_what_it_does_not_set_and_the_largest_bounds_all(tmp_path: Path) -> None:
+    config = load(write(tmp_path, SMALL + STAGED), (), {})
+    found = {
+        start: (s.gconfig.n_samples, s.gconfig.max_new_tokens, s.learner.max_tokens_per_mb)
+        for start, s in settings_by_stage(config).items()
+    }
+    assert found == {0: (8, 256, 4096), 2: (8, 512, 4096), 5: (16, 512, 100)}
+    most = largest(config)
+    assert (most.gconfig.n_samples, most.gconfig.max_new_tokens, most.learner.max_tokens_per_mb) == (16, 512, 4096)
+    assert capacity(config) == config.rollout.max_concurrent_rollouts + 2 * 16
+    assert together(config) == 8
+    assert load(write(tmp_path, as_toml(config, changed_only=True)), (), {}) == config
+    plain = load(write(tmp_path, SMALL), (), {})
+    assert settings_by_stage(plain) == {0: plain}
+    assert largest(plain) is plain
 
 
 def test_every_key_explains_itself() -> None:
