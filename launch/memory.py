@@ -181,7 +181,8 @@ class MicroBatch:
     def of(config: Config, n_prompt: int) -> "MicroBatch":
         n_new, n_samples = config.gconfig.max_new_tokens, config.gconfig.n_samples
         capacity = config.learner.max_tokens_per_mb
-        n_groups = -(-config.data.batch_size // (config.topology.learners * config.actor.ppo_n_minibatches))
+        n_shares = config.topology.learners // config.actor.context_parallel
+        n_groups = -(-config.data.batch_size // (n_shares * config.actor.ppo_n_minibatches))
         group = n_prompt + n_samples * n_new
         if group <= capacity:
             held = min(n_groups, capacity // group)
@@ -296,15 +297,31 @@ def adapter_activation_numbers(config: Config, shape: DecoderShape) -> int:
 def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
     """Bytes of a micro-batch's activations and logits, and of the first gradient, that of the embedding."""
     one = BYTES[config.model.dtype]
+    width = config.actor.context_parallel
+    rows, wanted = -(-batch.rows // width), -(-batch.wanted // width)  # of this rank
     row, seen = learner_activation_numbers(config, shape)
-    layer = (batch.rows * row + batch.seen * seen) * one
+    attended = batch.seen * seen if width == 1 else shared_attention_numbers(config, shape, batch)
+    layer = (rows * row + attended) * one
     kept = shape.layers * layer
     if config.learner.gradient_checkpointing:  # a layer's input, and one layer at a time
-        kept = shape.layers * batch.rows * shape.hidden * one + layer
-    at_once = logits_chunk(batch.wanted, shape.vocabulary, config.learner.max_logits_mib) or batch.wanted
+        kept = shape.layers * rows * shape.hidden * one + layer
+    at_once = logits_chunk(wanted, shape.vocabulary, config.learner.max_logits_mib) or wanted
     logits = N_LOGITS * at_once * shape.vocabulary * BYTES["float32"]
     by_embedding = 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES
     return kept + logits + by_embedding
+
+
+def shared_attention_numbers(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
+    """Numbers that attention keeps on a rank with actor.context_parallel.
+
+    Queries and outputs of its own tokens; keys and values of the two prefixes that its two chunks see, together
+    1 + 1 / 2P of the tokens (on a GPU with as many heads as queries); and what is gathered from all ranks.
+    """
+    width, head = config.actor.context_parallel, shape.head_dim
+    key_heads = shape.heads if config.topology.gpus_per_host else shape.kv_heads
+    own = -(-batch.rows // width) * 2 * shape.heads * head
+    keys = batch.seen * (2 * width + 1) // (2 * width) * 2 * key_heads * head
+    return own + keys + batch.rows * 2 * shape.kv_heads * head
 
 
 def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:

@@ -74,6 +74,7 @@ def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str,
         on_error=declared(config.reward.on_error),
         partial_groups=config.reward.partial_groups,
         stages=stages_of(config),
+        context_parallel=config.actor.context_parallel,
     )
 
 

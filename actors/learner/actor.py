@@ -218,6 +218,7 @@ class Learner:
                 device=context.device,
                 timeout_s=COLLECTIVE_TIMEOUT_S,
                 replicas=self.config.topology.replicas,
+                context_parallel=self.config.actor.context_parallel,
             )
             self.has_met = True
             return ranks, start

@@ -35,7 +35,11 @@ class ValueModel(Policy):
     def values(self, pieces: Sequence[SequencePiece]) -> Tensor:
         """(N,) float32 values, in the order of the wanted tokens."""
         row = lay_out(pieces, share=self.packed)
-        return self._forward(row).flatten().float()
+        n = len(row.wanted_N)
+        split = self.split(row)
+        if split is None:
+            return self._forward(row, self.packing(row)).flatten().float()
+        return split.whole(self._forward(split.part, split).flatten().float())[:n]
 
     def _probe(self) -> Tensor:
         """A loss over two sequences with a common prefix."""

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from actors.cpu import layer_kernels, linear, llama_layer
 from actors.learner import chunked_head
 from actors.learner.adapters import Adapters
+from actors.learner.context_parallel import RowSplit, padded
 from actors.learner.rendezvous import LearnerRanks
 from actors.models import packed_attention
 from actors.models.attention import choose
@@ -70,6 +71,11 @@ class PackedModel:
         if self.packed:
             self.model.set_attn_implementation(packed_attention.NAME)
         linear.replace(self.model)
+        if ranks.context is not None and not self.packed:
+            raise ConfigError(
+                f"actor.context_parallel needs plain causal attention in every layer, and {model.config.model_type} "
+                "has sliding windows, soft caps or an attention of its own: set actor.context_parallel = 1"
+            )
         self._head = chunked_head.install(self.model)
         self._max_logits_mib = settings.get("max_logits_mib", 512.0)
         self.model.eval()  # no dropout: log-probs must be those of the sampler
@@ -138,25 +144,45 @@ class PackedModel:
         """
         row = lay_out(pieces, share=self.packed)
         n = len(row.targets_N)
+        if (split := self.split(row)) is not None:
+            logp_M, entropy_M = self._chosen(split.part, split, entropy=entropy, entropy_grad=entropy_grad)
+            return split.whole(logp_M)[:n], None if entropy_M is None else split.whole(entropy_M)[:n]
         if self.packed:  # other models would need a mask for the filling
             row = row.filled(stepped(len(row.ids_S), self.device), stepped(n, self.device))
+        logp_N, entropy_N = self._chosen(row, self.packing(row), entropy=entropy, entropy_grad=entropy_grad)
+        return logp_N[:n], None if entropy_N is None else entropy_N[:n]
+
+    def split(self, row: PackedRow) -> RowSplit | None:
+        """This rank's part of the row; None without context parallelism."""
+        if (group := self.ranks.context) is None:
+            return None
+        n_rows = padded(len(row.ids_S), group.size, self.device)
+        return RowSplit(row.filled(n_rows, len(row.wanted_N)), group, self.device)
+
+    def packing(self, row: PackedRow) -> packed_attention.PackedAttention | None:
+        """What attention needs to know of a whole row."""
+        return packed_attention.PackedAttention.of(row, self.device) if self.packed else None
+
+    def _chosen(
+        self, row: PackedRow, packing: packed_attention.Packing | None, *, entropy: bool, entropy_grad: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs, and entropies if asked for, of all wanted tokens of the row."""
         targets_N = row.targets_N.to(self.device)
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         n_chunk = logits_chunk(len(targets_N), vocabulary, self._max_logits_mib)
         if n_chunk is not None and self._head is not None:
             task = chunked_head.HeadTask(targets_N, self.temperature, n_chunk, entropy_grad)
             with chunked_head.working(self.model, self._head, task):
-                found_N2 = self._forward(row).flatten(0, 1)
-            by_chunk_N = found_N2[:n, 1] if entropy_grad else found_N2[:n, 1].detach()
-            return found_N2[:n, 0], by_chunk_N if entropy else None
-        logits_NV = self._forward(row).flatten(0, 1).float()  # a view: the gradient of [0] would be copied
+                found_N2 = self._forward(row, packing).flatten(0, 1)
+            by_chunk_N = found_N2[:, 1] if entropy_grad else found_N2[:, 1].detach()
+            return found_N2[:, 0], by_chunk_N if entropy else None
+        logits_NV = self._forward(row, packing).flatten(0, 1).float()  # a view: the gradient of [0] would be copied
         if self.temperature != 1.0:
             logits_NV = logits_NV / self.temperature
         choose_logprobs = _selected_with_entropy if entropy_grad else _selected
-        logp_N, entropy_N = choose_logprobs(logits_NV, targets_N, entropy=entropy)
-        return logp_N[:n], None if entropy_N is None else entropy_N[:n]
+        return choose_logprobs(logits_NV, targets_N, entropy=entropy)
 
-    def _forward(self, row: PackedRow) -> Tensor:
+    def _forward(self, row: PackedRow, packing: packed_attention.Packing | None) -> Tensor:
         """What the head makes of the wanted tokens."""
         with self._compute():
             output = self.model(
@@ -164,7 +190,7 @@ class PackedModel:
                 position_ids=row.positions_S.unsqueeze(0).to(self.device),
                 use_cache=False,  # with a cache transformers would not detect packing
                 logits_to_keep=row.wanted_N.to(self.device),
-                **({"packing": packed_attention.PackedAttention.of(row, self.device)} if self.packed else {}),
+                **({} if packing is None else {"packing": packing}),
             )
         return output.logits  # type: ignore[no-any-return]
 

@@ -260,7 +260,7 @@ class PPOActor:
         if batch.advantages is None or batch.signal is None:
             raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
         n = self._settings.ppo_n_minibatches
-        minibatch_of = {group: (i + self._ranks.index) % n for i, group in enumerate(batch.groups)}
+        minibatch_of = {group: (i + self._ranks.share) % n for i, group in enumerate(batch.groups)}
         parts = [_Minibatch() for _ in range(n)]
         computed = batch.signal if batch.computed is None else batch.computed
         for index, (item, is_computed) in enumerate(zip(batch.items, computed.tolist(), strict=True)):

@@ -114,16 +114,37 @@ def _here(index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextGroup:
+    """The learner ranks, next to each other, that share each packed row (actor.context_parallel)."""
+
+    index: int  # of this rank within it
+    size: int
+    handle: Any  # torch.distributed.ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerRanks:
     """Index of this rank and reductions over all ranks. Every method is a collective, called in the same order."""
 
     index: int = 0
     size: int = 1
     replicas: int = 1  # copies of a sharded model
+    context: ContextGroup | None = None  # None: each rank has rows of its own
+
+    @property
+    def share(self) -> int:
+        """Which share of a batch this rank trains: that of its context group."""
+        return self.index // (self.context.size if self.context else 1)
+
+    @property
+    def n_shares(self) -> int:
+        """Shares of a batch."""
+        return self.size // (self.context.size if self.context else 1)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sum of each value over the ranks, in float64."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        """Sum of each value over the shares of a batch, in float64: of a context group the first rank counts."""
+        counts = self.context is None or self.context.index == 0
+        return self._reduce(values if counts else [0.0] * len(values), dist.ReduceOp.SUM)
 
     def max(self, values: Sequence[float]) -> list[float]:
         """Maximum of each value over the ranks."""
@@ -143,7 +164,15 @@ class LearnerRanks:
 
 
 def meet(
-    store: Store, *, index: int, size: int, interface: str, device: str, timeout_s: float, replicas: int = 1
+    store: Store,
+    *,
+    index: int,
+    size: int,
+    interface: str,
+    device: str,
+    timeout_s: float,
+    replicas: int = 1,
+    context_parallel: int = 1,
 ) -> LearnerRanks:
     """Build the default process group over `store`, on the named interface; all ranks call it.
 
@@ -159,7 +188,17 @@ def meet(
         world_size=size,
         timeout=timedelta(seconds=timeout_s),
     )
-    return LearnerRanks(index=index, size=size, replicas=replicas)
+    context = _join_context(index, size, context_parallel, timeout_s) if context_parallel > 1 else None
+    return LearnerRanks(index=index, size=size, replicas=replicas, context=context)
+
+
+def _join_context(index: int, size: int, width: int, timeout_s: float) -> ContextGroup:
+    """Build the context groups, `width` ranks in a row each; all ranks build all of them. Returns that of this rank."""
+    groups = [
+        dist.new_group(list(range(first, first + width)), timeout=timedelta(seconds=timeout_s))
+        for first in range(0, size, width)
+    ]
+    return ContextGroup(index % width, width, groups[index // width])
 
 
 def lost_peer(error: BaseException) -> bool:

@@ -87,7 +87,7 @@ def warm_up(
         while len(order) < settings.batch_size:
             order += draw.sample(range(len(demonstrations)), len(demonstrations))
         chosen, order = order[: settings.batch_size], order[settings.batch_size :]
-        share = [demonstrations[i].piece() for i in chosen[policy.ranks.index :: policy.ranks.size]]
+        share = [demonstrations[i].piece() for i in chosen[policy.ranks.share :: policy.ranks.n_shares]]
         optimizer.zero_grad()
         losses.append(_gradient(policy, share, capacity=capacity))
         if not math.isfinite(losses[-1]):

@@ -6,7 +6,7 @@ the cost is that of the sequences alone. Runs of equal lengths go through one ca
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,12 @@ from transformers import AttentionInterface
 from actors.models.packed_row import PackedRow, Sequences
 
 NAME = "areal_bus_packed"
+
+
+class Part(Protocol):
+    """Attention of a part of a packed row to all of it (actors/learner/context_parallel.py)."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packing: PackedAttention,
+    packing: "Packing",
     scaling: float | None = None,
     dropout: float = 0.0,
     **others: Any,
@@ -105,6 +111,8 @@ def packed_attention(
     """Query (1, heads, S, d), key and value (1, key heads, S, d) -> (1, S, heads, d)."""
     if others.get("sliding_window") is not None or others.get("softcap") is not None or dropout:
         raise ValueError("packed attention is plain causal attention: no sliding window, soft cap or dropout")
+    if not isinstance(packing, PackedAttention):
+        return packing.attend(query, key, value, scaling=scaling), None
     if packing.expand_E is not None:  # whole sequences, shared prompts repeated
         query, key, value = (_Spread.apply(part, packing) for part in (query, key, value))  # type: ignore[no-untyped-call]
     outputs: list[Tensor] = []
@@ -138,5 +146,7 @@ def supports(config: Any) -> bool:
     dropout = float(getattr(text, "attention_dropout", 0.0) or 0.0)
     return kinds == {"full_attention"} and not windowed and not capped and dropout == 0.0
 
+
+Packing = PackedAttention | Part
 
 AttentionInterface.register(NAME, packed_attention)

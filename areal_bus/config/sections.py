@@ -363,6 +363,9 @@ class ActorConfig(Section):
     """AdamW decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping: maximum norm."""
+    context_parallel: int = Field(1, ge=1)
+    """Learner ranks, next to each other, that share the tokens of each micro-batch, so that a sequence fits that one
+    rank cannot hold. It divides topology.learners. 1: off. See docs/models.md."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of the model's own weights (docs/lora.md)."""
 

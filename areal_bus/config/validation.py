@@ -287,6 +287,11 @@ def _topology(c: Config) -> list[Rule]:
             f"{c.topology.replicas} copies of equally many ranks",
         ),
         (
+            c.topology.learners % c.actor.context_parallel != 0,
+            f"actor.context_parallel divides topology.learners: {c.topology.learners} learners are no groups of "
+            f"{c.actor.context_parallel} ranks that share a sequence",
+        ),
+        (
             c.topology.gpu_memory_gib != "" and gib_of(c.topology.gpu_memory_gib) is None,
             f"topology.gpu_memory_gib is GiB above 0 or a card's name: {c.topology.gpu_memory_gib!r} is neither; "
             f"{nearest(str(c.topology.gpu_memory_gib))}",

@@ -161,10 +161,12 @@ class Batcher:
         return BatchPlan(step, clock, entries)
 
     def hand_out(self, batch: BatchPlan, learners: list[Member]) -> None:
-        """Send each learner rank its shard."""
+        """Send each learner rank its shard; the ranks of a context group, next to each other, get the same one."""
         weights = [sum(scored.n_sampled for scored in entry.scored.values()) for entry in batch.entries]
-        for learner, share in zip(learners, split(weights, len(learners)), strict=True):
-            self._send_share(learner, share, batch)
+        width = self.rules.context_parallel
+        shares = split(weights, len(learners) // width)
+        for learner in learners:
+            self._send_share(learner, shares[learner.index // width], batch)
 
     def _send_share(self, learner: Member, share: list[int], batch: BatchPlan) -> None:
         step, clock, entries = batch.step, batch.clock, batch.entries

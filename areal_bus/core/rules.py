@@ -41,6 +41,7 @@ class HeadRules:
     on_timeout: float | None = None  # reward of a sample whose verdict is a timeout; None: it has none
     on_error: float | None = None
     partial_groups: bool = False  # samples without a reward are left out, the others of their group may be trained
+    context_parallel: int = 1  # learner ranks that train one share of a batch together
     stages: tuple[Stage, ...] = ()  # by their first version; empty: n_samples holds throughout
 
     def samples_at(self, version: int) -> int:

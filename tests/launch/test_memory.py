@@ -86,6 +86,22 @@ def test_activations_are_counted_by_token() -> None:
     assert activations(spared, SHAPE, batch) == 2 * 5 * 8 * 4 + layer + logits + embedding
 
 
+def test_ranks_that_share_a_sequence_keep_their_part_of_it_and_the_keys_they_see() -> None:
+    batch = MicroBatch(rows=8, seen=12, wanted=6, n=1)
+    for on_gpu, key_heads in ((False, 1), (True, 2)):
+        topology = {"learners": 4, "gpus_per_host": 4 if on_gpu else 0}
+        shared = config(topology=topology, actor={"context_parallel": 2})
+        keys = 15 * 2 * key_heads * 4 + 8 * 2 * 4  # 1 + 1/4 of what is seen, and what is gathered
+        layer = 4 * (4 * (6 * 8 + 2 * 4 + 4 * 16) + 4 * 2 * 2 * 4 + keys)
+        logits, embedding = 3 * 3 * 10 * 4, 10 * 8 * 4
+        assert activations(shared, SHAPE, batch) == 2 * layer + logits + embedding
+        sparing = config(topology=topology, actor={"context_parallel": 2}, learner={"gradient_checkpointing": True})
+        assert activations(sparing, SHAPE, batch) == 2 * 4 * 8 * 4 + layer + logits + embedding
+    each = config(topology={"learners": 4}, data={"task": "sums", "batch_size": 8}, learner={"max_tokens_per_mb": 30})
+    both = each.model_copy(update={"actor": each.actor.model_copy(update={"context_parallel": 2})})
+    assert MicroBatch.of(both, 4).n == 2 * MicroBatch.of(each, 4).n, "half as many shares"
+
+
 def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches_both() -> None:
     one, several = config(), config(learner={"max_tokens_per_mb": 50})
     passing = {c: activations(c, SHAPE, MicroBatch.of(c, 10)) for c in (one, several)}

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch.nn.utils import get_total_norm
 
 from actors.learner import checkpoint
 from actors.learner.batch import build
@@ -37,8 +38,8 @@ class Words:
         (folder / "words.json").write_text("{}")
 
 
-def life(actor: PPOActor, *, index: int, size: int) -> list[dict[str, float]]:
-    """A warm-up and three updates; each rank gets every `size`-th group, rank 1 none at all in step 1."""
+def life(actor: PPOActor, *, index: int, size: int, steps: int = STEPS) -> list[dict[str, float]]:
+    """A warm-up and updates; each rank gets every `size`-th group, rank 1 none at all in step 1."""
     demonstrations = [Demonstration(prompt=[5, 6], completion=[2 + i, 3, 1]) for i in range(7)]
     warm_up(
         actor.policy,
@@ -50,7 +51,7 @@ def life(actor: PPOActor, *, index: int, size: int) -> list[dict[str, float]]:
         pulse=actor._pulse,
     )
     stats = []
-    for step in range(STEPS):
+    for step in range(steps):
         drawn = random_shard(step, clock=step, n_groups=4)
         drawn = [replace(i, reward=1.0) if i.group == 3 else i for i in drawn]  # no signal: one rank's denominator only
         shard = [i for i in drawn if _mine(i, step, index, size)]
@@ -96,15 +97,19 @@ def config_of(kind: str = "float32") -> Config:
     )
 
 
-def rank(folder: Path, index: int, endpoint: str, kind: str, size: int, replicas: int) -> None:
-    """Body of one process."""
+def rank(folder: Path, index: int, endpoint: str, kind: str, size: int, replicas: int, width: int, steps: int) -> None:
+    """Body of one process. `width`: ranks that share each sequence."""
     torch.set_num_threads(1)
     store = join_store(endpoint, 60.0)
-    ranks = meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0, replicas=replicas)
+    both = {"replicas": replicas, "context_parallel": width}
+    ranks = meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0, **both)
     actor = tiny_actor(folder / f"rank-{index}", config_of(kind), ranks=ranks)
     if (folder / CHUNKED).exists():
         actor.policy._max_logits_mib = FEW_MIB
-    stats = life(actor, index=index, size=size)
+    stats = life(actor, index=ranks.share, size=ranks.n_shares, steps=steps)
+    gradients = {name: whole(p.grad).contiguous() for name, p in _named(actor) if p.grad is not None}
+    if index == 0:
+        save_file(gradients, folder / "gradients.safetensors")
     saved = checkpoint.save(
         folder / "checkpoints",
         policy=actor.policy,
@@ -116,7 +121,7 @@ def rank(folder: Path, index: int, endpoint: str, kind: str, size: int, replicas
         critic=actor.critic,
     )
     snapshot = take_snapshot(
-        3, actor.policy.pushed(), is_root=index == 0, bucket_bytes=1 << 20, dtype=actor.policy.push_dtype
+        steps, actor.policy.pushed(), is_root=index == 0, bucket_bytes=1 << 20, dtype=actor.policy.push_dtype
     )
     state = checkpoint.load(saved)
     before = {name: {k: whole(v) for k, v in actor.optimizer.state[p].items()} for name, p in _named(actor)}
@@ -140,10 +145,12 @@ def _named(actor: PPOActor) -> list[tuple[str, torch.nn.Parameter]]:
     return list(actor.policy.parameters().items())
 
 
-def several_ranks(folder: Path, kind: str, size: int = 2, replicas: int = 1) -> list[dict[str, Any]]:
+def several_ranks(
+    folder: Path, kind: str, size: int = 2, replicas: int = 1, *, width: int = 1, steps: int = STEPS
+) -> list[dict[str, Any]]:
     """What each rank wrote down."""
     _, endpoint = store = serve_store("127.0.0.1")
-    counts = [str(size), str(replicas)]
+    counts = [str(n) for n in (size, replicas, width, steps)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     processes = [
         subprocess.Popen(
@@ -194,6 +201,43 @@ def check_reference(folder: Path, one: PPOActor) -> None:
     for name, value in one.frozen.reference.parameters().items():
         assert torch.allclose(saved[name], value, atol=1e-5), name
         assert not torch.equal(saved[name], dict(tiny_model(1).named_parameters())[name]), name
+
+
+def far(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference, relative to the norm."""
+    differences = [found[name] - value for name, value in wanted.items()]
+    return float(get_total_norm(differences) / get_total_norm(list(wanted.values())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "size", "replicas", "near"),
+    [(FROZEN, 2, 1, 1e-6), pytest.param(WITH_CRITIC, 4, 2, 1e-5, marks=pytest.mark.soak)],
+)
+def test_ranks_that_share_each_sequence_equal_one(
+    tmp_path: Path, kind: str, size: int, replicas: int, near: float
+) -> None:
+    """Packed sequences of several lengths, prompts shared, the head in chunks: loss, gradient and weights.
+
+    Of four ranks two share each sequence, and two hold a copy of the model. A critic's values carry its rounding on.
+    """
+    (tmp_path / CHUNKED).touch()
+    steps = 5
+    several = several_ranks(tmp_path, kind, size, replicas, width=2, steps=steps)
+    one = tiny_actor(tmp_path / "one", config_of(kind))
+    expected = life(one, index=0, size=1, steps=steps)
+    for step in range(steps):
+        for result in several:
+            found = result["stats"][step]
+            assert found["loss"] == pytest.approx(expected[step]["loss"], rel=near)
+            assert found["grad_norm"] == pytest.approx(expected[step]["grad_norm"], rel=near)
+            wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-5) for name, value in expected[step].items()}
+            assert {**found, "update_s": 0} == {**wanted, "update_s": 0}
+    model = load_file(str(tmp_path / "checkpoints" / f"step-{steps:06d}" / "model" / "model.safetensors"))
+    assert far(model, {name: p.detach() for name, p in one.policy.parameters().items()}) < near
+    gradients = {name: p.grad for name, p in one.policy.parameters().items() if p.grad is not None}
+    assert far(load_file(str(tmp_path / "gradients.safetensors")), gradients) < 2 * near
+    assert [result["restored"] for result in several] == [True] * size
 
 
 @pytest.mark.slow

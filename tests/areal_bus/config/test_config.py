@@ -108,6 +108,7 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("actor.recompute_logprobs=false", 'actor.correction = "decoupled" needs the proximal log-probs'),
         ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
         ("run.stage=[{from_step=5, gconfig={n_samples=3}}, {from_step=5, gconfig={n_samples=4}}]", "in the order of"),
+        ("actor.context_parallel=2", "actor.context_parallel divides topology.learners: 1 learners are no groups of 2"),
         ("run.stage=[{from_step=5}]", "a stage changes a setting (gconfig.n_samples, "),
         ("run.stage=[{from_step=10, gconfig={n_samples=3}}]", "from_step = [10] is not below run.total_train_steps"),
         ("run.stage=[{from_step=5, gconfig={n_samples=1}}]", "n_samples is 1; set it higher, or actor.advantage"),

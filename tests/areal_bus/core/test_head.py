@@ -371,8 +371,11 @@ def test_a_sample_of_an_impossible_version_ends_its_group(version: int) -> None:
     assert [(line["uid"], line["reason"]) for line in refunds] == [(0, Refund.SAMPLING_ERROR)]
 
 
-def test_a_batch_needs_every_learner_rank_to_ask() -> None:
-    head = Head(HeadState(scenario(n_learners=2, batch_size=1, n_samples=1).rules, Numbers(None)), now=0.0)
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_batch_needs_every_learner_rank_to_ask(width: int) -> None:
+    """The ranks of a context group get the same share."""
+    rules = replace(scenario(n_learners=2, batch_size=1, n_samples=1).rules, context_parallel=width)
+    head = Head(HeadState(rules, Numbers(None)), now=0.0)
     for name, role, index in [("learner-0.0", "learner", 0), ("learner-1.0", "learner", 1), ("reward-0.0", "reward", 0),
                               ("generator-0.0", "generator", 0)]:  # fmt: skip
         head.on(name, m.Join(name, role, index, 0, "", 1, ""), 0.0)
@@ -384,7 +387,8 @@ def test_a_batch_needs_every_learner_rank_to_ask() -> None:
     assert not sent(head.on("reward-0.0", scored(0, 0), 0.0), m.ShardEnd)
     effects = head.on("learner-0.0", m.BatchRequest(0), 0.0)
     assert sorted(to for to, _ in sent(effects, m.ShardEnd)) == ["learner-0.0", "learner-1.0"]
-    assert [to for to, _ in sent(effects, m.ShardItem)] == ["learner-0.0"]
+    assert [to for to, _ in sent(effects, m.ShardItem)] == ["learner-0.0", "learner-1.0"][:width]
+    assert len({(item.uid, item.sample) for _, item in sent(effects, m.ShardItem)}) == 1  # type: ignore[union-attr]
     # rank 1 is quick: it asks for the next batch before rank 0 has said that the update is done
     assert not sent(head.on("learner-1.0", m.BatchRequest(1), 0.0), m.ShardEnd)
     assert refused(head.on("learner-1.0", m.BatchRequest(0), 0.0))
